@@ -1,0 +1,44 @@
+# Every target makes the environment it needs, once, in .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+OUT := out
+
+.PHONY: help setup demo demo-text test check format clean
+
+help:
+	@echo "make demo       train a residual network on handwritten digits over local functions"
+	@echo "make demo-text  the same with a character-level transformer on English text"
+	@echo "make test       all tests"
+	@echo "make check      format, lint, types and the quick tests"
+	@echo "make format     put the code in the house format"
+	@echo "make clean      remove everything that was made"
+
+setup: $(READY)
+
+$(READY): setup.cfg pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[gurobi,scip,bayesian,aws,aliyun,examples,dev]'
+	touch $@
+
+demo: $(READY)
+	$(BIN)/python -m experiments.demo digits --output $(OUT)/digits
+
+demo-text: $(READY)
+	$(BIN)/python -m experiments.demo characters --output $(OUT)/characters
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+check: $(READY)
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q -m "not slow"
+
+format: $(READY)
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+clean:
+	rm -rf .venv $(OUT) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,125 @@
+"""What each kind of task does in a worker: a call of its computation, a message through its channel, or both."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from torch import Tensor
+
+from funcpipe.comm.channel import Channel, Received
+from funcpipe.comm.keys import Keys
+from funcpipe.computation import Batch, Computation
+from funcpipe.core import Routes
+from funcpipe.data import Step
+from funcpipe.scheduler.execute import Outcome
+from funcpipe.scheduler.tasks import Kind, Task, source_of
+
+
+class Actions:
+    """Does the tasks of one worker. Messages are named after the tasks that write them."""
+
+    def __init__(self, computation: Computation, channel: Channel, keys: Keys, routes: Routes) -> None:
+        self._computation = computation
+        self._channel = channel
+        self._keys = keys
+        self._routes = _RouteTable(routes)
+        self._step = -1
+        self._actions: Mapping[Kind, Callable[[Task], Outcome]] = {
+            Kind.FORWARD: self._forward,
+            Kind.BACKWARD: self._backward,
+            Kind.PUT_ACTIVATION: self._put_activation,
+            Kind.GET_ACTIVATION: self._get_activation,
+            Kind.PUT_GRADIENT: self._put_gradient,
+            Kind.GET_GRADIENT: self._get_gradient,
+            Kind.FLATTEN: self._flatten,
+            Kind.PUT_SPLIT: self._put_split,
+            Kind.GET_SPLIT: self._get_split,
+            Kind.MERGE: self._merge,
+            Kind.PUT_MERGED: self._put_split,
+            Kind.GET_MERGED: self._get_merged,
+            Kind.UPDATE: self._update,
+        }
+
+    def begin(self, step: Step, load: Callable[[Sequence[int]], Batch]) -> None:
+        """Get ready for the tasks of `step`."""
+        self._step = step.number
+        self._computation.begin(step, load)
+
+    def run(self, task: Task) -> Outcome:
+        """Do `task`."""
+        return self._actions[task.kind](task)
+
+    def _forward(self, task: Task) -> Outcome:
+        self._computation.forward(_number(task.micro_batch))
+        return Outcome()
+
+    def _backward(self, task: Task) -> Outcome:
+        self._computation.backward(_number(task.micro_batch))
+        return Outcome()
+
+    def _flatten(self, _: Task) -> Outcome:
+        self._computation.flatten()
+        return Outcome()
+
+    def _merge(self, task: Task) -> Outcome:
+        self._computation.flat.merge(task.replica)
+        return Outcome()
+
+    def _update(self, _: Task) -> Outcome:
+        self._computation.update()
+        return Outcome()
+
+    def _put_activation(self, task: Task) -> Outcome:
+        names = self._routes.activation[task.stage, _number(task.part)]
+        return self._put(task, self._computation.activations(_number(task.micro_batch), names))
+
+    def _put_gradient(self, task: Task) -> Outcome:
+        names = self._routes.gradient[task.stage, _number(task.peer)]
+        return self._put(task, self._computation.owed_gradients(_number(task.micro_batch), names))
+
+    def _put_split(self, task: Task) -> Outcome:
+        return self._put(task, {"split": self._computation.flat.split(_number(task.part))}, exact=True)
+
+    def _get_activation(self, task: Task) -> Outcome:
+        received = self._get(task)
+        self._computation.receive_activation(_number(task.micro_batch), received.tensors)
+        return _outcome(received)
+
+    def _get_gradient(self, task: Task) -> Outcome:
+        received = self._get(task)
+        self._computation.receive_gradient(_number(task.micro_batch), received.tensors)
+        return _outcome(received)
+
+    def _get_split(self, task: Task) -> Outcome:
+        received = self._get(task)
+        self._computation.flat.receive(_number(task.peer), received.tensors["split"])
+        return _outcome(received)
+
+    def _get_merged(self, task: Task) -> Outcome:
+        received = self._get(task)
+        self._computation.flat.replace(_number(task.part), received.tensors["split"])
+        return _outcome(received)
+
+    def _put(self, task: Task, tensors: Mapping[str, Tensor], *, exact: bool = False) -> Outcome:
+        return Outcome(self._channel.put(self._keys.message(self._step, str(task)), tensors, exact=exact))
+
+    def _get(self, task: Task) -> Received:
+        return self._channel.get(self._keys.message(self._step, str(source_of(task))))
+
+
+class _RouteTable:
+    """The names of the tensors in each object: by (producer stage, part), and by (consumer stage, producer stage)."""
+
+    def __init__(self, routes: Routes) -> None:
+        self.activation: dict[tuple[int, int], tuple[str, ...]] = {}
+        for route in routes.activations:
+            part = sum(1 for stage, _ in self.activation if stage == route.producer)
+            self.activation[route.producer, part] = route.tensors
+        self.gradient = {(route.consumer, route.producer): route.tensors for route in routes.gradients}
+
+
+def _outcome(received: Received) -> Outcome:
+    return Outcome(received.payload_bytes, received.waited_s)
+
+
+def _number(value: int | None) -> int:
+    assert value is not None, "the task lacks a number that tasks of its kind have"
+    return value

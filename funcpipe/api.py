@@ -1,0 +1,264 @@
+"""An ordinary module, its loss and its optimiser, with the verbs around them: profile, optimize, simulate, train."""
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from funcpipe.computation import LossFunction, OptimizerFactory
+from funcpipe.core import ModelProfile, OptimizerKind, Plan, PlatformSpec, Recompute, Trace, TrainingSpec, Wire
+from funcpipe.data import MapDataset, load
+from funcpipe.errors import DataError, InvalidValue, PlanError
+from funcpipe.graph import trace
+from funcpipe.launch import Job, Progress, RunResult, launch
+from funcpipe.partitioner.merge import merge_layers
+from funcpipe.partitioner.optimize import optimize
+from funcpipe.partitioner.pins import NO_PINS, Pins
+from funcpipe.platforms.catalog import LOCAL, load_spec, open_storage
+from funcpipe.platforms.local import LocalPlatform
+from funcpipe.predict import predict
+from funcpipe.profiler import profile
+from funcpipe.verify import TOLERANCE, Verification, compare_states, train_in_one_process
+from funcpipe.worker import main
+
+MERGED_LAYERS = 30
+"""Layers that a profile is folded down to, unless told otherwise."""
+
+
+class FuncPipe:
+    """A module to be trained over functions.
+
+    `loss_fn` takes the module's output and the targets and returns the mean over the samples it is given; None stands
+    for a module that computes its own loss, which is the `loss` of its output. `optimizer` takes parameters and returns
+    a torch optimiser, for example `partial(torch.optim.SGD, lr=0.1)`. Training updates `model`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        loss_fn: LossFunction | None = None,
+        optimizer: OptimizerFactory,
+        name: str | None = None,
+    ) -> None:
+        self.model = model
+        self.name = name or type(model).__name__
+        self._loss = loss_fn or own_loss
+        self._optimizer = optimizer
+        self._profile: ModelProfile | None = None
+        self._spec: PlatformSpec | None = None
+        self._plan: Plan | None = None
+
+    def profile(
+        self,
+        sample_inputs: Tensor | tuple[Any, ...],
+        *,
+        platform: str | PlatformSpec = "aws-lambda",
+        micro_batch: int = 4,
+        sample_target: Any = None,
+        layers: int = MERGED_LAYERS,
+        progress: Callable[[str, float], None] | None = None,
+    ) -> ModelProfile:
+        """Measure the module's layers for micro-batches of `micro_batch` samples.
+
+        `sample_inputs` are what the module is called with; with `sample_target` the loss is measured too. Light
+        neighbouring layers are folded together until `layers` are left. Raises ModelError for a module that cannot be
+        turned into layers.
+        """
+        spec = load_spec(platform) if isinstance(platform, str) else platform
+        sample = (sample_inputs,) if isinstance(sample_inputs, Tensor) else tuple(sample_inputs)
+        target_loss = None if sample_target is None else lambda output: self._loss(output, sample_target)
+        graph = trace(self.model, sample)
+        measured = profile(graph, sample, spec=spec, micro_batch=micro_batch, loss=target_loss, progress=progress)
+        self._profile, self._spec = merge_layers(measured, layers), spec
+        return self._profile
+
+    def optimize(
+        self,
+        *,
+        global_batch: int,
+        time_value: float = 0.0,
+        deadline_s: float | None = None,
+        budget_usd: float | None = None,
+        replicas: Sequence[int] | None = None,
+        wire: Wire = Wire.FP32,
+        recompute: Recompute = Recompute.AUTO,
+        pins: Pins = NO_PINS,
+        policy: str = "funcpipe",
+        solver: str = "auto",
+        time_limit_s: float | None = None,
+        profile: ModelProfile | None = None,
+        spec: PlatformSpec | None = None,
+    ) -> Plan:
+        """The best plan for the profiled module: cheapest if a saved hour is worth `time_value` dollars.
+
+        Or the cheapest iteration within `deadline_s`, or the fastest within `budget_usd`; `pins` are decisions that
+        the plan must follow. Raises Infeasible when no plan fits.
+        """
+        training = TrainingSpec(
+            global_batch=global_batch,
+            optimizer=optimizer_kind(self._optimizer),
+            wire=wire,
+            recompute=recompute,
+            replicas=None if replicas is None else tuple(replicas),
+            time_value=time_value,
+            deadline_s=deadline_s,
+            budget_usd=budget_usd,
+        )
+        measured, platform = self._profiled(profile, spec)
+        self._plan = optimize(
+            measured, platform, training, pins=pins, policy=policy, solver=solver, time_limit_s=time_limit_s
+        )
+        return self._plan
+
+    def simulate(self, plan: Plan | None = None) -> Trace:
+        """One iteration of the plan on a virtual clock."""
+        return predict(self._planned(plan), *self._profiled(None, None))
+
+    def train(
+        self,
+        dataset: MapDataset | Callable[[], MapDataset],
+        *,
+        epochs: int = 1,
+        platform: str = LOCAL,
+        plan: Plan | None = None,
+        prices: PlatformSpec | None = None,
+        seed: int = 0,
+        shuffle: bool = True,
+        message_deadline_s: float = 300.0,
+        on_progress: Callable[[Progress], None] = lambda progress: None,
+    ) -> RunResult:
+        """Train the module over functions, as one process would, and load the result into it.
+
+        `dataset` holds tuples of the module's inputs and, last, the target, or dictionaries of its arguments; or it is
+        a factory of such a dataset, which is called inside the functions. The bill is made with `prices`, by default
+        those of the plan's platform. A message that does not come within `message_deadline_s` ends the run. Raises
+        PlanError, DataError or ModelError before any function starts, WorkerFailed or DeadlineExceeded afterwards.
+        """
+        if platform != LOCAL:
+            raise InvalidValue("platform", platform, f"must be {LOCAL!r}, the platform that functions can run on")
+        job = self._job(dataset, plan, prices, message_deadline_s, epochs=epochs, seed=seed, shuffle=shuffle)
+        result = self._run(job, on_progress)
+        self.model.load_state_dict(result.state_dict())
+        return result
+
+    def verify(
+        self,
+        dataset: MapDataset | Callable[[], MapDataset],
+        *,
+        steps: int = 3,
+        plan: Plan | None = None,
+        seed: int = 0,
+        tolerance: float = TOLERANCE,
+        message_deadline_s: float = 300.0,
+    ) -> Verification:
+        """Train for `steps` steps over local functions and in one process, and compare; the module stays as it is.
+
+        Raises what `train` raises.
+        """
+        job = self._job(dataset, plan, None, message_deadline_s, epochs=1, seed=seed, shuffle=True, steps=steps)
+        expected = train_in_one_process(
+            self.model,
+            job.graph,
+            job.dataset(),
+            job.batches.epoch(0),
+            loss=self._loss,
+            optimizer=self._optimizer,
+            seed=seed,
+        )
+        found = self._run(job, lambda progress: None).state_dict()
+        return compare_states(job.graph, found, dict(expected.state_dict()), steps=job.steps, tolerance=tolerance)
+
+    def _job(
+        self,
+        dataset: MapDataset | Callable[[], MapDataset],
+        plan: Plan | None,
+        prices: PlatformSpec | None,
+        message_deadline_s: float,
+        *,
+        epochs: int,
+        seed: int,
+        shuffle: bool,
+        steps: int | None = None,
+    ) -> Job:
+        """What is to be run, checked; with `steps`, on no more samples than so many steps take."""
+        chosen = self._planned(plan)
+        factory = dataset if callable(dataset) else _Holder(dataset)
+        made = factory()
+        first = load(made, range(min(chosen.micro_batch, len(made))))
+        return Job(
+            graph=trace(self.model, first.args, first.kwargs),
+            plan=chosen,
+            loss=self._loss,
+            optimizer=self._optimizer,
+            dataset=factory,
+            samples=len(made) if steps is None else min(len(made), steps * chosen.global_batch),
+            epochs=epochs,
+            seed=seed,
+            shuffle=shuffle,
+            message_deadline_s=message_deadline_s,
+            prices=prices or self._spec or load_spec(chosen.platform),
+        )
+
+    def _run(self, job: Job, on_progress: Callable[[Progress], None]) -> RunResult:
+        result = _train_locally(job, on_progress)
+        untouched = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
+        return replace(result, tensors=untouched | result.tensors)
+
+    def _profiled(self, profile: ModelProfile | None, spec: PlatformSpec | None) -> tuple[ModelProfile, PlatformSpec]:
+        measured = profile or self._profile
+        if measured is None:
+            raise PlanError("there is no profile yet; call profile() first, or give one")
+        return measured, spec or self._spec or load_spec(measured.platform)
+
+    def _planned(self, plan: Plan | None) -> Plan:
+        chosen = plan or self._plan
+        if chosen is None:
+            raise PlanError("there is no plan yet; call optimize() first, or give one")
+        return chosen
+
+
+def own_loss(output: Any, _: Any) -> Tensor:
+    """The loss that a module computed itself: the attribute or the item `loss` of its output."""
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if not isinstance(loss, Tensor):
+        raise DataError(f"the module's output, a {type(output).__name__}, holds no loss; give a loss_fn")
+    return loss
+
+
+class _Holder:
+    """A dataset as its own factory."""
+
+    def __init__(self, dataset: MapDataset) -> None:
+        self._dataset = dataset
+
+    def __call__(self) -> MapDataset:
+        return self._dataset
+
+
+def optimizer_kind(factory: OptimizerFactory) -> OptimizerKind:
+    """How many values per parameter the optimiser keeps, found by taking one step with it."""
+    parameter = nn.Parameter(torch.zeros(2, 3))
+    optimizer = factory([parameter])
+    parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    kept = [value for value in optimizer.state[parameter].values() if isinstance(value, Tensor)]
+    count = sum(value.shape == parameter.shape for value in kept)
+    return min(OptimizerKind, key=lambda kind: (kind.values_per_parameter < count, kind.values_per_parameter))
+
+
+def _train_locally(job: Job, on_progress: Callable[[Progress], None]) -> RunResult:
+    platform = LocalPlatform(load_spec(LOCAL), main, preload=("torch", "torch._dynamo", "funcpipe.worker"))
+    with _temporary_storage() as url:
+        return launch(job, platform=platform, storage=open_storage(url), storage_url=url, on_progress=on_progress)
+
+
+@contextlib.contextmanager
+def _temporary_storage() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="funcpipe-", ignore_cleanup_errors=False) as folder:
+        yield Path(folder).resolve().as_uri()

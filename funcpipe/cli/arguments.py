@@ -1,0 +1,182 @@
+"""What can be said on the command line."""
+
+import argparse
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from funcpipe.core import OptimizerKind, Recompute, ScheduleKind, Wire
+
+_FACTORY = "MODULE:FACTORY"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all verbs; `run` of what it returns is the function to call with it."""
+    parser = argparse.ArgumentParser(
+        prog="funcpipe",
+        description="Train PyTorch models on serverless functions: profile, optimize, simulate, train, report.",
+    )
+    verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
+    for add in (_profile, _optimize, _simulate, _train, _verify, _report, _platforms):
+        add(verbs)
+    return parser
+
+
+def _verb(verbs: Any, name: str, help_text: str, example: str) -> argparse.ArgumentParser:
+    """A verb whose function is that of the same name in `funcpipe.cli.verbs`, imported when it is called."""
+    verb: argparse.ArgumentParser = verbs.add_parser(
+        name,
+        help=help_text,
+        description=help_text[0].upper() + help_text[1:] + ".",
+        epilog=f"example:\n  {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+    def run(options: argparse.Namespace) -> None:
+        function: Callable[[argparse.Namespace], None] = getattr(importlib.import_module("funcpipe.cli.verbs"), name)
+        function(options)
+
+    verb.set_defaults(run=run)
+    verb.add_argument("--json", action="store_true", help="print the result as JSON")
+    return verb
+
+
+def _profile(verbs: Any) -> None:
+    verb = _verb(
+        verbs,
+        "profile",
+        "measure a model's layers",
+        "funcpipe profile experiments.models.digits:model --sample experiments.models.digits:sample "
+        "--micro-batch 16 --platform local -o profile.json",
+    )
+    verb.add_argument("model", metavar=_FACTORY, help="a function that makes the module")
+    verb.add_argument("--sample", metavar=_FACTORY, required=True, help="a function that makes the module's inputs")
+    verb.add_argument("--micro-batch", type=int, default=4, help="samples of a micro-batch (default: %(default)s)")
+    _add_platform(verb, default="aws-lambda")
+    verb.add_argument("--layers", type=int, default=30, help="fold light layers down to so many (default: %(default)s)")
+    verb.add_argument("-o", "--output", default="profile.json", help="where to write (default: %(default)s)")
+
+
+def _optimize(verbs: Any) -> None:
+    verb = _verb(
+        verbs,
+        "optimize",
+        "choose cuts, function sizes and replicas",
+        "funcpipe optimize profile.json --global-batch 64 --time-value 3.84 -o plan.json",
+    )
+    verb.add_argument("profile", help="the profile's file")
+    _add_platform(verb, default=None)
+    verb.add_argument("--global-batch", type=int, required=True, help="samples of one iteration")
+    wish = verb.add_mutually_exclusive_group()
+    wish.add_argument(
+        "--time-value", type=float, default=0.0, metavar="USD_PER_HOUR", help="what a saved hour is worth"
+    )
+    wish.add_argument("--deadline", type=float, metavar="S", help="the cheapest iteration within so many seconds")
+    wish.add_argument("--budget", type=float, metavar="USD", help="the fastest iteration within so many dollars")
+    _add_choice(verb, "--optimizer", [kind.value for kind in OptimizerKind], "sgd", "the optimiser, by its state")
+    _add_choice(verb, "--wire", [wire.value for wire in Wire], "fp32", "number format of travelling activations")
+    _add_choice(verb, "--recompute", [r.value for r in Recompute], "auto", "whether stages may recompute activations")
+    _add_choice(verb, "--schedule", ["auto", *(s.value for s in ScheduleKind)], "auto", "order of micro-batches")
+    verb.add_argument("--replicas", metavar="N,N", help="degrees of data parallelism to consider (default: all)")
+    _add_choice(verb, "--solver", ["auto", "exact", "gurobi", "scip", "highs"], "auto", "what searches")
+    verb.add_argument("--time-limit", type=float, metavar="S", help="stop the search after so many seconds")
+    verb.add_argument("--policy", default="funcpipe", metavar="NAME", help="another policy to plan by")
+    verb.add_argument("-o", "--output", default="plan.json", help="where to write (default: %(default)s)")
+
+
+def _simulate(verbs: Any) -> None:
+    verb = _verb(
+        verbs,
+        "simulate",
+        "play one iteration of a plan on a virtual clock",
+        "funcpipe simulate plan.json --profile profile.json --trace predicted.json",
+    )
+    verb.add_argument("plan", help="the plan's file")
+    verb.add_argument("--profile", required=True, help="the profile's file")
+    _add_platform(verb, default=None)
+    verb.add_argument("--trace", metavar="FILE", help="write the events, for `report` and for Perfetto")
+    verb.add_argument("--gantt", action="store_true", help="draw the lanes over time")
+
+
+def _train(verbs: Any) -> None:
+    verb = _verb(
+        verbs,
+        "train",
+        "train a model over functions by a plan",
+        "funcpipe train experiments.models.digits:model --plan plan.json --platform local "
+        "--data experiments.models.digits:train_data --optimizer experiments.models.digits:optimizer --epochs 6",
+    )
+    _add_training(verb)
+    verb.add_argument("--platform", default="local", help="where functions run (default: %(default)s)")
+    verb.add_argument("--spec", metavar="FILE", help="the platform that the plan was made for, for the bill")
+    verb.add_argument("--epochs", type=int, default=1, help="passes over the data (default: %(default)s)")
+    verb.add_argument("--trace", metavar="FILE", help="write the events of the last steps")
+    verb.add_argument("-o", "--output", metavar="FILE", help="write the trained state_dict (torch.save)")
+
+
+def _verify(verbs: Any) -> None:
+    verb = _verb(
+        verbs,
+        "verify",
+        "train a few steps over functions and in one process, and compare",
+        "funcpipe verify experiments.models.digits:model --plan plan.json --data experiments.models.digits:train_data",
+    )
+    _add_training(verb)
+    verb.add_argument("--steps", type=int, default=3, help="steps to train (default: %(default)s)")
+    verb.add_argument(
+        "--tolerance", type=float, default=1e-4, help="relative difference that is rounding (default: %(default)s)"
+    )
+
+
+def _report(verbs: Any) -> None:
+    verb = _verb(
+        verbs,
+        "report",
+        "set observed beside predicted",
+        "funcpipe report observed.json --predicted predicted.json",
+    )
+    verb.add_argument("observed", help="the trace that `train` wrote")
+    verb.add_argument("--predicted", required=True, help="the trace that `simulate` wrote")
+
+
+def _platforms(verbs: Any) -> None:
+    verb = _verb(
+        verbs, "platforms", "list or show platform specifications", "funcpipe platforms show aws-lambda --json"
+    )
+    verb.add_argument("action", choices=["list", "show"], nargs="?", default="list")
+    verb.add_argument("name", nargs="?", help="which one to show")
+
+
+def _add_training(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("model", metavar=_FACTORY, help="a function that makes the module")
+    verb.add_argument("--plan", required=True, help="the plan's file")
+    verb.add_argument("--data", metavar=_FACTORY, required=True, help="a function that makes the dataset")
+    verb.add_argument(
+        "--loss",
+        metavar="MODULE:FUNCTION",
+        default="torch.nn.functional:cross_entropy",
+        help="of output and target; 'own' for the loss in the model's output (default: %(default)s)",
+    )
+    verb.add_argument(
+        "--optimizer", metavar=_FACTORY, help="makes the optimiser from parameters (default: by the plan, with --lr)"
+    )
+    verb.add_argument("--lr", type=float, default=0.01, help="learning rate without --optimizer (default: %(default)s)")
+    verb.add_argument("--seed", type=int, default=0, help="of weights, data order and dropout (default: %(default)s)")
+    verb.add_argument(
+        "--message-deadline",
+        type=float,
+        default=300.0,
+        metavar="S",
+        help="end the run when a message is so late (default: %(default)s)",
+    )
+
+
+def _add_platform(verb: argparse.ArgumentParser, *, default: str | None) -> None:
+    group = verb.add_mutually_exclusive_group()
+    default_text = default or "the profile's"
+    group.add_argument("--platform", metavar="NAME", default=default, help=f"the platform (default: {default_text})")
+    group.add_argument("--spec", metavar="FILE", help="a platform specification of your own")
+
+
+def _add_choice(verb: argparse.ArgumentParser, name: str, choices: list[str], default: str, help_text: str) -> None:
+    verb.add_argument(name, choices=choices, default=default, help=f"{help_text} (default: {default})")

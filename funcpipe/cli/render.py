@@ -1,0 +1,211 @@
+"""How results look in a terminal."""
+
+import argparse
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from funcpipe.core import MB, ModelProfile, Plan, PlatformSpec, Resource, Trace
+
+if TYPE_CHECKING:
+    from funcpipe.launch import Progress as RunProgress
+    from funcpipe.launch import RunResult
+    from funcpipe.report import Report
+    from funcpipe.verify import Verification
+
+_GANTT_COLUMNS = 100
+
+
+def as_json(value: Any) -> str:
+    """`value` as one JSON text."""
+    return json.dumps(value, indent=1) + "\n"
+
+
+def show(machine: bool, text: str, draw: Callable[[Console], None]) -> None:
+    """Print `text` for machines, or let `draw` draw for people."""
+    if machine:
+        print(text, end="")
+    else:
+        draw(Console(highlight=False))
+
+
+@contextlib.contextmanager
+def profiling() -> Iterator[Callable[[str, float], None]]:
+    """A progress bar on the error output; yields what to call with a layer's name and the share that is done."""
+    columns = (TextColumn("profiling"), BarColumn(), TextColumn("{task.percentage:>3.0f}% {task.description}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=1.0)
+        yield lambda name, share: bar.update(task, completed=share, description=name)
+
+
+@contextlib.contextmanager
+def training(*, quiet: bool) -> Iterator[Callable[["RunProgress"], None]]:
+    """A progress bar on the error output; yields what to call after each step."""
+    columns = (
+        TextColumn("step"),
+        MofNCompleteColumn(),
+        BarColumn(),
+        TextColumn("loss {task.fields[loss]:.4f}  {task.fields[rate]:.0f} samples/s  ${task.fields[cost]:.6f}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), disable=quiet) as bar:
+        task = bar.add_task("", total=None, loss=float("nan"), rate=0.0, cost=0.0)
+
+        def on_progress(progress: "RunProgress") -> None:
+            bar.update(
+                task,
+                total=progress.steps,
+                completed=progress.step,
+                loss=progress.loss,
+                rate=progress.samples_per_s,
+                cost=progress.cost_usd,
+            )
+
+        yield on_progress
+
+
+def profile(measured: ModelProfile, path: str, console: Console) -> None:
+    """The profile's layers."""
+    table = Table(title=f"{measured.model}: {len(measured.layers)} layers, micro-batch {measured.micro_batch}")
+    for name in ("layer", "parameters MB", "activations MB", "forward ms", "backward ms"):
+        table.add_column(name, justify="left" if name == "layer" else "right")
+    for layer in measured.layers:
+        table.add_row(
+            layer.name,
+            f"{layer.parameter_bytes / MB:.2f}",
+            f"{layer.activation_bytes / MB:.2f}",
+            f"{layer.forward_s[-1] * 1e3:.2f}",
+            f"{layer.backward_s[-1] * 1e3:.2f}",
+        )
+    console.print(table)
+    kind = "estimated for" if measured.estimated else "measured on"
+    console.print(f"times {kind} {measured.platform} {measured.sizes[-1]}; written to {path}")
+
+
+def plan(chosen: Plan, path: str, console: Console) -> None:
+    """The plan's stages and what it is expected to take."""
+    table = Table(
+        title=f"{chosen.model} on {chosen.platform}: {len(chosen.stages)} stages x {chosen.replicas} replicas"
+    )
+    for name in ("stage", "layers", "function", "memory MB", "forward s", "backward s", "synchronisation s"):
+        table.add_column(name, justify="right")
+    estimate = chosen.estimate
+    assert estimate is not None, "a plan that was optimised has an estimate"
+    for number, (stage, needs) in enumerate(zip(chosen.stages, estimate.stages, strict=True)):
+        table.add_row(
+            str(number),
+            f"{stage.first}..{stage.stop - 1}",
+            stage.size + (" recompute" if stage.recompute else ""),
+            f"{needs.memory_bytes / MB:.0f} of {stage.memory_mb}",
+            f"{needs.forward_s:.4f}",
+            f"{needs.backward_s:.4f}",
+            f"{needs.sync_s:.4f}",
+        )
+    console.print(table)
+    console.print(
+        f"iteration {estimate.iteration_s:.3f} s, ${estimate.cost_usd:.6f} "
+        f"(functions ${estimate.compute_usd:.6f}, requests ${estimate.request_usd:.6f}); "
+        f"held up by {estimate.bottleneck}"
+    )
+    if chosen.solver is not None:
+        console.print(f"{chosen.solver.name}: {chosen.solver.status.value} in {chosen.solver.solve_s:.2f} s; {path}")
+
+
+def simulation(trace: Trace, chosen: Plan, console: Console, *, gantt: bool) -> None:
+    """The simulated iteration in a line; its lanes over time if wanted."""
+    console.print(f"iteration {trace.duration_s:.4f} s, {len(trace.events)} tasks on {chosen.workers} functions")
+    if gantt:
+        for line in gantt_lines(trace):
+            console.print(line, overflow="crop", no_wrap=True)
+
+
+def gantt_lines(trace: Trace) -> list[str]:
+    """A row for each lane: f forward, b backward, > and < transfers, s synchronisation, u update, . idle."""
+    lanes = sorted({(e.stage, e.replica, list(Resource).index(e.lane)) for e in trace.events})
+    rows = {lane: ["."] * _GANTT_COLUMNS for lane in lanes}
+    scale = _GANTT_COLUMNS / trace.duration_s if trace.duration_s else 0.0
+    for event in trace.events:
+        row = rows[event.stage, event.replica, list(Resource).index(event.lane)]
+        first, last = int(event.start_s * scale), int(event.end_s * scale)
+        for column in range(first, min(max(last, first + 1), _GANTT_COLUMNS)):
+            row[column] = _letter(event.task)
+    names = [resource.value for resource in Resource]
+    return [f"s{stage}.r{replica} {names[lane]:8} {''.join(row)}" for (stage, replica, lane), row in rows.items()]
+
+
+def _letter(task: str) -> str:
+    if "split" in task or "merge" in task or "flatten" in task:
+        return "s"
+    return {"put": ">", "get": "<"}.get(task[:3], task[0])
+
+
+def training_result(result: "RunResult", options: argparse.Namespace, console: Console) -> None:
+    """What a run took and where its files are."""
+    bill = result.bill
+    console.print(
+        f"{result.run}: loss {result.losses[0]:.4f} -> {result.losses[-1]:.4f} in {len(result.losses)} steps; "
+        f"{bill.functions} functions, {bill.function_seconds:.1f} s, {bill.puts} puts, {bill.gets} gets: "
+        f"${bill.cost_usd:.6f} at the prices of {bill.platform}"
+    )
+    for what, path in (("trace", options.trace), ("state_dict", options.output)):
+        if path:
+            console.print(f"{what}: {path}")
+
+
+def verification(found: "Verification", console: Console) -> None:
+    """Every tensor of the model, and whether it agrees."""
+    table = Table(title=f"{found.steps} steps over functions beside one process")
+    for name in ("layer", "tensor", "relative difference", ""):
+        table.add_column(name, justify="right" if name.startswith("relative") else "left")
+    for tensor in found.tensors:
+        verdict = "equal" if tensor.difference <= found.tolerance else "DIFFERS"
+        table.add_row(tensor.layer, tensor.name, f"{tensor.difference:.2e}", verdict)
+    console.print(table)
+    if found.agrees:
+        console.print(f"all {len(found.tensors)} tensors agree to {found.tolerance:g}")
+
+
+def comparison(found: "Report", path: str, console: Console) -> None:
+    """Predicted beside observed, lane by lane."""
+    table = Table(title=f"{found.run}: one iteration, median of {found.steps} steps")
+    for name in ("stage", "lane", "predicted s", "observed s", "ratio", "waiting s"):
+        table.add_column(name, justify="left" if name == "lane" else "right")
+    for lane in found.lanes:
+        table.add_row(
+            str(lane.stage),
+            lane.lane.value,
+            f"{lane.predicted_s:.4f}",
+            f"{lane.observed_s:.4f}",
+            "-" if lane.ratio is None else f"{lane.ratio:.2f}",
+            f"{lane.observed_wait_s:.4f}",
+        )
+    console.print(table)
+    ratio = "" if found.ratio is None else f", ratio {found.ratio:.2f}"
+    console.print(
+        f"iteration: predicted {found.predicted_iteration_s:.4f} s, observed {found.observed_iteration_s:.4f} s{ratio}"
+    )
+    console.print(f"trace: {path} (open it at https://ui.perfetto.dev)")
+
+
+def platforms(specs: Sequence[PlatformSpec], console: Console) -> None:
+    """All platforms, a line each."""
+    for spec in specs:
+        sizes = f"{spec.sizes[0].memory_mb} to {spec.sizes[-1].memory_mb} MB"
+        console.print(f"{spec.name:12} {spec.region}, {sizes}, as of {spec.as_of}")
+
+
+def platform(spec: PlatformSpec, console: Console) -> None:
+    """One platform's sizes."""
+    table = Table(title=f"{spec.name}, {spec.region}, as of {spec.as_of}")
+    for name in ("size", "memory MB", "vCPU", "up MB/s", "down MB/s", "$/s"):
+        table.add_column(name, justify="right")
+    for size in spec.sizes:
+        rates = (f"{size.upload_bytes_s / 1e6:.0f}", f"{size.download_bytes_s / 1e6:.0f}")
+        table.add_row(size.name, str(size.memory_mb), f"{size.vcpu:.3f}", *rates, f"{size.price_usd_s:.9f}")
+    console.print(table)
+    console.print(f"latency {spec.latency_s:g} s; source: {spec.source}")

@@ -1,0 +1,205 @@
+"""What each verb does; it imports what it needs itself, so that planning loads neither torch nor a cloud library."""
+
+import argparse
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from funcpipe.cli import render
+from funcpipe.cli.factories import load_factory
+from funcpipe.cli.files import write_file
+from funcpipe.core import (
+    ModelProfile,
+    OptimizerKind,
+    Plan,
+    PlatformSpec,
+    Recompute,
+    ScheduleKind,
+    TrainingSpec,
+    Wire,
+    read,
+    read_trace,
+    to_text,
+    write,
+    write_trace,
+)
+from funcpipe.errors import Disagreement, InputError
+from funcpipe.platforms.catalog import load_spec, spec_names
+
+if TYPE_CHECKING:
+    import torch
+
+    from funcpipe.api import FuncPipe
+
+
+def profile(options: argparse.Namespace) -> None:
+    """Measure a model's layers and write the profile."""
+    from funcpipe.api import FuncPipe
+
+    pipe = FuncPipe(load_factory(options.model)(), loss_fn=_no_loss, optimizer=_no_optimizer, name=options.model)
+    sample = load_factory(options.sample)()
+    with render.profiling() as progress:
+        measured = pipe.profile(
+            sample,
+            platform=load_spec(options.spec or options.platform),
+            micro_batch=options.micro_batch,
+            layers=options.layers,
+            progress=progress,
+        )
+    _write(measured, options.output)
+    render.show(options.json, to_text(measured), partial(render.profile, measured, options.output))
+
+
+def optimize(options: argparse.Namespace) -> None:
+    """Choose cuts, function sizes and replicas, and write the plan."""
+    from funcpipe.partitioner.optimize import optimize as find
+
+    measured = read(ModelProfile, options.profile)
+    training = TrainingSpec(
+        global_batch=options.global_batch,
+        optimizer=OptimizerKind(options.optimizer),
+        wire=Wire(options.wire),
+        recompute=Recompute(options.recompute),
+        schedule=None if options.schedule == "auto" else ScheduleKind(options.schedule),
+        replicas=_numbers("--replicas", options.replicas),
+        time_value=options.time_value,
+        deadline_s=options.deadline,
+        budget_usd=options.budget,
+    )
+    plan = find(
+        measured,
+        _spec(options, measured),
+        training,
+        policy=options.policy,
+        solver=options.solver,
+        time_limit_s=options.time_limit,
+    )
+    _write(plan, options.output)
+    render.show(options.json, to_text(plan), partial(render.plan, plan, options.output))
+
+
+def simulate(options: argparse.Namespace) -> None:
+    """Play one iteration of a plan on a virtual clock."""
+    from funcpipe.predict import predict
+
+    plan, measured = read(Plan, options.plan), read(ModelProfile, options.profile)
+    trace = predict(plan, measured, _spec(options, measured))
+    if options.trace:
+        write_file(partial(write_trace, trace), options.trace)
+    summary = {"iteration_s": trace.duration_s, "tasks": len(trace.events), "trace": options.trace}
+    render.show(options.json, render.as_json(summary), partial(render.simulation, trace, plan, gantt=options.gantt))
+
+
+def train(options: argparse.Namespace) -> None:
+    """Train a model over functions by a plan."""
+    import torch
+
+    plan, pipe = _pipe(options)
+    with render.training(quiet=options.json) as on_progress:
+        result = pipe.train(
+            load_factory(options.data),
+            epochs=options.epochs,
+            platform=options.platform,
+            plan=plan,
+            prices=load_spec(options.spec) if options.spec else None,
+            seed=options.seed,
+            message_deadline_s=options.message_deadline,
+            on_progress=on_progress,
+        )
+    if options.trace:
+        write_file(partial(write_trace, result.trace), options.trace)
+    if options.output:
+        write_file(partial(torch.save, result.state_dict()), options.output)
+    summary = {"run": result.run, "losses": result.losses, "cost_usd": result.bill.cost_usd, "trace": options.trace}
+    render.show(options.json, render.as_json(summary), partial(render.training_result, result, options))
+
+
+def verify(options: argparse.Namespace) -> None:
+    """Train a few steps over functions and in one process, and compare."""
+    plan, pipe = _pipe(options)
+    found = pipe.verify(
+        load_factory(options.data),
+        steps=options.steps,
+        plan=plan,
+        seed=options.seed,
+        tolerance=options.tolerance,
+        message_deadline_s=options.message_deadline,
+    )
+    render.show(options.json, to_text(found), partial(render.verification, found))
+    if found.first_difference is not None:
+        raise Disagreement(
+            f"the first layer where they part is {found.first_difference.layer}: {found.first_difference.name} differs "
+            f"by {found.first_difference.difference:.2e}, more than {found.tolerance:g}"
+        )
+
+
+def report(options: argparse.Namespace) -> None:
+    """Set observed beside predicted."""
+    from funcpipe.report import compare
+
+    comparison = compare(read_trace(options.predicted), read_trace(options.observed))
+    render.show(options.json, to_text(comparison), partial(render.comparison, comparison, options.observed))
+
+
+def platforms(options: argparse.Namespace) -> None:
+    """List or show platform specifications."""
+    if options.action == "list":
+        specs = [load_spec(name) for name in spec_names()]
+        render.show(options.json, render.as_json([spec.name for spec in specs]), partial(render.platforms, specs))
+        return
+    if options.name is None:
+        raise InputError(f"say which platform to show: {', '.join(spec_names())}")
+    spec = load_spec(options.name)
+    render.show(options.json, to_text(spec), partial(render.platform, spec))
+
+
+def _spec(options: argparse.Namespace, measured: ModelProfile) -> PlatformSpec:
+    return load_spec(options.spec or options.platform or measured.platform)
+
+
+def _pipe(options: argparse.Namespace) -> "tuple[Plan, FuncPipe]":
+    """The plan, and the model with its loss and optimiser."""
+    import torch
+
+    from funcpipe.api import FuncPipe
+
+    plan = read(Plan, options.plan)
+    torch.manual_seed(options.seed)
+    model = load_factory(options.model)()
+    loss = None if options.loss == "own" else load_factory(options.loss)
+    return plan, FuncPipe(model, loss_fn=loss, optimizer=_optimizer(options, plan), name=options.model)
+
+
+def _optimizer(options: argparse.Namespace, plan: Plan) -> Any:
+    """The optimiser factory that was named, or the plan's kind of optimiser."""
+    import torch
+
+    if options.optimizer:
+        return load_factory(options.optimizer)
+    match plan.optimizer:
+        case OptimizerKind.SGD:
+            return partial(torch.optim.SGD, lr=options.lr)
+        case OptimizerKind.MOMENTUM:
+            return partial(torch.optim.SGD, lr=options.lr, momentum=0.9)
+        case OptimizerKind.ADAM:
+            return partial(torch.optim.Adam, lr=options.lr)
+
+
+def _numbers(option: str, text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"{option} takes whole numbers separated by commas, got {text!r}") from None
+
+
+def _write(value: "ModelProfile | Plan", path: str) -> None:
+    write_file(partial(write, value), path)
+
+
+def _no_loss(output: Any, target: Any) -> "torch.Tensor":
+    raise InputError("profiling on the command line measures the model without its loss")
+
+
+def _no_optimizer(parameters: Any) -> "torch.optim.Optimizer":
+    raise InputError("profiling needs no optimiser")

@@ -1,0 +1,162 @@
+"""What one replica of one stage computes: forwards, backwards, the sum of its gradients, its update."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from funcpipe.data import Step
+from funcpipe.errors import DataError
+from funcpipe.gradients import FlatGradient
+from funcpipe.split import StageModule
+from funcpipe.statistics import RunningStatistics
+
+LossFunction = Callable[[Any, Any], Tensor]
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+Batch = tuple[Mapping[str, Tensor], Any]
+"""The model inputs of one micro-batch by name, and its target."""
+
+
+@dataclass
+class _MicroBatch:
+    """What a stage holds of one micro-batch between its forward and its backward."""
+
+    received: dict[str, Tensor] = field(default_factory=dict)
+    sent: dict[str, Tensor] = field(default_factory=dict)
+    loss: Tensor | None = None
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+    owed: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Computation:
+    """The module and the optimiser of one worker, and what a training step holds in its memory.
+
+    The loss of a micro-batch is weighted by its share of the global batch's samples, so that the summed gradients are
+    those of the loss averaged over the global batch, however the batch is cut.
+    """
+
+    def __init__(
+        self,
+        stage: StageModule,
+        *,
+        loss: LossFunction,
+        optimizer: OptimizerFactory,
+        seed: int,
+        recompute: bool,
+        replica: int,
+        replicas: int,
+    ) -> None:
+        self._stage = stage
+        self._loss = loss
+        self._seed = seed
+        self._recompute = recompute
+        self._replica = replica
+        self._replicas = replicas
+        self._parameters = [p for p in stage.parameters() if p.requires_grad]
+        self._optimizer = optimizer(self._parameters) if self._parameters else None
+        self._statistics = RunningStatistics(stage)
+        self._flat: FlatGradient | None = None
+        self._held: dict[int, _MicroBatch] = {}
+        self.loss_sum = 0.0
+        self.samples = 0
+
+    def begin(self, step: Step, load: Callable[[Sequence[int]], Batch]) -> None:
+        """Get ready for a step; `load` brings the samples of those numbers, where the stage needs them."""
+        self._step = step
+        self._load = load
+        self._held = {m: _MicroBatch() for m in range(self._replica, len(step.micro_batches), self._replicas)}
+        self._statistics.begin(len(step.micro_batches))
+        self.loss_sum = 0.0
+        self.samples = 0
+
+    def receive_activation(self, micro_batch: int, tensors: Mapping[str, Tensor]) -> None:
+        """Keep what an earlier stage made."""
+        self._held[micro_batch].received.update(tensors)
+
+    def forward(self, micro_batch: int) -> None:
+        """Compute what later stages need and, in the last stage, the loss."""
+        held = self._held[micro_batch]
+        for name in self._stage.differentiable & held.received.keys():
+            held.received[name].requires_grad_()
+        with torch.set_grad_enabled(not self._recompute):
+            self._run(held, micro_batch)
+        self._statistics.after_forward(micro_batch)
+        if held.loss is not None:
+            self.samples += len(self._step.micro_batches[micro_batch])
+            self.loss_sum += held.loss.item() * self._step.samples
+
+    def activations(self, micro_batch: int, names: Iterable[str]) -> dict[str, Tensor]:
+        """What the forward of `micro_batch` made, by name, to be sent."""
+        sent = self._held[micro_batch].sent
+        return {name: sent[name].detach() for name in names}
+
+    def receive_gradient(self, micro_batch: int, tensors: Mapping[str, Tensor]) -> None:
+        """Add up the gradients that later stages return for what was sent."""
+        gradients = self._held[micro_batch].gradients
+        for name, gradient in tensors.items():
+            gradients[name] = gradients[name] + gradient if name in gradients else gradient
+
+    def backward(self, micro_batch: int) -> None:
+        """Add this micro-batch's part to the gradients of the parameters; frees its activations."""
+        held = self._held[micro_batch]
+        if self._recompute:
+            self._run(held, micro_batch)
+        roots = [held.sent[name] for name in held.gradients]
+        seeds: list[Tensor | None] = list(held.gradients.values())
+        if held.loss is not None:
+            roots.append(held.loss)
+            seeds.append(None)
+        reached = [(root, seed) for root, seed in zip(roots, seeds, strict=True) if root.requires_grad]
+        if reached:
+            torch.autograd.backward([root for root, _ in reached], [seed for _, seed in reached])
+        held.owed = {name: tensor.grad for name, tensor in held.received.items() if tensor.grad is not None}
+        held.received, held.sent, held.loss, held.gradients = {}, {}, None, {}
+
+    def owed_gradients(self, micro_batch: int, names: Iterable[str]) -> dict[str, Tensor]:
+        """The gradients of what was received; a tensor that the loss does not depend on is left out."""
+        owed = self._held[micro_batch].owed
+        return {name: owed.pop(name) for name in names if name in owed}
+
+    def flatten(self) -> None:
+        """Gather the step's gradients, and what else the replicas sum, into one vector."""
+        self._flat = FlatGradient(self._parameters, self._statistics.contributions(), replicas=self._replicas)
+
+    @property
+    def flat(self) -> FlatGradient:
+        """The vector that `flatten` gathered."""
+        assert self._flat is not None, "flatten comes before the transfers of its splits"
+        return self._flat
+
+    def update(self) -> None:
+        """Take the optimiser's step with the gradients of the whole global batch, and the running statistics'."""
+        summed = list(self._flat.unpack()) if self._flat is not None else self._statistics.contributions()
+        if self._optimizer is not None:
+            self._optimizer.step()
+            self._optimizer.zero_grad(set_to_none=True)
+        self._statistics.finish(summed)
+        self._flat = None
+        self._held = {}
+
+    def state(self) -> dict[str, Tensor]:
+        """The stage's part of the model's `state_dict`."""
+        return dict(self._stage.state_dict())
+
+    def _run(self, held: _MicroBatch, micro_batch: int) -> None:
+        values: dict[str, Tensor] = dict(held.received)
+        target: Any = None
+        indices = self._step.micro_batches[micro_batch]
+        if self._stage.inputs or self._stage.is_last:
+            inputs, target = self._load(indices)
+            values |= {name: inputs[name] for name in self._stage.inputs}
+        sent, output = self._stage(values, (self._seed, self._step.number, micro_batch))
+        held.sent = sent
+        if self._stage.is_last:
+            held.loss = self._mean_loss(output, target) * (len(indices) / self._step.samples)
+
+    def _mean_loss(self, output: Any, target: Any) -> Tensor:
+        loss = self._loss(output, target)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise DataError("the loss function must return one number, the mean over the samples that it is given")
+        return loss.reshape(())

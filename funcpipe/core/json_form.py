@@ -1,0 +1,179 @@
+"""Frozen dataclasses to JSON and back, with errors that name the file and the field.
+
+The JSON form follows from the dataclass: field names are keys, tuples are arrays, enums are their values. A class that
+stands at the top of a document carries its format and version in `FORMAT`.
+"""
+
+import dataclasses
+import difflib
+import functools
+import json
+import sys
+import types
+import typing
+import warnings
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from funcpipe.errors import FormatError, InvalidValue
+
+
+class Document(Protocol):
+    """A dataclass that stands at the top of a JSON document."""
+
+    FORMAT: ClassVar[str]
+
+
+D = TypeVar("D", bound=Document)
+
+
+def to_text(value: Document) -> str:
+    """The JSON document of `value`, indented, its format first."""
+    return json.dumps({"format": value.FORMAT, **to_plain(value)}, indent=1, allow_nan=False) + "\n"
+
+
+def from_text(kind: type[D], text: str | bytes, *, source: str) -> D:
+    """Read a document of `kind`; `source` (a file name) stands at the head of every FormatError."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{source}: not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise FormatError(f"{source}: expected a JSON object, got {_shape(data)}")
+    _check_format(data.get("format"), kind.FORMAT, source)
+    fields = {key: item for key, item in data.items() if key != "format"}
+    return typing.cast(D, from_plain(kind, fields, source=source))
+
+
+def write(value: Document, path: str | Path) -> None:
+    """Write the document of `value` to `path`, replacing what was there."""
+    Path(path).write_text(to_text(value), encoding="utf-8")
+
+
+def read(kind: type[D], path: str | Path) -> D:
+    """Read a document of `kind` from the file `path`."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FormatError(f"{path}: cannot be read: {error}") from error
+    return from_text(kind, text, source=str(path))
+
+
+def to_plain(value: Any) -> Any:
+    """`value` in terms of dict, list, str, int, float, bool and None."""
+    if isinstance(value, Enum):
+        return value.value
+    if dataclasses.is_dataclass(value):
+        return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, tuple):
+        return [to_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: to_plain(item) for key, item in value.items()}
+    return value
+
+
+def from_plain(kind: Any, data: Any, *, source: str, field: str = "") -> Any:
+    """The inverse of `to_plain`: `data` as a value of type `kind`, found in `field` of `source`."""
+    origin = typing.get_origin(kind)
+    if origin in (types.UnionType, typing.Union):
+        return _from_union(kind, data, source, field)
+    if origin is tuple:
+        item_kind = typing.get_args(kind)[0]
+        items = _expect(list, data, source, field)
+        return tuple(from_plain(item_kind, item, source=source, field=f"{field}[{i}]") for i, item in enumerate(items))
+    if origin is Mapping:
+        item_kind = typing.get_args(kind)[1]
+        entries = _expect(dict, data, source, field)
+        return {
+            key: from_plain(item_kind, item, source=source, field=f"{field}.{key}") for key, item in entries.items()
+        }
+    if dataclasses.is_dataclass(kind):
+        return _from_object(typing.cast(type, kind), data, source, field)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return _from_choice(kind, data, source, field)
+    if kind is float:
+        return _from_number(data, source, field)
+    return _expect(kind, data, source, field)
+
+
+@functools.cache
+def _field_kinds(kind: type) -> Mapping[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _from_object(kind: type, data: Any, source: str, field: str) -> Any:
+    entries = _expect(dict, data, source, field)
+    fields = {item.name: item for item in dataclasses.fields(kind)}
+    for key in entries.keys() - fields.keys():
+        near = difflib.get_close_matches(key, fields, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        warnings.warn(f"{source}: unknown field {_join(field, key)!r} is ignored{hint}", stacklevel=2)
+    values = {}
+    for name, item in fields.items():
+        if name in entries:
+            kind_of_field = _field_kinds(kind)[name]
+            values[name] = from_plain(kind_of_field, entries[name], source=source, field=_join(field, name))
+        elif item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING:
+            raise FormatError(f"{source}: field {_join(field, name)!r} is missing")
+    try:
+        return kind(**values)
+    except InvalidValue as error:
+        place = _join(field, error.field)
+        raise FormatError(f"{source}: field {place!r} {error.rule}, got {error.value!r}") from error
+
+
+def _from_union(kind: Any, data: Any, source: str, field: str) -> Any:
+    choices = typing.get_args(kind)
+    if data is None and type(None) in choices:
+        return None
+    (inner,) = [choice for choice in choices if choice is not type(None)]
+    return from_plain(inner, data, source=source, field=field)
+
+
+def _from_choice(kind: type[Enum], data: Any, source: str, field: str) -> Enum:
+    try:
+        return kind(data)
+    except ValueError:
+        choices = ", ".join(repr(choice.value) for choice in kind)
+        raise FormatError(f"{source}: field {field!r} must be one of {choices}, got {data!r}") from None
+
+
+def _from_number(data: Any, source: str, field: str) -> float:
+    if isinstance(data, int | float) and not isinstance(data, bool) and abs(data) <= sys.float_info.max:
+        return float(data)
+    raise FormatError(f"{source}: field {field!r} must be a finite number, got {_shape(data)}")
+
+
+def _expect(kind: type, data: Any, source: str, field: str) -> Any:
+    if type(data) is not kind:
+        place = f"field {field!r}" if field else "the document"
+        raise FormatError(f"{source}: {place} must be {_NAMES[kind]}, got {_shape(data)}")
+    return data
+
+
+_NAMES = {list: "an array", dict: "an object", int: "an integer", str: "a string", bool: "true or false"}
+
+
+def _shape(data: Any) -> str:
+    text = json.dumps(data)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _join(field: str, name: str) -> str:
+    return f"{field}.{name}" if field else name
+
+
+def _check_format(found: Any, expected: str, source: str) -> None:
+    if found == expected:
+        return
+    if found is None:
+        raise FormatError(f"{source}: field 'format' is missing; expected {expected!r}")
+    family, _, version = expected.partition("/")
+    if isinstance(found, str) and found.startswith(family + "/"):
+        raise FormatError(
+            f"{source}: field 'format' is {found!r}, but this funcpipe reads version {version} ({expected!r}); "
+            "make the file again, or use the funcpipe that wrote it"
+        )
+    raise FormatError(f"{source}: field 'format' is {found!r}, expected {expected!r}")

@@ -1,0 +1,211 @@
+"""What is asked for (TrainingSpec), what was decided (Plan) and what it is expected to take (Estimate)."""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar
+
+from funcpipe.core import checks
+from funcpipe.errors import InvalidValue
+
+
+class Wire(Enum):
+    """The number format of tensors while they travel."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    FP16 = "fp16"
+
+    @property
+    def ratio(self) -> float:
+        """Bytes on the wire for each byte of a 32-bit tensor."""
+        return 1.0 if self is Wire.FP32 else 0.5
+
+
+class OptimizerKind(Enum):
+    """Optimisers by the values that they keep for each parameter."""
+
+    SGD = "sgd"
+    MOMENTUM = "momentum"
+    ADAM = "adam"
+
+    @property
+    def values_per_parameter(self) -> int:
+        """How many numbers the optimiser keeps for each parameter."""
+        return {OptimizerKind.SGD: 0, OptimizerKind.MOMENTUM: 1, OptimizerKind.ADAM: 2}[self]
+
+
+class Recompute(Enum):
+    """Whether a stage may drop its activations and compute its forward again before its backward."""
+
+    NEVER = "never"
+    AUTO = "auto"
+
+
+class ScheduleKind(Enum):
+    """The order in which a stage runs the forwards and backwards of its micro-batches."""
+
+    GPIPE = "gpipe"
+
+
+class Sync(Enum):
+    """How the replicas of a stage sum their gradients through storage."""
+
+    THREE_PHASE = "three-phase"
+    PIPELINED = "pipelined"
+
+
+class Optimality(Enum):
+    """What is known of a plan: the best there is, or the best that was found."""
+
+    OPTIMAL = "optimal"
+    FEASIBLE = "feasible"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSpec:
+    """What the user wants trained and what it is worth.
+
+    `time_value` is what a saved hour is worth in dollars; `deadline_s` and `budget_usd` hold for one iteration, and at
+    most one of the two is given. `replicas` restricts the degrees of data parallelism; None admits all that divide the
+    batch.
+    """
+
+    FORMAT: ClassVar[str] = "funcpipe.training/1"
+
+    global_batch: int
+    optimizer: OptimizerKind = OptimizerKind.SGD
+    wire: Wire = Wire.FP32
+    recompute: Recompute = Recompute.AUTO
+    schedule: ScheduleKind | None = None
+    replicas: tuple[int, ...] | None = None
+    time_value: float = 0.0
+    deadline_s: float | None = None
+    budget_usd: float | None = None
+
+    def __post_init__(self) -> None:
+        checks.at_least("global_batch", self.global_batch, 1)
+        checks.at_least("time_value", self.time_value, 0)
+        for i, degree in enumerate(self.replicas or ()):
+            checks.at_least(f"replicas[{i}]", degree, 1)
+        for field in ("deadline_s", "budget_usd"):
+            if getattr(self, field) is not None:
+                checks.positive(field, getattr(self, field))
+        if self.deadline_s is not None and self.budget_usd is not None:
+            raise InvalidValue("budget_usd", self.budget_usd, "cannot be given together with deadline_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """The layers `first` up to, but not including, `stop`, and the size of the functions that run them.
+
+    `layers` names the layers of the model's graph, so that a plan can be checked against a model without its profile.
+    """
+
+    first: int
+    stop: int
+    size: str
+    memory_mb: int
+    recompute: bool = False
+    layers: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        checks.at_least("first", self.first, 0)
+        checks.at_least("stop", self.stop, self.first + 1)
+        checks.at_least("memory_mb", self.memory_mb, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageEstimate:
+    """One stage as predicted: a function's memory by what takes it, the lanes' seconds for one micro-batch."""
+
+    base_bytes: int
+    state_bytes: int
+    activation_bytes: int
+    forward_s: float
+    forward_upload_s: float
+    forward_download_s: float
+    backward_s: float
+    backward_upload_s: float
+    backward_download_s: float
+    sync_s: float
+
+    @property
+    def memory_bytes(self) -> int:
+        """What one function of the stage needs at its peak."""
+        return self.base_bytes + self.state_bytes + self.activation_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What one iteration is predicted to take: seconds, dollars itemised, bytes, requests, and what holds it up."""
+
+    iteration_s: float
+    cost_usd: float
+    compute_usd: float
+    request_usd: float
+    peak_memory_bytes: int
+    puts: int
+    gets: int
+    bottleneck: str
+    stages: tuple[StageEstimate, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SolverReport:
+    """How a plan was found. `bound` is proved to lie below every objective; `gap` = (objective − bound) / objective."""
+
+    name: str
+    status: Optimality
+    objective: float
+    gap: float | None
+    solve_s: float
+    bound: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Where the model is cut, what runs each stage, how many replicas there are, and what that is expected to take.
+
+    Micro-batch m belongs to replica m mod `replicas` of every stage.
+    """
+
+    FORMAT: ClassVar[str] = "funcpipe.plan/1"
+
+    global_batch: int
+    micro_batch: int
+    replicas: int
+    schedule: ScheduleKind
+    sync: Sync
+    wire: Wire
+    stages: tuple[Stage, ...]
+    model: str = ""
+    platform: str = ""
+    optimizer: OptimizerKind = OptimizerKind.SGD
+    estimate: Estimate | None = None
+    solver: SolverReport | None = None
+
+    def __post_init__(self) -> None:
+        checks.at_least("global_batch", self.global_batch, 1)
+        checks.at_least("micro_batch", self.micro_batch, 1)
+        checks.at_least("replicas", self.replicas, 1)
+        if self.global_batch % (self.micro_batch * self.replicas):
+            rule = f"must be a multiple of micro_batch x replicas = {self.micro_batch} x {self.replicas}"
+            raise InvalidValue("global_batch", self.global_batch, rule)
+        checks.filled("stages", self.stages)
+        expected = 0
+        for i, stage in enumerate(self.stages):
+            if stage.first != expected:
+                raise InvalidValue(
+                    f"stages[{i}].first", stage.first, f"must be {expected}, where the stage before stops"
+                )
+            expected = stage.stop
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of a full global batch, all replicas together."""
+        return self.global_batch // self.micro_batch
+
+    @property
+    def workers(self) -> int:
+        """Functions that run at once."""
+        return len(self.stages) * self.replicas

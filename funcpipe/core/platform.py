@@ -1,0 +1,82 @@
+"""What a platform offers: function sizes, links, prices and limits, as dated data."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from funcpipe.core import checks
+from funcpipe.errors import InvalidValue
+
+MB = 1024 * 1024  # of function memory, as the platforms count it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionSize:
+    """One size of function that can be bought: memory (1 MB = 2^20 bytes), share of processors, link, price."""
+
+    name: str
+    memory_mb: int
+    vcpu: float
+    upload_bytes_s: float
+    download_bytes_s: float
+    price_usd_s: float
+
+    def __post_init__(self) -> None:
+        checks.at_least("memory_mb", self.memory_mb, 1)
+        for field in ("vcpu", "upload_bytes_s", "download_bytes_s"):
+            checks.positive(field, getattr(self, field))
+        checks.at_least("price_usd_s", self.price_usd_s, 0)
+
+    @property
+    def memory_bytes(self) -> int:
+        """The memory in bytes."""
+        return self.memory_mb * MB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlatformSpec:
+    """A platform in one region: sizes in ascending order of memory, and what holds for all of them.
+
+    `latency_s` is spent by every storage operation before its bytes move. `contention` (at least 1) is the slow-down of
+    computation while the same function transfers. `shared_bytes_s` caps the traffic of all functions together, and
+    `shared_cores` the processors that they compute on, where functions share one machine; None means no such cap.
+    """
+
+    FORMAT: ClassVar[str] = "funcpipe.platform/1"
+
+    name: str
+    region: str
+    as_of: str
+    source: str
+    sizes: tuple[FunctionSize, ...]
+    latency_s: float
+    contention: float
+    shared_bytes_s: float | None
+    price_put_usd: float
+    price_get_usd: float
+    price_invocation_usd: float
+    lifetime_s: float | None
+    cold_start_s: float
+    max_functions: int
+    max_payload_bytes: int
+    shared_cores: int | None = None
+
+    def __post_init__(self) -> None:
+        checks.filled("sizes", self.sizes)
+        checks.distinct("sizes", [size.name for size in self.sizes])
+        memory = [size.memory_mb for size in self.sizes]
+        if memory != sorted(memory):
+            raise InvalidValue("sizes", memory, "must be in ascending order of memory_mb")
+        for field in ("latency_s", "price_put_usd", "price_get_usd", "price_invocation_usd", "cold_start_s"):
+            checks.at_least(field, getattr(self, field), 0)
+        for field in ("contention", "max_functions", "max_payload_bytes"):
+            checks.at_least(field, getattr(self, field), 1)
+        for field in ("shared_bytes_s", "lifetime_s", "shared_cores"):
+            if getattr(self, field) is not None:
+                checks.positive(field, getattr(self, field))
+
+    def size(self, name: str) -> FunctionSize:
+        """The size called `name`; raises InvalidValue with the names there are."""
+        for size in self.sizes:
+            if size.name == name:
+                return size
+        raise InvalidValue("size", name, f"must be one of {', '.join(size.name for size in self.sizes)}")

@@ -1,0 +1,103 @@
+"""What was measured of a model: the values that planning starts from."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from funcpipe.core import checks
+from funcpipe.errors import InvalidValue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerProfile:
+    """One layer, for one micro-batch; seconds run along the profile's `sizes`.
+
+    `parameter_bytes` are trainable; frozen parameters and buffers are `constant_bytes`. `activation_bytes` is what the
+    layer keeps from its forward until its backward. `input_bytes` are the model inputs that it reads. `parts` names the
+    layers of the model's graph that were folded into this one, in order; empty where it is one layer.
+    """
+
+    name: str
+    parameter_bytes: int
+    activation_bytes: int
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+    constant_bytes: int = 0
+    input_bytes: int = 0
+    parts: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for field in ("parameter_bytes", "activation_bytes", "constant_bytes", "input_bytes"):
+            checks.at_least(field, getattr(self, field), 0)
+        for field in ("forward_s", "backward_s"):
+            for i, seconds in enumerate(getattr(self, field)):
+                checks.at_least(f"{field}[{i}]", seconds, 0)
+
+    @property
+    def graph_layers(self) -> tuple[str, ...]:
+        """The names of the graph's layers that this one stands for."""
+        return self.parts or (self.name,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorProfile:
+    """A tensor made by the layer `producer` and read by the later layers `consumers`, for one micro-batch.
+
+    `backward_bytes` is 0 where no gradient travels back.
+    """
+
+    name: str
+    producer: int
+    consumers: tuple[int, ...]
+    forward_bytes: int
+    backward_bytes: int
+
+    def __post_init__(self) -> None:
+        checks.at_least("producer", self.producer, 0)
+        checks.filled("consumers", self.consumers)
+        for i, consumer in enumerate(self.consumers):
+            if consumer <= self.producer:
+                raise InvalidValue(
+                    f"consumers[{i}]", consumer, f"must come after the producer {self.producer} (no cycles)"
+                )
+            if i > 0 and consumer <= self.consumers[i - 1]:
+                raise InvalidValue("consumers", self.consumers, "must be in ascending order, each once")
+        checks.at_least("forward_bytes", self.forward_bytes, 0)
+        checks.at_least("backward_bytes", self.backward_bytes, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelProfile:
+    """A model as a graph of layers in topological order, measured for one micro-batch size on some function sizes.
+
+    `base_memory_bytes` is what a function needs before it holds any of the model. `estimated` is true where seconds
+    were scaled from measurements on another machine by the platform's vCPU curve.
+    """
+
+    FORMAT: ClassVar[str] = "funcpipe.profile/1"
+
+    model: str
+    micro_batch: int
+    platform: str
+    sizes: tuple[str, ...]
+    base_memory_bytes: int
+    layers: tuple[LayerProfile, ...]
+    tensors: tuple[TensorProfile, ...]
+    estimated: bool = False
+
+    def __post_init__(self) -> None:
+        checks.at_least("micro_batch", self.micro_batch, 1)
+        checks.at_least("base_memory_bytes", self.base_memory_bytes, 0)
+        checks.filled("sizes", self.sizes)
+        checks.distinct("sizes", self.sizes)
+        checks.filled("layers", self.layers)
+        checks.distinct("layers", [layer.name for layer in self.layers])
+        checks.distinct("layers", [name for layer in self.layers for name in layer.graph_layers])
+        for i, layer in enumerate(self.layers):
+            for field in ("forward_s", "backward_s"):
+                if len(getattr(layer, field)) != len(self.sizes):
+                    rule = f"must hold one value for each of the {len(self.sizes)} sizes"
+                    raise InvalidValue(f"layers[{i}].{field}", getattr(layer, field), rule)
+        for i, tensor in enumerate(self.tensors):
+            if tensor.consumers[-1] >= len(self.layers):
+                rule = f"must name one of the {len(self.layers)} layers"
+                raise InvalidValue(f"tensors[{i}].consumers", tensor.consumers[-1], rule)

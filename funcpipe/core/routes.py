@@ -1,0 +1,74 @@
+"""Which tensors travel between the stages of a plan, and in which objects.
+
+A tensor is sent once, to the stages that use it. Tensors of one stage with the same set of consumer stages share one
+object; the gradients that a stage owes to one producer stage share one object too.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from funcpipe.core.profile import TensorProfile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivationRoute:
+    """One object for each micro-batch, written by the stage `producer` and read by each of `consumers`."""
+
+    producer: int
+    consumers: tuple[int, ...]
+    tensors: tuple[str, ...]
+    payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientRoute:
+    """One object for each micro-batch: the gradients of `tensors`, from a stage that read them to their producer."""
+
+    consumer: int
+    producer: int
+    tensors: tuple[str, ...]
+    payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routes:
+    """Everything that crosses the cuts of a plan, for one micro-batch."""
+
+    activations: tuple[ActivationRoute, ...]
+    gradients: tuple[GradientRoute, ...]
+
+
+def find_routes(stage_of_layer: Sequence[int], tensors: Sequence[TensorProfile]) -> Routes:
+    """The routes of `tensors` when layer i lies in stage `stage_of_layer[i]`."""
+    forward: dict[tuple[int, tuple[int, ...]], list[TensorProfile]] = defaultdict(list)
+    backward: dict[tuple[int, int], list[TensorProfile]] = defaultdict(list)
+    for tensor in tensors:
+        producer = stage_of_layer[tensor.producer]
+        consumers = tuple(sorted({stage_of_layer[layer] for layer in tensor.consumers} - {producer}))
+        if not consumers:
+            continue
+        forward[producer, consumers].append(tensor)
+        if tensor.backward_bytes:
+            for consumer in consumers:
+                backward[consumer, producer].append(tensor)
+    return Routes(
+        activations=tuple(
+            ActivationRoute(
+                producer=producer,
+                consumers=consumers,
+                tensors=tuple(tensor.name for tensor in group),
+                payload_bytes=sum(tensor.forward_bytes for tensor in group),
+            )
+            for (producer, consumers), group in sorted(forward.items(), key=lambda item: item[0])
+        ),
+        gradients=tuple(
+            GradientRoute(
+                consumer=consumer,
+                producer=producer,
+                tensors=tuple(tensor.name for tensor in group),
+                payload_bytes=sum(tensor.backward_bytes for tensor in group),
+            )
+            for (consumer, producer), group in sorted(backward.items(), key=lambda item: item[0])
+        ),
+    )

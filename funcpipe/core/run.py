@@ -1,0 +1,95 @@
+"""What a function is told when it is invoked, and what it says when it ends."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from funcpipe.core import checks
+from funcpipe.core.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpec:
+    """The invocation payload: all that a function knows besides what lies in the object storage.
+
+    `bundle` is the key of its stage's code, loaded only if its SHA-256 is `bundle_sha256`; `parameters` the key of the
+    stage's tensors. A message that has not come `message_deadline_s` after it was awaited ends the run.
+    """
+
+    FORMAT: ClassVar[str] = "funcpipe.worker/1"
+
+    run: str
+    attempt: int
+    stage: int
+    replica: int
+    plan: Plan
+    storage: str
+    bundle: str
+    bundle_sha256: str
+    parameters: str
+    epochs: int
+    seed: int
+    message_deadline_s: float
+
+    def __post_init__(self) -> None:
+        checks.filled("run", self.run)
+        checks.at_least("attempt", self.attempt, 0)
+        checks.at_least("stage", self.stage, 0)
+        checks.at_least("replica", self.replica, 0)
+        checks.at_least("epochs", self.epochs, 1)
+        checks.positive("message_deadline_s", self.message_deadline_s)
+
+    @property
+    def worker(self) -> str:
+        """The worker's short name."""
+        return f"s{self.stage}.r{self.replica}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """What one replica of the last stage says after a step: its samples, and the sum of their losses."""
+
+    FORMAT: ClassVar[str] = "funcpipe.step/1"
+
+    step: int
+    samples: int
+    loss_sum: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReport:
+    """What a worker says when it has finished: what it used, for the bill, and the tail of its story if it failed."""
+
+    FORMAT: ClassVar[str] = "funcpipe.report/1"
+
+    worker: str
+    started_at_s: float
+    ended_at_s: float
+    puts: int
+    gets: int
+    empty_gets: int
+    sent_bytes: int
+    received_bytes: int
+    peak_memory_bytes: int
+    task: str | None = None
+    error: str | None = None
+    traceback: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bill:
+    """What a run took, priced by the platform of its plan."""
+
+    FORMAT: ClassVar[str] = "funcpipe.bill/1"
+
+    platform: str
+    functions: int
+    function_seconds: float
+    puts: int
+    gets: int
+    compute_usd: float
+    request_usd: float
+
+    @property
+    def cost_usd(self) -> float:
+        """All of it."""
+        return self.compute_usd + self.request_usd

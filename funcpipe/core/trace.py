@@ -1,0 +1,135 @@
+"""What happened, or would happen, on every lane: events, and their file, which Perfetto opens as it is."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from funcpipe.core import checks, json_form
+from funcpipe.errors import FormatError, InvalidValue
+
+TRACE_FORMAT = "funcpipe.trace/1"
+
+
+class Resource(Enum):
+    """What a lane of a function occupies."""
+
+    COMPUTE = "compute"
+    UPLOAD = "upload"
+    DOWNLOAD = "download"
+
+
+class Source(Enum):
+    """Where a trace comes from: a virtual clock or real functions."""
+
+    SIMULATED = "simulated"
+    EXECUTED = "executed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One task on one lane of one worker, in seconds since the trace began.
+
+    `waited_s`, part of the duration, is the time for which the awaited object did not exist yet.
+    """
+
+    task: str
+    stage: int
+    replica: int
+    lane: Resource
+    step: int
+    start_s: float
+    end_s: float
+    payload_bytes: int = 0
+    waited_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.end_s >= self.start_s:
+            raise InvalidValue("end_s", self.end_s, f"must not lie before start_s={self.start_s}")
+        checks.at_least("payload_bytes", self.payload_bytes, 0)
+        checks.at_least("waited_s", self.waited_s, 0)
+
+    @property
+    def busy_s(self) -> float:
+        """The seconds for which the lane worked rather than waited."""
+        return self.end_s - self.start_s - self.waited_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """The events of a run, in order of their start."""
+
+    run: str
+    source: Source
+    events: tuple[Event, ...]
+
+    @property
+    def duration_s(self) -> float:
+        """From the first start to the last end."""
+        if not self.events:
+            return 0.0
+        return max(event.end_s for event in self.events) - min(event.start_s for event in self.events)
+
+    def steps(self) -> tuple[int, ...]:
+        """The steps that have events, in ascending order."""
+        return tuple(sorted({event.step for event in self.events}))
+
+    def of_step(self, step: int) -> "Trace":
+        """The events of one step alone."""
+        return Trace(run=self.run, source=self.source, events=tuple(e for e in self.events if e.step == step))
+
+
+def write_trace(trace: Trace, path: str | Path) -> None:
+    """Write `trace` in the Chrome trace event form: a process for each worker, a thread for each lane."""
+    workers = sorted({(event.stage, event.replica) for event in trace.events})
+    numbers = {worker: number for number, worker in enumerate(workers, start=1)}
+    entries = [_name("process_name", number, 0, f"stage {s} replica {r}") for (s, r), number in numbers.items()]
+    entries += [
+        _name("thread_name", number, thread, resource.value)
+        for number in numbers.values()
+        for thread, resource in enumerate(Resource)
+    ]
+    entries += [_entry(event, numbers[event.stage, event.replica]) for event in trace.events]
+    document = {"format": TRACE_FORMAT, "run": trace.run, "source": trace.source.value, "traceEvents": entries}
+    Path(path).write_text(json.dumps(document), encoding="utf-8")
+
+
+def read_trace(path: str | Path) -> Trace:
+    """Read what `write_trace` wrote."""
+    source = str(path)
+    try:
+        document = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise FormatError(f"{source}: cannot be read: {error}") from error
+    if not isinstance(document, dict) or document.get("format") != TRACE_FORMAT:
+        raise FormatError(f"{source}: field 'format' must be {TRACE_FORMAT!r}")
+    entries = document.get("traceEvents")
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise FormatError(f"{source}: field 'traceEvents' must be an array of objects")
+    events = tuple(
+        json_form.from_plain(Event, entry.get("args"), source=source, field=f"traceEvents[{i}].args")
+        for i, entry in enumerate(entries)
+        if entry.get("ph") == "X"
+    )
+    head: Mapping[str, Any] = {"run": document.get("run"), "source": document.get("source"), "events": []}
+    named: Trace = json_form.from_plain(Trace, head, source=source)
+    return Trace(run=named.run, source=named.source, events=events)
+
+
+def _entry(event: Event, process: int) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "name": event.task,
+        "cat": event.lane.value,
+        "pid": process,
+        "tid": list(Resource).index(event.lane),
+        "ts": event.start_s * 1e6,
+        "dur": (event.end_s - event.start_s) * 1e6,
+        "args": json_form.to_plain(event),
+    }
+
+
+def _name(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": {"name": name}}

@@ -1,0 +1,122 @@
+"""Every exception that funcpipe raises on purpose, as one tree.
+
+::
+
+    FuncPipeError
+    ├── InputError              the caller can put it right; the command line ends with exit code 2
+    │   ├── InvalidValue        a value outside its range: says which field and what it held
+    │   ├── FormatError         a JSON document of ours that cannot be read: says which file and field
+    │   ├── ModelError          a module that cannot be turned into layers, or whose layers cannot be split
+    │   ├── PlanError           a plan that does not fit the model, the data or the platform
+    │   ├── DataError           a dataset that cannot feed the run
+    │   ├── Infeasible          no plan fits: says which limit binds and what would help
+    │   └── SolverUnavailable   the solver that was asked for is not installed or not licensed
+    └── RunError                something went wrong while functions ran; exit code 1
+        ├── WorkerFailed        a function raised, was killed or ran out of memory
+        ├── TaskFailed          a task of a worker raised; its cause is the original error
+        ├── DeadlineExceeded    something awaited did not come in time: says what and for how long
+        ├── Cancelled           given up because another part of the run failed
+        ├── StorageError        the object storage failed
+        │   ├── KeyMissing      there is no object of that name
+        │   └── KeyExists       the object was to be new and is not
+        ├── CorruptMessage      bytes from storage that are not what was written
+        └── Disagreement        a plan does not train a model as one process does
+"""
+
+
+class FuncPipeError(Exception):
+    """The root of the tree; never raised itself."""
+
+    exit_code = 1
+
+
+class InputError(FuncPipeError):
+    """What the caller gave cannot be used."""
+
+    exit_code = 2
+
+
+class InvalidValue(InputError):
+    """A field holds a value outside its range."""
+
+    def __init__(self, field: str, value: object, rule: str) -> None:
+        super().__init__(f"{field} {rule}, got {value!r}")
+        self.field = field
+        self.value = value
+        self.rule = rule
+
+
+class FormatError(InputError):
+    """A JSON document cannot be read as the value it should hold."""
+
+
+class ModelError(InputError):
+    """A module cannot be turned into a graph of layers."""
+
+
+class PlanError(InputError):
+    """A plan does not fit the model, the data or the platform."""
+
+
+class DataError(InputError):
+    """A dataset cannot feed the run."""
+
+
+class Infeasible(InputError):
+    """No plan satisfies the limits."""
+
+
+class SolverUnavailable(InputError):
+    """The solver is not installed, or its licence does not admit the problem."""
+
+
+class RunError(FuncPipeError):
+    """Something went wrong while functions ran."""
+
+
+class WorkerFailed(RunError):
+    """A function raised, was killed, or ended without finishing its work."""
+
+
+class TaskFailed(RunError):
+    """A task of a worker raised; `__cause__` is what it raised."""
+
+    def __init__(self, task: str, error: BaseException) -> None:
+        super().__init__(f"{task}: {type(error).__name__}: {error}")
+        self.task = task
+
+
+class Cancelled(RunError):
+    """Given up because another part of the run failed; never the first error of a run."""
+
+
+class DeadlineExceeded(RunError):
+    """Something awaited did not come in time."""
+
+
+class StorageError(RunError):
+    """The object storage failed."""
+
+
+class KeyMissing(StorageError):
+    """There is no object of that name."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"there is no object {key!r}")
+        self.key = key
+
+
+class KeyExists(StorageError):
+    """An object of that name exists already and must not be replaced."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"the object {key!r} exists already")
+        self.key = key
+
+
+class CorruptMessage(RunError):
+    """Bytes from storage are not a whole message of ours."""
+
+
+class Disagreement(RunError):
+    """A plan does not train a model as one process does."""

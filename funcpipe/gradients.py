@@ -1,0 +1,82 @@
+"""The gradients of a stage as one flat vector, which its replicas sum.
+
+The vector holds the gradients of all trainable parameters in order, then extra tensors to be summed alike, then one
+mark for each parameter: how many replicas had a gradient for it. A parameter without one anywhere keeps `grad = None`,
+as in a single process, where optimisers pass over it.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from funcpipe.comm.scatter_reduce import split_ranges
+
+
+class FlatGradient:
+    """One synchronisation of one replica: the vector, its splits, and the sums that come in."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], extras: Sequence[Tensor], *, replicas: int) -> None:
+        self._parameters = tuple(parameters)
+        self._extras = tuple(extras)
+        self._flat = _flatten(self._parameters, self._extras)
+        self._ranges = split_ranges(self._flat.numel(), replicas)
+        self._received: dict[int, Tensor] = {}
+        for parameter in self._parameters:
+            parameter.grad = None  # the flat vector holds it now
+
+    def split(self, number: int) -> Tensor:
+        """The elements of one split; a view."""
+        start, stop = self._ranges[number]
+        return self._flat[start:stop]
+
+    def receive(self, replica: int, values: Tensor) -> None:
+        """Keep this replica's own split as `replica` wrote it, until `merge`."""
+        self._received[replica] = values
+
+    def merge(self, own: int) -> None:
+        """Sum split `own` over all replicas, in rank order, so that the sum has the same bits wherever it is made."""
+        pieces = {**self._received, own: self.split(own).clone()}
+        self._received.clear()
+        total = self.split(own)
+        for rank in sorted(pieces):
+            if rank == 0:
+                total.copy_(pieces[rank])
+            else:
+                total.add_(pieces[rank])
+
+    def replace(self, number: int, values: Tensor) -> None:
+        """Write a merged split into its place."""
+        self.split(number).copy_(values)
+
+    def unpack(self) -> tuple[Tensor, ...]:
+        """Give every parameter its summed gradient, a view of the vector; returns the summed extras."""
+        marks = self._flat[self._flat.numel() - len(self._parameters) :].tolist()
+        offset = 0
+        for parameter, mark in zip(self._parameters, marks, strict=True):
+            values = self._flat[offset : offset + parameter.numel()]
+            parameter.grad = values.view_as(parameter).to(parameter.dtype) if mark else None
+            offset += parameter.numel()
+        extras = []
+        for extra in self._extras:
+            extras.append(self._flat[offset : offset + extra.numel()].view_as(extra).to(extra.dtype))
+            offset += extra.numel()
+        return tuple(extras)
+
+
+def _flatten(parameters: Sequence[nn.Parameter], extras: Sequence[Tensor]) -> Tensor:
+    dtypes = {tensor.dtype for tensor in (*parameters, *extras)}
+    dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+    length = sum(tensor.numel() for tensor in (*parameters, *extras)) + len(parameters)
+    flat = torch.zeros(length, dtype=dtype)
+    offset = 0
+    for parameter in parameters:
+        if parameter.grad is not None:
+            flat[offset : offset + parameter.numel()].copy_(parameter.grad.reshape(-1))
+        offset += parameter.numel()
+    for extra in extras:
+        flat[offset : offset + extra.numel()].copy_(extra.reshape(-1))
+        offset += extra.numel()
+    for number, parameter in enumerate(parameters):
+        flat[offset + number] = float(parameter.grad is not None)
+    return flat

@@ -1,0 +1,130 @@
+"""Nodes of a traced graph as plain calls that can be run one by one, sent to another process, and freed when done
+with.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx
+from torch import nn
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """The value of the node `name`, where it stands among a call's arguments."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One node: what to call, with what, which values it reads, and which of those nobody reads afterwards.
+
+    `op` is fx's word for the kind of node. `flat` says that a Ref never stands inside a nested argument, `no_grad` that
+    the user's code switched gradients off.
+    """
+
+    name: str
+    op: str
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    reads: tuple[str, ...]
+    frees: tuple[str, ...]
+    flat: bool
+    no_grad: bool
+
+
+def compile_nodes(nodes: Sequence[torch.fx.Node], keep: Collection[str]) -> tuple[Call, ...]:
+    """`nodes` as calls, in order; each value is freed after its last use unless its name is in `keep`."""
+    last: dict[str, int] = {}
+    for i, node in enumerate(nodes):
+        for name in (node.name, *(used.name for used in node.all_input_nodes)):
+            last[name] = i
+    calls = []
+    for i, node in enumerate(nodes):
+        reads = tuple(item.name for item in node.all_input_nodes)
+        frees = tuple(name for name in (*reads, node.name) if last[name] == i and name not in keep)
+        args, kwargs = plain(node.args), plain(node.kwargs)
+        flat = not any(_nested(item) for item in (*args, *kwargs.values()))
+        calls.append(
+            Call(node.name, node.op, node.target, args, kwargs, reads, frees, flat, bool(node.meta.get("no_grad")))
+        )
+    return tuple(calls)
+
+
+def run(calls: Iterable[Call], env: dict[str, Any], root: nn.Module) -> None:
+    """Run `calls` in order: values are read from `env` by node name, and left there; modules and attributes are
+    `root`'s.
+    """
+    for call in calls:
+        env[call.name] = execute(call, env, root)
+        for name in call.frees:
+            del env[name]
+
+
+def execute(call: Call, env: Mapping[str, Any], root: nn.Module) -> Any:
+    """The value of one call."""
+    if call.no_grad and torch.is_grad_enabled():
+        with torch.no_grad():
+            return execute(call, env, root)
+    if call.op == "get_attr":
+        return attribute(root, call.target)
+    if call.flat:
+        args = [env[item.name] if type(item) is Ref else item for item in call.args]
+        kwargs = {key: env[item.name] if type(item) is Ref else item for key, item in call.kwargs.items()}
+    else:
+        args = resolve(list(call.args), env)
+        kwargs = resolve(dict(call.kwargs), env)
+    if call.op == "call_module":
+        return attribute(root, call.target)(*args, **kwargs)
+    if call.op == "call_method":
+        return getattr(args[0], call.target)(*args[1:], **kwargs)
+    return call.target(*args, **kwargs)
+
+
+def attribute(root: Any, path: str) -> Any:
+    """What stands at the dotted `path` below `root`; a module's own children come before attributes of its class."""
+    for name in path.split("."):
+        if isinstance(root, nn.Module):
+            for kind in (root._modules, root._parameters, root._buffers):
+                if name in kind:
+                    root = kind[name]
+                    break
+            else:
+                root = getattr(root, name)
+        else:
+            root = getattr(root, name)
+    return root
+
+
+def resolve(item: Any, env: Mapping[str, Any]) -> Any:
+    """`item` with every Ref inside replaced by its value in `env`."""
+    return map_leaves(item, lambda leaf: env[leaf.name] if type(leaf) is Ref else leaf)
+
+
+def plain(item: Any) -> Any:
+    """fx's arguments as ordinary containers, with Refs for nodes."""
+    return map_leaves(item, lambda leaf: Ref(leaf.name) if isinstance(leaf, torch.fx.Node) else leaf)
+
+
+def map_leaves(item: Any, change: Callable[[Any], Any]) -> Any:
+    """`item`, an argument of a node, with `change` applied to what stands inside its tuples, lists, mappings and
+    slices.
+    """
+    if isinstance(item, tuple):
+        items = [map_leaves(part, change) for part in item]
+        return type(item)(*items) if hasattr(item, "_fields") else tuple(items)
+    if isinstance(item, list):
+        return [map_leaves(part, change) for part in item]
+    if isinstance(item, dict):
+        return {key: map_leaves(part, change) for key, part in item.items()}
+    if isinstance(item, slice):
+        return slice(map_leaves(item.start, change), map_leaves(item.stop, change), map_leaves(item.step, change))
+    return change(item)
+
+
+def _nested(item: Any) -> bool:
+    return isinstance(item, tuple | list | dict | slice)

@@ -1,0 +1,104 @@
+"""Nested values taken apart into leaves and put together again.
+
+Tuples, lists, mappings, named tuples, dataclasses and every type registered with torch's pytree are opened; whatever
+else there is (tensors, numbers, None, strings, objects) is a leaf.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch.utils import _pytree
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The shape of a nested value: a leaf (`build` is None), or how to build it from children, which have `keys`."""
+
+    build: Callable[[list[Any]], Any] | None = None
+    keys: tuple[str, ...] = ()
+    children: tuple["Tree", ...] = ()
+
+    @property
+    def leaves(self) -> int:
+        """How many leaves there are."""
+        return 1 if self.build is None else sum(child.leaves for child in self.children)
+
+    def paths(self, root: str) -> tuple[str, ...]:
+        """A name for every leaf: `root`, then the keys that lead to it, with dots between."""
+        if self.build is None:
+            return (root,)
+        branches = zip(self.keys, self.children, strict=True)
+        return tuple(path for key, child in branches for path in child.paths(f"{root}.{key}"))
+
+    def join(self, leaves: Iterator[Any]) -> Any:
+        """The nested value with these leaves, taken in order."""
+        if self.build is None:
+            return next(leaves)
+        return self.build([child.join(leaves) for child in self.children])
+
+
+LEAF = Tree()
+
+
+def take_apart(value: Any, *, opaque: Callable[[Any], bool] = lambda value: False) -> tuple[list[Any], Tree]:
+    """The leaves of `value`, in order, and the tree that puts them together again; what is `opaque` is a leaf."""
+    parts = None if opaque(value) else _open(value)
+    if parts is None:
+        return [value], LEAF
+    build, keys, items = parts
+    leaves: list[Any] = []
+    children = []
+    for item in items:
+        below, child = take_apart(item, opaque=opaque)
+        leaves += below
+        children.append(child)
+    return leaves, Tree(build, tuple(map(str, keys)), tuple(children))
+
+
+def rebuild(value: Any, change: Callable[[Any], Any]) -> Any:
+    """`value` with `change` applied to each of its leaves."""
+    leaves, tree = take_apart(value)
+    return tree.join(iter([change(leaf) for leaf in leaves]))
+
+
+def _open(value: Any) -> tuple[Callable[[list[Any]], Any], list[Any], list[Any]] | None:
+    kind = type(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value)]
+        return partial(_dataclass, kind, tuple(names)), names, [getattr(value, name) for name in names]
+    if kind in _pytree.SUPPORTED_NODES:
+        items, context = _pytree.SUPPORTED_NODES[kind].flatten_fn(value)
+        keys = list(value) if isinstance(value, Mapping) else list(range(len(items)))
+        return partial(_registered, kind, context), keys, list(items)
+    if isinstance(value, tuple):
+        build = partial(_named_tuple, kind) if hasattr(value, "_fields") else kind
+        return build, list(getattr(value, "_fields", range(len(value)))), list(value)
+    if isinstance(value, list):
+        return list, list(range(len(value))), list(value)
+    if isinstance(value, dict):
+        return partial(_mapping, kind, tuple(value)), list(value), list(value.values())
+    return None
+
+
+def _dataclass(kind: type, names: tuple[str, ...], items: list[Any]) -> Any:
+    given = dict(zip(names, items, strict=True))
+    made = kind(**{field.name: given[field.name] for field in dataclasses.fields(kind) if field.init})
+    for field in dataclasses.fields(kind):
+        if not field.init:
+            object.__setattr__(made, field.name, given[field.name])
+    return made
+
+
+def _registered(kind: type, context: Any, items: list[Any]) -> Any:
+    return _pytree.SUPPORTED_NODES[kind].unflatten_fn(items, context)
+
+
+def _named_tuple(kind: type, items: list[Any]) -> Any:
+    return kind(*items)
+
+
+def _mapping(kind: type, keys: tuple[Any, ...], items: list[Any]) -> Any:
+    return kind(zip(keys, items, strict=True))

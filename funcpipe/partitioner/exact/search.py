@@ -1,0 +1,198 @@
+"""The exact search: the best plan with proof, or the best plan so far with a bound. No solver needed.
+
+Every setting (replicas, synchronisation) is a space of plans, cut into windows of time. Windows wait in a queue, the
+one that promises most in front. A window is first tightened: options that no worthwhile plan has leave it, and where
+nothing is left the window is done. What remains is either small enough to be searched label by label, or split in two.
+"""
+
+import heapq
+import itertools
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from dataclasses import field as item
+
+import numpy as np
+
+from funcpipe.core import Plan
+from funcpipe.partitioner.exact.aims import CLOSE, Aim, Cheapest, Fastest
+from funcpipe.partitioner.exact.field import Field, total
+from funcpipe.partitioner.exact.labels import TooManyLabels, search
+from funcpipe.partitioner.exact.spaces import Space, counted, spaces
+from funcpipe.partitioner.exact.sweep import Sweep, sweep
+from funcpipe.partitioner.exact.window import Window, tighten
+from funcpipe.partitioner.infeasible import explain_infeasible
+from funcpipe.partitioner.problem import Choice, Goal, Problem, report
+from funcpipe.partitioner.stage_graph import IntArray, build_stage_graph
+
+_SEARCHABLE = 1000
+_LABELS = 20_000
+_NARROW = 1.004
+_STEP = 1.25
+_RUNGS = 24
+_ROUNDING = 1e-9
+
+
+def exact(problem: Problem, *, time_limit_s: float | None = None) -> Plan:
+    """The best plan; raises Infeasible when there is none.
+
+    After `time_limit_s` seconds the best plan so far is returned with the bound proved until then; if there is none
+    yet, the search goes on until there is.
+    """
+    started_s = time.monotonic()
+    found = Search(problem, aim_of(problem.goal), clock(started_s, time_limit_s))
+    found.run()
+    if not found.found:
+        raise explain_infeasible(problem)
+    plan = found.found[-1].plan(problem)
+    return report(plan, problem.goal, name="exact", bound=found.bound, solve_s=time.monotonic() - started_s)
+
+
+def aim_of(goal: Goal) -> Aim:
+    """What a search for the best plan is after."""
+    return Fastest(goal) if goal.counts_seconds else Cheapest(goal)
+
+
+def clock(started_s: float, time_limit_s: float | None) -> Callable[[], bool]:
+    """Whether time is up."""
+    if time_limit_s is None:
+        return lambda: False
+    return lambda: time.monotonic() - started_s > time_limit_s
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A plan found: its space and stages, and what it takes."""
+
+    space: Space
+    choices: list[Choice]
+    iteration_s: float
+    cost_usd: float
+
+    def plan(self, problem: Problem) -> Plan:
+        """The plan, with its estimate."""
+        return problem.plan(self.space.setting, self.choices)
+
+
+@dataclass(order=True, slots=True)
+class _Entry:
+    first: float
+    number: int
+    space: Space = item(compare=False)
+    window: Window = item(compare=False)
+    counted: bool = item(compare=False)
+
+
+class Search:
+    """A search under way: what was found, each better than the one before, and the windows still to be looked into."""
+
+    def __init__(self, problem: Problem, aim: Aim, time_is_up: Callable[[], bool]) -> None:
+        self.problem, self.aim, self.time_is_up = problem, aim, time_is_up
+        self.found: list[Found] = []
+        self.bound = math.inf
+        self.complete = True
+        self._queue: list[_Entry] = []
+        self._numbers = itertools.count()
+
+    def run(self) -> None:
+        """Search until nothing better can exist, or time is up and something is found."""
+        swept = []
+        for space in spaces(self.problem, build_stage_graph(self.problem.profile, admits=self.problem.placed.admits)):
+            first_look = sweep(space.field)
+            if first_look is not None:
+                self._offer(space, space.field, first_look.paths)
+                swept.append((space, first_look))
+        for space, first_look in swept:
+            self._cut(space, first_look)
+        while self._queue and not self._must_stop(self._queue[0].first):
+            self._look_into(heapq.heappop(self._queue))
+        if self.found:
+            self.bound = min(self.bound, self.aim.best * CLOSE)
+
+    def _must_stop(self, bound: float) -> bool:
+        if self.found and self.time_is_up():
+            self.bound, self.complete = min(self.bound, bound), False
+            return True
+        return False
+
+    def _cut(self, space: Space, look: Sweep) -> None:
+        """Queue the windows of a space."""
+        low_s, latest_s = look.fastest_s * (1 - _ROUNDING), min(look.slowest_s * (1 + _ROUNDING), self.aim.latest_s)
+        worth_usd, value = float(self.aim.threshold_usd(np.array([low_s]))[0]), self.aim.time_value_usd_s
+        least_usd_s = look.least_price_usd_s + value
+        if least_usd_s > 0:
+            latest_s = min(latest_s, worth_usd / least_usd_s)
+        while low_s <= latest_s:
+            high_s = min(low_s * _STEP, latest_s)
+            second_usd = (look.price_usd_s(high_s) + value) * (1 - _ROUNDING)
+            window = Window(
+                field=space.field,
+                low_s=low_s,
+                high_s=high_s,
+                time_value_usd_s=value,
+                second_usd=second_usd,
+                bound_usd=second_usd * low_s,
+            )
+            self._push(space, window, counted=space.counted)
+            if high_s == latest_s:
+                break
+            low_s = high_s
+
+    def _look_into(self, entry: _Entry) -> None:
+        space = entry.space
+        window = tighten(entry.window, self._threshold_usd(entry.window), rungs=_RUNGS)
+        if window is None:
+            return
+        narrow = window.high_s < window.low_s * _NARROW
+        if not entry.counted and (narrow or len(window.field) <= _SEARCHABLE):
+            self._push(space, window.at(field=counted(space, window.field)), counted=True)
+        elif not self._searched(space, window, label_limit=math.inf if narrow else _LABELS):
+            middle_s = math.sqrt(window.low_s * window.high_s)
+            for part in (window.at(high_s=middle_s), window.at(low_s=middle_s)):
+                self._push(space, part, counted=entry.counted)
+
+    def _searched(self, space: Space, window: Window, *, label_limit: float) -> bool:
+        """Search the window label by label; false if it is too large for that."""
+        if len(window.field) > _SEARCHABLE and label_limit < math.inf:
+            return False
+        try:
+            for paths in search(window, self.aim, label_limit=label_limit):
+                if paths is not None:
+                    self._offer(space, window.field, paths)
+                elif self._must_stop(self.aim.first(window.bound_usd, window.low_s)):
+                    break
+        except TooManyLabels:
+            return False
+        return True
+
+    def _push(self, space: Space, window: Window, *, counted: bool) -> None:
+        too_late, too_dear = window.low_s > self.aim.latest_s, window.bound_usd >= self._threshold_usd(window)
+        if too_late or too_dear or not len(window.field):
+            return
+        first = self.aim.first(window.bound_usd, window.low_s)
+        heapq.heappush(self._queue, _Entry(first, next(self._numbers), space, window, counted))
+
+    def _threshold_usd(self, window: Window) -> float:
+        return float(self.aim.threshold_usd(np.array([window.low_s]))[0])
+
+    def _offer(self, space: Space, field: Field, paths: IntArray) -> None:
+        """Make known the plans that the columns of `paths` stand for, as far as the space admits them."""
+        totals, stages = total(field, paths), (paths >= 0).sum(axis=0)
+        allowed = (stages >= space.fewest) & (stages <= space.most)
+        for number in self.aim.offer(totals, allowed):
+            self.found.append(
+                Found(
+                    space,
+                    space.choices(field, paths[:, number]),
+                    float(totals.iteration_s[number]),
+                    float(totals.cost_usd[number]),
+                )
+            )
+
+
+def best_for(problem: Problem, goal: Goal) -> Plan | None:
+    """The plan that is best for `goal` instead of the goal of `problem`; None if there is none."""
+    search = Search(problem, aim_of(goal), lambda: False)
+    search.run()
+    return search.found[-1].plan(problem) if search.found else None

@@ -1,0 +1,80 @@
+"""The settings of a problem, each with the stages that may be chosen under it: the spaces that are searched."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from funcpipe.partitioner.exact.field import Field, without_dominated
+from funcpipe.partitioner.formulas import Setting
+from funcpipe.partitioner.options import Options, price_options
+from funcpipe.partitioner.problem import Choice, Problem
+from funcpipe.partitioner.stage_graph import IntArray, StageGraph
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """Plans of `fewest` to `most` stages under one setting.
+
+    `field` may admit paths of fewer or more stages while `counted` is false.
+    """
+
+    setting: Setting
+    graph: StageGraph
+    options: Options
+    field: Field
+    fewest: int
+    most: int
+    counted: bool
+
+    def choices(self, field: Field, path: IntArray) -> list[Choice]:
+        """The stages that a path through `field`, a part of this space's, stands for."""
+        return [self.options.choice(int(field.number[option]), self.graph) for option in path if option >= 0]
+
+
+def spaces(problem: Problem, graph: StageGraph) -> Iterator[Space]:
+    """Every space of `problem`. Where functions share the platform's links, plans of another size are another space."""
+    links = [max(size.upload_bytes_s, size.download_bytes_s) for size in problem.spec.sizes]
+    for setting in problem.settings():
+        most = min(graph.layers, problem.max_functions // setting.replicas)
+        cap = problem.spec.shared_bytes_s
+        free = most if cap is None else min(most, int(cap / max(links) / setting.replicas))
+        ranges = [(1, free)] if free else []
+        for fewest, upto in [*ranges, *((count, count) for count in range(free + 1, most + 1))]:
+            options = price_options(problem, graph, setting, workers=upto * setting.replicas)
+            options = without_dominated(options, len(problem.spec.sizes))
+            if len(options):
+                yield Space(
+                    setting=setting,
+                    graph=graph,
+                    options=options,
+                    field=Field.of(options, setting, start=graph.start),
+                    fewest=fewest,
+                    most=upto,
+                    counted=fewest == 1 and upto == graph.layers,
+                )
+
+
+def counted(space: Space, field: Field) -> Field:
+    """`field` with as many stages as `space` admits: its nodes know how many stages lie behind them."""
+    stages = np.arange(space.most)
+    options = field.options
+    repeated = np.repeat(np.arange(len(options)), len(stages))
+    behind = np.tile(stages, len(options))
+    wide = space.most + 1
+    before, after = options.before[repeated], options.after[repeated]
+    at_start = before == field.start
+    possible = ((after > 0) | (behind == 0)) & (~at_start | (behind + 1 >= space.fewest))
+    start = field.start * wide
+    nodes_before = np.where(at_start, start, before * wide + behind + 1)
+    parts = options.take(repeated).at(before=nodes_before, after=after * wide + behind).take(possible)
+    fresh = Field.of(parts, field.setting, start=start)
+    return Field(
+        options=fresh.options,
+        number=field.number[repeated[possible]][fresh.number],
+        start=fresh.start,
+        setting=fresh.setting,
+        leaving=fresh.leaving,
+        entering=fresh.entering,
+        by_after=fresh.by_after,
+    )

@@ -1,0 +1,230 @@
+"""The performance model, elementwise: every function takes arrays with one element for each stage and returns the like.
+
+After FuncPipe (Liu et al., Proc. ACM Meas. Anal. Comput. Syst. 6(3), 2022), section 3, with its chain of layers widened
+to any graph and with recomputation, wire formats, request prices and shared links added; docs/planning.md derives it.
+Plans, the exact search, the solvers' coefficients and the other policies are all priced here and nowhere else.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from funcpipe.core import PlatformSpec, Sync
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """What stages write (`out`) and read (`in`) for one micro-batch: 32-bit bytes, and storage objects."""
+
+    forward_out_bytes: Array
+    forward_out_objects: Array
+    forward_in_bytes: Array
+    forward_in_objects: Array
+    backward_out_bytes: Array
+    backward_out_objects: Array
+    backward_in_bytes: Array
+    backward_in_objects: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loads:
+    """What stages compute and hold, and the functions they run on; seconds, bytes and dollars as named.
+
+    `input_bytes` is all that a stage keeps of a micro-batch under recomputation: what it reads of other stages and of
+    the model's inputs.
+    """
+
+    forward_s: Array
+    backward_s: Array
+    parameter_bytes: Array
+    constant_bytes: Array
+    activation_bytes: Array
+    input_bytes: Array
+    recompute: npt.NDArray[np.bool_]
+    traffic: Traffic
+    upload_bytes_s: Array
+    download_bytes_s: Array
+    price_usd_s: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What holds for all stages of a plan. `micro_batches` counts those of all replicas together."""
+
+    micro_batches: int
+    replicas: int
+    values_per_parameter: int
+    sync: Sync
+    wire_ratio: float
+    base_bytes: int
+    spec: PlatformSpec
+
+    @property
+    def micro_batches_each(self) -> int:
+        """Micro-batches that each replica works through."""
+        return self.micro_batches // self.replicas
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lanes:
+    """Seconds that one micro-batch takes on each lane of each stage."""
+
+    forward_s: Array
+    forward_upload_s: Array
+    forward_download_s: Array
+    backward_s: Array
+    backward_upload_s: Array
+    backward_download_s: Array
+
+    @property
+    def forward_sum_s(self) -> Array:
+        """Of the forward pass, all lanes one after the other."""
+        return self.forward_s + self.forward_upload_s + self.forward_download_s
+
+    @property
+    def forward_max_s(self) -> Array:
+        """Of the forward pass, the slowest lane."""
+        return np.maximum(np.maximum(self.forward_s, self.forward_upload_s), self.forward_download_s)
+
+    @property
+    def backward_sum_s(self) -> Array:
+        """Of the backward pass, all lanes one after the other."""
+        return self.backward_s + self.backward_upload_s + self.backward_download_s
+
+    @property
+    def backward_max_s(self) -> Array:
+        """Of the backward pass, the slowest lane."""
+        return np.maximum(np.maximum(self.backward_s, self.backward_upload_s), self.backward_download_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryUse:
+    """Bytes that one function of each stage needs at its peak, by what takes them."""
+
+    base_bytes: Array
+    state_bytes: Array
+    activation_bytes: Array
+
+    @property
+    def total_bytes(self) -> Array:
+        """All of it."""
+        return self.base_bytes + self.state_bytes + self.activation_bytes
+
+
+def memory_use(loads: Loads, setting: Setting) -> MemoryUse:
+    """Peak bytes: parameters, their gradients and optimiser state, the flat gradient and its receive buffer if d > 1,
+    and the activations of all micro-batches in flight, or their inputs and one micro-batch's activations (recompute).
+    """
+    copies = 2 + setting.values_per_parameter + (2 if setting.replicas > 1 else 0)
+    kept = np.where(loads.recompute, loads.input_bytes, loads.activation_bytes)
+    at_work = np.where(loads.recompute, loads.activation_bytes, 0.0)
+    return MemoryUse(
+        base_bytes=np.full_like(kept, setting.base_bytes),
+        state_bytes=copies * loads.parameter_bytes + loads.constant_bytes + np.zeros_like(kept),
+        activation_bytes=setting.micro_batches_each * kept + at_work,
+    )
+
+
+def shared_link(loads: Loads, setting: Setting, workers: int) -> tuple[Array, Array]:
+    """Bytes per second up and down that each of `workers` functions gets, all of them transferring at once.
+
+    The platform's cap, where it has one, holds for each direction and is shared evenly.
+    """
+    cap = setting.spec.shared_bytes_s
+    share = np.inf if cap is None else cap / workers
+    return np.minimum(loads.upload_bytes_s, share), np.minimum(loads.download_bytes_s, share)
+
+
+def lane_times(loads: Loads, setting: Setting, *, workers: int) -> Lanes:
+    """Seconds of one micro-batch on each lane; `workers` functions share the platform's links."""
+    up, down = shared_link(loads, setting, workers)
+    ratio, latency_s, traffic = setting.wire_ratio, setting.spec.latency_s, loads.traffic
+    forward_s = setting.spec.contention * loads.forward_s
+    backward_s = setting.spec.contention * loads.backward_s
+    return Lanes(
+        forward_s=forward_s,
+        forward_upload_s=ratio * traffic.forward_out_bytes / up + latency_s * traffic.forward_out_objects,
+        forward_download_s=ratio * traffic.forward_in_bytes / down + latency_s * traffic.forward_in_objects,
+        backward_s=backward_s + np.where(loads.recompute, forward_s, 0.0),
+        backward_upload_s=ratio * traffic.backward_out_bytes / up + latency_s * traffic.backward_out_objects,
+        backward_download_s=ratio * traffic.backward_in_bytes / down + latency_s * traffic.backward_in_objects,
+    )
+
+
+def sync_time_s(
+    sync: Sync,
+    *,
+    gradient_bytes: Array | float,
+    replicas: int,
+    upload_bytes_s: Array | float,
+    download_bytes_s: Array | float,
+    latency_s: float,
+) -> Array:
+    """Seconds in which `replicas` functions sum `gradient_bytes` each through storage.
+
+    Three-phase (LambdaML): the foreign splits up, one's own split of the others down, the merged split up and the
+    others' down, one after the other. Pipelined (FuncPipe): the first two overlap, step by step. For equal links w the
+    two are 3s/w − 2s/(nw) + 4 latencies and 2s/w + (2 + n) latencies (FuncPipe, section 3.3).
+    """
+    split_bytes = np.asarray(gradient_bytes, dtype=np.float64) / replicas
+    up_s, down_s = split_bytes / upload_bytes_s, split_bytes / download_bytes_s
+    if replicas == 1:
+        return np.zeros_like(up_s)
+    spread_s: Array = up_s + (replicas - 1) * down_s
+    if sync is Sync.THREE_PHASE:
+        return (replicas - 1) * (up_s + down_s) + spread_s + 4 * latency_s
+    reduce_s: Array = up_s + (replicas - 2) * np.maximum(up_s, down_s) + down_s
+    return reduce_s + spread_s + (2 + replicas) * latency_s
+
+
+def sync_times(loads: Loads, setting: Setting, *, workers: int) -> Array:
+    """Seconds in which each stage's replicas sum their gradients; `workers` functions share the platform's links."""
+    up, down = shared_link(loads, setting, workers)
+    return sync_time_s(
+        setting.sync,
+        gradient_bytes=loads.parameter_bytes,
+        replicas=setting.replicas,
+        upload_bytes_s=up,
+        download_bytes_s=down,
+        latency_s=setting.spec.latency_s,
+    )
+
+
+def requests(traffic: Traffic, setting: Setting) -> tuple[Array, Array]:
+    """Puts and gets of each stage in one iteration, all replicas together."""
+    replicas = setting.replicas
+    sync_puts, sync_gets = (replicas * replicas, replicas * 2 * (replicas - 1)) if replicas > 1 else (0, 0)
+    puts = setting.micro_batches * (traffic.forward_out_objects + traffic.backward_out_objects) + sync_puts
+    gets = setting.micro_batches * (traffic.forward_in_objects + traffic.backward_in_objects) + sync_gets
+    return puts, gets
+
+
+def request_usd(puts: Array, gets: Array, spec: PlatformSpec) -> Array:
+    """Dollars for storage requests."""
+    return puts * spec.price_put_usd + gets * spec.price_get_usd
+
+
+def compute_work_s(lanes: Lanes, setting: Setting) -> Array:
+    """Seconds of one processor that each stage computes in one iteration, all replicas together."""
+    return setting.micro_batches * (lanes.forward_s + lanes.backward_s)
+
+
+def iteration_time_s(lanes: Lanes, sync_s: Array, setting: Setting) -> Array:
+    """Seconds of one iteration; the last axis runs along the stages of a plan and vanishes.
+
+    The forward pass fills the pipeline once and then follows its slowest lane; so does the backward pass, whose stages
+    synchronise as soon as their own last backward is done (FuncPipe, section 3.2). Where all functions share a few
+    processors, no iteration is shorter than its computation spread over all of them.
+    """
+    repeats = setting.micro_batches_each - 1
+    forward_s = lanes.forward_sum_s.sum(-1) + repeats * lanes.forward_max_s.max(-1)
+    backwards = lanes.backward_sum_s[..., ::-1].cumsum(-1)[..., ::-1]
+    slowest = np.maximum.accumulate(lanes.backward_max_s[..., ::-1], axis=-1)[..., ::-1]
+    total_s: Array = forward_s + (backwards + repeats * slowest + sync_s).max(-1)
+    if setting.spec.shared_cores is not None:
+        work_s = compute_work_s(lanes, setting).sum(-1)
+        total_s = np.maximum(total_s, work_s / setting.spec.shared_cores)
+    return total_s

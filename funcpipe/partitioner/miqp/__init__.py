@@ -1,0 +1,1 @@
+"""The optimisation problem as mixed-integer programmes for solvers."""

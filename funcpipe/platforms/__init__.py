@@ -1,0 +1,1 @@
+"""Where functions run and objects live."""

@@ -1,0 +1,71 @@
+"""The two Protocols that a cloud must satisfy: object storage, and a platform that runs functions."""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from funcpipe.core import PlatformSpec, WorkerSpec
+
+Gate = AbstractContextManager[object]
+OPEN: Gate = nullcontext()
+"""The gate that is always open. A gate is held exactly while the body of an object moves."""
+
+
+class Storage(Protocol):
+    """Whole objects by key. `put` is atomic: a reader sees all of an object or none of it.
+
+    Every method may be called from several threads at once. `gate` is entered when the request's latency is over and
+    left when its body has moved, so that requests can wait side by side while bodies pass one at a time.
+    """
+
+    def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
+        """Write an object; with `if_absent`, raise KeyExists rather than replace one."""
+
+    def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
+        """The bytes [start, stop) of an object, to its end if `stop` is None or beyond it; raises KeyMissing."""
+
+    def delete(self, key: str) -> None:
+        """Remove an object; a missing key is not an error."""
+
+    def list(self, prefix: str) -> tuple[str, ...]:
+        """The keys that begin with `prefix`, sorted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handle:
+    """A function that was started: which worker it is, and what the platform calls it."""
+
+    worker: str
+    name: str
+
+
+class State(Enum):
+    """Where a function is in its life."""
+
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """The state of a function and, if it failed, why: killed by which signal, out of memory, timed out, exit code."""
+
+    state: State
+    reason: str = ""
+
+
+class Platform(Protocol):
+    """Runs functions and tells how they fare."""
+
+    spec: PlatformSpec
+
+    def invoke(self, worker: WorkerSpec) -> Handle:
+        """Start a function and return at once."""
+
+    def status(self, handle: Handle) -> Status:
+        """How the function fares."""
+
+    def stop(self, handle: Handle) -> None:
+        """End the function if it still runs; return when it has ended."""

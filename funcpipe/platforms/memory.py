@@ -1,0 +1,42 @@
+"""Objects in this process's memory: for tests, and for functions that are threads."""
+
+import threading
+
+from funcpipe.errors import KeyExists, KeyMissing
+from funcpipe.platforms.base import OPEN, Gate
+
+
+class MemoryStorage:
+    """A dictionary behind a lock."""
+
+    def __init__(self) -> None:
+        self._objects: dict[str, bytes] = {}
+        self._lock = threading.Lock()
+
+    def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
+        """Write an object; with `if_absent`, raise KeyExists rather than replace one."""
+        with gate:
+            body = bytes(data)
+        with self._lock:
+            if if_absent and key in self._objects:
+                raise KeyExists(key)
+            self._objects[key] = body
+
+    def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
+        """The bytes [start, stop) of an object; raises KeyMissing."""
+        with self._lock:
+            body = self._objects.get(key)
+        if body is None:
+            raise KeyMissing(key)
+        with gate:
+            return body[start:stop]
+
+    def delete(self, key: str) -> None:
+        """Remove an object; a missing key is not an error."""
+        with self._lock:
+            self._objects.pop(key, None)
+
+    def list(self, prefix: str) -> tuple[str, ...]:
+        """The keys that begin with `prefix`, sorted."""
+        with self._lock:
+            return tuple(sorted(key for key in self._objects if key.startswith(prefix)))

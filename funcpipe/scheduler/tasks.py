@@ -1,0 +1,120 @@
+"""Tasks and lanes: what a schedule is made of.
+
+A task prints short and exactly, for example `get-activation.s2.r0.m3.p0.k1`, and reads back; that text is what stands
+in traces, logs and storage keys.
+"""
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+from funcpipe.core import Resource
+from funcpipe.errors import InvalidValue
+
+
+class Kind(Enum):
+    """What a task does."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    PUT_ACTIVATION = "put-activation"
+    GET_ACTIVATION = "get-activation"
+    PUT_GRADIENT = "put-gradient"
+    GET_GRADIENT = "get-gradient"
+    FLATTEN = "flatten"
+    PUT_SPLIT = "put-split"
+    GET_SPLIT = "get-split"
+    MERGE = "merge"
+    PUT_MERGED = "put-merged"
+    GET_MERGED = "get-merged"
+    UPDATE = "update"
+
+    @property
+    def is_put(self) -> bool:
+        """Whether it writes an object."""
+        return self.value.startswith("put-")
+
+    @property
+    def is_get(self) -> bool:
+        """Whether it reads an object."""
+        return self.value.startswith("get-")
+
+    @property
+    def resource(self) -> Resource:
+        """The lane that tasks of this kind run on."""
+        if self.is_put:
+            return Resource.UPLOAD
+        return Resource.DOWNLOAD if self.is_get else Resource.COMPUTE
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One of the three things that a worker does at the same time: compute, upload, download."""
+
+    stage: int
+    replica: int
+    resource: Resource
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One piece of work of one worker.
+
+    `micro_batch` counts over all replicas. `peer` is the other stage of a transfer between stages, or the other replica
+    of one between replicas. `part` numbers the objects that a stage writes for one micro-batch, or the splits of the
+    gradient.
+    """
+
+    kind: Kind
+    stage: int
+    replica: int
+    micro_batch: int | None = None
+    peer: int | None = None
+    part: int | None = None
+
+    @property
+    def lane(self) -> Lane:
+        """The lane that it runs on."""
+        return Lane(self.stage, self.replica, self.kind.resource)
+
+    def __str__(self) -> str:
+        text = f"{self.kind.value}.s{self.stage}.r{self.replica}"
+        for letter, number in (("m", self.micro_batch), ("p", self.peer), ("k", self.part)):
+            if number is not None:
+                text += f".{letter}{number}"
+        return text
+
+    @staticmethod
+    def parse(text: str) -> "Task":
+        """The task that prints as `text`."""
+        match = _TASK.fullmatch(text)
+        if match is None or match["kind"] not in _KINDS:
+            raise InvalidValue("task", text, "must read like 'forward.s0.r1.m3'")
+        numbers = {
+            name: int(value) for name, value in match.groupdict().items() if name != "kind" and value is not None
+        }
+        return Task(_KINDS[match["kind"]], **numbers)
+
+
+_KINDS = {kind.value: kind for kind in Kind}
+_TASK = re.compile(
+    r"(?P<kind>[a-z-]+)\.s(?P<stage>\d+)\.r(?P<replica>\d+)"
+    r"(\.m(?P<micro_batch>\d+))?(\.p(?P<peer>\d+))?(\.k(?P<part>\d+))?",
+    re.ASCII,
+)
+
+
+def source_of(get: Task) -> Task:
+    """The put that writes the object which `get` reads."""
+    assert get.peer is not None, f"{get} reads from nobody"
+    match get.kind:
+        case Kind.GET_ACTIVATION:
+            return Task(Kind.PUT_ACTIVATION, get.peer, get.replica, micro_batch=get.micro_batch, part=get.part)
+        case Kind.GET_GRADIENT:
+            return Task(Kind.PUT_GRADIENT, get.peer, get.replica, micro_batch=get.micro_batch, peer=get.stage)
+        case Kind.GET_SPLIT:
+            return Task(Kind.PUT_SPLIT, get.stage, get.peer, part=get.part)
+        case Kind.GET_MERGED:
+            return Task(Kind.PUT_MERGED, get.stage, get.peer, part=get.part)
+        case _:
+            raise InvalidValue("task", str(get), "must be a get")

@@ -1,0 +1,115 @@
+import json
+import struct
+import zlib
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from funcpipe.comm.codec import decode, encode
+from funcpipe.core import Wire
+from funcpipe.errors import CorruptMessage
+
+DTYPES = [
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.complex64,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+]
+shapes = st.lists(st.integers(0, 5), max_size=4)
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> Tensor:
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
+    dtype, shape = draw(st.sampled_from(DTYPES)), draw(shapes)
+    made = (torch.randn(shape, generator=generator) * 100).to(dtype)
+    if made.ndim >= 2 and draw(st.booleans()):
+        made = made.transpose(0, 1)
+    if made.ndim >= 1 and made.shape[0] > 1 and draw(st.booleans()):
+        made = made[::2]
+    return made
+
+
+@given(st.dictionaries(st.text(max_size=10), tensors(), max_size=4))
+def test_tensors_read_back_as_they_were_written(message: dict[str, Tensor]) -> None:
+    found = decode(bytes(encode(message)))
+    assert list(found) == list(message)
+    for name, tensor in message.items():
+        assert found[name].dtype == tensor.dtype
+        assert found[name].shape == tensor.shape
+        assert torch.equal(found[name], tensor) or torch.isnan(tensor.float()).any()
+
+
+def test_what_is_read_is_memory_of_its_own() -> None:
+    data = bytes(encode({"a": torch.zeros(3)}))
+    first = decode(data)["a"]
+    first += 1
+    assert decode(data)["a"].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(("wire", "dtype"), [(Wire.BF16, torch.bfloat16), (Wire.FP16, torch.float16)])
+def test_only_32_bit_floats_travel_in_another_format(wire: Wire, dtype: torch.dtype) -> None:
+    sent = {"x": torch.randn(64), "n": torch.arange(64), "d": torch.randn(64, dtype=torch.float64)}
+    message = encode(sent, wire)
+    found = decode(message)
+    assert torch.equal(found["x"], sent["x"].to(dtype).float())
+    assert torch.equal(found["n"], sent["n"])
+    assert torch.equal(found["d"], sent["d"])
+    assert encode(sent).nbytes - message.nbytes == 128
+
+
+def test_every_changed_or_lost_byte_is_noticed() -> None:
+    message = bytes(encode({"a": torch.arange(7), "b": torch.zeros(())}))
+    for place in range(len(message)):
+        changed = bytearray(message)
+        changed[place] ^= 0x10
+        with pytest.raises(CorruptMessage):
+            decode(changed)
+    for length in range(len(message)):
+        with pytest.raises(CorruptMessage):
+            decode(message[:length])
+    with pytest.raises(CorruptMessage):
+        decode(message + b"\0")
+
+
+@pytest.mark.parametrize(
+    "description",
+    [
+        None,
+        3,
+        [3],
+        [["a"]],
+        [["a", "float32", [4], "float32", 1 << 60]],
+        [["a", "float32", [1 << 40], "float32", 0]],
+        [["a", "float32", [-4], "float32", 0]],
+        [["a", "float32", [-1, -4], "float32", 0]],
+        [["a", "float32", [4], "float32", -4]],
+        [["a", "float99", [4], "float32", 0]],
+        [["a", "float32", ["x"], "float32", 0]],
+        [["a", "float32", None, "float32", 0]],
+        [[[], "float32", [1], "float32", 0]],
+    ],
+)
+def test_a_description_that_does_not_fit_its_bytes_is_refused(description: object) -> None:
+    text = json.dumps(description).encode()
+    rest = struct.pack("<I", len(text)) + text
+    rest += bytes(-(8 + len(rest)) % 64 + 16)
+    with pytest.raises(CorruptMessage, match="cannot be read"):
+        decode(b"FPM1" + struct.pack("<I", zlib.crc32(rest)) + rest)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_message_or_refused(data: bytes) -> None:
+    for candidate in (data, b"FPM1" + struct.pack("<I", zlib.crc32(data)) + data):
+        with pytest.raises(CorruptMessage):
+            decode(candidate)

@@ -1,0 +1,150 @@
+"""One suite for every storage back-end."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from funcpipe.errors import KeyExists, KeyMissing
+from funcpipe.platforms.base import Storage
+from funcpipe.platforms.files import FileStorage
+from funcpipe.platforms.memory import MemoryStorage
+from funcpipe.platforms.wrappers import Counted
+
+BACK_ENDS: dict[str, Callable[[Path], Storage]] = {
+    "memory": lambda folder: MemoryStorage(),
+    "files": FileStorage,
+    "counted files": lambda folder: Counted(FileStorage(folder)),
+}
+
+keys = (
+    st.lists(st.text("abcXYZ0189-_.", min_size=1, max_size=8), min_size=1, max_size=3)
+    .map("/".join)
+    .filter(lambda key: not any(part.strip(".") == "" for part in key.split("/")))
+)
+
+
+@pytest.fixture(params=BACK_ENDS)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    return BACK_ENDS[request.param](tmp_path / "objects")
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(key=keys, data=st.binary(max_size=300), start=st.integers(0, 310), length=st.integers(0, 310))
+def test_what_was_put_is_got_whole_and_in_ranges(
+    store: Storage, key: str, data: bytes, start: int, length: int
+) -> None:
+    store.put(key, data)
+    assert store.get(key) == data
+    assert store.get(key, start=start) == data[start:]
+    assert store.get(key, start=start, stop=start + length) == data[start : start + length]
+    store.delete(key)
+
+
+def test_a_missing_object_is_an_error_that_names_it(store: Storage) -> None:
+    with pytest.raises(KeyMissing, match="'run/nothing'"):
+        store.get("run/nothing")
+    store.put("run/a/b", b"1")
+    with pytest.raises(KeyMissing, match="'run/a'"):
+        store.get("run/a")
+
+
+def test_a_memoryview_is_written_as_its_bytes(store: Storage) -> None:
+    store.put("k", memoryview(bytearray(b"abcd"))[1:3])
+    assert store.get("k") == b"bc"
+
+
+def test_put_replaces_unless_told_not_to(store: Storage) -> None:
+    store.put("k", b"1")
+    store.put("k", b"22")
+    assert store.get("k") == b"22"
+    with pytest.raises(KeyExists, match="'k'"):
+        store.put("k", b"333", if_absent=True)
+    assert store.get("k") == b"22"
+    store.put("new", b"1", if_absent=True)
+    assert store.get("new") == b"1"
+
+
+def test_of_many_conditional_puts_one_succeeds(store: Storage) -> None:
+    won: list[int] = []
+
+    def put(number: int) -> None:
+        try:
+            store.put("lease", str(number).encode(), if_absent=True)
+        except KeyExists:
+            return
+        won.append(number)
+
+    in_threads([lambda n=n: put(n) for n in range(16)])  # type: ignore[misc]
+    assert len(won) == 1
+    assert store.get("lease") == str(won[0]).encode()
+
+
+def test_delete_is_repeatable_and_list_is_by_prefix(store: Storage) -> None:
+    for key in ("run-1/b", "run-1/a/x", "run-10/a", "other"):
+        store.put(key, b"")
+    assert store.list("run-1/") == ("run-1/a/x", "run-1/b")
+    assert store.list("run-1") == ("run-1/a/x", "run-1/b", "run-10/a")
+    assert store.list("") == ("other", "run-1/a/x", "run-1/b", "run-10/a")
+    for _ in range(2):
+        store.delete("run-1/a/x")
+    assert store.list("run-1/") == ("run-1/b",)
+    assert store.list("nowhere/") == ()
+
+
+def test_readers_see_all_of_an_object_or_none_of_it(store: Storage) -> None:
+    bodies = [bytes([value]) * 200_000 for value in range(4)]
+    store.put("k", bodies[0])
+    stop = threading.Event()
+    seen: set[bytes] = set()
+
+    def read() -> None:
+        while not stop.is_set():
+            seen.add(store.get("k"))
+
+    def write() -> None:
+        for _ in range(25):
+            for body in bodies:
+                store.put("k", body)
+        stop.set()
+
+    in_threads([read, read, write])
+    assert seen <= set(bodies)
+
+
+def test_the_gate_is_held_while_the_body_moves(store: Storage) -> None:
+    passed: list[str] = []
+
+    @contextmanager
+    def gate(name: str) -> Iterator[None]:
+        passed.append(f"{name} in")
+        yield
+        passed.append(f"{name} out")
+
+    store.put("k", b"1", gate=gate("put"))
+    store.get("k", gate=gate("get"))
+    with pytest.raises(KeyMissing):
+        store.get("none", gate=gate("missing"))
+    assert passed == ["put in", "put out", "get in", "get out"]
+
+
+def in_threads(work: list[Callable[[], None]]) -> None:
+    failures: list[BaseException] = []
+
+    def run(item: Callable[[], None]) -> None:
+        try:
+            item()
+        except BaseException as error:  # noqa: BLE001 - raised again below, in the test's own thread
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(item,)) for item in work]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]

@@ -1,0 +1,326 @@
+import json
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from funcpipe.core import (
+    Estimate,
+    FunctionSize,
+    LayerProfile,
+    ModelProfile,
+    Optimality,
+    OptimizerKind,
+    Plan,
+    PlatformSpec,
+    Recompute,
+    ScheduleKind,
+    SolverReport,
+    Stage,
+    StageEstimate,
+    Sync,
+    TensorProfile,
+    TrainingSpec,
+    Wire,
+    from_text,
+    read,
+    to_text,
+    write,
+)
+from funcpipe.errors import FormatError, InvalidValue
+
+counts = st.integers(0, 2**50)
+seconds = st.floats(0, 1e6)
+names = st.text(min_size=1, max_size=12)
+
+
+@st.composite
+def profiles(draw: st.DrawFn) -> ModelProfile:
+    sizes = draw(st.lists(names, min_size=1, max_size=4, unique=True))
+    layer_names = draw(st.lists(names, min_size=1, max_size=6, unique=True))
+    times = st.lists(seconds, min_size=len(sizes), max_size=len(sizes)).map(tuple)
+    layers = tuple(
+        LayerProfile(
+            name=name,
+            parameter_bytes=draw(counts),
+            activation_bytes=draw(counts),
+            forward_s=draw(times),
+            backward_s=draw(times),
+            input_bytes=draw(counts),
+        )
+        for name in layer_names
+    )
+    tensors = []
+    for producer in range(len(layers) - 1):
+        consumers = draw(st.sets(st.integers(producer + 1, len(layers) - 1), min_size=1))
+        tensors.append(
+            TensorProfile(
+                name=f"t{producer}",
+                producer=producer,
+                consumers=tuple(sorted(consumers)),
+                forward_bytes=draw(counts),
+                backward_bytes=draw(counts),
+            )
+        )
+    return ModelProfile(
+        model=draw(names),
+        micro_batch=draw(st.integers(1, 64)),
+        platform=draw(names),
+        sizes=tuple(sizes),
+        base_memory_bytes=draw(counts),
+        layers=layers,
+        tensors=tuple(tensors),
+        estimated=draw(st.booleans()),
+    )
+
+
+@st.composite
+def platforms(draw: st.DrawFn) -> PlatformSpec:
+    memory = sorted(draw(st.lists(st.integers(1, 20_000), min_size=1, max_size=5, unique=True)))
+    rate = st.floats(1, 1e12)
+    sizes = tuple(
+        FunctionSize(
+            name=f"{mb}MB",
+            memory_mb=mb,
+            vcpu=draw(st.floats(0.01, 64)),
+            upload_bytes_s=draw(rate),
+            download_bytes_s=draw(rate),
+            price_usd_s=draw(seconds),
+        )
+        for mb in memory
+    )
+    return PlatformSpec(
+        name=draw(names),
+        region=draw(names),
+        as_of="2026-11",
+        source=draw(names),
+        sizes=sizes,
+        latency_s=draw(seconds),
+        contention=draw(st.floats(1, 10)),
+        shared_bytes_s=draw(st.none() | rate),
+        price_put_usd=draw(seconds),
+        price_get_usd=draw(seconds),
+        price_invocation_usd=draw(seconds),
+        lifetime_s=draw(st.none() | st.floats(1, 1e5)),
+        cold_start_s=draw(seconds),
+        max_functions=draw(st.integers(1, 10_000)),
+        max_payload_bytes=draw(st.integers(1, 2**24)),
+        shared_cores=draw(st.none() | st.integers(1, 128)),
+    )
+
+
+stage_estimates = st.builds(
+    StageEstimate,
+    base_bytes=counts,
+    state_bytes=counts,
+    activation_bytes=counts,
+    forward_s=seconds,
+    forward_upload_s=seconds,
+    forward_download_s=seconds,
+    backward_s=seconds,
+    backward_upload_s=seconds,
+    backward_download_s=seconds,
+    sync_s=seconds,
+)
+estimates = st.builds(
+    Estimate,
+    iteration_s=seconds,
+    cost_usd=seconds,
+    compute_usd=seconds,
+    request_usd=seconds,
+    peak_memory_bytes=counts,
+    puts=counts,
+    gets=counts,
+    bottleneck=names,
+    stages=st.lists(stage_estimates, max_size=3).map(tuple),
+)
+solver_reports = st.builds(
+    SolverReport,
+    name=names,
+    status=st.sampled_from(Optimality),
+    objective=seconds,
+    gap=st.none() | seconds,
+    solve_s=seconds,
+    bound=st.none() | seconds,
+)
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    cuts = sorted(draw(st.sets(st.integers(1, 40), min_size=1, max_size=5)))
+    stages = tuple(
+        Stage(
+            first=first,
+            stop=stop,
+            size=draw(names),
+            memory_mb=draw(st.integers(1, 20_000)),
+            recompute=draw(st.booleans()),
+            layers=tuple(draw(st.lists(names, max_size=3))),
+        )
+        for first, stop in zip([0, *cuts], cuts, strict=False)
+    )
+    micro_batch, replicas = draw(st.integers(1, 8)), draw(st.integers(1, 8))
+    return Plan(
+        global_batch=micro_batch * replicas * draw(st.integers(1, 8)),
+        micro_batch=micro_batch,
+        replicas=replicas,
+        schedule=draw(st.sampled_from(ScheduleKind)),
+        sync=draw(st.sampled_from(Sync)),
+        wire=draw(st.sampled_from(Wire)),
+        stages=stages,
+        optimizer=draw(st.sampled_from(OptimizerKind)),
+        estimate=draw(st.none() | estimates),
+        solver=draw(st.none() | solver_reports),
+    )
+
+
+training_specs = st.builds(
+    TrainingSpec,
+    global_batch=st.integers(1, 4096),
+    optimizer=st.sampled_from(OptimizerKind),
+    wire=st.sampled_from(Wire),
+    recompute=st.sampled_from(Recompute),
+    schedule=st.none() | st.sampled_from(ScheduleKind),
+    replicas=st.none() | st.lists(st.integers(1, 64), max_size=4).map(tuple),
+    time_value=seconds,
+    deadline_s=st.none() | st.floats(1e-6, 1e6),
+)
+
+
+@given(st.one_of(profiles(), platforms(), plans(), training_specs))
+def test_every_value_reads_back_as_it_was_written(value: Any) -> None:
+    assert from_text(type(value), to_text(value), source="x.json") == value
+
+
+def example() -> Plan:
+    return Plan(
+        global_batch=64,
+        micro_batch=4,
+        replicas=2,
+        schedule=ScheduleKind.GPIPE,
+        sync=Sync.PIPELINED,
+        wire=Wire.FP32,
+        stages=(
+            Stage(first=0, stop=7, size="4096MB", memory_mb=4096),
+            Stage(first=7, stop=26, size="2048MB", memory_mb=2048),
+        ),
+    )
+
+
+def document() -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(to_text(example()))
+    return data
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"format": "funcpipe.plan/9"},
+            "plan.json: field 'format' is 'funcpipe.plan/9', but this funcpipe reads version 1",
+        ),
+        (
+            {"format": "funcpipe.profile/1"},
+            "plan.json: field 'format' is 'funcpipe.profile/1', expected 'funcpipe.plan/1'",
+        ),
+        ({"format": None}, "plan.json: field 'format' is missing"),
+        ({"replicas": "2"}, "plan.json: field 'replicas' must be an integer, got \"2\""),
+        ({"replicas": True}, "plan.json: field 'replicas' must be an integer, got true"),
+        ({"replicas": 0}, "plan.json: field 'replicas' must be at least 1, got 0"),
+        (
+            {"replicas": 3},
+            "plan.json: field 'global_batch' must be a multiple of micro_batch x replicas = 4 x 3, got 64",
+        ),
+        ({"wire": "fp8"}, "plan.json: field 'wire' must be one of 'fp32', 'bf16', 'fp16', got 'fp8'"),
+        ({"stages": []}, "plan.json: field 'stages' must not be empty"),
+        ({"stages": {}}, "plan.json: field 'stages' must be an array, got {}"),
+        (
+            {"stages": [{"first": 0, "stop": 0, "size": "a", "memory_mb": 1}]},
+            "field 'stages[0].stop' must be at least 1",
+        ),
+        ({"stages": [{"first": 0, "stop": 2, "memory_mb": 1}]}, "field 'stages[0].size' is missing"),
+        ({"stages": [{"first": 1, "stop": 2, "size": "a", "memory_mb": 1}]}, "field 'stages[0].first' must be 0"),
+    ],
+)
+def test_a_wrong_field_is_named_with_its_file(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(FormatError) as error:
+        from_text(Plan, json.dumps(document() | change), source="plan.json")
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("field", ["global_batch", "micro_batch", "replicas", "schedule", "sync", "wire", "stages"])
+def test_a_missing_field_is_named(field: str) -> None:
+    data = document()
+    del data[field]
+    with pytest.raises(FormatError, match=f"plan.json: field '{field}' is missing"):
+        from_text(Plan, json.dumps(data), source="plan.json")
+
+
+def test_an_unknown_field_is_ignored_with_a_warning_that_names_its_neighbour() -> None:
+    with pytest.warns(UserWarning, match="unknown field 'replica' is ignored; did you mean 'replicas'"):
+        assert from_text(Plan, json.dumps(document() | {"replica": 2}), source="plan.json") == example()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "null", "NaN", '{"format": "funcpipe.plan/1"', "[" * 100_000])
+def test_text_that_is_no_document_is_refused(text: str) -> None:
+    with pytest.raises(FormatError, match=r"x\.json"):
+        from_text(Plan, text, source="x.json")
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999", "1" + "0" * 400, "true", '"1"', "null"])
+def test_a_number_must_be_finite(number: str) -> None:
+    data = to_text(replace_latency(0.5)).replace('"latency_s": 0.5', f'"latency_s": {number}')
+    with pytest.raises(FormatError, match="field 'latency_s' must be a finite number"):
+        from_text(PlatformSpec, data, source="x.json")
+
+
+def replace_latency(latency_s: float) -> PlatformSpec:
+    size = FunctionSize(name="1MB", memory_mb=1, vcpu=1.0, upload_bytes_s=1.0, download_bytes_s=1.0, price_usd_s=0.0)
+    return PlatformSpec(
+        name="p",
+        region="r",
+        as_of="2026-11",
+        source="s",
+        sizes=(size,),
+        latency_s=latency_s,
+        contention=1.0,
+        shared_bytes_s=None,
+        price_put_usd=0.0,
+        price_get_usd=0.0,
+        price_invocation_usd=0.0,
+        lifetime_s=None,
+        cold_start_s=0.0,
+        max_functions=1,
+        max_payload_bytes=1,
+    )
+
+
+def test_values_check_themselves() -> None:
+    spec = replace_latency(0.1)
+    with pytest.raises(InvalidValue, match="latency_s must be at least 0, got -1"):
+        replace(spec, latency_s=-1.0)
+    with pytest.raises(InvalidValue, match="sizes must be in ascending order of memory_mb"):
+        replace(spec, sizes=(replace(spec.sizes[0], name="b", memory_mb=2), spec.sizes[0]))
+    with pytest.raises(InvalidValue, match="must be one of 1MB, got 'z'"):
+        spec.size("z")
+    with pytest.raises(InvalidValue, match=r"consumers\[0\] must come after the producer 1 \(no cycles\), got 1"):
+        TensorProfile(name="t", producer=1, consumers=(1,), forward_bytes=0, backward_bytes=0)
+    with pytest.raises(InvalidValue, match="budget_usd cannot be given together with deadline_s"):
+        TrainingSpec(global_batch=4, deadline_s=1.0, budget_usd=1.0)
+
+
+def test_files_are_written_and_read(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    write(example(), path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert read(Plan, path) == example()
+    with pytest.raises(FormatError, match=r"nowhere.json: cannot be read: .*No such file"):
+        read(Plan, tmp_path / "nowhere.json")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(FormatError, match="binary: cannot be read"):
+        read(Plan, tmp_path / "binary")

@@ -1,0 +1,58 @@
+"""Plans made by hand, cutting a model's layers evenly."""
+
+import itertools
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import nn
+
+from funcpipe.core import OptimizerKind, Plan, ScheduleKind, Stage, Sync, Wire
+from funcpipe.data import Batches
+from funcpipe.graph import trace
+
+momentum: Callable[..., torch.optim.Optimizer] = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+
+
+def even_plan(
+    model: nn.Module,
+    sample: tuple[torch.Tensor, ...],
+    *,
+    stages: int,
+    replicas: int,
+    micro_batch: int,
+    micro_batches: int,
+    recompute: bool = False,
+    sync: Sync = Sync.PIPELINED,
+    wire: Wire = Wire.FP32,
+) -> Plan:
+    """`micro_batches` is the number of each replica."""
+    names = [layer.name for layer in trace(model, sample).layers]
+    cuts = [round(len(names) * i / stages) for i in range(stages + 1)]
+    return Plan(
+        global_batch=micro_batch * micro_batches * replicas,
+        micro_batch=micro_batch,
+        replicas=replicas,
+        schedule=ScheduleKind.GPIPE,
+        sync=sync,
+        wire=wire,
+        optimizer=OptimizerKind.MOMENTUM,
+        platform="local",
+        stages=tuple(
+            Stage(
+                first=first,
+                stop=stop,
+                size="1024MB",
+                memory_mb=1024,
+                recompute=recompute,
+                layers=tuple(names[first:stop]),
+            )
+            for first, stop in itertools.pairwise(cuts)
+        ),
+    )
+
+
+def sample_numbers(plan: Plan, samples: int, epochs: int, seed: int = 0) -> list[tuple[tuple[int, ...], ...]]:
+    """The sample numbers of each micro-batch of each step."""
+    batches = Batches(samples=samples, global_batch=plan.global_batch, micro_batch=plan.micro_batch, seed=seed)
+    return [step.micro_batches for epoch in range(epochs) for step in batches.epoch(epoch)]

@@ -1,0 +1,50 @@
+"""A small model, its data and plans, for tests of whole runs."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from funcpipe.core import Plan
+from tests.e2e.plans import even_plan
+
+SAMPLES = 64
+optimizer: Callable[..., torch.optim.Optimizer] = partial(torch.optim.SGD, lr=0.1)
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def sample() -> tuple[Tensor]:
+    return (torch.zeros(2, 4),)
+
+
+def data() -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(3)
+    return [(torch.randn(4, generator=generator), torch.tensor(i % 3)) for i in range(SAMPLES)]
+
+
+def short_data() -> list[tuple[Tensor, Tensor]]:
+    return data()[:3]
+
+
+def other_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 3))
+
+
+def plan(stages: int = 2, replicas: int = 2, **options: Any) -> Plan:
+    return even_plan(model(), sample(), stages=stages, replicas=replicas, micro_batch=2, micro_batches=2, **options)
+
+
+def failing_loss(output: Tensor, target: Tensor) -> Tensor:
+    raise ValueError("the loss function fails")
+
+
+def sleeping_loss(output: Tensor, target: Tensor) -> Tensor:
+    import time
+
+    time.sleep(600)
+    return output.mean()

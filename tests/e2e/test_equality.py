@@ -1,0 +1,98 @@
+"""The proof of the whole: a run over functions equals plain PyTorch in one process."""
+
+import copy
+from types import ModuleType
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from experiments.models import characters, digits
+from funcpipe.api import FuncPipe
+from funcpipe.core import Plan, Sync
+from tests.e2e.plans import even_plan, momentum, sample_numbers
+from tests.e2e.reference import largest_difference, train
+
+SHAPES = [(1, 1), (3, 1), (1, 3), (2, 2), (3, 2)]
+
+
+class First(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """The first samples of a dataset of tensors, floating-point inputs in another precision."""
+
+    def __init__(self, module: ModuleType, samples: int, dtype: torch.dtype) -> None:
+        inputs, targets = (tensor[:samples] for tensor in module.train_data().tensors)
+        self.inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
+        self.targets = targets
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.inputs[index], self.targets[index]
+
+
+def differences(module: ModuleType, dtype: torch.dtype, *, plan: Plan, model: torch.nn.Module) -> tuple[float, float]:
+    """Train 20 steps both ways; the largest relative difference of any loss, and of any tensor of the state."""
+    samples = 9 * plan.global_batch + plan.micro_batch + 1  # the last batch is short, and so is its last micro-batch
+    dataset = First(module, samples, dtype)
+    expected = copy.deepcopy(model)
+    steps = sample_numbers(plan, samples, epochs=2)
+    assert len(steps) == 20
+    losses = train(expected, dataset, loss_fn=module.loss, optimizer=momentum, steps=steps)
+    result = FuncPipe(model, loss_fn=module.loss, optimizer=momentum).train(
+        dataset, epochs=2, plan=plan, message_deadline_s=60
+    )
+    assert largest_difference(model.state_dict(), result.state_dict()) == 0
+    found = zip(result.losses, losses, strict=True)
+    return max(abs(a - b) / b for a, b in found), largest_difference(result.state_dict(), expected.state_dict())
+
+
+def trained(
+    module: ModuleType,
+    dtype: torch.dtype,
+    stages: int,
+    replicas: int,
+    *,
+    recompute: bool = False,
+    sync: Sync = Sync.PIPELINED,
+) -> tuple[float, float]:
+    torch.manual_seed(1)
+    model = module.model().to(dtype)
+    sample = First(module, 4, dtype).inputs
+    plan = even_plan(
+        model,
+        (sample,),
+        stages=stages,
+        replicas=replicas,
+        micro_batch=4,
+        micro_batches=2,
+        recompute=recompute,
+        sync=sync,
+    )
+    return differences(module, dtype, plan=plan, model=model)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stages", "replicas"), SHAPES)
+@pytest.mark.parametrize("module", [digits, characters], ids=["digits", "characters"])
+def test_twenty_steps_in_double_precision_equal_one_process(module: ModuleType, stages: int, replicas: int) -> None:
+    """The network with BatchNorm amplifies rounding a thousandfold in a few steps: double precision has room for it."""
+    loss, state = trained(module, torch.float64, stages, replicas)
+    assert loss < 1e-12
+    assert state < 1e-10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stages", "replicas"), [(1, 3), (3, 2)])
+def test_twenty_steps_in_single_precision_equal_one_process(stages: int, replicas: int) -> None:
+    loss, state = trained(characters, torch.float32, stages, replicas)
+    assert loss < 1e-6
+    assert state < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", [digits, characters], ids=["digits", "characters"])
+def test_recomputed_activations_and_three_phases_change_nothing(module: ModuleType) -> None:
+    loss, state = trained(module, torch.float64, 2, 3, recompute=True, sync=Sync.THREE_PHASE)
+    assert loss < 1e-12
+    assert state < 1e-10

@@ -1,0 +1,60 @@
+"""All workers of a run as threads of the test's own process, on storage in memory: fast, and open to inspection.
+
+Threads share torch's random number generator, so the models must not draw.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import nn
+
+from funcpipe.comm.keys import Keys
+from funcpipe.core import Plan, WorkerSpec
+from funcpipe.graph import trace
+from funcpipe.launch import Job, upload
+from funcpipe.platforms.base import Storage
+from funcpipe.platforms.catalog import load_spec
+from funcpipe.worker import Worker
+
+
+def make_job(
+    model: nn.Module,
+    plan: Plan,
+    dataset: Callable[[], Any],
+    *,
+    loss: Callable[[Any, Any], torch.Tensor],
+    optimizer: Callable[[Any], torch.optim.Optimizer],
+    epochs: int = 1,
+    deadline_s: float = 20.0,
+) -> Job:
+    samples = dataset()
+    inputs = tuple(torch.stack([samples[i][k] for i in range(plan.micro_batch)]) for k in range(len(samples[0]) - 1))
+    return Job(
+        graph=trace(model, inputs),
+        plan=plan,
+        loss=loss,
+        optimizer=optimizer,
+        dataset=dataset,
+        samples=len(samples),
+        epochs=epochs,
+        seed=0,
+        shuffle=True,
+        message_deadline_s=deadline_s,
+        prices=load_spec("local"),
+    )
+
+
+def run_workers(job: Job, storage: Storage, run: str = "run-1") -> dict[str, Worker]:
+    """Train; the workers by name, as they are after training. The first error of any worker is raised."""
+    specs: list[WorkerSpec] = list(upload(job, Keys(run), storage, "file:///unused"))
+    with ThreadPoolExecutor(len(specs)) as pool:
+        started = {spec.worker: pool.submit(_run, spec, storage) for spec in specs}
+        return {worker: future.result() for worker, future in started.items()}
+
+
+def _run(spec: WorkerSpec, storage: Storage) -> Worker:
+    worker = Worker(spec, storage)
+    worker.run()
+    return worker

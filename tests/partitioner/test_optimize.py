@@ -1,0 +1,102 @@
+"""The one entry: policies and solvers by name, clear errors, nothing heavy imported."""
+
+import subprocess
+import sys
+
+import pytest
+
+from funcpipe.core import FunctionSize, ModelProfile, Plan, PlatformSpec, TrainingSpec, from_text, read, to_text
+from funcpipe.errors import FormatError, Infeasible, InvalidValue, PlanError
+from funcpipe.partitioner.optimize import optimize
+from tests.partitioner.instances import chain, platform
+
+
+def test_every_solver_finds_the_same_plan() -> None:
+    profile, spec = chain(4, 2, 3), platform(2)
+    training = TrainingSpec(global_batch=16, replicas=(1, 2), time_value=20.0)
+    plans = [optimize(profile, spec, training, solver=solver) for solver in ("auto", "exact", "highs")]
+    plans.append(optimize(profile, spec, training, policy="exhaustive"))
+    objectives = [plan.solver.objective for plan in plans if plan.solver]
+    assert objectives == pytest.approx([objectives[0]] * 4)
+
+
+def test_a_plan_survives_its_json() -> None:
+    plan = optimize(chain(4), platform(), TrainingSpec(global_batch=16, deadline_s=1e6))
+    assert from_text(Plan, to_text(plan), source="plan.json") == plan
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(InvalidValue, match="policy must be one of funcpipe, "):
+        optimize(chain(2), platform(), TrainingSpec(global_batch=4), policy="luck")
+    with pytest.raises(InvalidValue, match="solver must be one of auto, exact"):
+        optimize(chain(2), platform(), TrainingSpec(global_batch=4), solver="luck")
+
+
+def test_sizes_that_were_not_measured_are_refused() -> None:
+    with pytest.raises(PlanError, match="was not measured on '3072MB'"):
+        optimize(chain(2, 2), platform(3), TrainingSpec(global_batch=4))
+
+
+def test_a_deadline_that_nothing_meets() -> None:
+    with pytest.raises(Infeasible):
+        optimize(chain(2), platform(), TrainingSpec(global_batch=4, deadline_s=1e-6))
+
+
+def test_the_search_loads_neither_torch_nor_a_solver() -> None:
+    code = (
+        "import sys, funcpipe.partitioner.exact, funcpipe.partitioner.optimize;"
+        "print([name for name in ('torch', 'pyomo', 'highspy', 'scipy') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (('"latency_s": 0.04', '"latency_s": NaN'), "field 'latency_s' must be a finite number, got NaN"),
+        (('"contention": 1.0', '"contention": 0.5'), "field 'contention' must be at least 1, got 0.5"),
+        (('"memory_mb": 2048', '"memory_mb": 512'), "field 'sizes' must be in ascending order of memory_mb"),
+        (('"name": "2048MB"', '"name": "1024MB"'), "field 'sizes' must not hold the same name twice"),
+        (('"vcpu": 0.5', '"vcpu": -1'), r"field 'sizes\[0\].vcpu' must be above 0, got -1.0"),
+    ],
+)
+def test_bad_platforms_are_refused_with_field_and_value(change: tuple[str, str], message: str) -> None:
+    text = to_text(platform(2))
+    assert change[0] in text
+    with pytest.raises(FormatError, match=f"spec.json: {message}"):
+        from_text(PlatformSpec, text.replace(*change, 1), source="spec.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (('"producer": 0', '"producer": 1'), r"field 'tensors\[0\].consumers\[0\]' must come after the producer 1"),
+        (('"parameter_bytes": ', '"parameter_bytes": -'), r"field 'layers\[0\].parameter_bytes' must be at least 0"),
+        (('"sizes": [', '"sizes": ["0MB", '), r"field 'layers\[0\].forward_s' must hold one value for each of the 2"),
+        (('"layers": [', '"layers": [], "old": ['), "field 'layers' must not be empty"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:profile.json. unknown field")
+def test_bad_profiles_are_refused_with_field_and_value(change: tuple[str, str], message: str) -> None:
+    text = to_text(chain(3, 1))
+    assert change[0] in text
+    with pytest.raises(FormatError, match=f"profile.json: {message}"):
+        from_text(ModelProfile, text.replace(*change, 1), source="profile.json")
+
+
+def test_an_unknown_consumer_is_refused() -> None:
+    text = to_text(chain(3, 1)).replace(
+        '"producer": 1,\n   "consumers": [\n    2', '"producer": 1,\n   "consumers": [\n    7'
+    )
+    with pytest.raises(FormatError, match=r"field 'tensors\[1\].consumers' must name one of the 3 layers, got 7"):
+        from_text(ModelProfile, text, source="profile.json")
+
+
+def test_the_lambda_specification_can_be_read() -> None:
+    spec = read(PlatformSpec, "funcpipe/platforms/specs/aws-lambda.json")
+    assert [size.memory_mb for size in spec.sizes] == [1024, 2048, 3072, 4096, 5120, 6144, 8192, 10240]
+    largest: FunctionSize = spec.sizes[-1]
+    assert largest.price_usd_s == pytest.approx(1.66667e-4)
+    assert largest.upload_bytes_s == 7e7
+    assert spec.sizes[0].upload_bytes_s == pytest.approx(7e7 * 1024 / 1769, rel=1e-6)

@@ -1,0 +1,199 @@
+"""What a profile says of small models, counted by hand or measured another way."""
+
+import copy
+import time
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from funcpipe.core import FunctionSize, ModelProfile, PlatformSpec
+from funcpipe.errors import DataError
+from funcpipe.graph import trace
+from funcpipe.profiler import profile
+from tests.graph.models import CausalTransformer, ResidualNet
+from tests.split.chain import assert_same
+
+
+def size(memory_mb: int, vcpu: float) -> FunctionSize:
+    return FunctionSize(
+        name=f"{memory_mb}MB",
+        memory_mb=memory_mb,
+        vcpu=vcpu,
+        upload_bytes_s=1e7,
+        download_bytes_s=1e7,
+        price_usd_s=1e-5,
+    )
+
+
+SPEC = PlatformSpec(
+    name="local",
+    region="here",
+    as_of="2026-11",
+    source="test",
+    sizes=(size(512, 0.5), size(1024, 1.0), size(2048, 2.0)),
+    latency_s=0.0,
+    contention=1.0,
+    shared_bytes_s=None,
+    price_put_usd=0.0,
+    price_get_usd=0.0,
+    price_invocation_usd=0.0,
+    lifetime_s=None,
+    cold_start_s=0.0,
+    max_functions=8,
+    max_payload_bytes=1 << 20,
+)
+
+
+def profiled(model: nn.Module, x: Tensor, micro_batch: int, **options: Any) -> ModelProfile:
+    return profile(
+        trace(model, (x,)), (x,), spec=options.pop("spec", SPEC), micro_batch=micro_batch, repeats=2, **options
+    )
+
+
+def test_bytes_of_a_chain_counted_by_hand() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3, bias=False))
+    found = profiled(model, torch.randn(5, 4), micro_batch=2)
+    assert [layer.name for layer in found.layers] == ["0", "1", "2"]
+    assert [layer.parameter_bytes for layer in found.layers] == [4 * (4 * 8 + 8), 0, 4 * 8 * 3]
+    # The first saves its input, the ReLU its result, which is all that the last one saves as well.
+    assert [layer.activation_bytes for layer in found.layers] == [4 * 2 * 4, 4 * 2 * 8, 0]
+    assert [layer.input_bytes for layer in found.layers] == [4 * 2 * 4, 0, 0]
+    assert [(t.name, t.producer, t.consumers) for t in found.tensors] == [("0", 0, (1,)), ("1", 1, (2,))]
+    assert [(t.forward_bytes, t.backward_bytes) for t in found.tensors] == [(64, 64), (64, 64)]
+
+
+def test_frozen_parameters_and_buffers_are_constants_and_send_no_gradient() -> None:
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.BatchNorm1d(4), nn.Linear(4, 4))
+    model[0].requires_grad_(False)
+    model[1].requires_grad_(False)
+    found = profiled(model, torch.randn(5, 4), micro_batch=5)
+    assert [layer.parameter_bytes for layer in found.layers] == [0, 0, 4 * (16 + 4)]
+    assert [layer.constant_bytes for layer in found.layers] == [64, 2 * 16 + 2 * 16 + 8, 0]
+    assert [layer.activation_bytes for layer in found.layers] == [0, 0, 80]
+    assert [t.backward_bytes for t in found.tensors] == [0, 0]
+
+
+class Reads(nn.Module):
+    """One tensor that three layers save, a tied weight, a skip connection over several layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 4, bias=False)
+        self.b = nn.Linear(4, 4, bias=False)
+        self.c = nn.Linear(4, 4, bias=False)
+        self.c.weight = self.b.weight
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.a(x)
+        return self.b(x) * self.c(x) * x
+
+
+def test_a_storage_that_several_layers_save_counts_once() -> None:
+    found = profiled(Reads(), torch.randn(2, 4), micro_batch=2)
+    # a saves the input; b saves what a made; c saves nothing new but the factors of the two products made behind it,
+    # of which x was saved before.
+    assert [layer.activation_bytes for layer in found.layers] == [32, 32, 3 * 32]
+    assert [layer.parameter_bytes for layer in found.layers] == [64, 64, 64]
+    assert [(t.producer, t.consumers) for t in found.tensors] == [(0, (1, 2)), (1, (2,))]
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2, 7])
+def test_bytes_are_those_of_the_micro_batch(micro_batch: int) -> None:
+    found = profiled(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)), torch.randn(3, 4), micro_batch)
+    assert found.micro_batch == micro_batch
+    assert found.layers[0].input_bytes == 16 * micro_batch
+    assert found.tensors[0].forward_bytes == 32 * micro_batch
+
+
+def test_activations_are_what_autograd_holds_in_a_plain_run() -> None:
+    for model, x in ((ResidualNet(), torch.randn(4, 1, 8, 8)), (CausalTransformer(), torch.randint(0, 23, (4, 12)))):
+        for block in model.modules():
+            if isinstance(block, nn.ReLU):
+                block.inplace = False
+        found = profiled(model, x, micro_batch=4)
+        held: dict[int, int] = {}
+        constants = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+        kept = []
+
+        def pack(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in constants:  # noqa: B023 - called within this turn of the loop only
+                held[storage.data_ptr()] = storage.nbytes()  # noqa: B023
+            kept.append(tensor)  # noqa: B023
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            model(x)
+        assert sum(layer.activation_bytes for layer in found.layers) == sum(held.values())
+
+
+def test_seconds_scale_with_processors_and_add_up() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(10)
+    )
+    x = torch.randn(8, 3, 32, 32)
+    model(x)
+    found = profile(trace(model, (x,)), (x,), spec=SPEC, micro_batch=8, repeats=5)
+    for layer in found.layers:
+        for seconds in (layer.forward_s, layer.backward_s):
+            assert seconds == pytest.approx([2 * seconds[1], seconds[1], seconds[1] / 2])
+    forward, both = [], []
+    for _ in range(6):
+        start = time.perf_counter()
+        output = model(x)
+        forward.append(time.perf_counter() - start)
+        torch.autograd.backward(output.sum())
+        both.append(time.perf_counter() - start)
+    sums = [sum(layer.forward_s[1] for layer in found.layers), sum(layer.backward_s[1] for layer in found.layers)]
+    assert 0.3 < sums[0] / median(forward) < 3
+    assert 0.3 < sum(sums) / median(both) < 3
+
+
+def test_the_loss_counts_with_the_last_layer() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
+
+    def slow(output: Tensor) -> Tensor:
+        time.sleep(0.02)
+        return output.sum()
+
+    found = profiled(model, torch.randn(3, 4), 3, loss=slow)
+    assert found.layers[1].forward_s[1] > 0.02 > found.layers[0].forward_s[1]
+
+
+def test_only_the_local_platform_is_not_estimated() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 8)), torch.randn(3, 4)
+    assert not profiled(model, x, 3).estimated
+    elsewhere = profiled(model, x, 3, spec=replace(SPEC, name="elsewhere"))
+    assert elsewhere.estimated
+    assert elsewhere.platform == "elsewhere"
+    assert elsewhere.sizes == ("512MB", "1024MB", "2048MB")
+
+
+def test_profiling_leaves_the_model_alone_and_tells_its_progress() -> None:
+    model, x = ResidualNet(), torch.randn(2, 1, 8, 8)
+    gradients = [torch.randn_like(parameter) for parameter in model.parameters()]
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        parameter.grad = gradient
+    before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    told: list[tuple[str, float]] = []
+    found = profiled(model, x, 2, progress=lambda name, share: told.append((name, share)))
+    assert_same(model.state_dict(), before)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(p.grad is g for p, g in zip(model.parameters(), gradients, strict=True))
+    assert [name for name, _ in told] == [layer.name for layer in found.layers]
+    assert told[-1][1] == 1.0
+
+
+def test_base_memory_is_that_of_a_process_with_torch() -> None:
+    found = profiled(nn.Sequential(nn.Linear(2, 2)), torch.randn(1, 2), 1)
+    assert 100e6 < found.base_memory_bytes < 1e9
+
+
+def test_a_sample_unlike_the_traced_one_is_refused() -> None:
+    graph = trace(nn.Sequential(nn.Linear(2, 2)), (torch.randn(1, 2),))
+    with pytest.raises(DataError, match="too many positional"):
+        profile(graph, (torch.randn(1, 2), torch.randn(1, 2)), spec=SPEC, micro_batch=1)

@@ -1,0 +1,49 @@
+"""Shapes of steps for the tests: random graphs of stages."""
+
+from hypothesis import strategies as st
+
+from funcpipe.core import Routes, ScheduleKind, Sync, TensorProfile, find_routes
+from funcpipe.scheduler.graph import StepShape
+
+
+def chain_routes(stages: int, payload_bytes: int = 1000) -> Routes:
+    tensors = [
+        TensorProfile(
+            name=f"t{i}", producer=i, consumers=(i + 1,), forward_bytes=payload_bytes, backward_bytes=payload_bytes
+        )
+        for i in range(stages - 1)
+    ]
+    return find_routes(range(stages), tensors)
+
+
+@st.composite
+def routes(draw: st.DrawFn, stages: int) -> Routes:
+    """Any tensors between any stages, some without a gradient."""
+    tensors = []
+    for i in range(draw(st.integers(0, 6)) if stages > 1 else 0):
+        producer = draw(st.integers(0, stages - 2))
+        consumers = draw(st.sets(st.integers(producer + 1, stages - 1), min_size=1))
+        size = draw(st.integers(1, 5000))
+        tensors.append(
+            TensorProfile(
+                name=f"t{i}",
+                producer=producer,
+                consumers=tuple(sorted(consumers)),
+                forward_bytes=size,
+                backward_bytes=draw(st.sampled_from([0, size])),
+            )
+        )
+    return find_routes(range(stages), tensors)
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> StepShape:
+    stages = draw(st.integers(1, 5))
+    return StepShape(
+        stages=stages,
+        replicas=draw(st.integers(1, 4)),
+        micro_batches=draw(st.integers(1, 9)),
+        routes=draw(st.just(chain_routes(stages)) | routes(stages)),
+        schedule=draw(st.sampled_from(ScheduleKind)),
+        sync=draw(st.sampled_from(Sync)),
+    )

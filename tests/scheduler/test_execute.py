@@ -1,0 +1,102 @@
+import threading
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+
+from funcpipe.core import Resource
+from funcpipe.errors import Cancelled, TaskFailed
+from funcpipe.scheduler.execute import Outcome, execute
+from funcpipe.scheduler.graph import Graph, StepShape, build_graph
+from funcpipe.scheduler.tasks import Kind, Task
+from tests.scheduler.shapes import shapes
+
+FORWARD = Task(Kind.FORWARD, 0, 0, micro_batch=0)
+BACKWARD = Task(Kind.BACKWARD, 0, 0, micro_batch=0)
+PUT = Task(Kind.PUT_ACTIVATION, 0, 0, micro_batch=0, part=0)
+GET = Task(Kind.GET_GRADIENT, 0, 0, micro_batch=0, peer=1)
+
+
+def run(graph: Graph, do: Callable[[Task], Outcome], cancel: threading.Event | None = None) -> list[str]:
+    events = execute(graph, do, step=0, cancel=cancel or threading.Event())
+    return [event.task for event in events]
+
+
+@settings(deadline=None, max_examples=30)
+@given(shapes())
+def test_every_task_of_a_worker_runs_once_after_what_it_needs(shape: StepShape) -> None:
+    graph = build_graph(shape).of_worker(shape.stages - 1, 0)
+    done: list[Task] = []
+    lock = threading.Lock()
+
+    def do(task: Task) -> Outcome:
+        with lock:
+            assert all(graph.tasks[need] in done for need in graph.needs[graph.tasks.index(task)])
+            done.append(task)
+        return Outcome(payload_bytes=7)
+
+    events = execute(graph, do, step=3, cancel=threading.Event())
+    assert sorted(event.task for event in events) == sorted(map(str, graph.tasks))
+    assert {(event.step, event.payload_bytes) for event in events} == {(3, 7)}
+
+
+def test_lanes_overlap() -> None:
+    """Each of the three tasks ends only when all three have begun."""
+    together = threading.Barrier(3, timeout=10)
+
+    def do(task: Task) -> Outcome:
+        together.wait()
+        return Outcome()
+
+    assert len(run(Graph((FORWARD, PUT, GET), ((), (), ())), do)) == 3
+
+
+@pytest.mark.parametrize("failing", [FORWARD, PUT, GET], ids=str)
+def test_the_first_failure_is_raised_with_its_task_and_stops_the_other_lanes(failing: Task) -> None:
+    """The others wait, as on a message that never comes, until they are told to give up."""
+    cancel = threading.Event()
+
+    def do(task: Task) -> Outcome:
+        if task == failing:
+            raise ValueError("no")
+        assert cancel.wait(10)
+        raise Cancelled("stopped waiting")
+
+    with pytest.raises(TaskFailed, match=f"{failing}: ValueError: no") as error:
+        run(Graph((FORWARD, PUT, GET, BACKWARD), ((), (), (), (0, 1, 2))), do, cancel)
+    assert isinstance(error.value.__cause__, ValueError)
+    assert error.value.task == str(failing)
+    assert threading.active_count() == 1
+
+
+def test_nothing_runs_after_a_failure() -> None:
+    ran: list[Task] = []
+
+    def do(task: Task) -> Outcome:
+        ran.append(task)
+        raise ValueError("no")
+
+    with pytest.raises(TaskFailed):
+        run(Graph((FORWARD, BACKWARD, PUT), ((), (0,), (0,))), do)
+    assert ran == [FORWARD]
+
+
+def test_an_interrupt_of_the_compute_lane_stops_the_others() -> None:
+    cancel = threading.Event()
+
+    def do(task: Task) -> Outcome:
+        if task.kind.resource is Resource.COMPUTE:
+            raise KeyboardInterrupt
+        assert cancel.wait(10)
+        raise Cancelled("stopped waiting")
+
+    with pytest.raises(KeyboardInterrupt):
+        run(Graph((FORWARD, GET), ((), ())), do, cancel)
+    assert threading.active_count() == 1
+
+
+def test_a_stop_from_outside_is_not_taken_for_the_end() -> None:
+    cancel = threading.Event()
+    cancel.set()
+    with pytest.raises(Cancelled, match="stopped from outside"):
+        run(Graph((FORWARD,), ((),)), lambda task: Outcome(), cancel)

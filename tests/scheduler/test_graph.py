@@ -1,0 +1,147 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from funcpipe.core import ScheduleKind, Sync
+from funcpipe.errors import PlanError
+from funcpipe.scheduler.check import check
+from funcpipe.scheduler.graph import Graph, StepShape, build_graph
+from funcpipe.scheduler.schedules import actions
+from funcpipe.scheduler.tasks import Kind, Task
+from tests.scheduler.shapes import chain_routes, shapes
+
+
+def small(replicas: int = 2, sync: Sync = Sync.PIPELINED) -> StepShape:
+    return StepShape(
+        stages=2,
+        replicas=replicas,
+        micro_batches=2,
+        routes=chain_routes(2),
+        schedule=ScheduleKind.GPIPE,
+        sync=sync,
+    )
+
+
+@given(shapes())
+def test_every_graph_can_be_run_to_its_end(shape: StepShape) -> None:
+    check(build_graph(shape))
+
+
+@given(shapes())
+def test_each_micro_batch_goes_forward_and_back_once_on_the_replica_it_belongs_to(shape: StepShape) -> None:
+    for kind in (Kind.FORWARD, Kind.BACKWARD):
+        found = sorted(
+            (task.stage, task.replica, task.micro_batch or 0) for task in build_graph(shape).tasks if task.kind is kind
+        )
+        assert found == sorted(
+            (stage, m % shape.replicas, m) for stage in range(shape.stages) for m in range(shape.micro_batches)
+        )
+
+
+def test_gpipe_runs_all_forwards_then_all_backwards_in_descending_order() -> None:
+    assert " ".join(map(str, actions(ScheduleKind.GPIPE, [0, 2, 4]))) == "F0 F2 F4 B4 B2 B0"
+
+
+def test_the_lanes_of_a_small_graph() -> None:
+    graph = build_graph(small())
+    lanes = {
+        f"s{lane.stage}.r{lane.replica} {lane.resource.value}": " ".join(
+            str(graph.tasks[i]).replace(f".s{lane.stage}.r{lane.replica}", "") for i in positions
+        )
+        for lane, positions in graph.lanes().items()
+        if lane.replica == 0
+    }
+    assert lanes == {
+        "s0.r0 compute": "forward.m0 backward.m0 flatten merge update",
+        "s0.r0 upload": "put-activation.m0.k0 put-split.k1 put-merged.k0",
+        "s0.r0 download": "get-gradient.m0.p1 get-split.p1.k0 get-merged.p1.k1",
+        "s1.r0 compute": "forward.m0 backward.m0 flatten merge update",
+        "s1.r0 upload": "put-gradient.m0.p0 put-split.k1 put-merged.k0",
+        "s1.r0 download": "get-activation.m0.p0.k0 get-split.p1.k0 get-merged.p1.k1",
+    }
+
+
+def test_pipelined_is_three_phase_without_some_dependencies() -> None:
+    pipelined, phased = build_graph(small(3)), build_graph(small(3, Sync.THREE_PHASE))
+    assert pipelined.tasks == phased.tasks
+    assert all(set(a) <= set(b) for a, b in zip(pipelined.needs, phased.needs, strict=True))
+    assert pipelined.needs != phased.needs
+
+
+@given(shapes(), st.data())
+def test_the_check_finds_a_missing_task(shape: StepShape, data: st.DataObject) -> None:
+    """A graph without any one of its transfers, forwards, backwards or updates breaks a rule."""
+    graph = build_graph(shape)
+    kinds = (Kind.FORWARD, Kind.BACKWARD, Kind.UPDATE)
+    removable = [i for i, t in enumerate(graph.tasks) if t.kind in kinds or t.kind.is_put]
+    gone = data.draw(st.sampled_from(removable))
+    with pytest.raises(PlanError, match="the task graph breaks rule"):
+        check(without(graph, gone))
+
+
+def without(graph: Graph, gone: int) -> Graph:
+    kept = [i for i in range(len(graph.tasks)) if i != gone]
+    place = {old: new for new, old in enumerate(kept)}
+    needs = tuple(tuple(place[need] for need in graph.needs[i] if need != gone) for i in kept)
+    return Graph(tuple(graph.tasks[i] for i in kept), needs)
+
+
+def test_each_rule_is_checked() -> None:
+    graph = build_graph(small())
+    tasks, needs = graph.tasks, graph.needs
+    place = {str(task): i for i, task in enumerate(tasks)}
+
+    def with_need(task: str, need: str) -> Graph:
+        changed = list(needs)
+        changed[place[task]] = (*needs[place[task]], place[need])
+        return Graph(tasks, tuple(changed))
+
+    with pytest.raises(PlanError, match=r"rule 1: forward.s0.r0.m0 stands 2 times"):
+        check(Graph((*tasks, tasks[0]), (*needs, needs[0])))
+    with pytest.raises(PlanError, match=r"rule 2: nobody does put-activation.s0.r0.m0.k0"):
+        check(without(graph, place["put-activation.s0.r0.m0.k0"]))
+    with pytest.raises(PlanError, match=r"rule 3: nobody reads what put-merged.s0.r0.k0 writes"):
+        check(without(graph, place["get-merged.s0.r1.p0.k0"]))
+    with pytest.raises(PlanError, match=r"rule 4: forward.s1.r0.m0 needs forward.s0.r0.m0 of another worker"):
+        check(with_need("forward.s1.r0.m0", "forward.s0.r0.m0"))
+    with pytest.raises(PlanError, match=r"rule 5: .*no backward"):
+        check(without(graph, place["backward.s1.r0.m0"]))
+    with pytest.raises(PlanError, match=r"rule 6: s0.r0 never updates"):
+        check(without(graph, place["update.s0.r0"]))
+    with pytest.raises(PlanError, match=r"rule 7: .* waits for "):
+        check(with_need("forward.s0.r0.m0", "update.s0.r0"))
+
+
+def test_lanes_in_a_bad_order_are_a_deadlock() -> None:
+    graph = build_graph(replace(small(1), micro_batches=2))
+    order = list(range(len(graph.tasks)))
+    place = {str(task): i for i, task in enumerate(graph.tasks)}
+    first, second = place["put-activation.s0.r0.m0.k0"], place["put-activation.s0.r0.m1.k0"]
+    order[first], order[second] = order[second], order[first]
+    moved = {old: new for new, old in enumerate(order)}
+    swapped = Graph(
+        tuple(graph.tasks[i] for i in order), tuple(tuple(moved[need] for need in graph.needs[i]) for i in order)
+    )
+    check(swapped)  # the reader simply takes them later
+    backward_first = list(range(len(graph.tasks)))
+    forward, backward = place["forward.s0.r0.m0"], place["backward.s0.r0.m0"]
+    backward_first[forward], backward_first[backward] = backward, forward
+    moved = {old: new for new, old in enumerate(backward_first)}
+    with pytest.raises(PlanError, match="rule 7"):
+        check(
+            Graph(
+                tuple(graph.tasks[i] for i in backward_first),
+                tuple(tuple(moved[need] for need in graph.needs[i]) for i in backward_first),
+            )
+        )
+
+
+def test_a_worker_s_part_keeps_its_order_and_its_own_needs() -> None:
+    graph = build_graph(small())
+    part = graph.of_worker(1, 0)
+    assert {(t.stage, t.replica) for t in part.tasks} == {(1, 0)}
+    assert [str(t) for t in part.tasks] == [str(t) for t in graph.tasks if (t.stage, t.replica) == (1, 0)]
+    forward = part.tasks.index(Task.parse("forward.s1.r0.m0"))
+    assert [str(part.tasks[need]) for need in part.needs[forward]] == ["get-activation.s1.r0.m0.p0.k0"]

@@ -1,0 +1,114 @@
+"""The simulated plan against the closed form of the cost model, and against sums made by hand."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from funcpipe.core import (
+    LayerProfile,
+    ModelProfile,
+    Plan,
+    Resource,
+    ScheduleKind,
+    Stage,
+    Sync,
+    TensorProfile,
+    Wire,
+)
+from funcpipe.partitioner.cost import evaluate
+from funcpipe.platforms.catalog import load_spec
+from funcpipe.predict import predict
+
+SPEC = replace(load_spec("aws-lambda"), contention=1.0)
+SIZES = tuple(size.name for size in SPEC.sizes)
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> ModelProfile:
+    count = draw(st.integers(1, 6))
+    seconds = st.lists(st.floats(0, 5), min_size=len(SIZES), max_size=len(SIZES)).map(tuple)
+    layers = tuple(
+        LayerProfile(
+            name=f"l{i}",
+            parameter_bytes=draw(st.integers(0, 10**8)),
+            activation_bytes=1000,
+            forward_s=draw(seconds),
+            backward_s=draw(seconds),
+        )
+        for i in range(count)
+    )
+    sizes = draw(st.lists(st.integers(1, 10**8), min_size=count - 1, max_size=count - 1))
+    tensors = tuple(
+        TensorProfile(name=f"l{i}", producer=i, consumers=(i + 1,), forward_bytes=size, backward_bytes=size)
+        for i, size in enumerate(sizes)
+    )
+    return ModelProfile(
+        model="m",
+        micro_batch=2,
+        platform="aws-lambda",
+        sizes=SIZES,
+        base_memory_bytes=0,
+        layers=layers,
+        tensors=tensors,
+    )
+
+
+@st.composite
+def plans(draw: st.DrawFn, profile: ModelProfile, replicas: int) -> Plan:
+    layers = len(profile.layers)
+    inner = draw(st.sets(st.integers(1, layers - 1))) if layers > 1 else set()
+    cuts = [0, *sorted(inner), layers]
+    stages = []
+    for first, stop in itertools.pairwise(cuts):
+        size = draw(st.sampled_from(SPEC.sizes))
+        stages.append(Stage(first=first, stop=stop, size=size.name, memory_mb=size.memory_mb))
+    return Plan(
+        global_batch=2 * replicas * draw(st.integers(1, 6)),
+        micro_batch=2,
+        replicas=replicas,
+        schedule=ScheduleKind.GPIPE,
+        sync=draw(st.sampled_from(Sync)),
+        wire=draw(st.sampled_from(Wire)),
+        stages=tuple(stages),
+    )
+
+
+@given(st.data())
+def test_without_replicas_a_chain_takes_exactly_the_time_of_the_cost_model(data: st.DataObject) -> None:
+    profile = data.draw(chains())
+    plan = data.draw(plans(profile, 1))
+    predicted = predict(plan, profile, SPEC)
+    assert predicted.duration_s == pytest.approx(evaluate(plan, profile, SPEC).iteration_s, rel=1e-9, abs=1e-12)
+
+
+@given(st.data())
+def test_puts_gets_and_bytes_are_those_that_the_cost_model_bills(data: st.DataObject) -> None:
+    profile = data.draw(chains())
+    plan = data.draw(plans(profile, data.draw(st.integers(1, 4))))
+    estimate, events = evaluate(plan, profile, SPEC), predict(plan, profile, SPEC).events
+    assert sum(event.lane is Resource.UPLOAD for event in events) == estimate.puts
+    assert sum(event.lane is Resource.DOWNLOAD for event in events) == estimate.gets
+
+
+def test_synchronisation_of_two_replicas_takes_the_time_of_the_formula() -> None:
+    """2s/w + 4 latencies for either algorithm at n = 2 (FuncPipe, section 3.3)."""
+    layer = LayerProfile(
+        name="l", parameter_bytes=70_000_000, activation_bytes=0, forward_s=(0.0,) * 8, backward_s=(0.0,) * 8
+    )
+    profile = ModelProfile(
+        model="m", micro_batch=1, platform="aws-lambda", sizes=SIZES, base_memory_bytes=0, layers=(layer,), tensors=()
+    )
+    for sync in Sync:
+        plan = Plan(
+            global_batch=2,
+            micro_batch=1,
+            replicas=2,
+            schedule=ScheduleKind.GPIPE,
+            sync=sync,
+            wire=Wire.FP32,
+            stages=(Stage(first=0, stop=1, size="10240MB", memory_mb=10240),),
+        )
+        assert predict(plan, profile, SPEC).duration_s == pytest.approx(2 * 1.0 + 4 * 0.04)

@@ -1,0 +1,34 @@
+from funcpipe.core import ScheduleKind, Sync
+from funcpipe.retention import Retention, heard_by, readers_of
+from funcpipe.scheduler.graph import StepShape, build_graph
+from tests.scheduler.shapes import chain_routes
+
+A, B = (0, 0), (1, 0)
+
+
+def test_a_message_may_go_once_all_its_readers_were_heard_of_in_a_later_step() -> None:
+    retention = Retention()
+    assert retention.after_step({"k0": frozenset({A, B})}, frozenset({A, B})) == []
+    assert retention.after_step({"k1": frozenset({A})}, frozenset({A})) == []
+    assert retention.after_step({}, frozenset({A, B})) == ["k0", "k1"]
+    assert retention.after_step({}, frozenset({A, B})) == []
+
+
+def test_who_reads_and_who_is_heard_of_follow_from_the_graph() -> None:
+    graph = build_graph(
+        StepShape(
+            stages=2,
+            replicas=2,
+            micro_batches=1,  # replica 1 has none
+            routes=chain_routes(2),
+            schedule=ScheduleKind.GPIPE,
+            sync=Sync.PIPELINED,
+        )
+    )
+    assert heard_by(graph, (0, 0)) == {(1, 0), (0, 1)}
+    assert heard_by(graph, (0, 1)) == {(0, 0)}
+    assert {str(put): readers for put, readers in readers_of(graph, (0, 0)).items()} == {
+        "put-activation.s0.r0.m0.k0": {(1, 0)},
+        "put-split.s0.r0.k1": {(0, 1)},
+        "put-merged.s0.r0.k0": {(0, 1)},
+    }
