@@ -1,6 +1,7 @@
 """The second route from a model to a graph: torch.export, which runs the model's code on fake tensors."""
 
 import contextlib
+import io
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,7 +22,8 @@ def trace_export(task: Task) -> Traced:
     batch = batch_of(example)
     tensors = tuple(example[name] for name in task.signature.tensors)
     free = tuple({0: Dim.DYNAMIC} if tensor.dim() > 0 and tensor.size(0) == batch else None for tensor in tensors)
-    with _called_with_tensors(task) as output:
+    quiet = contextlib.redirect_stderr(io.StringIO())  # where torch prints half a graph when the other half fails
+    with _called_with_tensors(task) as output, quiet:
         program = torch.export.export(task.model, tensors, dynamic_shapes={"tensors": free}, strict=False)
     exported = program.module(check_guards=False)
     graph = exported.graph

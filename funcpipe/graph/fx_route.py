@@ -80,10 +80,6 @@ class _Tracer(torch.fx.Tracer):
 
         return forward, [self.root]
 
-    def create_arg(self, a: Any) -> Any:
-        """A proxy's node, though the proxy passes for a tensor."""
-        return a.node if issubclass(type(a), torch.fx.Proxy) else super().create_arg(a)
-
     def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *more: Any, **named: Any) -> Any:
         """Record a node; gives the value itself where that is a Python value that both examples agree on."""
         proxy = super().create_proxy(kind, target, args, kwargs, *more, **named)
@@ -123,16 +119,8 @@ class _Tracer(torch.fx.Tracer):
 class _Proxy(torch.fx.Proxy):
     """A symbolic value that answers Python's questions where the examples agree on the answer."""
 
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:
-        """A tensor, to code that asks with isinstance, where the examples are tensors."""
-        facts = self.__dict__["node"].meta.get("facts")
-        return Tensor if facts and isinstance(facts[0], Tensor) else _Proxy
-
     def __getattr__(self, k: str) -> Any:
         facts = self.node.meta.get("facts")
-        if k == "_is_param":
-            return False  # torch asks when code asks whether a tensor is a parameter
         if facts is None or k.startswith("__") or callable(getattr(facts[0], k)):
             return super().__getattr__(k)
         return self.tracer.create_proxy("call_function", getattr, (self, k), {})

@@ -45,6 +45,7 @@ def _recorded(task: Task, i: int) -> tuple[Recorder, Tree, tuple[str, ...]]:
     args, kwargs = task.signature.arguments(inputs)
     with untouched(task.model), nothing_saved(), recorder:
         output = task.model(*args, **kwargs)
+        recorder.refuse_foreign_draws()
     leaves, tree, notes = take_output_apart(output)
     recorder.outputs = [recorder.reference(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     return recorder, tree, notes

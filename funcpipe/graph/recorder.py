@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
@@ -12,12 +12,24 @@ from torch.overrides import TorchFunctionMode, is_tensor_method_or_property
 from torch.utils.weak import WeakIdKeyDictionary
 
 from funcpipe.graph.program import Ref, map_leaves
+from funcpipe.graph.quiet import positions
 from funcpipe.graph.routes import Task
 from funcpipe.graph.tree import take_apart
 
 
 class DataDependent(Exception):
     """The code asks what a tensor holds, which changes from one micro-batch to the next."""
+
+
+_FOREIGN = ("numpy", "random")
+
+
+class ForeignDraw(Exception):
+    """The code of the module at `path` draws random numbers from numpy or Python, which cannot be written down."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("the module draws random numbers that are not torch's; they would be frozen")
+        self.path = path
 
 
 @dataclass(frozen=True)
@@ -33,9 +45,10 @@ class Entry:
     no_grad: bool
 
 
-def part(value: Any, number: int) -> Any:
-    """The leaf of that number of a nested value."""
-    return take_apart(value)[0][number]
+def part(value: Any, path: str) -> Any:
+    """The leaf of a nested value to which `path` leads."""
+    leaves, tree = take_apart(value)
+    return leaves[tree.paths("").index(path)]
 
 
 class Recorder(TorchFunctionMode):
@@ -53,11 +66,16 @@ class Recorder(TorchFunctionMode):
         self._task = task
         self._paths = {id(module): path for path, module in task.model.named_modules()}
         self._known: Any = WeakIdKeyDictionary()  # tensors to Refs
+        self._parts: Any = (
+            WeakIdKeyDictionary()
+        )  # tensors that nobody has read yet to the call that made them, and where
         self._fixed: set[str] = set()  # the entries that are the same for any inputs and parameters
         self._state = {id(tensor): name for name, tensor in _state(task.model)}
         self._calls: Counter[str] = Counter()
         self._call: tuple[str, int] | None = None
         self._paused = False
+        self._path = ""  # of the module whose code runs
+        self._positions = positions(_FOREIGN)
         self._original: Callable[..., Any] = nn.Module.__call__
         for name, tensor in inputs.items():
             self._known[tensor] = Ref(f"input:{name}")
@@ -87,8 +105,8 @@ class Recorder(TorchFunctionMode):
         name = getattr(func, "__name__", str(func))
         given = [leaf for leaf in take_apart((args, kwargs))[0] if isinstance(leaf, Tensor)]
         made = any(isinstance(leaf, Tensor) for leaf in take_apart(result)[0])
-        if name == "__set__" and func.__self__.__name__ == "data":
-            raise DataDependent("an assignment to .data cannot be written down")
+        if name == "__set__" and func.__self__.__name__ != "requires_grad":
+            raise DataDependent(f"an assignment to .{func.__self__.__name__} cannot be written down")
         if made or name == "__setitem__":
             self._note(*_target(func, name, args), kwargs, result)
         elif not _is_description(func, name):
@@ -100,6 +118,10 @@ class Recorder(TorchFunctionMode):
         if tensor in self._known:
             known: Ref = self._known[tensor]
             return known
+        if tensor in self._parts:
+            ref = self._take_part(*self._parts.pop(tensor))
+            self._known[tensor] = ref
+            return ref
         if tensor.grad_fn is not None and id(tensor) not in self._state:
             raise DataDependent("a tensor comes from code that cannot be seen, such as a torch.autograd.Function")
         name = self._state.get(id(tensor), f"_constant{len(self.attributes)}")
@@ -108,6 +130,13 @@ class Recorder(TorchFunctionMode):
         if name.startswith("_constant") or not tensor.requires_grad:
             self._fixed.add(ref.name)
         self._known[tensor] = ref
+        return ref
+
+    def _take_part(self, whole: Ref, path: str, call: tuple[str, int] | None) -> Ref:
+        ref = self._add("call_function", part, (whole, path), {})
+        self.entries[-1] = replace(self.entries[-1], call=call)
+        if whole.name in self._fixed:
+            self._fixed.add(ref.name)
         return ref
 
     def _module(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -120,17 +149,32 @@ class Recorder(TorchFunctionMode):
             self._call = (path, self._calls[path])
             self._calls[path] += 1
         try:
-            return self._whole(module, path, args, kwargs) if whole else self._original(module, *args, **kwargs)
+            return self._whole(module, path, args, kwargs) if whole else self._watched(module, path, args, kwargs)
         finally:
             self._call = outer
 
+    def _watched(self, module: nn.Module, path: str, args: Any, kwargs: Any) -> Any:
+        self.refuse_foreign_draws()
+        outer, self._path = self._path, path
+        result = self._original(module, *args, **kwargs)
+        self.refuse_foreign_draws()
+        self._path = outer
+        return result
+
+    def refuse_foreign_draws(self) -> None:
+        """Raise ForeignDraw if numpy's or Python's generator moved outside the modules that are left whole."""
+        if positions(_FOREIGN) != self._positions:
+            raise ForeignDraw(self._path)
+
     def _whole(self, module: nn.Module, path: str, args: Any, kwargs: Any) -> Any:
         given = self._references((args, kwargs))
+        self.refuse_foreign_draws()
         self._paused = True
         try:
             result = self._original(module, *args, **kwargs)
         finally:
             self._paused = False
+        self._positions = positions(_FOREIGN)
         self.modules.add(path)
         self._bind(self._add("call_module", path, *given), result)
         return result
@@ -165,11 +209,11 @@ class Recorder(TorchFunctionMode):
         if isinstance(result, Tensor):
             self._known[result] = ref
             return
-        for number, leaf in enumerate(take_apart(result)[0]):
+        leaves, tree = take_apart(result)
+        for leaf, path in reversed(list(zip(leaves, tree.paths(""), strict=True))):
             if isinstance(leaf, Tensor):
-                self._known[leaf] = self._add("call_function", part, (ref, number), {})
-                if ref.name in self._fixed:
-                    self._fixed.add(self._known[leaf].name)
+                self._known.pop(leaf, None)
+                self._parts[leaf] = (ref, path, self._call)
 
     def _refuse_variable(self, name: str, tensors: list[Tensor]) -> None:
         for tensor in tensors:
@@ -198,7 +242,7 @@ _DESCRIPTIONS = {
 
 def _is_description(func: Any, name: str) -> bool:
     """Whether what is no tensor follows from the shapes and types of the tensors alone."""
-    about = name in _DESCRIPTIONS or name == "__get__"
+    about = name in _DESCRIPTIONS or name in ("__get__", "__set__")
     return about or (name.startswith("is_") and name != "is_nonzero") or name in ("broadcast_shapes", "finfo", "iinfo")
 
 

@@ -14,7 +14,7 @@ from funcpipe.graph.tree import Tree, take_apart
 
 @dataclass(frozen=True)
 class Task:
-    """A model to be traced: how it is called, examples of its inputs for two batch sizes, modules to leave whole."""
+    """A model to be traced: how it is called, its inputs for two batch sizes, the modules that are to be left whole."""
 
     model: nn.Module
     signature: Signature
@@ -22,7 +22,7 @@ class Task:
     blocks: frozenset[str] = frozenset()
 
     def is_leaf(self, module: nn.Module, path: str) -> bool:
-        """Whether `module` is left whole: a block, or one of torch.nn's, unless other modules compute its parameters."""
+        """Whether `module` is left whole: a block, or one of torch.nn's, if no other module computes its parameters."""
         if path in self.blocks:
             return True
         torchs = type(module).__module__.startswith("torch.nn") and not isinstance(module, _CONTAINERS)

@@ -1,6 +1,7 @@
 """`trace`: an ordinary module and a sample of its inputs become a graph of layers."""
 
 import contextlib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,7 @@ from funcpipe.graph.export_route import trace_export
 from funcpipe.graph.fx_route import trace_fx
 from funcpipe.graph.quiet import nothing_saved, ready_to_train, untouched
 from funcpipe.graph.record_route import trace_recorded
+from funcpipe.graph.recorder import ForeignDraw
 from funcpipe.graph.routes import Task, Traced
 from funcpipe.graph.signature import Signature, batch_of, resized, signature_of
 from funcpipe.graph.tidy import tidy
@@ -76,16 +78,19 @@ def _attempt(
 ) -> tuple[Traced | None, str | None, str | None]:
     """What `route` gives; or, if it fails, the path of the module that is to blame, if known, and why."""
     try:
-        with untouched(task.model):
+        with untouched(task.model), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # tracers warn of what the comparison below finds out
             traced = route(task)
         tidy(traced, task.model)
         failure = disagreement(traced, task.model, examples)
+    except ForeignDraw as error:
+        return None, error.path, f"{_draw(task, examples[0])[1]}: {error}"
     except Exception as error:  # noqa: BLE001 - a user's code and a tracer can raise anything; the next route is tried
         return None, *blame(task.model, error)
     if failure is None:
         return traced, None, None
-    path, line = _draw(task, examples[0]) if "generator" in failure else (None, None)
-    return None, path, f"{line}: {failure}" if line else failure
+    _, place = _draw(task, examples[0]) if "generator" in failure else (None, None)
+    return None, None, f"{place}: {failure}" if place else failure
 
 
 def _draw(task: Task, one: Example) -> tuple[str | None, str | None]:

@@ -133,7 +133,8 @@ class Staircase:
         """Make known the plans with these totals; the numbers of those that are now among the best."""
         new = []
         for number in np.lexsort((totals.cost_usd, totals.iteration_s)):
-            if allowed[number] and self._add(float(totals.iteration_s[number]), float(totals.cost_usd[number])):
+            seconds, dollars = float(totals.iteration_s[number]), float(totals.cost_usd[number])
+            if allowed[number] and seconds <= self.latest_s and self._add(seconds, dollars):
                 new.append(int(number))
         return np.array(new, dtype=np.int64)
 
@@ -142,10 +143,10 @@ class Staircase:
         return low_s
 
     def _add(self, seconds: float, dollars: float) -> bool:
-        place = bisect.bisect_right(self.seconds, seconds)
+        place = bisect.bisect_right(self.seconds, seconds / CLOSE)
         if place and self.dollars[place - 1] * CLOSE <= dollars:
             return False
-        start = bisect.bisect_left(self.seconds, seconds)
+        start = bisect.bisect_left(self.seconds, seconds * CLOSE)
         stop = start
         while stop < len(self.seconds) and self.dollars[stop] >= dollars:
             stop += 1

@@ -64,7 +64,8 @@ def search(window: Window, aim: Aim, *, label_limit: float) -> Iterator[IntArray
     for node in range(1, field.start + 1):
         labels = _extended(field, node, at_node)
         earliest_s = horizon.earliest_s(labels, node)
-        worth = horizon.cheapest_usd(labels, node) < aim.threshold_usd(earliest_s)
+        threshold_usd = aim.threshold_usd(np.maximum(earliest_s, window.low_s))
+        worth = horizon.cheapest_usd(labels, node) < threshold_usd
         labels = labels.take(worth & (earliest_s <= min(window.high_s, aim.latest_s)))
         compared += len(labels.option)
         if compared > label_limit:

@@ -26,8 +26,8 @@ from funcpipe.partitioner.infeasible import explain_infeasible
 from funcpipe.partitioner.problem import Choice, Goal, Problem, report
 from funcpipe.partitioner.stage_graph import IntArray, build_stage_graph
 
-_SEARCHABLE = 1000
-_LABELS = 20_000
+_SEARCHABLE = 2000
+_LABELS = 100_000
 _NARROW = 1.004
 _STEP = 1.25
 _RUNGS = 24
