@@ -79,7 +79,10 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a run has come: `step` of `steps` has ended, with the mean `loss` over its samples."""
+    """How far a run has come: `step` of `steps` has ended, with the mean `loss` over its samples.
+
+    `cost_usd` is for the functions' time so far, and for as many requests as the plan expects.
+    """
 
     step: int
     steps: int
@@ -181,6 +184,7 @@ def _watch(job: Job, fleet: Fleet, on_progress: Callable[[Progress], None]) -> t
     """Follow the reports of the last stage, step by step; the mean loss of each step."""
     last = len(job.plan.stages) - 1
     losses: list[float] = []
+    request_usd = job.plan.estimate.request_usd if job.plan.estimate is not None else 0.0
     samples, began_s = 0, 0.0  # both from the end of the first step, which waits for the functions to start
     for step in range(job.steps):
         reports = [_step_report(fleet, job, step, f"s{last}.r{r}") for r in range(job.plan.replicas)]
@@ -194,7 +198,7 @@ def _watch(job: Job, fleet: Fleet, on_progress: Callable[[Progress], None]) -> t
                 steps=job.steps,
                 loss=losses[-1],
                 samples_per_s=samples / max(time.monotonic() - began_s, POLL_S),
-                cost_usd=fleet.cost_usd(),
+                cost_usd=fleet.cost_usd() + (step + 1) * request_usd,
             )
         )
     return tuple(losses)

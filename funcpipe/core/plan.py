@@ -137,7 +137,11 @@ class StageEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What one iteration is predicted to take: seconds, dollars itemised, bytes, requests, and what holds it up."""
+    """What one iteration is predicted to take: seconds, dollars itemised, bytes, requests, and what holds it up.
+
+    `overhead_s` and `overhead_usd` are what starting functions and handing over at the end of their lives adds to an
+    iteration, spread over a life; `iteration_s` and `cost_usd` do not hold them.
+    """
 
     iteration_s: float
     cost_usd: float
@@ -148,6 +152,8 @@ class Estimate:
     gets: int
     bottleneck: str
     stages: tuple[StageEstimate, ...]
+    overhead_s: float = 0.0
+    overhead_usd: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,9 @@ class LayerProfile:
 
     `parameter_bytes` are trainable; frozen parameters and buffers are `constant_bytes`. `activation_bytes` is what the
     layer keeps from its forward until its backward. `input_bytes` are the model inputs that it reads. `parts` names the
-    layers of the model's graph that were folded into this one, in order; empty where it is one layer.
+    layers of the model's graph that were folded into this one, in order; empty where it is one layer. `workspace_bytes`
+    is what the layer has in use beyond that while it runs, forward or backward. `forward_spread` and `backward_spread`
+    are the distance between the quartiles of the measured seconds over their median.
     """
 
     name: str
@@ -24,9 +26,12 @@ class LayerProfile:
     constant_bytes: int = 0
     input_bytes: int = 0
     parts: tuple[str, ...] = ()
+    workspace_bytes: int = 0
+    forward_spread: float = 0.0
+    backward_spread: float = 0.0
 
     def __post_init__(self) -> None:
-        for field in ("parameter_bytes", "activation_bytes", "constant_bytes", "input_bytes"):
+        for field in ("parameter_bytes", "activation_bytes", "constant_bytes", "input_bytes", "workspace_bytes"):
             checks.at_least(field, getattr(self, field), 0)
         for field in ("forward_s", "backward_s"):
             for i, seconds in enumerate(getattr(self, field)):
@@ -42,7 +47,8 @@ class LayerProfile:
 class TensorProfile:
     """A tensor made by the layer `producer` and read by the later layers `consumers`, for one micro-batch.
 
-    `backward_bytes` is 0 where no gradient travels back.
+    `backward_bytes` is 0 where no gradient travels back. `saved_by` are the layers that keep the tensor's memory from
+    their forward until their backward, in order; it counts in the `activation_bytes` of the first of them.
     """
 
     name: str
@@ -50,6 +56,7 @@ class TensorProfile:
     consumers: tuple[int, ...]
     forward_bytes: int
     backward_bytes: int
+    saved_by: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         checks.at_least("producer", self.producer, 0)

@@ -1,7 +1,6 @@
 """Whether a graph does what the model does: both run, on other inputs and random numbers than when it was traced."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,10 +8,10 @@ import torch
 import torch.fx
 from torch import Tensor, nn
 
-from funcpipe.graph.program import compile_nodes, plain, resolve, run
-from funcpipe.graph.quiet import gradients_kept, positions, seed_all, untouched
+from funcpipe.graph.observe import Seen, observe
+from funcpipe.graph.quiet import gradients_kept, nothing_saved, positions, seed_all, untouched
 from funcpipe.graph.routes import Traced, take_output_apart
-from funcpipe.graph.signature import Signature
+from funcpipe.graph.signature import Signature, batch_of
 
 TOLERANCE = 1e-4
 """By how much, relative to the largest element, a graph's results may differ from the model's (rounding)."""
@@ -20,11 +19,14 @@ TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run gave: the leaves of the output, a digest of each parameter's gradient, where the generators stand."""
+    """What a run gave and did: the leaves of the output, where the random number generators stand, the buffers it
+    changed, and a digest of each parameter's gradient (None where no backward was run).
+    """
 
     leaves: tuple[Any, ...]
-    gradients: Mapping[str, tuple[float, float] | None]
-    generators: Mapping[str, Any]
+    generators: Mapping[str, int]
+    buffers: Mapping[str, Tensor]
+    gradients: Mapping[str, tuple[float, float]] | None
 
 
 @dataclass(frozen=True)
@@ -36,59 +38,64 @@ class Example:
     outcome: Outcome
 
 
-def example(model: nn.Module, signature: Signature, inputs: Mapping[str, Tensor], seed: int) -> Example:
-    """Run the model itself on `inputs`, forward and backward."""
+def example(
+    model: nn.Module, signature: Signature, inputs: Mapping[str, Tensor], *, seed: int, backward: bool
+) -> Example:
+    """Run the model itself on `inputs`, forward and, if asked, backward."""
 
     def forward(given: dict[str, Tensor]) -> list[Any]:
         args, kwargs = signature.arguments(given)
         return take_output_apart(model(*args, **kwargs))[0]
 
-    return Example(inputs, seed, _outcome(model, forward, inputs, seed))
+    return Example(inputs, seed, _outcome(model, forward, inputs, seed, backward))
 
 
-def disagreement(traced: Traced, model: nn.Module, examples: list[Example]) -> str | None:
-    """How the graph's results differ from the model's on `examples`; None where they are the same."""
-    nodes = [node for node in traced.module.graph.nodes if node.op not in ("placeholder", "output")]
+def compare(traced: Traced, model: nn.Module, examples: Sequence[Example]) -> tuple[list[dict[str, Seen]], str | None]:
+    """Run the graph on `examples`: what was seen of its nodes, and how it differs from the model, None if it does
+    not.
+    """
     names = {node.meta["input"]: node.name for node in traced.module.graph.nodes if node.op == "placeholder"}
-    kept = {node.name for node in traced.outputs if isinstance(node, torch.fx.Node)}
-    calls = compile_nodes(nodes, kept | set(names.values()))
+    runs: list[dict[str, Seen]] = []
 
     def forward(given: dict[str, Tensor]) -> list[Any]:
-        env: dict[str, Any] = {names[name]: tensor for name, tensor in given.items()}
-        run(calls, env, traced.module)
-        return list(resolve(list(plain(traced.outputs)), env))
+        seen, leaves = observe(traced.module, {names[name]: t for name, t in given.items()}, traced.outputs)
+        runs.append(seen)
+        return leaves
 
     for one in examples:
-        found = _outcome(model, forward, one.inputs, one.seed)
+        found = _outcome(model, forward, one.inputs, one.seed, one.outcome.gradients is not None)
         difference = difference_of(found, one.outcome)
         if difference is not None:
-            return f"{difference} (batch of {next(iter(one.inputs.values())).shape[:1]}, seed {one.seed})"
-    return None
+            return runs, f"{difference}, for a batch of {batch_of(one.inputs)}"
+    return runs, None
 
 
 def _outcome(
-    model: nn.Module, forward: Callable[[dict[str, Tensor]], list[Any]], inputs: Mapping[str, Tensor], seed: int
+    model: nn.Module,
+    forward: Callable[[dict[str, Tensor]], list[Any]],
+    inputs: Mapping[str, Tensor],
+    seed: int,
+    backward: bool,
 ) -> Outcome:
     given = {name: tensor.clone() for name, tensor in inputs.items()}
-    with untouched(model), gradients_kept(model), torch.enable_grad(), _digests(model) as gradients:
+    old = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    with untouched(model), gradients_kept(model), torch.enable_grad() if backward else nothing_saved():
         seed_all(seed)
         leaves = forward(given)
         generators = positions()
-        roots = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
-        if roots:
-            torch.autograd.backward(roots, [_weights(root) for root in roots])
+        buffers = {name: new.clone() for name, new in model.named_buffers() if not _equal(old[name], new)}
+        gradients = _digests(model, leaves) if backward else None
     kept = tuple(leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves)
-    return Outcome(kept, dict(gradients), generators)
+    return Outcome(kept, generators, buffers, gradients)
 
 
-def _weights(root: Tensor) -> Tensor:
-    """Gradients from behind, all different, so that no sum hides an error."""
-    return torch.cos(torch.arange(root.numel(), dtype=torch.float32)).to(root.dtype).view(root.shape)
+def _equal(one: Tensor, other: Tensor) -> bool:
+    """Whether both hold the same, where not-a-number is the same as itself."""
+    return torch.equal(one, other) or bool(((one == other) | ((one != one) & (other != other))).all())
 
 
-@contextmanager
-def _digests(model: nn.Module) -> Iterator[dict[str, tuple[float, float]]]:
-    """Take each parameter's gradient as it is complete: its sum and its absolute sum."""
+def _digests(model: nn.Module, leaves: Sequence[Any]) -> dict[str, tuple[float, float]]:
+    """Run backward from `leaves` and take each parameter's gradient as it is complete: its sum and its absolute sum."""
     digests: dict[str, tuple[float, float]] = {}
 
     def hook(name: str) -> Callable[[Tensor], None]:
@@ -100,15 +107,23 @@ def _digests(model: nn.Module) -> Iterator[dict[str, tuple[float, float]]]:
 
         return take
 
-    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    roots = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
     handles: list[Any] = []
-    for name, parameter in named:
-        handles.append(parameter.register_post_accumulate_grad_hook(hook(name)))  # type: ignore[no-untyped-call]
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            handles.append(parameter.register_post_accumulate_grad_hook(hook(name)))  # type: ignore[no-untyped-call]
     try:
-        yield digests
+        if roots:
+            torch.autograd.backward(roots, [_weights(root) for root in roots])
     finally:
         for handle in handles:
             handle.remove()
+    return digests
+
+
+def _weights(root: Tensor) -> Tensor:
+    """Gradients from behind, all different, so that no sum hides an error."""
+    return torch.cos(torch.arange(root.numel(), dtype=torch.float32)).to(root.dtype).view(root.shape)
 
 
 def difference_of(found: Outcome, expected: Outcome) -> str | None:
@@ -123,12 +138,23 @@ def difference_of(found: Outcome, expected: Outcome) -> str | None:
     for i, (one, other) in enumerate(zip(found.leaves, expected.leaves, strict=True)):
         if not _close(one, other):
             return f"part {i} of its output is not the model's"
-    for name in found.gradients.keys() | expected.gradients.keys():
-        one, other = found.gradients.get(name), expected.gradients.get(name)
-        if one is None or other is None:
-            with_one = "the graph" if other is None else "the model"
-            return f"only {with_one} has a gradient for {name}"
-        if abs(one[0] - other[0]) > TOLERANCE * max(abs(other[1]), 1e-12):
+    if found.buffers.keys() != expected.buffers.keys():
+        return f"it does not change the same buffers: {', '.join(found.buffers.keys() ^ expected.buffers.keys())}"
+    for name, tensor in expected.buffers.items():
+        if not _close(found.buffers[name], tensor):
+            return f"it leaves other values in the buffer {name}"
+    return _gradient_difference(found.gradients or {}, expected.gradients or {})
+
+
+def _gradient_difference(
+    found: Mapping[str, tuple[float, float]], expected: Mapping[str, tuple[float, float]]
+) -> str | None:
+    largest = max((digest[1] for digest in expected.values()), default=0.0)
+    for name in [*found, *expected]:
+        if name not in found or name not in expected:
+            return f"only {'the model' if name in expected else 'the graph'} has a gradient for {name}"
+        (one, _), (other, size) = found[name], expected[name]
+        if abs(one - other) > TOLERANCE * max(size, 1e-6 * largest):
             return f"its gradient for {name} is not the model's"
     return None
 

@@ -1,6 +1,6 @@
 """A route's graph becomes a LayerGraph: run, put in order, cut into layers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -9,23 +9,20 @@ from funcpipe.graph.free import mark_free
 from funcpipe.graph.in_place import settle
 from funcpipe.graph.layering import layers_of
 from funcpipe.graph.numbers import Batches, for_sample, settle_numbers
-from funcpipe.graph.observe import Seen, observe
+from funcpipe.graph.observe import Seen
 from funcpipe.graph.routes import Task, Traced
 from funcpipe.graph.signature import batch_of
-from funcpipe.graph.statistics import statistics_of
-from funcpipe.graph.values import Attempt, LayerGraph
+from funcpipe.graph.values import LayerGraph
 
 
-def assemble(task: Task, traced: Traced, attempts: tuple[Attempt, ...], inputs: Mapping[str, Tensor]) -> LayerGraph:
-    """The layers of a `traced` model and what passes between them, for a sample's `inputs`."""
+def assemble(task: Task, traced: Traced, runs: Sequence[dict[str, Seen]], inputs: Mapping[str, Tensor]) -> LayerGraph:
+    """The layers of a `traced` model and what passes between them, for a sample's `inputs`.
+
+    `runs` tell what was seen of its nodes for the two batch sizes of the task.
+    """
     model, module = task.model, traced.module
     sizes = [batch_of(example) or 1 for example in task.examples]
     batches = Batches(sizes[0], sizes[1], batch_of(inputs) or 1)
-    names = {node.meta["input"]: node.name for node in module.graph.nodes if node.op == "placeholder"}
-    runs: list[dict[str, Seen]] = []
-    for example in task.examples:
-        seen, changed = observe(module, {names[name]: tensor for name, tensor in example.items()}, traced.outputs)
-        runs.append(seen)
     seen = {name: for_sample(runs[0][name], runs[1][name], batches) for name in runs[0]}
     outputs = settle_numbers(module, traced.outputs, runs[0], runs[1], batches)
     seen |= {name: item for name, item in runs[0].items() if name not in seen}
@@ -46,7 +43,5 @@ def assemble(task: Task, traced: Traced, attempts: tuple[Attempt, ...], inputs: 
         output_tree=traced.output_tree,
         state=frozenset(model.state_dict()),
         training={name: part.training for name, part in model.named_modules()},
-        statistics=statistics_of(model, changed),
-        attempts=attempts,
         notes=traced.notes,
     )

@@ -8,8 +8,8 @@ import torch
 import torch.fx
 from torch import Tensor, nn
 
-from funcpipe.graph.program import Call, compile_nodes, execute
-from funcpipe.graph.quiet import GENERATORS, nothing_saved, positions, untouched
+from funcpipe.graph.program import Call, compile_nodes, execute, plain, resolve
+from funcpipe.graph.quiet import GENERATORS, positions
 from funcpipe.graph.tree import Tree, take_apart
 
 
@@ -42,27 +42,22 @@ class Seen:
 
 
 def observe(
-    module: torch.fx.GraphModule, inputs: Mapping[str, Tensor], keep: Sequence[Any]
-) -> tuple[dict[str, Seen], frozenset[str]]:
-    """Run every node of `module` on `inputs` (by placeholder), with the nodes in `keep` read at the end.
+    module: torch.fx.GraphModule, inputs: Mapping[str, Tensor], outputs: Sequence[Any]
+) -> tuple[dict[str, Seen], list[Any]]:
+    """Run every node of `module` on `inputs` (by placeholder); gives what was seen of each, and the values of
+    `outputs`.
 
-    Gives what was seen of each node, and the names of the buffers that were changed. Buffers and the random
-    number generator are as before afterwards. Memory: the values still to be read; what autograd would keep is
-    dropped at once.
+    Memory: the values that are still to be read, and what autograd keeps, which is up to the caller.
     """
     nodes = [node for node in module.graph.nodes if node.op not in ("placeholder", "output")]
-    kept = {node.name for node in keep if isinstance(node, torch.fx.Node)} | inputs.keys()
-    env: dict[str, Any] = {name: tensor.clone() for name, tensor in inputs.items()}
+    kept = {node.name for node in outputs if isinstance(node, torch.fx.Node)} | inputs.keys()
+    env: dict[str, Any] = dict(inputs)
     seen = {name: _seen(tensor) for name, tensor in inputs.items()}
-    with untouched(module), nothing_saved():
-        old = {name: buffer.clone() for name, buffer in module.named_buffers()}
-        for call in compile_nodes(nodes, kept):
-            seen[call.name] = _observed(call, env, module)
-            for name in call.frees:
-                del env[name]
-        now = dict(module.named_buffers())
-        changed = frozenset(name for name, buffer in old.items() if not _equal(buffer, now[name]))
-    return seen, changed
+    for call in compile_nodes(nodes, kept):
+        seen[call.name] = _observed(call, env, module)
+        for name in call.frees:
+            del env[name]
+    return seen, list(resolve(list(plain(tuple(outputs))), env))
 
 
 def _observed(call: Call, env: dict[str, Any], module: nn.Module) -> Seen:
@@ -102,8 +97,3 @@ def _tensors(value: Any) -> list[Tensor]:
 
 def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    """Whether both hold the same, where not-a-number is the same as itself."""
-    return torch.equal(one, other) or bool(((one == other) | ((one != one) & (other != other))).all())

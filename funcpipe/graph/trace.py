@@ -3,22 +3,24 @@
 import contextlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from funcpipe.errors import ModelError
-from funcpipe.graph.agreement import Example, difference_of, disagreement, example
+from funcpipe.graph.agreement import Example, compare, difference_of, example
 from funcpipe.graph.assemble import assemble
 from funcpipe.graph.blame import blame, find_draw
 from funcpipe.graph.export_route import trace_export
 from funcpipe.graph.fx_route import trace_fx
+from funcpipe.graph.observe import Seen
 from funcpipe.graph.quiet import nothing_saved, ready_to_train, untouched
 from funcpipe.graph.record_route import trace_recorded
 from funcpipe.graph.recorder import ForeignDraw
 from funcpipe.graph.routes import Task, Traced
 from funcpipe.graph.signature import Signature, batch_of, resized, signature_of
+from funcpipe.graph.statistics import statistics_of
 from funcpipe.graph.tidy import tidy
 from funcpipe.graph.values import Attempt, LayerGraph
 
@@ -45,58 +47,76 @@ def trace(
     with ready_to_train(model):
         examples = _examples(model, signature, inputs)
         task = Task(model, signature, (examples[0].inputs, examples[1].inputs), frozenset(blocks))
-        traced, attempts = _traced(task, examples)
-        return assemble(task, traced, attempts, inputs)
+        found, attempts = _traced(task, examples)
+        statistics = statistics_of(model, set(examples[0].outcome.buffers))
+        graph = assemble(found.task, found.traced, found.runs, inputs)
+        return replace(graph, statistics=statistics, attempts=attempts, notes=(*graph.notes, *found.notes))
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A graph that agrees with the model: for which task it was made, what was seen of its nodes, what to tell."""
+
+    task: Task
+    traced: Traced
+    runs: list[dict[str, Seen]]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Failed:
+    """Why a route failed, and the path of the module that is to blame if that is known."""
+
+    reason: str
+    path: str | None = None
 
 
 ROUTES: tuple[tuple[str, Callable[[Task], Traced]], ...] = (("fx", trace_fx), ("export", trace_export))
 
 
-def _traced(task: Task, examples: list[Example]) -> tuple[Traced, tuple[Attempt, ...]]:
+def _traced(task: Task, examples: list[Example]) -> tuple[_Found, tuple[Attempt, ...]]:
     """The graph by the first route that gives one that agrees with the model, and the attempts up to it."""
-    attempts = []
+    attempts: list[Attempt] = []
     for name, route in ROUTES:
-        traced, _, failure = _attempt(route, task, examples)
-        attempts.append(Attempt(name, failure))
-        if traced is not None:
-            return traced, tuple(attempts)
-    whole: list[str] = []
+        result = _attempt(route, task, examples)
+        if isinstance(result, _Found):
+            return result, (*attempts, Attempt(name))
+        attempts.append(Attempt(name, result.reason))
+    notes: list[str] = []
     while True:
-        traced, culprit, failure = _attempt(trace_recorded, task, examples)
-        if traced is not None:
-            notes = (*traced.notes, *whole)
-            return replace(traced, notes=notes), (*attempts, Attempt("blocks"))
-        blocks = _alike(task, culprit)
-        if not blocks - task.blocks:
-            raise ModelError(_refusal(task, [*attempts, Attempt("blocks", failure)]))
+        result = _attempt(trace_recorded, task, examples)
+        if isinstance(result, _Found):
+            return replace(result, notes=tuple(notes)), (*attempts, Attempt("blocks"))
+        blocks = _alike(task, result.path) - task.blocks
+        if not blocks:
+            raise ModelError(_refusal(task, [*attempts, Attempt("blocks", result.reason)], examples[0]))
         task = replace(task, blocks=task.blocks | blocks)
-        whole.append(f"{', '.join(sorted(blocks))}: run as one block each, because of {failure}")
+        notes.append(f"left whole, each as one block: {', '.join(sorted(blocks))}; the reason is {result.reason}")
 
 
-def _attempt(
-    route: Callable[[Task], Traced], task: Task, examples: list[Example]
-) -> tuple[Traced | None, str | None, str | None]:
-    """What `route` gives; or, if it fails, the path of the module that is to blame, if known, and why."""
+def _attempt(route: Callable[[Task], Traced], task: Task, examples: list[Example]) -> _Found | _Failed:
     try:
         with untouched(task.model), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # tracers warn of what the comparison below finds out
             traced = route(task)
         tidy(traced, task.model)
-        failure = disagreement(traced, task.model, examples)
+        runs, difference = compare(traced, task.model, examples)
     except ForeignDraw as error:
-        return None, error.path, f"{_draw(task, examples[0])[1]}: {error}"
+        return _Failed(f"{_draw(task, examples[0])}: {error}", error.path)
     except Exception as error:  # noqa: BLE001 - a user's code and a tracer can raise anything; the next route is tried
-        return None, *blame(task.model, error)
-    if failure is None:
-        return traced, None, None
-    _, place = _draw(task, examples[0]) if "generator" in failure else (None, None)
-    return None, None, f"{place}: {failure}" if place else failure
+        path, reason = blame(task.model, error)
+        return _Failed(reason, path)
+    if difference is None:
+        return _Found(task, traced, runs)
+    place = _draw(task, examples[0]) if "generator" in difference else None
+    return _Failed(f"{place}: {difference}" if place else difference)
 
 
-def _draw(task: Task, one: Example) -> tuple[str | None, str | None]:
+def _draw(task: Task, one: Example) -> str | None:
+    """The line that draws random numbers from a generator that is not torch's, if there is one."""
     args, kwargs = task.signature.arguments({name: tensor.clone() for name, tensor in one.inputs.items()})
     with untouched(task.model), nothing_saved():
-        return find_draw(task.model, lambda: task.model(*args, **kwargs))
+        return find_draw(task.model, lambda: task.model(*args, **kwargs))[1]
 
 
 def _alike(task: Task, path: str | None) -> frozenset[str]:
@@ -107,12 +127,19 @@ def _alike(task: Task, path: str | None) -> frozenset[str]:
     return frozenset(name for name, module in modules.items() if name and type(module) is type(modules[path]))
 
 
-def _refusal(task: Task, attempts: Sequence[Attempt]) -> str:
+def _refusal(task: Task, attempts: Sequence[Attempt], one: Example) -> str:
+    title = type(task.model).__name__
+    again = example(task.model, task.signature, one.inputs, seed=one.seed, backward=True)
+    difference = difference_of(again.outcome, one.outcome)
+    if difference is not None:
+        return (
+            f"{title} gives other results for the same inputs and seeds ({difference}): it draws from a random number "
+            "generator of its own, or changes with each call; use torch's generator instead"
+        )
     tried = "\n".join(f"  {attempt.route}: {attempt.failure}" for attempt in attempts)
     return (
-        f"{type(task.model).__name__} cannot be made a graph of layers. What was tried:\n{tried}\n"
-        "A way out: put the code of that line into a submodule, which is then run as one block, or make it independent "
-        "of what tensors hold"
+        f"{title} cannot be made a graph of layers. What was tried:\n{tried}\nA way out: put the code of that line "
+        "into a submodule, which is then run as one block, or make it independent of what tensors hold"
     )
 
 
@@ -120,26 +147,19 @@ def _examples(model: nn.Module, signature: Signature, inputs: Mapping[str, Tenso
     """The model's own results for two batch sizes, as small as it takes, and for a batch of one if it takes that."""
     batch = batch_of(inputs) or 1
     failure: Exception | None = None
-    for few, many in ((2, 3), (2, 4), (batch, 2 * batch), (batch, batch)):
+    for sizes in ((2, 3), (2, 4), (batch, 2 * batch), (batch, batch)):
         try:
-            found = [_example(model, signature, inputs, size, seed) for seed, size in enumerate((few, many))]
+            found = [_example(model, signature, inputs, size, seed) for seed, size in enumerate(sizes)]
             break
         except Exception as error:  # noqa: BLE001 - a model may refuse a batch size; the sample's own it must take
             failure = error
     else:
         assert failure is not None
         raise ModelError(f"the model fails on the sample. {blame(model, failure)[1]}") from failure
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception):  # such as BatchNorm raises
         found.append(_example(model, signature, inputs, 1, 2))
-    again = _example(model, signature, inputs, batch_of(found[0].inputs) or 1, 0)
-    difference = difference_of(again.outcome, found[0].outcome)
-    if difference is not None:
-        raise ModelError(
-            f"{type(model).__name__} gives other results for the same inputs and seeds ({difference}): it draws from "
-            "a random number generator of its own, or changes with each call; use torch's generator instead"
-        )
     return found
 
 
 def _example(model: nn.Module, signature: Signature, inputs: Mapping[str, Tensor], batch: int, seed: int) -> Example:
-    return example(model, signature, resized(inputs, batch, offset=seed), seed)
+    return example(model, signature, resized(inputs, batch, offset=seed), seed=seed, backward=seed == 0)

@@ -1,6 +1,8 @@
 """What a plan takes: seconds, dollars itemised, bytes of memory, requests, and the lane that holds it up."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -31,20 +33,22 @@ from funcpipe.partitioner.formulas import (
 )
 
 
-def evaluate(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Estimate:
+def evaluate(plan: Plan, profile: ModelProfile, spec: PlatformSpec, *, in_flight: int | None = None) -> Estimate:
     """What one iteration of `plan` is predicted to take on `spec`.
 
+    A function holds the activations of `in_flight` micro-batches at once; None means as many as the schedule makes it.
     Raises PlanError when the plan does not cover the profile's layers, or uses a function size that the platform does
     not sell or the profile was not measured on. A stage that outgrows its function is priced all the same: see
     `check_memory`.
     """
-    setting, loads = plan_setting(plan, profile, spec), plan_loads(plan, profile, spec)
+    setting, loads = replace(plan_setting(plan, profile, spec), in_flight=in_flight), plan_loads(plan, profile, spec)
     lanes = lane_times(loads, setting, workers=plan.workers)
     sync_s, memory = sync_times(loads, setting, workers=plan.workers), memory_use(loads, setting)
     iteration_s = float(iteration_time_s(lanes, sync_s, setting))
     puts, gets = requests(loads.traffic, setting)
     compute_usd = plan.replicas * float(loads.price_usd_s.sum()) * iteration_s
     requests_usd = float(request_usd(puts, gets, spec).sum())
+    hand_over_s, start_usd, steps = _life(loads, setting, iteration_s)
     return Estimate(
         iteration_s=iteration_s,
         cost_usd=compute_usd + requests_usd,
@@ -55,6 +59,8 @@ def evaluate(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Estimate:
         gets=int(gets.sum()),
         bottleneck=_bottleneck(lanes, sync_s, setting),
         stages=_stage_estimates(lanes, sync_s, memory),
+        overhead_s=hand_over_s / steps,
+        overhead_usd=(start_usd + plan.replicas * float(loads.price_usd_s.sum()) * hand_over_s) / steps,
     )
 
 
@@ -160,6 +166,25 @@ def _stage_seconds(stages: Sequence[Stage], profile: ModelProfile, *, backward: 
 
 def _stage_sums(stages: Sequence[Stage], values: Sequence[int]) -> Array:
     return np.array([sum(values[stage.first : stage.stop]) for stage in stages], dtype=np.float64)
+
+
+def _life(loads: Loads, setting: Setting, iteration_s: float) -> tuple[float, float, float]:
+    """What a function's life costs besides iterations: seconds to hand over, dollars to start all functions; and how
+    many iterations such a life holds.
+
+    All wait while the slowest stage writes its parameters, optimiser state and buffers and its successor, already
+    started, reads them. Where functions live for ever the number of iterations is infinite.
+    """
+    spec = setting.spec
+    if spec.lifetime_s is None:
+        return 0.0, 0.0, math.inf
+    state_bytes = (1 + setting.values_per_parameter) * loads.parameter_bytes + loads.constant_bytes
+    moved_s = state_bytes / loads.upload_bytes_s + state_bytes / loads.download_bytes_s + 2 * spec.latency_s
+    hand_over_s = float(moved_s.max())
+    one_usd = spec.price_invocation_usd + spec.price_put_usd + spec.price_get_usd
+    start_usd = setting.replicas * (len(moved_s) * one_usd + float(loads.price_usd_s.sum()) * spec.cold_start_s)
+    steps = max(1.0, (spec.lifetime_s - spec.cold_start_s - hand_over_s) // iteration_s) if iteration_s else math.inf
+    return hand_over_s, start_usd, steps
 
 
 def _bottleneck(lanes: Lanes, sync_s: Array, setting: Setting) -> str:

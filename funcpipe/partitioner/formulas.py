@@ -52,7 +52,10 @@ class Loads:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What holds for all stages of a plan. `micro_batches` counts those of all replicas together."""
+    """What holds for all stages of a plan. `micro_batches` counts those of all replicas together.
+
+    `in_flight` is how many micro-batches' activations a function holds at once; None means all of its replica's.
+    """
 
     micro_batches: int
     replicas: int
@@ -61,6 +64,7 @@ class Setting:
     wire_ratio: float
     base_bytes: int
     spec: PlatformSpec
+    in_flight: int | None = None
 
     @property
     def micro_batches_each(self) -> int:
@@ -119,12 +123,13 @@ def memory_use(loads: Loads, setting: Setting) -> MemoryUse:
     and the activations of all micro-batches in flight, or their inputs and one micro-batch's activations (recompute).
     """
     copies = 2 + setting.values_per_parameter + (2 if setting.replicas > 1 else 0)
+    held = setting.micro_batches_each if setting.in_flight is None else setting.in_flight
     kept = np.where(loads.recompute, loads.input_bytes, loads.activation_bytes)
     at_work = np.where(loads.recompute, loads.activation_bytes, 0.0)
     return MemoryUse(
         base_bytes=np.full_like(kept, setting.base_bytes),
         state_bytes=copies * loads.parameter_bytes + loads.constant_bytes + np.zeros_like(kept),
-        activation_bytes=setting.micro_batches_each * kept + at_work,
+        activation_bytes=held * kept + at_work,
     )
 
 

@@ -61,7 +61,7 @@ def pareto_front(
     free = replace(training, time_value=0.0, deadline_s=None, budget_usd=None)
     problem, starts = merged_problem(profile, spec, free, pins=pins, layer_limit=layer_limit)
     found, complete = _search(problem, started_s, time_limit_s)
-    plans = tuple(unmerged(some.plan(problem), starts, profile, spec) for some in found)
+    plans = tuple(unmerged(some.plan(problem), starts) for some in found)
     points = [(some.iteration_s, some.cost_usd) for some in found]
     return Front(
         model=profile.model,

@@ -64,14 +64,15 @@ def _limits(problem: Problem, unlimited: Problem, fastest: Plan) -> str:
 
     assert fastest.estimate is not None
     seconds = fastest.estimate.iteration_s
-    shape = f"{len(fastest.stages)} stages of {fastest.replicas} replicas"
+    shape = f"stages: {len(fastest.stages)}, replicas: {fastest.replicas}"
     if seconds > problem.goal.deadline_s:
         deadline_s = problem.training.deadline_s
         if deadline_s is not None and deadline_s <= problem.goal.deadline_s:
-            what = f"no plan meets the deadline of {deadline_s:g} s"
+            what, first = f"no plan meets the deadline of {deadline_s:g} s", "allow more time"
         else:
             what = f"no iteration fits into the life of a function, {problem.goal.deadline_s:g} s after its cold start"
-        return f"{what}: the fastest takes {seconds:.4g} s ({shape}); {_more_speed(problem)}"
+            first = "choose a smaller global batch"
+        return f"{what}: the fastest takes {seconds:.4g} s ({shape}); {_more_speed(problem, first)}"
     cheapest = best_for(unlimited, Goal(deadline_s=problem.goal.deadline_s))
     assert cheapest is not None
     assert cheapest.estimate is not None
@@ -81,8 +82,8 @@ def _limits(problem: Problem, unlimited: Problem, fastest: Plan) -> str:
     )
 
 
-def _more_speed(problem: Problem) -> str:
-    ways = ["allow more time"]
+def _more_speed(problem: Problem, first: str) -> str:
+    ways = [first]
     if problem.training.replicas is not None or problem.pins != NO_PINS:
         ways.append("admit other numbers of replicas or fewer pins")
     if problem.training.wire.ratio == 1.0:

@@ -6,7 +6,6 @@ from typing import Protocol, cast
 
 from funcpipe.core import ModelProfile, Plan, PlatformSpec, TrainingSpec
 from funcpipe.errors import InvalidValue, SolverUnavailable
-from funcpipe.partitioner.cost import evaluate
 from funcpipe.partitioner.merge import merge
 from funcpipe.partitioner.pins import NO_PINS, Pins, PlacedPins
 from funcpipe.partitioner.problem import Problem
@@ -31,6 +30,14 @@ _SOLVERS = {
 }
 _POLICIES = {
     "exhaustive": "exhaustive:exhaustive",
+    "lambdaml": "baselines.data_parallel:lambdaml",
+    "lambdaml-ga": "baselines.data_parallel:lambdaml_ga",
+    "hybridps": "baselines.data_parallel:hybridps",
+    "hybridps-ga": "baselines.data_parallel:hybridps_ga",
+    "tpdmp": "baselines.partitions:tpdmp",
+    "pipedream": "baselines.partitions:pipedream",
+    "bayes": "baselines.bayes:bayes",
+    "uniform": "baselines.partitions:uniform",
 }
 
 
@@ -54,7 +61,7 @@ def optimize(
     """
     find = find_policy(policy, solver)
     problem, starts = merged_problem(profile, spec, training, pins=pins, layer_limit=layer_limit)
-    return unmerged(find(problem, time_limit_s=time_limit_s), starts, profile, spec)
+    return unmerged(find(problem, time_limit_s=time_limit_s), starts)
 
 
 def merged_problem(
@@ -65,13 +72,10 @@ def merged_problem(
     return Problem(profile=merged.profile, spec=spec, training=training, pins=pins), merged.starts
 
 
-def unmerged(plan: Plan, starts: tuple[int, ...], profile: ModelProfile, spec: PlatformSpec) -> Plan:
-    """`plan`, its stages counted in the layers of `profile`, which begin where `starts` says."""
-    if len(starts) == len(profile.layers) + 1:
-        return plan
+def unmerged(plan: Plan, starts: tuple[int, ...]) -> Plan:
+    """`plan`, its stages counted in the layers that were merged; `starts` says where each merged one begins."""
     stages = tuple(replace(stage, first=starts[stage.first], stop=starts[stage.stop]) for stage in plan.stages)
-    moved = replace(plan, stages=stages)
-    return replace(moved, estimate=evaluate(moved, profile, spec))
+    return replace(plan, stages=stages)
 
 
 def policies() -> tuple[str, ...]:

@@ -138,6 +138,7 @@ class _Crossing:
     def __init__(self, tensors: Sequence[TensorProfile]) -> None:
         self.tensors = tensors
         self.has_gradient = [tensor.backward_bytes > 0 for tensor in tensors]
+        self.rows: dict[tuple[int, int], tuple[int, ...]] = {}
 
     def stage(self, behind: _Key, first: int, stop: int) -> Iterator[tuple[_Key, _Counts]]:
         """The nodes that the stage [first, stop) may lead to, seen from the node `behind`, with the stage's traffic."""
@@ -150,7 +151,7 @@ class _Crossing:
         row = self._row(first, stop)
         read_bytes = sum(self.tensors[i].forward_bytes for i in row)
         answer_bytes = sum(self.tensors[i].backward_bytes for i in row)
-        for reads, answers in self._assumptions(row):
+        for reads, answers in self._assumptions(row, settled):
             key = self._joined(settled, _Expectation(row, reads, answers, 1))
             if key is not None:
                 sent = (out_bytes, out_objects, read_bytes, reads)
@@ -158,11 +159,13 @@ class _Crossing:
 
     def _row(self, first: int, stop: int) -> tuple[int, ...]:
         """The tensors made before `first` that the layers from `first` to `stop` read."""
-        return tuple(
-            i
-            for i, tensor in enumerate(self.tensors)
-            if tensor.producer < first and any(first <= layer < stop for layer in tensor.consumers)
-        )
+        if (first, stop) not in self.rows:
+            self.rows[first, stop] = tuple(
+                i
+                for i, tensor in enumerate(self.tensors)
+                if tensor.producer < first and any(first <= layer < stop for layer in tensor.consumers)
+            )
+        return self.rows[first, stop]
 
     def _groups(self, behind: _Key, made: set[int]) -> dict[frozenset[int], list[int]]:
         """Tensors that share an object, by the expectations that read it."""
@@ -200,13 +203,20 @@ class _Crossing:
 
     def _can_hold(self, row: tuple[int, ...], reads: int, answers: int) -> bool:
         producers = {self.tensors[i].producer for i in row if self.has_gradient[i]}
-        return bool(row) <= reads <= len(row) and bool(producers) <= answers <= len(producers)
+        return bool(row) <= reads <= len(row) and bool(producers) <= answers <= min(len(producers), reads)
 
-    def _assumptions(self, row: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-        """Objects that a stage with this row may read, and gradient objects that it may owe."""
+    def _assumptions(self, row: tuple[int, ...], settled: _Key) -> Iterator[tuple[int, int]]:
+        """Objects that a stage with this row may read, and gradient objects that it may owe, never more than those.
+
+        A stage behind with the same row is in the same case.
+        """
+        for e in settled:
+            if e.row == row:
+                yield e.reads, e.answers
+                return
         producers = {self.tensors[i].producer for i in row if self.has_gradient[i]}
         for reads in range(bool(row), len(row) + 1):
-            for answers in range(bool(producers), len(producers) + 1):
+            for answers in range(bool(producers), min(len(producers), reads) + 1):
                 yield reads, answers
 
     def _joined(self, settled: _Key, new: _Expectation) -> _Key | None:

@@ -9,52 +9,106 @@ import torch
 from torch import Tensor
 
 from funcpipe.graph.tree import take_apart
+from funcpipe.profiler.live import live_bytes
 from funcpipe.split import StageModule
+
+Loss = Callable[[Any], Tensor]
 
 
 @dataclass(frozen=True)
 class Run:
-    """One forward and backward of a layer: seconds, the tensors it sent, and the storages it saved (address to
-    bytes).
-    """
+    """One forward of a layer: the tensors it sent, and the storages it saved for its backward (address to bytes)."""
 
-    forward_s: float
-    backward_s: float
     sent: Mapping[str, Tensor]
     saved: Mapping[int, int]
 
 
-def run_layer(stage: StageModule, values: Mapping[str, Tensor], loss: Callable[[Any], Tensor] | None) -> Run:
-    """Run a layer forward and backward once on `values`; `loss`, if the layer is the last, turns its output into a
-    number.
+@dataclass(frozen=True)
+class Times:
+    """Seconds of each forward and backward that was timed, and the bytes that the layer needs only while it runs."""
 
-    Gradients are added to the parameters as in training. Gradients of ones come from the layers behind.
-    """
-    given = {name: values[name] for name in stage.inputs}
-    for name in stage.receives:
-        given[name] = values[name].detach().requires_grad_(name in stage.differentiable)
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+    workspace_bytes: int
+
+
+Measure = Callable[[StageModule, Mapping[str, Tensor], Loss | None, int], Times]
+"""Measures a layer on given values, with a loss if it is the last, so many times."""
+
+
+def run_layer(stage: StageModule, values: Mapping[str, Tensor]) -> Run:
+    """Run a layer forward once on `values`."""
     constant = {tensor.untyped_storage().data_ptr() for tensor in (*stage.parameters(), *stage.buffers())}
     saved: dict[int, int] = {}
+    kept: list[Tensor] = []  # so that no address is used twice
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in constant:
             saved[storage.data_ptr()] = storage.nbytes()
+        kept.append(tensor.detach())
         return tensor
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        sent, _ = stage(_leaves(stage, values))
+    return Run({name: tensor.detach() for name, tensor in sent.items()}, saved)
+
+
+def measure_here(stage: StageModule, values: Mapping[str, Tensor], loss: Loss | None, repeats: int) -> Times:
+    """Time a layer in this process: one run is dropped, one tells the memory, `repeats` are timed.
+
+    The gradients that come from the layers behind are ones. Gradients are added to the parameters as in training.
+    """
+    _forward_backward(stage, values, loss, _plainly)
+    peaks: list[int] = []
+
+    def watched(compute: Callable[[], Any]) -> Any:
+        result, peak, end = live_bytes(compute)
+        peaks.append(peak - max(end, 0))
+        return result
+
+    _forward_backward(stage, values, loss, watched)
+    seconds: list[float] = []
+
+    def timed(compute: Callable[[], Any]) -> Any:
         start = time.perf_counter()
+        result = compute()
+        seconds.append(time.perf_counter() - start)
+        return result
+
+    for _ in range(repeats):
+        _forward_backward(stage, values, loss, timed)
+    return Times(tuple(seconds[::2]), tuple(seconds[1::2]), max(peaks))
+
+
+def _plainly(compute: Callable[[], Any]) -> Any:
+    return compute()
+
+
+def _forward_backward(
+    stage: StageModule, values: Mapping[str, Tensor], loss: Loss | None, do: Callable[[Callable[[], Any]], Any]
+) -> None:
+    """A forward and a backward of a layer, each done by `do`."""
+    given = _leaves(stage, values)
+
+    def forward() -> list[Any]:
         sent, output = stage(given)
-        ends = loss(output) if loss is not None and stage.is_last else output
-        forward_s = time.perf_counter() - start
-    roots = [tensor for tensor in (*sent.values(), *take_apart(ends)[0]) if _needs_gradient(tensor)]
+        return [*sent.values(), *take_apart(loss(output) if loss is not None and stage.is_last else output)[0]]
+
+    with torch.enable_grad():
+        made = do(forward)
+    roots = [tensor for tensor in made if isinstance(tensor, Tensor) and tensor.requires_grad]
     gradients = [torch.ones_like(root) for root in roots]
-    kept = {name: tensor.detach() for name, tensor in sent.items()}
-    start = time.perf_counter()
-    if roots:
-        torch.autograd.backward(roots, gradients)
-    return Run(forward_s, time.perf_counter() - start, kept, saved)
+
+    def backward() -> None:
+        if roots:
+            torch.autograd.backward(roots, gradients)
+
+    do(backward)
 
 
-def _needs_gradient(item: Any) -> bool:
-    return isinstance(item, Tensor) and item.requires_grad
+def _leaves(stage: StageModule, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    given = {name: values[name] for name in stage.inputs}
+    for name in stage.receives:
+        given[name] = values[name].detach().requires_grad_(name in stage.differentiable)
+    return given

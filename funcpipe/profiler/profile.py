@@ -13,7 +13,8 @@ from funcpipe.graph.quiet import gradients_kept, untouched
 from funcpipe.graph.signature import resized
 from funcpipe.profiler.base_memory import base_memory_bytes
 from funcpipe.profiler.book import Book
-from funcpipe.profiler.measure import run_layer
+from funcpipe.profiler.likeness import likeness
+from funcpipe.profiler.measure import Loss, Measure, Times, measure_here, run_layer
 from funcpipe.split.cut import stage_of
 
 
@@ -24,27 +25,31 @@ def profile(
     *,
     spec: PlatformSpec,
     micro_batch: int,
-    loss: Callable[[Any], Tensor] | None = None,
+    loss: Loss | None = None,
     repeats: int = 5,
     progress: Callable[[str, float], None] | None = None,
+    on: Measure = measure_here,
 ) -> ModelProfile:
-    """Measure the layers of `graph` on this machine, with one thread, on `micro_batch` samples cut or repeated from
-    the sample.
+    """Measure the layers of `graph`, with one thread, on `micro_batch` samples cut or repeated from the sample.
 
-    Seconds are the median of `repeats` runs after one that is dropped, divided by the vCPUs of each of the sizes of
-    `spec`; on any platform but the local one they are marked as estimated. `loss` turns the model's output into a
+    Seconds are the median of `repeats` runs, divided by the vCPUs of each of the sizes of `spec`; on any platform but
+    the local one they are marked as estimated. Equal layers are measured once. `loss` turns the model's output into a
     number; what it costs counts with the last layer. `progress` is told each layer's name and the share of layers
-    that is done.
+    that is done. `on` is where layers are timed: by default this process.
     """
     values: dict[str, Tensor] = resized(graph.signature.bind(sample, sample_kwargs), micro_batch)
     book = Book(graph, spec, dict(values))
-    with untouched(graph.module), _one_thread(), gradients_kept(graph.module):
+    known: dict[str, Times] = {}
+    with untouched(graph.module), one_thread(), gradients_kept(graph.module):
         for i, layer in enumerate(graph.layers):
             stage = stage_of(graph, i, i + 1, {})
-            first, *timed = [run_layer(stage, values, loss) for _ in range(1 + repeats)]
-            book.enter(first, timed)
-            stage.zero_grad()
-            values.update(first.sent)
+            run = run_layer(stage, values)
+            like = likeness(stage, values)
+            if like not in known:
+                known[like] = on(stage, values, loss, repeats)
+                stage.zero_grad()
+            book.enter(run, known[like])
+            values.update(run.sent)
             for value in graph.values:
                 if value.consumers[-1] == i:
                     del values[value.name]
@@ -63,7 +68,7 @@ def profile(
 
 
 @contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

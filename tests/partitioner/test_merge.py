@@ -35,7 +35,7 @@ def test_a_plan_of_merged_layers_costs_the_same_in_the_original() -> None:
     direct = optimize(small, spec, training)
     assert plan.estimate
     assert direct.estimate
-    assert plan.estimate == evaluate(plan, profile, spec)
+    assert plan.estimate.cost_usd == pytest.approx(evaluate(plan, profile, spec).cost_usd)
     assert plan.estimate.cost_usd == pytest.approx(direct.estimate.cost_usd)
     assert [stage.layers for stage in plan.stages] == [stage.layers for stage in direct.stages]
     for stage in plan.stages:

@@ -9,7 +9,7 @@ import heapq
 import itertools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from dataclasses import field as item
 
@@ -30,6 +30,7 @@ _SEARCHABLE = 2000
 _LABELS = 100_000
 _NARROW = 1.004
 _STEP = 1.25
+_FEW_RUNGS = 10
 _RUNGS = 24
 _ROUNDING = 1e-9
 
@@ -52,6 +53,11 @@ def exact(problem: Problem, *, time_limit_s: float | None = None) -> Plan:
 def aim_of(goal: Goal) -> Aim:
     """What a search for the best plan is after."""
     return Fastest(goal) if goal.counts_seconds else Cheapest(goal)
+
+
+def spaces_of(problem: Problem) -> Iterator[Space]:
+    """All spaces of a problem."""
+    return spaces(problem, build_stage_graph(problem.profile, admits=problem.placed.admits))
 
 
 def clock(started_s: float, time_limit_s: float | None) -> Callable[[], bool]:
@@ -87,8 +93,17 @@ class _Entry:
 class Search:
     """A search under way: what was found, each better than the one before, and the windows still to be looked into."""
 
-    def __init__(self, problem: Problem, aim: Aim, time_is_up: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        aim: Aim,
+        time_is_up: Callable[[], bool] = lambda: False,
+        *,
+        among: Iterable[Space] | None = None,
+    ) -> None:
+        """Search the plans of the problem, or of the spaces `among` alone."""
         self.problem, self.aim, self.time_is_up = problem, aim, time_is_up
+        self.among = spaces_of(problem) if among is None else among
         self.found: list[Found] = []
         self.bound = math.inf
         self.complete = True
@@ -98,7 +113,7 @@ class Search:
     def run(self) -> None:
         """Search until nothing better can exist, or time is up and something is found."""
         swept = []
-        for space in spaces(self.problem, build_stage_graph(self.problem.profile, admits=self.problem.placed.admits)):
+        for space in self.among:
             first_look = sweep(space.field)
             if first_look is not None:
                 self._offer(space, space.field, first_look.paths)
@@ -141,7 +156,8 @@ class Search:
 
     def _look_into(self, entry: _Entry) -> None:
         space = entry.space
-        window = tighten(entry.window, self._threshold_usd(entry.window), rungs=_RUNGS)
+        rungs = _FEW_RUNGS if len(entry.window.field) > _SEARCHABLE else _RUNGS
+        window = tighten(entry.window, self._threshold_usd(entry.window), rungs=rungs)
         if window is None:
             return
         narrow = window.high_s < window.low_s * _NARROW
@@ -193,6 +209,6 @@ class Search:
 
 def best_for(problem: Problem, goal: Goal) -> Plan | None:
     """The plan that is best for `goal` instead of the goal of `problem`; None if there is none."""
-    search = Search(problem, aim_of(goal), lambda: False)
+    search = Search(problem, aim_of(goal))
     search.run()
     return search.found[-1].plan(problem) if search.found else None

@@ -1,13 +1,13 @@
 """The settings of a problem, each with the stages that may be chosen under it: the spaces that are searched."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from funcpipe.partitioner.exact.field import Field, without_dominated
 from funcpipe.partitioner.formulas import Setting
-from funcpipe.partitioner.options import Options, price_options
+from funcpipe.partitioner.options import BoolArray, Options, price_options
 from funcpipe.partitioner.problem import Choice, Problem
 from funcpipe.partitioner.stage_graph import IntArray, StageGraph
 
@@ -32,8 +32,14 @@ class Space:
         return [self.options.choice(int(field.number[option]), self.graph) for option in path if option >= 0]
 
 
-def spaces(problem: Problem, graph: StageGraph) -> Iterator[Space]:
-    """Every space of `problem`. Where functions share the platform's links, plans of another size are another space."""
+Keep = Callable[[Setting, Options], BoolArray]
+
+
+def spaces(problem: Problem, graph: StageGraph, keep: Keep | None = None) -> Iterator[Space]:
+    """Every space of `problem`, with the options that `keep` lets pass (None: all).
+
+    Where functions share the platform's links, plans of another number of stages are another space.
+    """
     links = [max(size.upload_bytes_s, size.download_bytes_s) for size in problem.spec.sizes]
     for setting in problem.settings():
         most = min(graph.layers, problem.max_functions // setting.replicas)
@@ -42,6 +48,8 @@ def spaces(problem: Problem, graph: StageGraph) -> Iterator[Space]:
         ranges = [(1, free)] if free else []
         for fewest, upto in [*ranges, *((count, count) for count in range(free + 1, most + 1))]:
             options = price_options(problem, graph, setting, workers=upto * setting.replicas)
+            if keep is not None:
+                options = options.take(keep(setting, options))
             options = without_dominated(options, len(problem.spec.sizes))
             if len(options):
                 yield Space(
