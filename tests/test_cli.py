@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from funcpipe.cli import main
-from funcpipe.core import ModelProfile, Plan, read, read_trace
+from funcpipe.core import MB, LayerProfile, ModelProfile, Plan, TensorProfile, read, read_trace, write
+from funcpipe.platforms.catalog import load_spec
 
 MODEL, SAMPLE, DATA = "tests.e2e.small:model", "tests.e2e.small:sample", "tests.e2e.small:data"
 
@@ -28,10 +29,85 @@ def test_from_a_profile_to_a_report(
     assert len(json.loads(capsys.readouterr().out)["losses"]) == 16
     assert torch.load("model.pt")["0.weight"].shape == (8, 4)
     assert len(read_trace("observed.json").steps()) == 16
+    assert main(["verify", MODEL, *words[:4], "--steps", "2"]) == 0
+    assert "all 6 tensors agree" in capsys.readouterr().out
+    assert main(["verify", MODEL, *words[:4], "--steps", "2", "--tolerance", "-1"]) == 1
+    assert "the first layer where they part is 0: 0.weight differs by" in capsys.readouterr().err
     assert main(["report", "observed.json", "--predicted", "predicted.json", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["format"] == "funcpipe.comparison/1"
     assert main(["report", "observed.json", "--predicted", "predicted.json"]) == 0
     assert "ratio" in capsys.readouterr().out
+
+
+@pytest.fixture
+def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A chain of six layers on AWS Lambda, in the file profile.json of the current folder."""
+    spec = load_spec("aws-lambda")
+    layers = tuple(
+        LayerProfile(
+            name=f"layer{i}",
+            parameter_bytes=40_000_000,
+            activation_bytes=30_000_000,
+            forward_s=tuple(0.2 / size.vcpu for size in spec.sizes),
+            backward_s=tuple(0.4 / size.vcpu for size in spec.sizes),
+        )
+        for i in range(6)
+    )
+    tensors = tuple(
+        TensorProfile(name=f"t{i}", producer=i, consumers=(i + 1,), forward_bytes=10**6, backward_bytes=10**6)
+        for i in range(5)
+    )
+    measured = ModelProfile(
+        model="chain",
+        micro_batch=4,
+        platform="aws-lambda",
+        sizes=tuple(size.name for size in spec.sizes),
+        base_memory_bytes=300 * MB,
+        layers=layers,
+        tensors=tensors,
+    )
+    monkeypatch.chdir(tmp_path)
+    write(measured, "profile.json")
+    return "profile.json"
+
+
+def test_a_plan_follows_the_wish_and_the_pins(profile: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["optimize", profile, "--global-batch", "64"]) == 0
+    cheapest = read(Plan, "plan.json")
+    words = ["--time-value", "300", "--cut", "layer3", "--replicas", "2,4", "--max-memory", "5120"]
+    assert main(["optimize", profile, "--global-batch", "64", *words]) == 0
+    pinned = read(Plan, "plan.json")
+    assert 3 in [stage.first for stage in pinned.stages]
+    assert pinned.replicas in (2, 4)
+    assert all(stage.memory_mb <= 5120 for stage in pinned.stages)
+    assert cheapest.estimate is not None
+    assert pinned.estimate is not None
+    assert cheapest.estimate.cost_usd <= pinned.estimate.cost_usd
+    assert main(["explain", "plan.json", "--profile", profile, *words]) == 0
+    assert "stage 0" in capsys.readouterr().out
+    deadline = pinned.estimate.iteration_s * 10
+    assert main(["optimize", profile, "--global-batch", "64", "--deadline", str(deadline), "--iterations", "10"]) == 0
+    in_time = read(Plan, "plan.json").estimate
+    assert in_time is not None
+    assert in_time.iteration_s <= pinned.estimate.iteration_s * 1.000001
+    assert main(["optimize", profile, "--global-batch", "64", "--what-if", "bandwidth=2x"]) == 0
+    assert main(["optimize", profile, "--global-batch", "64", "--what-if", "speed=2x"]) == 2
+    assert main(["optimize", profile, "--global-batch", "64", "--deadline", "0.001"]) == 2
+    assert main(["optimize", profile, "--global-batch", "64", "--size", "layer1"]) == 2
+
+
+def test_the_front_is_drawn_and_its_recommended_plan_written(profile: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["optimize", profile, "--global-batch", "64", "--pareto", "--figure", "front.png"]
+    assert main([*words, "--json"]) == 0
+    front = json.loads(capsys.readouterr().out)
+    times = [plan["estimate"]["iteration_s"] for plan in front["plans"]]
+    costs = [plan["estimate"]["cost_usd"] for plan in front["plans"]]
+    assert times == sorted(times)
+    assert costs == sorted(costs, reverse=True)
+    assert read(Plan, "plan.json").estimate is not None
+    assert Path("front.png").read_bytes().startswith(b"\x89PNG")
+    assert main(words) == 0
+    assert "recommended" in capsys.readouterr().out
 
 
 def test_platforms_are_listed_and_shown_in_the_form_that_spec_reads(
@@ -69,7 +145,7 @@ def test_bad_input_says_what_is_wrong(
 
 
 def test_every_verb_has_help_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:
-    for verb in ("profile", "optimize", "simulate", "train", "report", "platforms"):
+    for verb in ("profile", "optimize", "explain", "simulate", "train", "verify", "report", "platforms"):
         with pytest.raises(SystemExit) as ended:
             main([verb, "--help"])
         assert ended.value.code == 0

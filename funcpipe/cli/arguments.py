@@ -17,7 +17,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Train PyTorch models on serverless functions: profile, optimize, simulate, train, report.",
     )
     verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
-    for add in (_profile, _optimize, _simulate, _train, _verify, _report, _platforms):
+    for add in (_profile, _optimize, _explain, _simulate, _train, _verify, _report, _platforms):
         add(verbs)
     return parser
 
@@ -67,21 +67,74 @@ def _optimize(verbs: Any) -> None:
     verb.add_argument("profile", help="the profile's file")
     _add_platform(verb, default=None)
     verb.add_argument("--global-batch", type=int, required=True, help="samples of one iteration")
+    _add_wish(verb)
+    _add_pins(verb)
+    _add_choice(verb, "--solver", ["auto", "exact", "gurobi", "scip", "highs"], "auto", "what searches")
+    verb.add_argument("--time-limit", type=float, metavar="S", help="stop the search after so many seconds")
+    verb.add_argument(
+        "--policy", default="funcpipe", metavar="NAME", help="another policy to plan by, see docs/planning.md"
+    )
+    verb.add_argument(
+        "--what-if",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="plan for another platform: bandwidth=2, ...",
+    )
+    verb.add_argument("--pareto", action="store_true", help="all plans that none beats both in time and in money")
+    verb.add_argument("--figure", metavar="FILE", help="with --pareto: draw them")
+    verb.add_argument("-o", "--output", default="plan.json", help="where to write (default: %(default)s)")
+
+
+def _explain(verbs: Any) -> None:
+    verb = _verb(
+        verbs,
+        "explain",
+        "say why a plan is as it is",
+        "funcpipe explain plan.json --profile profile.json --time-value 3.84",
+    )
+    verb.add_argument("plan", help="the plan's file")
+    verb.add_argument("--profile", required=True, help="the profile's file")
+    _add_platform(verb, default=None)
+    _add_wish(verb)
+    _add_pins(verb)
+
+
+def _add_wish(verb: argparse.ArgumentParser) -> None:
+    """What is wanted of a plan."""
     wish = verb.add_mutually_exclusive_group()
     wish.add_argument(
         "--time-value", type=float, default=0.0, metavar="USD_PER_HOUR", help="what a saved hour is worth"
     )
     wish.add_argument("--deadline", type=float, metavar="S", help="the cheapest iteration within so many seconds")
     wish.add_argument("--budget", type=float, metavar="USD", help="the fastest iteration within so many dollars")
+    verb.add_argument(
+        "--iterations",
+        type=int,
+        default=1,
+        metavar="N",
+        help="--deadline and --budget are for a job of so many iterations",
+    )
     _add_choice(verb, "--optimizer", [kind.value for kind in OptimizerKind], "sgd", "the optimiser, by its state")
     _add_choice(verb, "--wire", [wire.value for wire in Wire], "fp32", "number format of travelling activations")
     _add_choice(verb, "--recompute", [r.value for r in Recompute], "auto", "whether stages may recompute activations")
     _add_choice(verb, "--schedule", ["auto", *(s.value for s in ScheduleKind)], "auto", "order of micro-batches")
     verb.add_argument("--replicas", metavar="N,N", help="degrees of data parallelism to consider (default: all)")
-    _add_choice(verb, "--solver", ["auto", "exact", "gurobi", "scip", "highs"], "auto", "what searches")
-    verb.add_argument("--time-limit", type=float, metavar="S", help="stop the search after so many seconds")
-    verb.add_argument("--policy", default="funcpipe", metavar="NAME", help="another policy to plan by")
-    verb.add_argument("-o", "--output", default="plan.json", help="where to write (default: %(default)s)")
+
+
+def _add_pins(verb: argparse.ArgumentParser) -> None:
+    """What has been decided already."""
+    pins = verb.add_argument_group("what is decided already")
+    pins.add_argument("--cut", action="append", default=[], metavar="LAYER", help="a stage begins with this layer")
+    pins.add_argument(
+        "--together", action="append", default=[], metavar="LAYER,LAYER", help="these and all between share a stage"
+    )
+    pins.add_argument(
+        "--size", action="append", default=[], metavar="LAYER=SIZE", help="the function that holds a layer"
+    )
+    pins.add_argument("--memory", type=int, metavar="MB", help="the memory of every function")
+    pins.add_argument("--max-memory", type=int, metavar="MB", help="no function has more")
+    pins.add_argument("--max-functions", type=int, metavar="N", help="no more functions at once")
 
 
 def _simulate(verbs: Any) -> None:

@@ -15,6 +15,7 @@ from funcpipe.core import MB, ModelProfile, Plan, PlatformSpec, Resource, Trace
 if TYPE_CHECKING:
     from funcpipe.launch import Progress as RunProgress
     from funcpipe.launch import RunResult
+    from funcpipe.partitioner.front import Front
     from funcpipe.report import Report
     from funcpipe.verify import Verification
 
@@ -114,6 +115,29 @@ def plan(chosen: Plan, path: str, console: Console) -> None:
     )
     if chosen.solver is not None:
         console.print(f"{chosen.solver.name}: {chosen.solver.status.value} in {chosen.solver.solve_s:.2f} s; {path}")
+
+
+def front(found: "Front", path: str, console: Console) -> None:
+    """Plans from the fastest to the cheapest, with those that are marked."""
+    marks: dict[int, list[str]] = {}
+    for weight, place in found.marked.items():
+        marks.setdefault(place, []).append(f"weight {weight}")
+    marks.setdefault(found.recommended, []).append("recommended")
+    table = Table(title=f"{found.model} on {found.platform}, batch {found.global_batch}: {len(found.plans)} plans")
+    for name in ("iteration s", "$ / iteration", "stages", "replicas", "functions' memory MB", "marks"):
+        table.add_column(name, justify="left" if name == "marks" else "right")
+    for place, chosen in enumerate(found.plans):
+        assert chosen.estimate is not None, "a plan that was optimised has an estimate"
+        table.add_row(
+            f"{chosen.estimate.iteration_s:.3f}",
+            f"{chosen.estimate.cost_usd:.6f}",
+            str(len(chosen.stages)),
+            str(chosen.replicas),
+            " ".join(str(stage.memory_mb) for stage in chosen.stages),
+            ", ".join(marks.get(place, [])),
+        )
+    console.print(table)
+    console.print(f"{found.status.value} in {found.solve_s:.2f} s; the recommended plan: {path}")
 
 
 def simulation(trace: Trace, chosen: Plan, console: Console, *, gantt: bool) -> None:

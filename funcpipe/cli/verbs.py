@@ -22,6 +22,7 @@ from funcpipe.core import (
     write,
     write_trace,
 )
+from funcpipe.core.json_form import to_plain
 from funcpipe.errors import Disagreement, InputError
 from funcpipe.platforms.catalog import load_spec, spec_names
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from funcpipe.api import FuncPipe
+    from funcpipe.partitioner.pins import Pins
 
 
 def profile(options: argparse.Namespace) -> None:
@@ -52,29 +54,51 @@ def profile(options: argparse.Namespace) -> None:
 def optimize(options: argparse.Namespace) -> None:
     """Choose cuts, function sizes and replicas, and write the plan."""
     from funcpipe.partitioner.optimize import optimize as find
+    from funcpipe.partitioner.whatif import parse_changes
 
     measured = read(ModelProfile, options.profile)
-    training = TrainingSpec(
-        global_batch=options.global_batch,
-        optimizer=OptimizerKind(options.optimizer),
-        wire=Wire(options.wire),
-        recompute=Recompute(options.recompute),
-        schedule=None if options.schedule == "auto" else ScheduleKind(options.schedule),
-        replicas=_numbers("--replicas", options.replicas),
-        time_value=options.time_value,
-        deadline_s=options.deadline,
-        budget_usd=options.budget,
-    )
+    spec = _spec(options, measured)
+    if options.what_if:
+        spec = parse_changes(options.what_if).apply(spec)
+    training = _training(options, options.global_batch)
+    if options.pareto:
+        _pareto(options, measured, spec, training)
+        return
     plan = find(
         measured,
-        _spec(options, measured),
+        spec,
         training,
+        pins=_pins(options),
         policy=options.policy,
         solver=options.solver,
         time_limit_s=options.time_limit,
     )
     _write(plan, options.output)
     render.show(options.json, to_text(plan), partial(render.plan, plan, options.output))
+
+
+def _pareto(options: argparse.Namespace, measured: ModelProfile, spec: PlatformSpec, training: TrainingSpec) -> None:
+    """All plans that none beats both in time and in money; the recommended one is written."""
+    from funcpipe.partitioner.front import pareto_front
+
+    front = pareto_front(measured, spec, training, pins=_pins(options), time_limit_s=options.time_limit)
+    if options.figure:
+        from funcpipe.partitioner.plot import plot_front
+
+        write_file(partial(plot_front, front), options.figure)
+    _write(front.plans[front.recommended], options.output)
+    render.show(options.json, to_text(front), partial(render.front, front, options.output))
+
+
+def explain(options: argparse.Namespace) -> None:
+    """Say why a plan is as it is."""
+    from funcpipe.partitioner.explain import explain as explain_plan
+    from funcpipe.partitioner.explain_text import render as as_text
+
+    plan, measured = read(Plan, options.plan), read(ModelProfile, options.profile)
+    training = _training(options, plan.global_batch)
+    found = explain_plan(plan, measured, _spec(options, measured), training, pins=_pins(options))
+    render.show(options.json, render.as_json(to_plain(found)), lambda console: console.print(as_text(found), end=""))
 
 
 def simulate(options: argparse.Namespace) -> None:
@@ -167,6 +191,41 @@ def _pipe(options: argparse.Namespace) -> "tuple[Plan, FuncPipe]":
     model = load_factory(options.model)()
     loss = None if options.loss == "own" else load_factory(options.loss)
     return plan, FuncPipe(model, loss_fn=loss, optimizer=_optimizer(options, plan), name=options.model)
+
+
+def _training(options: argparse.Namespace, global_batch: int) -> TrainingSpec:
+    if options.iterations < 1:
+        raise InputError(f"--iterations must be at least 1, got {options.iterations}")
+    return TrainingSpec(
+        global_batch=global_batch,
+        optimizer=OptimizerKind(options.optimizer),
+        wire=Wire(options.wire),
+        recompute=Recompute(options.recompute),
+        schedule=None if options.schedule == "auto" else ScheduleKind(options.schedule),
+        replicas=_numbers("--replicas", options.replicas),
+        time_value=options.time_value,
+        deadline_s=None if options.deadline is None else options.deadline / options.iterations,
+        budget_usd=None if options.budget is None else options.budget / options.iterations,
+    )
+
+
+def _pins(options: argparse.Namespace) -> "Pins":
+    from funcpipe.partitioner.pins import Pins
+
+    sizes = {}
+    for text in options.size:
+        layer, equals, size = text.partition("=")
+        if not equals:
+            raise InputError(f"--size takes LAYER=SIZE, got {text!r}")
+        sizes[layer] = size
+    return Pins(
+        cuts=tuple(options.cut),
+        together=tuple(tuple(group.split(",")) for group in options.together),
+        sizes=sizes,
+        memory_mb=options.memory,
+        max_memory_mb=options.max_memory,
+        max_functions=options.max_functions,
+    )
 
 
 def _optimizer(options: argparse.Namespace, plan: Plan) -> Any:

@@ -2,7 +2,7 @@
 
 A message is a fixed head, a JSON description, and the tensors' bytes, each aligned to 64 bytes::
 
-    magic "FPM1" | crc32 of all that follows it | bytes of the description | description | padding | tensor | …
+    magic "FPM1" | bytes of the description | XXH3 of all that follows | description | padding | tensor | …
 
 The description lists for each tensor its name, dtype, shape, the dtype in which it travels, and where its bytes lie. It
 is checked against the bytes that are there before anything is allocated.
@@ -11,18 +11,18 @@ is checked against the bytes that are there before anything is allocated.
 import json
 import math
 import struct
-import zlib
 from collections.abc import Mapping
 from typing import Any
 
 import torch
+import xxhash
 from torch import Tensor
 
 from funcpipe.core import Wire
 from funcpipe.errors import CorruptMessage
 
 _MAGIC = b"FPM1"
-_HEAD = struct.Struct("<4sII")
+_HEAD = struct.Struct("<4sIQ")
 _ALIGNMENT = 64
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 _WIRE_DTYPES = {Wire.BF16: torch.bfloat16, Wire.FP16: torch.float16}
@@ -40,12 +40,14 @@ def encode(tensors: Mapping[str, Tensor], wire: Wire = Wire.FP32) -> memoryview:
         offset = _aligned(offset + sent.nbytes)
     description = json.dumps(entries, separators=(",", ":")).encode()
     start = _aligned(_HEAD.size + len(description))
-    message = memoryview(bytearray(start + offset))
-    message[_HEAD.size : _HEAD.size + len(description)] = description
+    buffer = torch.empty(start + offset, dtype=torch.uint8)
+    message = memoryview(buffer.numpy())
+    message[_HEAD.size : start] = description.ljust(start - _HEAD.size, b"\0")
     for place, sent in travelling:
-        message[start + place : start + place + sent.nbytes] = memoryview(_bytes_of(sent))
-    _HEAD.pack_into(message, 0, _MAGIC, 0, len(description))
-    _HEAD.pack_into(message, 0, _MAGIC, zlib.crc32(message[8:]), len(description))
+        end = start + place + sent.nbytes
+        buffer[start + place : end].copy_(_bytes_of(sent))
+        message[end : _aligned(end)] = bytes(_aligned(end) - end)
+    _HEAD.pack_into(message, 0, _MAGIC, len(description), _checksum(message))
     return message
 
 
@@ -54,10 +56,10 @@ def decode(message: bytes | bytearray | memoryview) -> dict[str, Tensor]:
     view = memoryview(message)
     if view.nbytes < _HEAD.size:
         raise CorruptMessage(f"{view.nbytes} bytes are too few for a message")
-    magic, checksum, length = _HEAD.unpack_from(view)
+    magic, length, checksum = _HEAD.unpack_from(view)
     if magic != _MAGIC:
         raise CorruptMessage(f"a message begins with {_MAGIC!r}, these bytes with {magic!r}")
-    if zlib.crc32(view[8:]) != checksum:
+    if _checksum(view) != checksum:
         raise CorruptMessage(
             f"the checksum of a message of {view.nbytes} bytes is wrong: truncated, or changed on its way"
         )
@@ -78,8 +80,9 @@ def _read(entry: list[Any], payload: memoryview) -> Tensor:
         raise ValueError(f"a tensor of shape {shape} at byte {offset} does not lie within {payload.nbytes} bytes")
     if count == 0:
         return torch.empty(shape, dtype=_DTYPES[dtype_name])
-    own = bytearray(payload[offset : offset + size])
-    return torch.frombuffer(own, dtype=sent_dtype).reshape(shape).to(_DTYPES[dtype_name])
+    own = torch.empty(size, dtype=torch.uint8)
+    memoryview(own.numpy())[:] = payload[offset : offset + size]
+    return own.view(sent_dtype).reshape(shape).to(_DTYPES[dtype_name])
 
 
 def _for_wire(tensor: Tensor, wire: Wire) -> Tensor:
@@ -89,9 +92,13 @@ def _for_wire(tensor: Tensor, wire: Wire) -> Tensor:
     return tensor.contiguous()
 
 
-def _bytes_of(tensor: Tensor) -> Any:
+def _bytes_of(tensor: Tensor) -> Tensor:
     flat = tensor.as_strided((tensor.numel(),), (1,))  # one element may have any stride and yet count as contiguous
-    return flat.view(torch.uint8).numpy()
+    return flat.view(torch.uint8)
+
+
+def _checksum(message: memoryview) -> int:
+    return xxhash.xxh3_64_intdigest(message[_HEAD.size :])
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -1,7 +1,8 @@
 """A route's graph becomes a LayerGraph: run, put in order, cut into layers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
+import torch.fx
 from torch import Tensor
 
 from funcpipe.graph.crossings import crossings_of
@@ -10,15 +11,23 @@ from funcpipe.graph.in_place import settle
 from funcpipe.graph.layering import layers_of
 from funcpipe.graph.numbers import Batches, for_sample, settle_numbers
 from funcpipe.graph.observe import Seen
+from funcpipe.graph.program import attribute
 from funcpipe.graph.routes import Task, Traced
 from funcpipe.graph.signature import batch_of
 from funcpipe.graph.values import LayerGraph
 
 
-def assemble(task: Task, traced: Traced, runs: Sequence[dict[str, Seen]], inputs: Mapping[str, Tensor]) -> LayerGraph:
+def assemble(
+    task: Task,
+    traced: Traced,
+    runs: Sequence[dict[str, Seen]],
+    inputs: Mapping[str, Tensor],
+    changed: Collection[str],
+) -> LayerGraph:
     """The layers of a `traced` model and what passes between them, for a sample's `inputs`.
 
-    `runs` tell what was seen of its nodes for the two batch sizes of the task.
+    `runs` tell what was seen of its nodes for the two batch sizes of the task. `changed` are the buffers that a forward
+    changes.
     """
     model, module = task.model, traced.module
     sizes = [batch_of(example) or 1 for example in task.examples]
@@ -28,6 +37,7 @@ def assemble(task: Task, traced: Traced, runs: Sequence[dict[str, Seen]], inputs
     seen |= {name: item for name, item in runs[0].items() if name not in seen}
     outputs, together = settle(module, outputs, seen)
     mark_free(module, seen)
+    together += _sharing(module, changed)
     layers = layers_of(module, model, outputs, seen, together)
     crossings, values = crossings_of(layers, outputs, seen)
     return LayerGraph(
@@ -45,3 +55,22 @@ def assemble(task: Task, traced: Traced, runs: Sequence[dict[str, Seen]], inputs
         training={name: part.training for name, part in model.named_modules()},
         notes=traced.notes,
     )
+
+
+def _sharing(module: torch.fx.GraphModule, changed: Collection[str]) -> list[tuple[torch.fx.Node, torch.fx.Node]]:
+    """The first and the last node that change the same buffer: between them no cut could keep it right."""
+    first: dict[str, torch.fx.Node] = {}
+    last: dict[str, torch.fx.Node] = {}
+    for node in module.graph.nodes:
+        for name in _changes(node, module, changed):
+            first.setdefault(name, node)
+            last[name] = node
+    return [(first[name], last[name]) for name in first if first[name] is not last[name]]
+
+
+def _changes(node: torch.fx.Node, module: torch.fx.GraphModule, changed: Collection[str]) -> list[str]:
+    if node.op == "call_module":
+        names = (f"{node.target}.{name}" for name, _ in attribute(module, str(node.target)).named_buffers())
+    else:
+        names = (str(used.target) for used in node.all_input_nodes if used.op == "get_attr")
+    return [name for name in names if name in changed]

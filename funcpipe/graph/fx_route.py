@@ -5,6 +5,7 @@ follows from them are thus known where they are the same for both, so that Pytho
 """
 
 import contextlib
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -124,6 +125,9 @@ class _Proxy(torch.fx.Proxy):
         if facts is None or k.startswith("__") or callable(getattr(facts[0], k)):
             return super().__getattr__(k)
         return self.tracer.create_proxy("call_function", getattr, (self, k), {})
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.tracer.create_proxy("call_function", operator.setitem, (self, key, value), {})
 
     def __bool__(self) -> bool:
         return bool(self._agreed("a condition"))

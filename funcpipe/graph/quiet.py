@@ -39,17 +39,25 @@ def seed_all(seed: int) -> None:
 
 @contextlib.contextmanager
 def untouched(module: nn.Module) -> Iterator[None]:
-    """Put the buffers of `module` and the random number generators back to what they were."""
+    """Put the attributes and buffers of `module`, and the random number generators, back to what they were."""
     buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+    attributes = [(space, dict(space)) for part in module.modules() for space in _spaces(part)]
     states = {name: read() for name, (read, _) in GENERATORS.items()}
     try:
         yield
     finally:
+        for space, items in attributes:
+            space.clear()
+            space.update(items)
         with torch.no_grad():
             for buffer, old in buffers:
                 buffer.copy_(old)
         for name, (_, write) in GENERATORS.items():
             write(states[name])
+
+
+def _spaces(module: nn.Module) -> tuple[dict[str, Any], ...]:
+    return vars(module), module._buffers, module._parameters, module._modules
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import Function
 from torch.overrides import TorchFunctionMode, is_tensor_method_or_property
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -76,6 +77,7 @@ class Recorder(TorchFunctionMode):
         self._paused = False
         self._path = ""  # of the module whose code runs
         self._positions = positions(_FOREIGN)
+        self._original_apply = vars(Function)["apply"]
         self._original: Callable[..., Any] = nn.Module.__call__
         for name, tensor in inputs.items():
             self._known[tensor] = Ref(f"input:{name}")
@@ -86,7 +88,11 @@ class Recorder(TorchFunctionMode):
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             return recorder._module(module, args, kwargs)
 
+        def apply(function: Any, *args: Any, **kwargs: Any) -> Any:
+            return recorder._function(function, args, kwargs)
+
         nn.Module.__call__ = call  # type: ignore[method-assign]
+        Function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -94,6 +100,7 @@ class Recorder(TorchFunctionMode):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         nn.Module.__call__ = self._original  # type: ignore[method-assign]
+        Function.apply = self._original_apply  # type: ignore[method-assign]
         super().__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -177,6 +184,19 @@ class Recorder(TorchFunctionMode):
         self._positions = positions(_FOREIGN)
         self.modules.add(path)
         self._bind(self._add("call_module", path, *given), result)
+        return result
+
+    def _function(self, function: Any, args: Any, kwargs: Any) -> Any:
+        """A torch.autograd.Function is one call, so that its own backward is kept."""
+        apply = self._original_apply.__get__(None, function)
+        if self._paused:
+            return apply(*args, **kwargs)
+        self._paused = True
+        try:
+            result = apply(*args, **kwargs)
+        finally:
+            self._paused = False
+        self._note("call_function", apply, args, kwargs, result)
         return result
 
     def _note(self, op: str, target: Any, args: Any, kwargs: Any, result: Any) -> None:

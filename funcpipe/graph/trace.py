@@ -48,8 +48,9 @@ def trace(
         examples = _examples(model, signature, inputs)
         task = Task(model, signature, (examples[0].inputs, examples[1].inputs), frozenset(blocks))
         found, attempts = _traced(task, examples)
-        statistics = statistics_of(model, set(examples[0].outcome.buffers))
-        graph = assemble(found.task, found.traced, found.runs, inputs)
+        changed = set(examples[0].outcome.buffers)
+        statistics = statistics_of(model, changed)
+        graph = assemble(found.task, found.traced, found.runs, inputs, changed)
         return replace(graph, statistics=statistics, attempts=attempts, notes=(*graph.notes, *found.notes))
 
 

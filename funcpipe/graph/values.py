@@ -81,6 +81,16 @@ class Statistic:
 
 
 @dataclass(frozen=True)
+class Tie:
+    """One trainable parameter that has several names or is read in several layers: its names in the model, and the
+    layers.
+    """
+
+    names: tuple[str, ...]
+    layers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Attempt:
     """A route that was tried to make a graph of the model, and why it failed (None: it is the one that was taken)."""
 
@@ -122,6 +132,18 @@ class LayerGraph:
     def index(self) -> Mapping[str, int]:
         """The position of each layer by name."""
         return {layer.name: i for i, layer in enumerate(self.layers)}
+
+    @cached_property
+    def ties(self) -> tuple[Tie, ...]:
+        """The trainable parameters whose gradient comes from more than one layer."""
+        found: dict[int, tuple[dict[str, None], dict[int, None]]] = {}
+        for i, layer in enumerate(self.layers):
+            for name, tensor in self.tensors_of(layer).items():
+                if tensor.requires_grad:
+                    names, layers = found.setdefault(id(tensor), ({}, {}))
+                    names[name] = None
+                    layers[i] = None
+        return tuple(Tie(tuple(names), tuple(layers)) for names, layers in found.values() if len(layers) > 1)
 
     def crossing(self, cut: int) -> tuple[Value, ...]:
         """The values made before layer `cut` and read by it or later."""

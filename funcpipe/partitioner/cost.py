@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from funcpipe.core import (
     Estimate,
@@ -31,6 +32,8 @@ from funcpipe.partitioner.formulas import (
     requests,
     sync_times,
 )
+
+IntArray = npt.NDArray[np.int64]
 
 
 def evaluate(plan: Plan, profile: ModelProfile, spec: PlatformSpec, *, in_flight: int | None = None) -> Estimate:
@@ -107,12 +110,26 @@ def plan_loads(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Loads:
         constant_bytes=_stage_sums(plan.stages, [layer.constant_bytes for layer in profile.layers]),
         activation_bytes=_stage_sums(plan.stages, [layer.activation_bytes for layer in profile.layers]),
         input_bytes=inputs + traffic.forward_in_bytes,
+        saved_input_bytes=saved_inputs_bytes(*_borders(plan.stages), profile),
+        workspace_bytes=_most_workspace_bytes(plan.stages, profile),
         recompute=np.array([stage.recompute for stage in plan.stages]),
         traffic=traffic,
         upload_bytes_s=np.array([size.upload_bytes_s for size in sizes]),
         download_bytes_s=np.array([size.download_bytes_s for size in sizes]),
         price_usd_s=np.array([size.price_usd_s for size in sizes]),
     )
+
+
+def saved_inputs_bytes(first: IntArray, stop: IntArray, profile: ModelProfile) -> Array:
+    """What stages [first, stop) keep of tensors whose memory counts with an earlier stage's layer: an element each."""
+    total = np.zeros(len(first))
+    for tensor in profile.tensors:
+        savers = np.array(tensor.saved_by, dtype=np.int64)
+        if len(savers) > 1:
+            own = np.searchsorted(savers, first)  # the first of the tensor's savers that the stage may hold
+            copied = (own > 0) & (own < len(savers)) & (savers[np.minimum(own, len(savers) - 1)] < stop)
+            total += np.where(copied, tensor.forward_bytes, 0)
+    return total
 
 
 def plan_traffic(stages: Sequence[Stage], profile: ModelProfile) -> Traffic:
@@ -185,6 +202,15 @@ def _life(loads: Loads, setting: Setting, iteration_s: float) -> tuple[float, fl
     start_usd = setting.replicas * (len(moved_s) * one_usd + float(loads.price_usd_s.sum()) * spec.cold_start_s)
     steps = max(1.0, (spec.lifetime_s - spec.cold_start_s - hand_over_s) // iteration_s) if iteration_s else math.inf
     return hand_over_s, start_usd, steps
+
+
+def _borders(stages: Sequence[Stage]) -> tuple[IntArray, IntArray]:
+    return np.array([stage.first for stage in stages]), np.array([stage.stop for stage in stages])
+
+
+def _most_workspace_bytes(stages: Sequence[Stage], profile: ModelProfile) -> Array:
+    workspace = [layer.workspace_bytes for layer in profile.layers]
+    return np.array([max(workspace[stage.first : stage.stop]) for stage in stages], dtype=np.float64)
 
 
 def _bottleneck(lanes: Lanes, sync_s: Array, setting: Setting) -> str:

@@ -7,7 +7,7 @@ from dataclasses import fields
 
 import numpy as np
 
-from funcpipe.core import Plan, Recompute, Stage
+from funcpipe.core import ModelProfile, Plan, Recompute, Stage
 from funcpipe.errors import Infeasible
 from funcpipe.partitioner.cost import column_of, plan_traffic
 from funcpipe.partitioner.formulas import (
@@ -33,7 +33,7 @@ def exhaustive(problem: Problem, *, time_limit_s: float | None = None) -> Plan:
     """
     goal, started_s = problem.goal, time.monotonic()
     best, best_objective, complete = None, np.inf, True
-    for setting, cuts in itertools.product(problem.settings(), _cuts(len(problem.profile.layers))):
+    for setting, cuts in itertools.product(problem.settings(), all_cuts(len(problem.profile.layers))):
         if time_limit_s is not None and time.monotonic() - started_s > time_limit_s:
             complete = False
             break
@@ -75,7 +75,7 @@ def price_variants(
     return [v for v, fit in zip(variants, fits, strict=True) if fit], iteration_s[fits], cost_usd[fits]
 
 
-def _cuts(layers: int) -> Iterator[tuple[tuple[int, int], ...]]:
+def all_cuts(layers: int) -> Iterator[tuple[tuple[int, int], ...]]:
     """Every way to cut the layers into stages."""
     for count in range(layers):
         for inner in itertools.combinations(range(1, layers), count):
@@ -101,9 +101,18 @@ def _loads(problem: Problem, cuts: tuple[tuple[int, int], ...], variants: Array)
         constant_bytes=np.array([sum(x.constant_bytes for x in part) for part in layers], dtype=np.float64),
         activation_bytes=np.array([sum(x.activation_bytes for x in part) for part in layers], dtype=np.float64),
         input_bytes=inputs + traffic.forward_in_bytes,
+        saved_input_bytes=np.array([_saved_inputs(profile, first, stop) for first, stop in cuts], dtype=np.float64),
+        workspace_bytes=np.array([max(x.workspace_bytes for x in part) for part in layers], dtype=np.float64),
         recompute=recompute,
         traffic=Traffic(**{item.name: getattr(traffic, item.name) for item in fields(Traffic)}),
         upload_bytes_s=np.array([size.upload_bytes_s for size in sizes])[size],
         download_bytes_s=np.array([size.download_bytes_s for size in sizes])[size],
         price_usd_s=np.array([size.price_usd_s for size in sizes])[size],
     )
+
+
+def _saved_inputs(profile: ModelProfile, first: int, stop: int) -> int:
+    """The bytes of the tensors that a stage saves, but a stage before it saved first."""
+    stage = range(first, stop)
+    saved = [tensor for tensor in profile.tensors if any(layer in stage for layer in tensor.saved_by)]
+    return sum(tensor.forward_bytes for tensor in saved if tensor.saved_by[0] not in stage)

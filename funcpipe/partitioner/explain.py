@@ -47,6 +47,7 @@ class StageExplanation:
     sync_buffer_bytes: int
     constant_bytes: int
     activation_bytes: int
+    workspace_bytes: int
     compute_s: float
     upload_s: float
     download_s: float
@@ -57,7 +58,7 @@ class StageExplanation:
     def needs_bytes(self) -> int:
         """All that one function holds at its peak."""
         held = self.base_bytes + self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
-        return held + self.sync_buffer_bytes + self.constant_bytes + self.activation_bytes
+        return held + self.sync_buffer_bytes + self.constant_bytes + self.activation_bytes + self.workspace_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +103,7 @@ def _stage(plan: Plan, number: int, problem: Problem) -> StageExplanation:
     stage, estimate = plan.stages[number], plan.estimate.stages[number]
     layers = problem.profile.layers[stage.first : stage.stop]
     parameters = sum(layer.parameter_bytes for layer in layers)
+    workspace = max(layer.workspace_bytes for layer in layers)
     each = plan.micro_batches // plan.replicas
     return StageExplanation(
         layers=stage.layers or tuple(name for layer in layers for name in layer.graph_layers),
@@ -114,7 +116,8 @@ def _stage(plan: Plan, number: int, problem: Problem) -> StageExplanation:
         optimizer_bytes=plan.optimizer.values_per_parameter * parameters,
         sync_buffer_bytes=2 * parameters if plan.replicas > 1 else 0,
         constant_bytes=sum(layer.constant_bytes for layer in layers),
-        activation_bytes=estimate.activation_bytes,
+        activation_bytes=estimate.activation_bytes - workspace,
+        workspace_bytes=workspace,
         compute_s=each * (estimate.forward_s + estimate.backward_s),
         upload_s=each * (estimate.forward_upload_s + estimate.backward_upload_s),
         download_s=each * (estimate.forward_download_s + estimate.backward_download_s),

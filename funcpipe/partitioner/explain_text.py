@@ -51,6 +51,7 @@ def _stage_lines(number: int, stage: StageExplanation, unit: str) -> Iterator[st
         "synchronisation buffers": stage.sync_buffer_bytes,
         "constants": stage.constant_bytes,
         "activations": stage.activation_bytes,
+        "workspace": stage.workspace_bytes,
     }
     filled = " + ".join(f"{name} {size / MB:.0f}" for name, size in parts.items() if size)
     yield f"  memory   {stage.needs_bytes / MB:.0f} of {stage.memory_mb} MB = {filled}"

@@ -34,7 +34,9 @@ class Loads:
     """What stages compute and hold, and the functions they run on; seconds, bytes and dollars as named.
 
     `input_bytes` is all that a stage keeps of a micro-batch under recomputation: what it reads of other stages and of
-    the model's inputs.
+    the model's inputs. `saved_input_bytes` is what it keeps of that without recomputation, its own copies of tensors
+    whose memory counts with a layer of another stage; `workspace_bytes` what its hungriest layer has in use beyond all
+    that while it runs.
     """
 
     forward_s: Array
@@ -43,6 +45,8 @@ class Loads:
     constant_bytes: Array
     activation_bytes: Array
     input_bytes: Array
+    saved_input_bytes: Array
+    workspace_bytes: Array
     recompute: npt.NDArray[np.bool_]
     traffic: Traffic
     upload_bytes_s: Array
@@ -119,13 +123,14 @@ class MemoryUse:
 
 
 def memory_use(loads: Loads, setting: Setting) -> MemoryUse:
-    """Peak bytes: parameters, their gradients and optimiser state, the flat gradient and its receive buffer if d > 1,
-    and the activations of all micro-batches in flight, or their inputs and one micro-batch's activations (recompute).
+    """Peak bytes: parameters, their gradients and optimiser state, the flat gradient and its receive buffer if d > 1;
+    the activations of all micro-batches in flight, or their inputs and one micro-batch's activations (recompute); and
+    the workspace of one layer, which counts with the activations.
     """
     copies = 2 + setting.values_per_parameter + (2 if setting.replicas > 1 else 0)
     held = setting.micro_batches_each if setting.in_flight is None else setting.in_flight
-    kept = np.where(loads.recompute, loads.input_bytes, loads.activation_bytes)
-    at_work = np.where(loads.recompute, loads.activation_bytes, 0.0)
+    kept = np.where(loads.recompute, loads.input_bytes, loads.activation_bytes + loads.saved_input_bytes)
+    at_work = loads.workspace_bytes + np.where(loads.recompute, loads.activation_bytes, 0.0)
     return MemoryUse(
         base_bytes=np.full_like(kept, setting.base_bytes),
         state_bytes=copies * loads.parameter_bytes + loads.constant_bytes + np.zeros_like(kept),

@@ -1,7 +1,7 @@
 """Fold light neighbouring layers together, so that a model of many small layers can be planned as one of a few."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -27,16 +27,8 @@ def merge_layers(profile: ModelProfile, limit: int = 30, *, keep: Collection[int
     if len(groups) == len(profile.layers):
         return profile
     group_of = [number for number, (first, stop) in enumerate(groups) for _ in range(first, stop)]
-    return ModelProfile(
-        model=profile.model,
-        micro_batch=profile.micro_batch,
-        platform=profile.platform,
-        sizes=profile.sizes,
-        base_memory_bytes=profile.base_memory_bytes,
-        layers=tuple(_merged(profile.layers[first:stop]) for first, stop in groups),
-        tensors=_remapped(profile.tensors, group_of),
-        estimated=profile.estimated,
-    )
+    layers = tuple(_merged(profile.layers[first:stop]) for first, stop in groups)
+    return replace(profile, layers=layers, tensors=_remapped(profile.tensors, group_of))
 
 
 def crossing_bytes(profile: ModelProfile) -> Array:
@@ -82,7 +74,8 @@ def _weights(profile: ModelProfile) -> Array:
 def _merged(layers: Sequence[LayerProfile]) -> LayerProfile:
     if len(layers) == 1:
         return layers[0]
-    return LayerProfile(
+    return replace(
+        layers[0],
         name=f"{layers[0].name}..{layers[-1].name}",
         parameter_bytes=sum(layer.parameter_bytes for layer in layers),
         activation_bytes=sum(layer.activation_bytes for layer in layers),
@@ -91,11 +84,21 @@ def _merged(layers: Sequence[LayerProfile]) -> LayerProfile:
         constant_bytes=sum(layer.constant_bytes for layer in layers),
         input_bytes=sum(layer.input_bytes for layer in layers),
         parts=tuple(name for layer in layers for name in layer.graph_layers),
+        workspace_bytes=max(layer.workspace_bytes for layer in layers),
+        forward_spread=_mean([layer.forward_spread for layer in layers], [layer.forward_s for layer in layers]),
+        backward_spread=_mean([layer.backward_spread for layer in layers], [layer.backward_s for layer in layers]),
     )
 
 
 def _sums(rows: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
     return tuple(sum(column) for column in zip(*rows, strict=True))
+
+
+def _mean(spreads: Sequence[float], seconds: Sequence[tuple[float, ...]]) -> float:
+    """The mean of relative spreads, weighted with the seconds that they belong to: the spread of a sum is no more."""
+    weights = [sum(row) for row in seconds]
+    total = sum(weights)
+    return sum(s * w for s, w in zip(spreads, weights, strict=True)) / total if total else max(spreads)
 
 
 def _remapped(tensors: Sequence[TensorProfile], group_of: Sequence[int]) -> tuple[TensorProfile, ...]:
@@ -104,15 +107,8 @@ def _remapped(tensors: Sequence[TensorProfile], group_of: Sequence[int]) -> tupl
         producer = group_of[tensor.producer]
         consumers = tuple(sorted({group_of[layer] for layer in tensor.consumers} - {producer}))
         if consumers:
-            kept.append(
-                TensorProfile(
-                    name=tensor.name,
-                    producer=producer,
-                    consumers=consumers,
-                    forward_bytes=tensor.forward_bytes,
-                    backward_bytes=tensor.backward_bytes,
-                )
-            )
+            saved_by = tuple(sorted({group_of[layer] for layer in tensor.saved_by}))
+            kept.append(replace(tensor, producer=producer, consumers=consumers, saved_by=saved_by))
     return tuple(kept)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from funcpipe.core import LayerProfile, ModelProfile, Recompute
-from funcpipe.partitioner.cost import column_of
+from funcpipe.partitioner.cost import column_of, saved_inputs_bytes
 from funcpipe.partitioner.formulas import (
     Array,
     Loads,
@@ -141,12 +141,22 @@ def edge_loads(problem: Problem, graph: StageGraph, *, recompute: BoolArray | bo
         constant_bytes=total(lambda layer: layer.constant_bytes),
         activation_bytes=total(lambda layer: layer.activation_bytes),
         input_bytes=inputs + traffic.forward_in_bytes,
+        saved_input_bytes=saved_inputs_bytes(graph.first, graph.stop, profile)[:, None],
+        workspace_bytes=_most_workspace_bytes(profile, graph)[:, None],
         recompute=np.broadcast_to(np.array(recompute), (len(graph.first), len(sizes))),
         traffic=traffic,
         upload_bytes_s=np.array([[size.upload_bytes_s for size in sizes]]),
         download_bytes_s=np.array([[size.download_bytes_s for size in sizes]]),
         price_usd_s=np.array([[size.price_usd_s for size in sizes]]),
     )
+
+
+def _most_workspace_bytes(profile: ModelProfile, graph: StageGraph) -> Array:
+    """For each edge the largest workspace of its layers."""
+    workspace = np.array([layer.workspace_bytes for layer in profile.layers], dtype=np.float64)
+    most = np.array([np.pad(np.maximum.accumulate(workspace[first:]), (first, 0)) for first in range(graph.layers)])
+    found: Array = most[graph.first, graph.stop - 1]
+    return found
 
 
 def _edge_sums(profile: ModelProfile, graph: StageGraph, value: Callable[[LayerProfile], object]) -> Array:

@@ -56,7 +56,7 @@ def _kind(item: Any) -> Any:
 
 
 def _module(module: nn.Module) -> Any:
-    """The class, settings and tensors of a module and of those inside it; objects of other kinds count as themselves."""
+    """The class, settings and tensors of a module and of those inside it; other objects count as themselves."""
     kept = ("_parameters", "_buffers", "_modules")
     settings = {name: _setting(item) for name, item in sorted(vars(module).items()) if name not in kept}
     tensors = [(name, _kind(item)) for own in (module._parameters, module._buffers) for name, item in own.items()]

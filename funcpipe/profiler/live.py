@@ -3,7 +3,7 @@
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -14,15 +14,16 @@ def live_bytes(compute: Callable[[], T]) -> tuple[T, int, int]:
     """What `compute` gives, and the bytes of torch's memory in use above those before: at the peak, and at the end."""
     profiler = torch.autograd.profiler.profile(profile_memory=True)
     with _silent():
-        profiler.__enter__()
+        profiler.__enter__()  # type: ignore[no-untyped-call]
     try:
         result = compute()
     finally:
         with _silent():
-            profiler.__exit__(None, None, None)
+            profiler.__exit__(None, None, None)  # type: ignore[no-untyped-call]
     now = peak = 0
     recorded = profiler.kineto_results
-    for event in recorded.events() if recorded is not None else ():
+    events: list[Any] = recorded.events() if recorded is not None else []
+    for event in events:
         if event.name() == "[memory]":
             now += event.nbytes()
             peak = max(peak, now)

@@ -69,6 +69,7 @@ def profile(
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
+    """Compute with one thread, as the share of processors that a function has is counted in threads like it."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -142,19 +142,12 @@ def _shared(graph: LayerGraph, bounds: Sequence[tuple[int, int]]) -> Mapping[int
     """The trainable parameters that more than one stage holds, by identity, with the name all stages know them by."""
     holders: dict[int, set[int]] = {}
     names: dict[int, str] = {}
-    counted = {name: item for item in graph.statistics for name in item.names}
     for i, (first, stop) in enumerate(bounds):
         for layer in graph.layers[first:stop]:
             for name, tensor in graph.tensors_of(layer).items():
-                if tensor.requires_grad or name in counted:
+                if tensor.requires_grad:
                     holders.setdefault(id(tensor), set()).add(i)
                     names.setdefault(id(tensor), name)
-    for key, stages in holders.items():
-        if len(stages) > 1 and names[key] in counted:
-            raise PlanError(
-                f"{names[key]} is changed in the forward of stages {sorted(stages)}, because its module is called in "
-                "each; put these calls in one stage"
-            )
     return {key: names[key] for key, stages in holders.items() if len(stages) > 1}
 
 

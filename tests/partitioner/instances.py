@@ -1,9 +1,23 @@
-"""Small planning problems to test with: platforms, chains and graphs of layers, drawn from a seed."""
+"""Small planning problems to test with: platforms, chains and graphs of layers, whole problems, drawn from a seed."""
 
+import itertools
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 
-from funcpipe.core import FunctionSize, LayerProfile, ModelProfile, PlatformSpec, TensorProfile
+from funcpipe.core import (
+    FunctionSize,
+    LayerProfile,
+    ModelProfile,
+    OptimizerKind,
+    PlatformSpec,
+    Recompute,
+    TensorProfile,
+    TrainingSpec,
+    Wire,
+)
+from funcpipe.partitioner.exhaustive import all_cuts, price_variants
+from funcpipe.partitioner.problem import LIMIT_SLACK, Problem
 
 MB = 2**20
 
@@ -57,6 +71,7 @@ def chain(layers: int, sizes: int = 3, seed: int = 0, *, skips: int = 0, micro_b
                 backward_s=tuple(s * draw.uniform(1.5, 2.5) for s in seconds),
                 constant_bytes=draw.choice([0, 0, 5 * MB]),
                 input_bytes=draw.choice([0, 3 * MB]) if i else 2 * MB,
+                workspace_bytes=draw.choice([0, 40 * MB]),
             )
         )
     ends: list[tuple[int, tuple[int, ...]]] = [(i, (i + 1,)) for i in range(layers - 1)]
@@ -77,10 +92,69 @@ def chain(layers: int, sizes: int = 3, seed: int = 0, *, skips: int = 0, micro_b
 
 def _tensor(number: int, producer: int, consumers: tuple[int, ...], draw: random.Random) -> TensorProfile:
     size = int(draw.uniform(0.1, 12) * MB)
+    savers = sorted(draw.sample((producer, *consumers), draw.randint(0, 1 + len(consumers))))
     return TensorProfile(
         name=f"tensor{number}",
         producer=producer,
         consumers=consumers,
         forward_bytes=size,
         backward_bytes=draw.choice([size, size, size, 0]),
+        saved_by=tuple(savers),
     )
+
+
+def draw_problem(seed: int) -> Problem:
+    """A problem small enough to price all its plans, with any of the things that a problem may have."""
+    draw = random.Random(seed)
+    layers = draw.choice([2, 3, 4, 5])
+    sizes = draw.choice([1, 2, 3]) if layers < 5 else draw.choice([1, 2])
+    spec = platform(
+        sizes,
+        shared_bytes_s=draw.choice([None, None, None, 3e7, 1e8]),
+        shared_cores=draw.choice([None, None, None, 2]),
+        max_functions=draw.choice([1000, 1000, 4]),
+        contention=draw.choice([1.0, 1.2]),
+        latency_s=draw.choice([0.0, 0.04, 0.5]),
+        lifetime_s=draw.choice([None, 900.0, 30.0]),
+    )
+    if draw.random() < 0.1:
+        free = tuple(replace(size, price_usd_s=0.0) for size in spec.sizes)
+        spec = replace(spec, price_put_usd=0.0, price_get_usd=0.0, sizes=free)
+    training = TrainingSpec(
+        global_batch=draw.choice([4, 16, 32]),
+        time_value=draw.choice([0, 0, 3.84, 30, 300]),
+        optimizer=draw.choice(list(OptimizerKind)),
+        wire=draw.choice(list(Wire)),
+        recompute=draw.choice(list(Recompute)),
+    )
+    return Problem(profile=chain(layers, sizes, seed, skips=draw.choice([0, 0, 2, 4])), spec=spec, training=training)
+
+
+def with_limits(problem: Problem, iteration_s: float, cost_usd: float, seed: int) -> Iterator[Problem]:
+    """The problem as it is, with a deadline, and with a budget, both around what one of its plans takes."""
+    draw = random.Random(seed)
+    deadline_s, budget_usd = iteration_s * draw.uniform(0.4, 1.2), max(1e-9, cost_usd * draw.uniform(0.9, 2))
+    yield problem
+    yield replace(problem, training=replace(problem.training, deadline_s=deadline_s))
+    yield replace(problem, training=replace(problem.training, budget_usd=budget_usd))
+
+
+def all_points(problem: Problem) -> list[tuple[float, float]]:
+    """Seconds and dollars of every plan of the problem, in ascending order."""
+    points = []
+    for setting, cuts in itertools.product(problem.settings(), all_cuts(len(problem.profile.layers))):
+        if len(cuts) * setting.replicas <= problem.max_functions:
+            _, seconds, dollars = price_variants(problem, setting, cuts)
+            points += list(zip(seconds.tolist(), dollars.tolist(), strict=True))
+    return sorted(point for point in points if point[0] <= problem.goal.deadline_s * (1 + LIMIT_SLACK))
+
+
+def front_of(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The points that none beats in both, rounding aside."""
+    front: list[tuple[float, float]] = []
+    for seconds, dollars in points:
+        if not front or dollars < front[-1][1] * (1 - 1e-9):
+            if front and seconds <= front[-1][0] * (1 + 1e-9):
+                front.pop()
+            front.append((seconds, dollars))
+    return front

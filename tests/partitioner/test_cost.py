@@ -124,6 +124,21 @@ def test_recomputation_keeps_inputs_only_and_computes_forward_again() -> None:
     assert again.stages[1].forward_s == kept.stages[1].forward_s
 
 
+def test_a_stage_keeps_its_own_copy_of_what_another_stage_saved_first() -> None:
+    first, second = PROFILE.tensors
+    shared = (replace(first, saved_by=(0, 1, 2)), replace(second, saved_by=(2,)))
+    layers = tuple(replace(x, workspace_bytes=i * 1_000_000) for i, x in enumerate(PROFILE.layers))
+    profile = replace(PROFILE, layers=layers, tensors=shared)
+    apart = evaluate(plan((0, 1, "1024MB", False), (1, 3, "1024MB", False)), profile, SPEC).stages
+    # tensor ab counts with layer a; the second stage holds it once more, for b and c together; bc counts with c
+    assert apart[0].activation_bytes == 4 * 3_000_000
+    assert apart[1].activation_bytes == 4 * (6_000_000 + 5_000_000) + 2_000_000
+    together = evaluate(plan((0, 3, "1024MB", False)), profile, SPEC).stages
+    assert together[0].activation_bytes == 4 * 9_000_000 + 2_000_000
+    again = evaluate(plan((0, 1, "1024MB", False), (1, 3, "1024MB", True)), profile, SPEC).stages
+    assert again[1].activation_bytes == 4 * (5_000_000 + 1400) + 6_000_000 + 2_000_000
+
+
 @pytest.mark.parametrize(
     ("kind", "copies"), [(OptimizerKind.SGD, 2), (OptimizerKind.MOMENTUM, 3), (OptimizerKind.ADAM, 4)]
 )

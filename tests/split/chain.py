@@ -1,4 +1,7 @@
-"""Stages run one after another in one process: what a pipelined run must equal, without storage between."""
+"""Stages run one after another in one process: what a pipelined run must equal, without storage between.
+
+As on the wire, what a stage receives is contiguous and shares no memory with what was sent.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
@@ -20,7 +23,7 @@ def run_chain(
     values = {name: tensor.clone() for name, tensor in inputs.items()}
     received, sent, output = [], [], None
     for stage in stages:
-        leaves = {name: values[name].detach().clone() for name in stage.receives}
+        leaves = {name: values[name].detach().clone(memory_format=torch.contiguous_format) for name in stage.receives}
         for name in stage.differentiable & leaves.keys():
             leaves[name].requires_grad_()
         made, output = stage({**{name: inputs[name] for name in stage.inputs}, **leaves}, seed)

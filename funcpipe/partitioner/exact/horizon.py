@@ -125,11 +125,11 @@ def horizon_of(window: Window) -> Horizon:
 
 
 def _least_peak(field: Field, peak: Array) -> Array:
-    """For each node the least that the greatest `peak` on a path from the start to it can be."""
+    """For each node the least that the greatest `peak` on a path from the start to it can be; 0 where there is none."""
     least = np.full(field.start + 1, np.inf)
     least[field.start] = 0.0
     for node in range(field.start - 1, -1, -1):
         entering = field.by_after[field.entering[node] : field.entering[node + 1]]
         if len(entering):
             least[node] = np.maximum(least[field.options.before[entering]], peak[entering]).min()
-    return least
+    return np.where(np.isfinite(least), least, 0.0)

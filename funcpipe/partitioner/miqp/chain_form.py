@@ -50,6 +50,8 @@ def chain_programme(problem: Problem, *, longest_s: float, unit_usd: float) -> C
         parameter_mb=_by_layer(loads.parameter_bytes)[:, 0] / MB,
         constant_mb=_by_layer(loads.constant_bytes)[:, 0] / MB,
         activation_mb=_by_layer(loads.activation_bytes)[:, 0] / MB,
+        saved_input_mb=_by_layer(loads.saved_input_bytes)[:, 0] / MB,
+        workspace_mb=_by_layer(loads.workspace_bytes)[:, 0] / MB,
         cut_usd=_cut_usd(problem, loads.traffic),
         longest_s=longest_s,
         unit_usd=unit_usd,
@@ -124,8 +126,20 @@ def _add_sizes(m: pyo.ConcreteModel) -> None:
 def _add_memory(m: pyo.ConcreteModel, programme: ChainProgramme) -> None:
     """What a stage holds when its last layer is counted fits its functions (in megabytes)."""
     amounts = {"parameter": programme.parameter_mb, "constant": programme.constant_mb}
-    amounts["activation"] = programme.activation_mb
     held = {name: accumulate(m, f"{name}_mb", mb.__getitem__, mb.sum(), backward=False) for name, mb in amounts.items()}
+    own, copied = programme.activation_mb, programme.saved_input_mb
+    amounts["activation"] = own + copied  # what a stage keeps of its input counts with its first layer
+    held["activation"] = accumulate(
+        m, "activation_mb", lambda i: own[i] + copied[i] * begins(m, i), (own + copied).sum(), backward=False
+    )
+    m.workspace_mb = pyo.Var(m.layers, domain=pyo.NonNegativeReals)
+    m.workspace_is_the_largest_of_the_stage = pyo.ConstraintList()
+    most_mb = float(programme.workspace_mb.max())
+    for i in m.layers:
+        m.workspace_is_the_largest_of_the_stage.add(m.workspace_mb[i] >= float(programme.workspace_mb[i]))
+        if i > 0:
+            before = m.workspace_mb[i - 1] - most_mb * begins(m, i)
+            m.workspace_is_the_largest_of_the_stage.add(m.workspace_mb[i] >= before)
     sizes_mb = np.array([size.memory_mb for size in programme.problem.spec.sizes], dtype=np.float64)
 
     def fit(m: Any, i: int, s: int) -> Any:
@@ -133,8 +147,8 @@ def _add_memory(m: pyo.ConcreteModel, programme: ChainProgramme) -> None:
         copies = 2 + setting.values_per_parameter + (2 if setting.replicas > 1 else 0)
         factors = {"parameter": copies, "constant": 1, "activation": setting.micro_batches_each}
         base_mb = setting.base_bytes / MB
-        needs = base_mb + sum(factor * held[name][i] for name, factor in factors.items())
-        most = base_mb + sum(factor * float(amounts[name].sum()) for name, factor in factors.items())
+        needs = base_mb + m.workspace_mb[i] + sum(factor * held[name][i] for name, factor in factors.items())
+        most = base_mb + most_mb + sum(factor * float(amounts[name].sum()) for name, factor in factors.items())
         return needs <= of_size(m, i, sizes_mb) + most * (1 - m.chosen[s])
 
     m.a_stage_fits_its_functions = pyo.Constraint(m.layers, m.settings, rule=fit)

@@ -1,0 +1,202 @@
+"""Models nobody here wrote, and our own: how each is traced, whether it trains right, and how well its memory is
+foretold.
+
+Each is trained for three steps by 3 stages x 2 replicas on this machine and, on the same micro-batches, by plain
+PyTorch.
+"""
+
+import argparse
+import copy
+import gc
+import importlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from experiments.model_zoo import ZOO, Samples
+from funcpipe import FuncPipe
+from funcpipe.core import ModelProfile, OptimizerKind, Plan, PlatformSpec, ScheduleKind, Stage, Sync, Wire
+from funcpipe.data import Batches, MapDataset, load
+from funcpipe.errors import FuncPipeError
+from funcpipe.graph import LayerGraph, trace
+from funcpipe.partitioner.cost import evaluate
+from funcpipe.platforms.catalog import load_spec
+from funcpipe.profiler import profile
+from funcpipe.verify import compare_states, train_in_one_process
+
+STAGES, REPLICAS, MICRO_BATCH, MICRO_BATCHES, STEPS, SEED = 3, 2, 2, 2, 3, 0
+optimizer: Callable[..., torch.optim.Optimizer] = partial(torch.optim.SGD, lr=0.01)
+Loss = Callable[[Any, Any], torch.Tensor]
+
+OURS = {
+    "ResNet-101": "resnet:model",
+    "AmoebaNet-D (18, 256)": "amoebanet:model",
+    "AmoebaNet-D (36, 256)": "amoebanet:model_36",
+    "BERT-Large": "bert:model",
+    "DenseNet-121": "densenet:model",
+    "U-Net": "unet:model",
+    "MobileNetV3-style": "mobilenet:model",
+    "two towers": "two_tower:model",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="*", help="names of models, or their beginnings")
+    parser.add_argument("--output", type=Path, help="write the rows as JSON")
+    options = parser.parse_args()
+    rows = []
+    print(HEADER, flush=True)
+    for name in (*ZOO, *OURS):
+        if options.only and not any(name.startswith(start) for start in options.only):
+            continue
+        try:
+            row = try_model(name, *(from_zoo(name) if name in ZOO else from_ours(name)))
+        except FuncPipeError as error:
+            row = {"model": name, "error": f"{type(error).__name__}: {error}"}
+        rows.append(row)
+        print(shown(row), flush=True)
+        if options.output:
+            options.output.write_text(json.dumps(rows, indent=1) + "\n")
+        gc.collect()
+
+
+def from_zoo(name: str) -> tuple[nn.Module, MapDataset, Loss]:
+    torch.manual_seed(SEED)
+    return ZOO[name].model().train(), Samples(ZOO[name], samples()), lambda output, target: output.loss
+
+
+def from_ours(name: str) -> tuple[nn.Module, MapDataset, Loss]:
+    file, _, factory = OURS[name].partition(":")
+    module = importlib.import_module(f"experiments.models.{file}")
+    torch.manual_seed(SEED)
+    tensors = [tensor[torch.arange(samples()) % len(tensor)] for tensor in (*module.sample(), module.target())]
+    return getattr(module, factory)(), torch.utils.data.TensorDataset(*tensors), module.loss
+
+
+def samples() -> int:
+    return (STEPS * MICRO_BATCHES * REPLICAS - 1) * MICRO_BATCH  # the last batch is short
+
+
+def try_model(name: str, model: nn.Module, data: MapDataset, loss: Loss) -> dict[str, Any]:
+    """One row of the table."""
+    spec = load_spec("local")
+    first = load(data, range(MICRO_BATCH))
+    start = time.perf_counter()
+    graph = trace(model, first.args, first.kwargs)
+    trace_s = time.perf_counter() - start
+    measured = profile(
+        graph,
+        first.args,
+        first.kwargs,
+        spec=spec,
+        micro_batch=MICRO_BATCH,
+        loss=lambda output: loss(output, first.target),
+    )
+    plan = balanced_plan(graph, measured, spec)
+    expected = one_process(model, graph, data, loss)
+    pipe = FuncPipe(model, loss_fn=loss, optimizer=optimizer)
+    result = pipe.train(data, plan=plan, seed=SEED, message_deadline_s=600.0)
+    state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    agreement = compare_states(graph, state, expected, steps=STEPS)
+    worst = max(agreement.tensors, key=lambda tensor: tensor.difference)
+    needs = [stage.memory_bytes for stage in evaluate(plan, measured, spec).stages]
+    peaks = [max(w.peak_memory_bytes for w in result.workers if w.worker.startswith(f"s{i}.")) for i in range(STAGES)]
+    return {
+        "model": name,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "route": graph.route,
+        "layers": len(graph.layers),
+        "trace_s": trace_s,
+        "difference": worst.difference,
+        "worst_tensor": worst.name,
+        "predicted_mb": [round(size / 2**20) for size in needs],
+        "measured_mb": [round(size / 2**20) for size in peaks],
+        "failed_routes": [f"{attempt.route}: {attempt.failure}" for attempt in graph.attempts if attempt.failure],
+        "notes": list(graph.notes),
+    }
+
+
+def one_process(model: nn.Module, graph: LayerGraph, data: MapDataset, loss: Loss) -> dict[str, torch.Tensor]:
+    """The state that plain PyTorch reaches."""
+    batches = Batches(
+        samples=len(data), global_batch=MICRO_BATCH * MICRO_BATCHES * REPLICAS, micro_batch=MICRO_BATCH, seed=SEED
+    )
+    plain = copy.deepcopy(model)
+    trained = train_in_one_process(plain, graph, data, batches.epoch(0), loss=loss, optimizer=optimizer, seed=SEED)
+    return dict(trained.state_dict())
+
+
+def balanced_plan(graph: LayerGraph, measured: ModelProfile, spec: PlatformSpec) -> Plan:
+    """Stages that compute about as long as each other."""
+    total = sum(layer.forward_s[0] + layer.backward_s[0] for layer in measured.layers)
+    cuts, done = [0], 0.0
+    for i, layer in enumerate(measured.layers):
+        if done >= total * len(cuts) / STAGES and i > cuts[-1] and len(cuts) < STAGES:
+            cuts.append(i)
+        done += layer.forward_s[0] + layer.backward_s[0]
+    while len(cuts) < STAGES:
+        cuts.append(cuts[-1] + 1)
+    cuts = [min(cut, len(measured.layers) - STAGES + i) for i, cut in enumerate(cuts)]
+    size = spec.sizes[-1]
+    ends = [*cuts[1:], len(measured.layers)]
+    return Plan(
+        global_batch=MICRO_BATCH * MICRO_BATCHES * REPLICAS,
+        micro_batch=MICRO_BATCH,
+        replicas=REPLICAS,
+        schedule=ScheduleKind.GPIPE,
+        sync=Sync.PIPELINED,
+        wire=Wire.FP32,
+        optimizer=OptimizerKind.SGD,
+        model=graph.name,
+        platform=spec.name,
+        stages=tuple(
+            Stage(
+                first=first,
+                stop=stop,
+                size=size.name,
+                memory_mb=size.memory_mb,
+                layers=tuple(layer.name for layer in graph.layers[first:stop]),
+            )
+            for first, stop in zip(cuts, ends, strict=True)
+        ),
+    )
+
+
+HEADER = (
+    "| model | parameters | route | layers | trace s | difference | predicted MB | measured MB | off |\n"
+    + "|---" * 9
+    + "|"
+)
+
+
+def shown(row: dict[str, Any]) -> str:
+    """A row of a Markdown table."""
+    if "error" in row:
+        return f"| {row['model']} | {row['error'].splitlines()[0]} |"
+    off = [
+        f"{100 * (told / found - 1):+.0f} %"
+        for told, found in zip(row["predicted_mb"], row["measured_mb"], strict=True)
+    ]
+    cells: Sequence[str] = (
+        row["model"],
+        f"{row['parameters'] / 1e6:.1f} M",
+        row["route"],
+        str(row["layers"]),
+        f"{row['trace_s']:.1f}",
+        f"{row['difference']:.1e}",
+        " ".join(map(str, row["predicted_mb"])),
+        " ".join(map(str, row["measured_mb"])),
+        " ".join(off),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    main()

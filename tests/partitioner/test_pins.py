@@ -1,0 +1,105 @@
+"""What is pinned holds, and the rest is still chosen best."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from funcpipe.core import Plan, TrainingSpec, from_text, to_text
+from funcpipe.errors import FormatError, Infeasible, InvalidValue
+from funcpipe.partitioner.exact import exact
+from funcpipe.partitioner.exhaustive import exhaustive
+from funcpipe.partitioner.optimize import optimize
+from funcpipe.partitioner.pins import Pins
+from funcpipe.partitioner.problem import Problem
+from tests.partitioner.instances import chain, platform
+
+TRAINING = TrainingSpec(global_batch=16, time_value=60.0)
+
+
+def starts(plan: Plan) -> set[str]:
+    return {stage.layers[0] for stage in plan.stages}
+
+
+def size_of(plan: Plan, layer: str) -> str:
+    return next(stage.size for stage in plan.stages if layer in stage.layers)
+
+
+def test_a_stage_begins_at_a_pinned_cut() -> None:
+    for layer in ("layer1", "layer3"):
+        plan = optimize(chain(5, 2, 4), platform(2), TRAINING, pins=Pins(cuts=(layer,)))
+        assert layer in starts(plan)
+
+
+def test_layers_stay_together() -> None:
+    plan = optimize(chain(5, 2, 4), platform(2), TRAINING, pins=Pins(together=(("layer1", "layer3"),)))
+    assert not starts(plan) & {"layer2", "layer3"}
+
+
+def test_sizes_replicas_and_functions_are_pinned() -> None:
+    profile, spec = chain(5, 3, 4), platform()
+    plan = optimize(profile, spec, TRAINING, pins=Pins(sizes={"layer2": "3072MB"}))
+    assert size_of(plan, "layer2") == "3072MB"
+    assert {stage.memory_mb for stage in optimize(profile, spec, TRAINING, pins=Pins(memory_mb=2048)).stages} == {2048}
+    capped = optimize(profile, spec, TRAINING, pins=Pins(max_memory_mb=2048))
+    assert max(stage.memory_mb for stage in capped.stages) <= 2048
+    assert optimize(profile, spec, TRAINING, pins=Pins(replicas=(2,))).replicas == 2
+    assert optimize(profile, spec, TRAINING, pins=Pins(max_functions=2)).workers <= 2
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 1000), data=st.data())
+def test_pinned_optima_equal_exhaustive(seed: int, data: st.DataObject) -> None:
+    layers = [f"layer{i}" for i in range(5)]
+    pins = Pins(
+        cuts=tuple(data.draw(st.sets(st.sampled_from(layers[1:]), max_size=1))),
+        sizes=data.draw(st.dictionaries(st.sampled_from(layers), st.sampled_from(["1024MB", "2048MB"]), max_size=2)),
+        max_functions=data.draw(st.sampled_from([None, 2, 3])),
+    )
+    problem = Problem(profile=chain(5, 2, seed, skips=seed % 3), spec=platform(2), training=TRAINING, pins=pins)
+    try:
+        expected = exhaustive(problem).solver
+    except Infeasible:
+        with pytest.raises(Infeasible):
+            exact(problem)
+        return
+    found = exact(problem).solver
+    assert expected
+    assert found
+    assert found.objective == pytest.approx(expected.objective, rel=1e-8)
+
+
+def test_a_pinned_cut_survives_merging() -> None:
+    profile = chain(12, 2, 4)
+    for layer in ("layer1", "layer6", "layer11"):
+        assert layer in starts(optimize(profile, platform(2), TRAINING, pins=Pins(cuts=(layer,)), layer_limit=3))
+
+
+@pytest.mark.parametrize(
+    ("pins", "message"),
+    [
+        (Pins(cuts=("nowhere",)), "cuts must name a layer of random, got 'nowhere'"),
+        (Pins(sizes={"layer1": "9MB"}), "sizes.layer1 must be one of 1024MB, 2048MB, got '9MB'"),
+        (Pins(together=(("layer1", "layer3"),), cuts=("layer2",)), "cuts must not lie inside a group of layers"),
+        (Pins(together=((),)), "together must name at least one layer in each group"),
+        (Pins(max_memory_mb=512), "max_memory_mb leaves no size of test, which has 1024, 2048 MB, got 512"),
+    ],
+)
+def test_pins_that_make_no_sense_are_refused(pins: Pins, message: str) -> None:
+    with pytest.raises(InvalidValue, match=message):
+        optimize(chain(5, 2), platform(2), TRAINING, pins=pins)
+
+
+@pytest.mark.parametrize("change", [{"memory_mb": 0}, {"max_functions": 0}, {"replicas": (0,)}])
+def test_pins_check_themselves(change: Mapping[str, int]) -> None:
+    with pytest.raises(InvalidValue, match="must be at least 1, got 0"):
+        replace(Pins(), **change)  # type: ignore[arg-type]
+
+
+def test_pins_are_read_from_json() -> None:
+    pins = Pins(cuts=("layer1",), together=(("layer2", "layer3"),), sizes={"layer0": "1024MB"}, replicas=(2, 4))
+    assert from_text(Pins, to_text(pins), source="pins.json") == pins
+    with pytest.raises(FormatError, match=r"pins.json: field 'memory_mb' must be at least 1, got 0"):
+        from_text(Pins, '{"format": "funcpipe.pins/1", "memory_mb": 0}', source="pins.json")
