@@ -28,9 +28,9 @@ from funcpipe.graph import LayerGraph, trace
 from funcpipe.partitioner.cost import evaluate
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.profiler import profile
-from funcpipe.verify import compare_states, train_in_one_process
+from funcpipe.verify import train_in_one_process
 
-STAGES, REPLICAS, MICRO_BATCH, MICRO_BATCHES, STEPS, SEED = 3, 2, 2, 2, 3, 0
+STAGES, REPLICAS, MICRO_BATCHES, STEPS, SEED = 3, 2, 2, 3, 0
 optimizer: Callable[..., torch.optim.Optimizer] = partial(torch.optim.SGD, lr=0.01)
 Loss = Callable[[Any, Any], torch.Tensor]
 
@@ -69,25 +69,30 @@ def main() -> None:
 
 def from_zoo(name: str) -> tuple[nn.Module, MapDataset, Loss]:
     torch.manual_seed(SEED)
-    return ZOO[name].model().train(), Samples(ZOO[name], samples()), lambda output, target: output.loss
+    return ZOO[name].model().train(), Samples(ZOO[name], samples(name)), lambda output, target: output.loss
 
 
 def from_ours(name: str) -> tuple[nn.Module, MapDataset, Loss]:
     file, _, factory = OURS[name].partition(":")
     module = importlib.import_module(f"experiments.models.{file}")
     torch.manual_seed(SEED)
-    tensors = [tensor[torch.arange(samples()) % len(tensor)] for tensor in (*module.sample(), module.target())]
+    tensors = [tensor[torch.arange(samples(name)) % len(tensor)] for tensor in (*module.sample(), module.target())]
     return getattr(module, factory)(), torch.utils.data.TensorDataset(*tensors), module.loss
 
 
-def samples() -> int:
-    return (STEPS * MICRO_BATCHES * REPLICAS - 1) * MICRO_BATCH  # the last batch is short
+def micro_batch(name: str) -> int:
+    return {"two towers": 16, "AmoebaNet-D (36, 256)": 1}.get(name, 2)
+
+
+def samples(name: str) -> int:
+    return (STEPS * MICRO_BATCHES * REPLICAS - 1) * micro_batch(name)  # the last batch is short
 
 
 def try_model(name: str, model: nn.Module, data: MapDataset, loss: Loss) -> dict[str, Any]:
     """One row of the table."""
     spec = load_spec("local")
-    first = load(data, range(MICRO_BATCH))
+    size = micro_batch(name)
+    first = load(data, range(size))
     start = time.perf_counter()
     graph = trace(model, first.args, first.kwargs)
     trace_s = time.perf_counter() - start
@@ -96,16 +101,14 @@ def try_model(name: str, model: nn.Module, data: MapDataset, loss: Loss) -> dict
         first.args,
         first.kwargs,
         spec=spec,
-        micro_batch=MICRO_BATCH,
+        micro_batch=size,
         loss=lambda output: loss(output, first.target),
     )
     plan = balanced_plan(graph, measured, spec)
-    expected = one_process(model, graph, data, loss)
+    expected = one_process(model, graph, data, loss, plan)
     pipe = FuncPipe(model, loss_fn=loss, optimizer=optimizer)
     result = pipe.train(data, plan=plan, seed=SEED, message_deadline_s=600.0)
-    state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
-    agreement = compare_states(graph, state, expected, steps=STEPS)
-    worst = max(agreement.tensors, key=lambda tensor: tensor.difference)
+    difference, worst = largest_difference(dict(model.state_dict()), expected)
     needs = [stage.memory_bytes for stage in evaluate(plan, measured, spec).stages]
     peaks = [max(w.peak_memory_bytes for w in result.workers if w.worker.startswith(f"s{i}.")) for i in range(STAGES)]
     return {
@@ -114,8 +117,8 @@ def try_model(name: str, model: nn.Module, data: MapDataset, loss: Loss) -> dict
         "route": graph.route,
         "layers": len(graph.layers),
         "trace_s": trace_s,
-        "difference": worst.difference,
-        "worst_tensor": worst.name,
+        "difference": difference,
+        "worst_tensor": worst,
         "predicted_mb": [round(size / 2**20) for size in needs],
         "measured_mb": [round(size / 2**20) for size in peaks],
         "failed_routes": [f"{attempt.route}: {attempt.failure}" for attempt in graph.attempts if attempt.failure],
@@ -123,14 +126,33 @@ def try_model(name: str, model: nn.Module, data: MapDataset, loss: Loss) -> dict
     }
 
 
-def one_process(model: nn.Module, graph: LayerGraph, data: MapDataset, loss: Loss) -> dict[str, torch.Tensor]:
+def one_process(
+    model: nn.Module, graph: LayerGraph, data: MapDataset, loss: Loss, plan: Plan
+) -> dict[str, torch.Tensor]:
     """The state that plain PyTorch reaches."""
-    batches = Batches(
-        samples=len(data), global_batch=MICRO_BATCH * MICRO_BATCHES * REPLICAS, micro_batch=MICRO_BATCH, seed=SEED
-    )
+    batches = Batches(samples=len(data), global_batch=plan.global_batch, micro_batch=plan.micro_batch, seed=SEED)
     plain = copy.deepcopy(model)
     trained = train_in_one_process(plain, graph, data, batches.epoch(0), loss=loss, optimizer=optimizer, seed=SEED)
     return dict(trained.state_dict())
+
+
+def largest_difference(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> tuple[float, str]:
+    """The largest difference of any element and its tensor, relative to the tensor's largest element.
+
+    Or to a millionth of the model's largest, which is rounding: the bias of attention's keys, for one, has a gradient
+    of zero.
+    """
+    largest = max(float(tensor.abs().max()) for tensor in expected.values() if tensor.is_floating_point())
+    found_differences = (
+        (
+            float((found[name].double() - tensor.double()).abs().max())
+            / max(float(tensor.abs().max()), 1e-6 * largest),
+            name,
+        )
+        for name, tensor in expected.items()
+        if tensor.numel()
+    )
+    return max(found_differences)
 
 
 def balanced_plan(graph: LayerGraph, measured: ModelProfile, spec: PlatformSpec) -> Plan:
@@ -147,8 +169,8 @@ def balanced_plan(graph: LayerGraph, measured: ModelProfile, spec: PlatformSpec)
     size = spec.sizes[-1]
     ends = [*cuts[1:], len(measured.layers)]
     return Plan(
-        global_batch=MICRO_BATCH * MICRO_BATCHES * REPLICAS,
-        micro_batch=MICRO_BATCH,
+        global_batch=measured.micro_batch * MICRO_BATCHES * REPLICAS,
+        micro_batch=measured.micro_batch,
         replicas=REPLICAS,
         schedule=ScheduleKind.GPIPE,
         sync=Sync.PIPELINED,

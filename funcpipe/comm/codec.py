@@ -41,7 +41,7 @@ def encode(tensors: Mapping[str, Tensor], wire: Wire = Wire.FP32) -> memoryview:
     description = json.dumps(entries, separators=(",", ":")).encode()
     start = _aligned(_HEAD.size + len(description))
     buffer = torch.empty(start + offset, dtype=torch.uint8)
-    message = memoryview(buffer.numpy())
+    message = buffer.numpy().data
     message[_HEAD.size : start] = description.ljust(start - _HEAD.size, b"\0")
     for place, sent in travelling:
         end = start + place + sent.nbytes
@@ -81,7 +81,7 @@ def _read(entry: list[Any], payload: memoryview) -> Tensor:
     if count == 0:
         return torch.empty(shape, dtype=_DTYPES[dtype_name])
     own = torch.empty(size, dtype=torch.uint8)
-    memoryview(own.numpy())[:] = payload[offset : offset + size]
+    own.numpy().data[:] = payload[offset : offset + size]
     return own.view(sent_dtype).reshape(shape).to(_DTYPES[dtype_name])
 
 

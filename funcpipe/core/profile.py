@@ -11,11 +11,12 @@ from funcpipe.errors import InvalidValue
 class LayerProfile:
     """One layer, for one micro-batch; seconds run along the profile's `sizes`.
 
-    `parameter_bytes` are trainable; frozen parameters and buffers are `constant_bytes`. `activation_bytes` is what the
-    layer keeps from its forward until its backward. `input_bytes` are the model inputs that it reads. `parts` names the
-    layers of the model's graph that were folded into this one, in order; empty where it is one layer. `workspace_bytes`
-    is what the layer has in use beyond that while it runs, forward or backward. `forward_spread` and `backward_spread`
-    are the distance between the quartiles of the measured seconds over their median.
+    `parameter_bytes` are trainable; frozen parameters and buffers, and packages that only this layer needs, are
+    `constant_bytes`. `activation_bytes` is what the layer keeps from its forward until its backward. `input_bytes`
+    are the model inputs that it reads. `parts` names the layers of the model's graph that were folded into this one,
+    in order; empty where it is one layer. `workspace_bytes` is what the layer has in use beyond that while it runs,
+    forward or backward. `forward_spread` and `backward_spread` are the distance between the quartiles of the measured
+    seconds over their median.
     """
 
     name: str

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from funcpipe.profiler.base_memory import base_memory_bytes
 from funcpipe.profiler.book import Book
 from funcpipe.profiler.likeness import likeness
 from funcpipe.profiler.measure import Loss, Measure, Times, measure_here, run_layer
+from funcpipe.split.bundle import dump_stage, imported_modules
 from funcpipe.split.cut import stage_of
 
 
@@ -55,16 +57,30 @@ def profile(
                     del values[value.name]
             if progress is not None:
                 progress(layer.name, (i + 1) / len(graph.layers))
+    base_bytes, end_bytes = _code_bytes(graph, forked=spec.name == "local")
+    *layers, end = book.layers
     return ModelProfile(
         model=graph.name,
         micro_batch=micro_batch,
         platform=spec.name,
         sizes=tuple(size.name for size in spec.sizes),
-        base_memory_bytes=base_memory_bytes(),
-        layers=tuple(book.layers),
+        base_memory_bytes=base_bytes,
+        layers=(*layers, replace(end, constant_bytes=end.constant_bytes + end_bytes)),
         tensors=book.tensors(),
         estimated=spec.name != "local",
     )
+
+
+def _code_bytes(graph: LayerGraph, *, forked: bool) -> tuple[int, int]:
+    """What any function of this model needs before it holds layers, and what the code of the last layer adds.
+
+    The last layer makes the model's output, the class of which is often the only thing it needs of a large package.
+    """
+    count = len(graph.layers)
+    pieces = [stage_of(graph, first, stop, {}) for first, stop in ((0, count - 1), (count - 1, count)) if first < stop]
+    modules = [imported_modules(dump_stage(piece, None)[0]) for piece in pieces]
+    base_bytes = base_memory_bytes(forked=forked, modules=modules[0])
+    return base_bytes, base_memory_bytes(forked=forked, modules=modules[0] | modules[-1]) - base_bytes
 
 
 @contextlib.contextmanager

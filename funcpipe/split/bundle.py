@@ -3,6 +3,7 @@
 import contextlib
 import io
 import pickle
+import pickletools
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
@@ -44,6 +45,18 @@ def load_stage(bundle: bytes, tensors: Mapping[str, Tensor]) -> tuple[StageModul
     stage, extra = _Unpickler(io.BytesIO(bundle), tensors).load()
     stage.train()
     return stage, extra
+
+
+def imported_modules(bundle: bytes) -> frozenset[str]:
+    """The installed modules, besides torch and funcpipe, that loading `bundle` imports."""
+    words = {argument for _, argument, _ in pickletools.genops(bundle) if isinstance(argument, str)}
+    modules = {name: sys.modules[name] for name in words & sys.modules.keys()}
+    return frozenset(
+        name
+        for name, module in modules.items()
+        if _INSTALLED_FOLDERS & set(Path(getattr(module, "__file__", None) or "").parts)
+        and name.partition(".")[0] not in (*_INSTALLED, "cloudpickle")
+    )
 
 
 def _named(stage: StageModule) -> Iterator[tuple[str, Tensor]]:
@@ -122,6 +135,7 @@ def _by_value() -> Iterator[None]:
 
 
 _INSTALLED = ("funcpipe", "torch", "numpy")
+_INSTALLED_FOLDERS = {"site-packages", "dist-packages"}
 _SYSTEM = tuple(
     str(Path(sysconfig.get_path(kind)).resolve()) for kind in ("stdlib", "platstdlib", "purelib", "platlib")
 )
@@ -133,4 +147,4 @@ def _is_users(module: ModuleType) -> bool:
     if file is None or name.partition(".")[0] in _INSTALLED or sys.modules.get(name) is not module:
         return False
     path = Path(file).resolve()
-    return not str(path).startswith(_SYSTEM) and not {"site-packages", "dist-packages"} & set(path.parts)
+    return not str(path).startswith(_SYSTEM) and not _INSTALLED_FOLDERS & set(path.parts)

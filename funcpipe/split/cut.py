@@ -9,6 +9,7 @@ from funcpipe.core import Plan
 from funcpipe.errors import PlanError
 from funcpipe.graph.numbers import BATCH
 from funcpipe.graph.program import attribute, compile_nodes, plain
+from funcpipe.graph.tree import LEAF
 from funcpipe.graph.values import Crossing, Layer, LayerGraph
 from funcpipe.split.stage import Part, Recipe, StageModule
 
@@ -107,7 +108,7 @@ def _recipe(graph: LayerGraph, first: int, stop: int) -> Recipe:
         sent=sent,
         values={name: values[name] for item in (*received, *sent) for name in item.names if name is not None},
         outputs=plain(outputs),
-        output_tree=graph.output_tree,
+        output_tree=graph.output_tree if is_last else LEAF,
     )
 
 

@@ -41,8 +41,11 @@ class Duel:
         repeats = window.field.repeats
         cores = window.field.setting.spec.shared_cores
         forward_lane_s = repeats * np.maximum(labels.forward_lane_s, horizon.forward_lane_s[node])
-        backward_lane_s = repeats * np.maximum(labels.backward_lane_s, horizon.backward_lane_s[node])
-        closed_s = labels.backward_s + horizon.closing_s[node] + backward_lane_s
+        # a stage in front synchronises after the backwards of itself and of those behind: of the other stages in
+        # front only the one right before the node is surely among these
+        backward_lane_s = repeats * np.maximum(labels.backward_lane_s, horizon.next_backward_lane_s[node])
+        slowest_s = repeats * np.maximum(labels.backward_lane_s, horizon.backward_lane_s[node])
+        closed_s = labels.backward_s + horizon.closing_s[node] + slowest_s
         threshold_usd = float(aim.threshold_usd(np.array([window.low_s]))[0])
         return Duel(
             whole_s=labels.forward_s + labels.backward_s,

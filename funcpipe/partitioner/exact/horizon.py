@@ -42,6 +42,7 @@ class Horizon:
 
     `whole_usd[n, g]` holds dollars under cap g of the lanes, above which no lane before the node lies;
     `later_usd[n, g]` those of this and all higher caps with the lanes' own dollars, the least of them.
+    `next_backward_lane_s` is of the stage right before the node alone.
     """
 
     window: Window
@@ -57,6 +58,7 @@ class Horizon:
     forward_s: Array
     forward_lane_s: Array
     backward_lane_s: Array
+    next_backward_lane_s: Array
 
     def earliest_s(self, labels: Labels, node: int) -> Array:
         """The least seconds of an iteration of any completion."""
@@ -121,7 +123,15 @@ def horizon_of(window: Window) -> Horizon:
         lanes_s=_least_peak(field, field.lane_s),
         forward_lane_s=_least_peak(field, options.forward_max_s),
         backward_lane_s=_least_peak(field, options.backward_max_s),
+        next_backward_lane_s=_least_entering(field, options.backward_max_s),
     )
+
+
+def _least_entering(field: Field, values: Array) -> Array:
+    """For each node the least value of an option that leads to it; 0 where there is none."""
+    least = np.full(field.start + 1, np.inf)
+    np.minimum.at(least, field.options.after, values)
+    return np.where(np.isfinite(least), least, 0.0)
 
 
 def _least_peak(field: Field, peak: Array) -> Array:

@@ -1,0 +1,180 @@
+"""How fast the best plan is found and proved: by layers, sizes and replicas, beside the solvers, and the whole front.
+
+Five numbers of replicas and eight sizes unless said otherwise; money weighted with the paper's four values of time.
+Writes planner_speed.json and planner_speed.png.
+"""
+
+import argparse
+import json
+import resource
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from experiments.planner_profiles import SHAPES, platform, profile
+from funcpipe.core import ModelProfile, Optimality, Plan, PlatformSpec, TrainingSpec
+from funcpipe.errors import FuncPipeError
+from funcpipe.partitioner.exact import exact
+from funcpipe.partitioner.front import pareto_front
+from funcpipe.partitioner.problem import Problem
+from funcpipe.partitioner.solvers import gurobi, highs, scip
+
+BATCH = 64  # with micro-batches of 4: 1, 2, 4, 8 or 16 replicas
+TIME_VALUES = (0.0, 3.84, 30.72, 245.76)
+BARS_S = {24: 0.5, 40: 3.0, 100: 60.0}
+FRONT_LAYERS, FRONT_BAR_S, MEMORY_BAR_MB = 24, 10.0, 1000
+SOLVERS: Sequence[Callable[..., Plan]] = (highs, scip, gurobi)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, default=Path("out/planner"))
+    parser.add_argument("--solver-limit", type=float, default=60.0, help="seconds for each solver and instance")
+    parser.add_argument("--solver-layers", type=int, nargs="*", default=[6, 8, 10, 12])
+    options = parser.parse_args()
+    options.output.mkdir(parents=True, exist_ok=True)
+    results: dict[str, Any] = {"bars": list(bars()), "front": list(fronts())}
+    results["memory_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    results["growth"] = list(growth())
+    results["solvers"] = [row for layers in options.solver_layers for row in solvers(layers, options.solver_limit)]
+    (options.output / "planner_speed.json").write_text(json.dumps(results, indent=1) + "\n")
+    show(results)
+    draw(results["growth"], options.output / "planner_speed.png")
+
+
+def solve(measured: ModelProfile, spec: PlatformSpec, *, batch: int, time_value: float) -> dict[str, Any]:
+    """One proof of the exact search."""
+    problem = Problem(profile=measured, spec=spec, training=TrainingSpec(global_batch=batch, time_value=time_value))
+    started_s = time.perf_counter()
+    plan = exact(problem)
+    seconds = time.perf_counter() - started_s
+    assert plan.solver is not None
+    assert plan.solver.status is Optimality.OPTIMAL
+    return {
+        "model": measured.model,
+        "layers": len(measured.layers),
+        "sizes": len(spec.sizes),
+        "degrees": len(problem.degrees),
+        "time_value": time_value,
+        "seconds": seconds,
+        "objective": plan.solver.objective,
+    }
+
+
+def bars() -> Iterator[dict[str, Any]]:
+    """Every reference model stretched to 24, 40 and 100 layers, every value of time."""
+    spec = platform()
+    for layers in BARS_S:
+        for name in SHAPES:
+            for value in TIME_VALUES:
+                yield solve(profile(name, spec, layers=layers), spec, batch=BATCH, time_value=value)
+
+
+def fronts() -> Iterator[dict[str, Any]]:
+    """The whole Pareto front of every reference model."""
+    spec = platform()
+    for name in SHAPES:
+        measured = profile(name, spec, layers=FRONT_LAYERS)
+        front = pareto_front(measured, spec, TrainingSpec(global_batch=BATCH))
+        assert front.status is Optimality.OPTIMAL
+        yield {"model": name, "layers": FRONT_LAYERS, "points": len(front.plans), "seconds": front.solve_s}
+
+
+def growth() -> Iterator[dict[str, Any]]:
+    """Seconds by layers, by sizes and by numbers of replicas, the others as in the bars."""
+    for name in SHAPES:
+        for layers in (10, 20, 40, 60, 80, 100, 120):
+            yield {
+                "by": "layers",
+                **solve(profile(name, platform(), layers=layers), platform(), batch=BATCH, time_value=3.84),
+            }
+        for sizes in (2, 4, 8, 16, 32):
+            spec = platform(sizes)
+            yield {"by": "sizes", **solve(profile(name, spec, layers=24), spec, batch=BATCH, time_value=3.84)}
+        for power in range(0, 9, 2):
+            yield {
+                "by": "degrees",
+                **solve(profile(name, platform(), layers=24), platform(), batch=4 * 2**power, time_value=3.84),
+            }
+
+
+def solvers(layers: int, limit_s: float) -> Iterator[dict[str, Any]]:
+    """The exact search and each solver on the same instances, one number of replicas, in one run."""
+    spec = platform()
+    for name in ("amoebanet-d18", "bert-large"):
+        measured = profile(name, spec, layers=layers)
+        training = TrainingSpec(global_batch=BATCH, time_value=3.84, replicas=(4,))
+        problem = Problem(profile=measured, spec=spec, training=training)
+        started_s = time.perf_counter()
+        plan = exact(problem)
+        exact_s = time.perf_counter() - started_s
+        assert plan.solver is not None
+        for solver in SOLVERS:
+            started_s = time.perf_counter()
+            row = {"model": name, "layers": layers, "solver": solver.__name__, "exact_s": exact_s}
+            try:
+                found = solver(problem, time_limit_s=limit_s)
+            except FuncPipeError as error:
+                yield {**row, "failed": str(error)}
+                continue
+            assert found.solver is not None
+            yield {
+                **row,
+                "seconds": time.perf_counter() - started_s,
+                "proved": found.solver.status is Optimality.OPTIMAL,
+                "gap": found.solver.gap,
+                "excess": found.solver.objective / plan.solver.objective - 1,
+            }
+
+
+def show(results: dict[str, Any]) -> None:
+    console = Console(highlight=False)
+    table = Table(
+        "layers", "bar s", *(name for name in SHAPES), title="seconds to prove the best plan, worst of 4 values"
+    )
+    for layers, bar_s in BARS_S.items():
+        worst = [
+            max(row["seconds"] for row in results["bars"] if row["layers"] == layers and row["model"] == name)
+            for name in SHAPES
+        ]
+        table.add_row(str(layers), f"{bar_s:g}", *(f"{seconds:.2f}" for seconds in worst))
+    console.print(table)
+    table = Table(
+        "model", "points", "seconds", title=f"the whole front of {FRONT_LAYERS} layers, bar {FRONT_BAR_S:g} s"
+    )
+    for row in results["front"]:
+        table.add_row(row["model"], str(row["points"]), f"{row['seconds']:.2f}")
+    console.print(table)
+    console.print(f"peak memory of the process so far: {results['memory_mb']:.0f} MB, bar {MEMORY_BAR_MB} MB")
+    table = Table("model", "layers", "solver", "seconds", "/ exact", "proved", "gap", "excess", title="solvers")
+    for row in results["solvers"]:
+        if "failed" in row:
+            table.add_row(row["model"], str(row["layers"]), row["solver"], row["failed"][:60])
+            continue
+        ratio, gap = row["seconds"] / row["exact_s"], "-" if row["gap"] is None else f"{row['gap']:.1e}"
+        proved = "yes" if row["proved"] else "no"
+        numbers = f"{row['seconds']:.2f}", f"{ratio:.0f}", proved, gap, f"{row['excess']:.1e}"
+        table.add_row(row["model"], str(row["layers"]), row["solver"], *numbers)
+    console.print(table)
+
+
+def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 4), layout="constrained")
+    labels = {"layers": "layers", "sizes": "function sizes (24 layers)", "degrees": "numbers of replicas (24 layers)"}
+    for axes, (by, label) in zip(figure.subplots(1, 3), labels.items(), strict=True):
+        for name in SHAPES:
+            points = [(row[by], row["seconds"]) for row in rows if row["by"] == by and row["model"] == name]
+            axes.plot(*zip(*points, strict=True), marker="o", label=name)
+        axes.set(xlabel=label, ylabel="seconds to prove the best plan", yscale="log")
+    figure.axes[0].legend()
+    figure.savefig(path, dpi=150)
+
+
+if __name__ == "__main__":
+    main()

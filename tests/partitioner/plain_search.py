@@ -1,0 +1,56 @@
+"""A second oracle: every Pareto-best partial plan kept, nothing else pruned. Slow, but good for ten layers."""
+
+import numpy as np
+
+from funcpipe.partitioner.formulas import Array, Setting
+from funcpipe.partitioner.options import Options, price_options
+from funcpipe.partitioner.problem import Problem
+from funcpipe.partitioner.stage_graph import StageGraph, build_stage_graph
+
+
+def plain_points(problem: Problem) -> list[tuple[float, float]]:
+    """Seconds and dollars of plans among which are all that no other plan beats in both, in ascending order."""
+    graph = build_stage_graph(problem.profile, admits=problem.placed.admits)
+    points: list[tuple[float, float]] = []
+    for setting in problem.settings():
+        options = price_options(problem, graph, setting, workers=setting.replicas)
+        seconds, dollars = _totals(_labels(graph, options, setting), setting)
+        points += list(zip(seconds.tolist(), dollars.tolist(), strict=True))
+    return sorted(points)
+
+
+def _labels(graph: StageGraph, options: Options, setting: Setting) -> Array:
+    """Rows of: forward sum and lane, backward sum and lane, latest finish, price, requests, work; at the start."""
+    repeats = setting.micro_batches_each - 1
+    at_node = [np.zeros((1, 8))]
+    for node in range(1, len(graph.position)):
+        parts = [np.zeros((0, 8))]
+        for o in np.flatnonzero(options.before == node):
+            rows = at_node[options.after[o]].copy()
+            rows[:, 0] += options.forward_sum_s[o]
+            rows[:, 1] = np.maximum(rows[:, 1], options.forward_max_s[o])
+            rows[:, 2] += options.backward_sum_s[o]
+            rows[:, 3] = np.maximum(rows[:, 3], options.backward_max_s[o])
+            rows[:, 4] = np.maximum(rows[:, 4], rows[:, 2] + repeats * rows[:, 3] + options.sync_s[o])
+            rows[:, 5] += options.price_usd_s[o]
+            rows[:, 6] += options.request_usd[o]
+            rows[:, 7] += options.work_s[o] if setting.spec.shared_cores else 0.0
+            parts.append(rows)
+        at_node.append(_unbeaten(np.concatenate(parts)))
+    return at_node[graph.start]
+
+
+def _unbeaten(rows: Array) -> Array:
+    rows = rows[np.lexsort(rows.T[::-1])]
+    kept: list[int] = []
+    for i in range(len(rows)):
+        if not (rows[kept] <= rows[i] * (1 + 1e-13)).all(axis=1).any():
+            kept.append(i)
+    return rows[kept]
+
+
+def _totals(rows: Array, setting: Setting) -> tuple[Array, Array]:
+    seconds = rows[:, 0] + (setting.micro_batches_each - 1) * rows[:, 1] + rows[:, 4]
+    if setting.spec.shared_cores:
+        seconds = np.maximum(seconds, rows[:, 7] / setting.spec.shared_cores)
+    return seconds, rows[:, 5] * seconds + rows[:, 6]
