@@ -5,7 +5,7 @@ import hashlib
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -29,9 +29,9 @@ from funcpipe.core import (
 )
 from funcpipe.core.json_form import from_plain
 from funcpipe.data import Batches, MapDataset
-from funcpipe.errors import DeadlineExceeded, KeyMissing
+from funcpipe.errors import DeadlineExceeded, KeyMissing, PlanError
 from funcpipe.fleet import POLL_S, Fleet
-from funcpipe.graph import LayerGraph
+from funcpipe.graph import Layer, LayerGraph
 from funcpipe.platforms.base import Platform, Storage
 from funcpipe.split import StageModule, dump_stage, split, stage_bounds
 from funcpipe.worker import StageJob
@@ -117,8 +117,8 @@ def launch(
 ) -> RunResult:
     """Train `job` on functions of `platform` that share `storage`, which they open by `storage_url`.
 
-    Raises WorkerFailed or DeadlineExceeded, naming run, worker and task. Whatever happens, no function runs and no
-    object of the run is left afterwards.
+    Raises PlanError before any function starts; WorkerFailed or DeadlineExceeded, naming run, worker and task, after
+    that. Whatever happens, no function runs and no object of the run is left afterwards.
     """
     run = f"run-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
     keys = Keys(run)
@@ -135,7 +135,9 @@ def upload(job: Job, keys: Keys, storage: Storage, storage_url: str) -> Iterator
     bounds = stage_bounds(job.graph, job.plan)
     stage_of_layer = [stage for stage, (first, stop) in enumerate(bounds) for _ in range(first, stop)]
     routes = find_routes(stage_of_layer, [_profile_of(job.graph, i) for i in range(len(job.graph.values))])
-    for number, stage in enumerate(split(job.graph, bounds)):
+    stages = split(job.graph, bounds)
+    _refuse_ties(job.graph, stages)
+    for number, stage in enumerate(stages):
         stage_job = StageJob(
             routes=routes,
             signature=job.graph.signature,
@@ -163,6 +165,22 @@ def upload(job: Job, keys: Keys, storage: Storage, storage_url: str) -> Iterator
                 seed=job.seed,
                 message_deadline_s=job.message_deadline_s,
             )
+
+
+def _refuse_ties(graph: LayerGraph, stages: Sequence[StageModule]) -> None:
+    """Raise PlanError where stages would train copies of one parameter apart from each other."""
+    for stage in stages:
+        held = dict(stage.named_parameters(remove_duplicate=False))
+        for name, common in stage.shared.items():
+            users = [layer.name for layer in graph.layers if _uses(graph, layer, held[name])]
+            raise PlanError(
+                f"the parameter {common} is used in several stages, by the layers {', '.join(users)}; plan with all of "
+                f"them in one stage (--together {','.join(users)}, or Pins(together=...))"
+            )
+
+
+def _uses(graph: LayerGraph, layer: Layer, parameter: Tensor) -> bool:
+    return any(tensor is parameter for tensor in graph.tensors_of(layer).values())
 
 
 def _reads_data(stage: StageModule) -> bool:
