@@ -4,12 +4,13 @@ BIN := .venv/bin
 READY := .venv/.ready
 OUT := out
 
-.PHONY: help setup demo demo-text test check format clean
+.PHONY: help setup demo demo-text test test-long check format clean
 
 help:
 	@echo "make demo       train a residual network on handwritten digits over local functions"
 	@echo "make demo-text  the same with a character-level transformer on English text"
 	@echo "make test       all tests"
+	@echo "make test-long  those that take many minutes: a hundred instances for each solver"
 	@echo "make check      format, lint, types and the quick tests"
 	@echo "make format     put the code in the house format"
 	@echo "make clean      remove everything that was made"
@@ -28,13 +29,16 @@ demo-text: $(READY)
 	$(BIN)/python -m experiments.demo characters --output $(OUT)/characters
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not long"
+
+test-long: $(READY)
+	$(BIN)/python -m pytest -m long
 
 check: $(READY)
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(BIN)/python -m pytest -q -m "not slow and not long"
 
 format: $(READY)
 	$(BIN)/ruff format

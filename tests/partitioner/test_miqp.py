@@ -65,8 +65,8 @@ def test_scip_equals_the_exact_search() -> None:
         check(problem, scip)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.long
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("solver", "layers", "sizes"), [(highs, 7, 2), (gurobi, 6, 2), (scip, 6, 2)])
 def test_every_solver_equals_the_exact_search_on_a_hundred_larger_ones(solver: Policy, layers: int, sizes: int) -> None:
     for seed in range(100):
