@@ -148,7 +148,10 @@ def session_of(pid: int) -> int:
 
 
 def command(*words: str) -> list[str]:
-    return [sys.executable, "-c", "import sys; from funcpipe.cli import main; sys.exit(main())", *words]
+    """The command line in a process of its own, which takes interrupts even where the tests run in the background."""
+    code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    code += "from funcpipe.cli import main; sys.exit(main())"
+    return [sys.executable, "-c", code, *words]
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
