@@ -29,12 +29,17 @@ class Actions:
             Kind.GET_ACTIVATION: self._get_activation,
             Kind.PUT_GRADIENT: self._put_gradient,
             Kind.GET_GRADIENT: self._get_gradient,
+            Kind.GET_TIED: self._get_tied,
+            Kind.ADD_TIED: self._add_tied,
+            Kind.PUT_TIED: self._put_tied,
             Kind.FLATTEN: self._flatten,
             Kind.PUT_SPLIT: self._put_split,
             Kind.GET_SPLIT: self._get_split,
             Kind.MERGE: self._merge,
             Kind.PUT_MERGED: self._put_split,
             Kind.GET_MERGED: self._get_merged,
+            Kind.PUT_TIED_SUM: self._put_tied_sum,
+            Kind.GET_TIED_SUM: self._get_tied_sum,
             Kind.UPDATE: self._update,
         }
 
@@ -67,6 +72,10 @@ class Actions:
         self._computation.update()
         return Outcome()
 
+    def _add_tied(self, _: Task) -> Outcome:
+        self._computation.tied.add()
+        return Outcome()
+
     def _put_activation(self, task: Task) -> Outcome:
         names = self._routes.activation[task.stage, _number(task.part)]
         return self._put(task, self._computation.activations(_number(task.micro_batch), names))
@@ -77,6 +86,14 @@ class Actions:
 
     def _put_split(self, task: Task) -> Outcome:
         return self._put(task, {"split": self._computation.flat.split(_number(task.part))}, exact=True)
+
+    def _put_tied(self, task: Task) -> Outcome:
+        names = self._routes.tied[_number(task.part)]
+        return self._put(task, self._computation.tied.gradients(names), exact=True)
+
+    def _put_tied_sum(self, task: Task) -> Outcome:
+        names = self._routes.tied[_number(task.part)]
+        return self._put(task, self._computation.tied_sums(names), exact=True)
 
     def _get_activation(self, task: Task) -> Outcome:
         received = self._get(task)
@@ -98,6 +115,16 @@ class Actions:
         self._computation.flat.replace(_number(task.part), received.tensors["split"])
         return _outcome(received)
 
+    def _get_tied(self, task: Task) -> Outcome:
+        received = self._get(task)
+        self._computation.tied.receive(received.tensors)
+        return _outcome(received)
+
+    def _get_tied_sum(self, task: Task) -> Outcome:
+        received = self._get(task)
+        self._computation.tied.receive_sums(received.tensors)
+        return _outcome(received)
+
     def _put(self, task: Task, tensors: Mapping[str, Tensor], *, exact: bool = False) -> Outcome:
         return Outcome(self._channel.put(self._keys.message(self._step, str(task)), tensors, exact=exact))
 
@@ -106,13 +133,16 @@ class Actions:
 
 
 class _RouteTable:
-    """The names of the tensors in each object: by (producer stage, part), and by (consumer stage, producer stage)."""
+    """The names of the tensors in each object: by (producer stage, part), by (consumer stage, producer stage), and by
+    the number of the route of tied parameters.
+    """
 
     def __init__(self, routes: Routes) -> None:
         self.activation: dict[tuple[int, int], tuple[str, ...]] = {}
         for route in routes.activations:
             part = sum(1 for stage, _ in self.activation if stage == route.producer)
             self.activation[route.producer, part] = route.tensors
+        self.tied = [route.parameters for route in routes.ties]
         self.gradient = {(route.consumer, route.producer): route.tensors for route in routes.gradients}
 
 

@@ -7,11 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from funcpipe.core import TieRoute
 from funcpipe.data import Step
 from funcpipe.errors import DataError
 from funcpipe.gradients import FlatGradient
 from funcpipe.split import StageModule
 from funcpipe.statistics import RunningStatistics
+from funcpipe.ties import TiedParameters
 
 LossFunction = Callable[[Any, Any], Tensor]
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -47,7 +49,10 @@ class Computation:
         recompute: bool,
         replica: int,
         replicas: int,
+        number: int = 0,
+        ties: Sequence[TieRoute] = (),
     ) -> None:
+        """Stage `number` of the model, which sums the gradients of its parameters in `ties` with other stages."""
         self._stage = stage
         self._loss = loss
         self._seed = seed
@@ -56,6 +61,9 @@ class Computation:
         self._replicas = replicas
         self._parameters = [p for p in stage.parameters() if p.requires_grad]
         self._optimizer = optimizer(self._parameters) if self._parameters else None
+        held = dict(stage.named_parameters(remove_duplicate=False))
+        self.tied = TiedParameters({common: held[name] for name, common in stage.shared.items()}, ties, number)
+        self._summed_here = [p for p in self._parameters if not self.tied.is_borrowed(p)]
         self._statistics = RunningStatistics(stage)
         self._flat: FlatGradient | None = None
         self._held: dict[int, _MicroBatch] = {}
@@ -121,7 +129,7 @@ class Computation:
 
     def flatten(self) -> None:
         """Gather the step's gradients, and what else the replicas sum, into one vector."""
-        self._flat = FlatGradient(self._parameters, self._statistics.contributions(), replicas=self._replicas)
+        self._flat = FlatGradient(self._summed_here, self._statistics.contributions(), replicas=self._replicas)
 
     @property
     def flat(self) -> FlatGradient:
@@ -129,9 +137,17 @@ class Computation:
         assert self._flat is not None, "flatten comes before the transfers of its splits"
         return self._flat
 
+    def tied_sums(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """The gradients of the whole global batch of tied parameters that this stage sums."""
+        if self._flat is None:
+            return self.tied.gradients(names)
+        sums = {name: self._flat.summed(self.tied.parameter(name)) for name in names}
+        return {name: gradient for name, gradient in sums.items() if gradient is not None}
+
     def update(self) -> None:
         """Take the optimiser's step with the gradients of the whole global batch, and the running statistics'."""
         summed = list(self._flat.unpack()) if self._flat is not None else self._statistics.contributions()
+        self.tied.finish()
         if self._optimizer is not None:
             self._optimizer.step()
             self._optimizer.zero_grad(set_to_none=True)

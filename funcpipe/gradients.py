@@ -5,6 +5,7 @@ mark for each parameter: how many replicas had a gradient for it. A parameter wi
 as in a single process, where optimisers pass over it.
 """
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -18,6 +19,7 @@ class FlatGradient:
 
     def __init__(self, parameters: Sequence[nn.Parameter], extras: Sequence[Tensor], *, replicas: int) -> None:
         self._parameters = tuple(parameters)
+        self._places = _places(self._parameters)
         self._extras = tuple(extras)
         self._flat = _flatten(self._parameters, self._extras)
         self._ranges = split_ranges(self._flat.numel(), replicas)
@@ -49,19 +51,29 @@ class FlatGradient:
         """Write a merged split into its place."""
         self.split(number).copy_(values)
 
+    def summed(self, parameter: nn.Parameter) -> Tensor | None:
+        """The gradient of `parameter` once all splits are merged, a view of the vector; None if no replica has one."""
+        number, offset = self._places[id(parameter)]
+        mark = self._flat[self._flat.numel() - len(self._parameters) + number]
+        values = self._flat[offset : offset + parameter.numel()]
+        return values.view_as(parameter).to(parameter.dtype) if mark else None
+
     def unpack(self) -> tuple[Tensor, ...]:
-        """Give every parameter its summed gradient, a view of the vector; returns the summed extras."""
-        marks = self._flat[self._flat.numel() - len(self._parameters) :].tolist()
-        offset = 0
-        for parameter, mark in zip(self._parameters, marks, strict=True):
-            values = self._flat[offset : offset + parameter.numel()]
-            parameter.grad = values.view_as(parameter).to(parameter.dtype) if mark else None
-            offset += parameter.numel()
+        """Give every parameter its summed gradient; returns the summed extras."""
+        for parameter in self._parameters:
+            parameter.grad = self.summed(parameter)
+        offset = sum(parameter.numel() for parameter in self._parameters)
         extras = []
         for extra in self._extras:
             extras.append(self._flat[offset : offset + extra.numel()].view_as(extra).to(extra.dtype))
             offset += extra.numel()
         return tuple(extras)
+
+
+def _places(parameters: Sequence[nn.Parameter]) -> dict[int, tuple[int, int]]:
+    """The number of each parameter, and where its gradient begins, by identity."""
+    starts = itertools.accumulate((parameter.numel() for parameter in parameters), initial=0)
+    return {id(parameter): (i, start) for i, (parameter, start) in enumerate(zip(parameters, starts, strict=False))}
 
 
 def _flatten(parameters: Sequence[nn.Parameter], extras: Sequence[Tensor]) -> Tensor:

@@ -18,9 +18,11 @@ from funcpipe.core import (
     Event,
     Plan,
     PlatformSpec,
+    Routes,
     Source,
     StepReport,
     TensorProfile,
+    TiedParameter,
     Trace,
     WorkerReport,
     WorkerSpec,
@@ -29,9 +31,9 @@ from funcpipe.core import (
 )
 from funcpipe.core.json_form import from_plain
 from funcpipe.data import Batches, MapDataset
-from funcpipe.errors import DeadlineExceeded, KeyMissing, PlanError
+from funcpipe.errors import DeadlineExceeded, KeyMissing
 from funcpipe.fleet import POLL_S, Fleet
-from funcpipe.graph import Layer, LayerGraph
+from funcpipe.graph import LayerGraph
 from funcpipe.platforms.base import Platform, Storage
 from funcpipe.split import StageModule, dump_stage, split, stage_bounds
 from funcpipe.worker import StageJob
@@ -134,9 +136,8 @@ def upload(job: Job, keys: Keys, storage: Storage, storage_url: str) -> Iterator
     """Put every stage's code and tensors; yields the invocation payload of each worker, stage by stage."""
     bounds = stage_bounds(job.graph, job.plan)
     stage_of_layer = [stage for stage, (first, stop) in enumerate(bounds) for _ in range(first, stop)]
-    routes = find_routes(stage_of_layer, [_profile_of(job.graph, i) for i in range(len(job.graph.values))])
+    routes = _routes(job.graph, stage_of_layer)
     stages = split(job.graph, bounds)
-    _refuse_ties(job.graph, stages)
     for number, stage in enumerate(stages):
         stage_job = StageJob(
             routes=routes,
@@ -167,35 +168,23 @@ def upload(job: Job, keys: Keys, storage: Storage, storage_url: str) -> Iterator
             )
 
 
-def _refuse_ties(graph: LayerGraph, stages: Sequence[StageModule]) -> None:
-    """Raise PlanError where stages would train copies of one parameter apart from each other."""
-    for stage in stages:
-        held = dict(stage.named_parameters(remove_duplicate=False))
-        for name, common in stage.shared.items():
-            users = [layer.name for layer in graph.layers if _uses(graph, layer, held[name])]
-            raise PlanError(
-                f"the parameter {common} is used in several stages, by the layers {', '.join(users)}; plan with all of "
-                f"them in one stage (--together {','.join(users)}, or Pins(together=...))"
-            )
-
-
-def _uses(graph: LayerGraph, layer: Layer, parameter: Tensor) -> bool:
-    return any(tensor is parameter for tensor in graph.tensors_of(layer).values())
-
-
 def _reads_data(stage: StageModule) -> bool:
     return bool(stage.inputs) or stage.is_last
 
 
-def _profile_of(graph: LayerGraph, number: int) -> TensorProfile:
-    value = graph.values[number]
-    return TensorProfile(
-        name=value.name,
-        producer=value.producer,
-        consumers=value.consumers,
-        forward_bytes=value.bytes,
-        backward_bytes=value.bytes if value.differentiable else 0,
-    )
+def _routes(graph: LayerGraph, stage_of_layer: Sequence[int]) -> Routes:
+    tensors = [
+        TensorProfile(
+            name=value.name,
+            producer=value.producer,
+            consumers=value.consumers,
+            forward_bytes=value.bytes,
+            backward_bytes=value.bytes if value.differentiable else 0,
+        )
+        for value in graph.values
+    ]
+    ties = [TiedParameter(name=tie.names[0], layers=tie.layers, parameter_bytes=tie.bytes) for tie in graph.ties]
+    return find_routes(stage_of_layer, tensors, ties)
 
 
 def _watch(job: Job, fleet: Fleet, on_progress: Callable[[Progress], None]) -> tuple[float, ...]:

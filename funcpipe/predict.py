@@ -14,7 +14,7 @@ def predict(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Trace:
     """One iteration of `plan`, task by task; PlanError unless plan, profile and platform belong together."""
     stage_of_layer = [i for i, stage in enumerate(plan.stages) for _ in range(stage.first, stage.stop)]
     cost = task_cost(plan, profile, spec)
-    routes = find_routes(stage_of_layer, profile.tensors)
+    routes = find_routes(stage_of_layer, profile.tensors, profile.ties)
     shape = StepShape(
         stages=len(plan.stages),
         replicas=plan.replicas,
@@ -50,12 +50,10 @@ def task_cost(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Callable
 def _payloads(plan: Plan, profile: ModelProfile) -> Callable[[Task], float]:
     """The bytes that a put or get moves."""
     stage_of_layer = [i for i, stage in enumerate(plan.stages) for _ in range(stage.first, stage.stop)]
-    routes = find_routes(stage_of_layer, profile.tensors)
+    routes = find_routes(stage_of_layer, profile.tensors, profile.ties)
     activations = _by_part(routes)
     gradients = {(route.consumer, route.producer): route.payload_bytes for route in routes.gradients}
-    parameters = [
-        sum(layer.parameter_bytes for layer in profile.layers[stage.first : stage.stop]) for stage in plan.stages
-    ]
+    summed = [profile.summed_bytes(stage.first, stage.stop) for stage in plan.stages]
 
     def payload(task: Task) -> float:
         match task.kind, task.peer, task.part:
@@ -67,8 +65,10 @@ def _payloads(plan: Plan, profile: ModelProfile) -> Callable[[Task], float]:
                 return plan.wire.ratio * gradients[task.stage, peer]
             case Kind.GET_GRADIENT, int(peer), None:
                 return plan.wire.ratio * gradients[peer, task.stage]
+            case Kind.PUT_TIED | Kind.GET_TIED | Kind.PUT_TIED_SUM | Kind.GET_TIED_SUM, _, int(part):
+                return routes.ties[part].payload_bytes
             case _:
-                return parameters[task.stage] / plan.replicas
+                return summed[task.stage] / plan.replicas
 
     return payload
 

@@ -1,12 +1,13 @@
 """Which messages a worker may delete: those that every reader has certainly read.
 
-A worker that has heard from a reader in a later step knows that the reader has finished every step before.
+A worker that has heard from a reader in a later step, or from one that heard from it, knows that the reader has
+finished every step before.
 """
 
 from collections.abc import Mapping
 
 from funcpipe.scheduler.graph import Graph
-from funcpipe.scheduler.tasks import Task, source_of
+from funcpipe.scheduler.tasks import Task
 
 Worker = tuple[int, int]
 
@@ -20,7 +21,7 @@ class Retention:
     def after_step(self, written: Mapping[str, frozenset[Worker]], heard: frozenset[Worker]) -> list[str]:
         """Note what was written in a step, by key with its readers; return the older keys that may go.
 
-        `heard` are the workers from which something was read in that step.
+        `heard` are the workers whose work in that step something was read of.
         """
         free = [key for key, readers in self._kept if readers <= heard]
         self._kept = [(key, readers) for key, readers in self._kept if not readers <= heard]
@@ -38,6 +39,14 @@ def readers_of(graph: Graph, worker: Worker) -> dict[Task, frozenset[Worker]]:
 
 
 def heard_by(graph: Graph, worker: Worker) -> frozenset[Worker]:
-    """The workers from which `worker` reads something."""
-    sources = (source_of(task) for task in graph.tasks if task.kind.is_get and (task.stage, task.replica) == worker)
-    return frozenset((source.stage, source.replica) for source in sources)
+    """The workers that `worker` reads something from, or that did a task which had to come before."""
+    seen = [(task.stage, task.replica) == worker for task in graph.tasks]
+    stack = [position for position, own in enumerate(seen) if own]
+    found = set()
+    while stack:
+        for need in graph.needs[stack.pop()]:
+            if not seen[need]:
+                seen[need] = True
+                stack.append(need)
+                found.add((graph.tasks[need].stage, graph.tasks[need].replica))
+    return frozenset(found)

@@ -103,6 +103,8 @@ class Worker:
             recompute=spec.plan.stages[spec.stage].recompute,
             replica=spec.replica,
             replicas=spec.plan.replicas,
+            number=spec.stage,
+            ties=self._job.routes.ties,
         )
         self._cancel = threading.Event()
         patience = Patience(deadline_s=spec.message_deadline_s)

@@ -16,6 +16,7 @@ from funcpipe.core import (
     Stage,
     Sync,
     TensorProfile,
+    TiedParameter,
     Wire,
 )
 from funcpipe.partitioner.cost import evaluate
@@ -112,3 +113,35 @@ def test_synchronisation_of_two_replicas_takes_the_time_of_the_formula() -> None
             stages=(Stage(first=0, stop=1, size="10240MB", memory_mb=10240),),
         )
         assert predict(plan, profile, SPEC).duration_s == pytest.approx(2 * 1.0 + 4 * 0.04)
+
+
+def test_the_gradient_of_a_tied_parameter_travels_backwards_is_summed_once_and_returns() -> None:
+    """Two stages x two replicas without computation; the weight of 70 MB takes a second each way, the head has 7 MB."""
+    layers = tuple(
+        LayerProfile(name=name, parameter_bytes=size, activation_bytes=0, forward_s=(0.0,) * 8, backward_s=(0.0,) * 8)
+        for name, size in (("words", 70_000_000), ("head", 77_000_000))
+    )
+    profile = ModelProfile(
+        model="m",
+        micro_batch=1,
+        platform="aws-lambda",
+        sizes=SIZES,
+        base_memory_bytes=0,
+        layers=layers,
+        tensors=(),
+        ties=(TiedParameter(name="words.weight", layers=(0, 1), parameter_bytes=70_000_000),),
+    )
+    stages = tuple(Stage(first=i, stop=i + 1, size="10240MB", memory_mb=10240) for i in range(2))
+    plan = Plan(
+        global_batch=2,
+        micro_batch=1,
+        replicas=2,
+        schedule=ScheduleKind.GPIPE,
+        sync=Sync.PIPELINED,
+        wire=Wire.FP32,
+        stages=stages,
+    )
+    assert (profile.parameter_bytes(0, 2), profile.parameter_bytes(1, 2)) == (77_000_000, 77_000_000)
+    assert (profile.summed_bytes(0, 2), profile.summed_bytes(1, 2)) == (77_000_000, 7_000_000)
+    there, summed, back = 2 * (1 + 0.04), 2 + 4 * 0.04, 2 * (1 + 0.04)
+    assert predict(plan, profile, SPEC).duration_s == pytest.approx(there + summed + back)

@@ -16,8 +16,8 @@ from funcpipe.core.plan import (
     Wire,
 )
 from funcpipe.core.platform import MB, FunctionSize, PlatformSpec
-from funcpipe.core.profile import LayerProfile, ModelProfile, TensorProfile
-from funcpipe.core.routes import ActivationRoute, GradientRoute, Routes, find_routes
+from funcpipe.core.profile import LayerProfile, ModelProfile, TensorProfile, TiedParameter
+from funcpipe.core.routes import ActivationRoute, GradientRoute, Routes, TieRoute, find_routes
 from funcpipe.core.run import Bill, StepReport, WorkerReport, WorkerSpec
 from funcpipe.core.trace import Event, Resource, Source, Trace, read_trace, write_trace
 
@@ -46,6 +46,8 @@ __all__ = [
     "StepReport",
     "Sync",
     "TensorProfile",
+    "TieRoute",
+    "TiedParameter",
     "Trace",
     "TrainingSpec",
     "Wire",

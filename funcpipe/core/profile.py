@@ -74,6 +74,23 @@ class TensorProfile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TiedParameter:
+    """A trainable parameter that several `layers` use, in ascending order; it counts in the `parameter_bytes` of each.
+
+    Stages that hold it apart from each other sum its gradient.
+    """
+
+    name: str
+    layers: tuple[int, ...]
+    parameter_bytes: int
+
+    def __post_init__(self) -> None:
+        checks.at_least("parameter_bytes", self.parameter_bytes, 0)
+        if len(self.layers) < 2 or list(self.layers) != sorted(set(self.layers)):
+            raise InvalidValue("layers", self.layers, "must be two layers or more, in ascending order, each once")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProfile:
     """A model as a graph of layers in topological order, measured for one micro-batch size on some function sizes.
 
@@ -90,6 +107,7 @@ class ModelProfile:
     base_memory_bytes: int
     layers: tuple[LayerProfile, ...]
     tensors: tuple[TensorProfile, ...]
+    ties: tuple[TiedParameter, ...] = ()
     estimated: bool = False
 
     def __post_init__(self) -> None:
@@ -109,3 +127,23 @@ class ModelProfile:
             if tensor.consumers[-1] >= len(self.layers):
                 rule = f"must name one of the {len(self.layers)} layers"
                 raise InvalidValue(f"tensors[{i}].consumers", tensor.consumers[-1], rule)
+        for i, tie in enumerate(self.ties):
+            if not 0 <= tie.layers[0] <= tie.layers[-1] < len(self.layers):
+                rule = f"must name some of the {len(self.layers)} layers"
+                raise InvalidValue(f"ties[{i}].layers", tie.layers, rule)
+
+    def parameter_bytes(self, first: int, stop: int) -> int:
+        """Bytes of the distinct trainable parameters of the layers [first, stop)."""
+        repeated = sum(
+            tie.parameter_bytes * max(0, sum(first <= layer < stop for layer in tie.layers) - 1) for tie in self.ties
+        )
+        return sum(layer.parameter_bytes for layer in self.layers[first:stop]) - repeated
+
+    def summed_bytes(self, first: int, stop: int) -> int:
+        """Bytes of those whose gradient the replicas of a stage [first, stop) sum: the first stage that holds it."""
+        borrowed = sum(
+            tie.parameter_bytes
+            for tie in self.ties
+            if tie.layers[0] < first and any(first <= layer < stop for layer in tie.layers)
+        )
+        return self.parameter_bytes(first, stop) - borrowed

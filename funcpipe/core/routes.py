@@ -2,13 +2,16 @@
 
 A tensor is sent once, to the stages that use it. Tensors of one stage with the same set of consumer stages share one
 object; the gradients that a stage owes to one producer stage share one object too.
+
+The gradient of a parameter that several stages hold is added up from the last of them to the first, in which the
+backwards end last; the sum goes from there to the others. So one order of additions is all that there is.
 """
 
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from funcpipe.core.profile import TensorProfile
+from funcpipe.core.profile import TensorProfile, TiedParameter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,15 +35,27 @@ class GradientRoute:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TieRoute:
+    """The objects of a step for `parameters`, which each of `stages` holds: their gradients, then the sums of these."""
+
+    stages: tuple[int, ...]
+    parameters: tuple[str, ...]
+    payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Routes:
-    """Everything that crosses the cuts of a plan, for one micro-batch."""
+    """Everything that crosses the cuts of a plan: for one micro-batch and, in `ties`, for one step."""
 
     activations: tuple[ActivationRoute, ...]
     gradients: tuple[GradientRoute, ...]
+    ties: tuple[TieRoute, ...] = ()
 
 
-def find_routes(stage_of_layer: Sequence[int], tensors: Sequence[TensorProfile]) -> Routes:
-    """The routes of `tensors` when layer i lies in stage `stage_of_layer[i]`."""
+def find_routes(
+    stage_of_layer: Sequence[int], tensors: Sequence[TensorProfile], ties: Sequence[TiedParameter] = ()
+) -> Routes:
+    """The routes of `tensors` and `ties` when layer i lies in stage `stage_of_layer[i]`."""
     forward: dict[tuple[int, tuple[int, ...]], list[TensorProfile]] = defaultdict(list)
     backward: dict[tuple[int, int], list[TensorProfile]] = defaultdict(list)
     for tensor in tensors:
@@ -71,4 +86,20 @@ def find_routes(stage_of_layer: Sequence[int], tensors: Sequence[TensorProfile])
             )
             for (consumer, producer), group in sorted(backward.items(), key=lambda item: item[0])
         ),
+        ties=_tie_routes(stage_of_layer, ties),
+    )
+
+
+def _tie_routes(stage_of_layer: Sequence[int], ties: Sequence[TiedParameter]) -> tuple[TieRoute, ...]:
+    found: dict[tuple[int, ...], list[TiedParameter]] = defaultdict(list)
+    for tie in ties:
+        found[tuple(sorted({stage_of_layer[layer] for layer in tie.layers}))].append(tie)
+    return tuple(
+        TieRoute(
+            stages=stages,
+            parameters=tuple(tie.name for tie in group),
+            payload_bytes=sum(tie.parameter_bytes for tie in group),
+        )
+        for stages, group in sorted(found.items(), key=lambda item: item[0])
+        if len(stages) > 1
     )

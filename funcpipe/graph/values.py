@@ -82,12 +82,11 @@ class Statistic:
 
 @dataclass(frozen=True)
 class Tie:
-    """One trainable parameter that has several names or is read in several layers: its names in the model, and the
-    layers.
-    """
+    """One trainable parameter that several layers use: its names in the model, and the layers."""
 
     names: tuple[str, ...]
     layers: tuple[int, ...]
+    bytes: int
 
 
 @dataclass(frozen=True)
@@ -137,13 +136,17 @@ class LayerGraph:
     def ties(self) -> tuple[Tie, ...]:
         """The trainable parameters whose gradient comes from more than one layer."""
         found: dict[int, tuple[dict[str, None], dict[int, None]]] = {}
+        sizes: dict[int, int] = {}
         for i, layer in enumerate(self.layers):
             for name, tensor in self.tensors_of(layer).items():
                 if tensor.requires_grad:
                     names, layers = found.setdefault(id(tensor), ({}, {}))
                     names[name] = None
                     layers[i] = None
-        return tuple(Tie(tuple(names), tuple(layers)) for names, layers in found.values() if len(layers) > 1)
+                    sizes[id(tensor)] = tensor.nbytes
+        return tuple(
+            Tie(tuple(names), tuple(layers), sizes[key]) for key, (names, layers) in found.items() if len(layers) > 1
+        )
 
     def crossing(self, cut: int) -> tuple[Value, ...]:
         """The values made before layer `cut` and read by it or later."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from funcpipe.core import ModelProfile, PlatformSpec
+from funcpipe.core import ModelProfile, PlatformSpec, TiedParameter
 from funcpipe.graph import LayerGraph
 from funcpipe.graph.quiet import gradients_kept, untouched
 from funcpipe.graph.signature import resized
@@ -44,7 +44,7 @@ def profile(
     known: dict[str, Times] = {}
     with untouched(graph.module), one_thread(), gradients_kept(graph.module):
         for i, layer in enumerate(graph.layers):
-            stage = stage_of(graph, i, i + 1, {})
+            stage = stage_of(graph, i, i + 1)
             run = run_layer(stage, values)
             like = likeness(stage, values)
             if like not in known:
@@ -67,6 +67,9 @@ def profile(
         base_memory_bytes=base_bytes,
         layers=(*layers, replace(end, constant_bytes=end.constant_bytes + end_bytes)),
         tensors=book.tensors(),
+        ties=tuple(
+            TiedParameter(name=tie.names[0], layers=tie.layers, parameter_bytes=tie.bytes) for tie in graph.ties
+        ),
         estimated=spec.name != "local",
     )
 
@@ -77,7 +80,7 @@ def _code_bytes(graph: LayerGraph, *, forked: bool) -> tuple[int, int]:
     The last layer makes the model's output, the class of which is often the only thing it needs of a large package.
     """
     count = len(graph.layers)
-    pieces = [stage_of(graph, first, stop, {}) for first, stop in ((0, count - 1), (count - 1, count)) if first < stop]
+    pieces = [stage_of(graph, first, stop) for first, stop in ((0, count - 1), (count - 1, count)) if first < stop]
     modules = [imported_modules(dump_stage(piece, None)[0]) for piece in pieces]
     base_bytes = base_memory_bytes(forked=forked, modules=modules[0])
     return base_bytes, base_memory_bytes(forked=forked, modules=modules[0] | modules[-1]) - base_bytes

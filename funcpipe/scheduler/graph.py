@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from funcpipe.comm.scatter_reduce import Move, transfers
-from funcpipe.core import ActivationRoute, Routes, ScheduleKind, Sync
+from funcpipe.core import ActivationRoute, Routes, ScheduleKind, Sync, TieRoute
 from funcpipe.scheduler.schedules import Action, actions
 from funcpipe.scheduler.tasks import Kind, Lane, Task, source_of
 
@@ -83,11 +83,19 @@ def _worker_tasks(shape: StepShape, stage: int, replica: int) -> _Tasks:
         for task, needs in (_backward if action.backward else _forward)(shape, stage, replica, action):
             done.append(task)
             yield task, needs
-    last_backward = [task for task in done if task.kind is Kind.BACKWARD][-1:]
+    gradients = tuple(task for task in done if task.kind is Kind.BACKWARD)[-1:]
+    for task, needs in _add_tied(shape, stage, replica, gradients):
+        gradients = (task,) if task.kind is Kind.ADD_TIED else gradients
+        done.append(task)
+        yield task, needs
     if shape.replicas > 1:
-        for task, needs in _synchronise(shape, stage, replica, tuple(last_backward)):
+        for task, needs in _synchronise(shape, stage, replica, gradients):
+            gradients = (*gradients, task)
             done.append(task)
             yield task, needs
+    for task, needs in _share_tied(shape, stage, replica, gradients):
+        done.append(task)
+        yield task, needs
     yield Task(Kind.UPDATE, stage, replica), tuple(done)
 
 
@@ -128,6 +136,38 @@ def _backward(shape: StepShape, stage: int, replica: int, action: Action) -> _Ta
             yield Task(Kind.PUT_GRADIENT, stage, replica, micro_batch=m, peer=route.producer), (backward,)
 
 
+def _add_tied(shape: StepShape, stage: int, replica: int, gradients: tuple[Task, ...]) -> _Tasks:
+    """Receive what the later holders of tied parameters have added up → add the own gradients → pass them on."""
+    held = [(route.stages, route.stages.index(stage), part) for part, route in _held_ties(shape, stage)]
+    gets = [
+        Task(Kind.GET_TIED, stage, replica, peer=stages[place + 1], part=part)
+        for stages, place, part in held
+        if place + 1 < len(stages)
+    ]
+    for get in gets:
+        yield get, ()
+    if gets:
+        add = Task(Kind.ADD_TIED, stage, replica)
+        yield add, (*gradients, *gets)
+        gradients = (add,)
+    for stages, place, part in held:
+        if place > 0:
+            yield Task(Kind.PUT_TIED, stage, replica, peer=stages[place - 1], part=part), gradients
+
+
+def _share_tied(shape: StepShape, stage: int, replica: int, summed: tuple[Task, ...]) -> _Tasks:
+    """The first holder's sum over stages and replicas → to the other holders."""
+    for part, route in _held_ties(shape, stage):
+        if stage == route.stages[0]:
+            yield Task(Kind.PUT_TIED_SUM, stage, replica, part=part), summed
+        else:
+            yield Task(Kind.GET_TIED_SUM, stage, replica, peer=route.stages[0], part=part), ()
+
+
+def _held_ties(shape: StepShape, stage: int) -> list[tuple[int, TieRoute]]:
+    return [(part, route) for part, route in enumerate(shape.routes.ties) if stage in route.stages]
+
+
 _KIND_OF_MOVE = {
     Move.PUT_SPLIT: Kind.PUT_SPLIT,
     Move.GET_SPLIT: Kind.GET_SPLIT,
@@ -137,10 +177,10 @@ _KIND_OF_MOVE = {
 }
 
 
-def _synchronise(shape: StepShape, stage: int, replica: int, last_backward: tuple[Task, ...]) -> _Tasks:
-    """The last backward → sum the replicas' gradients. A replica without micro-batches adds nothing."""
+def _synchronise(shape: StepShape, stage: int, replica: int, gradients: tuple[Task, ...]) -> _Tasks:
+    """The stage's gradients → sum the replicas' gradients. A replica without micro-batches adds nothing."""
     flatten = Task(Kind.FLATTEN, stage, replica)
-    yield flatten, last_backward
+    yield flatten, gradients
     moves: list[Task] = []
     for transfer in transfers(shape.sync, replicas=shape.replicas, replica=replica):
         part = None if transfer.move is Move.MERGE else transfer.split

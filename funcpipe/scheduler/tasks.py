@@ -21,12 +21,17 @@ class Kind(Enum):
     GET_ACTIVATION = "get-activation"
     PUT_GRADIENT = "put-gradient"
     GET_GRADIENT = "get-gradient"
+    GET_TIED = "get-tied"
+    ADD_TIED = "add-tied"
+    PUT_TIED = "put-tied"
     FLATTEN = "flatten"
     PUT_SPLIT = "put-split"
     GET_SPLIT = "get-split"
     MERGE = "merge"
     PUT_MERGED = "put-merged"
     GET_MERGED = "get-merged"
+    PUT_TIED_SUM = "put-tied-sum"
+    GET_TIED_SUM = "get-tied-sum"
     UPDATE = "update"
 
     @property
@@ -61,8 +66,8 @@ class Task:
     """One piece of work of one worker.
 
     `micro_batch` counts over all replicas. `peer` is the other stage of a transfer between stages, or the other replica
-    of one between replicas. `part` numbers the objects that a stage writes for one micro-batch, or the splits of the
-    gradient.
+    of one between replicas. `part` numbers the objects that a stage writes for one micro-batch, the splits of the
+    gradient, or the routes of tied parameters.
     """
 
     kind: Kind
@@ -112,6 +117,10 @@ def source_of(get: Task) -> Task:
             return Task(Kind.PUT_ACTIVATION, get.peer, get.replica, micro_batch=get.micro_batch, part=get.part)
         case Kind.GET_GRADIENT:
             return Task(Kind.PUT_GRADIENT, get.peer, get.replica, micro_batch=get.micro_batch, peer=get.stage)
+        case Kind.GET_TIED:
+            return Task(Kind.PUT_TIED, get.peer, get.replica, peer=get.stage, part=get.part)
+        case Kind.GET_TIED_SUM:
+            return Task(Kind.PUT_TIED_SUM, get.peer, get.replica, part=get.part)
         case Kind.GET_SPLIT:
             return Task(Kind.PUT_SPLIT, get.stage, get.peer, part=get.part)
         case Kind.GET_MERGED:

@@ -27,8 +27,7 @@ def split(graph: LayerGraph, bounds: Sequence[tuple[int, int]]) -> tuple[StageMo
         expected = stop
     if expected != len(graph.layers):
         raise PlanError(f"the stages hold {expected} layers, but {graph.name} has {len(graph.layers)}")
-    shared = _shared(graph, bounds)
-    return tuple(stage_of(graph, first, stop, shared) for first, stop in bounds)
+    return tuple(stage_of(graph, first, stop) for first, stop in bounds)
 
 
 def stage_bounds(graph: LayerGraph, plan: Plan) -> tuple[tuple[int, int], ...]:
@@ -64,10 +63,8 @@ def _difference(planned: Sequence[str], found: Sequence[str]) -> tuple[str, str]
     return "no layer", f"{found[0]!r}" if found else "none"
 
 
-def stage_of(graph: LayerGraph, first: int, stop: int, shared: Mapping[int, str]) -> StageModule:
-    """The layers [first, stop) as a module; `shared` names the parameters, by identity, that other stages hold as
-    well.
-    """
+def stage_of(graph: LayerGraph, first: int, stop: int) -> StageModule:
+    """The layers [first, stop) as a module."""
     layers = graph.layers[first:stop]
     tensors = {name: tensor for layer in layers for name, tensor in graph.tensors_of(layer).items()}
     stage = StageModule(
@@ -75,7 +72,7 @@ def stage_of(graph: LayerGraph, first: int, stop: int, shared: Mapping[int, str]
         is_last=stop == len(graph.layers),
         training=graph.training,
         statistics=tuple(item for item in graph.statistics if item.names[0] in tensors),
-        shared={name: shared[id(tensor)] for name, tensor in tensors.items() if id(tensor) in shared},
+        shared=_shared(graph, first, stop, tensors),
     )
     nodes = [node for layer in layers for node in layer.nodes]
     for kind in ("call_module", "get_attr"):
@@ -139,17 +136,12 @@ def _parts(layers: Sequence[Layer], keep: Collection[str]) -> tuple[Part, ...]:
     )
 
 
-def _shared(graph: LayerGraph, bounds: Sequence[tuple[int, int]]) -> Mapping[int, str]:
-    """The trainable parameters that more than one stage holds, by identity, with the name all stages know them by."""
-    holders: dict[int, set[int]] = {}
-    names: dict[int, str] = {}
-    for i, (first, stop) in enumerate(bounds):
-        for layer in graph.layers[first:stop]:
-            for name, tensor in graph.tensors_of(layer).items():
-                if tensor.requires_grad:
-                    holders.setdefault(id(tensor), set()).add(i)
-                    names.setdefault(id(tensor), name)
-    return {key: names[key] for key, stages in holders.items() if len(stages) > 1}
+def _shared(graph: LayerGraph, first: int, stop: int, held: Collection[str]) -> dict[str, str]:
+    """The trainable parameters, among the tensors `held`, that layers outside [first, stop) use as well, each with the
+    name that all stages know it by.
+    """
+    apart = [tie for tie in graph.ties if not all(first <= layer < stop for layer in tie.layers)]
+    return {name: tie.names[0] for tie in apart for name in tie.names if name in held}
 
 
 def _adopt(stage: StageModule, target: str, graph: LayerGraph) -> None:

@@ -48,7 +48,7 @@ class StageModule(nn.Module):
 
     `inputs` are the model inputs it reads; `receives` and `sends` name the values that come from earlier stages and
     that later ones need; of those, gradients travel back for the ones in `differentiable`. `shared` maps each of its
-    parameters that other stages hold as well to the name that all of them know it by: their gradients must be summed.
+    parameters that other layers use as well to the name that all stages know it by: their gradients must be summed.
     """
 
     def __init__(

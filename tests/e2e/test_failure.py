@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from torch.nn import functional as F
 
 from funcpipe.api import FuncPipe
@@ -21,7 +20,6 @@ from funcpipe.core import to_text, write
 from funcpipe.errors import DataError, PlanError, WorkerFailed
 from funcpipe.launch import Progress
 from tests.e2e import small
-from tests.e2e.plans import even_plan
 
 ROOT = Path(__file__).parents[2]
 
@@ -173,18 +171,6 @@ def test_a_plan_for_another_model_is_refused_before_any_function_starts() -> Non
     wrong = FuncPipe(small.other_model(), loss_fn=F.cross_entropy, optimizer=small.optimizer)
     with pytest.raises(PlanError, match="the plan is for another model"):
         wrong.train(small.data, plan=small.plan())
-
-
-def test_a_plan_that_would_train_tied_weights_apart_is_refused_before_any_function_starts() -> None:
-    first, last = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
-    last.weight = first.weight
-    tied = torch.nn.Sequential(first, torch.nn.Tanh(), last)
-    plan = even_plan(tied, small.sample(), stages=2, replicas=1, micro_batch=2, micro_batches=2)
-    with pytest.raises(PlanError, match=r"0\.weight is used in several stages, by the layers 0, 2; plan with"):
-        FuncPipe(tied, loss_fn=F.cross_entropy, optimizer=small.optimizer).train(small.data, plan=plan)
-    whole = even_plan(tied, small.sample(), stages=1, replicas=1, micro_batch=2, micro_batches=2)
-    result = FuncPipe(tied, loss_fn=F.cross_entropy, optimizer=small.optimizer).train(small.data, plan=whole)
-    assert torch.equal(result.state_dict()["0.weight"], result.state_dict()["2.weight"])
 
 
 def test_data_too_short_for_a_batch_is_refused_before_any_function_starts() -> None:

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from funcpipe.core import Routes, ScheduleKind, Sync, TensorProfile, find_routes
+from funcpipe.core import Routes, ScheduleKind, Sync, TensorProfile, TiedParameter, find_routes
 from funcpipe.scheduler.graph import StepShape
 
 
@@ -18,7 +18,7 @@ def chain_routes(stages: int, payload_bytes: int = 1000) -> Routes:
 
 @st.composite
 def routes(draw: st.DrawFn, stages: int) -> Routes:
-    """Any tensors between any stages, some without a gradient."""
+    """Any tensors between any stages, some without a gradient; parameters tied between any."""
     tensors = []
     for i in range(draw(st.integers(0, 6)) if stages > 1 else 0):
         producer = draw(st.integers(0, stages - 2))
@@ -33,7 +33,12 @@ def routes(draw: st.DrawFn, stages: int) -> Routes:
                 backward_bytes=draw(st.sampled_from([0, size])),
             )
         )
-    return find_routes(range(stages), tensors)
+    holders = st.sets(st.integers(0, stages - 1), min_size=2)
+    ties = [
+        TiedParameter(name=f"w{i}", layers=tuple(sorted(draw(holders))), parameter_bytes=draw(st.integers(1, 5000)))
+        for i in range(draw(st.integers(0, 3)) if stages > 1 else 0)
+    ]
+    return find_routes(range(stages), tensors, ties)
 
 
 @st.composite
