@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from funcpipe.core import TieRoute
 from funcpipe.data import Step
@@ -23,10 +24,14 @@ Batch = tuple[Mapping[str, Tensor], Any]
 
 @dataclass
 class _MicroBatch:
-    """What a stage holds of one micro-batch between its forward and its backward."""
+    """What a stage holds of one micro-batch between its forward and its backward.
+
+    `unsent` holds the elements of what later stages need until they are sent; `roots` is where its gradients enter.
+    """
 
     received: dict[str, Tensor] = field(default_factory=dict)
-    sent: dict[str, Tensor] = field(default_factory=dict)
+    unsent: dict[str, Tensor] = field(default_factory=dict)
+    roots: dict[str, GradientEdge] = field(default_factory=dict)
     loss: Tensor | None = None
     gradients: dict[str, Tensor] = field(default_factory=dict)
     owed: dict[str, Tensor] = field(default_factory=dict)
@@ -96,9 +101,9 @@ class Computation:
             self.loss_sum += held.loss.item() * self._step.samples
 
     def activations(self, micro_batch: int, names: Iterable[str]) -> dict[str, Tensor]:
-        """What the forward of `micro_batch` made, by name, to be sent."""
-        sent = self._held[micro_batch].sent
-        return {name: sent[name].detach() for name in names}
+        """What the forward of `micro_batch` made, by name, to be sent; it is not held any longer."""
+        unsent = self._held[micro_batch].unsent
+        return {name: unsent.pop(name) for name in names}
 
     def receive_gradient(self, micro_batch: int, tensors: Mapping[str, Tensor]) -> None:
         """Add up the gradients that later stages return for what was sent."""
@@ -111,16 +116,13 @@ class Computation:
         held = self._held[micro_batch]
         if self._recompute:
             self._run(held, micro_batch)
-        roots = [held.sent[name] for name in held.gradients]
-        seeds: list[Tensor | None] = list(held.gradients.values())
-        if held.loss is not None:
-            roots.append(held.loss)
-            seeds.append(None)
-        reached = [(root, seed) for root, seed in zip(roots, seeds, strict=True) if root.requires_grad]
-        if reached:
-            torch.autograd.backward([root for root, _ in reached], [seed for _, seed in reached])
-        held.owed = {name: tensor.grad for name, tensor in held.received.items() if tensor.grad is not None}
-        held.received, held.sent, held.loss, held.gradients = {}, {}, None, {}
+        seeds = [(held.roots[name], gradient) for name, gradient in held.gradients.items() if name in held.roots]
+        if held.loss is not None and held.loss.requires_grad:
+            seeds.append((get_gradient_edge(held.loss), torch.ones_like(held.loss)))
+        if seeds:
+            torch.autograd.backward([root for root, _ in seeds], [gradient for _, gradient in seeds])
+        owed = {name: tensor.grad for name, tensor in held.received.items() if tensor.grad is not None}
+        self._held[micro_batch] = _MicroBatch(owed=owed)
 
     def owed_gradients(self, micro_batch: int, names: Iterable[str]) -> dict[str, Tensor]:
         """The gradients of what was received; a tensor that the loss does not depend on is left out."""
@@ -167,7 +169,8 @@ class Computation:
             inputs, target = self._load(indices)
             values |= {name: inputs[name] for name in self._stage.inputs}
         sent, output = self._stage(values, (self._seed, self._step.number, micro_batch))
-        held.sent = sent
+        held.unsent = {name: tensor.detach() for name, tensor in sent.items()}
+        held.roots = {name: get_gradient_edge(tensor) for name, tensor in sent.items() if tensor.requires_grad}
         if self._stage.is_last:
             held.loss = self._mean_loss(output, target) * (len(indices) / self._step.samples)
 

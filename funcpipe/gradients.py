@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from funcpipe.comm.blocks import block
 from funcpipe.comm.scatter_reduce import split_ranges
 
 
@@ -24,8 +25,6 @@ class FlatGradient:
         self._flat = _flatten(self._parameters, self._extras)
         self._ranges = split_ranges(self._flat.numel(), replicas)
         self._received: dict[int, Tensor] = {}
-        for parameter in self._parameters:
-            parameter.grad = None  # the flat vector holds it now
 
     def split(self, number: int) -> Tensor:
         """The elements of one split; a view."""
@@ -38,14 +37,13 @@ class FlatGradient:
 
     def merge(self, own: int) -> None:
         """Sum split `own` over all replicas, in rank order, so that the sum has the same bits wherever it is made."""
-        pieces = {**self._received, own: self.split(own).clone()}
-        self._received.clear()
-        total = self.split(own)
-        for rank in sorted(pieces):
-            if rank == 0:
-                total.copy_(pieces[rank])
-            else:
-                total.add_(pieces[rank])
+        pieces = {**self._received, own: self.split(own)}
+        self._received = {}
+        first, *others = (pieces[rank] for rank in sorted(pieces))
+        for piece in others:
+            first.add_(piece)
+        if first is not pieces[own]:
+            self.split(own).copy_(first)
 
     def replace(self, number: int, values: Tensor) -> None:
         """Write a merged split into its place."""
@@ -77,18 +75,20 @@ def _places(parameters: Sequence[nn.Parameter]) -> dict[int, tuple[int, int]]:
 
 
 def _flatten(parameters: Sequence[nn.Parameter], extras: Sequence[Tensor]) -> Tensor:
+    """The vector; the parameters' own gradients are freed one by one as they are copied."""
     dtypes = {tensor.dtype for tensor in (*parameters, *extras)}
     dtype = torch.float64 if torch.float64 in dtypes else torch.float32
     length = sum(tensor.numel() for tensor in (*parameters, *extras)) + len(parameters)
-    flat = torch.zeros(length, dtype=dtype)
+    flat = block(length * dtype.itemsize).view(dtype).zero_()
     offset = 0
+    marks = torch.tensor([float(parameter.grad is not None) for parameter in parameters])
     for parameter in parameters:
         if parameter.grad is not None:
             flat[offset : offset + parameter.numel()].copy_(parameter.grad.reshape(-1))
+            parameter.grad = None
         offset += parameter.numel()
     for extra in extras:
         flat[offset : offset + extra.numel()].copy_(extra.reshape(-1))
         offset += extra.numel()
-    for number, parameter in enumerate(parameters):
-        flat[offset + number] = float(parameter.grad is not None)
+    flat[offset:].copy_(marks)
     return flat

@@ -13,6 +13,7 @@ from functools import lru_cache
 
 import torch
 
+from funcpipe import allocator
 from funcpipe.actions import Actions
 from funcpipe.background import Background
 from funcpipe.comm import codec
@@ -53,6 +54,7 @@ class StageJob:
 def main(payload: str) -> None:
     """What every function runs: `payload` is the JSON of a WorkerSpec. Ends with exit code 1 after a failure."""
     spec = from_text(WorkerSpec, payload, source="the invocation payload")
+    allocator.settle()
     torch.set_num_threads(1)
     storage = Counted(open_storage(spec.storage))
     started_at_s = time.time()

@@ -18,6 +18,7 @@ import torch
 import xxhash
 from torch import Tensor
 
+from funcpipe.comm.blocks import block
 from funcpipe.core import Wire
 from funcpipe.errors import CorruptMessage
 
@@ -40,7 +41,7 @@ def encode(tensors: Mapping[str, Tensor], wire: Wire = Wire.FP32) -> memoryview:
         offset = _aligned(offset + sent.nbytes)
     description = json.dumps(entries, separators=(",", ":")).encode()
     start = _aligned(_HEAD.size + len(description))
-    buffer = torch.empty(start + offset, dtype=torch.uint8)
+    buffer = block(start + offset)
     message = buffer.numpy().data
     message[_HEAD.size : start] = description.ljust(start - _HEAD.size, b"\0")
     for place, sent in travelling:
@@ -80,7 +81,7 @@ def _read(entry: list[Any], payload: memoryview) -> Tensor:
         raise ValueError(f"a tensor of shape {shape} at byte {offset} does not lie within {payload.nbytes} bytes")
     if count == 0:
         return torch.empty(shape, dtype=_DTYPES[dtype_name])
-    own = torch.empty(size, dtype=torch.uint8)
+    own = block(size)
     own.numpy().data[:] = payload[offset : offset + size]
     return own.view(sent_dtype).reshape(shape).to(_DTYPES[dtype_name])
 
