@@ -25,13 +25,14 @@ LEFT_OUT = ("exhaustive",)  # for a handful of layers only
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("out/planner"))
+    parser.add_argument("--models", nargs="*", default=list(SHAPES), choices=list(SHAPES), help="built-in profiles")
     parser.add_argument("--profile", type=Path, nargs="*", help="measured profiles instead of the built-in ones")
     parser.add_argument("--spec", type=Path, help="the platform of the profiles; AWS Lambda by default")
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
     spec = read(PlatformSpec, options.spec) if options.spec else platform()
     measured = [read(ModelProfile, path) for path in options.profile or ()]
-    profiles = measured or [profile(name, spec) for name in SHAPES]
+    profiles = measured or [profile(name, spec) for name in options.models]
     rows = [row for some in profiles for batch in BATCHES for row in compare(some, spec, batch)]
     (options.output / "planner_policies.json").write_text(json.dumps(rows, indent=1) + "\n")
     show(rows)

@@ -5,14 +5,14 @@ import time
 
 from funcpipe.core import Plan
 from funcpipe.errors import Infeasible, SolverUnavailable
-from funcpipe.partitioner.exact.field import total
-from funcpipe.partitioner.exact.spaces import Space, spaces
-from funcpipe.partitioner.exact.sweep import Sweep, sweep
 from funcpipe.partitioner.infeasible import explain_infeasible
 from funcpipe.partitioner.miqp.chain_form import build_chain_model, chain_programme, read_chain
 from funcpipe.partitioner.miqp.run import GUROBI, HIGHS, SCIP, Form, Solver, solve
 from funcpipe.partitioner.miqp.stage_form import Programme, build_model, read_choices
 from funcpipe.partitioner.problem import Goal, Problem, report
+from funcpipe.partitioner.search.field import total
+from funcpipe.partitioner.search.spaces import Space, spaces
+from funcpipe.partitioner.search.sweep import Sweep, sweep
 from funcpipe.partitioner.stage_graph import build_stage_graph
 
 STAGE_FORM = Form(build_model, read_choices)

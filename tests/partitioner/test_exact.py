@@ -12,10 +12,10 @@ from funcpipe.core import Optimality, Plan, Sync, TrainingSpec
 from funcpipe.errors import Infeasible, PlanError
 from funcpipe.partitioner.cost import evaluate
 from funcpipe.partitioner.exact import exact
-from funcpipe.partitioner.exact.search import Search, aim_of
 from funcpipe.partitioner.exhaustive import exhaustive
 from funcpipe.partitioner.front import pareto_front
 from funcpipe.partitioner.problem import Problem
+from funcpipe.partitioner.search.search import Search, aim_of
 from funcpipe.partitioner.second import second_best
 from tests.partitioner.instances import MB, all_points, chain, draw_problem, front_of, platform, with_limits
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from funcpipe.core import Plan, Sync
 from funcpipe.partitioner.baselines.common import Cuts, best_of, fitted, plain_settings
-from funcpipe.partitioner.exact.search import best_for
 from funcpipe.partitioner.formulas import Array, Setting, lane_times, sync_times
 from funcpipe.partitioner.options import edge_loads
 from funcpipe.partitioner.problem import Goal, Problem, report
+from funcpipe.partitioner.search.search import best_for
 from funcpipe.partitioner.stage_graph import StageGraph, build_stage_graph
 
 

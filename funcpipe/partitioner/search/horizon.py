@@ -4,11 +4,11 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from funcpipe.partitioner.exact.field import Field
-from funcpipe.partitioner.exact.relaxation import from_start, ladder
-from funcpipe.partitioner.exact.window import Window
 from funcpipe.partitioner.formulas import Array
 from funcpipe.partitioner.options import BoolArray
+from funcpipe.partitioner.search.field import Field
+from funcpipe.partitioner.search.relaxation import from_start, ladder
+from funcpipe.partitioner.search.window import Window
 from funcpipe.partitioner.stage_graph import IntArray
 
 _RUNGS = 48

@@ -11,11 +11,11 @@ from dataclasses import fields
 
 import numpy as np
 
-from funcpipe.partitioner.exact.aims import Aim
-from funcpipe.partitioner.exact.duel import Duel
-from funcpipe.partitioner.exact.field import Field
-from funcpipe.partitioner.exact.horizon import Horizon, Labels, horizon_of
-from funcpipe.partitioner.exact.window import Window
+from funcpipe.partitioner.search.aims import Aim
+from funcpipe.partitioner.search.duel import Duel
+from funcpipe.partitioner.search.field import Field
+from funcpipe.partitioner.search.horizon import Horizon, Labels, horizon_of
+from funcpipe.partitioner.search.window import Window
 from funcpipe.partitioner.stage_graph import IntArray
 
 _BLOCK = 128

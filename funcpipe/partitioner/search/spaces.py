@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from funcpipe.partitioner.exact.field import Field, without_dominated
 from funcpipe.partitioner.formulas import Setting
 from funcpipe.partitioner.options import BoolArray, Options, price_options
 from funcpipe.partitioner.problem import Choice, Problem
+from funcpipe.partitioner.search.field import Field, without_dominated
 from funcpipe.partitioner.stage_graph import IntArray, StageGraph
 
 

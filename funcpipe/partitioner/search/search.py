@@ -1,4 +1,4 @@
-"""The exact search: the best plan with proof, or the best plan so far with a bound. No solver needed.
+"""A search for plans that ends with a proof, or with the best plans so far and a bound.
 
 Every setting (replicas, synchronisation) is a space of plans, cut into windows of time. Windows wait in a queue, the
 one that promises most in front. A window is first tightened: options that no worthwhile plan has leave it, and where
@@ -8,7 +8,6 @@ nothing is left the window is done. What remains is either small enough to be se
 import heapq
 import itertools
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from dataclasses import field as item
@@ -16,14 +15,13 @@ from dataclasses import field as item
 import numpy as np
 
 from funcpipe.core import Plan
-from funcpipe.partitioner.exact.aims import CLOSE, Aim, Cheapest, Fastest
-from funcpipe.partitioner.exact.field import Field, total
-from funcpipe.partitioner.exact.labels import TooManyLabels, search
-from funcpipe.partitioner.exact.spaces import Space, counted, spaces
-from funcpipe.partitioner.exact.sweep import Sweep, sweep
-from funcpipe.partitioner.exact.window import Window, tighten
-from funcpipe.partitioner.infeasible import explain_infeasible
-from funcpipe.partitioner.problem import Choice, Goal, Problem, report
+from funcpipe.partitioner.problem import Choice, Goal, Problem
+from funcpipe.partitioner.search.aims import CLOSE, Aim, Cheapest, Fastest
+from funcpipe.partitioner.search.field import Field, total
+from funcpipe.partitioner.search.labels import TooManyLabels, search
+from funcpipe.partitioner.search.spaces import Space, counted, spaces
+from funcpipe.partitioner.search.sweep import Sweep, sweep
+from funcpipe.partitioner.search.window import Window, tighten
 from funcpipe.partitioner.stage_graph import IntArray, build_stage_graph
 
 _SEARCHABLE = 2000
@@ -35,21 +33,6 @@ _RUNGS = 24
 _ROUNDING = 1e-9
 
 
-def exact(problem: Problem, *, time_limit_s: float | None = None) -> Plan:
-    """The best plan; raises Infeasible when there is none.
-
-    After `time_limit_s` seconds the best plan so far is returned with the bound proved until then; if there is none
-    yet, the search goes on until there is.
-    """
-    started_s = time.monotonic()
-    found = Search(problem, aim_of(problem.goal), clock(started_s, time_limit_s))
-    found.run()
-    if not found.found:
-        raise explain_infeasible(problem)
-    plan = found.found[-1].plan(problem)
-    return report(plan, problem.goal, name="exact", bound=found.bound, solve_s=time.monotonic() - started_s)
-
-
 def aim_of(goal: Goal) -> Aim:
     """What a search for the best plan is after."""
     return Fastest(goal) if goal.counts_seconds else Cheapest(goal)
@@ -58,13 +41,6 @@ def aim_of(goal: Goal) -> Aim:
 def spaces_of(problem: Problem) -> Iterator[Space]:
     """All spaces of a problem."""
     return spaces(problem, build_stage_graph(problem.profile, admits=problem.placed.admits))
-
-
-def clock(started_s: float, time_limit_s: float | None) -> Callable[[], bool]:
-    """Whether time is up."""
-    if time_limit_s is None:
-        return lambda: False
-    return lambda: time.monotonic() - started_s > time_limit_s
 
 
 @dataclass(frozen=True, slots=True)

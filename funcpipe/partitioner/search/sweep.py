@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from funcpipe.partitioner.exact.field import Field
-from funcpipe.partitioner.exact.relaxation import ladder, shortest_paths, to_end
 from funcpipe.partitioner.formulas import Array
+from funcpipe.partitioner.search.field import Field
+from funcpipe.partitioner.search.relaxation import ladder, shortest_paths, to_end
 from funcpipe.partitioner.stage_graph import IntArray
 
 _RUNGS = 16

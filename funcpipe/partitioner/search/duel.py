@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from funcpipe.partitioner.exact.aims import Aim
-from funcpipe.partitioner.exact.horizon import Horizon, Labels
 from funcpipe.partitioner.formulas import Array
 from funcpipe.partitioner.options import BoolArray
+from funcpipe.partitioner.search.aims import Aim
+from funcpipe.partitioner.search.horizon import Horizon, Labels
 from funcpipe.partitioner.stage_graph import IntArray
 
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from funcpipe.partitioner.exact.field import Field
-from funcpipe.partitioner.exact.relaxation import Ladder, from_start, ladder, to_end
 from funcpipe.partitioner.formulas import Array
+from funcpipe.partitioner.search.field import Field
+from funcpipe.partitioner.search.relaxation import Ladder, from_start, ladder, to_end
 
 _ROUNDS = 6
 _HARDLY_FEWER = 0.9
