@@ -141,7 +141,7 @@ PARTS = {"bars": bars, "front": fronts, "growth": growth, "solvers": solvers}
 
 
 def show(results: dict[str, Any]) -> None:
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=140)
     for part, table_of in (("bars", bars_table), ("front", front_table), ("solvers", solvers_table)):
         if part in results:
             console.print(table_of(results[part]))
@@ -174,7 +174,7 @@ def solvers_table(rows: Sequence[dict[str, Any]]) -> Table:
     for row in rows:
         head = row["model"], str(row["layers"]), row["solver"]
         if "failed" in row:
-            table.add_row(*head, row["failed"][:60])
+            table.add_row(*head, "-", "-", f"no: {row['failed'].split(' (')[0]}", "-", "-")
             continue
         ratio, gap = row["seconds"] / row["exact_s"], "-" if row["gap"] is None else f"{row['gap']:.1e}"
         proved = "yes" if row["proved"] else "no"
