@@ -1,7 +1,7 @@
 """Our plan beside every other policy's: predicted seconds and dollars, on the reference models.
 
-Writes planner_policies.json and prints a table for each model and batch, with the share by which a policy's objective is
-above ours; `=` marks a plan that is as good.
+Writes planner_policies.json and prints a table for each model and batch, with the share by which a policy is above
+ours; `=` marks a plan that is as good.
 """
 
 import argparse

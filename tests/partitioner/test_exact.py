@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from funcpipe.core import Optimality, Plan, Sync, TrainingSpec
+from funcpipe.core import Optimality, Plan, Recompute, Sync, TrainingSpec
 from funcpipe.errors import Infeasible, PlanError
 from funcpipe.partitioner.cost import evaluate
 from funcpipe.partitioner.exact import exact
 from funcpipe.partitioner.exhaustive import exhaustive
 from funcpipe.partitioner.front import pareto_front
+from funcpipe.partitioner.pins import Pins
 from funcpipe.partitioner.problem import Problem
 from funcpipe.partitioner.search.search import Search, aim_of
 from funcpipe.partitioner.second import second_best
@@ -170,3 +171,19 @@ def test_no_plan_fits() -> None:
     large = replace(chain(3), base_memory_bytes=9000 * MB)
     with pytest.raises(Infeasible):
         exact(Problem(profile=large, spec=platform(), training=TrainingSpec(global_batch=16)))
+
+
+def test_fewer_stages_than_sizes_fit() -> None:
+    """Once the comparison of sizes ran off the end of a short list of stages."""
+    spec = platform(6)
+    heavy = replace(chain(2, 6).layers[0], constant_bytes=5 * 2**30)
+    profile = replace(chain(2, 6), layers=(heavy, chain(2, 6).layers[1]))
+    training = TrainingSpec(global_batch=4, recompute=Recompute.NEVER)
+    problem = Problem(
+        profile=profile, spec=spec, training=training, pins=Pins(cuts=("layer1",), sizes={"layer1": "1024MB"})
+    )
+    plan, expected = exact(problem), exhaustive(problem)
+    assert plan.solver is not None
+    assert expected.solver is not None
+    assert [stage.size for stage in plan.stages] == ["6144MB", "1024MB"]
+    assert plan.solver.objective == pytest.approx(expected.solver.objective)

@@ -85,7 +85,7 @@ def without_dominated(options: Options, sizes: int) -> Options:
     columns = np.stack([getattr(options, name) for name in names])
     count = len(options)
     kept = np.ones(count, dtype=bool)
-    for apart in range(1, sizes):
+    for apart in range(1, min(sizes, count)):
         small, large = slice(0, count - apart), slice(apart, count)
         same = options.edge[small] == options.edge[large]
         larger_loses = same & (columns[:, small] <= columns[:, large]).all(axis=0)
