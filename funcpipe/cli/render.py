@@ -92,7 +92,8 @@ def profile(measured: ModelProfile, path: str, console: Console) -> None:
 def plan(chosen: Plan, path: str, console: Console) -> None:
     """The plan's stages and what it is expected to take."""
     table = Table(
-        title=f"{chosen.model} on {chosen.platform}: {len(chosen.stages)} stages x {chosen.replicas} replicas"
+        title=f"{chosen.model} on {chosen.platform}: {len(chosen.stages)} stages x {chosen.replicas} replicas, "
+        f"{chosen.schedule.value}"
     )
     for name in ("stage", "layers", "function", "memory MB", "forward s", "backward s", "synchronisation s"):
         table.add_column(name, justify="right")

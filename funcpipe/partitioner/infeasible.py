@@ -152,6 +152,7 @@ def _remedies(problem: Problem, need: _Need, largest_mb: int) -> Iterator[str]:
     trials = {
         "let stages recompute": replace(problem, training=replace(problem.training, recompute=Recompute.AUTO)),
         "use plain SGD": replace(problem, training=replace(problem.training, optimizer=OptimizerKind.SGD)),
+        "admit all schedules": replace(problem, training=replace(problem.training, schedule=None)),
         "admit all numbers of replicas": replace(problem, training=replace(problem.training, replicas=None)),
     }
     half = problem.profile.micro_batch // 2

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from funcpipe.core import OptimizerKind, Recompute, TrainingSpec
+from funcpipe.core import OptimizerKind, Recompute, ScheduleKind, TrainingSpec
 from funcpipe.errors import Infeasible, InvalidValue, PlanError
 from funcpipe.partitioner.cost import evaluate
 from funcpipe.partitioner.explain import explain
@@ -173,7 +173,7 @@ def test_what_if_of_a_size_that_there_is_not() -> None:
 
 
 def test_too_little_memory_names_the_layer_and_what_helps() -> None:
-    training = replace(TRAINING, recompute=Recompute.NEVER, replicas=(1,))
+    training = replace(TRAINING, recompute=Recompute.NEVER, replicas=(1,), schedule=ScheduleKind.GPIPE)
     profile = chain(4, 2, 3)
     hungry = replace(profile.layers[2], parameter_bytes=300 * MB, activation_bytes=400 * MB, constant_bytes=0)
     hungry = replace(hungry, workspace_bytes=0)
@@ -186,6 +186,8 @@ def test_too_little_memory_names_the_layer_and_what_helps() -> None:
     assert "layer 'layer2' needs at least 3000 MB in a stage of its own with 1 replicas" in message
     assert "the largest function has 2048 MB" in message
     assert "let stages recompute: " in message
+    # two micro-batches in flight for a stage with one behind it
+    assert "admit all schedules: 2200 MB, not yet enough" in message
     assert "which fits" in message
     assert "a platform with functions of 3000 MB" in message
 

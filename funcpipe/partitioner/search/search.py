@@ -170,8 +170,8 @@ class Search:
 
     def _offer(self, space: Space, field: Field, paths: IntArray) -> None:
         """Make known the plans that the columns of `paths` stand for, as far as the space admits them."""
-        totals, stages = total(field, paths), (paths >= 0).sum(axis=0)
-        allowed = (stages >= space.fewest) & (stages <= space.most)
+        totals = total(field, paths)
+        allowed = totals.fits & (totals.stages >= space.fewest) & (totals.stages <= space.most)
         for number in self.aim.offer(totals, allowed):
             self.found.append(
                 Found(

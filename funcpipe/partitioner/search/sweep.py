@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from funcpipe.core import ScheduleKind
 from funcpipe.partitioner.formulas import Array
 from funcpipe.partitioner.search.field import Field
 from funcpipe.partitioner.search.relaxation import ladder, shortest_paths, to_end
@@ -60,7 +61,9 @@ def _slowest_s(field: Field) -> float:
     options, spec = field.options, field.setting.spec
     seconds = np.stack([field.time_s, options.work_s / (spec.shared_cores or np.inf)], axis=1)
     most = -to_end(field, -seconds, np.zeros((len(field), 1)))[field.start, :, 0]
-    lanes_s = options.forward_max_s.max() + options.backward_max_s.max()
+    lanes_s = options.forward_lane_s.max() + options.backward_lane_s.max()
+    if field.setting.schedule is not ScheduleKind.GPIPE:
+        lanes_s = max(lanes_s, most[0])  # no stage waits for longer than a micro-batch takes there and back
     return float(max(most[0] + field.repeats * lanes_s + options.sync_s.max(), most[1]))
 
 
