@@ -9,12 +9,12 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from dataclasses import field as item
 
 import numpy as np
 
-from funcpipe.core import Plan
+from funcpipe.core import MB, Plan
 from funcpipe.partitioner.problem import Choice, Goal, Problem
 from funcpipe.partitioner.search.aims import CLOSE, Aim, Cheapest, Fastest
 from funcpipe.partitioner.search.field import Field, total
@@ -53,8 +53,26 @@ class Found:
     cost_usd: float
 
     def plan(self, problem: Problem) -> Plan:
-        """The plan, with its estimate."""
-        return problem.plan(self.space.setting, self.choices)
+        """The plan, with its estimate; of schedules that do equally well it has the plainest."""
+        setting = self.space.setting
+        plans = [
+            problem.plan(replace(setting, schedule=schedule), self.choices)
+            for schedule in problem.schedules(setting.replicas)
+        ]
+        chosen = next(plan for plan in plans if plan.schedule is setting.schedule)
+        return next(plan for plan in plans if plan is chosen or _does_as_well(plan, chosen))
+
+
+def _does_as_well(plan: Plan, other: Plan) -> bool:
+    """Whether `plan` fits its functions and takes no more than `other`."""
+    assert plan.estimate is not None
+    assert other.estimate is not None
+    fits = all(
+        needs.memory_bytes <= stage.memory_mb * MB
+        for needs, stage in zip(plan.estimate.stages, plan.stages, strict=True)
+    )
+    faster = plan.estimate.iteration_s <= other.estimate.iteration_s * (1 + _ROUNDING)
+    return fits and faster and plan.estimate.cost_usd <= other.estimate.cost_usd * (1 + _ROUNDING)
 
 
 @dataclass(order=True, slots=True)
