@@ -1,6 +1,6 @@
 """Every stage that a plan may have under one setting, priced: the edges of the stage graph times the function sizes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -73,20 +73,28 @@ class Options:
         )
 
 
-def price_options(problem: Problem, graph: StageGraph, setting: Setting, *, workers: int) -> Options:
-    """The options of `graph` under `setting` while `workers` functions share the platform's links.
+def ways(problem: Problem, graph: StageGraph) -> tuple[Loads, ...]:
+    """What stages compute, hold and send when they keep their activations; when they recompute them, if they may."""
+    plain = edge_loads(problem, graph)
+    if problem.training.recompute is Recompute.NEVER:
+        return (plain,)
+    return plain, replace(plain, recompute=np.ones_like(plain.recompute))
+
+
+def price_options(
+    problem: Problem, graph: StageGraph, loads: Sequence[Loads], setting: Setting, *, workers: int
+) -> Options:
+    """The options of `graph` under `setting` while `workers` functions share the platform's links; `loads` = its ways.
 
     Recomputation costs time and saves memory only: it is an option where the stage does not fit without it, or not with
     as many stages behind it.
     """
-    plain = edge_loads(problem, graph, recompute=False)
-    plain_behind = _most_behind(problem, graph, setting, plain)
-    parts = [_priced(graph, setting, plain, plain_behind, workers=workers)]
-    if problem.training.recompute is Recompute.AUTO:
-        saving = edge_loads(problem, graph, recompute=True)
-        saving_behind = _most_behind(problem, graph, setting, saving)
-        saving_behind = np.where(saving_behind > plain_behind, saving_behind, -1)
-        parts.append(_priced(graph, setting, saving, saving_behind, workers=workers))
+    parts, enough = [], np.full((len(graph.first), len(problem.spec.sizes)), -1)
+    for load in loads:
+        most_behind = _most_behind(problem, graph, setting, load)
+        most_behind = np.where(most_behind > enough, most_behind, -1)
+        parts.append(_priced(graph, setting, load, most_behind, workers=workers))
+        enough = np.maximum(enough, most_behind)
     joined = Options(**{n: np.concatenate([getattr(part, n) for part in parts]) for n in Options.__dataclass_fields__})
     return joined.take(np.lexsort((joined.recompute, joined.size, joined.edge)))
 
@@ -140,10 +148,8 @@ def _priced(graph: StageGraph, setting: Setting, loads: Loads, most_behind: IntA
 def least_memory_bytes(problem: Problem, graph: StageGraph, setting: Setting) -> Array:
     """For each edge what a function must have in the least hungry way that the training allows."""
     held = held_micro_batches(setting, graph.layers + 1)[::-1][_least_behind(graph)][:, None]
-    least = memory_use(edge_loads(problem, graph, recompute=False), setting, held).total_bytes[:, 0]
-    if problem.training.recompute is Recompute.AUTO:
-        again = memory_use(edge_loads(problem, graph, recompute=True), setting, held).total_bytes[:, 0]
-        least = np.minimum(least, again)
+    needs = [memory_use(loads, setting, held).total_bytes[:, 0] for loads in ways(problem, graph)]
+    least: Array = np.minimum.reduce(needs)
     return least
 
 
@@ -157,7 +163,7 @@ def _admitted(problem: Problem, graph: StageGraph) -> BoolArray:
     return admitted
 
 
-def edge_loads(problem: Problem, graph: StageGraph, *, recompute: BoolArray | bool) -> Loads:
+def edge_loads(problem: Problem, graph: StageGraph) -> Loads:
     """What a stage of each edge computes, holds and sends, in a row, on functions of each size, in a column."""
     profile, sizes = problem.profile, problem.spec.sizes
     columns = [column_of(size.name, profile) for size in sizes]
@@ -176,7 +182,7 @@ def edge_loads(problem: Problem, graph: StageGraph, *, recompute: BoolArray | bo
         input_bytes=inputs + traffic.forward_in_bytes,
         saved_input_bytes=saved_inputs_bytes(graph.first, graph.stop, profile)[:, None],
         workspace_bytes=_most_workspace_bytes(profile, graph)[:, None],
-        recompute=np.broadcast_to(np.array(recompute), (len(graph.first), len(sizes))),
+        recompute=np.zeros((len(graph.first), len(sizes)), dtype=bool),
         traffic=traffic,
         upload_bytes_s=np.array([[size.upload_bytes_s for size in sizes]]),
         download_bytes_s=np.array([[size.download_bytes_s for size in sizes]]),

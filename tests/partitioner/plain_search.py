@@ -3,7 +3,7 @@
 import numpy as np
 
 from funcpipe.partitioner.formulas import Array, Setting
-from funcpipe.partitioner.options import Options, price_options
+from funcpipe.partitioner.options import Options, price_options, ways
 from funcpipe.partitioner.problem import Problem
 from funcpipe.partitioner.stage_graph import StageGraph, build_stage_graph
 from funcpipe.scheduler.schedules import in_flight
@@ -14,7 +14,7 @@ def plain_points(problem: Problem) -> list[tuple[float, float]]:
     graph = build_stage_graph(problem.profile, admits=problem.placed.admits)
     points: list[tuple[float, float]] = []
     for setting in problem.settings():
-        options = price_options(problem, graph, setting, workers=setting.replicas)
+        options = price_options(problem, graph, ways(problem, graph), setting, workers=setting.replicas)
         seconds, dollars = _totals(_labels(graph, options, setting), setting)
         points += list(zip(seconds.tolist(), dollars.tolist(), strict=True))
     return sorted(points)

@@ -189,3 +189,19 @@ def test_fewer_stages_than_sizes_fit() -> None:
     assert expected.solver is not None
     assert [stage.size for stage in plan.stages] == ["6144MB", "1024MB"]
     assert plan.solver.objective == pytest.approx(expected.solver.objective)
+
+
+def test_layers_that_take_no_time() -> None:
+    """Once the search divided by the seconds of the fastest plan."""
+    profile = chain(4, 2)
+    still = [replace(layer, forward_s=(0.0, 0.0), backward_s=(0.0, 0.0)) for layer in profile.layers]
+    profile = replace(profile, layers=tuple(still))
+    training = TrainingSpec(global_batch=16, time_value=10.0, replicas=(1,))
+    for spec in (platform(2), platform(2, max_functions=1)):
+        problem = Problem(profile=profile, spec=spec, training=training, pins=Pins(max_memory_mb=1024))
+        plan, expected = exact(problem), exhaustive(problem)
+        assert plan.solver is not None
+        assert expected.solver is not None
+        assert plan.solver.objective == pytest.approx(expected.solver.objective)
+    with pytest.raises(Infeasible):
+        exact(replace(problem, pins=Pins(cuts=("layer1",))))

@@ -69,7 +69,7 @@ def _even(layers: int, count: int) -> Cuts:
 
 def _balanced(problem: Problem, graph: StageGraph, setting: Setting) -> Iterator[tuple[int, Cuts]]:
     """For each size and number of stages the cuts with the least time of the slowest stage."""
-    loads = edge_loads(problem, graph, recompute=False)
+    loads = edge_loads(problem, graph)
     lanes = lane_times(loads, setting, workers=setting.replicas)
     sync_s = sync_times(loads, setting, workers=setting.replicas) / setting.micro_batches_each
     busy = [

@@ -44,7 +44,7 @@ def chain_programme(problem: Problem, *, longest_s: float, unit_usd: float) -> C
     if problem.spec.shared_bytes_s is not None or problem.pins != NO_PINS:
         raise InvalidValue("form", "chain", "cannot be combined with shared links or pins")
     graph = build_stage_graph(profile, admits=lambda first, stop: stop == first + 1)
-    loads, settings = edge_loads(problem, graph, recompute=False), problem.settings()
+    loads, settings = edge_loads(problem, graph), problem.settings()
     lanes = lane_times(loads, settings[0], workers=1)
     return ChainProgramme(
         problem=problem,

@@ -15,6 +15,7 @@ from dataclasses import field as item
 import numpy as np
 
 from funcpipe.core import MB, Plan
+from funcpipe.partitioner.formulas import Array
 from funcpipe.partitioner.problem import Choice, Goal, Problem
 from funcpipe.partitioner.search.aims import CLOSE, Aim, Cheapest, Fastest
 from funcpipe.partitioner.search.field import Field, total
@@ -27,7 +28,8 @@ from funcpipe.partitioner.stage_graph import IntArray, build_stage_graph
 _SEARCHABLE = 2000
 _LABELS = 100_000
 _NARROW = 1.004
-_STEP = 1.25
+_FINE_STEP = 1.02
+_STEPS = 11
 _FEW_RUNGS = 10
 _RUNGS = 24
 _ROUNDING = 1e-9
@@ -127,26 +129,34 @@ class Search:
 
     def _cut(self, space: Space, look: Sweep) -> None:
         """Queue the windows of a space."""
-        low_s, latest_s = look.fastest_s * (1 - _ROUNDING), min(look.slowest_s * (1 + _ROUNDING), self.aim.latest_s)
+        low_s = look.fastest_s * (1 - _ROUNDING)
+        latest_s = min(look.slowest_s * (1 + _ROUNDING), self.aim.latest_s)
         worth_usd, value = float(self.aim.threshold_usd(np.array([low_s]))[0]), self.aim.time_value_usd_s
         least_usd_s = look.least_price_usd_s + value
         if least_usd_s > 0:
             latest_s = min(latest_s, worth_usd / least_usd_s)
-        while low_s <= latest_s:
-            high_s = min(low_s * _STEP, latest_s)
-            second_usd = (look.price_usd_s(high_s) + value) * (1 - _ROUNDING)
-            window = Window(
-                field=space.field,
-                low_s=low_s,
-                high_s=high_s,
-                time_value_usd_s=value,
-                second_usd=second_usd,
-                bound_usd=second_usd * low_s,
-            )
-            self._push(space, window, counted=space.counted)
-            if high_s == latest_s:
-                break
-            low_s = high_s
+        if low_s > latest_s:
+            return
+        times_s = np.geomspace(low_s, latest_s, 2 + int(math.log(latest_s / low_s) / math.log(_FINE_STEP)))
+        seconds_usd = (look.price_usd_s(times_s[1:]) + value) * (1 - _ROUNDING)
+        worth = seconds_usd * times_s[:-1] < self.aim.threshold_usd(times_s[:-1])
+        for run in np.split(np.arange(len(worth)), np.flatnonzero(np.diff(worth)) + 1):
+            if worth[run[0]]:
+                for part in np.array_split(run, -(-len(run) // _STEPS)):
+                    self._push_part(space, times_s, seconds_usd, part)
+
+    def _push_part(self, space: Space, times_s: Array, seconds_usd: Array, part: IntArray) -> None:
+        """Queue the window of the steps of time `part`."""
+        low_s, second_usd = float(times_s[part[0]]), float(seconds_usd[part].min())
+        window = Window(
+            field=space.field,
+            low_s=low_s,
+            high_s=float(times_s[part[-1] + 1]),
+            time_value_usd_s=self.aim.time_value_usd_s,
+            second_usd=second_usd,
+            bound_usd=float((seconds_usd * times_s[:-1])[part].min()),
+        )
+        self._push(space, window, counted=space.counted)
 
     def _look_into(self, entry: _Entry) -> None:
         space = entry.space

@@ -7,7 +7,7 @@ import numpy as np
 
 from funcpipe.core import ScheduleKind
 from funcpipe.partitioner.formulas import Setting, round_shares
-from funcpipe.partitioner.options import BoolArray, Options, price_options
+from funcpipe.partitioner.options import BoolArray, Options, price_options, ways
 from funcpipe.partitioner.problem import Choice, Problem
 from funcpipe.partitioner.search.field import Field, without_dominated
 from funcpipe.partitioner.stage_graph import IntArray, StageGraph
@@ -43,13 +43,14 @@ def spaces(problem: Problem, graph: StageGraph, keep: Keep | None = None) -> Ite
     Where functions share the platform's links, plans of another number of stages are another space.
     """
     links = [max(size.upload_bytes_s, size.download_bytes_s) for size in problem.spec.sizes]
+    loads = ways(problem, graph)
     for setting in problem.settings():
         most = min(graph.layers, problem.max_functions // setting.replicas)
         cap = problem.spec.shared_bytes_s
         free = most if cap is None else min(most, int(cap / max(links) / setting.replicas))
         ranges = [(1, free)] if free else []
         for fewest, upto in [*ranges, *((count, count) for count in range(free + 1, most + 1))]:
-            options = price_options(problem, graph, setting, workers=upto * setting.replicas)
+            options = price_options(problem, graph, loads, setting, workers=upto * setting.replicas)
             if keep is not None:
                 options = options.take(keep(setting, options))
             options = without_dominated(options)

@@ -12,6 +12,7 @@ from funcpipe.partitioner.stage_graph import IntArray
 
 _RUNGS = 16
 _SLOPES = 10
+_SHORTEST_S = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,9 +26,12 @@ class Sweep:
     heights: Array
     paths: IntArray
 
-    def price_usd_s(self, iteration_s: float) -> float:
+    def price_usd_s(self, iteration_s: Array) -> Array:
         """What the functions cost at least for each second of an iteration that takes no longer than this."""
-        return max(self.least_price_usd_s, float((self.heights - self.slopes * iteration_s).max()))
+        least: Array = np.maximum(
+            self.least_price_usd_s, (self.heights - iteration_s[:, None] * self.slopes).max(axis=1)
+        )
+        return least
 
 
 def sweep(field: Field) -> Sweep | None:
@@ -40,7 +44,8 @@ def sweep(field: Field) -> Sweep | None:
     fastest_s = float((least[field.start, 0] + lanes_s).min())
     if not np.isfinite(fastest_s):
         return None
-    slowest_s = _slowest_s(field)
+    fastest_s = max(fastest_s, _SHORTEST_S)
+    slowest_s = max(_slowest_s(field), fastest_s)
     slope = max(float(price.mean()), 1e-12) / slowest_s
     slopes = np.geomspace(slope / 4, slope * 4 * (slowest_s / fastest_s) ** 2, _SLOPES)
     weights = price[:, None] + slopes * seconds[:, None]
