@@ -1,13 +1,18 @@
 """The verbs in a shell, one after the other, each reading what the one before wrote."""
 
 import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from funcpipe.cli import main
-from funcpipe.core import MB, LayerProfile, ModelProfile, Plan, TensorProfile, read, read_trace, write
+from funcpipe.core import MB, LayerProfile, ModelProfile, Plan, TensorProfile, read, read_trace, to_text, write
+from funcpipe.partitioner.optimize import solvers
 from funcpipe.platforms.catalog import load_spec
 
 MODEL, SAMPLE, DATA = "tests.e2e.small:model", "tests.e2e.small:sample", "tests.e2e.small:data"
@@ -90,10 +95,50 @@ def test_a_plan_follows_the_wish_and_the_pins(profile: str, capsys: pytest.Captu
     in_time = read(Plan, "plan.json").estimate
     assert in_time is not None
     assert in_time.iteration_s <= pinned.estimate.iteration_s * 1.000001
-    assert main(["optimize", profile, "--global-batch", "64", "--what-if", "bandwidth=2x"]) == 0
-    assert main(["optimize", profile, "--global-batch", "64", "--what-if", "speed=2x"]) == 2
     assert main(["optimize", profile, "--global-batch", "64", "--deadline", "0.001"]) == 2
     assert main(["optimize", profile, "--global-batch", "64", "--size", "layer1"]) == 2
+
+
+def test_what_if_sets_the_plan_there_is_beside_the_best_after_the_changes(
+    profile: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["optimize", profile, "--global-batch", "64"]
+    assert main(words) == 0
+    now = read(Plan, "plan.json")
+    capsys.readouterr()
+    changes = ["--what-if", "bandwidth=2x", "--what-if", "sizes=1024MB,2048MB"]
+    assert main([*words, *changes, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["now"]["stages"] == json.loads(to_text(now))["stages"]
+    best = read(Plan, "plan.json")
+    assert {stage.size for stage in best.stages} <= {"1024MB", "2048MB"}
+    assert main([*words, *changes]) == 0
+    assert "the best then" in capsys.readouterr().out
+    write(replace(read(ModelProfile, profile), base_memory_bytes=800 * MB), "other.json")
+    assert main([*words, "--what-if", "profile=other.json"]) == 0
+    assert main([*words, "--what-if", "profile=nowhere.json"]) == 2
+    assert main([*words, "--what-if", "speed=2x"]) == 2
+    assert main([*words, "--what-if", "bandwidth=2x", "--pareto"]) == 2
+    assert "cannot be combined with --pareto" in capsys.readouterr().err
+
+
+def test_planning_in_a_shell_loads_neither_torch_nor_a_solver(profile: str) -> None:
+    code = (
+        "import sys; from funcpipe.cli import main;"
+        f"assert main(['optimize', {profile!r}, '--global-batch', '64', '--json']) == 0;"
+        "print([name for name in ('torch', 'pyomo', 'highspy', 'gurobipy', 'scipy') if name in sys.modules])"
+    )
+    root = str(Path(__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": root}
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_every_solver_can_be_named_in_a_shell(profile: str) -> None:
+    for solver in solvers():
+        words = ["optimize", profile, "--global-batch", "64", "--replicas", "4", "--memory", "10240"]
+        assert main([*words, "--solver", solver]) == 0
 
 
 def test_the_front_is_drawn_and_its_recommended_plan_written(profile: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,7 @@ PURE = {"core", "errors", "partitioner", "scheduler", "platforms"}
 ALLOWED = {
     "core": {"funcpipe.core", "funcpipe.errors"},
     "errors": set[str](),
-    "partitioner": {"funcpipe.core", "funcpipe.errors", "funcpipe.partitioner"},
+    "partitioner": {"funcpipe.core", "funcpipe.errors", "funcpipe.partitioner", "funcpipe.scheduler.schedules"},
     "scheduler": {"funcpipe.core", "funcpipe.errors", "funcpipe.scheduler", "funcpipe.comm.scatter_reduce"},
     "platforms": {"funcpipe.core", "funcpipe.errors", "funcpipe.platforms"},
     "comm": {"funcpipe.core", "funcpipe.errors", "funcpipe.comm", "funcpipe.platforms.base"},

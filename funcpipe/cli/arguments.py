@@ -69,7 +69,7 @@ def _optimize(verbs: Any) -> None:
     verb.add_argument("--global-batch", type=int, required=True, help="samples of one iteration")
     _add_wish(verb)
     _add_pins(verb)
-    _add_choice(verb, "--solver", ["auto", "exact", "gurobi", "scip", "highs"], "auto", "what searches")
+    _add_choice(verb, "--solver", ["auto", "exact", "gurobi", "scip", "highs", "mip"], "auto", "what searches")
     verb.add_argument("--time-limit", type=float, metavar="S", help="stop the search after so many seconds")
     verb.add_argument(
         "--policy", default="funcpipe", metavar="NAME", help="another policy to plan by, see docs/planning.md"
@@ -79,7 +79,9 @@ def _optimize(verbs: Any) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="plan for another platform: bandwidth=2, ...",
+        help="beside the plan as things are, what it would take and the best plan if they changed: bandwidth=2x, "
+        "price=0.5x, request_price=0x, latency_s=0.01, contention=1.2, shared_bytes_s=1e9, sizes=1024MB,2048MB, "
+        "profile=FILE",
     )
     verb.add_argument("--pareto", action="store_true", help="all plans that none beats both in time and in money")
     verb.add_argument("--figure", metavar="FILE", help="with --pareto: draw them")

@@ -10,12 +10,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from funcpipe.core import MB, ModelProfile, Plan, PlatformSpec, Resource, Trace
+from funcpipe.core import MB, Estimate, ModelProfile, Plan, PlatformSpec, Resource, Trace
 
 if TYPE_CHECKING:
     from funcpipe.launch import Progress as RunProgress
     from funcpipe.launch import RunResult
     from funcpipe.partitioner.front import Front
+    from funcpipe.partitioner.whatif import WhatIf
     from funcpipe.report import Report
     from funcpipe.verify import Verification
 
@@ -91,7 +92,8 @@ def profile(measured: ModelProfile, path: str, console: Console) -> None:
 def plan(chosen: Plan, path: str, console: Console) -> None:
     """The plan's stages and what it is expected to take."""
     table = Table(
-        title=f"{chosen.model} on {chosen.platform}: {len(chosen.stages)} stages x {chosen.replicas} replicas"
+        title=f"{chosen.model} on {chosen.platform}: {len(chosen.stages)} stages x {chosen.replicas} replicas, "
+        f"{chosen.schedule.value}"
     )
     for name in ("stage", "layers", "function", "memory MB", "forward s", "backward s", "synchronisation s"):
         table.add_column(name, justify="right")
@@ -117,6 +119,32 @@ def plan(chosen: Plan, path: str, console: Console) -> None:
         console.print(f"{chosen.solver.name}: {chosen.solver.status.value} in {chosen.solver.solve_s:.2f} s; {path}")
 
 
+def what_if(found: "WhatIf", path: str, console: Console) -> None:
+    """The plan as things are, the same plan after the changes, and the best plan then."""
+    table = Table(title=f"{found.best.model}, batch {found.best.global_batch}: now, and after the changes")
+    for name in ("", "iteration s", "iteration $", "stages", "replicas", "memory MB"):
+        table.add_column(name, justify="right" if name else "left")
+    if found.now is not None and found.now.estimate is not None:
+        table.add_row("now", *_what_it_takes(found.now.estimate), *_shape(found.now))
+    if found.now is not None and found.kept is not None:
+        table.add_row("this plan then", *_what_it_takes(found.kept), *_shape(found.now))
+    assert found.best.estimate is not None, "a plan that was optimised has an estimate"
+    table.add_row("the best then", *_what_it_takes(found.best.estimate), *_shape(found.best))
+    console.print(table)
+    if found.obstacle is not None:
+        console.print(f"{'now' if found.now is None else 'this plan then'}: {found.obstacle}")
+    console.print(f"the best plan then: {path}")
+
+
+def _what_it_takes(estimate: Estimate) -> tuple[str, str]:
+    return f"{estimate.iteration_s:.3f}", f"{estimate.cost_usd:.6f}"
+
+
+def _shape(chosen: Plan) -> tuple[str, str, str]:
+    memory = " ".join(str(stage.memory_mb) for stage in chosen.stages)
+    return str(len(chosen.stages)), str(chosen.replicas), memory
+
+
 def front(found: "Front", path: str, console: Console) -> None:
     """Plans from the fastest to the cheapest, with those that are marked."""
     marks: dict[int, list[str]] = {}
@@ -128,14 +156,7 @@ def front(found: "Front", path: str, console: Console) -> None:
         table.add_column(name, justify="left" if name == "marks" else "right")
     for place, chosen in enumerate(found.plans):
         assert chosen.estimate is not None, "a plan that was optimised has an estimate"
-        table.add_row(
-            f"{chosen.estimate.iteration_s:.3f}",
-            f"{chosen.estimate.cost_usd:.6f}",
-            str(len(chosen.stages)),
-            str(chosen.replicas),
-            " ".join(str(stage.memory_mb) for stage in chosen.stages),
-            ", ".join(marks.get(place, [])),
-        )
+        table.add_row(*_what_it_takes(chosen.estimate), *_shape(chosen), ", ".join(marks.get(place, [])))
     console.print(table)
     console.print(f"{found.status.value} in {found.solve_s:.2f} s; the recommended plan: {path}")
 

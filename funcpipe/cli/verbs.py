@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from funcpipe.api import FuncPipe
     from funcpipe.partitioner.pins import Pins
+    from funcpipe.partitioner.whatif import Planner
 
 
 def profile(options: argparse.Namespace) -> None:
@@ -53,28 +54,38 @@ def profile(options: argparse.Namespace) -> None:
 
 def optimize(options: argparse.Namespace) -> None:
     """Choose cuts, function sizes and replicas, and write the plan."""
-    from funcpipe.partitioner.optimize import optimize as find
-    from funcpipe.partitioner.whatif import parse_changes
+    from funcpipe.partitioner.optimize import optimize as plan_by
 
     measured = read(ModelProfile, options.profile)
-    spec = _spec(options, measured)
-    if options.what_if:
-        spec = parse_changes(options.what_if).apply(spec)
-    training = _training(options, options.global_batch)
-    if options.pareto:
-        _pareto(options, measured, spec, training)
-        return
-    plan = find(
-        measured,
-        spec,
-        training,
-        pins=_pins(options),
-        policy=options.policy,
-        solver=options.solver,
-        time_limit_s=options.time_limit,
+    spec, training = _spec(options, measured), _training(options, options.global_batch)
+    find = partial(
+        plan_by, pins=_pins(options), policy=options.policy, solver=options.solver, time_limit_s=options.time_limit
     )
-    _write(plan, options.output)
-    render.show(options.json, to_text(plan), partial(render.plan, plan, options.output))
+    if options.what_if:
+        _what_if(options, measured, spec, training, find)
+    elif options.pareto:
+        _pareto(options, measured, spec, training)
+    else:
+        plan = find(measured, spec, training)
+        _write(plan, options.output)
+        render.show(options.json, to_text(plan), partial(render.plan, plan, options.output))
+
+
+def _what_if(
+    options: argparse.Namespace, measured: ModelProfile, spec: PlatformSpec, training: TrainingSpec, find: "Planner"
+) -> None:
+    """The plan as things are beside the best one after the changes, which is written."""
+    from funcpipe.partitioner.whatif import parse_changes, what_if
+
+    if options.pareto:
+        raise InputError("--what-if compares two plans; it cannot be combined with --pareto")
+    start = "profile="
+    paths = [item.removeprefix(start) for item in options.what_if if item.startswith(start)]
+    changes = parse_changes([item for item in options.what_if if not item.startswith(start)])
+    other = read(ModelProfile, paths[-1]) if paths else None
+    found = what_if(measured, spec, training, changes, other_profile=other, find=find)
+    _write(found.best, options.output)
+    render.show(options.json, to_text(found), partial(render.what_if, found, options.output))
 
 
 def _pareto(options: argparse.Namespace, measured: ModelProfile, spec: PlatformSpec, training: TrainingSpec) -> None:

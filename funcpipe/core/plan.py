@@ -42,9 +42,15 @@ class Recompute(Enum):
 
 
 class ScheduleKind(Enum):
-    """The order in which a stage runs the forwards and backwards of its micro-batches."""
+    """The order in which a stage runs the forwards and backwards of its micro-batches.
+
+    `GPIPE` holds the activations of all micro-batches, `ONE_F_ONE_B` as few as keep all stages busy, and
+    `EAGER_ONE_F_ONE_B` about twice as many, so that transfers hide behind computation too.
+    """
 
     GPIPE = "gpipe"
+    ONE_F_ONE_B = "1f1b"
+    EAGER_ONE_F_ONE_B = "eager-1f1b"
 
 
 class Sync(Enum):

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +24,7 @@ from funcpipe.partitioner.formulas import (
     MemoryUse,
     Setting,
     Traffic,
+    held_micro_batches,
     iteration_time_s,
     lane_times,
     memory_use,
@@ -36,17 +36,16 @@ from funcpipe.partitioner.formulas import (
 IntArray = npt.NDArray[np.int64]
 
 
-def evaluate(plan: Plan, profile: ModelProfile, spec: PlatformSpec, *, in_flight: int | None = None) -> Estimate:
+def evaluate(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Estimate:
     """What one iteration of `plan` is predicted to take on `spec`.
 
-    A function holds the activations of `in_flight` micro-batches at once; None means as many as the schedule makes it.
     Raises PlanError when the plan does not cover the profile's layers, or uses a function size that the platform does
     not sell or the profile was not measured on. A stage that outgrows its function is priced all the same: see
     `check_memory`.
     """
-    setting, loads = replace(plan_setting(plan, profile, spec), in_flight=in_flight), plan_loads(plan, profile, spec)
-    lanes = lane_times(loads, setting, workers=plan.workers)
-    sync_s, memory = sync_times(loads, setting, workers=plan.workers), memory_use(loads, setting)
+    setting, loads = plan_setting(plan, profile, spec), plan_loads(plan, profile, spec)
+    lanes, sync_s = lane_times(loads, setting, workers=plan.workers), sync_times(loads, setting, workers=plan.workers)
+    memory = memory_use(loads, setting, held_micro_batches(setting, len(plan.stages)))
     iteration_s = float(iteration_time_s(lanes, sync_s, setting))
     puts, gets = requests(loads.traffic, setting)
     compute_usd = plan.replicas * float(loads.price_usd_s.sum()) * iteration_s
@@ -88,6 +87,7 @@ def plan_setting(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Setti
         wire_ratio=plan.wire.ratio,
         base_bytes=profile.base_memory_bytes,
         spec=spec,
+        schedule=plan.schedule,
     )
 
 

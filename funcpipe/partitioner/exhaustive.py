@@ -15,6 +15,7 @@ from funcpipe.partitioner.formulas import (
     Loads,
     Setting,
     Traffic,
+    held_micro_batches,
     iteration_time_s,
     lane_times,
     memory_use,
@@ -64,7 +65,8 @@ def price_variants(
     loads = _loads(problem, cuts, np.array(variants))
     workers = len(cuts) * setting.replicas
     memory = np.array([size.memory_bytes for size in problem.spec.sizes])[np.array(variants)[..., 0]]
-    fits = (memory_use(loads, setting).total_bytes <= memory).all(-1)
+    held = held_micro_batches(setting, len(cuts))
+    fits = (memory_use(loads, setting, held).total_bytes <= memory).all(-1)
     sizes = [problem.placed.sizes_of(first, stop) for first, stop in cuts]
     fits &= [all(size in admitted for (size, _), admitted in zip(v, sizes, strict=True)) for v in variants]
     lanes, sync_s = lane_times(loads, setting, workers=workers), sync_times(loads, setting, workers=workers)

@@ -166,7 +166,9 @@ def _second(plan: Plan, whole: Problem, layer_limit: int) -> Alternative | None:
         return None
     moved = unmerged(other, starts)
     shape = " | ".join(f"layers {s.first}-{s.stop - 1} on {s.size}" for s in moved.stages)
-    return _beside(plan, moved, whole, f"{moved.replicas} × ({shape}), synchronisation {moved.sync.value}")
+    return _beside(
+        plan, moved, whole, f"{moved.replicas} × ({shape}), {moved.schedule.value}, synchronisation {moved.sync.value}"
+    )
 
 
 def _binding(plan: Plan, problem: Problem) -> tuple[str, ...]:

@@ -16,7 +16,8 @@ def _lines(explanation: Explanation) -> Iterator[str]:
     assert estimate is not None
     yield (
         f"{plan.model or 'model'} on {plan.platform or 'platform'}: {_count(len(plan.stages), 'stage')} × "
-        f"{_count(plan.replicas, 'replica')}, synchronisation {plan.sync.value}, {plan.wire.value} on the wire"
+        f"{_count(plan.replicas, 'replica')}, {plan.schedule.value}, synchronisation {plan.sync.value}, "
+        f"{plan.wire.value} on the wire"
     )
     yield (
         f"an iteration of {plan.global_batch} samples: {estimate.iteration_s:.4g} s, {estimate.cost_usd:.4g} $ "

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from funcpipe.core import PlatformSpec, Sync
+from funcpipe.core import PlatformSpec, ScheduleKind, Sync
+from funcpipe.scheduler.schedules import in_flight
 
 Array = npt.NDArray[np.float64]
 
@@ -56,10 +57,7 @@ class Loads:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What holds for all stages of a plan. `micro_batches` counts those of all replicas together.
-
-    `in_flight` is how many micro-batches' activations a function holds at once; None means all of its replica's.
-    """
+    """What holds for all stages of a plan. `micro_batches` counts those of all replicas together."""
 
     micro_batches: int
     replicas: int
@@ -68,7 +66,7 @@ class Setting:
     wire_ratio: float
     base_bytes: int
     spec: PlatformSpec
-    in_flight: int | None = None
+    schedule: ScheduleKind = ScheduleKind.GPIPE
 
     @property
     def micro_batches_each(self) -> int:
@@ -93,19 +91,28 @@ class Lanes:
         return self.forward_s + self.forward_upload_s + self.forward_download_s
 
     @property
-    def forward_max_s(self) -> Array:
-        """Of the forward pass, the slowest lane."""
-        return np.maximum(np.maximum(self.forward_s, self.forward_upload_s), self.forward_download_s)
-
-    @property
     def backward_sum_s(self) -> Array:
         """Of the backward pass, all lanes one after the other."""
         return self.backward_s + self.backward_upload_s + self.backward_download_s
 
     @property
-    def backward_max_s(self) -> Array:
-        """Of the backward pass, the slowest lane."""
-        return np.maximum(np.maximum(self.backward_s, self.backward_upload_s), self.backward_download_s)
+    def round_s(self) -> Array:
+        """From the start of a forward to the end of its backward, without what happens at later stages."""
+        return self.forward_s + self.forward_upload_s + self.backward_download_s + self.backward_s
+
+    def slowest(self, schedule: ScheduleKind) -> tuple[Array, Array]:
+        """The slowest lane, of the forward and of the backward pass.
+
+        Where a stage runs forwards and backwards in turn it is the slowest lane of both together, and counts forward.
+        """
+        upload_s, download_s = self.forward_upload_s, self.forward_download_s
+        if schedule is ScheduleKind.GPIPE:
+            backward_lanes = np.maximum(self.backward_upload_s, self.backward_download_s)
+            forward_lane_s = np.maximum(np.maximum(self.forward_s, upload_s), download_s)
+            return forward_lane_s, np.maximum(self.backward_s, backward_lanes)
+        compute_s = self.forward_s + self.backward_s
+        links_s = np.maximum(upload_s + self.backward_upload_s, download_s + self.backward_download_s)
+        return np.maximum(compute_s, links_s), np.zeros_like(compute_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,13 +129,22 @@ class MemoryUse:
         return self.base_bytes + self.state_bytes + self.activation_bytes
 
 
-def memory_use(loads: Loads, setting: Setting) -> MemoryUse:
+def held_micro_batches(setting: Setting, stages: int) -> Array:
+    """How many micro-batches' activations each of so many stages holds at once.
+
+    It follows from how many stages lie behind a stage, whatever lies in front.
+    """
+    each = setting.micro_batches_each
+    held = [in_flight(setting.schedule, stage=i, stages=stages, micro_batches=each) for i in range(stages)]
+    return np.array(held, dtype=np.float64)
+
+
+def memory_use(loads: Loads, setting: Setting, held: Array | float) -> MemoryUse:
     """Peak bytes: parameters, their gradients and optimiser state, the flat gradient and its receive buffer if d > 1;
-    the activations of all micro-batches in flight, or their inputs and one micro-batch's activations (recompute); and
+    the activations of the `held` micro-batches, or their inputs and one micro-batch's activations (recompute); and
     the workspace of one layer, which counts with the activations.
     """
     copies = 2 + setting.values_per_parameter + (2 if setting.replicas > 1 else 0)
-    held = setting.micro_batches_each if setting.in_flight is None else setting.in_flight
     kept = np.where(loads.recompute, loads.input_bytes, loads.activation_bytes + loads.saved_input_bytes)
     at_work = loads.workspace_bytes + np.where(loads.recompute, loads.activation_bytes, 0.0)
     return MemoryUse(
@@ -225,16 +241,42 @@ def compute_work_s(lanes: Lanes, setting: Setting) -> Array:
 def iteration_time_s(lanes: Lanes, sync_s: Array, setting: Setting) -> Array:
     """Seconds of one iteration; the last axis runs along the stages of a plan and vanishes.
 
-    The forward pass fills the pipeline once and then follows its slowest lane; so does the backward pass, whose stages
-    synchronise as soon as their own last backward is done (FuncPipe, section 3.2). Where all functions share a few
-    processors, no iteration is shorter than its computation spread over all of them.
+    GPipe: the forward pass fills the pipeline once and then follows its slowest lane; so does the backward pass, whose
+    stages synchronise as soon as their own last backward is done (FuncPipe, section 3.2).
+
+    Forwards and backwards in turn: one micro-batch goes there and back, the others follow at the pace of the slowest
+    stage. Its lanes serve both passes (PipeDream-Flush, Narayanan et al., ICML 2021: (m + stages − 1)(F + B) without
+    transfers); and a stage that may hold h micro-batches, fewer than there are, begins no more than h in the time that
+    one takes from its forward there to its backward, which all transfers behind it prolong (Little's law). The pace is
+    taken to be even: with unequal stages, iterations are a little shorter, or where a slow link lies between fast ones
+    longer, than this says.
+
+    Where all functions share a few processors, no iteration is shorter than its computation spread over all of them.
     """
     repeats = setting.micro_batches_each - 1
-    forward_s = lanes.forward_sum_s.sum(-1) + repeats * lanes.forward_max_s.max(-1)
-    backwards = lanes.backward_sum_s[..., ::-1].cumsum(-1)[..., ::-1]
-    slowest = np.maximum.accumulate(lanes.backward_max_s[..., ::-1], axis=-1)[..., ::-1]
+    forward_lane_s, backward_lane_s = lanes.slowest(setting.schedule)
+    backwards = _from_each_on(lanes.backward_sum_s)
+    rounds_s = _from_each_on(lanes.forward_sum_s) + backwards - lanes.forward_download_s - lanes.backward_upload_s
+    pace_s = np.maximum(forward_lane_s, rounds_s * round_shares(setting, rounds_s.shape[-1]))
+    forward_s = lanes.forward_sum_s.sum(-1) + repeats * pace_s.max(-1)
+    slowest = np.maximum.accumulate(backward_lane_s[..., ::-1], axis=-1)[..., ::-1]
     total_s: Array = forward_s + (backwards + repeats * slowest + sync_s).max(-1)
     if setting.spec.shared_cores is not None:
         work_s = compute_work_s(lanes, setting).sum(-1)
         total_s = np.maximum(total_s, work_s / setting.spec.shared_cores)
     return total_s
+
+
+def round_shares(setting: Setting, stages: int) -> Array:
+    """For each of so many stages the least part of a micro-batch's way there and back in which the next one can begin.
+
+    0 where a stage may hold all micro-batches: none waits for another one's backward.
+    """
+    held = held_micro_batches(setting, stages)
+    return np.where(held < setting.micro_batches_each, 1 / held, 0.0)
+
+
+def _from_each_on(seconds: Array) -> Array:
+    """The sums over each stage and all behind it."""
+    sums: Array = seconds[..., ::-1].cumsum(-1)[..., ::-1]
+    return sums

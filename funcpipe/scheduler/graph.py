@@ -77,7 +77,8 @@ _Tasks = Iterator[tuple[Task, tuple[Task, ...]]]
 
 
 def _worker_tasks(shape: StepShape, stage: int, replica: int) -> _Tasks:
-    order = actions(shape.schedule, range(replica, shape.micro_batches, shape.replicas))
+    mine = range(replica, shape.micro_batches, shape.replicas)
+    order = actions(shape.schedule, mine, stage=stage, stages=shape.stages)
     done: list[Task] = []
     for action in order:
         for task, needs in (_backward if action.backward else _forward)(shape, stage, replica, action):

@@ -12,6 +12,7 @@ from funcpipe.core import (
     OptimizerKind,
     PlatformSpec,
     Recompute,
+    ScheduleKind,
     TensorProfile,
     TrainingSpec,
     Wire,
@@ -127,7 +128,9 @@ def draw_problem(seed: int) -> Problem:
         wire=draw.choice(list(Wire)),
         recompute=draw.choice(list(Recompute)),
     )
-    return Problem(profile=chain(layers, sizes, seed, skips=draw.choice([0, 0, 2, 4])), spec=spec, training=training)
+    profile = chain(layers, sizes, seed, skips=draw.choice([0, 0, 2, 4]))
+    schedule = draw.choice([None, None, *ScheduleKind])
+    return Problem(profile=profile, spec=spec, training=replace(training, schedule=schedule))
 
 
 def with_limits(problem: Problem, iteration_s: float, cost_usd: float, seed: int) -> Iterator[Problem]:

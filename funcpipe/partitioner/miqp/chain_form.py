@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyomo.environ as pyo
 
-from funcpipe.core import MB, Recompute
+from funcpipe.core import MB, Recompute, ScheduleKind
 from funcpipe.errors import InvalidValue, SolverUnavailable
 from funcpipe.partitioner.formulas import Array, Lanes, Setting, Traffic, lane_times, request_usd
 from funcpipe.partitioner.miqp.chain_lanes import (
@@ -38,10 +38,13 @@ def chain_programme(problem: Problem, *, longest_s: float, unit_usd: float) -> C
             raise InvalidValue(f"tensors[{i}].consumers", tensor.consumers, "must be the next layer alone, in a chain")
     if training.recompute is not Recompute.NEVER:
         raise InvalidValue("recompute", training.recompute.value, "must be 'never' in the paper's form")
+    if training.schedule is not ScheduleKind.GPIPE:
+        chosen = "auto" if training.schedule is None else training.schedule.value
+        raise InvalidValue("schedule", chosen, "must be 'gpipe' in the paper's form")
     if problem.spec.shared_bytes_s is not None or problem.pins != NO_PINS:
         raise InvalidValue("form", "chain", "cannot be combined with shared links or pins")
     graph = build_stage_graph(profile, admits=lambda first, stop: stop == first + 1)
-    loads, settings = edge_loads(problem, graph, recompute=False), problem.settings()
+    loads, settings = edge_loads(problem, graph), problem.settings()
     lanes = lane_times(loads, settings[0], workers=1)
     return ChainProgramme(
         problem=problem,
