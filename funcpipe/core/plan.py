@@ -127,6 +127,7 @@ class StageEstimate:
     base_bytes: int
     state_bytes: int
     activation_bytes: int
+    waste_bytes: int
     forward_s: float
     forward_upload_s: float
     forward_download_s: float
@@ -138,7 +139,7 @@ class StageEstimate:
     @property
     def memory_bytes(self) -> int:
         """What one function of the stage needs at its peak."""
-        return self.base_bytes + self.state_bytes + self.activation_bytes
+        return self.base_bytes + self.state_bytes + self.activation_bytes + self.waste_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

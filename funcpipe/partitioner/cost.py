@@ -32,6 +32,7 @@ from funcpipe.partitioner.formulas import (
     requests,
     sync_times,
 )
+from funcpipe.partitioner.ties import stage_ties
 
 IntArray = npt.NDArray[np.int64]
 
@@ -47,7 +48,7 @@ def evaluate(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Estimate:
     lanes, sync_s = lane_times(loads, setting, workers=plan.workers), sync_times(loads, setting, workers=plan.workers)
     memory = memory_use(loads, setting, held_micro_batches(setting, len(plan.stages)))
     iteration_s = float(iteration_time_s(lanes, sync_s, setting))
-    puts, gets = requests(loads.traffic, setting)
+    puts, gets = requests(loads, setting)
     compute_usd = plan.replicas * float(loads.price_usd_s.sum()) * iteration_s
     requests_usd = float(request_usd(puts, gets, spec).sum())
     hand_over_s, start_usd, steps = _life(loads, setting, iteration_s)
@@ -106,7 +107,8 @@ def plan_loads(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Loads:
     return Loads(
         forward_s=_stage_seconds(plan.stages, profile, backward=False),
         backward_s=_stage_seconds(plan.stages, profile, backward=True),
-        parameter_bytes=_stage_sums(plan.stages, [layer.parameter_bytes for layer in profile.layers]),
+        layer_parameter_bytes=_stage_sums(plan.stages, [layer.parameter_bytes for layer in profile.layers]),
+        ties=stage_ties(*_borders(plan.stages), profile),
         constant_bytes=_stage_sums(plan.stages, [layer.constant_bytes for layer in profile.layers]),
         activation_bytes=_stage_sums(plan.stages, [layer.activation_bytes for layer in profile.layers]),
         input_bytes=inputs + traffic.forward_in_bytes,
@@ -232,6 +234,7 @@ def _stage_estimates(lanes: Lanes, sync_s: Array, memory: MemoryUse) -> tuple[St
             base_bytes=int(memory.base_bytes[i]),
             state_bytes=int(memory.state_bytes[i]),
             activation_bytes=int(memory.activation_bytes[i]),
+            waste_bytes=int(memory.waste_bytes[i]),
             forward_s=float(lanes.forward_s[i]),
             forward_upload_s=float(lanes.forward_upload_s[i]),
             forward_download_s=float(lanes.forward_download_s[i]),

@@ -53,6 +53,7 @@ def _stage_lines(number: int, stage: StageExplanation, unit: str) -> Iterator[st
         "constants": stage.constant_bytes,
         "activations": stage.activation_bytes,
         "workspace": stage.workspace_bytes,
+        "waste": stage.waste_bytes,
     }
     filled = " + ".join(f"{name} {size / MB:.0f}" for name, size in parts.items() if size)
     yield f"  memory   {stage.needs_bytes / MB:.0f} of {stage.memory_mb} MB = {filled}"

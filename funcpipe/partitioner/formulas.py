@@ -31,9 +31,26 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ties:
+    """What stages have of parameters that several layers use.
+
+    `repeated_bytes` counts again and again what one stage holds once; `borrowed_bytes` are summed over the replicas by
+    an earlier stage; the rest is what one function sends and reads of their gradients in an iteration.
+    """
+
+    repeated_bytes: Array
+    borrowed_bytes: Array
+    upload_bytes: Array
+    upload_objects: Array
+    download_bytes: Array
+    download_objects: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Loads:
     """What stages compute and hold, and the functions they run on; seconds, bytes and dollars as named.
 
+    `layer_parameter_bytes` is the sum over layers, in which `ties` occur more than once.
     `input_bytes` is all that a stage keeps of a micro-batch under recomputation: what it reads of other stages and of
     the model's inputs. `saved_input_bytes` is what it keeps of that without recomputation, its own copies of tensors
     whose memory counts with a layer of another stage; `workspace_bytes` what its hungriest layer has in use beyond all
@@ -42,7 +59,8 @@ class Loads:
 
     forward_s: Array
     backward_s: Array
-    parameter_bytes: Array
+    layer_parameter_bytes: Array
+    ties: Ties
     constant_bytes: Array
     activation_bytes: Array
     input_bytes: Array
@@ -53,6 +71,16 @@ class Loads:
     upload_bytes_s: Array
     download_bytes_s: Array
     price_usd_s: Array
+
+    @property
+    def parameter_bytes(self) -> Array:
+        """Distinct trainable parameters."""
+        return self.layer_parameter_bytes - self.ties.repeated_bytes
+
+    @property
+    def summed_bytes(self) -> Array:
+        """Of those, the ones whose gradient the replicas of the stage sum."""
+        return self.parameter_bytes - self.ties.borrowed_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,11 +150,12 @@ class MemoryUse:
     base_bytes: Array
     state_bytes: Array
     activation_bytes: Array
+    waste_bytes: Array
 
     @property
     def total_bytes(self) -> Array:
         """All of it."""
-        return self.base_bytes + self.state_bytes + self.activation_bytes
+        return self.base_bytes + self.state_bytes + self.activation_bytes + self.waste_bytes
 
 
 def held_micro_batches(setting: Setting, stages: int) -> Array:
@@ -139,18 +168,32 @@ def held_micro_batches(setting: Setting, stages: int) -> Array:
     return np.array(held, dtype=np.float64)
 
 
-def memory_use(loads: Loads, setting: Setting, held: Array | float) -> MemoryUse:
-    """Peak bytes: parameters, their gradients and optimiser state, the flat gradient and its receive buffer if d > 1;
-    the activations of the `held` micro-batches, or their inputs and one micro-batch's activations (recompute); and
-    the workspace of one layer, which counts with the activations.
+WASTE = 1 / 16
+"""What the allocator loses between its blocks, as a share of what they hold (experiments/model_table.py)."""
+
+
+def buffer_copies(replicas: int) -> float:
+    """How often a function that synchronises holds its gradients besides the gradients themselves: the flat vector, its
+    own split of the others and the one that it sends, and the message that comes in.
     """
-    copies = 2 + setting.values_per_parameter + (2 if setting.replicas > 1 else 0)
+    return 2 + 1 / replicas if replicas > 1 else 0
+
+
+def memory_use(loads: Loads, setting: Setting, held: Array | float) -> MemoryUse:
+    """Peak bytes: parameters, their gradients and optimiser state, and the buffers of synchronisation; the activations
+    of the `held` micro-batches, or their inputs and one micro-batch's activations (recompute); and the workspace of one
+    layer, which counts with the activations.
+    """
+    copies, buffers = 2 + setting.values_per_parameter, buffer_copies(setting.replicas)
+    state_bytes = copies * loads.parameter_bytes + buffers * loads.summed_bytes + loads.constant_bytes
     kept = np.where(loads.recompute, loads.input_bytes, loads.activation_bytes + loads.saved_input_bytes)
     at_work = loads.workspace_bytes + np.where(loads.recompute, loads.activation_bytes, 0.0)
+    activation_bytes = held * kept + at_work
     return MemoryUse(
         base_bytes=np.full_like(kept, setting.base_bytes),
-        state_bytes=copies * loads.parameter_bytes + loads.constant_bytes + np.zeros_like(kept),
-        activation_bytes=held * kept + at_work,
+        state_bytes=state_bytes + np.zeros_like(kept),
+        activation_bytes=activation_bytes,
+        waste_bytes=WASTE * (state_bytes + activation_bytes),
     )
 
 
@@ -207,11 +250,16 @@ def sync_time_s(
 
 
 def sync_times(loads: Loads, setting: Setting, *, workers: int) -> Array:
-    """Seconds in which each stage's replicas sum their gradients; `workers` functions share the platform's links."""
+    """Seconds in which each stage's replicas sum their gradients, and in which it sends and reads those of tied
+    parameters, one after the other; `workers` functions share the platform's links.
+    """
     up, down = shared_link(loads, setting, workers)
-    return sync_time_s(
+    ties = loads.ties
+    tied_s = ties.upload_bytes / up + ties.download_bytes / down
+    tied_s = tied_s + setting.spec.latency_s * (ties.upload_objects + ties.download_objects)
+    return tied_s + sync_time_s(
         setting.sync,
-        gradient_bytes=loads.parameter_bytes,
+        gradient_bytes=loads.summed_bytes,
         replicas=setting.replicas,
         upload_bytes_s=up,
         download_bytes_s=down,
@@ -219,12 +267,14 @@ def sync_times(loads: Loads, setting: Setting, *, workers: int) -> Array:
     )
 
 
-def requests(traffic: Traffic, setting: Setting) -> tuple[Array, Array]:
+def requests(loads: Loads, setting: Setting) -> tuple[Array, Array]:
     """Puts and gets of each stage in one iteration, all replicas together."""
-    replicas = setting.replicas
+    replicas, traffic, ties = setting.replicas, loads.traffic, loads.ties
     sync_puts, sync_gets = (replicas * replicas, replicas * 2 * (replicas - 1)) if replicas > 1 else (0, 0)
     puts = setting.micro_batches * (traffic.forward_out_objects + traffic.backward_out_objects) + sync_puts
+    puts = puts + replicas * ties.upload_objects
     gets = setting.micro_batches * (traffic.forward_in_objects + traffic.backward_in_objects) + sync_gets
+    gets = gets + replicas * ties.download_objects
     return puts, gets
 
 

@@ -12,6 +12,7 @@ from funcpipe.partitioner.formulas import (
     Array,
     Loads,
     Setting,
+    Ties,
     Traffic,
     compute_work_s,
     held_micro_batches,
@@ -24,6 +25,7 @@ from funcpipe.partitioner.formulas import (
 from funcpipe.partitioner.pins import NO_PINS
 from funcpipe.partitioner.problem import Choice, Problem
 from funcpipe.partitioner.stage_graph import IntArray, StageGraph
+from funcpipe.partitioner.ties import stage_ties
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -123,7 +125,7 @@ def _priced(graph: StageGraph, setting: Setting, loads: Loads, most_behind: IntA
     """The options of the edges and sizes that fit with some stages behind them."""
     lanes = lane_times(loads, setting, workers=workers)
     forward_lane_s, backward_lane_s = lanes.slowest(setting.schedule)
-    puts, gets = requests(loads.traffic, setting)
+    puts, gets = requests(loads, setting)
     edge, size = picked = np.nonzero(most_behind >= 0)
     return Options(
         edge=edge,
@@ -173,10 +175,12 @@ def edge_loads(problem: Problem, graph: StageGraph) -> Loads:
         return _edge_sums(profile, graph, value)
 
     inputs = total(lambda layer: layer.input_bytes)
+    ties = stage_ties(graph.first, graph.stop, profile)
     return Loads(
         forward_s=total(lambda layer: layer.forward_s)[:, columns],
         backward_s=total(lambda layer: layer.backward_s)[:, columns],
-        parameter_bytes=total(lambda layer: layer.parameter_bytes),
+        layer_parameter_bytes=total(lambda layer: layer.parameter_bytes),
+        ties=Ties(**{item.name: getattr(ties, item.name)[:, None] for item in fields(Ties)}),
         constant_bytes=total(lambda layer: layer.constant_bytes),
         activation_bytes=total(lambda layer: layer.activation_bytes),
         input_bytes=inputs + traffic.forward_in_bytes,
