@@ -21,7 +21,7 @@ from funcpipe.core import Estimate, ModelProfile, Plan, PlatformSpec, Recompute,
 from funcpipe.partitioner.optimize import optimize
 
 BATCHES = (64, 256)
-TIME_VALUES = (3.84, 30.72)
+TIME_VALUES = (0.0, 3.84, 30.72, 245.76)
 FREE: dict[str, dict[str, Any]] = {
     "schedule": {"schedule": None},
     "recompute": {"recompute": Recompute.AUTO},

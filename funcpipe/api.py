@@ -11,7 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from funcpipe.computation import LossFunction, OptimizerFactory
-from funcpipe.core import ModelProfile, OptimizerKind, Plan, PlatformSpec, Recompute, Trace, TrainingSpec, Wire
+from funcpipe.core import (
+    ModelProfile,
+    OptimizerKind,
+    Plan,
+    PlatformSpec,
+    Recompute,
+    ScheduleKind,
+    Trace,
+    TrainingSpec,
+    Wire,
+)
 from funcpipe.data import MapDataset, load
 from funcpipe.errors import DataError, InvalidValue, PlanError
 from funcpipe.graph import trace
@@ -88,6 +98,7 @@ class FuncPipe:
         replicas: Sequence[int] | None = None,
         wire: Wire = Wire.FP32,
         recompute: Recompute = Recompute.AUTO,
+        schedule: ScheduleKind | None = None,
         pins: Pins = NO_PINS,
         policy: str = "funcpipe",
         solver: str = "auto",
@@ -98,13 +109,14 @@ class FuncPipe:
         """The best plan for the profiled module: cheapest if a saved hour is worth `time_value` dollars.
 
         Or the cheapest iteration within `deadline_s`, or the fastest within `budget_usd`; `pins` are decisions that
-        the plan must follow. Raises Infeasible when no plan fits.
+        the plan must follow. Without a `schedule` the plan has the best one. Raises Infeasible when no plan fits.
         """
         training = TrainingSpec(
             global_batch=global_batch,
             optimizer=optimizer_kind(self._optimizer),
             wire=wire,
             recompute=recompute,
+            schedule=schedule,
             replicas=None if replicas is None else tuple(replicas),
             time_value=time_value,
             deadline_s=deadline_s,
