@@ -32,7 +32,8 @@ class Source(Enum):
 class Event:
     """One task on one lane of one worker, in seconds since the trace began.
 
-    `waited_s`, part of the duration, is the time for which the awaited object did not exist yet.
+    `waited_s`, part of the duration, is the time for which the awaited object did not exist yet. `attempt` counts how
+    often the worker had died before, and done the same step again.
     """
 
     task: str
@@ -44,6 +45,8 @@ class Event:
     end_s: float
     payload_bytes: int = 0
     waited_s: float = 0.0
+    run: str = ""
+    attempt: int = 0
 
     def __post_init__(self) -> None:
         if not self.end_s >= self.start_s:

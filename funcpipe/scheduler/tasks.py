@@ -7,6 +7,7 @@ in traces, logs and storage keys.
 import re
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from funcpipe.core import Resource
 from funcpipe.errors import InvalidValue
@@ -33,6 +34,8 @@ class Kind(Enum):
     PUT_TIED_SUM = "put-tied-sum"
     GET_TIED_SUM = "get-tied-sum"
     UPDATE = "update"
+
+    __hash__ = object.__hash__  # members are unique objects; Enum's own hash, in Python, dominates large graphs
 
     @property
     def is_put(self) -> bool:
@@ -61,9 +64,8 @@ class Lane:
     resource: Resource
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One piece of work of one worker.
+class Task(NamedTuple):
+    """One piece of work of one worker; a tuple, because large graphs make and look up hundreds of thousands.
 
     `micro_batch` counts over all replicas. `peer` is the other stage of a transfer between stages, or the other replica
     of one between replicas. `part` numbers the objects that a stage writes for one micro-batch, the splits of the
@@ -100,6 +102,10 @@ class Task:
         }
         return Task(_KINDS[match["kind"]], **numbers)
 
+
+PUTS = frozenset(kind for kind in Kind if kind.is_put)
+GETS = frozenset(kind for kind in Kind if kind.is_get)
+RESOURCES = {kind: kind.resource for kind in Kind}
 
 _KINDS = {kind.value: kind for kind in Kind}
 _TASK = re.compile(
