@@ -33,7 +33,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """The costs of all tasks of one graph, in its order: `seconds`, then `body_bytes` at no more than `link_bytes_s`."""
+    """The costs of all tasks of a graph, in its order: `seconds`, then `body_bytes` at no more than `link_bytes_s`."""
 
     seconds: Array
     body_bytes: Array
