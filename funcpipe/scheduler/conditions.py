@@ -9,6 +9,7 @@ from funcpipe.core import Resource, checks
 from funcpipe.errors import InvalidValue
 from funcpipe.scheduler.costs import Array, Costs
 from funcpipe.scheduler.graph import Graph
+from funcpipe.scheduler.tasks import RESOURCES
 
 Worker = tuple[int, int]
 """Stage and replica."""
@@ -77,7 +78,7 @@ def disturbed(costs: Costs, graph: Graph, conditions: Conditions) -> Costs:
     if not (conditions.compute_jitter or conditions.transfer_jitter or conditions.stragglers):
         return costs
     draw = np.random.default_rng(conditions.seed)
-    compute = np.array([task.kind.resource is Resource.COMPUTE for task in graph.tasks])
+    compute = np.array([RESOURCES[task.kind] is Resource.COMPUTE for task in graph.tasks])
     spread = np.where(compute, conditions.compute_jitter, conditions.transfer_jitter)
     factor = log_normal(draw, spread)
     if conditions.stragglers:
