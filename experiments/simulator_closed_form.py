@@ -76,7 +76,7 @@ def chain(draw: random.Random) -> Case:
         replicas=1,
         schedule=ScheduleKind.GPIPE,
         sync=Sync.PIPELINED,
-        wire=draw.choice(list(Wire)),
+        wire=draw.choice([Wire.FP32, Wire.BF16]),
         stages=stages,
     )
     return plan, profile, spec
@@ -113,6 +113,12 @@ def shared_link(case: Case, _: random.Random) -> Case:
     return plan, profile, replace(spec, shared_bytes_s=1.5e8)
 
 
+def half_precision(case: Case, _: random.Random) -> Case:
+    """Losses are scaled, so all stages hear each other's norms before they update."""
+    plan, profile, spec = case
+    return replace(plan, wire=Wire.FP16), profile, spec
+
+
 def replicas(sync: Sync) -> Callable[[Case, random.Random], Case]:
     """Two to eight replicas, whose gradients are summed."""
 
@@ -140,6 +146,7 @@ CAUSES: dict[str, Callable[[Case, random.Random], Case]] = {
     "tensors that skip stages": skips,
     "contention 1.2": contention,
     "shared link of 150 MB/s": shared_link,
+    "fp16: norms exchanged": half_precision,
     "replicas, three-phase": replicas(Sync.THREE_PHASE),
     "replicas, pipelined": replicas(Sync.PIPELINED),
     "1F1B": schedule(ScheduleKind.ONE_F_ONE_B),

@@ -6,6 +6,7 @@ Three rates: making the graph, playing it under different conditions, and writin
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 from funcpipe.core import Resource, ScheduleKind, Sync, TensorProfile, find_routes
@@ -42,7 +43,7 @@ def main() -> None:
     line("graph", len(graph.tasks), graph_s)
     line("costs", len(graph.tasks), costs_s)
     for name, conditions in CONDITIONS.items():
-        timeline, play_s = timed(lambda found=conditions: play(graph, costs, conditions=found))
+        timeline, play_s = timed(partial(play, graph, costs, conditions=conditions))
         line(f"play: {name}", len(graph.tasks), play_s, f"iteration {timeline.duration_s:.1f} s")
     trace, trace_s = timed(lambda: timeline.trace(run="rate"))
     line("trace", len(trace.events), trace_s)

@@ -26,6 +26,7 @@ from funcpipe.core import (
     Trace,
     WorkerReport,
     WorkerSpec,
+    checks,
     find_routes,
     from_text,
 )
@@ -58,8 +59,11 @@ class Job:
     shuffle: bool
     message_deadline_s: float
     prices: PlatformSpec
+    clip_grad_norm: float | None = None
 
     def __post_init__(self) -> None:
+        if self.clip_grad_norm is not None:
+            checks.positive("clip_grad_norm", self.clip_grad_norm)
         _ = self.batches  # which checks that the data is enough
 
     @property
@@ -147,6 +151,7 @@ def upload(job: Job, keys: Keys, storage: Storage, storage_url: str) -> Iterator
             dataset=job.dataset if _reads_data(stage) else None,
             samples=job.samples,
             shuffle=job.shuffle,
+            clip_grad_norm=job.clip_grad_norm,
         )
         bundle, tensors = dump_stage(stage, stage_job)
         storage.put(keys.bundle(number), bundle)

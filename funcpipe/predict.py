@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from funcpipe.core import ModelProfile, Plan, PlatformSpec, Routes, Trace, find_routes
+from funcpipe.core import ModelProfile, Plan, PlatformSpec, Routes, Trace, Wire, find_routes
 from funcpipe.partitioner.cost import plan_loads, plan_setting
 from funcpipe.partitioner.formulas import lane_times
 from funcpipe.scheduler.conditions import Conditions
@@ -13,26 +13,43 @@ from funcpipe.scheduler.simulate import UNDISTURBED, play
 from funcpipe.scheduler.tasks import Kind, Task
 from funcpipe.scheduler.timeline import Timeline
 
+NORM_BYTES = 8
 
-def predict(plan: Plan, profile: ModelProfile, spec: PlatformSpec, *, conditions: Conditions = UNDISTURBED) -> Trace:
-    """One iteration of `plan`, task by task; raises as `forecast` does."""
-    return forecast(plan, profile, spec, conditions=conditions).trace(run=f"prediction of {plan.model}")
+
+def predict(
+    plan: Plan,
+    profile: ModelProfile,
+    spec: PlatformSpec,
+    *,
+    conditions: Conditions = UNDISTURBED,
+    clipped: bool = False,
+) -> Trace:
+    """One iteration of `plan`, task by task; takes and raises what `forecast` does."""
+    return forecast(plan, profile, spec, conditions=conditions, clipped=clipped).trace(
+        run=f"prediction of {plan.model}"
+    )
 
 
 def forecast(
-    plan: Plan, profile: ModelProfile, spec: PlatformSpec, *, conditions: Conditions = UNDISTURBED
+    plan: Plan,
+    profile: ModelProfile,
+    spec: PlatformSpec,
+    *,
+    conditions: Conditions = UNDISTURBED,
+    clipped: bool = False,
 ) -> Timeline:
     """When each task of one iteration of `plan` runs; contention and what is shared are those of `spec`.
 
+    With `clipped`, the norm of the gradient is clipped, for which all stages hear from each other before they update.
     Raises PlanError unless plan, profile and platform belong together.
     """
-    graph = build_graph(step_shape(plan, profile))
+    graph = build_graph(step_shape(plan, profile, clipped=clipped))
     costs = costs_of(graph, task_cost(plan, profile, spec), alike=True)
     shared = {name: getattr(spec, name) for name in ("contention", "shared_bytes_s", "shared_cores")}
     return play(graph, costs, conditions=replace(conditions, **shared))
 
 
-def step_shape(plan: Plan, profile: ModelProfile) -> StepShape:
+def step_shape(plan: Plan, profile: ModelProfile, *, clipped: bool = False) -> StepShape:
     """The shape of a step of `plan`."""
     return StepShape(
         stages=len(plan.stages),
@@ -41,6 +58,7 @@ def step_shape(plan: Plan, profile: ModelProfile) -> StepShape:
         routes=_routes(plan, profile),
         schedule=plan.schedule,
         sync=plan.sync,
+        norms=clipped or plan.gradient_wire is Wire.FP16,
     )
 
 
@@ -83,11 +101,13 @@ def _payloads(plan: Plan, profile: ModelProfile) -> Callable[[Task], float]:
             case Kind.GET_ACTIVATION, int(peer), int(part):
                 return plan.wire.ratio * activations[peer, part]
             case Kind.PUT_GRADIENT, int(peer), None:
-                return plan.wire.ratio * gradients[task.stage, peer]
+                return plan.gradient_wire.ratio * gradients[task.stage, peer]
             case Kind.GET_GRADIENT, int(peer), None:
-                return plan.wire.ratio * gradients[peer, task.stage]
+                return plan.gradient_wire.ratio * gradients[peer, task.stage]
             case Kind.PUT_TIED | Kind.GET_TIED | Kind.PUT_TIED_SUM | Kind.GET_TIED_SUM, _, int(part):
                 return routes.ties[part].payload_bytes
+            case Kind.PUT_NORM | Kind.GET_NORM, _, None:
+                return NORM_BYTES
             case _:
                 return summed[task.stage] / plan.replicas
 

@@ -216,6 +216,9 @@ def _add_training(verb: argparse.ArgumentParser) -> None:
         "--optimizer", metavar=_FACTORY, help="makes the optimiser from parameters (default: by the plan, with --lr)"
     )
     verb.add_argument("--lr", type=float, default=0.01, help="learning rate without --optimizer (default: %(default)s)")
+    verb.add_argument(
+        "--clip-grad-norm", type=float, metavar="NORM", help="clip the norm of the whole model's gradient"
+    )
     verb.add_argument("--seed", type=int, default=0, help="of weights, data order and dropout (default: %(default)s)")
     verb.add_argument(
         "--message-deadline",

@@ -201,7 +201,13 @@ def _pipe(options: argparse.Namespace) -> "tuple[Plan, FuncPipe]":
     torch.manual_seed(options.seed)
     model = load_factory(options.model)()
     loss = None if options.loss == "own" else load_factory(options.loss)
-    return plan, FuncPipe(model, loss_fn=loss, optimizer=_optimizer(options, plan), name=options.model)
+    return plan, FuncPipe(
+        model,
+        loss_fn=loss,
+        optimizer=_optimizer(options, plan),
+        clip_grad_norm=options.clip_grad_norm,
+        name=options.model,
+    )
 
 
 def _training(options: argparse.Namespace, global_batch: int) -> TrainingSpec:

@@ -46,7 +46,10 @@ class Graph:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepShape:
-    """What the graph of a step depends on. `micro_batches` counts those of all replicas in this step."""
+    """What the graph of a step depends on. `micro_batches` counts those of all replicas in this step.
+
+    With `norms`, all stages hear the norm of each other's gradients before they update.
+    """
 
     stages: int
     replicas: int
@@ -54,6 +57,7 @@ class StepShape:
     routes: Routes
     schedule: ScheduleKind
     sync: Sync
+    norms: bool = False
 
 
 def build_graph(shape: StepShape) -> Graph:
@@ -94,6 +98,8 @@ def _worker_tasks(shape: StepShape, links: Links, stage: int, replica: int) -> T
             gradients = (*gradients, task)
             yield task, needs
     yield from _share_tied(shape, stage, replica, gradients)
+    if shape.norms:
+        yield from _share_norms(shape, stage, replica, gradients)
 
 
 def _add_tied(shape: StepShape, stage: int, replica: int, gradients: tuple[Task, ...]) -> Tasks:
@@ -122,6 +128,17 @@ def _share_tied(shape: StepShape, stage: int, replica: int, summed: tuple[Task, 
             yield Task(Kind.PUT_TIED_SUM, stage, replica, part=part), summed
         else:
             yield Task(Kind.GET_TIED_SUM, stage, replica, peer=route.stages[0], part=part), ()
+
+
+def _share_norms(shape: StepShape, stage: int, replica: int, summed: tuple[Task, ...]) -> Tasks:
+    """The norm of the gradients that this stage sums → to the same replica of all other stages; theirs from them."""
+    norm = Task(Kind.NORM, stage, replica)
+    yield norm, summed
+    if shape.stages > 1:
+        yield Task(Kind.PUT_NORM, stage, replica), (norm,)
+    for other in range(shape.stages):
+        if other != stage:
+            yield Task(Kind.GET_NORM, stage, replica, peer=other), ()
 
 
 def _held_ties(shape: StepShape, stage: int) -> list[tuple[int, TieRoute]]:

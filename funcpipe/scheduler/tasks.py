@@ -33,6 +33,9 @@ class Kind(Enum):
     GET_MERGED = "get-merged"
     PUT_TIED_SUM = "put-tied-sum"
     GET_TIED_SUM = "get-tied-sum"
+    NORM = "norm"
+    PUT_NORM = "put-norm"
+    GET_NORM = "get-norm"
     UPDATE = "update"
 
     __hash__ = object.__hash__  # members are unique objects; Enum's own hash, in Python, dominates large graphs
@@ -127,6 +130,8 @@ def source_of(get: Task) -> Task:
             return Task(Kind.PUT_TIED, get.peer, get.replica, peer=get.stage, part=get.part)
         case Kind.GET_TIED_SUM:
             return Task(Kind.PUT_TIED_SUM, get.peer, get.replica, part=get.part)
+        case Kind.GET_NORM:
+            return Task(Kind.PUT_NORM, get.peer, get.replica)
         case Kind.GET_SPLIT:
             return Task(Kind.PUT_SPLIT, get.stage, get.peer, part=get.part)
         case Kind.GET_MERGED:
