@@ -36,6 +36,7 @@ from funcpipe.errors import DeadlineExceeded, KeyMissing
 from funcpipe.fleet import POLL_S, Fleet
 from funcpipe.graph import LayerGraph
 from funcpipe.platforms.base import Platform, Storage
+from funcpipe.scheduler.clocks import aligned
 from funcpipe.split import StageModule, dump_stage, split, stage_bounds
 from funcpipe.worker import StageJob
 
@@ -252,10 +253,11 @@ def _collect(job: Job, fleet: Fleet, losses: tuple[float, ...]) -> RunResult:
 
 
 def _aligned(run: str, events: list[Event]) -> Trace:
-    """A trace that begins at second 0, in order."""
-    origin_s = min(event.start_s for event in events)
-    moved = (replace(e, start_s=e.start_s - origin_s, end_s=e.end_s - origin_s) for e in events)
-    return Trace(run=run, source=Source.EXECUTED, events=tuple(sorted(moved, key=lambda e: (e.start_s, e.end_s))))
+    """A trace by one clock that begins at second 0, in order."""
+    ordered = aligned(events)
+    origin_s = ordered[0].start_s
+    moved = tuple(replace(e, start_s=e.start_s - origin_s, end_s=e.end_s - origin_s) for e in ordered)
+    return Trace(run=run, source=Source.EXECUTED, events=moved)
 
 
 @contextlib.contextmanager

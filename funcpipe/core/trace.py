@@ -45,7 +45,6 @@ class Event:
     end_s: float
     payload_bytes: int = 0
     waited_s: float = 0.0
-    run: str = ""
     attempt: int = 0
 
     def __post_init__(self) -> None:

@@ -36,10 +36,10 @@ class Timeline:
 
     def trace(self, *, run: str, step: int = 0) -> Trace:
         """The same as events."""
-        events = sorted(self._events(run, step), key=lambda event: (event.start_s, event.end_s))
+        events = sorted(self._events(step), key=lambda event: (event.start_s, event.end_s))
         return Trace(run=run, source=Source.SIMULATED, events=tuple(events))
 
-    def _events(self, run: str, step: int) -> Iterator[Event]:
+    def _events(self, step: int) -> Iterator[Event]:
         kept = (
             Lost(position, *when)
             for position, when in enumerate(zip(self.starts_s, self.ends_s, self.attempts, strict=True))
@@ -56,6 +56,5 @@ class Timeline:
                 start_s=done.start_s,
                 end_s=done.end_s,
                 payload_bytes=int(self.costs.payload_bytes[done.position]),
-                run=run,
                 attempt=done.attempt,
             )
