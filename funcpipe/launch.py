@@ -29,6 +29,7 @@ from funcpipe.core import (
     checks,
     find_routes,
     from_text,
+    prices_of,
 )
 from funcpipe.core.json_form import from_plain
 from funcpipe.data import Batches, MapDataset
@@ -246,18 +247,16 @@ def _collect(job: Job, fleet: Fleet, losses: tuple[float, ...]) -> RunResult:
         run=keys.run,
         losses=losses,
         tensors=tensors,
-        trace=_aligned(keys.run, events),
+        trace=_aligned(job, keys.run, events),
         bill=fleet.bill(),
         workers=fleet.reports(),
     )
 
 
-def _aligned(run: str, events: list[Event]) -> Trace:
+def _aligned(job: Job, run: str, events: list[Event]) -> Trace:
     """A trace by one clock that begins at second 0, in order."""
-    ordered = aligned(events)
-    origin_s = ordered[0].start_s
-    moved = tuple(replace(e, start_s=e.start_s - origin_s, end_s=e.end_s - origin_s) for e in ordered)
-    return Trace(run=run, source=Source.EXECUTED, events=moved)
+    prices = prices_of(job.plan, job.prices)
+    return Trace(run=run, source=Source.EXECUTED, events=aligned(events), prices=prices).from_nought()
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from funcpipe.core import ModelProfile, Plan, PlatformSpec, Routes, Trace, Wire, find_routes
+from funcpipe.core import ModelProfile, Plan, PlatformSpec, Routes, Trace, Wire, find_routes, prices_of
 from funcpipe.partitioner.cost import plan_loads, plan_setting
 from funcpipe.partitioner.formulas import lane_times
 from funcpipe.scheduler.conditions import Conditions
@@ -25,9 +25,8 @@ def predict(
     clipped: bool = False,
 ) -> Trace:
     """One iteration of `plan`, task by task; takes and raises what `forecast` does."""
-    return forecast(plan, profile, spec, conditions=conditions, clipped=clipped).trace(
-        run=f"prediction of {plan.model}"
-    )
+    timeline = forecast(plan, profile, spec, conditions=conditions, clipped=clipped)
+    return replace(timeline.trace(run=f"prediction of {plan.model}"), prices=prices_of(plan, spec))
 
 
 def forecast(
