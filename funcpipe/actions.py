@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from funcpipe.comm.channel import Channel, Received
 from funcpipe.comm.keys import Keys
 from funcpipe.computation import Batch, Computation
-from funcpipe.core import Routes
+from funcpipe.core import Plan, Routes, Wire
 from funcpipe.data import Step
 from funcpipe.scheduler.execute import Outcome
 from funcpipe.scheduler.tasks import Kind, Task, source_of
@@ -16,10 +17,11 @@ from funcpipe.scheduler.tasks import Kind, Task, source_of
 class Actions:
     """Does the tasks of one worker. Messages are named after the tasks that write them."""
 
-    def __init__(self, computation: Computation, channel: Channel, keys: Keys, routes: Routes) -> None:
+    def __init__(self, computation: Computation, channel: Channel, keys: Keys, routes: Routes, plan: Plan) -> None:
         self._computation = computation
         self._channel = channel
         self._keys = keys
+        self._wire, self._gradient_wire = plan.wire, plan.gradient_wire
         self._routes = _RouteTable(routes)
         self._step = -1
         self._actions: Mapping[Kind, Callable[[Task], Outcome]] = {
@@ -40,6 +42,9 @@ class Actions:
             Kind.GET_MERGED: self._get_merged,
             Kind.PUT_TIED_SUM: self._put_tied_sum,
             Kind.GET_TIED_SUM: self._get_tied_sum,
+            Kind.NORM: self._measure_norm,
+            Kind.PUT_NORM: self._put_norm,
+            Kind.GET_NORM: self._get_norm,
             Kind.UPDATE: self._update,
         }
 
@@ -72,28 +77,38 @@ class Actions:
         self._computation.update()
         return Outcome()
 
+    def _measure_norm(self, _: Task) -> Outcome:
+        self._computation.measure_norm()
+        return Outcome()
+
     def _add_tied(self, _: Task) -> Outcome:
         self._computation.tied.add()
         return Outcome()
 
     def _put_activation(self, task: Task) -> Outcome:
         names = self._routes.activation[task.stage, _number(task.part)]
-        return self._put(task, self._computation.activations(_number(task.micro_batch), names))
+        return self._put(task, self._computation.activations(_number(task.micro_batch), names), wire=self._wire)
 
     def _put_gradient(self, task: Task) -> Outcome:
         names = self._routes.gradient[task.stage, _number(task.peer)]
-        return self._put(task, self._computation.owed_gradients(_number(task.micro_batch), names))
+        return self._put(
+            task, self._computation.owed_gradients(_number(task.micro_batch), names), wire=self._gradient_wire
+        )
 
     def _put_split(self, task: Task) -> Outcome:
-        return self._put(task, {"split": self._computation.flat.split(_number(task.part))}, exact=True)
+        return self._put(task, {"split": self._computation.flat.split(_number(task.part))}, wire=Wire.FP32)
 
     def _put_tied(self, task: Task) -> Outcome:
         names = self._routes.tied[_number(task.part)]
-        return self._put(task, self._computation.tied.gradients(names), exact=True)
+        return self._put(task, self._computation.tied.gradients(names), wire=Wire.FP32)
 
     def _put_tied_sum(self, task: Task) -> Outcome:
         names = self._routes.tied[_number(task.part)]
-        return self._put(task, self._computation.tied_sums(names), exact=True)
+        return self._put(task, self._computation.tied_sums(names), wire=Wire.FP32)
+
+    def _put_norm(self, task: Task) -> Outcome:
+        squares = torch.tensor(self._computation.norm.squares(task.stage), dtype=torch.float64)
+        return self._put(task, {"squares": squares}, wire=Wire.FP32)
 
     def _get_activation(self, task: Task) -> Outcome:
         received = self._get(task)
@@ -125,8 +140,13 @@ class Actions:
         self._computation.tied.receive_sums(received.tensors)
         return _outcome(received)
 
-    def _put(self, task: Task, tensors: Mapping[str, Tensor], *, exact: bool = False) -> Outcome:
-        return Outcome(self._channel.put(self._keys.message(self._step, str(task)), tensors, exact=exact))
+    def _get_norm(self, task: Task) -> Outcome:
+        received = self._get(task)
+        self._computation.norm.keep(_number(task.peer), received.tensors["squares"].item())
+        return _outcome(received)
+
+    def _put(self, task: Task, tensors: Mapping[str, Tensor], *, wire: Wire) -> Outcome:
+        return Outcome(self._channel.put(self._keys.message(self._step, str(task)), tensors, wire=wire))
 
     def _get(self, task: Task) -> Received:
         return self._channel.get(self._keys.message(self._step, str(source_of(task))))

@@ -45,7 +45,8 @@ class FuncPipe:
 
     `loss_fn` takes the module's output and the targets and returns the mean over the samples it is given; None stands
     for a module that computes its own loss, which is the `loss` of its output. `optimizer` takes parameters and returns
-    a torch optimiser, for example `partial(torch.optim.SGD, lr=0.1)`. Training updates `model`.
+    a torch optimiser, for example `partial(torch.optim.SGD, lr=0.1)`. Before each step the whole model's gradient is
+    scaled down to `clip_grad_norm`, if its norm is more. Training updates `model`.
     """
 
     def __init__(
@@ -54,12 +55,14 @@ class FuncPipe:
         *,
         loss_fn: LossFunction | None = None,
         optimizer: OptimizerFactory,
+        clip_grad_norm: float | None = None,
         name: str | None = None,
     ) -> None:
         self.model = model
         self.name = name or type(model).__name__
         self._loss = loss_fn or own_loss
         self._optimizer = optimizer
+        self._clip_grad_norm = clip_grad_norm
         self._profile: ModelProfile | None = None
         self._spec: PlatformSpec | None = None
         self._plan: Plan | None = None
@@ -130,7 +133,8 @@ class FuncPipe:
 
     def simulate(self, plan: Plan | None = None) -> Trace:
         """One iteration of the plan on a virtual clock."""
-        return predict(self._planned(plan), *self._profiled(None, None))
+        clipped = self._clip_grad_norm is not None
+        return predict(self._planned(plan), *self._profiled(None, None), clipped=clipped)
 
     def train(
         self,
@@ -182,6 +186,7 @@ class FuncPipe:
             loss=self._loss,
             optimizer=self._optimizer,
             seed=seed,
+            clip_grad_norm=self._clip_grad_norm,
         )
         found = self._run(job, lambda progress: None).state_dict()
         return compare_states(job.graph, found, dict(expected.state_dict()), steps=job.steps, tolerance=tolerance)
@@ -215,6 +220,7 @@ class FuncPipe:
             shuffle=shuffle,
             message_deadline_s=message_deadline_s,
             prices=prices or self._spec or load_spec(chosen.platform),
+            clip_grad_norm=self._clip_grad_norm,
         )
 
     def _run(self, job: Job, on_progress: Callable[[Progress], None]) -> RunResult:

@@ -12,6 +12,7 @@ from funcpipe.core import TieRoute
 from funcpipe.data import Step
 from funcpipe.errors import DataError
 from funcpipe.gradients import FlatGradient
+from funcpipe.norms import GradientNorm, sum_of_squares
 from funcpipe.split import StageModule
 from funcpipe.statistics import RunningStatistics
 from funcpipe.ties import TiedParameters
@@ -56,14 +57,20 @@ class Computation:
         replicas: int,
         number: int = 0,
         ties: Sequence[TieRoute] = (),
+        norm: GradientNorm | None = None,
     ) -> None:
-        """Stage `number` of the model, which sums the gradients of its parameters in `ties` with other stages."""
+        """Stage `number` of the model, which sums the gradients of its parameters in `ties` with other stages.
+
+        With `norm`, the step depends on the norm of all stages' gradients.
+        """
         self._stage = stage
         self._loss = loss
         self._seed = seed
         self._recompute = recompute
         self._replica = replica
         self._replicas = replicas
+        self._number = number
+        self.norm = norm or GradientNorm()
         self._parameters = [p for p in stage.parameters() if p.requires_grad]
         self._optimizer = optimizer(self._parameters) if self._parameters else None
         held = dict(stage.named_parameters(remove_duplicate=False))
@@ -118,7 +125,7 @@ class Computation:
             self._run(held, micro_batch)
         seeds = [(held.roots[name], gradient) for name, gradient in held.gradients.items() if name in held.roots]
         if held.loss is not None and held.loss.requires_grad:
-            seeds.append((get_gradient_edge(held.loss), torch.ones_like(held.loss)))
+            seeds.append((get_gradient_edge(held.loss), torch.full_like(held.loss, self.norm.loss_factor)))
         if seeds:
             torch.autograd.backward([root for root, _ in seeds], [gradient for _, gradient in seeds])
         owed = {name: tensor.grad for name, tensor in held.received.items() if tensor.grad is not None}
@@ -146,12 +153,20 @@ class Computation:
         sums = {name: self._flat.summed(self.tied.parameter(name)) for name in names}
         return {name: gradient for name, gradient in sums.items() if gradient is not None}
 
+    def measure_norm(self) -> None:
+        """Keep the sum of the squares of the gradients that this stage sums; tied ones count in one stage alone."""
+        own = sum_of_squares(p.grad for p in self._summed_here) if self._flat is None else self._flat.squares()
+        self.norm.keep(self._number, own)
+
     def update(self) -> None:
         """Take the optimiser's step with the gradients of the whole global batch, and the running statistics'."""
         summed = list(self._flat.unpack()) if self._flat is not None else self._statistics.contributions()
         self.tied.finish()
+        factor = self.norm.finish()
         if self._optimizer is not None:
-            self._optimizer.step()
+            if factor is not None:
+                self._scale_gradients(factor)
+                self._optimizer.step()
             self._optimizer.zero_grad(set_to_none=True)
         self._statistics.finish(summed)
         self._flat = None
@@ -160,6 +175,11 @@ class Computation:
     def state(self) -> dict[str, Tensor]:
         """The stage's part of the model's `state_dict`."""
         return dict(self._stage.state_dict())
+
+    def _scale_gradients(self, factor: float) -> None:
+        for parameter in self._parameters:
+            if factor != 1.0 and parameter.grad is not None:
+                parameter.grad.mul_(factor)
 
     def _run(self, held: _MicroBatch, micro_batch: int) -> None:
         values: dict[str, Tensor] = dict(held.received)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from funcpipe.comm.blocks import block
 from funcpipe.comm.scatter_reduce import split_ranges
+from funcpipe.norms import sum_of_squares
 
 
 class FlatGradient:
@@ -48,6 +49,10 @@ class FlatGradient:
     def replace(self, number: int, values: Tensor) -> None:
         """Write a merged split into its place."""
         self.split(number).copy_(values)
+
+    def squares(self) -> float:
+        """The sum of the squares of all gradients, once all splits are merged."""
+        return sum_of_squares([self._flat[: sum(parameter.numel() for parameter in self._parameters)]])
 
     def summed(self, parameter: nn.Parameter) -> Tensor | None:
         """The gradient of `parameter` once all splits are merged, a view of the vector; None if no replica has one."""

@@ -20,11 +20,12 @@ from funcpipe.comm import codec
 from funcpipe.comm.channel import Channel, Patience
 from funcpipe.comm.keys import Keys
 from funcpipe.computation import Batch, Computation, LossFunction, OptimizerFactory
-from funcpipe.core import Event, Routes, StepReport, WorkerReport, WorkerSpec, from_text, to_text
+from funcpipe.core import Event, Plan, Routes, StepReport, Wire, WorkerReport, WorkerSpec, from_text, to_text
 from funcpipe.core.json_form import to_plain
 from funcpipe.data import Batches, MapDataset, Step, load
 from funcpipe.errors import CorruptMessage, TaskFailed
 from funcpipe.graph import Signature
+from funcpipe.norms import GradientNorm, LossScale
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import open_storage
 from funcpipe.platforms.wrappers import Counted
@@ -49,6 +50,12 @@ class StageJob:
     dataset: Callable[[], MapDataset] | None
     samples: int
     shuffle: bool
+    clip_grad_norm: float | None = None
+
+    def norm(self, plan: Plan) -> GradientNorm:
+        """What scales the loss, where gradients travel in 16-bit floats of little range, and clips gradients."""
+        loss_scale = LossScale() if plan.gradient_wire is Wire.FP16 else None
+        return GradientNorm(clip_grad_norm=self.clip_grad_norm, loss_scale=loss_scale)
 
 
 def main(payload: str) -> None:
@@ -107,11 +114,12 @@ class Worker:
             replicas=spec.plan.replicas,
             number=spec.stage,
             ties=self._job.routes.ties,
+            norm=self._job.norm(spec.plan),
         )
         self._cancel = threading.Event()
         patience = Patience(deadline_s=spec.message_deadline_s)
-        channel = Channel(storage, patience, wire=spec.plan.wire, cancel=self._cancel)
-        self._actions = Actions(self.computation, channel, self._keys, self._job.routes)
+        channel = Channel(storage, patience, cancel=self._cancel)
+        self._actions = Actions(self.computation, channel, self._keys, self._job.routes, spec.plan)
 
     def run(self) -> None:
         """Train for all epochs; leaves the events of the last steps and, as replica 0, the stage's tensors."""
@@ -153,6 +161,7 @@ class Worker:
                 routes=self._job.routes,
                 schedule=plan.schedule,
                 sync=plan.sync,
+                norms=self.computation.norm.decides,
             )
         )
         return _WorkOrder(graph.of_worker(*worker), readers_of(graph, worker), heard_by(graph, worker))

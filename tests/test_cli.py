@@ -40,8 +40,12 @@ def test_from_a_profile_to_a_report(
     assert "the first layer where they part is 0: 0.weight differs by" in capsys.readouterr().err
     assert main(["report", "observed.json", "--predicted", "predicted.json", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["format"] == "funcpipe.comparison/1"
-    assert main(["report", "observed.json", "--predicted", "predicted.json"]) == 0
+    words = ["--figure", "both.png", "--perfetto", "both.json"]
+    assert main(["report", "observed.json", "--predicted", "predicted.json", *words]) == 0
     assert "ratio" in capsys.readouterr().out
+    assert Path("both.png").stat().st_size > 10_000
+    names = {entry["args"].get("name") for entry in json.loads(Path("both.json").read_text())["traceEvents"]}
+    assert {"predicted: stage 0 replica 0", "observed: stage 0 replica 1"} <= names
 
 
 @pytest.fixture
@@ -74,6 +78,27 @@ def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(tmp_path)
     write(measured, "profile.json")
     return "profile.json"
+
+
+def test_a_step_is_simulated_under_conditions(profile: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["optimize", profile, "--global-batch", "64", "--replicas", "2", "--cut", "layer3"]) == 0
+
+    def seconds(*words: str) -> float:
+        capsys.readouterr()
+        assert main(["simulate", "plan.json", "--profile", profile, "--json", *words]) == 0
+        found: float = json.loads(capsys.readouterr().out)["iteration_s"]
+        return found
+
+    alone = seconds()
+    assert seconds("--cold") == pytest.approx(alone + load_spec("aws-lambda").cold_start_s)
+    assert alone < seconds("--clip-grad-norm") < alone + 1
+    assert seconds("--straggler", "s0.r0=3") > 1.5 * alone
+    assert seconds("--death", "s1.r1@1") > alone + 1
+    noisy = [seconds("--compute-jitter", "0.3", "--transfer-jitter", "0.3", "--seed", str(seed)) for seed in (1, 1, 2)]
+    assert noisy[0] == noisy[1] != noisy[2]
+    for words, message in ((["--death", "s1.r1"], "s0.r1@2.5"), (["--straggler", "s9.r0=2"], "s9.r0")):
+        assert main(["simulate", "plan.json", "--profile", profile, *words]) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_a_plan_follows_the_wish_and_the_pins(profile: str, capsys: pytest.CaptureFixture[str]) -> None:

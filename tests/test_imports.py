@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "funcpipe"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-WITH_TORCH = {"actions", "api", "cli", "comm", "computation", "data", "gradients", "graph", "launch", "profiler"}
-WITH_TORCH |= {"rng", "split", "statistics", "ties", "verify", "worker"}
+WITH_TORCH = {"actions", "api", "cli", "comm", "computation", "data", "gradients", "graph", "launch", "norms"}
+WITH_TORCH |= {"profiler", "rng", "split", "statistics", "ties", "verify", "worker"}
 """Parts that may import torch when they are loaded (the command line only inside a verb)."""
 
 PURE = {"core", "errors", "partitioner", "scheduler", "platforms"}

@@ -151,6 +151,18 @@ def _simulate(verbs: Any) -> None:
     _add_platform(verb, default=None)
     verb.add_argument("--trace", metavar="FILE", help="write the events, for `report` and for Perfetto")
     verb.add_argument("--gantt", action="store_true", help="draw the lanes over time")
+    verb.add_argument("--clip-grad-norm", action="store_true", help="the run will clip the norm of the gradient")
+    disturbed = verb.add_argument_group("what befalls the functions")
+    disturbed.add_argument("--compute-jitter", type=float, default=0.0, metavar="SHARE", help="spread of computation")
+    disturbed.add_argument("--transfer-jitter", type=float, default=0.0, metavar="SHARE", help="spread of transfers")
+    disturbed.add_argument("--seed", type=int, default=0, help="of the spread (default: %(default)s)")
+    disturbed.add_argument("--cold", action="store_true", help="all functions begin with the platform's cold start")
+    disturbed.add_argument(
+        "--straggler", action="append", default=[], metavar="sN.rN=FACTOR", help="a worker that is so much slower"
+    )
+    disturbed.add_argument(
+        "--death", action="append", default=[], metavar="sN.rN@S", help="a worker dies then, and does the step again"
+    )
 
 
 def _train(verbs: Any) -> None:
@@ -192,6 +204,8 @@ def _report(verbs: Any) -> None:
     )
     verb.add_argument("observed", help="the trace that `train` wrote")
     verb.add_argument("--predicted", required=True, help="the trace that `simulate` wrote")
+    verb.add_argument("--figure", metavar="FILE", help="draw both over time (needs matplotlib)")
+    verb.add_argument("--perfetto", metavar="FILE", help="write both, one below the other, for ui.perfetto.dev")
 
 
 def _platforms(verbs: Any) -> None:
@@ -216,6 +230,9 @@ def _add_training(verb: argparse.ArgumentParser) -> None:
         "--optimizer", metavar=_FACTORY, help="makes the optimiser from parameters (default: by the plan, with --lr)"
     )
     verb.add_argument("--lr", type=float, default=0.01, help="learning rate without --optimizer (default: %(default)s)")
+    verb.add_argument(
+        "--clip-grad-norm", type=float, metavar="NORM", help="clip the norm of the whole model's gradient"
+    )
     verb.add_argument("--seed", type=int, default=0, help="of weights, data order and dropout (default: %(default)s)")
     verb.add_argument(
         "--message-deadline",

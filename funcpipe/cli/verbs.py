@@ -20,6 +20,7 @@ from funcpipe.core import (
     read_trace,
     to_text,
     write,
+    write_side_by_side,
     write_trace,
 )
 from funcpipe.core.json_form import to_plain
@@ -114,13 +115,15 @@ def explain(options: argparse.Namespace) -> None:
 
 def simulate(options: argparse.Namespace) -> None:
     """Play one iteration of a plan on a virtual clock."""
+    from funcpipe.cli.conditions import conditions
     from funcpipe.predict import predict
 
     plan, measured = read(Plan, options.plan), read(ModelProfile, options.profile)
-    trace = predict(plan, measured, _spec(options, measured))
+    spec = _spec(options, measured)
+    trace = predict(plan, measured, spec, conditions=conditions(options, spec), clipped=options.clip_grad_norm)
     if options.trace:
         write_file(partial(write_trace, trace), options.trace)
-    summary = {"iteration_s": trace.duration_s, "tasks": len(trace.events), "trace": options.trace}
+    summary = {"iteration_s": trace.end_s, "tasks": len(trace.events), "trace": options.trace}
     render.show(options.json, render.as_json(summary), partial(render.simulation, trace, plan, gantt=options.gantt))
 
 
@@ -169,9 +172,16 @@ def verify(options: argparse.Namespace) -> None:
 
 def report(options: argparse.Namespace) -> None:
     """Set observed beside predicted."""
-    from funcpipe.report import compare
+    from funcpipe.gantt import draw
+    from funcpipe.report import compare, typical_step
 
-    comparison = compare(read_trace(options.predicted), read_trace(options.observed))
+    predicted, observed = read_trace(options.predicted), read_trace(options.observed)
+    comparison = compare(predicted, observed)
+    step = typical_step(observed)
+    if options.figure:
+        write_file(partial(draw, predicted, step), options.figure)
+    if options.perfetto:
+        write_file(partial(write_side_by_side, predicted, step), options.perfetto)
     render.show(options.json, to_text(comparison), partial(render.comparison, comparison, options.observed))
 
 
@@ -201,7 +211,13 @@ def _pipe(options: argparse.Namespace) -> "tuple[Plan, FuncPipe]":
     torch.manual_seed(options.seed)
     model = load_factory(options.model)()
     loss = None if options.loss == "own" else load_factory(options.loss)
-    return plan, FuncPipe(model, loss_fn=loss, optimizer=_optimizer(options, plan), name=options.model)
+    return plan, FuncPipe(
+        model,
+        loss_fn=loss,
+        optimizer=_optimizer(options, plan),
+        clip_grad_norm=options.clip_grad_norm,
+        name=options.model,
+    )
 
 
 def _training(options: argparse.Namespace, global_batch: int) -> TrainingSpec:

@@ -61,20 +61,18 @@ class Channel:
         storage: Storage,
         patience: Patience,
         *,
-        wire: Wire,
         cancel: threading.Event,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._storage = storage
         self._patience = patience
-        self._wire = wire
         self._cancel = cancel
         self._clock = clock
         self._waits_s: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
 
-    def put(self, key: str, tensors: Mapping[str, Tensor], *, exact: bool = False) -> int:
-        """Write a message; returns its bytes. 32-bit floats travel in the run's wire format unless `exact`."""
-        message = codec.encode(tensors, Wire.FP32 if exact else self._wire)
+    def put(self, key: str, tensors: Mapping[str, Tensor], *, wire: Wire = Wire.FP32) -> int:
+        """Write a message; returns its bytes. 32-bit floats travel as `wire` says."""
+        message = codec.encode(tensors, wire)
         self._storage.put(key, message)
         return message.nbytes
 

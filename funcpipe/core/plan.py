@@ -179,7 +179,8 @@ class SolverReport:
 class Plan:
     """Where the model is cut, what runs each stage, how many replicas there are, and what that is expected to take.
 
-    Micro-batch m belongs to replica m mod `replicas` of every stage.
+    Micro-batch m belongs to replica m mod `replicas` of every stage. Activations travel as `wire`; the gradients that
+    stages return for them as `wire_back`, where that is given, else like activations.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.plan/1"
@@ -191,6 +192,7 @@ class Plan:
     sync: Sync
     wire: Wire
     stages: tuple[Stage, ...]
+    wire_back: Wire | None = None
     model: str = ""
     platform: str = ""
     optimizer: OptimizerKind = OptimizerKind.SGD
@@ -212,6 +214,11 @@ class Plan:
                     f"stages[{i}].first", stage.first, f"must be {expected}, where the stage before stops"
                 )
             expected = stage.stop
+
+    @property
+    def gradient_wire(self) -> Wire:
+        """How the gradients that stages return travel."""
+        return self.wire_back or self.wire
 
     @property
     def micro_batches(self) -> int:

@@ -86,6 +86,7 @@ def plan_setting(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Setti
         values_per_parameter=plan.optimizer.values_per_parameter,
         sync=plan.sync,
         wire_ratio=plan.wire.ratio,
+        gradient_wire_ratio=plan.gradient_wire.ratio,
         base_bytes=profile.base_memory_bytes,
         spec=spec,
         schedule=plan.schedule,

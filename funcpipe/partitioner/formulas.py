@@ -85,7 +85,10 @@ class Loads:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What holds for all stages of a plan. `micro_batches` counts those of all replicas together."""
+    """What holds for all stages of a plan. `micro_batches` counts those of all replicas together.
+
+    `gradient_wire_ratio` is the wire ratio of the gradients that stages return, where it is not that of activations.
+    """
 
     micro_batches: int
     replicas: int
@@ -95,6 +98,7 @@ class Setting:
     base_bytes: int
     spec: PlatformSpec
     schedule: ScheduleKind = ScheduleKind.GPIPE
+    gradient_wire_ratio: float | None = None
 
     @property
     def micro_batches_each(self) -> int:
@@ -211,6 +215,7 @@ def lane_times(loads: Loads, setting: Setting, *, workers: int) -> Lanes:
     """Seconds of one micro-batch on each lane; `workers` functions share the platform's links."""
     up, down = shared_link(loads, setting, workers)
     ratio, latency_s, traffic = setting.wire_ratio, setting.spec.latency_s, loads.traffic
+    ratio_back = ratio if setting.gradient_wire_ratio is None else setting.gradient_wire_ratio
     forward_s = setting.spec.contention * loads.forward_s
     backward_s = setting.spec.contention * loads.backward_s
     return Lanes(
@@ -218,8 +223,8 @@ def lane_times(loads: Loads, setting: Setting, *, workers: int) -> Lanes:
         forward_upload_s=ratio * traffic.forward_out_bytes / up + latency_s * traffic.forward_out_objects,
         forward_download_s=ratio * traffic.forward_in_bytes / down + latency_s * traffic.forward_in_objects,
         backward_s=backward_s + np.where(loads.recompute, forward_s, 0.0),
-        backward_upload_s=ratio * traffic.backward_out_bytes / up + latency_s * traffic.backward_out_objects,
-        backward_download_s=ratio * traffic.backward_in_bytes / down + latency_s * traffic.backward_in_objects,
+        backward_upload_s=ratio_back * traffic.backward_out_bytes / up + latency_s * traffic.backward_out_objects,
+        backward_download_s=ratio_back * traffic.backward_in_bytes / down + latency_s * traffic.backward_in_objects,
     )
 
 

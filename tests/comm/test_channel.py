@@ -16,14 +16,14 @@ from funcpipe.platforms.wrappers import Counted
 
 def channel(store: object, deadline_s: float = 5.0, cancel: threading.Event | None = None) -> Channel:
     patience = Patience(deadline_s=deadline_s)
-    return Channel(store, patience, wire=Wire.BF16, cancel=cancel or threading.Event())  # type: ignore[arg-type]
+    return Channel(store, patience, cancel=cancel or threading.Event())  # type: ignore[arg-type]
 
 
 def test_a_message_arrives_in_the_wire_format_or_exactly() -> None:
     store = MemoryStorage()
     values = torch.randn(100)
-    sent = channel(store).put("a", {"x": values})
-    exact = channel(store).put("b", {"x": values}, exact=True)
+    sent = channel(store).put("a", {"x": values}, wire=Wire.BF16)
+    exact = channel(store).put("b", {"x": values})
     received = channel(store).get("a")
     assert torch.equal(received.tensors["x"], values.bfloat16().float())
     assert received.payload_bytes == sent < exact
@@ -109,7 +109,7 @@ def test_steady_arrivals_are_awaited_with_few_vain_requests_and_little_delay(wai
     clock = Clock(cancel)
     store = Arriving(clock, 0.0)
     counted = Counted(store)
-    steady = Channel(counted, Patience(deadline_s=60), wire=Wire.FP32, cancel=cancel, clock=clock)
+    steady = Channel(counted, Patience(deadline_s=60), cancel=cancel, clock=clock)
     for step in range(12):
         vain = counted.traffic.empty_gets
         lasts_s = wait_s * (1 + jitter * (step % 2))

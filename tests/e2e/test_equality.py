@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 
 from experiments.models import characters, digits
 from funcpipe.api import FuncPipe
-from funcpipe.core import Plan, Sync
+from funcpipe.core import Plan, ScheduleKind, Sync
 from tests.e2e.plans import even_plan, momentum, sample_numbers
 from tests.e2e.reference import largest_difference, train
 
@@ -55,6 +55,7 @@ def trained(
     *,
     recompute: bool = False,
     sync: Sync = Sync.PIPELINED,
+    schedule: ScheduleKind = ScheduleKind.GPIPE,
 ) -> tuple[float, float]:
     torch.manual_seed(1)
     model = module.model().to(dtype)
@@ -68,6 +69,7 @@ def trained(
         micro_batches=2,
         recompute=recompute,
         sync=sync,
+        schedule=schedule,
     )
     return differences(module, dtype, plan=plan, model=model)
 
@@ -94,5 +96,14 @@ def test_twenty_steps_in_single_precision_equal_one_process(stages: int, replica
 @pytest.mark.parametrize("module", [digits, characters], ids=["digits", "characters"])
 def test_recomputed_activations_and_three_phases_change_nothing(module: ModuleType) -> None:
     loss, state = trained(module, torch.float64, 2, 3, recompute=True, sync=Sync.THREE_PHASE)
+    assert loss < 1e-12
+    assert state < 1e-10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("schedule", [ScheduleKind.ONE_F_ONE_B, ScheduleKind.EAGER_ONE_F_ONE_B])
+def test_one_forward_one_backward_changes_nothing(schedule: ScheduleKind, recompute: bool) -> None:
+    loss, state = trained(digits, torch.float64, 3, 2, recompute=recompute, schedule=schedule)
     assert loss < 1e-12
     assert state < 1e-10

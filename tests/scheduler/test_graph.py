@@ -66,7 +66,8 @@ def test_the_lanes_of_a_small_graph() -> None:
 def test_pipelined_is_three_phase_without_some_dependencies() -> None:
     pipelined, phased = build_graph(small(3)), build_graph(small(3, Sync.THREE_PHASE))
     assert pipelined.tasks == phased.tasks
-    assert all(set(a) <= set(b) for a, b in zip(pipelined.needs, phased.needs, strict=True))
+    before = [i for i, task in enumerate(pipelined.tasks) if task.kind is not Kind.UPDATE]
+    assert all(set(pipelined.needs[i]) <= set(phased.needs[i]) for i in before)
     assert pipelined.needs != phased.needs
 
 
