@@ -49,9 +49,7 @@ OURS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", help="names of models, or their beginnings")
-    parser.add_argument(
-        "--schedule", type=ScheduleKind, choices=list(ScheduleKind), default=ScheduleKind.GPIPE, help="of the stages"
-    )
+    parser.add_argument("--schedule", choices=[schedule.value for schedule in ScheduleKind], default="gpipe")
     parser.add_argument("--output", type=Path, help="write the rows as JSON")
     options = parser.parse_args()
     rows = []
@@ -60,7 +58,7 @@ def main() -> None:
         if options.only and not any(name.startswith(start) for start in options.only):
             continue
         try:
-            row = try_model(name, options.schedule, *(from_zoo(name) if name in ZOO else from_ours(name)))
+            row = try_model(name, ScheduleKind(options.schedule), *(from_zoo(name) if name in ZOO else from_ours(name)))
         except FuncPipeError as error:
             row = {"model": name, "error": f"{type(error).__name__}: {error}"}
         rows.append(row)
