@@ -16,8 +16,9 @@ import torch
 from funcpipe.actions import Actions
 from funcpipe.background import Background
 from funcpipe.comm import codec
-from funcpipe.comm.channel import Channel, Patience
+from funcpipe.comm.channel import Channel
 from funcpipe.comm.keys import Keys
+from funcpipe.comm.patience import Patience
 from funcpipe.computation import Batch, Computation, LossFunction, OptimizerFactory
 from funcpipe.core import Event, Routes, StepReport, WorkerReport, WorkerSpec, from_text, to_text
 from funcpipe.core.json_form import to_plain

@@ -2,42 +2,19 @@
 
 import threading
 import time
-from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from funcpipe.comm import codec
+from funcpipe.comm.buffers import Buffers
+from funcpipe.comm.patience import Expectation, Patience
+from funcpipe.comm.turns import Turns
 from funcpipe.core import Wire
 from funcpipe.errors import Cancelled, CorruptMessage, DeadlineExceeded, KeyMissing
 from funcpipe.platforms.base import Storage
-
-_REMEMBERED = 4  # waits for messages of one name
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
-    """How to wait for an object: at first until it is nearly due, then with pauses that are a share of the wait.
-
-    So the last pause adds little to the wait, and vain requests are few: some while the object is due, and as many as
-    the logarithm of the delay when it is late or when nothing is known of it.
-    """
-
-    deadline_s: float
-    least_s: float = 0.0005
-    most_s: float = 0.05
-    late_share: float = 0.1
-    due_share: float = 0.02
-
-    def pause_s(self, waited_s: float, due_s: float = 0.0) -> float:
-        """How long to pause after `waited_s` of waiting for what has never yet come before `due_s`."""
-        left_s = max(self.deadline_s - waited_s, 0.0)
-        early_s = (1 - 2 * self.late_share) * due_s - waited_s
-        if early_s > 0:
-            return min(max(early_s, self.least_s), left_s)
-        pause_s = max(self.due_share * due_s, self.late_share * (waited_s - due_s), self.least_s)
-        return min(pause_s, self.most_s, left_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +29,9 @@ class Received:
 class Channel:
     """Sends and receives messages through `storage`. Setting `cancel` ends every wait.
 
-    Messages of the same name, the last part of their key, come once a step: the last waits for them tell when the next
-    is due.
+    It may be used by several threads: their requests are open side by side, while in each direction the bodies of
+    messages move one at a time. Messages of the same name, the last part of their key, come once a step: the last waits
+    for them tell when the next is due, where the storage does not tell when it has come.
     """
 
     def __init__(
@@ -70,35 +48,58 @@ class Channel:
         self._wire = wire
         self._cancel = cancel
         self._clock = clock
-        self._waits_s: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
+        self._uploading, self._downloading = Turns(), Turns()
+        self._buffers = Buffers()
+        self._expected: dict[str, Expectation] = defaultdict(lambda: Expectation(patience))
 
     def put(self, key: str, tensors: Mapping[str, Tensor], *, exact: bool = False) -> int:
         """Write a message; returns its bytes. 32-bit floats travel in the run's wire format unless `exact`."""
-        message = codec.encode(tensors, Wire.FP32 if exact else self._wire)
-        self._storage.put(key, message)
-        return message.nbytes
+        return self.put_series(key, (tensors,), exact=exact)
 
-    def get(self, key: str) -> Received:
-        """Wait for a message and read it; raises DeadlineExceeded, Cancelled or CorruptMessage, with the key."""
-        waits_s = self._waits_s[key.rsplit("/", 1)[-1]]
-        due_s = min(waits_s, default=0.0)
-        began_s = self._clock()
-        while True:
-            asked_s = self._clock()
-            try:
-                message = self._storage.get(key)
-                break
-            except KeyMissing:
-                self._pause(key, asked_s - began_s, due_s)
-        waits_s.append(asked_s - began_s)
+    def put_series(self, key: str, messages: Sequence[Mapping[str, Tensor]], *, exact: bool = False) -> int:
+        """Write messages one behind the other, as one object; returns its bytes."""
+        wire = Wire.FP32 if exact else self._wire
+        size = sum(codec.message_bytes(tensors, wire) for tensors in messages)
+        with self._buffers.lend(size) as buffer:
+            self._storage.put(key, codec.encode_series(messages, wire, buffer=buffer), gate=self._uploading)
+        return size
+
+    def get(
+        self, key: str, *, start: int = 0, stop: int | None = None, into: Mapping[str, Tensor] | None = None
+    ) -> Received:
+        """Wait for the object and read the message at its bytes [start, stop), the tensors that `into` names into it.
+
+        Raises DeadlineExceeded, Cancelled or CorruptMessage, with the key.
+        """
+        message, waited_s = self._read(key, start, stop)
         try:
-            tensors = codec.decode(message)
+            tensors = codec.decode(message, into=into)
         except CorruptMessage as error:
             raise CorruptMessage(f"{key}: {error}") from error
-        return Received(tensors=tensors, payload_bytes=len(message), waited_s=asked_s - began_s)
+        return Received(tensors=tensors, payload_bytes=len(message), waited_s=waited_s)
 
-    def _pause(self, key: str, waited_s: float, due_s: float) -> None:
-        if waited_s >= self._patience.deadline_s:
+    def _read(self, key: str, start: int, stop: int | None) -> tuple[bytes, float]:
+        expected = self._expected[key.rsplit("/", 1)[-1]]
+        began_s = self._clock()
+        if not self._storage.watches and expected.due_s > 0:
+            self._pause(key, 0.0, expected)
+        vain_s: float | None = None
+        while True:
+            waited_s = self._clock() - began_s
+            try:
+                message = self._storage.get(key, start=start, stop=stop, gate=self._downloading)
+            except KeyMissing:
+                vain_s = waited_s
+                self._pause(key, self._clock() - began_s, expected)
+                continue
+            expected.learn(vain_s, waited_s)
+            return message, waited_s
+
+    def _pause(self, key: str, waited_s: float, expected: Expectation) -> None:
+        left_s = self._patience.deadline_s - waited_s
+        if left_s <= 0:
             raise DeadlineExceeded(f"{key} has not come within {self._patience.deadline_s:g} s")
-        if self._cancel.wait(self._patience.pause_s(waited_s, due_s)):
+        learned_s = self._patience.pause_s(waited_s, expected.due_s, expected.spread_s)
+        self._storage.wait(key, left_s if self._storage.watches else learned_s, self._cancel)
+        if self._cancel.is_set():
             raise Cancelled(f"stopped waiting for {key}")

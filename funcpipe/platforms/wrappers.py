@@ -25,6 +25,7 @@ class Counted:
         self._store = store
         self._lock = threading.Lock()
         self._traffic = Traffic()
+        self.watches = store.watches
 
     @property
     def traffic(self) -> Traffic:
@@ -60,3 +61,7 @@ class Counted:
     def list(self, prefix: str) -> tuple[str, ...]:
         """As the wrapped storage; a run never lists while it trains."""
         return self._store.list(prefix)
+
+    def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
+        """As the wrapped storage."""
+        self._store.wait(key, timeout_s, cancel)

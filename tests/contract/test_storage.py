@@ -1,6 +1,7 @@
 """One suite for every storage back-end."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,12 +14,14 @@ from funcpipe.errors import KeyExists, KeyMissing
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.files import FileStorage
 from funcpipe.platforms.memory import MemoryStorage
+from funcpipe.platforms.throttle import OwnPace, Throttled
 from funcpipe.platforms.wrappers import Counted
 
 BACK_ENDS: dict[str, Callable[[Path], Storage]] = {
     "memory": lambda folder: MemoryStorage(),
     "files": FileStorage,
     "counted files": lambda folder: Counted(FileStorage(folder)),
+    "throttled memory": lambda folder: Throttled(MemoryStorage(), latency_s=0.0001, upload=[OwnPace(1e9)]),
 }
 
 keys = (
@@ -130,6 +133,24 @@ def test_the_gate_is_held_while_the_body_moves(store: Storage) -> None:
     with pytest.raises(KeyMissing):
         store.get("none", gate=gate("missing"))
     assert passed == ["put in", "put out", "get in", "get out"]
+
+
+def test_a_wait_ends_when_the_object_comes_or_the_time_is_over_or_it_is_cancelled(store: Storage) -> None:
+    cancel = threading.Event()
+    began_s = time.monotonic()
+    store.wait("none/yet", 0.02, cancel)
+    assert time.monotonic() - began_s < 10
+    threading.Timer(0.05, lambda: store.put("run/a/b/soon", b"1")).start()
+    while store.watches:
+        store.wait("run/a/b/soon", 20, cancel)
+        try:
+            assert store.get("run/a/b/soon") == b"1"
+            break
+        except KeyMissing:
+            continue
+    cancel.set()
+    store.wait("never", 20, cancel)
+    assert time.monotonic() - began_s < 10
 
 
 def in_threads(work: list[Callable[[], None]]) -> None:
