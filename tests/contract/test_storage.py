@@ -1,21 +1,25 @@
 """One suite for every storage back-end."""
 
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import boto3
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from funcpipe.errors import KeyExists, KeyMissing
 from funcpipe.platforms.base import Storage
+from funcpipe.platforms.catalog import open_storage
 from funcpipe.platforms.files import FileStorage
 from funcpipe.platforms.memory import MemoryStorage
 from funcpipe.platforms.throttle import OwnPace, Throttled
 from funcpipe.platforms.wrappers import Counted
+from tests.contract.conftest import S3Server
 
 BACK_ENDS: dict[str, Callable[[Path], Storage]] = {
     "memory": lambda folder: MemoryStorage(),
@@ -31,9 +35,23 @@ keys = (
 )
 
 
-@pytest.fixture(params=BACK_ENDS)
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
-    return BACK_ENDS[request.param](tmp_path / "objects")
+SERVERS = {"s3 on moto": "moto_server", "s3 on a real server": "real_s3_server"}
+
+
+@pytest.fixture(params=[*BACK_ENDS, *SERVERS])
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
+    if request.param in BACK_ENDS:
+        return BACK_ENDS[request.param](tmp_path / "objects")
+    server: S3Server = request.getfixturevalue(SERVERS[request.param])
+    server.use(monkeypatch)
+    make_bucket(server)
+    return open_storage(f"s3://funcpipe-contract/{secrets.token_hex(8)}?endpoint={server.endpoint}")
+
+
+def make_bucket(server: S3Server) -> None:
+    client = boto3.session.Session().client("s3", endpoint_url=server.endpoint, region_name="us-east-1")
+    if "funcpipe-contract" not in {bucket["Name"] for bucket in client.list_buckets()["Buckets"]}:
+        client.create_bucket(Bucket="funcpipe-contract")
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
