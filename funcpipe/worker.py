@@ -34,6 +34,9 @@ from funcpipe.scheduler.graph import Graph, StepShape, build_graph
 from funcpipe.scheduler.tasks import Task
 from funcpipe.split import StageModule, load_stage
 
+OPEN_REQUESTS = 8
+"""How many transfers in each direction wait for their turn at once, while the body of one moves."""
+
 TRACED_STEPS = 20
 """How many of the last steps a worker's trace holds."""
 
@@ -110,7 +113,8 @@ class Worker:
         self._cancel = threading.Event()
         patience = Patience(deadline_s=spec.message_deadline_s)
         channel = Channel(storage, patience, wire=spec.plan.wire, cancel=self._cancel)
-        self._actions = Actions(self.computation, channel, self._keys, self._job.routes)
+        pattern = self._shape(1).pattern(spec.stage)
+        self._actions = Actions(self.computation, channel, self._keys, self._job.routes, pattern, spec.replica)
 
     def run(self) -> None:
         """Train for all epochs; leaves the events of the last steps and, as replica 0, the stage's tensors."""
@@ -133,7 +137,9 @@ class Worker:
     def _train(self, step: Step, retention: Retention, background: Background) -> tuple[Event, ...]:
         order = self._work_order(len(step.micro_batches))
         self._actions.begin(step, self._load)
-        events = execute(order.graph, self._actions.run, step=step.number, cancel=self._cancel)
+        events = execute(
+            order.graph, self._actions.run, step=step.number, cancel=self._cancel, open_requests=OPEN_REQUESTS
+        )
         if self._spec.stage == len(self._spec.plan.stages) - 1:
             report = StepReport(step=step.number, samples=self.computation.samples, loss_sum=self.computation.loss_sum)
             background.put(self._keys.step_report(step.number, self._spec.worker), report)
@@ -143,18 +149,21 @@ class Worker:
 
     @lru_cache(maxsize=4)  # noqa: B019 - a worker lives as long as its process
     def _work_order(self, micro_batches: int) -> "_WorkOrder":
-        plan, worker = self._spec.plan, (self._spec.stage, self._spec.replica)
-        graph = build_graph(
-            StepShape(
-                stages=len(plan.stages),
-                replicas=plan.replicas,
-                micro_batches=micro_batches,
-                routes=self._job.routes,
-                schedule=plan.schedule,
-                sync=plan.sync,
-            )
-        )
+        worker = (self._spec.stage, self._spec.replica)
+        graph = build_graph(self._shape(micro_batches))
         return _WorkOrder(graph.of_worker(*worker), readers_of(graph, worker), heard_by(graph, worker))
+
+    def _shape(self, micro_batches: int) -> StepShape:
+        plan = self._spec.plan
+        return StepShape(
+            stages=len(plan.stages),
+            replicas=plan.replicas,
+            micro_batches=micro_batches,
+            routes=self._job.routes,
+            schedule=plan.schedule,
+            sync=plan.sync,
+            streams=tuple(stage.streams for stage in plan.stages),
+        )
 
     def _leave_results(self, events: Sequence[Event]) -> None:
         self._storage.put(self._keys.trace(self._spec.worker), json.dumps([to_plain(e) for e in events]).encode())

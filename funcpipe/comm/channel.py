@@ -72,11 +72,17 @@ class Channel:
         Raises DeadlineExceeded, Cancelled or CorruptMessage, with the key.
         """
         message, waited_s = self._read(key, start, stop)
-        try:
-            tensors = codec.decode(message, into=into)
-        except CorruptMessage as error:
-            raise CorruptMessage(f"{key}: {error}") from error
-        return Received(tensors=tensors, payload_bytes=len(message), waited_s=waited_s)
+        return Received(tensors=_decoded(key, message, into), payload_bytes=len(message), waited_s=waited_s)
+
+    def get_series(self, key: str, into: Sequence[Mapping[str, Tensor]]) -> Received:
+        """Wait for an object of messages that was put as a series, and read each into its tensors."""
+        message, waited_s = self._read(key, 0, None)
+        start = 0
+        for tensors in into:
+            stop = start + codec.message_bytes(tensors)
+            _decoded(key, memoryview(message)[start:stop], tensors)
+            start = stop
+        return Received(tensors={}, payload_bytes=len(message), waited_s=waited_s)
 
     def _read(self, key: str, start: int, stop: int | None) -> tuple[bytes, float]:
         expected = self._expected[key.rsplit("/", 1)[-1]]
@@ -103,3 +109,10 @@ class Channel:
         self._storage.wait(key, left_s if self._storage.watches else learned_s, self._cancel)
         if self._cancel.is_set():
             raise Cancelled(f"stopped waiting for {key}")
+
+
+def _decoded(key: str, message: bytes | memoryview, into: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+    try:
+        return codec.decode(message, into=into)
+    except CorruptMessage as error:
+        raise CorruptMessage(f"{key}: {error}") from error

@@ -52,6 +52,25 @@ class Sync(Enum):
 
     THREE_PHASE = "three-phase"
     PIPELINED = "pipelined"
+    STREAMED = "streamed"
+    EXCHANGE = "exchange"
+    ALL_REDUCE = "all-reduce"
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """How a streamed synchronisation is cut: into `rounds`, each with raw objects for `groups` of readers.
+
+    The sums of all rounds travel in `merged` objects of each replica. An exchange has only rounds.
+    """
+
+    rounds: int
+    groups: int
+    merged: int
+
+    def __post_init__(self) -> None:
+        for field in ("rounds", "groups", "merged"):
+            checks.at_least(field, getattr(self, field), 1)
 
 
 class Optimality(Enum):
@@ -99,6 +118,7 @@ class Stage:
     """The layers `first` up to, but not including, `stop`, and the size of the functions that run them.
 
     `layers` names the layers of the model's graph, so that a plan can be checked against a model without its profile.
+    `streams` cuts a streamed synchronisation or an exchange of its replicas, which has a usual form if it is None.
     """
 
     first: int
@@ -107,6 +127,7 @@ class Stage:
     memory_mb: int
     recompute: bool = False
     layers: tuple[str, ...] = ()
+    streams: Streams | None = None
 
     def __post_init__(self) -> None:
         checks.at_least("first", self.first, 0)

@@ -141,7 +141,7 @@ class Problem:
         return tuple(
             self.setting(degree, sync)
             for degree in self.degrees
-            for sync in ((Sync.PIPELINED,) if degree <= 2 else tuple(Sync))
+            for sync in ((Sync.PIPELINED,) if degree <= 2 else (Sync.THREE_PHASE, Sync.PIPELINED))
         )
 
     def setting(self, replicas: int, sync: Sync) -> Setting:

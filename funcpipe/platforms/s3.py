@@ -22,8 +22,8 @@ _OUT_OF_RANGE = {"InvalidRange", "416"}
 class S3Storage:
     """Keys below `prefix` in `bucket`, at `endpoint` or at Amazon's. Credentials come from where boto3 finds them.
 
-    Every request is made once: a failure that may pass is StorageBusy, for others to try again. Messages carry their own
-    checksums; those of boto3 are left out, since they halve its throughput.
+    Every request is made once: a failure that may pass is StorageBusy, for others to try again. Messages carry their
+    own checksums; those of boto3 are left out, since they halve its throughput.
     """
 
     watches = False

@@ -99,7 +99,7 @@ class Retried:
         self.watches = store.watches
 
     def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
-        """As the wrapped storage. A put that was refused after a failure, since these very bytes are there, succeeded."""
+        """As the wrapped storage. A put refused after a failure, as these very bytes are there, has succeeded."""
         tries = 0
 
         def put() -> None:

@@ -8,8 +8,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from funcpipe.comm.scatter_reduce import Move, transfers
-from funcpipe.core import ActivationRoute, Routes, ScheduleKind, Sync, TieRoute
+from funcpipe.comm.scatter_reduce import Move, Pattern, pattern, transfers
+from funcpipe.core import ActivationRoute, Routes, ScheduleKind, Streams, Sync, TieRoute
 from funcpipe.scheduler.schedules import Action, actions
 from funcpipe.scheduler.tasks import Kind, Lane, Task, source_of
 
@@ -46,7 +46,10 @@ class Graph:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepShape:
-    """What the graph of a step depends on. `micro_batches` counts those of all replicas in this step."""
+    """What the graph of a step depends on. `micro_batches` counts those of all replicas in this step.
+
+    `streams` cuts the synchronisation of each stage; where it is shorter, as is usual.
+    """
 
     stages: int
     replicas: int
@@ -54,6 +57,11 @@ class StepShape:
     routes: Routes
     schedule: ScheduleKind
     sync: Sync
+    streams: tuple[Streams | None, ...] = ()
+
+    def pattern(self, stage: int) -> Pattern:
+        """How the replicas of `stage` sum their gradients."""
+        return pattern(self.sync, self.replicas, self.streams[stage] if stage < len(self.streams) else None)
 
 
 def build_graph(shape: StepShape) -> Graph:
@@ -182,9 +190,8 @@ def _synchronise(shape: StepShape, stage: int, replica: int, gradients: tuple[Ta
     flatten = Task(Kind.FLATTEN, stage, replica)
     yield flatten, gradients
     moves: list[Task] = []
-    for transfer in transfers(shape.sync, replicas=shape.replicas, replica=replica):
-        part = None if transfer.move is Move.MERGE else transfer.split
-        moves.append(Task(_KIND_OF_MOVE[transfer.move], stage, replica, peer=transfer.peer, part=part))
+    for transfer in transfers(shape.pattern(stage), replica):
+        moves.append(Task(_KIND_OF_MOVE[transfer.move], stage, replica, peer=transfer.peer, part=transfer.part))
         yield moves[-1], (flatten, *(moves[position] for position in transfer.after))
 
 

@@ -96,3 +96,11 @@ def test_recomputed_activations_and_three_phases_change_nothing(module: ModuleTy
     loss, state = trained(module, torch.float64, 2, 3, recompute=True, sync=Sync.THREE_PHASE)
     assert loss < 1e-12
     assert state < 1e-10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sync", [Sync.STREAMED, Sync.EXCHANGE, Sync.ALL_REDUCE])
+def test_every_way_to_synchronise_changes_nothing(sync: Sync) -> None:
+    loss, state = trained(digits, torch.float64, 2, 3, sync=sync)
+    assert loss < 1e-12
+    assert state < 1e-10
