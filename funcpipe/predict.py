@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 
+from funcpipe.comm.scatter_reduce import pattern
 from funcpipe.core import ModelProfile, Plan, PlatformSpec, Routes, Trace, find_routes
+from funcpipe.errors import InvalidValue
 from funcpipe.partitioner.cost import evaluate, plan_loads, plan_setting
 from funcpipe.partitioner.formulas import shared_link
 from funcpipe.scheduler.graph import StepShape, build_graph
@@ -22,6 +24,7 @@ def predict(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Trace:
         routes=routes,
         schedule=plan.schedule,
         sync=plan.sync,
+        streams=plan.streams,
     )
     return simulate(build_graph(shape), cost, shared_cores=spec.shared_cores, run=f"prediction of {plan.model}")
 
@@ -55,6 +58,8 @@ def _payloads(plan: Plan, profile: ModelProfile) -> Callable[[Task], float]:
     gradients = {(route.consumer, route.producer): route.payload_bytes for route in routes.gradients}
     summed = [profile.summed_bytes(stage.first, stage.stop) for stage in plan.stages]
 
+    chosen = pattern(plan.sync, plan.replicas, plan.streams)
+
     def payload(task: Task) -> float:
         match task.kind, task.peer, task.part:
             case Kind.PUT_ACTIVATION, None, int(part):
@@ -67,8 +72,14 @@ def _payloads(plan: Plan, profile: ModelProfile) -> Callable[[Task], float]:
                 return plan.wire.ratio * gradients[peer, task.stage]
             case Kind.PUT_TIED | Kind.GET_TIED | Kind.PUT_TIED_SUM | Kind.GET_TIED_SUM, _, int(part):
                 return routes.ties[part].payload_bytes
+            case Kind.PUT_SPLIT, None, int(part):
+                return parameters[task.stage] * chosen.raw_share(task.replica, part)
+            case Kind.GET_SPLIT, int(), int():
+                return parameters[task.stage] * chosen.piece_share
+            case Kind.PUT_MERGED | Kind.GET_MERGED, _, int(part):
+                return parameters[task.stage] * chosen.merged_share(part)
             case _:
-                return summed[task.stage] / plan.replicas
+                raise InvalidValue("task", str(task), "must move bytes")
 
     return payload
 

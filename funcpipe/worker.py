@@ -113,7 +113,7 @@ class Worker:
         self._cancel = threading.Event()
         patience = Patience(deadline_s=spec.message_deadline_s)
         channel = Channel(storage, patience, wire=spec.plan.wire, cancel=self._cancel)
-        pattern = self._shape(1).pattern(spec.stage)
+        pattern = self._shape(1).pattern
         self._actions = Actions(self.computation, channel, self._keys, self._job.routes, pattern, spec.replica)
 
     def run(self) -> None:
@@ -162,7 +162,7 @@ class Worker:
             routes=self._job.routes,
             schedule=plan.schedule,
             sync=plan.sync,
-            streams=tuple(stage.streams for stage in plan.stages),
+            streams=plan.streams,
         )
 
     def _leave_results(self, events: Sequence[Event]) -> None:

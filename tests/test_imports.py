@@ -13,7 +13,7 @@ PACKAGE = ROOT / "funcpipe"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 WITH_TORCH = {"actions", "api", "cli", "comm", "computation", "data", "gradients", "graph", "launch", "profiler"}
-WITH_TORCH |= {"rng", "split", "statistics", "ties", "verify", "worker"}
+WITH_TORCH |= {"rng", "split", "statistics", "synchronisation", "ties", "verify", "worker"}
 """Parts that may import torch when they are loaded (the command line only inside a verb)."""
 
 PURE = {"core", "errors", "partitioner", "scheduler", "platforms"}

@@ -36,8 +36,8 @@ def synchronised(shape: StepShape, vectors: torch.Tensor, order: random.Random) 
     for replica, row in enumerate(result):
         stores.append(Counted(shared))
         channel = Channel(stores[-1], Patience(deadline_s=0.001), wire=Wire.BF16, cancel=threading.Event())
-        doers.append(Synchronisation(channel, shape.pattern(0), replica, str))
-        pieces.append(Pieces(row, shape.pattern(0)))
+        doers.append(Synchronisation(channel, shape.pattern, replica, str))
+        pieces.append(Pieces(row, shape.pattern))
     for position in possible_order(graph, order):
         task = graph.tasks[position]
         if task.kind in (Kind.PUT_SPLIT, Kind.GET_SPLIT, Kind.MERGE, Kind.PUT_MERGED, Kind.GET_MERGED):
@@ -63,7 +63,7 @@ def shape_of(sync: Sync, replicas: int, cut_as: Streams | None = None) -> StepSh
         routes=Routes(activations=(), gradients=()),
         schedule=ScheduleKind.GPIPE,
         sync=sync,
-        streams=(cut_as,),
+        streams=cut_as,
     )
 
 

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from funcpipe.core import Streams, Sync
+from funcpipe.core import Streams, Sync, usual_streams
 
 Piece = tuple[int, int]
 """A round and a split."""
@@ -98,6 +98,19 @@ class Pattern:
         distance = (reader - writer) % self.replicas
         return round_number * self.streams.groups + (distance - 1) // self._readers
 
+    def raw_share(self, writer: int, part: int) -> float:
+        """The share of the gradient that the raw object `part` of `writer` holds."""
+        return len(self.raw_pieces(writer, part)) * self.piece_share
+
+    def merged_share(self, part: int) -> float:
+        """The share of the gradient that a merged object holds."""
+        return len(self.rounds_of(part)) * self.piece_share
+
+    @property
+    def piece_share(self) -> float:
+        """The share of the gradient that one piece is."""
+        return 1 / (self.streams.rounds * self.splits)
+
     @property
     def spreads(self) -> bool:
         """Whether sums are put for others to get."""
@@ -109,22 +122,8 @@ class Pattern:
 
 
 def pattern(sync: Sync, replicas: int, streams: Streams | None = None) -> Pattern:
-    """The pattern of `sync`; `streams` cuts a streamed one or an exchange, and has a usual form if it is None."""
-    one_each = max(replicas - 1, 1)
-    match sync:
-        case Sync.THREE_PHASE | Sync.PIPELINED:
-            return Pattern(sync, replicas, Streams(rounds=1, groups=one_each, merged=1))
-        case Sync.ALL_REDUCE:
-            return Pattern(sync, replicas, Streams(rounds=1, groups=1, merged=1))
-        case Sync.EXCHANGE:
-            rounds = 8 if streams is None else streams.rounds
-            return Pattern(sync, replicas, Streams(rounds=rounds, groups=1, merged=1))
-        case Sync.STREAMED:
-            usual = Streams(rounds=2, groups=min(one_each, 7), merged=2)
-            chosen = usual if streams is None else streams
-            return Pattern(
-                sync, replicas, Streams(chosen.rounds, min(chosen.groups, one_each), min(chosen.merged, chosen.rounds))
-            )
+    """The pattern of `sync`, cut as `streams` says or else as usual."""
+    return Pattern(sync, replicas, usual_streams(sync, replicas, streams))
 
 
 def transfers(pattern: Pattern, replica: int) -> tuple[Transfer, ...]:

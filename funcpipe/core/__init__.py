@@ -15,6 +15,7 @@ from funcpipe.core.plan import (
     Sync,
     TrainingSpec,
     Wire,
+    usual_streams,
 )
 from funcpipe.core.platform import MB, FunctionSize, PlatformSpec
 from funcpipe.core.profile import LayerProfile, ModelProfile, TensorProfile, TiedParameter
@@ -60,6 +61,7 @@ __all__ = [
     "read",
     "read_trace",
     "to_text",
+    "usual_streams",
     "write",
     "write_trace",
 ]

@@ -73,6 +73,21 @@ class Streams:
             checks.at_least(field, getattr(self, field), 1)
 
 
+def usual_streams(sync: Sync, replicas: int, streams: Streams | None = None) -> Streams:
+    """How `sync` cuts the gradient of so many replicas: as `streams` says, where that is open, or as it mostly does."""
+    one_each = max(replicas - 1, 1)
+    match sync:
+        case Sync.THREE_PHASE | Sync.PIPELINED:
+            return Streams(rounds=1, groups=one_each, merged=1)
+        case Sync.ALL_REDUCE:
+            return Streams(rounds=1, groups=1, merged=1)
+        case Sync.EXCHANGE:
+            return Streams(rounds=8 if streams is None else streams.rounds, groups=1, merged=1)
+        case Sync.STREAMED:
+            chosen = Streams(rounds=2, groups=7, merged=2) if streams is None else streams
+            return Streams(chosen.rounds, min(chosen.groups, one_each), min(chosen.merged, chosen.rounds))
+
+
 class Optimality(Enum):
     """What is known of a plan: the best there is, or the best that was found."""
 
@@ -118,7 +133,6 @@ class Stage:
     """The layers `first` up to, but not including, `stop`, and the size of the functions that run them.
 
     `layers` names the layers of the model's graph, so that a plan can be checked against a model without its profile.
-    `streams` cuts a streamed synchronisation or an exchange of its replicas, which has a usual form if it is None.
     """
 
     first: int
@@ -127,7 +141,6 @@ class Stage:
     memory_mb: int
     recompute: bool = False
     layers: tuple[str, ...] = ()
-    streams: Streams | None = None
 
     def __post_init__(self) -> None:
         checks.at_least("first", self.first, 0)
@@ -193,7 +206,8 @@ class SolverReport:
 class Plan:
     """Where the model is cut, what runs each stage, how many replicas there are, and what that is expected to take.
 
-    Micro-batch m belongs to replica m mod `replicas` of every stage.
+    Micro-batch m belongs to replica m mod `replicas` of every stage. `streams` cuts a streamed synchronisation or an
+    exchange; None stands for the usual cut.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.plan/1"
@@ -207,6 +221,7 @@ class Plan:
     stages: tuple[Stage, ...]
     model: str = ""
     platform: str = ""
+    streams: Streams | None = None
     optimizer: OptimizerKind = OptimizerKind.SGD
     estimate: Estimate | None = None
     solver: SolverReport | None = None

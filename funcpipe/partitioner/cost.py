@@ -88,6 +88,7 @@ def plan_setting(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Setti
         wire_ratio=plan.wire.ratio,
         base_bytes=profile.base_memory_bytes,
         spec=spec,
+        streams=plan.streams,
     )
 
 

@@ -48,7 +48,7 @@ class Graph:
 class StepShape:
     """What the graph of a step depends on. `micro_batches` counts those of all replicas in this step.
 
-    `streams` cuts the synchronisation of each stage; where it is shorter, as is usual.
+    `streams` cuts the synchronisation; None stands for the usual cut.
     """
 
     stages: int
@@ -57,11 +57,12 @@ class StepShape:
     routes: Routes
     schedule: ScheduleKind
     sync: Sync
-    streams: tuple[Streams | None, ...] = ()
+    streams: Streams | None = None
 
-    def pattern(self, stage: int) -> Pattern:
-        """How the replicas of `stage` sum their gradients."""
-        return pattern(self.sync, self.replicas, self.streams[stage] if stage < len(self.streams) else None)
+    @property
+    def pattern(self) -> Pattern:
+        """How the replicas of each stage sum their gradients."""
+        return pattern(self.sync, self.replicas, self.streams)
 
 
 def build_graph(shape: StepShape) -> Graph:
@@ -190,7 +191,7 @@ def _synchronise(shape: StepShape, stage: int, replica: int, gradients: tuple[Ta
     flatten = Task(Kind.FLATTEN, stage, replica)
     yield flatten, gradients
     moves: list[Task] = []
-    for transfer in transfers(shape.pattern(stage), replica):
+    for transfer in transfers(shape.pattern, replica):
         moves.append(Task(_KIND_OF_MOVE[transfer.move], stage, replica, peer=transfer.peer, part=transfer.part))
         yield moves[-1], (flatten, *(moves[position] for position in transfer.after))
 
