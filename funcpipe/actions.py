@@ -53,6 +53,7 @@ class Actions:
     def begin(self, step: Step, load: Callable[[Sequence[int]], Batch]) -> None:
         """Get ready for the tasks of `step`."""
         self._step = step.number
+        self._channel.begin_step()
         self._computation.begin(step, load)
 
     def run(self, task: Task) -> Outcome:

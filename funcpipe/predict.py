@@ -73,11 +73,11 @@ def _payloads(plan: Plan, profile: ModelProfile) -> Callable[[Task], float]:
             case Kind.PUT_TIED | Kind.GET_TIED | Kind.PUT_TIED_SUM | Kind.GET_TIED_SUM, _, int(part):
                 return routes.ties[part].payload_bytes
             case Kind.PUT_SPLIT, None, int(part):
-                return parameters[task.stage] * chosen.raw_share(task.replica, part)
+                return summed[task.stage] * chosen.raw_share(task.replica, part)
             case Kind.GET_SPLIT, int(), int():
-                return parameters[task.stage] * chosen.piece_share
+                return summed[task.stage] * chosen.piece_share
             case Kind.PUT_MERGED | Kind.GET_MERGED, _, int(part):
-                return parameters[task.stage] * chosen.merged_share(part)
+                return summed[task.stage] * chosen.merged_share(part)
             case _:
                 raise InvalidValue("task", str(task), "must move bytes")
 

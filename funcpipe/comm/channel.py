@@ -30,8 +30,8 @@ class Channel:
     """Sends and receives messages through `storage`. Setting `cancel` ends every wait.
 
     It may be used by several threads: their requests are open side by side, while in each direction the bodies of
-    messages move one at a time. Messages of the same name, the last part of their key, come once a step: the last waits
-    for them tell when the next is due, where the storage does not tell when it has come.
+    messages move one at a time. Messages of the same name, the last part of their key, come once a step: the last steps
+    tell when in a step they are due, where the storage does not tell when they have come.
     """
 
     def __init__(
@@ -50,7 +50,12 @@ class Channel:
         self._clock = clock
         self._uploading, self._downloading = Turns(), Turns()
         self._buffers = Buffers()
+        self._step_s = clock()
         self._expected: dict[str, Expectation] = defaultdict(lambda: Expectation(patience))
+
+    def begin_step(self) -> None:
+        """A step begins: from here on it is counted when its messages come."""
+        self._step_s = self._clock()
 
     def put(self, key: str, tensors: Mapping[str, Tensor], *, exact: bool = False) -> int:
         """Write a message; returns its bytes. 32-bit floats travel in the run's wire format unless `exact`."""
@@ -60,8 +65,8 @@ class Channel:
         """Write messages one behind the other, as one object; returns its bytes."""
         wire = Wire.FP32 if exact else self._wire
         size = sum(codec.message_bytes(tensors, wire) for tensors in messages)
-        with self._buffers.lend(size) as buffer:
-            self._storage.put(key, codec.encode_series(messages, wire, buffer=buffer), gate=self._uploading)
+        with self._uploading.reserve() as gate, self._buffers.lend(size) as buffer:
+            self._storage.put(key, codec.encode_series(messages, wire, buffer=buffer), gate=gate)
         return size
 
     def get(
@@ -87,26 +92,29 @@ class Channel:
     def _read(self, key: str, start: int, stop: int | None) -> tuple[bytes, float]:
         expected = self._expected[key.rsplit("/", 1)[-1]]
         began_s = self._clock()
-        if not self._storage.watches and expected.due_s > 0:
-            self._pause(key, 0.0, expected)
-        vain_s: float | None = None
+        paused = not self._storage.watches and expected.due_s > began_s - self._step_s
+        if paused:
+            self._pause(key, began_s, expected)
+        vain_s, trip_s = None, 0.0
         while True:
-            waited_s = self._clock() - began_s
+            asked_s = self._clock()
             try:
                 message = self._storage.get(key, start=start, stop=stop, gate=self._downloading)
             except KeyMissing:
-                vain_s = waited_s
-                self._pause(key, self._clock() - began_s, expected)
+                vain_s, trip_s = asked_s - self._step_s, self._clock() - asked_s
+                self._pause(key, began_s, expected, trip_s)
                 continue
-            expected.learn(vain_s, waited_s)
-            return message, waited_s
+            if paused or vain_s is not None:
+                expected.learn(vain_s, asked_s - self._step_s, trip_s)
+            return message, asked_s - began_s
 
-    def _pause(self, key: str, waited_s: float, expected: Expectation) -> None:
-        left_s = self._patience.deadline_s - waited_s
+    def _pause(self, key: str, began_s: float, expected: Expectation, trip_s: float = 0.0) -> None:
+        now_s = self._clock()
+        left_s = self._patience.deadline_s - (now_s - began_s)
         if left_s <= 0:
             raise DeadlineExceeded(f"{key} has not come within {self._patience.deadline_s:g} s")
-        learned_s = self._patience.pause_s(waited_s, expected.due_s, expected.spread_s)
-        self._storage.wait(key, left_s if self._storage.watches else learned_s, self._cancel)
+        learned_s = self._patience.pause_s(now_s - self._step_s, expected.due_s, expected.spread_s, trip_s)
+        self._storage.wait(key, left_s if self._storage.watches else min(learned_s, left_s), self._cancel)
         if self._cancel.is_set():
             raise Cancelled(f"stopped waiting for {key}")
 

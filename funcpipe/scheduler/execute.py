@@ -68,10 +68,14 @@ class _Lane:
         self._positions = iter(positions)
         self._lock = threading.Lock()
 
-    def next(self) -> int | None:
-        """The next task, by position; None when there is none."""
+    def next(self, wait_for: Callable[[int], bool]) -> int | None:
+        """The next task, by position, once it can begin; None when there is none, or waiting for it was given up.
+
+        Tasks behind it are not handed out before.
+        """
         with self._lock:
-            return next(self._positions, None)
+            position = next(self._positions, None)
+            return position if position is not None and wait_for(position) else None
 
 
 class _Execution:
@@ -96,9 +100,7 @@ class _Execution:
         self.failure: tuple[Task, BaseException] | None = None
 
     def run_lane(self, lane: "_Lane") -> None:
-        while (position := lane.next()) is not None:
-            if not self._wait_for(position):
-                return
+        while (position := lane.next(self._wait_for)) is not None:
             task = self.graph.tasks[position]
             start_s = self.clock()
             try:
