@@ -9,6 +9,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -76,8 +77,8 @@ def coding() -> None:
     print("codec: GB/s of 32-bit floats")
     for wire in Wire:
         message = bytes(codec.encode({"x": values}, wire))
-        encode_s = best(lambda wire=wire: codec.encode({"x": values}, wire, buffer=buffer))
-        decode_s = best(lambda message=message: codec.decode(message, into=target))
+        encode_s = best(partial(codec.encode, {"x": values}, wire, buffer=buffer))
+        decode_s = best(partial(codec.decode, message, into=target))
         print(
             f"  {wire.value}: encode {values.nbytes / encode_s / 1e9:.2f}, decode {values.nbytes / decode_s / 1e9:.2f}"
         )
@@ -112,8 +113,8 @@ def waiting() -> None:
         empty = statistics.mean(vain[part])
         usd = PUT_USD + (1 + empty) * GET_USD
         print(
-            f"waiting, {name}: {empty:.2f} vain gets for an awaited object, {statistics.mean(late_s[part]) * 1e3:.1f} ms "
-            f"late, {usd * 1e6:.2f} millionths of a dollar for its requests"
+            f"waiting, {name}: {empty:.2f} vain gets for an awaited object, "
+            f"{statistics.mean(late_s[part]) * 1e3:.1f} ms late, {usd * 1e6:.2f} millionths of a dollar for its requests"
         )
 
 
