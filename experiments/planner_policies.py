@@ -1,6 +1,7 @@
 """Our plan beside every other policy's: predicted seconds and dollars, on the reference models.
 
-Writes planner_policies.json and prints a table for each model and batch; `=` marks a policy whose plan is as good.
+Writes planner_policies.json and prints a table for each model and batch, with the share by which a policy is above
+ours; `=` marks a plan that is as good.
 """
 
 import argparse
@@ -25,13 +26,14 @@ LEFT_OUT = ("exhaustive",)  # for a handful of layers only
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("out/planner"))
+    parser.add_argument("--models", nargs="*", default=list(SHAPES), choices=list(SHAPES), help="built-in profiles")
     parser.add_argument("--profile", type=Path, nargs="*", help="measured profiles instead of the built-in ones")
     parser.add_argument("--spec", type=Path, help="the platform of the profiles; AWS Lambda by default")
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
     spec = read(PlatformSpec, options.spec) if options.spec else platform()
     measured = [read(ModelProfile, path) for path in options.profile or ()]
-    profiles = measured or [profile(name, spec) for name in SHAPES]
+    profiles = measured or [profile(name, spec) for name in options.models]
     rows = [row for some in profiles for batch in BATCHES for row in compare(some, spec, batch)]
     (options.output / "planner_policies.json").write_text(json.dumps(rows, indent=1) + "\n")
     show(rows)
@@ -67,7 +69,9 @@ def show(rows: list[dict[str, Any]]) -> None:
     for model, batch in dict.fromkeys((row["model"], row["batch"]) for row in rows):
         here = [row for row in rows if (row["model"], row["batch"]) == (model, batch)]
         table = Table(
-            "policy", *(f"{value:g} $/h" for value in TIME_VALUES), title=f"{model}, batch {batch}: s, m$, worse by"
+            "policy",
+            *(f"{value:g} $/h" for value in TIME_VALUES),
+            title=f"{model}, batch {batch}: s, m$, above ours by",
         )
         for policy in dict.fromkeys(row["policy"] for row in here):
             table.add_row(policy, *(_cell(row, here) for row in here if row["policy"] == policy))
@@ -79,7 +83,7 @@ def _cell(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
         return "no plan"
     ours = next(r for r in rows if r["policy"] == "funcpipe" and r["time_value"] == row["time_value"])
     worse = row["objective"] / ours["objective"] - 1
-    mark = "" if row["policy"] == "funcpipe" else " =" if worse < 1e-9 else f" +{worse:.0%}"
+    mark = "" if row["policy"] == "funcpipe" else " =" if abs(worse) < 1e-9 else f" {worse:+.1%}"
     return f"{row['seconds']:.1f} s {1000 * row['dollars']:.2f} m${mark}"
 
 

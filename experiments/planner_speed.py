@@ -1,10 +1,11 @@
 """How fast the best plan is found and proved: by layers, sizes and replicas, beside the solvers, and the whole front.
 
 Five numbers of replicas and eight sizes unless said otherwise; money weighted with the paper's four values of time.
-Writes planner_speed.json and planner_speed.png.
+Writes planner_speed.json and planner_speed.png; parts that are not measured keep what the file says of them.
 """
 
 import argparse
+import itertools
 import json
 import resource
 import time
@@ -32,18 +33,21 @@ SOLVERS: Sequence[Callable[..., Plan]] = (highs, scip, gurobi)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", default=list(PARTS), help=f"of {', '.join(PARTS)}; or all")
     parser.add_argument("--output", type=Path, default=Path("out/planner"))
     parser.add_argument("--solver-limit", type=float, default=60.0, help="seconds for each solver and instance")
     parser.add_argument("--solver-layers", type=int, nargs="*", default=[6, 8, 10, 12])
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
-    results: dict[str, Any] = {"bars": list(bars()), "front": list(fronts())}
-    results["memory_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    results["growth"] = list(growth())
-    results["solvers"] = [row for layers in options.solver_layers for row in solvers(layers, options.solver_limit)]
-    (options.output / "planner_speed.json").write_text(json.dumps(results, indent=1) + "\n")
+    path = options.output / "planner_speed.json"
+    results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    for part in options.parts:
+        results[part] = list(PARTS[part](options))
+        results.setdefault("memory_mb", {})[part] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        path.write_text(json.dumps(results, indent=1) + "\n")
     show(results)
-    draw(results["growth"], options.output / "planner_speed.png")
+    if "growth" in results:
+        draw(results["growth"], options.output / "planner_speed.png")
 
 
 def solve(measured: ModelProfile, spec: PlatformSpec, *, batch: int, time_value: float) -> dict[str, Any]:
@@ -65,7 +69,7 @@ def solve(measured: ModelProfile, spec: PlatformSpec, *, batch: int, time_value:
     }
 
 
-def bars() -> Iterator[dict[str, Any]]:
+def bars(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Every reference model stretched to 24, 40 and 100 layers, every value of time."""
     spec = platform()
     for layers in BARS_S:
@@ -74,7 +78,7 @@ def bars() -> Iterator[dict[str, Any]]:
                 yield solve(profile(name, spec, layers=layers), spec, batch=BATCH, time_value=value)
 
 
-def fronts() -> Iterator[dict[str, Any]]:
+def fronts(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """The whole Pareto front of every reference model."""
     spec = platform()
     for name in SHAPES:
@@ -84,7 +88,7 @@ def fronts() -> Iterator[dict[str, Any]]:
         yield {"model": name, "layers": FRONT_LAYERS, "points": len(front.plans), "seconds": front.solve_s}
 
 
-def growth() -> Iterator[dict[str, Any]]:
+def growth(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Seconds by layers, by sizes and by numbers of replicas, the others as in the bars."""
     for name in SHAPES:
         for layers in (10, 20, 40, 60, 80, 100, 120):
@@ -102,64 +106,80 @@ def growth() -> Iterator[dict[str, Any]]:
             }
 
 
-def solvers(layers: int, limit_s: float) -> Iterator[dict[str, Any]]:
+def solvers(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """The exact search and each solver on the same instances, one number of replicas, in one run."""
     spec = platform()
-    for name in ("amoebanet-d18", "bert-large"):
-        measured = profile(name, spec, layers=layers)
-        training = TrainingSpec(global_batch=BATCH, time_value=3.84, replicas=(4,))
-        problem = Problem(profile=measured, spec=spec, training=training)
+    training = TrainingSpec(global_batch=BATCH, time_value=3.84, replicas=(4,))
+    for layers, name in itertools.product(options.solver_layers, ("amoebanet-d18", "bert-large")):
+        problem = Problem(profile=profile(name, spec, layers=layers), spec=spec, training=training)
         started_s = time.perf_counter()
         plan = exact(problem)
         exact_s = time.perf_counter() - started_s
-        assert plan.solver is not None
         for solver in SOLVERS:
-            started_s = time.perf_counter()
             row = {"model": name, "layers": layers, "solver": solver.__name__, "exact_s": exact_s}
-            try:
-                found = solver(problem, time_limit_s=limit_s)
-            except FuncPipeError as error:
-                yield {**row, "failed": str(error)}
-                continue
-            assert found.solver is not None
-            yield {
-                **row,
-                "seconds": time.perf_counter() - started_s,
-                "proved": found.solver.status is Optimality.OPTIMAL,
-                "gap": found.solver.gap,
-                "excess": found.solver.objective / plan.solver.objective - 1,
-            }
+            yield row | beside(problem, plan, solver, options.solver_limit)
+
+
+def beside(problem: Problem, plan: Plan, solver: Callable[..., Plan], limit_s: float) -> dict[str, Any]:
+    """What a solver takes, whether it proves its plan, and by what share that is worse than `plan`."""
+    started_s = time.perf_counter()
+    try:
+        found = solver(problem, time_limit_s=limit_s)
+    except FuncPipeError as error:
+        return {"failed": str(error)}
+    assert plan.solver is not None
+    assert found.solver is not None
+    return {
+        "seconds": time.perf_counter() - started_s,
+        "proved": found.solver.status is Optimality.OPTIMAL,
+        "gap": found.solver.gap,
+        "excess": found.solver.objective / plan.solver.objective - 1,
+    }
+
+
+PARTS = {"bars": bars, "front": fronts, "growth": growth, "solvers": solvers}
 
 
 def show(results: dict[str, Any]) -> None:
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=140)
+    for part, table_of in (("bars", bars_table), ("front", front_table), ("solvers", solvers_table)):
+        if part in results:
+            console.print(table_of(results[part]))
+    for part, memory_mb in results["memory_mb"].items():
+        console.print(f"peak memory after {part}: {memory_mb:.0f} MB, bar {MEMORY_BAR_MB} MB")
+
+
+def bars_table(rows: Sequence[dict[str, Any]]) -> Table:
     table = Table(
         "layers", "bar s", *(name for name in SHAPES), title="seconds to prove the best plan, worst of 4 values"
     )
     for layers, bar_s in BARS_S.items():
         worst = [
-            max(row["seconds"] for row in results["bars"] if row["layers"] == layers and row["model"] == name)
-            for name in SHAPES
+            max(row["seconds"] for row in rows if row["layers"] == layers and row["model"] == name) for name in SHAPES
         ]
         table.add_row(str(layers), f"{bar_s:g}", *(f"{seconds:.2f}" for seconds in worst))
-    console.print(table)
-    table = Table(
-        "model", "points", "seconds", title=f"the whole front of {FRONT_LAYERS} layers, bar {FRONT_BAR_S:g} s"
-    )
-    for row in results["front"]:
+    return table
+
+
+def front_table(rows: Sequence[dict[str, Any]]) -> Table:
+    title = f"the whole front of {FRONT_LAYERS} layers, bar {FRONT_BAR_S:g} s"
+    table = Table("model", "points", "seconds", title=title)
+    for row in rows:
         table.add_row(row["model"], str(row["points"]), f"{row['seconds']:.2f}")
-    console.print(table)
-    console.print(f"peak memory of the process so far: {results['memory_mb']:.0f} MB, bar {MEMORY_BAR_MB} MB")
+    return table
+
+
+def solvers_table(rows: Sequence[dict[str, Any]]) -> Table:
     table = Table("model", "layers", "solver", "seconds", "/ exact", "proved", "gap", "excess", title="solvers")
-    for row in results["solvers"]:
+    for row in rows:
+        head = row["model"], str(row["layers"]), row["solver"]
         if "failed" in row:
-            table.add_row(row["model"], str(row["layers"]), row["solver"], row["failed"][:60])
+            table.add_row(*head, "-", "-", f"no: {row['failed'].split(' (')[0]}", "-", "-")
             continue
         ratio, gap = row["seconds"] / row["exact_s"], "-" if row["gap"] is None else f"{row['gap']:.1e}"
         proved = "yes" if row["proved"] else "no"
-        numbers = f"{row['seconds']:.2f}", f"{ratio:.0f}", proved, gap, f"{row['excess']:.1e}"
-        table.add_row(row["model"], str(row["layers"]), row["solver"], *numbers)
-    console.print(table)
+        table.add_row(*head, f"{row['seconds']:.2f}", f"{ratio:.0f}", proved, gap, f"{row['excess']:.1e}")
+    return table
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:

@@ -86,7 +86,7 @@ def coding() -> None:
 
 def overhead() -> None:
     store = MemoryStorage()
-    channel = Channel(store, Patience(deadline_s=10), wire=Wire.FP32, cancel=threading.Event())
+    channel = Channel(store, Patience(deadline_s=10), cancel=threading.Event())
     small = {"x": torch.randn(64)}
     message = bytes(codec.encode(small))
     put_s = best(lambda: channel.put("k", small), 2000) - best(lambda: store.put("k", message), 2000)
@@ -97,7 +97,7 @@ def overhead() -> None:
 def waiting() -> None:
     """A pipeline in which an object is due a quarter of a second into every step; before and after it has learned."""
     far = Counted(Throttled(near := MemoryStorage(), latency_s=LATENCY_S))
-    channel = Channel(far, Patience(deadline_s=10), wire=Wire.FP32, cancel=threading.Event())
+    channel = Channel(far, Patience(deadline_s=10), cancel=threading.Event())
     message = bytes(codec.encode({"x": torch.ones(8)}))
     vain, late_s = [], []
     for step in range(STEPS):
@@ -114,7 +114,7 @@ def waiting() -> None:
         usd = PUT_USD + (1 + empty) * GET_USD
         print(
             f"waiting, {name}: {empty:.2f} vain gets for an awaited object, "
-            f"{statistics.mean(late_s[part]) * 1e3:.1f} ms late, {usd * 1e6:.2f} millionths of a dollar for its requests"
+            f"{statistics.mean(late_s[part]) * 1e3:.1f} ms late, {usd * 1e6:.2f} millionths of a dollar"
         )
 
 

@@ -27,7 +27,7 @@ from funcpipe.comm.channel import Channel
 from funcpipe.comm.patience import Patience
 from funcpipe.comm.pieces import Pieces
 from funcpipe.comm.scatter_reduce import Pattern, pattern
-from funcpipe.core import Event, Resource, Routes, ScheduleKind, Streams, Sync, Wire
+from funcpipe.core import Event, Resource, Routes, ScheduleKind, Streams, Sync
 from funcpipe.partitioner.formulas import sync_time_s
 from funcpipe.partitioner.sync_forms import candidates, limit_s
 from funcpipe.platforms.files import FileStorage
@@ -206,7 +206,7 @@ def _repeat(
         )
     )
     cancel = threading.Event()
-    channel = Channel(store, Patience(deadline_s=DEADLINE_S), wire=Wire.FP32, cancel=cancel)
+    channel = Channel(store, Patience(deadline_s=DEADLINE_S), cancel=cancel)
     shape = StepShape(
         stages=1,
         replicas=way.replicas,

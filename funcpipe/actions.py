@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from funcpipe.comm.channel import Channel, Received
 from funcpipe.comm.keys import Keys
 from funcpipe.comm.pieces import Pieces
-from funcpipe.comm.scatter_reduce import Pattern
+from funcpipe.comm.scatter_reduce import pattern
 from funcpipe.computation import Batch, Computation
-from funcpipe.core import Routes
+from funcpipe.core import Plan, Routes, Wire
 from funcpipe.data import Step
 from funcpipe.scheduler.execute import Outcome
 from funcpipe.scheduler.tasks import Kind, Task, source_of
@@ -20,14 +21,15 @@ class Actions:
     """Does the tasks of one worker. Messages are named after the tasks that write them."""
 
     def __init__(
-        self, computation: Computation, channel: Channel, keys: Keys, routes: Routes, pattern: Pattern, replica: int
+        self, computation: Computation, channel: Channel, keys: Keys, routes: Routes, plan: Plan, replica: int
     ) -> None:
         self._computation = computation
         self._channel = channel
         self._keys = keys
+        self._wire, self._gradient_wire = plan.wire, plan.gradient_wire
         self._routes = _RouteTable(routes)
-        self._pattern = pattern
-        self._synchronisation = Synchronisation(channel, pattern, replica, self._key_of)
+        self._pattern = pattern(plan.sync, plan.replicas, plan.streams)
+        self._synchronisation = Synchronisation(channel, self._pattern, replica, self._key_of)
         self._step = -1
         self._actions: Mapping[Kind, Callable[[Task], Outcome]] = {
             Kind.FORWARD: self._forward,
@@ -47,6 +49,9 @@ class Actions:
             Kind.GET_MERGED: self._synchronise,
             Kind.PUT_TIED_SUM: self._put_tied_sum,
             Kind.GET_TIED_SUM: self._get_tied_sum,
+            Kind.NORM: self._measure_norm,
+            Kind.PUT_NORM: self._put_norm,
+            Kind.GET_NORM: self._get_norm,
             Kind.UPDATE: self._update,
         }
 
@@ -80,25 +85,35 @@ class Actions:
         self._computation.update()
         return Outcome()
 
+    def _measure_norm(self, _: Task) -> Outcome:
+        self._computation.measure_norm()
+        return Outcome()
+
     def _add_tied(self, _: Task) -> Outcome:
         self._computation.tied.add()
         return Outcome()
 
     def _put_activation(self, task: Task) -> Outcome:
         names = self._routes.activation[task.stage, _number(task.part)]
-        return self._put(task, self._computation.activations(_number(task.micro_batch), names))
+        return self._put(task, self._computation.activations(_number(task.micro_batch), names), wire=self._wire)
 
     def _put_gradient(self, task: Task) -> Outcome:
         names = self._routes.gradient[task.stage, _number(task.peer)]
-        return self._put(task, self._computation.owed_gradients(_number(task.micro_batch), names))
+        return self._put(
+            task, self._computation.owed_gradients(_number(task.micro_batch), names), wire=self._gradient_wire
+        )
 
     def _put_tied(self, task: Task) -> Outcome:
         names = self._routes.tied[_number(task.part)]
-        return self._put(task, self._computation.tied.gradients(names), exact=True)
+        return self._put(task, self._computation.tied.gradients(names), wire=Wire.FP32)
 
     def _put_tied_sum(self, task: Task) -> Outcome:
         names = self._routes.tied[_number(task.part)]
-        return self._put(task, self._computation.tied_sums(names), exact=True)
+        return self._put(task, self._computation.tied_sums(names), wire=Wire.FP32)
+
+    def _put_norm(self, task: Task) -> Outcome:
+        squares = torch.tensor(self._computation.norm.squares(task.stage), dtype=torch.float64)
+        return self._put(task, {"squares": squares}, wire=Wire.FP32)
 
     def _get_activation(self, task: Task) -> Outcome:
         received = self._get(task)
@@ -120,8 +135,13 @@ class Actions:
         self._computation.tied.receive_sums(received.tensors)
         return _outcome(received)
 
-    def _put(self, task: Task, tensors: Mapping[str, Tensor], *, exact: bool = False) -> Outcome:
-        return Outcome(self._channel.put(self._key_of(task), tensors, exact=exact))
+    def _get_norm(self, task: Task) -> Outcome:
+        received = self._get(task)
+        self._computation.norm.keep(_number(task.peer), received.tensors["squares"].item())
+        return _outcome(received)
+
+    def _put(self, task: Task, tensors: Mapping[str, Tensor], *, wire: Wire) -> Outcome:
+        return Outcome(self._channel.put(self._key_of(task), tensors, wire=wire))
 
     def _get(self, task: Task) -> Received:
         return self._channel.get(self._key_of(source_of(task)))

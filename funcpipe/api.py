@@ -11,7 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from funcpipe.computation import LossFunction, OptimizerFactory
-from funcpipe.core import ModelProfile, OptimizerKind, Plan, PlatformSpec, Recompute, Trace, TrainingSpec, Wire
+from funcpipe.core import (
+    ModelProfile,
+    OptimizerKind,
+    Plan,
+    PlatformSpec,
+    Recompute,
+    ScheduleKind,
+    Trace,
+    TrainingSpec,
+    Wire,
+)
 from funcpipe.data import MapDataset, load
 from funcpipe.errors import DataError, InvalidValue, PlanError
 from funcpipe.graph import trace
@@ -35,7 +45,8 @@ class FuncPipe:
 
     `loss_fn` takes the module's output and the targets and returns the mean over the samples it is given; None stands
     for a module that computes its own loss, which is the `loss` of its output. `optimizer` takes parameters and returns
-    a torch optimiser, for example `partial(torch.optim.SGD, lr=0.1)`. Training updates `model`.
+    a torch optimiser, for example `partial(torch.optim.SGD, lr=0.1)`. Before each step the whole model's gradient is
+    scaled down to `clip_grad_norm`, if its norm is more. Training updates `model`.
     """
 
     def __init__(
@@ -44,12 +55,14 @@ class FuncPipe:
         *,
         loss_fn: LossFunction | None = None,
         optimizer: OptimizerFactory,
+        clip_grad_norm: float | None = None,
         name: str | None = None,
     ) -> None:
         self.model = model
         self.name = name or type(model).__name__
         self._loss = loss_fn or own_loss
         self._optimizer = optimizer
+        self._clip_grad_norm = clip_grad_norm
         self._profile: ModelProfile | None = None
         self._spec: PlatformSpec | None = None
         self._plan: Plan | None = None
@@ -88,6 +101,7 @@ class FuncPipe:
         replicas: Sequence[int] | None = None,
         wire: Wire = Wire.FP32,
         recompute: Recompute = Recompute.AUTO,
+        schedule: ScheduleKind | None = None,
         pins: Pins = NO_PINS,
         policy: str = "funcpipe",
         solver: str = "auto",
@@ -98,13 +112,14 @@ class FuncPipe:
         """The best plan for the profiled module: cheapest if a saved hour is worth `time_value` dollars.
 
         Or the cheapest iteration within `deadline_s`, or the fastest within `budget_usd`; `pins` are decisions that
-        the plan must follow. Raises Infeasible when no plan fits.
+        the plan must follow. Without a `schedule` the plan has the best one. Raises Infeasible when no plan fits.
         """
         training = TrainingSpec(
             global_batch=global_batch,
             optimizer=optimizer_kind(self._optimizer),
             wire=wire,
             recompute=recompute,
+            schedule=schedule,
             replicas=None if replicas is None else tuple(replicas),
             time_value=time_value,
             deadline_s=deadline_s,
@@ -118,7 +133,8 @@ class FuncPipe:
 
     def simulate(self, plan: Plan | None = None) -> Trace:
         """One iteration of the plan on a virtual clock."""
-        return predict(self._planned(plan), *self._profiled(None, None))
+        clipped = self._clip_grad_norm is not None
+        return predict(self._planned(plan), *self._profiled(None, None), clipped=clipped)
 
     def train(
         self,
@@ -170,6 +186,7 @@ class FuncPipe:
             loss=self._loss,
             optimizer=self._optimizer,
             seed=seed,
+            clip_grad_norm=self._clip_grad_norm,
         )
         found = self._run(job, lambda progress: None).state_dict()
         return compare_states(job.graph, found, dict(expected.state_dict()), steps=job.steps, tolerance=tolerance)
@@ -203,6 +220,7 @@ class FuncPipe:
             shuffle=shuffle,
             message_deadline_s=message_deadline_s,
             prices=prices or self._spec or load_spec(chosen.platform),
+            clip_grad_norm=self._clip_grad_norm,
         )
 
     def _run(self, job: Job, on_progress: Callable[[Progress], None]) -> RunResult:

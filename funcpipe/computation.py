@@ -6,11 +6,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from funcpipe.core import TieRoute
 from funcpipe.data import Step
 from funcpipe.errors import DataError
 from funcpipe.gradients import FlatGradient
+from funcpipe.norms import GradientNorm, sum_of_squares
 from funcpipe.split import StageModule
 from funcpipe.statistics import RunningStatistics
 from funcpipe.ties import TiedParameters
@@ -23,10 +25,14 @@ Batch = tuple[Mapping[str, Tensor], Any]
 
 @dataclass
 class _MicroBatch:
-    """What a stage holds of one micro-batch between its forward and its backward."""
+    """What a stage holds of one micro-batch between its forward and its backward.
+
+    `unsent` holds the elements of what later stages need until they are sent; `roots` is where its gradients enter.
+    """
 
     received: dict[str, Tensor] = field(default_factory=dict)
-    sent: dict[str, Tensor] = field(default_factory=dict)
+    unsent: dict[str, Tensor] = field(default_factory=dict)
+    roots: dict[str, GradientEdge] = field(default_factory=dict)
     loss: Tensor | None = None
     gradients: dict[str, Tensor] = field(default_factory=dict)
     owed: dict[str, Tensor] = field(default_factory=dict)
@@ -51,14 +57,20 @@ class Computation:
         replicas: int,
         number: int = 0,
         ties: Sequence[TieRoute] = (),
+        norm: GradientNorm | None = None,
     ) -> None:
-        """Stage `number` of the model, which sums the gradients of its parameters in `ties` with other stages."""
+        """Stage `number` of the model, which sums the gradients of its parameters in `ties` with other stages.
+
+        With `norm`, the step depends on the norm of all stages' gradients.
+        """
         self._stage = stage
         self._loss = loss
         self._seed = seed
         self._recompute = recompute
         self._replica = replica
         self._replicas = replicas
+        self._number = number
+        self.norm = norm or GradientNorm()
         self._parameters = [p for p in stage.parameters() if p.requires_grad]
         self._optimizer = optimizer(self._parameters) if self._parameters else None
         held = dict(stage.named_parameters(remove_duplicate=False))
@@ -96,9 +108,9 @@ class Computation:
             self.loss_sum += held.loss.item() * self._step.samples
 
     def activations(self, micro_batch: int, names: Iterable[str]) -> dict[str, Tensor]:
-        """What the forward of `micro_batch` made, by name, to be sent."""
-        sent = self._held[micro_batch].sent
-        return {name: sent[name].detach() for name in names}
+        """What the forward of `micro_batch` made, by name, to be sent; it is not held any longer."""
+        unsent = self._held[micro_batch].unsent
+        return {name: unsent.pop(name) for name in names}
 
     def receive_gradient(self, micro_batch: int, tensors: Mapping[str, Tensor]) -> None:
         """Add up the gradients that later stages return for what was sent."""
@@ -111,16 +123,13 @@ class Computation:
         held = self._held[micro_batch]
         if self._recompute:
             self._run(held, micro_batch)
-        roots = [held.sent[name] for name in held.gradients]
-        seeds: list[Tensor | None] = list(held.gradients.values())
-        if held.loss is not None:
-            roots.append(held.loss)
-            seeds.append(None)
-        reached = [(root, seed) for root, seed in zip(roots, seeds, strict=True) if root.requires_grad]
-        if reached:
-            torch.autograd.backward([root for root, _ in reached], [seed for _, seed in reached])
-        held.owed = {name: tensor.grad for name, tensor in held.received.items() if tensor.grad is not None}
-        held.received, held.sent, held.loss, held.gradients = {}, {}, None, {}
+        seeds = [(held.roots[name], gradient) for name, gradient in held.gradients.items() if name in held.roots]
+        if held.loss is not None and held.loss.requires_grad:
+            seeds.append((get_gradient_edge(held.loss), torch.full_like(held.loss, self.norm.loss_factor)))
+        if seeds:
+            torch.autograd.backward([root for root, _ in seeds], [gradient for _, gradient in seeds])
+        owed = {name: tensor.grad for name, tensor in held.received.items() if tensor.grad is not None}
+        self._held[micro_batch] = _MicroBatch(owed=owed)
 
     def owed_gradients(self, micro_batch: int, names: Iterable[str]) -> dict[str, Tensor]:
         """The gradients of what was received; a tensor that the loss does not depend on is left out."""
@@ -144,12 +153,20 @@ class Computation:
         sums = {name: self._flat.summed(self.tied.parameter(name)) for name in names}
         return {name: gradient for name, gradient in sums.items() if gradient is not None}
 
+    def measure_norm(self) -> None:
+        """Keep the sum of the squares of the gradients that this stage sums; tied ones count in one stage alone."""
+        own = sum_of_squares(p.grad for p in self._summed_here) if self._flat is None else self._flat.squares()
+        self.norm.keep(self._number, own)
+
     def update(self) -> None:
         """Take the optimiser's step with the gradients of the whole global batch, and the running statistics'."""
         summed = list(self._flat.unpack()) if self._flat is not None else self._statistics.contributions()
         self.tied.finish()
+        factor = self.norm.finish()
         if self._optimizer is not None:
-            self._optimizer.step()
+            if factor is not None:
+                self._scale_gradients(factor)
+                self._optimizer.step()
             self._optimizer.zero_grad(set_to_none=True)
         self._statistics.finish(summed)
         self._flat = None
@@ -159,6 +176,11 @@ class Computation:
         """The stage's part of the model's `state_dict`."""
         return dict(self._stage.state_dict())
 
+    def _scale_gradients(self, factor: float) -> None:
+        for parameter in self._parameters:
+            if factor != 1.0 and parameter.grad is not None:
+                parameter.grad.mul_(factor)
+
     def _run(self, held: _MicroBatch, micro_batch: int) -> None:
         values: dict[str, Tensor] = dict(held.received)
         target: Any = None
@@ -167,7 +189,8 @@ class Computation:
             inputs, target = self._load(indices)
             values |= {name: inputs[name] for name in self._stage.inputs}
         sent, output = self._stage(values, (self._seed, self._step.number, micro_batch))
-        held.sent = sent
+        held.unsent = {name: tensor.detach() for name, tensor in sent.items()}
+        held.roots = {name: get_gradient_edge(tensor) for name, tensor in sent.items() if tensor.requires_grad}
         if self._stage.is_last:
             held.loss = self._mean_loss(output, target) * (len(indices) / self._step.samples)
 

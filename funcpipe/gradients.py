@@ -11,6 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from funcpipe.comm.blocks import block
+from funcpipe.norms import sum_of_squares
+
 
 class FlatGradient:
     """The vector of one replica and one step."""
@@ -27,6 +30,10 @@ class FlatGradient:
     def vector(self) -> Tensor:
         """The vector, to be summed over the replicas in its place."""
         return self._flat
+
+    def squares(self) -> float:
+        """The sum of the squares of all gradients, of the summed vector."""
+        return sum_of_squares([self._flat[: sum(parameter.numel() for parameter in self._parameters)]])
 
     def summed(self, parameter: nn.Parameter) -> Tensor | None:
         """The gradient of `parameter` in the summed vector, a view of it; None if no replica has one."""
@@ -54,18 +61,20 @@ def _places(parameters: Sequence[nn.Parameter]) -> dict[int, tuple[int, int]]:
 
 
 def _flatten(parameters: Sequence[nn.Parameter], extras: Sequence[Tensor]) -> Tensor:
+    """The vector; the parameters' own gradients are freed one by one as they are copied."""
     dtypes = {tensor.dtype for tensor in (*parameters, *extras)}
     dtype = torch.float64 if torch.float64 in dtypes else torch.float32
     length = sum(tensor.numel() for tensor in (*parameters, *extras)) + len(parameters)
-    flat = torch.zeros(length, dtype=dtype)
+    flat = block(length * dtype.itemsize).view(dtype).zero_()
     offset = 0
+    marks = torch.tensor([float(parameter.grad is not None) for parameter in parameters])
     for parameter in parameters:
         if parameter.grad is not None:
             flat[offset : offset + parameter.numel()].copy_(parameter.grad.reshape(-1))
+            parameter.grad = None
         offset += parameter.numel()
     for extra in extras:
         flat[offset : offset + extra.numel()].copy_(extra.reshape(-1))
         offset += extra.numel()
-    for number, parameter in enumerate(parameters):
-        flat[offset + number] = float(parameter.grad is not None)
+    flat[offset:].copy_(marks)
     return flat

@@ -26,8 +26,10 @@ from funcpipe.core import (
     Trace,
     WorkerReport,
     WorkerSpec,
+    checks,
     find_routes,
     from_text,
+    prices_of,
 )
 from funcpipe.core.json_form import from_plain
 from funcpipe.data import Batches, MapDataset
@@ -35,6 +37,7 @@ from funcpipe.errors import DeadlineExceeded, KeyMissing
 from funcpipe.fleet import POLL_S, Fleet
 from funcpipe.graph import LayerGraph
 from funcpipe.platforms.base import Platform, Storage
+from funcpipe.scheduler.clocks import aligned
 from funcpipe.split import StageModule, dump_stage, split, stage_bounds
 from funcpipe.worker import StageJob
 
@@ -58,8 +61,11 @@ class Job:
     shuffle: bool
     message_deadline_s: float
     prices: PlatformSpec
+    clip_grad_norm: float | None = None
 
     def __post_init__(self) -> None:
+        if self.clip_grad_norm is not None:
+            checks.positive("clip_grad_norm", self.clip_grad_norm)
         _ = self.batches  # which checks that the data is enough
 
     @property
@@ -147,6 +153,7 @@ def upload(job: Job, keys: Keys, storage: Storage, storage_url: str) -> Iterator
             dataset=job.dataset if _reads_data(stage) else None,
             samples=job.samples,
             shuffle=job.shuffle,
+            clip_grad_norm=job.clip_grad_norm,
         )
         bundle, tensors = dump_stage(stage, stage_job)
         storage.put(keys.bundle(number), bundle)
@@ -240,17 +247,16 @@ def _collect(job: Job, fleet: Fleet, losses: tuple[float, ...]) -> RunResult:
         run=keys.run,
         losses=losses,
         tensors=tensors,
-        trace=_aligned(keys.run, events),
+        trace=_aligned(job, keys.run, events),
         bill=fleet.bill(),
         workers=fleet.reports(),
     )
 
 
-def _aligned(run: str, events: list[Event]) -> Trace:
-    """A trace that begins at second 0, in order."""
-    origin_s = min(event.start_s for event in events)
-    moved = (replace(e, start_s=e.start_s - origin_s, end_s=e.end_s - origin_s) for e in events)
-    return Trace(run=run, source=Source.EXECUTED, events=tuple(sorted(moved, key=lambda e: (e.start_s, e.end_s))))
+def _aligned(job: Job, run: str, events: list[Event]) -> Trace:
+    """A trace by one clock that begins at second 0, in order."""
+    prices = prices_of(job.plan, job.prices)
+    return Trace(run=run, source=Source.EXECUTED, events=aligned(events), prices=prices).from_nought()
 
 
 @contextlib.contextmanager

@@ -1,63 +1,100 @@
 """A plan on a virtual clock: what each task takes by the cost model, played by the simulator."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
-from funcpipe.comm.scatter_reduce import pattern
-from funcpipe.core import ModelProfile, Plan, PlatformSpec, Routes, Trace, find_routes
+from funcpipe.comm.scatter_reduce import Pattern, pattern
+from funcpipe.core import ModelProfile, Plan, PlatformSpec, Routes, Trace, Wire, find_routes, prices_of
 from funcpipe.errors import InvalidValue
-from funcpipe.partitioner.cost import evaluate, plan_loads, plan_setting
-from funcpipe.partitioner.formulas import shared_link
+from funcpipe.partitioner.cost import plan_loads, plan_setting
+from funcpipe.partitioner.formulas import lane_times
+from funcpipe.scheduler.conditions import Conditions
+from funcpipe.scheduler.costs import Cost, costs_of
 from funcpipe.scheduler.graph import StepShape, build_graph
-from funcpipe.scheduler.simulate import Cost, simulate
+from funcpipe.scheduler.simulate import UNDISTURBED, play
 from funcpipe.scheduler.tasks import Kind, Task
+from funcpipe.scheduler.timeline import Timeline
+
+NORM_BYTES = 8
 
 
-def predict(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Trace:
-    """One iteration of `plan`, task by task; PlanError unless plan, profile and platform belong together."""
-    stage_of_layer = [i for i, stage in enumerate(plan.stages) for _ in range(stage.first, stage.stop)]
-    cost = task_cost(plan, profile, spec)
-    routes = find_routes(stage_of_layer, profile.tensors, profile.ties)
-    shape = StepShape(
+def predict(
+    plan: Plan,
+    profile: ModelProfile,
+    spec: PlatformSpec,
+    *,
+    conditions: Conditions = UNDISTURBED,
+    clipped: bool = False,
+) -> Trace:
+    """One iteration of `plan`, task by task; takes and raises what `forecast` does."""
+    timeline = forecast(plan, profile, spec, conditions=conditions, clipped=clipped)
+    return replace(timeline.trace(run=f"prediction of {plan.model}"), prices=prices_of(plan, spec))
+
+
+def forecast(
+    plan: Plan,
+    profile: ModelProfile,
+    spec: PlatformSpec,
+    *,
+    conditions: Conditions = UNDISTURBED,
+    clipped: bool = False,
+) -> Timeline:
+    """When each task of one iteration of `plan` runs; contention and what is shared are those of `spec`.
+
+    With `clipped`, the norm of the gradient is clipped, for which all stages hear from each other before they update.
+    Raises PlanError unless plan, profile and platform belong together.
+    """
+    graph = build_graph(step_shape(plan, profile, clipped=clipped))
+    costs = costs_of(graph, task_cost(plan, profile, spec), alike=True)
+    shared = {name: getattr(spec, name) for name in ("contention", "shared_bytes_s", "shared_cores")}
+    return play(graph, costs, conditions=replace(conditions, **shared))
+
+
+def step_shape(plan: Plan, profile: ModelProfile, *, clipped: bool = False) -> StepShape:
+    """The shape of a step of `plan`."""
+    return StepShape(
         stages=len(plan.stages),
         replicas=plan.replicas,
         micro_batches=plan.micro_batches,
-        routes=routes,
+        routes=_routes(plan, profile),
         schedule=plan.schedule,
         sync=plan.sync,
         streams=plan.streams,
+        norms=clipped or plan.gradient_wire is Wire.FP16,
     )
-    return simulate(build_graph(shape), cost, shared_cores=spec.shared_cores, run=f"prediction of {plan.model}")
 
 
 def task_cost(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Callable[[Task], Cost]:
-    """What any task of `plan` takes. Summing, copying and updating are free, as in the cost model."""
-    stages = evaluate(plan, profile, spec).stages
+    """What any task of `plan` takes alone. Summing, copying and updating are free, as in the cost model."""
+    alone = replace(spec, contention=1.0, shared_bytes_s=None, shared_cores=None)
     loads = plan_loads(plan, profile, spec)
-    up, down = shared_link(loads, plan_setting(plan, profile, spec), plan.workers)
+    lanes = lane_times(loads, plan_setting(plan, profile, alone), workers=plan.workers)
     payload = _payloads(plan, profile)
 
     def cost(task: Task) -> Cost:
         if task.kind is Kind.FORWARD:
-            return Cost(stages[task.stage].forward_s)
+            return Cost(float(lanes.forward_s[task.stage]))
         if task.kind is Kind.BACKWARD:
-            return Cost(stages[task.stage].backward_s)
+            return Cost(float(lanes.backward_s[task.stage]))
         if not (task.kind.is_put or task.kind.is_get):
             return Cost(0.0)
-        size = payload(task)
-        link_bytes_s = float((up if task.kind.is_put else down)[task.stage])
-        return Cost(spec.latency_s + size / link_bytes_s, round(size))
+        links = loads.upload_bytes_s if task.kind.is_put else loads.download_bytes_s
+        return Cost(spec.latency_s, payload(task), float(links[task.stage]))
 
     return cost
 
 
+def _routes(plan: Plan, profile: ModelProfile) -> Routes:
+    stage_of_layer = [i for i, stage in enumerate(plan.stages) for _ in range(stage.first, stage.stop)]
+    return find_routes(stage_of_layer, profile.tensors, profile.ties)
+
+
 def _payloads(plan: Plan, profile: ModelProfile) -> Callable[[Task], float]:
     """The bytes that a put or get moves."""
-    stage_of_layer = [i for i, stage in enumerate(plan.stages) for _ in range(stage.first, stage.stop)]
-    routes = find_routes(stage_of_layer, profile.tensors, profile.ties)
+    routes = _routes(plan, profile)
     activations = _by_part(routes)
     gradients = {(route.consumer, route.producer): route.payload_bytes for route in routes.gradients}
     summed = [profile.summed_bytes(stage.first, stage.stop) for stage in plan.stages]
-
     chosen = pattern(plan.sync, plan.replicas, plan.streams)
 
     def payload(task: Task) -> float:
@@ -67,21 +104,30 @@ def _payloads(plan: Plan, profile: ModelProfile) -> Callable[[Task], float]:
             case Kind.GET_ACTIVATION, int(peer), int(part):
                 return plan.wire.ratio * activations[peer, part]
             case Kind.PUT_GRADIENT, int(peer), None:
-                return plan.wire.ratio * gradients[task.stage, peer]
+                return plan.gradient_wire.ratio * gradients[task.stage, peer]
             case Kind.GET_GRADIENT, int(peer), None:
-                return plan.wire.ratio * gradients[peer, task.stage]
+                return plan.gradient_wire.ratio * gradients[peer, task.stage]
             case Kind.PUT_TIED | Kind.GET_TIED | Kind.PUT_TIED_SUM | Kind.GET_TIED_SUM, _, int(part):
                 return routes.ties[part].payload_bytes
-            case Kind.PUT_SPLIT, None, int(part):
-                return summed[task.stage] * chosen.raw_share(task.replica, part)
-            case Kind.GET_SPLIT, int(), int():
-                return summed[task.stage] * chosen.piece_share
-            case Kind.PUT_MERGED | Kind.GET_MERGED, _, int(part):
-                return summed[task.stage] * chosen.merged_share(part)
+            case Kind.PUT_NORM | Kind.GET_NORM, _, None:
+                return NORM_BYTES
             case _:
-                raise InvalidValue("task", str(task), "must move bytes")
+                return summed[task.stage] * _share(task, chosen)
 
     return payload
+
+
+def _share(task: Task, chosen: Pattern) -> float:
+    """The share of the gradient that a transfer between replicas moves."""
+    match task.kind, task.part:
+        case Kind.PUT_SPLIT, int(part):
+            return chosen.raw_share(task.replica, part)
+        case Kind.GET_SPLIT, int():
+            return chosen.piece_share
+        case Kind.PUT_MERGED | Kind.GET_MERGED, int(part):
+            return chosen.merged_share(part)
+        case _:
+            raise InvalidValue("task", str(task), "must move bytes")
 
 
 def _by_part(routes: Routes) -> dict[tuple[int, int], int]:

@@ -11,19 +11,33 @@ from funcpipe.errors import PlanError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LaneUse:
+    """One iteration on one lane of a stage's functions, means over its replicas.
+
+    `idle_s` are the bubbles: the rest of the iteration. `usd` is what the lane costs for all replicas: the time of the
+    functions counts with the computing lane, `idle_usd` of it for bubbles; requests count with the other two.
+    """
+
+    busy_s: float
+    wait_s: float
+    idle_s: float
+    usd: float | None
+    idle_usd: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LaneReport:
-    """Seconds of one iteration on one lane of a stage's functions, at work and waiting; means over its replicas."""
+    """The lane of a stage as predicted and as observed."""
 
     stage: int
     lane: Resource
-    predicted_s: float
-    observed_s: float
-    observed_wait_s: float
+    predicted: LaneUse
+    observed: LaneUse
 
     @property
     def ratio(self) -> float | None:
-        """Observed over predicted; None where nothing was predicted."""
-        return self.observed_s / self.predicted_s if self.predicted_s else None
+        """Observed over predicted seconds at work; None where nothing was predicted."""
+        return self.observed.busy_s / self.predicted.busy_s if self.predicted.busy_s else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,25 +67,27 @@ def compare(predicted: Trace, observed: Trace) -> Report:
     if not observed.events or not predicted.events:
         raise PlanError("there is nothing to compare: a trace without events")
     steps = _full_steps(observed)
-    expected, found = _busy(predicted, predicted.steps()[:1]), _busy(observed, steps)
+    observed_s = _iteration_s(observed, steps)
+    expected = _use(predicted, predicted.steps()[:1], predicted.duration_s)
+    found = _use(observed, steps, observed_s)
     if expected.keys() != found.keys():
         raise PlanError("the traces are not of the same plan: their stages or lanes differ")
     return Report(
         run=observed.run,
         steps=len(steps),
         predicted_iteration_s=predicted.duration_s,
-        observed_iteration_s=_iteration_s(observed, steps),
+        observed_iteration_s=observed_s,
         lanes=tuple(
-            LaneReport(
-                stage=stage,
-                lane=lane,
-                predicted_s=expected[stage, lane][0],
-                observed_s=found[stage, lane][0],
-                observed_wait_s=found[stage, lane][1],
-            )
+            LaneReport(stage=stage, lane=lane, predicted=expected[stage, lane], observed=found[stage, lane])
             for stage, lane in sorted(expected, key=lambda key: (key[0], list(Resource).index(key[1])))
         ),
     )
+
+
+def typical_step(observed: Trace) -> Trace:
+    """Of the steps with the most tasks the one whose duration is the median, beginning at second 0."""
+    steps = [observed.of_step(step) for step in _full_steps(observed)]
+    return sorted(steps, key=lambda step: step.duration_s)[len(steps) // 2].from_nought()
 
 
 def _full_steps(trace: Trace) -> tuple[int, ...]:
@@ -90,8 +106,8 @@ def _iteration_s(trace: Trace, steps: tuple[int, ...]) -> float:
     return median(between) if between else trace.of_step(steps[0]).duration_s
 
 
-def _busy(trace: Trace, steps: tuple[int, ...]) -> Mapping[tuple[int, Resource], tuple[float, float]]:
-    """Seconds at work and waiting by stage and lane: mean over replicas, median over `steps`."""
+def _use(trace: Trace, steps: tuple[int, ...], iteration_s: float) -> Mapping[tuple[int, Resource], LaneUse]:
+    """How each stage's functions use their lanes: mean over replicas, median over `steps`."""
     events: dict[tuple[int, Resource], dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
     replicas: dict[int, set[int]] = defaultdict(set)
     for event in trace.events:
@@ -99,9 +115,32 @@ def _busy(trace: Trace, steps: tuple[int, ...]) -> Mapping[tuple[int, Resource],
         if event.step in steps:
             events[event.stage, event.lane][event.step].append(event)
     return {
-        (stage, lane): (
-            median(sum(e.busy_s for e in found) for found in by_step.values()) / len(replicas[stage]),
-            median(sum(e.waited_s for e in found) for found in by_step.values()) / len(replicas[stage]),
-        )
+        (stage, lane): _lane_use(list(by_step.values()), iteration_s, len(replicas[stage]), _tariff(trace, stage, lane))
         for (stage, lane), by_step in events.items()
     }
+
+
+def _tariff(trace: Trace, stage: int, lane: Resource) -> tuple[float, float] | None:
+    """Dollars for a second and for a task of a lane; None where the trace has no prices."""
+    if trace.prices is None:
+        return None
+    second_usd = trace.prices.function_usd_s[stage] if lane is Resource.COMPUTE else 0.0
+    return second_usd, trace.prices.request_usd(lane)
+
+
+def _lane_use(
+    steps: list[list[Event]], iteration_s: float, replicas: int, tariff: tuple[float, float] | None
+) -> LaneUse:
+    busy_s = median(sum(event.busy_s for event in events) for events in steps) / replicas
+    wait_s = median(sum(event.waited_s for event in events) for events in steps) / replicas
+    idle_s = max(0.0, iteration_s - busy_s - wait_s)
+    if tariff is None:
+        return LaneUse(busy_s=busy_s, wait_s=wait_s, idle_s=idle_s, usd=None, idle_usd=None)
+    second_usd, task_usd = tariff
+    return LaneUse(
+        busy_s=busy_s,
+        wait_s=wait_s,
+        idle_s=idle_s,
+        usd=second_usd * replicas * iteration_s + task_usd * median(map(len, steps)),
+        idle_usd=second_usd * replicas * idle_s,
+    )

@@ -44,7 +44,7 @@ class Synchronisation:
 
     def _put(self, task: Task, pieces: Pieces, moved: Sequence[Piece]) -> Outcome:
         messages = [{"piece": pieces[piece]} for piece in moved]
-        return Outcome(self._channel.put_series(self._key_of(task), messages, exact=True))
+        return Outcome(self._channel.put_series(self._key_of(task), messages))
 
     def _get_raw(self, task: Task, pieces: Pieces, part: int) -> Outcome:
         """Read one's own piece of an object that holds those of several readers."""

@@ -82,6 +82,7 @@ def train_in_one_process(
     loss: LossFunction,
     optimizer: OptimizerFactory,
     seed: int,
+    clip_grad_norm: float | None = None,
     reverse: bool = False,
 ) -> nn.Module:
     """A copy of `model` trained by plain PyTorch on the same micro-batches, drawing the same random numbers.
@@ -98,6 +99,8 @@ def train_in_one_process(
             with seeded(trained, graph, seed, step.number, number):
                 output = trained(*batch.args, **batch.kwargs)
             torch.autograd.backward(loss(output, batch.target) * (len(indices) / step.samples))
+        if clip_grad_norm is not None:
+            nn.utils.clip_grad_norm_(trained.parameters(), clip_grad_norm)
         chosen.step()
     return trained
 

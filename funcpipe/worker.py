@@ -13,6 +13,7 @@ from functools import lru_cache
 
 import torch
 
+from funcpipe import allocator
 from funcpipe.actions import Actions
 from funcpipe.background import Background
 from funcpipe.comm import codec
@@ -20,11 +21,12 @@ from funcpipe.comm.channel import Channel
 from funcpipe.comm.keys import Keys
 from funcpipe.comm.patience import Patience
 from funcpipe.computation import Batch, Computation, LossFunction, OptimizerFactory
-from funcpipe.core import Event, Routes, StepReport, WorkerReport, WorkerSpec, from_text, to_text
+from funcpipe.core import Event, Plan, Routes, StepReport, Wire, WorkerReport, WorkerSpec, from_text, to_text
 from funcpipe.core.json_form import to_plain
 from funcpipe.data import Batches, MapDataset, Step, load
 from funcpipe.errors import CorruptMessage, TaskFailed
 from funcpipe.graph import Signature
+from funcpipe.norms import GradientNorm, LossScale
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import open_storage
 from funcpipe.platforms.wrappers import Counted
@@ -34,7 +36,7 @@ from funcpipe.scheduler.graph import Graph, StepShape, build_graph
 from funcpipe.scheduler.tasks import Task
 from funcpipe.split import StageModule, load_stage
 
-OPEN_REQUESTS = 8
+OPEN_REQUESTS = 4
 """How many transfers in each direction wait for their turn at once, while the body of one moves."""
 
 TRACED_STEPS = 20
@@ -52,11 +54,18 @@ class StageJob:
     dataset: Callable[[], MapDataset] | None
     samples: int
     shuffle: bool
+    clip_grad_norm: float | None = None
+
+    def norm(self, plan: Plan) -> GradientNorm:
+        """What scales the loss, where gradients travel in 16-bit floats of little range, and clips gradients."""
+        loss_scale = LossScale() if plan.gradient_wire is Wire.FP16 else None
+        return GradientNorm(clip_grad_norm=self.clip_grad_norm, loss_scale=loss_scale)
 
 
 def main(payload: str) -> None:
     """What every function runs: `payload` is the JSON of a WorkerSpec. Ends with exit code 1 after a failure."""
     spec = from_text(WorkerSpec, payload, source="the invocation payload")
+    allocator.settle()
     torch.set_num_threads(1)
     storage = Counted(open_storage(spec.storage))
     started_at_s = time.time()
@@ -109,12 +118,12 @@ class Worker:
             replicas=spec.plan.replicas,
             number=spec.stage,
             ties=self._job.routes.ties,
+            norm=self._job.norm(spec.plan),
         )
         self._cancel = threading.Event()
         patience = Patience(deadline_s=spec.message_deadline_s)
-        channel = Channel(storage, patience, wire=spec.plan.wire, cancel=self._cancel)
-        pattern = self._shape(1).pattern
-        self._actions = Actions(self.computation, channel, self._keys, self._job.routes, pattern, spec.replica)
+        channel = Channel(storage, patience, cancel=self._cancel)
+        self._actions = Actions(self.computation, channel, self._keys, self._job.routes, spec.plan, spec.replica)
 
     def run(self) -> None:
         """Train for all epochs; leaves the events of the last steps and, as replica 0, the stage's tensors."""
@@ -149,21 +158,20 @@ class Worker:
 
     @lru_cache(maxsize=4)  # noqa: B019 - a worker lives as long as its process
     def _work_order(self, micro_batches: int) -> "_WorkOrder":
-        worker = (self._spec.stage, self._spec.replica)
-        graph = build_graph(self._shape(micro_batches))
-        return _WorkOrder(graph.of_worker(*worker), readers_of(graph, worker), heard_by(graph, worker))
-
-    def _shape(self, micro_batches: int) -> StepShape:
-        plan = self._spec.plan
-        return StepShape(
-            stages=len(plan.stages),
-            replicas=plan.replicas,
-            micro_batches=micro_batches,
-            routes=self._job.routes,
-            schedule=plan.schedule,
-            sync=plan.sync,
-            streams=plan.streams,
+        plan, worker = self._spec.plan, (self._spec.stage, self._spec.replica)
+        graph = build_graph(
+            StepShape(
+                stages=len(plan.stages),
+                replicas=plan.replicas,
+                micro_batches=micro_batches,
+                routes=self._job.routes,
+                schedule=plan.schedule,
+                sync=plan.sync,
+                norms=self.computation.norm.decides,
+                streams=plan.streams,
+            )
         )
+        return _WorkOrder(graph.of_worker(*worker), readers_of(graph, worker), heard_by(graph, worker))
 
     def _leave_results(self, events: Sequence[Event]) -> None:
         self._storage.put(self._keys.trace(self._spec.worker), json.dumps([to_plain(e) for e in events]).encode())

@@ -28,6 +28,7 @@ def make_job(
     optimizer: Callable[[Any], torch.optim.Optimizer],
     epochs: int = 1,
     deadline_s: float = 20.0,
+    clip_grad_norm: float | None = None,
 ) -> Job:
     samples = dataset()
     inputs = tuple(torch.stack([samples[i][k] for i in range(plan.micro_batch)]) for k in range(len(samples[0]) - 1))
@@ -43,6 +44,7 @@ def make_job(
         shuffle=True,
         message_deadline_s=deadline_s,
         prices=load_spec("local"),
+        clip_grad_norm=clip_grad_norm,
     )
 
 

@@ -1,13 +1,18 @@
 """The verbs in a shell, one after the other, each reading what the one before wrote."""
 
 import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from funcpipe.cli import main
-from funcpipe.core import MB, LayerProfile, ModelProfile, Plan, TensorProfile, read, read_trace, write
+from funcpipe.core import MB, LayerProfile, ModelProfile, Plan, TensorProfile, read, read_trace, to_text, write
+from funcpipe.partitioner.optimize import solvers
 from funcpipe.platforms.catalog import load_spec
 
 MODEL, SAMPLE, DATA = "tests.e2e.small:model", "tests.e2e.small:sample", "tests.e2e.small:data"
@@ -35,8 +40,12 @@ def test_from_a_profile_to_a_report(
     assert "the first layer where they part is 0: 0.weight differs by" in capsys.readouterr().err
     assert main(["report", "observed.json", "--predicted", "predicted.json", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["format"] == "funcpipe.comparison/1"
-    assert main(["report", "observed.json", "--predicted", "predicted.json"]) == 0
+    words = ["--figure", "both.png", "--perfetto", "both.json"]
+    assert main(["report", "observed.json", "--predicted", "predicted.json", *words]) == 0
     assert "ratio" in capsys.readouterr().out
+    assert Path("both.png").stat().st_size > 10_000
+    names = {entry["args"].get("name") for entry in json.loads(Path("both.json").read_text())["traceEvents"]}
+    assert {"predicted: stage 0 replica 0", "observed: stage 0 replica 1"} <= names
 
 
 @pytest.fixture
@@ -71,6 +80,27 @@ def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "profile.json"
 
 
+def test_a_step_is_simulated_under_conditions(profile: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["optimize", profile, "--global-batch", "64", "--replicas", "2", "--cut", "layer3"]) == 0
+
+    def seconds(*words: str) -> float:
+        capsys.readouterr()
+        assert main(["simulate", "plan.json", "--profile", profile, "--json", *words]) == 0
+        found: float = json.loads(capsys.readouterr().out)["iteration_s"]
+        return found
+
+    alone = seconds()
+    assert seconds("--cold") == pytest.approx(alone + load_spec("aws-lambda").cold_start_s)
+    assert alone < seconds("--clip-grad-norm") < alone + 1
+    assert seconds("--straggler", "s0.r0=3") > 1.5 * alone
+    assert seconds("--death", "s1.r1@1") > alone + 1
+    noisy = [seconds("--compute-jitter", "0.3", "--transfer-jitter", "0.3", "--seed", str(seed)) for seed in (1, 1, 2)]
+    assert noisy[0] == noisy[1] != noisy[2]
+    for words, message in ((["--death", "s1.r1"], "s0.r1@2.5"), (["--straggler", "s9.r0=2"], "s9.r0")):
+        assert main(["simulate", "plan.json", "--profile", profile, *words]) == 2
+        assert message in capsys.readouterr().err
+
+
 def test_a_plan_follows_the_wish_and_the_pins(profile: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["optimize", profile, "--global-batch", "64"]) == 0
     cheapest = read(Plan, "plan.json")
@@ -90,10 +120,50 @@ def test_a_plan_follows_the_wish_and_the_pins(profile: str, capsys: pytest.Captu
     in_time = read(Plan, "plan.json").estimate
     assert in_time is not None
     assert in_time.iteration_s <= pinned.estimate.iteration_s * 1.000001
-    assert main(["optimize", profile, "--global-batch", "64", "--what-if", "bandwidth=2x"]) == 0
-    assert main(["optimize", profile, "--global-batch", "64", "--what-if", "speed=2x"]) == 2
     assert main(["optimize", profile, "--global-batch", "64", "--deadline", "0.001"]) == 2
     assert main(["optimize", profile, "--global-batch", "64", "--size", "layer1"]) == 2
+
+
+def test_what_if_sets_the_plan_there_is_beside_the_best_after_the_changes(
+    profile: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["optimize", profile, "--global-batch", "64"]
+    assert main(words) == 0
+    now = read(Plan, "plan.json")
+    capsys.readouterr()
+    changes = ["--what-if", "bandwidth=2x", "--what-if", "sizes=1024MB,2048MB"]
+    assert main([*words, *changes, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["now"]["stages"] == json.loads(to_text(now))["stages"]
+    best = read(Plan, "plan.json")
+    assert {stage.size for stage in best.stages} <= {"1024MB", "2048MB"}
+    assert main([*words, *changes]) == 0
+    assert "the best then" in capsys.readouterr().out
+    write(replace(read(ModelProfile, profile), base_memory_bytes=800 * MB), "other.json")
+    assert main([*words, "--what-if", "profile=other.json"]) == 0
+    assert main([*words, "--what-if", "profile=nowhere.json"]) == 2
+    assert main([*words, "--what-if", "speed=2x"]) == 2
+    assert main([*words, "--what-if", "bandwidth=2x", "--pareto"]) == 2
+    assert "cannot be combined with --pareto" in capsys.readouterr().err
+
+
+def test_planning_in_a_shell_loads_neither_torch_nor_a_solver(profile: str) -> None:
+    code = (
+        "import sys; from funcpipe.cli import main;"
+        f"assert main(['optimize', {profile!r}, '--global-batch', '64', '--json']) == 0;"
+        "print([name for name in ('torch', 'pyomo', 'highspy', 'gurobipy', 'scipy') if name in sys.modules])"
+    )
+    root = str(Path(__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": root}
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_every_solver_can_be_named_in_a_shell(profile: str) -> None:
+    for solver in solvers():
+        words = ["optimize", profile, "--global-batch", "64", "--replicas", "4", "--memory", "10240"]
+        assert main([*words, "--solver", solver]) == 0
 
 
 def test_the_front_is_drawn_and_its_recommended_plan_written(profile: str, capsys: pytest.CaptureFixture[str]) -> None:

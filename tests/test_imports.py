@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "funcpipe"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-WITH_TORCH = {"actions", "api", "cli", "comm", "computation", "data", "gradients", "graph", "launch", "profiler"}
-WITH_TORCH |= {"rng", "split", "statistics", "synchronisation", "ties", "verify", "worker"}
+WITH_TORCH = {"actions", "api", "cli", "comm", "computation", "data", "gradients", "graph", "launch", "norms"}
+WITH_TORCH |= {"profiler", "rng", "split", "statistics", "synchronisation", "ties", "verify", "worker"}
 """Parts that may import torch when they are loaded (the command line only inside a verb)."""
 
 PURE = {"core", "errors", "partitioner", "scheduler", "platforms"}
@@ -22,7 +22,7 @@ PURE = {"core", "errors", "partitioner", "scheduler", "platforms"}
 ALLOWED = {
     "core": {"funcpipe.core", "funcpipe.errors"},
     "errors": set[str](),
-    "partitioner": {"funcpipe.core", "funcpipe.errors", "funcpipe.partitioner"},
+    "partitioner": {"funcpipe.core", "funcpipe.errors", "funcpipe.partitioner", "funcpipe.scheduler.schedules"},
     "scheduler": {"funcpipe.core", "funcpipe.errors", "funcpipe.scheduler", "funcpipe.comm.scatter_reduce"},
     "platforms": {"funcpipe.core", "funcpipe.errors", "funcpipe.platforms"},
     "comm": {"funcpipe.core", "funcpipe.errors", "funcpipe.comm", "funcpipe.platforms.base"},

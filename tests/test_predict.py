@@ -72,7 +72,7 @@ def plans(draw: st.DrawFn, profile: ModelProfile, replicas: int) -> Plan:
         replicas=replicas,
         schedule=ScheduleKind.GPIPE,
         sync=draw(st.sampled_from(Sync)),
-        wire=draw(st.sampled_from(Wire)),
+        wire=draw(st.sampled_from([Wire.FP32, Wire.BF16])),
         stages=tuple(stages),
     )
 
@@ -145,3 +145,33 @@ def test_the_gradient_of_a_tied_parameter_travels_backwards_is_summed_once_and_r
     assert (profile.summed_bytes(0, 2), profile.summed_bytes(1, 2)) == (77_000_000, 7_000_000)
     there, summed, back = 2 * (1 + 0.04), 2 + 4 * 0.04, 2 * (1 + 0.04)
     assert predict(plan, profile, SPEC).duration_s == pytest.approx(there + summed + back)
+
+
+def test_scaled_losses_and_clipping_let_all_stages_hear_each_other_before_they_update() -> None:
+    """Two stages without bytes, one micro-batch: four transfers there and back, two more for the norms."""
+    layers = tuple(
+        LayerProfile(name=name, parameter_bytes=0, activation_bytes=0, forward_s=(0.0,) * 8, backward_s=(0.0,) * 8)
+        for name in ("a", "b")
+    )
+    between = TensorProfile(name="a", producer=0, consumers=(1,), forward_bytes=0, backward_bytes=1)
+    profile = ModelProfile(
+        model="m",
+        micro_batch=1,
+        platform="aws-lambda",
+        sizes=SIZES,
+        base_memory_bytes=0,
+        layers=layers,
+        tensors=(between,),
+    )
+    plan = Plan(
+        global_batch=1,
+        micro_batch=1,
+        replicas=1,
+        schedule=ScheduleKind.GPIPE,
+        sync=Sync.PIPELINED,
+        wire=Wire.FP32,
+        stages=tuple(Stage(first=i, stop=i + 1, size="10240MB", memory_mb=10240) for i in range(2)),
+    )
+    assert predict(plan, profile, SPEC).duration_s == pytest.approx(4 * 0.04)
+    assert predict(plan, profile, SPEC, clipped=True).duration_s == pytest.approx(6 * 0.04, abs=1e-6)
+    assert predict(replace(plan, wire_back=Wire.FP16), profile, SPEC).duration_s == pytest.approx(6 * 0.04, abs=1e-6)

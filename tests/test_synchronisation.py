@@ -13,7 +13,7 @@ from funcpipe.comm.channel import Channel
 from funcpipe.comm.patience import Patience
 from funcpipe.comm.pieces import Pieces
 from funcpipe.comm.scatter_reduce import pattern
-from funcpipe.core import Routes, ScheduleKind, Streams, Sync, Wire
+from funcpipe.core import Routes, ScheduleKind, Streams, Sync
 from funcpipe.platforms.memory import MemoryStorage
 from funcpipe.platforms.wrappers import Counted, Traffic
 from funcpipe.scheduler.check import check
@@ -35,7 +35,7 @@ def synchronised(shape: StepShape, vectors: torch.Tensor, order: random.Random) 
     doers, pieces = [], []
     for replica, row in enumerate(result):
         stores.append(Counted(shared))
-        channel = Channel(stores[-1], Patience(deadline_s=0.001), wire=Wire.BF16, cancel=threading.Event())
+        channel = Channel(stores[-1], Patience(deadline_s=0.001), cancel=threading.Event())
         doers.append(Synchronisation(channel, shape.pattern, replica, str))
         pieces.append(Pieces(row, shape.pattern))
     for position in possible_order(graph, order):

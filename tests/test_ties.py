@@ -76,18 +76,18 @@ def test_tied_parameters_train_as_in_one_process_and_their_copies_stay_equal(sta
     assert all(torch.equal(a, b) for a, b in itertools.pairwise(tied))
 
 
-def test_each_set_of_holders_has_one_route_and_what_one_stage_holds_has_none() -> None:
+def test_parameters_of_the_same_layers_share_a_route_and_what_one_stage_holds_has_none() -> None:
     ties = [
         TiedParameter(name="a", layers=(0, 4), parameter_bytes=8),
         TiedParameter(name="b", layers=(1, 3, 5), parameter_bytes=4),
         TiedParameter(name="c", layers=(2, 3), parameter_bytes=2),
-        TiedParameter(name="d", layers=(1, 5), parameter_bytes=1),
+        TiedParameter(name="d", layers=(0, 4), parameter_bytes=1),
     ]
     assert find_routes([0, 0, 1, 1, 2, 2], [], ties) == Routes(
         activations=(),
         gradients=(),
         ties=(
-            TieRoute(stages=(0, 1, 2), parameters=("b",), payload_bytes=4),
             TieRoute(stages=(0, 2), parameters=("a", "d"), payload_bytes=9),
+            TieRoute(stages=(0, 1, 2), parameters=("b",), payload_bytes=4),
         ),
     )

@@ -69,7 +69,7 @@ def _optimize(verbs: Any) -> None:
     verb.add_argument("--global-batch", type=int, required=True, help="samples of one iteration")
     _add_wish(verb)
     _add_pins(verb)
-    _add_choice(verb, "--solver", ["auto", "exact", "gurobi", "scip", "highs"], "auto", "what searches")
+    _add_choice(verb, "--solver", ["auto", "exact", "gurobi", "scip", "highs", "mip"], "auto", "what searches")
     verb.add_argument("--time-limit", type=float, metavar="S", help="stop the search after so many seconds")
     verb.add_argument(
         "--policy", default="funcpipe", metavar="NAME", help="another policy to plan by, see docs/planning.md"
@@ -79,7 +79,9 @@ def _optimize(verbs: Any) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="plan for another platform: bandwidth=2, ...",
+        help="beside the plan as things are, what it would take and the best plan if they changed: bandwidth=2x, "
+        "price=0.5x, request_price=0x, latency_s=0.01, contention=1.2, shared_bytes_s=1e9, sizes=1024MB,2048MB, "
+        "profile=FILE",
     )
     verb.add_argument("--pareto", action="store_true", help="all plans that none beats both in time and in money")
     verb.add_argument("--figure", metavar="FILE", help="with --pareto: draw them")
@@ -149,6 +151,18 @@ def _simulate(verbs: Any) -> None:
     _add_platform(verb, default=None)
     verb.add_argument("--trace", metavar="FILE", help="write the events, for `report` and for Perfetto")
     verb.add_argument("--gantt", action="store_true", help="draw the lanes over time")
+    verb.add_argument("--clip-grad-norm", action="store_true", help="the run will clip the norm of the gradient")
+    disturbed = verb.add_argument_group("what befalls the functions")
+    disturbed.add_argument("--compute-jitter", type=float, default=0.0, metavar="SHARE", help="spread of computation")
+    disturbed.add_argument("--transfer-jitter", type=float, default=0.0, metavar="SHARE", help="spread of transfers")
+    disturbed.add_argument("--seed", type=int, default=0, help="of the spread (default: %(default)s)")
+    disturbed.add_argument("--cold", action="store_true", help="all functions begin with the platform's cold start")
+    disturbed.add_argument(
+        "--straggler", action="append", default=[], metavar="sN.rN=FACTOR", help="a worker that is so much slower"
+    )
+    disturbed.add_argument(
+        "--death", action="append", default=[], metavar="sN.rN@S", help="a worker dies then, and does the step again"
+    )
 
 
 def _train(verbs: Any) -> None:
@@ -190,6 +204,8 @@ def _report(verbs: Any) -> None:
     )
     verb.add_argument("observed", help="the trace that `train` wrote")
     verb.add_argument("--predicted", required=True, help="the trace that `simulate` wrote")
+    verb.add_argument("--figure", metavar="FILE", help="draw both over time (needs matplotlib)")
+    verb.add_argument("--perfetto", metavar="FILE", help="write both, one below the other, for ui.perfetto.dev")
 
 
 def _platforms(verbs: Any) -> None:
@@ -214,6 +230,9 @@ def _add_training(verb: argparse.ArgumentParser) -> None:
         "--optimizer", metavar=_FACTORY, help="makes the optimiser from parameters (default: by the plan, with --lr)"
     )
     verb.add_argument("--lr", type=float, default=0.01, help="learning rate without --optimizer (default: %(default)s)")
+    verb.add_argument(
+        "--clip-grad-norm", type=float, metavar="NORM", help="clip the norm of the whole model's gradient"
+    )
     verb.add_argument("--seed", type=int, default=0, help="of weights, data order and dropout (default: %(default)s)")
     verb.add_argument(
         "--message-deadline",

@@ -10,16 +10,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from funcpipe.core import MB, ModelProfile, Plan, PlatformSpec, Resource, Trace
+from funcpipe.core import MB, Estimate, ModelProfile, Plan, PlatformSpec, Trace
 
 if TYPE_CHECKING:
     from funcpipe.launch import Progress as RunProgress
     from funcpipe.launch import RunResult
     from funcpipe.partitioner.front import Front
+    from funcpipe.partitioner.whatif import WhatIf
     from funcpipe.report import Report
     from funcpipe.verify import Verification
-
-_GANTT_COLUMNS = 100
 
 
 def as_json(value: Any) -> str:
@@ -91,7 +90,8 @@ def profile(measured: ModelProfile, path: str, console: Console) -> None:
 def plan(chosen: Plan, path: str, console: Console) -> None:
     """The plan's stages and what it is expected to take."""
     table = Table(
-        title=f"{chosen.model} on {chosen.platform}: {len(chosen.stages)} stages x {chosen.replicas} replicas"
+        title=f"{chosen.model} on {chosen.platform}: {len(chosen.stages)} stages x {chosen.replicas} replicas, "
+        f"{chosen.schedule.value}"
     )
     for name in ("stage", "layers", "function", "memory MB", "forward s", "backward s", "synchronisation s"):
         table.add_column(name, justify="right")
@@ -117,6 +117,32 @@ def plan(chosen: Plan, path: str, console: Console) -> None:
         console.print(f"{chosen.solver.name}: {chosen.solver.status.value} in {chosen.solver.solve_s:.2f} s; {path}")
 
 
+def what_if(found: "WhatIf", path: str, console: Console) -> None:
+    """The plan as things are, the same plan after the changes, and the best plan then."""
+    table = Table(title=f"{found.best.model}, batch {found.best.global_batch}: now, and after the changes")
+    for name in ("", "iteration s", "iteration $", "stages", "replicas", "memory MB"):
+        table.add_column(name, justify="right" if name else "left")
+    if found.now is not None and found.now.estimate is not None:
+        table.add_row("now", *_what_it_takes(found.now.estimate), *_shape(found.now))
+    if found.now is not None and found.kept is not None:
+        table.add_row("this plan then", *_what_it_takes(found.kept), *_shape(found.now))
+    assert found.best.estimate is not None, "a plan that was optimised has an estimate"
+    table.add_row("the best then", *_what_it_takes(found.best.estimate), *_shape(found.best))
+    console.print(table)
+    if found.obstacle is not None:
+        console.print(f"{'now' if found.now is None else 'this plan then'}: {found.obstacle}")
+    console.print(f"the best plan then: {path}")
+
+
+def _what_it_takes(estimate: Estimate) -> tuple[str, str]:
+    return f"{estimate.iteration_s:.3f}", f"{estimate.cost_usd:.6f}"
+
+
+def _shape(chosen: Plan) -> tuple[str, str, str]:
+    memory = " ".join(str(stage.memory_mb) for stage in chosen.stages)
+    return str(len(chosen.stages)), str(chosen.replicas), memory
+
+
 def front(found: "Front", path: str, console: Console) -> None:
     """Plans from the fastest to the cheapest, with those that are marked."""
     marks: dict[int, list[str]] = {}
@@ -128,44 +154,19 @@ def front(found: "Front", path: str, console: Console) -> None:
         table.add_column(name, justify="left" if name == "marks" else "right")
     for place, chosen in enumerate(found.plans):
         assert chosen.estimate is not None, "a plan that was optimised has an estimate"
-        table.add_row(
-            f"{chosen.estimate.iteration_s:.3f}",
-            f"{chosen.estimate.cost_usd:.6f}",
-            str(len(chosen.stages)),
-            str(chosen.replicas),
-            " ".join(str(stage.memory_mb) for stage in chosen.stages),
-            ", ".join(marks.get(place, [])),
-        )
+        table.add_row(*_what_it_takes(chosen.estimate), *_shape(chosen), ", ".join(marks.get(place, [])))
     console.print(table)
     console.print(f"{found.status.value} in {found.solve_s:.2f} s; the recommended plan: {path}")
 
 
 def simulation(trace: Trace, chosen: Plan, console: Console, *, gantt: bool) -> None:
     """The simulated iteration in a line; its lanes over time if wanted."""
-    console.print(f"iteration {trace.duration_s:.4f} s, {len(trace.events)} tasks on {chosen.workers} functions")
+    console.print(f"iteration {trace.end_s:.4f} s, {len(trace.events)} tasks on {chosen.workers} functions")
     if gantt:
-        for line in gantt_lines(trace):
+        from funcpipe.gantt import gantt_lines
+
+        for line in gantt_lines(trace, columns=100):
             console.print(line, overflow="crop", no_wrap=True)
-
-
-def gantt_lines(trace: Trace) -> list[str]:
-    """A row for each lane: f forward, b backward, > and < transfers, s synchronisation, u update, . idle."""
-    lanes = sorted({(e.stage, e.replica, list(Resource).index(e.lane)) for e in trace.events})
-    rows = {lane: ["."] * _GANTT_COLUMNS for lane in lanes}
-    scale = _GANTT_COLUMNS / trace.duration_s if trace.duration_s else 0.0
-    for event in trace.events:
-        row = rows[event.stage, event.replica, list(Resource).index(event.lane)]
-        first, last = int(event.start_s * scale), int(event.end_s * scale)
-        for column in range(first, min(max(last, first + 1), _GANTT_COLUMNS)):
-            row[column] = _letter(event.task)
-    names = [resource.value for resource in Resource]
-    return [f"s{stage}.r{replica} {names[lane]:8} {''.join(row)}" for (stage, replica, lane), row in rows.items()]
-
-
-def _letter(task: str) -> str:
-    if "split" in task or "merge" in task or "flatten" in task:
-        return "s"
-    return {"put": ">", "get": "<"}.get(task[:3], task[0])
 
 
 def training_result(result: "RunResult", options: argparse.Namespace, console: Console) -> None:
@@ -197,16 +198,20 @@ def verification(found: "Verification", console: Console) -> None:
 def comparison(found: "Report", path: str, console: Console) -> None:
     """Predicted beside observed, lane by lane."""
     table = Table(title=f"{found.run}: one iteration, median of {found.steps} steps")
-    for name in ("stage", "lane", "predicted s", "observed s", "ratio", "waiting s"):
+    for name in ("stage", "lane", "predicted s", "observed s", "ratio", "wait s", "idle s", "predicted", "$", "idle $"):
         table.add_column(name, justify="left" if name == "lane" else "right")
     for lane in found.lanes:
         table.add_row(
             str(lane.stage),
             lane.lane.value,
-            f"{lane.predicted_s:.4f}",
-            f"{lane.observed_s:.4f}",
+            f"{lane.predicted.busy_s:.4f}",
+            f"{lane.observed.busy_s:.4f}",
             "-" if lane.ratio is None else f"{lane.ratio:.2f}",
-            f"{lane.observed_wait_s:.4f}",
+            f"{lane.observed.wait_s:.4f}",
+            f"{lane.observed.idle_s:.4f}",
+            f"{lane.predicted.idle_s:.4f}",
+            "-" if lane.observed.usd is None else f"{lane.observed.usd:.7f}",
+            "-" if not lane.observed.idle_usd else f"{lane.observed.idle_usd:.7f}",
         )
     console.print(table)
     ratio = "" if found.ratio is None else f", ratio {found.ratio:.2f}"

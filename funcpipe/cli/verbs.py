@@ -20,6 +20,7 @@ from funcpipe.core import (
     read_trace,
     to_text,
     write,
+    write_side_by_side,
     write_trace,
 )
 from funcpipe.core.json_form import to_plain
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from funcpipe.api import FuncPipe
     from funcpipe.partitioner.pins import Pins
+    from funcpipe.partitioner.whatif import Planner
 
 
 def profile(options: argparse.Namespace) -> None:
@@ -53,28 +55,38 @@ def profile(options: argparse.Namespace) -> None:
 
 def optimize(options: argparse.Namespace) -> None:
     """Choose cuts, function sizes and replicas, and write the plan."""
-    from funcpipe.partitioner.optimize import optimize as find
-    from funcpipe.partitioner.whatif import parse_changes
+    from funcpipe.partitioner.optimize import optimize as plan_by
 
     measured = read(ModelProfile, options.profile)
-    spec = _spec(options, measured)
-    if options.what_if:
-        spec = parse_changes(options.what_if).apply(spec)
-    training = _training(options, options.global_batch)
-    if options.pareto:
-        _pareto(options, measured, spec, training)
-        return
-    plan = find(
-        measured,
-        spec,
-        training,
-        pins=_pins(options),
-        policy=options.policy,
-        solver=options.solver,
-        time_limit_s=options.time_limit,
+    spec, training = _spec(options, measured), _training(options, options.global_batch)
+    find = partial(
+        plan_by, pins=_pins(options), policy=options.policy, solver=options.solver, time_limit_s=options.time_limit
     )
-    _write(plan, options.output)
-    render.show(options.json, to_text(plan), partial(render.plan, plan, options.output))
+    if options.what_if:
+        _what_if(options, measured, spec, training, find)
+    elif options.pareto:
+        _pareto(options, measured, spec, training)
+    else:
+        plan = find(measured, spec, training)
+        _write(plan, options.output)
+        render.show(options.json, to_text(plan), partial(render.plan, plan, options.output))
+
+
+def _what_if(
+    options: argparse.Namespace, measured: ModelProfile, spec: PlatformSpec, training: TrainingSpec, find: "Planner"
+) -> None:
+    """The plan as things are beside the best one after the changes, which is written."""
+    from funcpipe.partitioner.whatif import parse_changes, what_if
+
+    if options.pareto:
+        raise InputError("--what-if compares two plans; it cannot be combined with --pareto")
+    start = "profile="
+    paths = [item.removeprefix(start) for item in options.what_if if item.startswith(start)]
+    changes = parse_changes([item for item in options.what_if if not item.startswith(start)])
+    other = read(ModelProfile, paths[-1]) if paths else None
+    found = what_if(measured, spec, training, changes, other_profile=other, find=find)
+    _write(found.best, options.output)
+    render.show(options.json, to_text(found), partial(render.what_if, found, options.output))
 
 
 def _pareto(options: argparse.Namespace, measured: ModelProfile, spec: PlatformSpec, training: TrainingSpec) -> None:
@@ -103,13 +115,15 @@ def explain(options: argparse.Namespace) -> None:
 
 def simulate(options: argparse.Namespace) -> None:
     """Play one iteration of a plan on a virtual clock."""
+    from funcpipe.cli.conditions import conditions
     from funcpipe.predict import predict
 
     plan, measured = read(Plan, options.plan), read(ModelProfile, options.profile)
-    trace = predict(plan, measured, _spec(options, measured))
+    spec = _spec(options, measured)
+    trace = predict(plan, measured, spec, conditions=conditions(options, spec), clipped=options.clip_grad_norm)
     if options.trace:
         write_file(partial(write_trace, trace), options.trace)
-    summary = {"iteration_s": trace.duration_s, "tasks": len(trace.events), "trace": options.trace}
+    summary = {"iteration_s": trace.end_s, "tasks": len(trace.events), "trace": options.trace}
     render.show(options.json, render.as_json(summary), partial(render.simulation, trace, plan, gantt=options.gantt))
 
 
@@ -158,9 +172,16 @@ def verify(options: argparse.Namespace) -> None:
 
 def report(options: argparse.Namespace) -> None:
     """Set observed beside predicted."""
-    from funcpipe.report import compare
+    from funcpipe.gantt import draw
+    from funcpipe.report import compare, typical_step
 
-    comparison = compare(read_trace(options.predicted), read_trace(options.observed))
+    predicted, observed = read_trace(options.predicted), read_trace(options.observed)
+    comparison = compare(predicted, observed)
+    step = typical_step(observed)
+    if options.figure:
+        write_file(partial(draw, predicted, step), options.figure)
+    if options.perfetto:
+        write_file(partial(write_side_by_side, predicted, step), options.perfetto)
     render.show(options.json, to_text(comparison), partial(render.comparison, comparison, options.observed))
 
 
@@ -190,7 +211,13 @@ def _pipe(options: argparse.Namespace) -> "tuple[Plan, FuncPipe]":
     torch.manual_seed(options.seed)
     model = load_factory(options.model)()
     loss = None if options.loss == "own" else load_factory(options.loss)
-    return plan, FuncPipe(model, loss_fn=loss, optimizer=_optimizer(options, plan), name=options.model)
+    return plan, FuncPipe(
+        model,
+        loss_fn=loss,
+        optimizer=_optimizer(options, plan),
+        clip_grad_norm=options.clip_grad_norm,
+        name=options.model,
+    )
 
 
 def _training(options: argparse.Namespace, global_batch: int) -> TrainingSpec:

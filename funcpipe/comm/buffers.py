@@ -7,6 +7,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from funcpipe.comm.blocks import block
+
 _SMALL_BYTES = 64 * 1024  # not worth keeping
 
 
@@ -38,4 +40,4 @@ class Buffers:
                     return self._free.pop(position)
             if self._free:
                 self._free.pop()  # a larger one takes its place
-        return torch.empty(size, dtype=torch.uint8)
+        return block(size)

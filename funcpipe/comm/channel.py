@@ -39,13 +39,11 @@ class Channel:
         storage: Storage,
         patience: Patience,
         *,
-        wire: Wire,
         cancel: threading.Event,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._storage = storage
         self._patience = patience
-        self._wire = wire
         self._cancel = cancel
         self._clock = clock
         self._uploading, self._downloading = Turns(), Turns()
@@ -57,13 +55,12 @@ class Channel:
         """A step begins: from here on it is counted when its messages come."""
         self._step_s = self._clock()
 
-    def put(self, key: str, tensors: Mapping[str, Tensor], *, exact: bool = False) -> int:
-        """Write a message; returns its bytes. 32-bit floats travel in the run's wire format unless `exact`."""
-        return self.put_series(key, (tensors,), exact=exact)
+    def put(self, key: str, tensors: Mapping[str, Tensor], *, wire: Wire = Wire.FP32) -> int:
+        """Write a message; returns its bytes. 32-bit floats travel as `wire` says."""
+        return self.put_series(key, (tensors,), wire=wire)
 
-    def put_series(self, key: str, messages: Sequence[Mapping[str, Tensor]], *, exact: bool = False) -> int:
+    def put_series(self, key: str, messages: Sequence[Mapping[str, Tensor]], *, wire: Wire = Wire.FP32) -> int:
         """Write messages one behind the other, as one object; returns its bytes."""
-        wire = Wire.FP32 if exact else self._wire
         size = sum(codec.message_bytes(tensors, wire) for tensors in messages)
         with self._uploading.reserve() as gate, self._buffers.lend(size) as buffer:
             self._storage.put(key, codec.encode_series(messages, wire, buffer=buffer), gate=gate)

@@ -21,6 +21,7 @@ import torch
 import xxhash
 from torch import Tensor
 
+from funcpipe.comm.blocks import block
 from funcpipe.core import Wire
 from funcpipe.errors import CorruptMessage, InvalidValue
 
@@ -62,7 +63,7 @@ def encode_series(
     layouts = [_lay_out(tensors, wire) for tensors in messages]
     size = sum(layout.size for layout in layouts)
     if buffer is None:
-        buffer = torch.empty(size, dtype=torch.uint8)
+        buffer = block(size)
     elif buffer.numel() < size:
         raise InvalidValue("buffer", buffer.numel(), f"must have room for {size} bytes")
     offset = 0
@@ -140,7 +141,7 @@ def _read(entry: list[Any], payload: memoryview, target: Tensor | None) -> Tenso
     if min([*shape, offset, 0]) < 0 or offset + size > payload.nbytes:
         raise ValueError(f"a tensor of shape {shape} at byte {offset} does not lie within {payload.nbytes} bytes")
     if target is None:
-        target = torch.empty(shape, dtype=dtype)
+        target = block(count * dtype.itemsize).view(dtype).view(shape) if count else torch.empty(shape, dtype=dtype)
     elif target.dtype is not dtype or list(target.shape) != shape or not target.is_contiguous():
         raise ValueError(f"a tensor of {dtype}, shape {shape}, does not fit {target.dtype}, {list(target.shape)}")
     if count:

@@ -21,7 +21,17 @@ from funcpipe.core.platform import MB, FunctionSize, PlatformSpec
 from funcpipe.core.profile import LayerProfile, ModelProfile, TensorProfile, TiedParameter
 from funcpipe.core.routes import ActivationRoute, GradientRoute, Routes, TieRoute, find_routes
 from funcpipe.core.run import Bill, StepReport, WorkerReport, WorkerSpec
-from funcpipe.core.trace import Event, Resource, Source, Trace, read_trace, write_trace
+from funcpipe.core.trace import (
+    Event,
+    Prices,
+    Resource,
+    Source,
+    Trace,
+    prices_of,
+    read_trace,
+    write_side_by_side,
+    write_trace,
+)
 
 __all__ = [
     "MB",
@@ -37,6 +47,7 @@ __all__ = [
     "OptimizerKind",
     "Plan",
     "PlatformSpec",
+    "Prices",
     "Recompute",
     "Resource",
     "Routes",
@@ -58,10 +69,12 @@ __all__ = [
     "WorkerSpec",
     "find_routes",
     "from_text",
+    "prices_of",
     "read",
     "read_trace",
     "to_text",
     "usual_streams",
     "write",
+    "write_side_by_side",
     "write_trace",
 ]

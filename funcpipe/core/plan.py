@@ -42,9 +42,15 @@ class Recompute(Enum):
 
 
 class ScheduleKind(Enum):
-    """The order in which a stage runs the forwards and backwards of its micro-batches."""
+    """The order in which a stage runs the forwards and backwards of its micro-batches.
+
+    `GPIPE` holds the activations of all micro-batches, `ONE_F_ONE_B` as few as keep all stages busy, and
+    `EAGER_ONE_F_ONE_B` about twice as many, so that transfers hide behind computation too.
+    """
 
     GPIPE = "gpipe"
+    ONE_F_ONE_B = "1f1b"
+    EAGER_ONE_F_ONE_B = "eager-1f1b"
 
 
 class Sync(Enum):
@@ -155,6 +161,7 @@ class StageEstimate:
     base_bytes: int
     state_bytes: int
     activation_bytes: int
+    waste_bytes: int
     forward_s: float
     forward_upload_s: float
     forward_download_s: float
@@ -166,7 +173,7 @@ class StageEstimate:
     @property
     def memory_bytes(self) -> int:
         """What one function of the stage needs at its peak."""
-        return self.base_bytes + self.state_bytes + self.activation_bytes
+        return self.base_bytes + self.state_bytes + self.activation_bytes + self.waste_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,8 +213,9 @@ class SolverReport:
 class Plan:
     """Where the model is cut, what runs each stage, how many replicas there are, and what that is expected to take.
 
-    Micro-batch m belongs to replica m mod `replicas` of every stage. `streams` cuts a streamed synchronisation or an
-    exchange; None stands for the usual cut.
+    Micro-batch m belongs to replica m mod `replicas` of every stage. Activations travel as `wire`; the gradients that
+    stages return for them as `wire_back`, where that is given, else like activations. `streams` cuts a streamed
+    synchronisation or an exchange; None stands for the usual cut.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.plan/1"
@@ -219,6 +227,7 @@ class Plan:
     sync: Sync
     wire: Wire
     stages: tuple[Stage, ...]
+    wire_back: Wire | None = None
     model: str = ""
     platform: str = ""
     streams: Streams | None = None
@@ -241,6 +250,11 @@ class Plan:
                     f"stages[{i}].first", stage.first, f"must be {expected}, where the stage before stops"
                 )
             expected = stage.stop
+
+    @property
+    def gradient_wire(self) -> Wire:
+        """How the gradients that stages return travel."""
+        return self.wire_back or self.wire
 
     @property
     def micro_batches(self) -> int:

@@ -34,6 +34,8 @@ class LayerProfile:
     def __post_init__(self) -> None:
         for field in ("parameter_bytes", "activation_bytes", "constant_bytes", "input_bytes", "workspace_bytes"):
             checks.at_least(field, getattr(self, field), 0)
+        for field in ("forward_spread", "backward_spread"):
+            checks.at_least(field, getattr(self, field), 0)
         for field in ("forward_s", "backward_s"):
             for i, seconds in enumerate(getattr(self, field)):
                 checks.at_least(f"{field}[{i}]", seconds, 0)
@@ -69,6 +71,8 @@ class TensorProfile:
                 )
             if i > 0 and consumer <= self.consumers[i - 1]:
                 raise InvalidValue("consumers", self.consumers, "must be in ascending order, each once")
+        if list(self.saved_by) != sorted({layer for layer in self.saved_by if layer >= 0}):
+            raise InvalidValue("saved_by", self.saved_by, "must be layers in ascending order, each once")
         checks.at_least("forward_bytes", self.forward_bytes, 0)
         checks.at_least("backward_bytes", self.backward_bytes, 0)
 
@@ -124,9 +128,10 @@ class ModelProfile:
                     rule = f"must hold one value for each of the {len(self.sizes)} sizes"
                     raise InvalidValue(f"layers[{i}].{field}", getattr(layer, field), rule)
         for i, tensor in enumerate(self.tensors):
-            if tensor.consumers[-1] >= len(self.layers):
-                rule = f"must name one of the {len(self.layers)} layers"
-                raise InvalidValue(f"tensors[{i}].consumers", tensor.consumers[-1], rule)
+            for field in ("consumers", "saved_by"):
+                if max(getattr(tensor, field), default=0) >= len(self.layers):
+                    rule = f"must name one of the {len(self.layers)} layers"
+                    raise InvalidValue(f"tensors[{i}].{field}", getattr(tensor, field)[-1], rule)
         for i, tie in enumerate(self.ties):
             if not 0 <= tie.layers[0] <= tie.layers[-1] < len(self.layers):
                 rule = f"must name some of the {len(self.layers)} layers"

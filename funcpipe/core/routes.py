@@ -91,15 +91,16 @@ def find_routes(
 
 
 def _tie_routes(stage_of_layer: Sequence[int], ties: Sequence[TiedParameter]) -> tuple[TieRoute, ...]:
+    """Parameters that the same layers use share their objects, whatever the cuts."""
     found: dict[tuple[int, ...], list[TiedParameter]] = defaultdict(list)
     for tie in ties:
-        found[tuple(sorted({stage_of_layer[layer] for layer in tie.layers}))].append(tie)
-    return tuple(
+        found[tie.layers].append(tie)
+    routes = [
         TieRoute(
-            stages=stages,
+            stages=tuple(sorted({stage_of_layer[layer] for layer in layers})),
             parameters=tuple(tie.name for tie in group),
             payload_bytes=sum(tie.parameter_bytes for tie in group),
         )
-        for stages, group in sorted(found.items(), key=lambda item: item[0])
-        if len(stages) > 1
-    )
+        for layers, group in sorted(found.items(), key=lambda item: item[0])
+    ]
+    return tuple(route for route in routes if len(route.stages) > 1)

@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from funcpipe.core import checks, json_form
+from funcpipe.core.plan import Plan
+from funcpipe.core.platform import PlatformSpec
 from funcpipe.errors import FormatError, InvalidValue
 
 TRACE_FORMAT = "funcpipe.trace/1"
@@ -32,7 +34,8 @@ class Source(Enum):
 class Event:
     """One task on one lane of one worker, in seconds since the trace began.
 
-    `waited_s`, part of the duration, is the time for which the awaited object did not exist yet.
+    `waited_s`, part of the duration, is the time for which the awaited object did not exist yet. `attempt` counts how
+    often the worker had died before, and done the same step again.
     """
 
     task: str
@@ -44,6 +47,7 @@ class Event:
     end_s: float
     payload_bytes: int = 0
     waited_s: float = 0.0
+    attempt: int = 0
 
     def __post_init__(self) -> None:
         if not self.end_s >= self.start_s:
@@ -58,12 +62,35 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """What the functions of each stage cost a second, and each storage request."""
+
+    function_usd_s: tuple[float, ...]
+    put_usd: float
+    get_usd: float
+
+    def request_usd(self, lane: Resource) -> float:
+        """What one transfer on `lane` costs besides its time."""
+        return {Resource.COMPUTE: 0.0, Resource.UPLOAD: self.put_usd, Resource.DOWNLOAD: self.get_usd}[lane]
+
+
+def prices_of(plan: Plan, spec: PlatformSpec) -> Prices:
+    """What the functions of `plan` and their requests cost on `spec`; InvalidValue if it has not their sizes."""
+    return Prices(
+        function_usd_s=tuple(spec.size(stage.size).price_usd_s for stage in plan.stages),
+        put_usd=spec.price_put_usd,
+        get_usd=spec.price_get_usd,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
     """The events of a run, in order of their start."""
 
     run: str
     source: Source
     events: tuple[Event, ...]
+    prices: Prices | None = None
 
     @property
     def duration_s(self) -> float:
@@ -72,28 +99,39 @@ class Trace:
             return 0.0
         return max(event.end_s for event in self.events) - min(event.start_s for event in self.events)
 
+    @property
+    def end_s(self) -> float:
+        """When the last event ends; a simulated step begins at second 0, cold starts included."""
+        return max((event.end_s for event in self.events), default=0.0)
+
     def steps(self) -> tuple[int, ...]:
         """The steps that have events, in ascending order."""
         return tuple(sorted({event.step for event in self.events}))
 
     def of_step(self, step: int) -> "Trace":
         """The events of one step alone."""
-        return Trace(run=self.run, source=self.source, events=tuple(e for e in self.events if e.step == step))
+        return replace(self, events=tuple(event for event in self.events if event.step == step))
+
+    def from_nought(self) -> "Trace":
+        """The same, beginning at second 0."""
+        origin_s = min((event.start_s for event in self.events), default=0.0)
+        moved = (replace(e, start_s=e.start_s - origin_s, end_s=e.end_s - origin_s) for e in self.events)
+        return replace(self, events=tuple(moved))
 
 
 def write_trace(trace: Trace, path: str | Path) -> None:
     """Write `trace` in the Chrome trace event form: a process for each worker, a thread for each lane."""
-    workers = sorted({(event.stage, event.replica) for event in trace.events})
-    numbers = {worker: number for number, worker in enumerate(workers, start=1)}
-    entries = [_name("process_name", number, 0, f"stage {s} replica {r}") for (s, r), number in numbers.items()]
-    entries += [
-        _name("thread_name", number, thread, resource.value)
-        for number in numbers.values()
-        for thread, resource in enumerate(Resource)
-    ]
-    entries += [_entry(event, numbers[event.stage, event.replica]) for event in trace.events]
-    document = {"format": TRACE_FORMAT, "run": trace.run, "source": trace.source.value, "traceEvents": entries}
+    head = json_form.to_plain(replace(trace, events=()))
+    document = {"format": TRACE_FORMAT, **head, "traceEvents": _entries(trace, first=1)}
     Path(path).write_text(json.dumps(document), encoding="utf-8")
+
+
+def write_side_by_side(predicted: Trace, observed: Trace, path: str | Path) -> None:
+    """Write both for Perfetto, each from second 0, the workers of one below those of the other."""
+    first = 1 + len({(event.stage, event.replica) for event in predicted.events})
+    entries = _entries(predicted.from_nought(), first=1, prefix="predicted: ")
+    entries += _entries(observed.from_nought(), first=first, prefix="observed: ")
+    Path(path).write_text(json.dumps({"traceEvents": entries}), encoding="utf-8")
 
 
 def read_trace(path: str | Path) -> Trace:
@@ -113,9 +151,22 @@ def read_trace(path: str | Path) -> Trace:
         for i, entry in enumerate(entries)
         if entry.get("ph") == "X"
     )
-    head: Mapping[str, Any] = {"run": document.get("run"), "source": document.get("source"), "events": []}
-    named: Trace = json_form.from_plain(Trace, head, source=source)
-    return Trace(run=named.run, source=named.source, events=events)
+    head: Mapping[str, Any] = {name: document.get(name) for name in ("run", "source", "prices")}
+    named: Trace = json_form.from_plain(Trace, {**head, "events": []}, source=source)
+    return replace(named, events=events)
+
+
+def _entries(trace: Trace, *, first: int, prefix: str = "") -> list[dict[str, Any]]:
+    """Events, and the names of processes, numbered from `first`, and of their threads."""
+    workers = sorted({(event.stage, event.replica) for event in trace.events})
+    numbers = {worker: number for number, worker in enumerate(workers, start=first)}
+    entries = [_name("process_name", number, 0, f"{prefix}stage {s} replica {r}") for (s, r), number in numbers.items()]
+    entries += [
+        _name("thread_name", number, thread, resource.value)
+        for number in numbers.values()
+        for thread, resource in enumerate(Resource)
+    ]
+    return entries + [_entry(event, numbers[event.stage, event.replica]) for event in trace.events]
 
 
 def _entry(event: Event, process: int) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +24,7 @@ from funcpipe.partitioner.formulas import (
     MemoryUse,
     Setting,
     Traffic,
+    held_micro_batches,
     iteration_time_s,
     lane_times,
     memory_use,
@@ -32,23 +32,23 @@ from funcpipe.partitioner.formulas import (
     requests,
     sync_times,
 )
+from funcpipe.partitioner.ties import stage_ties
 
 IntArray = npt.NDArray[np.int64]
 
 
-def evaluate(plan: Plan, profile: ModelProfile, spec: PlatformSpec, *, in_flight: int | None = None) -> Estimate:
+def evaluate(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Estimate:
     """What one iteration of `plan` is predicted to take on `spec`.
 
-    A function holds the activations of `in_flight` micro-batches at once; None means as many as the schedule makes it.
     Raises PlanError when the plan does not cover the profile's layers, or uses a function size that the platform does
     not sell or the profile was not measured on. A stage that outgrows its function is priced all the same: see
     `check_memory`.
     """
-    setting, loads = replace(plan_setting(plan, profile, spec), in_flight=in_flight), plan_loads(plan, profile, spec)
-    lanes = lane_times(loads, setting, workers=plan.workers)
-    sync_s, memory = sync_times(loads, setting, workers=plan.workers), memory_use(loads, setting)
+    setting, loads = plan_setting(plan, profile, spec), plan_loads(plan, profile, spec)
+    lanes, sync_s = lane_times(loads, setting, workers=plan.workers), sync_times(loads, setting, workers=plan.workers)
+    memory = memory_use(loads, setting, held_micro_batches(setting, len(plan.stages)))
     iteration_s = float(iteration_time_s(lanes, sync_s, setting))
-    puts, gets = requests(loads.traffic, setting)
+    puts, gets = requests(loads, setting)
     compute_usd = plan.replicas * float(loads.price_usd_s.sum()) * iteration_s
     requests_usd = float(request_usd(puts, gets, spec).sum())
     hand_over_s, start_usd, steps = _life(loads, setting, iteration_s)
@@ -86,9 +86,11 @@ def plan_setting(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Setti
         values_per_parameter=plan.optimizer.values_per_parameter,
         sync=plan.sync,
         wire_ratio=plan.wire.ratio,
+        gradient_wire_ratio=plan.gradient_wire.ratio,
         base_bytes=profile.base_memory_bytes,
         spec=spec,
         streams=plan.streams,
+        schedule=plan.schedule,
     )
 
 
@@ -107,7 +109,8 @@ def plan_loads(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Loads:
     return Loads(
         forward_s=_stage_seconds(plan.stages, profile, backward=False),
         backward_s=_stage_seconds(plan.stages, profile, backward=True),
-        parameter_bytes=_stage_sums(plan.stages, [layer.parameter_bytes for layer in profile.layers]),
+        layer_parameter_bytes=_stage_sums(plan.stages, [layer.parameter_bytes for layer in profile.layers]),
+        ties=stage_ties(*_borders(plan.stages), profile),
         constant_bytes=_stage_sums(plan.stages, [layer.constant_bytes for layer in profile.layers]),
         activation_bytes=_stage_sums(plan.stages, [layer.activation_bytes for layer in profile.layers]),
         input_bytes=inputs + traffic.forward_in_bytes,
@@ -233,6 +236,7 @@ def _stage_estimates(lanes: Lanes, sync_s: Array, memory: MemoryUse) -> tuple[St
             base_bytes=int(memory.base_bytes[i]),
             state_bytes=int(memory.state_bytes[i]),
             activation_bytes=int(memory.activation_bytes[i]),
+            waste_bytes=int(memory.waste_bytes[i]),
             forward_s=float(lanes.forward_s[i]),
             forward_upload_s=float(lanes.forward_upload_s[i]),
             forward_download_s=float(lanes.forward_download_s[i]),

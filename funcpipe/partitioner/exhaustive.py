@@ -2,19 +2,21 @@
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 
 import numpy as np
 
-from funcpipe.core import ModelProfile, Plan, Recompute, Stage
+from funcpipe.core import ModelProfile, Plan, Recompute, Stage, find_routes
 from funcpipe.errors import Infeasible
 from funcpipe.partitioner.cost import column_of, plan_traffic
 from funcpipe.partitioner.formulas import (
     Array,
     Loads,
     Setting,
+    Ties,
     Traffic,
+    held_micro_batches,
     iteration_time_s,
     lane_times,
     memory_use,
@@ -64,12 +66,13 @@ def price_variants(
     loads = _loads(problem, cuts, np.array(variants))
     workers = len(cuts) * setting.replicas
     memory = np.array([size.memory_bytes for size in problem.spec.sizes])[np.array(variants)[..., 0]]
-    fits = (memory_use(loads, setting).total_bytes <= memory).all(-1)
+    held = held_micro_batches(setting, len(cuts))
+    fits = (memory_use(loads, setting, held).total_bytes <= memory).all(-1)
     sizes = [problem.placed.sizes_of(first, stop) for first, stop in cuts]
     fits &= [all(size in admitted for (size, _), admitted in zip(v, sizes, strict=True)) for v in variants]
     lanes, sync_s = lane_times(loads, setting, workers=workers), sync_times(loads, setting, workers=workers)
     iteration_s = iteration_time_s(lanes, sync_s, setting)
-    puts, gets = requests(loads.traffic, setting)
+    puts, gets = requests(loads, setting)
     price_usd_s = setting.replicas * loads.price_usd_s.sum(-1)
     cost_usd = price_usd_s * iteration_s + request_usd(puts, gets, setting.spec).sum(-1)
     return [v for v, fit in zip(variants, fits, strict=True) if fit], iteration_s[fits], cost_usd[fits]
@@ -97,7 +100,8 @@ def _loads(problem: Problem, cuts: tuple[tuple[int, int], ...], variants: Array)
     return Loads(
         forward_s=forward_s[stage, size],
         backward_s=backward_s[stage, size],
-        parameter_bytes=np.array([sum(x.parameter_bytes for x in part) for part in layers], dtype=np.float64),
+        layer_parameter_bytes=np.array([sum(x.parameter_bytes for x in part) for part in layers], dtype=np.float64),
+        ties=_ties(profile, stages),
         constant_bytes=np.array([sum(x.constant_bytes for x in part) for part in layers], dtype=np.float64),
         activation_bytes=np.array([sum(x.activation_bytes for x in part) for part in layers], dtype=np.float64),
         input_bytes=inputs + traffic.forward_in_bytes,
@@ -109,6 +113,26 @@ def _loads(problem: Problem, cuts: tuple[tuple[int, int], ...], variants: Array)
         download_bytes_s=np.array([size.download_bytes_s for size in sizes])[size],
         price_usd_s=np.array([size.price_usd_s for size in sizes])[size],
     )
+
+
+def _ties(profile: ModelProfile, stages: Sequence[Stage]) -> Ties:
+    """From the routes of the tied parameters: who passes gradients on, who hands sums back."""
+    stage_of_layer = [i for i, stage in enumerate(stages) for _ in range(stage.first, stage.stop)]
+    counts = np.zeros((6, len(stages)))
+    for tie in profile.ties:
+        holders = [stage_of_layer[layer] for layer in tie.layers]
+        for stage in set(holders):
+            counts[0, stage] += (holders.count(stage) - 1) * tie.parameter_bytes
+            counts[1, stage] += (stage != holders[0]) * tie.parameter_bytes
+    for route in find_routes(stage_of_layer, [], profile.ties).ties:
+        size = route.payload_bytes
+        for later, earlier in itertools.pairwise(reversed(route.stages)):
+            counts[2:4, later] += size, 1
+            counts[4:6, earlier] += size, 1
+        counts[2:4, route.stages[0]] += size, 1
+        for stage in route.stages[1:]:
+            counts[4:6, stage] += size, 1
+    return Ties(**dict(zip((item.name for item in fields(Ties)), counts, strict=True)))
 
 
 def _saved_inputs(profile: ModelProfile, first: int, stop: int) -> int:

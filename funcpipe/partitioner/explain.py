@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from funcpipe.core import MB, ModelProfile, Plan, PlatformSpec, TrainingSpec
 from funcpipe.partitioner.cost import evaluate
+from funcpipe.partitioner.formulas import buffer_copies
 from funcpipe.partitioner.optimize import LAYER_LIMIT, merged_problem, unmerged
 from funcpipe.partitioner.pins import NO_PINS, Pins
 from funcpipe.partitioner.problem import Problem
@@ -48,6 +49,7 @@ class StageExplanation:
     constant_bytes: int
     activation_bytes: int
     workspace_bytes: int
+    waste_bytes: int
     compute_s: float
     upload_s: float
     download_s: float
@@ -58,7 +60,8 @@ class StageExplanation:
     def needs_bytes(self) -> int:
         """All that one function holds at its peak."""
         held = self.base_bytes + self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
-        return held + self.sync_buffer_bytes + self.constant_bytes + self.activation_bytes + self.workspace_bytes
+        held += self.sync_buffer_bytes + self.constant_bytes + self.activation_bytes + self.workspace_bytes
+        return held + self.waste_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +105,8 @@ def _stage(plan: Plan, number: int, problem: Problem) -> StageExplanation:
     assert plan.estimate is not None
     stage, estimate = plan.stages[number], plan.estimate.stages[number]
     layers = problem.profile.layers[stage.first : stage.stop]
-    parameters = sum(layer.parameter_bytes for layer in layers)
+    parameters = problem.profile.parameter_bytes(stage.first, stage.stop)
+    summed = problem.profile.summed_bytes(stage.first, stage.stop)
     workspace = max(layer.workspace_bytes for layer in layers)
     each = plan.micro_batches // plan.replicas
     return StageExplanation(
@@ -114,10 +118,11 @@ def _stage(plan: Plan, number: int, problem: Problem) -> StageExplanation:
         parameter_bytes=parameters,
         gradient_bytes=parameters,
         optimizer_bytes=plan.optimizer.values_per_parameter * parameters,
-        sync_buffer_bytes=2 * parameters if plan.replicas > 1 else 0,
+        sync_buffer_bytes=round(buffer_copies(plan.replicas) * summed),
         constant_bytes=sum(layer.constant_bytes for layer in layers),
         activation_bytes=estimate.activation_bytes - workspace,
         workspace_bytes=workspace,
+        waste_bytes=estimate.waste_bytes,
         compute_s=each * (estimate.forward_s + estimate.backward_s),
         upload_s=each * (estimate.forward_upload_s + estimate.backward_upload_s),
         download_s=each * (estimate.forward_download_s + estimate.backward_download_s),
@@ -166,7 +171,9 @@ def _second(plan: Plan, whole: Problem, layer_limit: int) -> Alternative | None:
         return None
     moved = unmerged(other, starts)
     shape = " | ".join(f"layers {s.first}-{s.stop - 1} on {s.size}" for s in moved.stages)
-    return _beside(plan, moved, whole, f"{moved.replicas} × ({shape}), synchronisation {moved.sync.value}")
+    return _beside(
+        plan, moved, whole, f"{moved.replicas} × ({shape}), {moved.schedule.value}, synchronisation {moved.sync.value}"
+    )
 
 
 def _binding(plan: Plan, problem: Problem) -> tuple[str, ...]:

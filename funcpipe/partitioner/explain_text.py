@@ -16,7 +16,8 @@ def _lines(explanation: Explanation) -> Iterator[str]:
     assert estimate is not None
     yield (
         f"{plan.model or 'model'} on {plan.platform or 'platform'}: {_count(len(plan.stages), 'stage')} × "
-        f"{_count(plan.replicas, 'replica')}, synchronisation {plan.sync.value}, {plan.wire.value} on the wire"
+        f"{_count(plan.replicas, 'replica')}, {plan.schedule.value}, synchronisation {plan.sync.value}, "
+        f"{plan.wire.value} on the wire"
     )
     yield (
         f"an iteration of {plan.global_batch} samples: {estimate.iteration_s:.4g} s, {estimate.cost_usd:.4g} $ "
@@ -52,6 +53,7 @@ def _stage_lines(number: int, stage: StageExplanation, unit: str) -> Iterator[st
         "constants": stage.constant_bytes,
         "activations": stage.activation_bytes,
         "workspace": stage.workspace_bytes,
+        "waste": stage.waste_bytes,
     }
     filled = " + ".join(f"{name} {size / MB:.0f}" for name, size in parts.items() if size)
     yield f"  memory   {stage.needs_bytes / MB:.0f} of {stage.memory_mb} MB = {filled}"

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from funcpipe.core import PlatformSpec, Streams, Sync, usual_streams
+from funcpipe.core import PlatformSpec, ScheduleKind, Streams, Sync, usual_streams
 from funcpipe.partitioner.sync_forms import all_reduce_s, exchange_s, requests_each, streamed_s
+from funcpipe.scheduler.schedules import in_flight
 
 Array = npt.NDArray[np.float64]
 
@@ -31,9 +32,26 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ties:
+    """What stages have of parameters that several layers use.
+
+    `repeated_bytes` counts again and again what one stage holds once; `borrowed_bytes` are summed over the replicas by
+    an earlier stage; the rest is what one function sends and reads of their gradients in an iteration.
+    """
+
+    repeated_bytes: Array
+    borrowed_bytes: Array
+    upload_bytes: Array
+    upload_objects: Array
+    download_bytes: Array
+    download_objects: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Loads:
     """What stages compute and hold, and the functions they run on; seconds, bytes and dollars as named.
 
+    `layer_parameter_bytes` is the sum over layers, in which `ties` occur more than once.
     `input_bytes` is all that a stage keeps of a micro-batch under recomputation: what it reads of other stages and of
     the model's inputs. `saved_input_bytes` is what it keeps of that without recomputation, its own copies of tensors
     whose memory counts with a layer of another stage; `workspace_bytes` what its hungriest layer has in use beyond all
@@ -42,7 +60,8 @@ class Loads:
 
     forward_s: Array
     backward_s: Array
-    parameter_bytes: Array
+    layer_parameter_bytes: Array
+    ties: Ties
     constant_bytes: Array
     activation_bytes: Array
     input_bytes: Array
@@ -54,12 +73,22 @@ class Loads:
     download_bytes_s: Array
     price_usd_s: Array
 
+    @property
+    def parameter_bytes(self) -> Array:
+        """Distinct trainable parameters."""
+        return self.layer_parameter_bytes - self.ties.repeated_bytes
+
+    @property
+    def summed_bytes(self) -> Array:
+        """Of those, the ones whose gradient the replicas of the stage sum."""
+        return self.parameter_bytes - self.ties.borrowed_bytes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """What holds for all stages of a plan. `micro_batches` counts those of all replicas together.
 
-    `in_flight` is how many micro-batches' activations a function holds at once; None means all of its replica's.
+    `gradient_wire_ratio` is the wire ratio of the gradients that stages return, where it is not that of activations.
     """
 
     micro_batches: int
@@ -69,7 +98,8 @@ class Setting:
     wire_ratio: float
     base_bytes: int
     spec: PlatformSpec
-    in_flight: int | None = None
+    schedule: ScheduleKind = ScheduleKind.GPIPE
+    gradient_wire_ratio: float | None = None
     streams: Streams | None = None
 
     @property
@@ -95,19 +125,28 @@ class Lanes:
         return self.forward_s + self.forward_upload_s + self.forward_download_s
 
     @property
-    def forward_max_s(self) -> Array:
-        """Of the forward pass, the slowest lane."""
-        return np.maximum(np.maximum(self.forward_s, self.forward_upload_s), self.forward_download_s)
-
-    @property
     def backward_sum_s(self) -> Array:
         """Of the backward pass, all lanes one after the other."""
         return self.backward_s + self.backward_upload_s + self.backward_download_s
 
     @property
-    def backward_max_s(self) -> Array:
-        """Of the backward pass, the slowest lane."""
-        return np.maximum(np.maximum(self.backward_s, self.backward_upload_s), self.backward_download_s)
+    def round_s(self) -> Array:
+        """From the start of a forward to the end of its backward, without what happens at later stages."""
+        return self.forward_s + self.forward_upload_s + self.backward_download_s + self.backward_s
+
+    def slowest(self, schedule: ScheduleKind) -> tuple[Array, Array]:
+        """The slowest lane, of the forward and of the backward pass.
+
+        Where a stage runs forwards and backwards in turn it is the slowest lane of both together, and counts forward.
+        """
+        upload_s, download_s = self.forward_upload_s, self.forward_download_s
+        if schedule is ScheduleKind.GPIPE:
+            backward_lanes = np.maximum(self.backward_upload_s, self.backward_download_s)
+            forward_lane_s = np.maximum(np.maximum(self.forward_s, upload_s), download_s)
+            return forward_lane_s, np.maximum(self.backward_s, backward_lanes)
+        compute_s = self.forward_s + self.backward_s
+        links_s = np.maximum(upload_s + self.backward_upload_s, download_s + self.backward_download_s)
+        return np.maximum(compute_s, links_s), np.zeros_like(compute_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,26 +156,50 @@ class MemoryUse:
     base_bytes: Array
     state_bytes: Array
     activation_bytes: Array
+    waste_bytes: Array
 
     @property
     def total_bytes(self) -> Array:
         """All of it."""
-        return self.base_bytes + self.state_bytes + self.activation_bytes
+        return self.base_bytes + self.state_bytes + self.activation_bytes + self.waste_bytes
 
 
-def memory_use(loads: Loads, setting: Setting) -> MemoryUse:
-    """Peak bytes: parameters, their gradients and optimiser state, the flat gradient and its receive buffer if d > 1;
-    the activations of all micro-batches in flight, or their inputs and one micro-batch's activations (recompute); and
-    the workspace of one layer, which counts with the activations.
+def held_micro_batches(setting: Setting, stages: int) -> Array:
+    """How many micro-batches' activations each of so many stages holds at once.
+
+    It follows from how many stages lie behind a stage, whatever lies in front.
     """
-    copies = 2 + setting.values_per_parameter + (2 if setting.replicas > 1 else 0)
-    held = setting.micro_batches_each if setting.in_flight is None else setting.in_flight
+    each = setting.micro_batches_each
+    held = [in_flight(setting.schedule, stage=i, stages=stages, micro_batches=each) for i in range(stages)]
+    return np.array(held, dtype=np.float64)
+
+
+WASTE = 1 / 16
+"""What the allocator loses between its blocks, as a share of what they hold (experiments/model_table.py)."""
+
+
+def buffer_copies(replicas: int) -> float:
+    """How often a function that synchronises holds its gradients besides the gradients themselves: the flat vector, its
+    own split of the others and the one that it sends, and the message that comes in.
+    """
+    return 2 + 1 / replicas if replicas > 1 else 0
+
+
+def memory_use(loads: Loads, setting: Setting, held: Array | float) -> MemoryUse:
+    """Peak bytes: parameters, their gradients and optimiser state, and the buffers of synchronisation; the activations
+    of the `held` micro-batches, or their inputs and one micro-batch's activations (recompute); and the workspace of one
+    layer, which counts with the activations.
+    """
+    copies, buffers = 2 + setting.values_per_parameter, buffer_copies(setting.replicas)
+    state_bytes = copies * loads.parameter_bytes + buffers * loads.summed_bytes + loads.constant_bytes
     kept = np.where(loads.recompute, loads.input_bytes, loads.activation_bytes + loads.saved_input_bytes)
     at_work = loads.workspace_bytes + np.where(loads.recompute, loads.activation_bytes, 0.0)
+    activation_bytes = held * kept + at_work
     return MemoryUse(
         base_bytes=np.full_like(kept, setting.base_bytes),
-        state_bytes=copies * loads.parameter_bytes + loads.constant_bytes + np.zeros_like(kept),
-        activation_bytes=held * kept + at_work,
+        state_bytes=state_bytes + np.zeros_like(kept),
+        activation_bytes=activation_bytes,
+        waste_bytes=WASTE * (state_bytes + activation_bytes),
     )
 
 
@@ -154,6 +217,7 @@ def lane_times(loads: Loads, setting: Setting, *, workers: int) -> Lanes:
     """Seconds of one micro-batch on each lane; `workers` functions share the platform's links."""
     up, down = shared_link(loads, setting, workers)
     ratio, latency_s, traffic = setting.wire_ratio, setting.spec.latency_s, loads.traffic
+    ratio_back = ratio if setting.gradient_wire_ratio is None else setting.gradient_wire_ratio
     forward_s = setting.spec.contention * loads.forward_s
     backward_s = setting.spec.contention * loads.backward_s
     return Lanes(
@@ -161,8 +225,8 @@ def lane_times(loads: Loads, setting: Setting, *, workers: int) -> Lanes:
         forward_upload_s=ratio * traffic.forward_out_bytes / up + latency_s * traffic.forward_out_objects,
         forward_download_s=ratio * traffic.forward_in_bytes / down + latency_s * traffic.forward_in_objects,
         backward_s=backward_s + np.where(loads.recompute, forward_s, 0.0),
-        backward_upload_s=ratio * traffic.backward_out_bytes / up + latency_s * traffic.backward_out_objects,
-        backward_download_s=ratio * traffic.backward_in_bytes / down + latency_s * traffic.backward_in_objects,
+        backward_upload_s=ratio_back * traffic.backward_out_bytes / up + latency_s * traffic.backward_out_objects,
+        backward_download_s=ratio_back * traffic.backward_in_bytes / down + latency_s * traffic.backward_in_objects,
     )
 
 
@@ -202,11 +266,16 @@ def sync_time_s(
 
 
 def sync_times(loads: Loads, setting: Setting, *, workers: int) -> Array:
-    """Seconds in which each stage's replicas sum their gradients; `workers` functions share the platform's links."""
+    """Seconds in which each stage's replicas sum their gradients, and in which it sends and reads those of tied
+    parameters, one after the other; `workers` functions share the platform's links.
+    """
     up, down = shared_link(loads, setting, workers)
-    return sync_time_s(
+    ties = loads.ties
+    tied_s = ties.upload_bytes / up + ties.download_bytes / down
+    tied_s = tied_s + setting.spec.latency_s * (ties.upload_objects + ties.download_objects)
+    return tied_s + sync_time_s(
         setting.sync,
-        gradient_bytes=loads.parameter_bytes,
+        gradient_bytes=loads.summed_bytes,
         replicas=setting.replicas,
         upload_bytes_s=up,
         download_bytes_s=down,
@@ -215,13 +284,14 @@ def sync_times(loads: Loads, setting: Setting, *, workers: int) -> Array:
     )
 
 
-def requests(traffic: Traffic, setting: Setting) -> tuple[Array, Array]:
+def requests(loads: Loads, setting: Setting) -> tuple[Array, Array]:
     """Puts and gets of each stage in one iteration, all replicas together."""
-    replicas = setting.replicas
-    puts_each, gets_each = requests_each(setting.sync, replicas, usual_streams(setting.sync, replicas, setting.streams))
-    sent, read = traffic.forward_out_objects + traffic.backward_out_objects, traffic.forward_in_objects
-    puts = setting.micro_batches * sent + round(replicas * puts_each)
-    gets = setting.micro_batches * (read + traffic.backward_in_objects) + round(replicas * gets_each)
+    replicas, traffic, ties = setting.replicas, loads.traffic, loads.ties
+    sync_puts, sync_gets = requests_each(setting.sync, replicas, usual_streams(setting.sync, replicas, setting.streams))
+    puts = setting.micro_batches * (traffic.forward_out_objects + traffic.backward_out_objects)
+    puts = puts + round(replicas * sync_puts) + replicas * ties.upload_objects
+    gets = setting.micro_batches * (traffic.forward_in_objects + traffic.backward_in_objects)
+    gets = gets + round(replicas * sync_gets) + replicas * ties.download_objects
     return puts, gets
 
 
@@ -238,16 +308,42 @@ def compute_work_s(lanes: Lanes, setting: Setting) -> Array:
 def iteration_time_s(lanes: Lanes, sync_s: Array, setting: Setting) -> Array:
     """Seconds of one iteration; the last axis runs along the stages of a plan and vanishes.
 
-    The forward pass fills the pipeline once and then follows its slowest lane; so does the backward pass, whose stages
-    synchronise as soon as their own last backward is done (FuncPipe, section 3.2). Where all functions share a few
-    processors, no iteration is shorter than its computation spread over all of them.
+    GPipe: the forward pass fills the pipeline once and then follows its slowest lane; so does the backward pass, whose
+    stages synchronise as soon as their own last backward is done (FuncPipe, section 3.2).
+
+    Forwards and backwards in turn: one micro-batch goes there and back, the others follow at the pace of the slowest
+    stage. Its lanes serve both passes (PipeDream-Flush, Narayanan et al., ICML 2021: (m + stages − 1)(F + B) without
+    transfers); and a stage that may hold h micro-batches, fewer than there are, begins no more than h in the time that
+    one takes from its forward there to its backward, which all transfers behind it prolong (Little's law). The pace is
+    taken to be even: with unequal stages, iterations are a little shorter, or where a slow link lies between fast ones
+    longer, than this says.
+
+    Where all functions share a few processors, no iteration is shorter than its computation spread over all of them.
     """
     repeats = setting.micro_batches_each - 1
-    forward_s = lanes.forward_sum_s.sum(-1) + repeats * lanes.forward_max_s.max(-1)
-    backwards = lanes.backward_sum_s[..., ::-1].cumsum(-1)[..., ::-1]
-    slowest = np.maximum.accumulate(lanes.backward_max_s[..., ::-1], axis=-1)[..., ::-1]
+    forward_lane_s, backward_lane_s = lanes.slowest(setting.schedule)
+    backwards = _from_each_on(lanes.backward_sum_s)
+    rounds_s = _from_each_on(lanes.forward_sum_s) + backwards - lanes.forward_download_s - lanes.backward_upload_s
+    pace_s = np.maximum(forward_lane_s, rounds_s * round_shares(setting, rounds_s.shape[-1]))
+    forward_s = lanes.forward_sum_s.sum(-1) + repeats * pace_s.max(-1)
+    slowest = np.maximum.accumulate(backward_lane_s[..., ::-1], axis=-1)[..., ::-1]
     total_s: Array = forward_s + (backwards + repeats * slowest + sync_s).max(-1)
     if setting.spec.shared_cores is not None:
         work_s = compute_work_s(lanes, setting).sum(-1)
         total_s = np.maximum(total_s, work_s / setting.spec.shared_cores)
     return total_s
+
+
+def round_shares(setting: Setting, stages: int) -> Array:
+    """For each of so many stages the least part of a micro-batch's way there and back in which the next one can begin.
+
+    0 where a stage may hold all micro-batches: none waits for another one's backward.
+    """
+    held = held_micro_batches(setting, stages)
+    return np.where(held < setting.micro_batches_each, 1 / held, 0.0)
+
+
+def _from_each_on(seconds: Array) -> Array:
+    """The sums over each stage and all behind it."""
+    sums: Array = seconds[..., ::-1].cumsum(-1)[..., ::-1]
+    return sums

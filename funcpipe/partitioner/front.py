@@ -7,12 +7,13 @@ from typing import ClassVar
 
 from funcpipe.core import ModelProfile, Optimality, Plan, PlatformSpec, TrainingSpec
 from funcpipe.errors import Infeasible, InvalidValue
-from funcpipe.partitioner.exact.aims import Cheapest, Staircase
-from funcpipe.partitioner.exact.search import Found, Search, clock
+from funcpipe.partitioner.exact import clock
 from funcpipe.partitioner.infeasible import explain_infeasible
 from funcpipe.partitioner.optimize import LAYER_LIMIT, merged_problem, unmerged
 from funcpipe.partitioner.pins import NO_PINS, Pins
 from funcpipe.partitioner.problem import Goal, Problem
+from funcpipe.partitioner.search.aims import Cheapest, Staircase
+from funcpipe.partitioner.search.search import Found, Search
 
 USD_PER_MB_S = 0.0000166667 / 1024
 """What the paper's unit of money is in dollars: a megabyte of function memory for a second, on AWS Lambda."""

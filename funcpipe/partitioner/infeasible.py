@@ -11,6 +11,7 @@ from funcpipe.errors import Infeasible
 from funcpipe.partitioner.options import least_memory_bytes
 from funcpipe.partitioner.pins import NO_PINS
 from funcpipe.partitioner.problem import Goal, Problem
+from funcpipe.partitioner.search.search import best_for
 from funcpipe.partitioner.stage_graph import build_stage_graph
 
 
@@ -44,8 +45,6 @@ def _without_limits(problem: Problem) -> Problem:
 
 def _fastest(problem: Problem) -> Plan | None:
     """The plan with the shortest iteration."""
-    from funcpipe.partitioner.exact.search import best_for
-
     return best_for(problem, Goal(counts_seconds=True))
 
 
@@ -60,8 +59,6 @@ def _no_degree(problem: Problem) -> str:
 
 def _limits(problem: Problem, unlimited: Problem, fastest: Plan) -> str:
     """A deadline, a budget or the life of a function that no plan meets."""
-    from funcpipe.partitioner.exact.search import best_for
-
     assert fastest.estimate is not None
     seconds = fastest.estimate.iteration_s
     shape = f"stages: {len(fastest.stages)}, replicas: {fastest.replicas}"
@@ -155,6 +152,7 @@ def _remedies(problem: Problem, need: _Need, largest_mb: int) -> Iterator[str]:
     trials = {
         "let stages recompute": replace(problem, training=replace(problem.training, recompute=Recompute.AUTO)),
         "use plain SGD": replace(problem, training=replace(problem.training, optimizer=OptimizerKind.SGD)),
+        "admit all schedules": replace(problem, training=replace(problem.training, schedule=None)),
         "admit all numbers of replicas": replace(problem, training=replace(problem.training, replicas=None)),
     }
     half = problem.profile.micro_batch // 2

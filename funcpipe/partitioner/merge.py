@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from funcpipe.core import LayerProfile, ModelProfile, TensorProfile
+from funcpipe.core import LayerProfile, ModelProfile, TensorProfile, TiedParameter
 from funcpipe.errors import InvalidValue
 from funcpipe.partitioner.formulas import Array
 
@@ -27,8 +27,10 @@ def merge_layers(profile: ModelProfile, limit: int = 30, *, keep: Collection[int
     if len(groups) == len(profile.layers):
         return profile
     group_of = [number for number, (first, stop) in enumerate(groups) for _ in range(first, stop)]
-    layers = tuple(_merged(profile.layers[first:stop]) for first, stop in groups)
-    return replace(profile, layers=layers, tensors=_remapped(profile.tensors, group_of))
+    layers = tuple(_merged(profile, first, stop) for first, stop in groups)
+    return replace(
+        profile, layers=layers, tensors=_remapped(profile.tensors, group_of), ties=_remapped_ties(profile, group_of)
+    )
 
 
 def crossing_bytes(profile: ModelProfile) -> Array:
@@ -71,13 +73,14 @@ def _weights(profile: ModelProfile) -> Array:
     return shares
 
 
-def _merged(layers: Sequence[LayerProfile]) -> LayerProfile:
+def _merged(profile: ModelProfile, first: int, stop: int) -> LayerProfile:
+    layers = profile.layers[first:stop]
     if len(layers) == 1:
         return layers[0]
     return replace(
         layers[0],
         name=f"{layers[0].name}..{layers[-1].name}",
-        parameter_bytes=sum(layer.parameter_bytes for layer in layers),
+        parameter_bytes=profile.parameter_bytes(first, stop),
         activation_bytes=sum(layer.activation_bytes for layer in layers),
         forward_s=_sums([layer.forward_s for layer in layers]),
         backward_s=_sums([layer.backward_s for layer in layers]),
@@ -110,6 +113,11 @@ def _remapped(tensors: Sequence[TensorProfile], group_of: Sequence[int]) -> tupl
             saved_by = tuple(sorted({group_of[layer] for layer in tensor.saved_by}))
             kept.append(replace(tensor, producer=producer, consumers=consumers, saved_by=saved_by))
     return tuple(kept)
+
+
+def _remapped_ties(profile: ModelProfile, group_of: Sequence[int]) -> tuple[TiedParameter, ...]:
+    found = [(tie, tuple(sorted({group_of[layer] for layer in tie.layers}))) for tie in profile.ties]
+    return tuple(replace(tie, layers=layers) for tie, layers in found if len(layers) > 1)
 
 
 @dataclass(frozen=True, slots=True)

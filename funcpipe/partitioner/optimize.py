@@ -5,7 +5,7 @@ from importlib import import_module
 from typing import Protocol, cast
 
 from funcpipe.core import ModelProfile, Plan, PlatformSpec, TrainingSpec
-from funcpipe.errors import InvalidValue, SolverUnavailable
+from funcpipe.errors import InvalidValue
 from funcpipe.partitioner.merge import merge
 from funcpipe.partitioner.pins import NO_PINS, Pins, PlacedPins
 from funcpipe.partitioner.problem import Problem
@@ -22,6 +22,7 @@ class Policy(Protocol):
 
 
 _SOLVERS = {
+    "auto": "exact:exact",
     "exact": "exact:exact",
     "gurobi": "solvers:gurobi",
     "scip": "solvers:scip",
@@ -85,7 +86,7 @@ def policies() -> tuple[str, ...]:
 
 def solvers() -> tuple[str, ...]:
     """The names that `optimize` takes as solver."""
-    return ("auto", *_SOLVERS)
+    return tuple(_SOLVERS)
 
 
 def find_policy(policy: str, solver: str = "auto") -> Policy:
@@ -96,17 +97,7 @@ def find_policy(policy: str, solver: str = "auto") -> Policy:
         raise InvalidValue("solver", solver, f"must be one of {', '.join(solvers())}")
     if policy != "funcpipe":
         return _load(_POLICIES[policy])
-    return _auto if solver == "auto" else _load(_SOLVERS[solver])
-
-
-def _auto(problem: Problem, *, time_limit_s: float | None = None) -> Plan:
-    """The exact search, and should it not be available the first solver that is."""
-    for name in ("exact", "gurobi", "scip"):
-        try:
-            return _load(_SOLVERS[name])(problem, time_limit_s=time_limit_s)
-        except SolverUnavailable:
-            continue
-    return _load(_SOLVERS["highs"])(problem, time_limit_s=time_limit_s)
+    return _load(_SOLVERS[solver])
 
 
 def _load(place: str) -> Policy:

@@ -1,6 +1,6 @@
 """Every stage that a plan may have under one setting, priced: the edges of the stage graph times the function sizes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -12,8 +12,10 @@ from funcpipe.partitioner.formulas import (
     Array,
     Loads,
     Setting,
+    Ties,
     Traffic,
     compute_work_s,
+    held_micro_batches,
     lane_times,
     memory_use,
     request_usd,
@@ -23,6 +25,7 @@ from funcpipe.partitioner.formulas import (
 from funcpipe.partitioner.pins import NO_PINS
 from funcpipe.partitioner.problem import Choice, Problem
 from funcpipe.partitioner.stage_graph import IntArray, StageGraph
+from funcpipe.partitioner.ties import stage_ties
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -32,7 +35,8 @@ class Options:
     """Stages that fit their functions; one array element each. Seconds of a micro-batch, dollars of all replicas.
 
     `price_usd_s` times the seconds of an iteration, plus `request_usd`, is the option's share of the iteration's
-    dollars; `work_s` its share of the seconds of processors.
+    dollars; `work_s` its share of the seconds of processors. The stage fits with at most `most_behind` stages behind
+    it. Where it is known how many there are, `share` is the stage's of `round_shares`; elsewhere it is 0.
     """
 
     edge: IntArray
@@ -40,10 +44,13 @@ class Options:
     after: IntArray
     size: IntArray
     recompute: BoolArray
+    most_behind: IntArray
     forward_sum_s: Array
-    forward_max_s: Array
+    forward_lane_s: Array
     backward_sum_s: Array
-    backward_max_s: Array
+    backward_lane_s: Array
+    round_s: Array
+    share: Array
     sync_s: Array
     price_usd_s: Array
     request_usd: Array
@@ -56,9 +63,9 @@ class Options:
         """Those options alone, in that order."""
         return Options(**{item.name: getattr(self, item.name)[which] for item in fields(self)})
 
-    def at(self, *, before: IntArray, after: IntArray) -> "Options":
+    def at(self, *, before: IntArray, after: IntArray, share: Array | None = None) -> "Options":
         """The same options between other nodes."""
-        return replace(self, before=before, after=after)
+        return replace(self, before=before, after=after, share=self.share if share is None else share)
 
     def choice(self, option: int, graph: StageGraph) -> Choice:
         """The stage that the option stands for."""
@@ -68,33 +75,72 @@ class Options:
         )
 
 
-def price_options(problem: Problem, graph: StageGraph, setting: Setting, *, workers: int) -> Options:
-    """The options of `graph` under `setting` while `workers` functions share the platform's links.
+def ways(problem: Problem, graph: StageGraph) -> tuple[Loads, ...]:
+    """What stages compute, hold and send when they keep their activations; when they recompute them, if they may."""
+    plain = edge_loads(problem, graph)
+    if problem.training.recompute is Recompute.NEVER:
+        return (plain,)
+    return plain, replace(plain, recompute=np.ones_like(plain.recompute))
 
-    Recomputation costs time and saves memory only: it is an option where the stage does not fit without it.
+
+def price_options(
+    problem: Problem, graph: StageGraph, loads: Sequence[Loads], setting: Setting, *, workers: int
+) -> Options:
+    """The options of `graph` under `setting` while `workers` functions share the platform's links; `loads` = its ways.
+
+    Recomputation costs time and saves memory only: it is an option where the stage does not fit without it, or not with
+    as many stages behind it.
     """
-    plain, admitted = edge_loads(problem, graph, recompute=False), _admitted(problem, graph)
-    chosen = admitted & (memory_use(plain, setting).total_bytes <= _memory_bytes(problem))
-    fits, loads = chosen, plain
-    if problem.training.recompute is Recompute.AUTO:
-        saving = edge_loads(problem, graph, recompute=True)
-        fits = chosen | admitted & (memory_use(saving, setting).total_bytes <= _memory_bytes(problem))
-        loads = edge_loads(problem, graph, recompute=fits & ~chosen)
+    parts, enough = [], np.full((len(graph.first), len(problem.spec.sizes)), -1)
+    for load in loads:
+        most_behind = _most_behind(problem, graph, setting, load)
+        most_behind = np.where(most_behind > enough, most_behind, -1)
+        parts.append(_priced(graph, setting, load, most_behind, workers=workers))
+        enough = np.maximum(enough, most_behind)
+    joined = Options(**{n: np.concatenate([getattr(part, n) for part in parts]) for n in Options.__dataclass_fields__})
+    return joined.take(np.lexsort((joined.recompute, joined.size, joined.edge)))
+
+
+def _most_behind(problem: Problem, graph: StageGraph, setting: Setting, loads: Loads) -> IntArray:
+    """With how many stages behind it a stage of each edge fits a function of each size at most; −1 where it never does.
+
+    The more there are, the more micro-batches it holds.
+    """
+    held = held_micro_batches(setting, graph.layers)[::-1]
+    memory_bytes = np.array([[size.memory_bytes for size in problem.spec.sizes]], dtype=np.float64)
+    most_behind = np.full((len(graph.first), len(problem.spec.sizes)), -1)
+    for behind in np.flatnonzero(np.diff(held, append=np.inf)):  # the last of those that hold as many
+        fits = memory_use(loads, setting, held[behind]).total_bytes <= memory_bytes
+        most_behind = np.where(fits, behind, most_behind)
+    possible = _admitted(problem, graph) & (most_behind >= _least_behind(graph)[:, None])
+    return np.where(possible, most_behind, -1)
+
+
+def _least_behind(graph: StageGraph) -> IntArray:
+    """How many stages lie at least behind each edge."""
+    return np.where(graph.stop < graph.layers, 1, 0)
+
+
+def _priced(graph: StageGraph, setting: Setting, loads: Loads, most_behind: IntArray, *, workers: int) -> Options:
+    """The options of the edges and sizes that fit with some stages behind them."""
     lanes = lane_times(loads, setting, workers=workers)
-    puts, gets = requests(loads.traffic, setting)
-    edge, size = np.nonzero(fits)
-    picked = (edge, size)
+    forward_lane_s, backward_lane_s = lanes.slowest(setting.schedule)
+    puts, gets = requests(loads, setting)
+    edge, size = picked = np.nonzero(most_behind >= 0)
     return Options(
         edge=edge,
         before=graph.before[edge],
         after=graph.after[edge],
         size=size,
-        recompute=np.broadcast_to(loads.recompute, fits.shape)[picked],
+        recompute=np.broadcast_to(loads.recompute, most_behind.shape)[picked],
+        most_behind=most_behind[picked],
         forward_sum_s=lanes.forward_sum_s[picked],
-        forward_max_s=lanes.forward_max_s[picked],
+        forward_lane_s=forward_lane_s[picked],
         backward_sum_s=lanes.backward_sum_s[picked],
-        backward_max_s=lanes.backward_max_s[picked],
-        sync_s=np.broadcast_to(sync_times(loads, setting, workers=workers), fits.shape)[picked],
+        backward_lane_s=backward_lane_s[picked],
+        round_s=lanes.round_s[picked],
+        share=np.zeros(len(edge)),
+        sync_s=np.broadcast_to(sync_times(loads, setting, workers=workers), most_behind.shape)[picked],
         price_usd_s=setting.replicas * loads.price_usd_s[0, size],
         request_usd=request_usd(puts, gets, setting.spec)[edge, 0],
         work_s=compute_work_s(lanes, setting)[picked],
@@ -103,10 +149,9 @@ def price_options(problem: Problem, graph: StageGraph, setting: Setting, *, work
 
 def least_memory_bytes(problem: Problem, graph: StageGraph, setting: Setting) -> Array:
     """For each edge what a function must have in the least hungry way that the training allows."""
-    least = memory_use(edge_loads(problem, graph, recompute=False), setting).total_bytes[:, 0]
-    if problem.training.recompute is Recompute.AUTO:
-        again = memory_use(edge_loads(problem, graph, recompute=True), setting).total_bytes[:, 0]
-        least = np.minimum(least, again)
+    held = held_micro_batches(setting, graph.layers + 1)[::-1][_least_behind(graph)][:, None]
+    needs = [memory_use(loads, setting, held).total_bytes[:, 0] for loads in ways(problem, graph)]
+    least: Array = np.minimum.reduce(needs)
     return least
 
 
@@ -120,11 +165,7 @@ def _admitted(problem: Problem, graph: StageGraph) -> BoolArray:
     return admitted
 
 
-def _memory_bytes(problem: Problem) -> Array:
-    return np.array([[size.memory_bytes for size in problem.spec.sizes]], dtype=np.float64)
-
-
-def edge_loads(problem: Problem, graph: StageGraph, *, recompute: BoolArray | bool) -> Loads:
+def edge_loads(problem: Problem, graph: StageGraph) -> Loads:
     """What a stage of each edge computes, holds and sends, in a row, on functions of each size, in a column."""
     profile, sizes = problem.profile, problem.spec.sizes
     columns = [column_of(size.name, profile) for size in sizes]
@@ -134,16 +175,18 @@ def edge_loads(problem: Problem, graph: StageGraph, *, recompute: BoolArray | bo
         return _edge_sums(profile, graph, value)
 
     inputs = total(lambda layer: layer.input_bytes)
+    ties = stage_ties(graph.first, graph.stop, profile)
     return Loads(
         forward_s=total(lambda layer: layer.forward_s)[:, columns],
         backward_s=total(lambda layer: layer.backward_s)[:, columns],
-        parameter_bytes=total(lambda layer: layer.parameter_bytes),
+        layer_parameter_bytes=total(lambda layer: layer.parameter_bytes),
+        ties=Ties(**{item.name: getattr(ties, item.name)[:, None] for item in fields(Ties)}),
         constant_bytes=total(lambda layer: layer.constant_bytes),
         activation_bytes=total(lambda layer: layer.activation_bytes),
         input_bytes=inputs + traffic.forward_in_bytes,
         saved_input_bytes=saved_inputs_bytes(graph.first, graph.stop, profile)[:, None],
         workspace_bytes=_most_workspace_bytes(profile, graph)[:, None],
-        recompute=np.broadcast_to(np.array(recompute), (len(graph.first), len(sizes))),
+        recompute=np.zeros((len(graph.first), len(sizes)), dtype=bool),
         traffic=traffic,
         upload_bytes_s=np.array([[size.upload_bytes_s for size in sizes]]),
         download_bytes_s=np.array([[size.download_bytes_s for size in sizes]]),

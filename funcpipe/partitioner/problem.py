@@ -136,16 +136,23 @@ class Problem:
     def settings(self) -> tuple[Setting, ...]:
         """Every combination of what holds for all stages of a plan at once.
 
-        Two replicas synchronise alike either way: there is nothing to pipeline.
+        Two replicas synchronise alike either way: there is nothing to pipeline. A single micro-batch has no order.
         """
         return tuple(
-            self.setting(degree, sync)
+            self.setting(degree, sync, schedule)
             for degree in self.degrees
+            for schedule in self.schedules(degree)
             for sync in ((Sync.PIPELINED,) if degree <= 2 else (Sync.THREE_PHASE, Sync.PIPELINED))
         )
 
-    def setting(self, replicas: int, sync: Sync) -> Setting:
-        """The setting with so many replicas that synchronise so."""
+    def schedules(self, replicas: int) -> tuple[ScheduleKind, ...]:
+        """The schedules that may be chosen with so many replicas, the plainest first."""
+        if self.training.schedule is not None:
+            return (self.training.schedule,)
+        return tuple(ScheduleKind) if self.micro_batches > replicas else (ScheduleKind.GPIPE,)
+
+    def setting(self, replicas: int, sync: Sync, schedule: ScheduleKind) -> Setting:
+        """The setting with so many replicas that synchronise so and run their micro-batches in this order."""
         return Setting(
             micro_batches=self.micro_batches,
             replicas=replicas,
@@ -154,6 +161,7 @@ class Problem:
             wire_ratio=self.training.wire.ratio,
             base_bytes=self.profile.base_memory_bytes,
             spec=self.spec,
+            schedule=schedule,
         )
 
     def plan(self, setting: Setting, choices: Sequence[Choice]) -> Plan:
@@ -174,7 +182,7 @@ class Problem:
             global_batch=self.training.global_batch,
             micro_batch=self.profile.micro_batch,
             replicas=setting.replicas,
-            schedule=self.training.schedule or ScheduleKind.GPIPE,
+            schedule=setting.schedule,
             sync=setting.sync,
             wire=self.training.wire,
             stages=stages,

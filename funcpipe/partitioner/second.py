@@ -5,11 +5,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from funcpipe.core import Plan
-from funcpipe.partitioner.exact.search import Search, aim_of
-from funcpipe.partitioner.exact.spaces import Space, spaces
 from funcpipe.partitioner.formulas import Setting
 from funcpipe.partitioner.options import BoolArray, Options
 from funcpipe.partitioner.problem import Choice, Problem
+from funcpipe.partitioner.search.search import Search, aim_of
+from funcpipe.partitioner.search.spaces import Space, spaces
 from funcpipe.partitioner.stage_graph import StageGraph, build_stage_graph
 
 

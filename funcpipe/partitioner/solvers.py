@@ -3,16 +3,16 @@
 import math
 import time
 
-from funcpipe.core import Plan
+from funcpipe.core import Plan, ScheduleKind
 from funcpipe.errors import Infeasible, SolverUnavailable
-from funcpipe.partitioner.exact.field import total
-from funcpipe.partitioner.exact.spaces import Space, spaces
-from funcpipe.partitioner.exact.sweep import Sweep, sweep
 from funcpipe.partitioner.infeasible import explain_infeasible
 from funcpipe.partitioner.miqp.chain_form import build_chain_model, chain_programme, read_chain
 from funcpipe.partitioner.miqp.run import GUROBI, HIGHS, SCIP, Form, Solver, solve
 from funcpipe.partitioner.miqp.stage_form import Programme, build_model, read_choices
 from funcpipe.partitioner.problem import Goal, Problem, report
+from funcpipe.partitioner.search.field import total
+from funcpipe.partitioner.search.spaces import Space, counted, spaces
+from funcpipe.partitioner.search.sweep import Sweep, sweep
 from funcpipe.partitioner.stage_graph import build_stage_graph
 
 STAGE_FORM = Form(build_model, read_choices)
@@ -102,10 +102,10 @@ def programme_of(space: Space, goal: Goal, best: float) -> Programme | None:
     longest_s = min(goal.deadline_s, _longest_s(look, goal, known))
     if longest_s < look.fastest_s * (1 - 1e-9):
         return None
+    plain = space.setting.schedule is ScheduleKind.GPIPE
     return Programme(
         graph=space.graph,
-        options=space.options,
-        setting=space.setting,
+        field=space.field if plain else counted(space, space.field),
         goal=goal,
         fewest=space.fewest,
         most=space.most,
@@ -116,8 +116,8 @@ def programme_of(space: Space, goal: Goal, best: float) -> Programme | None:
 
 def _best_of(space: Space, look: Sweep, goal: Goal) -> float:
     """The best objective of the plans that a first look at the space has come across."""
-    totals, stages = total(space.field, look.paths), (look.paths >= 0).sum(axis=0)
-    fitting = (stages >= space.fewest) & (stages <= space.most)
+    totals = total(space.field, look.paths)
+    fitting = totals.fits & (totals.stages >= space.fewest) & (totals.stages <= space.most)
     return float(goal.objective(totals.iteration_s, totals.cost_usd)[fitting].min(initial=math.inf))
 
 

@@ -1,14 +1,21 @@
-"""Other platforms than the one there is: what if the links were faster, functions dearer, some sizes gone?"""
+"""Other circumstances: what if the links were faster, functions dearer, some sizes gone, the model another one?"""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar, Protocol
 
 from funcpipe.core import Estimate, ModelProfile, Plan, PlatformSpec, TrainingSpec
-from funcpipe.errors import InvalidValue, PlanError
+from funcpipe.errors import Infeasible, InvalidValue, PlanError
 from funcpipe.partitioner.cost import check_memory, evaluate
 from funcpipe.partitioner.optimize import optimize
-from funcpipe.partitioner.pins import NO_PINS, Pins
+
+
+class Planner(Protocol):
+    """A way from a profile, a platform and a wish to a plan, such as `optimize`."""
+
+    def __call__(self, profile: ModelProfile, spec: PlatformSpec, training: TrainingSpec, /) -> Plan:
+        """The plan; raises Infeasible."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,30 +86,41 @@ def parse_changes(items: Sequence[str]) -> Changes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
-    """What the plan there is would take on the other platform, or why it cannot run there, and the best plan there."""
+    """The best plan as things are, what it would take if they changed, and the best plan then.
 
-    spec: PlatformSpec
+    `now` is None where there is no plan as things are, `kept` where that plan cannot be kept: `obstacle` says why.
+    """
+
+    FORMAT: ClassVar[str] = "funcpipe.what-if/1"
+
+    now: Plan | None
     kept: Estimate | None
     obstacle: str | None
     best: Plan
 
 
 def what_if(
-    plan: Plan,
     profile: ModelProfile,
     spec: PlatformSpec,
     training: TrainingSpec,
     changes: Changes,
     *,
-    pins: Pins = NO_PINS,
-    time_limit_s: float | None = None,
+    other_profile: ModelProfile | None = None,
+    find: Planner = optimize,
 ) -> WhatIf:
-    """`plan`, made for `spec`, on the platform with `changes`. Raises what `optimize` raises."""
-    other = changes.apply(spec)
-    best = optimize(profile, other, training, pins=pins, time_limit_s=time_limit_s)
+    """Plan by `find` for `spec` as it is and with `changes`, where the model has `other_profile`, if that is given.
+
+    Raises what `find` raises where there is no plan after the changes.
+    """
+    other_spec, other_profile = changes.apply(spec), other_profile or profile
+    best = find(other_profile, other_spec, training)
     try:
-        kept = evaluate(plan, profile, other)
-        check_memory(plan, kept)
+        now = find(profile, spec, training)
+    except Infeasible as error:
+        return WhatIf(now=None, kept=None, obstacle=str(error), best=best)
+    try:
+        kept = evaluate(now, other_profile, other_spec)
+        check_memory(now, kept)
     except PlanError as error:
-        return WhatIf(spec=other, kept=None, obstacle=str(error), best=best)
-    return WhatIf(spec=other, kept=kept, obstacle=None, best=best)
+        return WhatIf(now=now, kept=None, obstacle=str(error), best=best)
+    return WhatIf(now=now, kept=kept, obstacle=None, best=best)

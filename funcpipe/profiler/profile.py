@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from funcpipe.core import ModelProfile, PlatformSpec, TiedParameter
-from funcpipe.graph import LayerGraph
+from funcpipe.graph import Layer, LayerGraph
 from funcpipe.graph.quiet import gradients_kept, untouched
 from funcpipe.graph.signature import resized
 from funcpipe.profiler.base_memory import base_memory_bytes
 from funcpipe.profiler.book import Book
 from funcpipe.profiler.likeness import likeness
 from funcpipe.profiler.measure import Loss, Measure, Times, measure_here, run_layer
+from funcpipe.split import StageModule
 from funcpipe.split.bundle import dump_stage, imported_modules
 from funcpipe.split.cut import stage_of
 
@@ -41,20 +42,12 @@ def profile(
     """
     values: dict[str, Tensor] = resized(graph.signature.bind(sample, sample_kwargs), micro_batch)
     book = Book(graph, spec, dict(values))
-    known: dict[str, Times] = {}
+
+    def measure(stage: StageModule, given: dict[str, Tensor]) -> Times:
+        return on(stage, given, loss, repeats)
+
     with untouched(graph.module), one_thread(), gradients_kept(graph.module):
-        for i, layer in enumerate(graph.layers):
-            stage = stage_of(graph, i, i + 1)
-            run = run_layer(stage, values)
-            like = likeness(stage, values)
-            if like not in known:
-                known[like] = on(stage, values, loss, repeats)
-                stage.zero_grad()
-            book.enter(run, known[like])
-            values.update(run.sent)
-            for value in graph.values:
-                if value.consumers[-1] == i:
-                    del values[value.name]
+        for i, layer in enumerate(_measured(graph, book, values, measure)):
             if progress is not None:
                 progress(layer.name, (i + 1) / len(graph.layers))
     base_bytes, end_bytes = _code_bytes(graph, forked=spec.name == "local")
@@ -72,6 +65,26 @@ def profile(
         ),
         estimated=spec.name != "local",
     )
+
+
+def _measured(
+    graph: LayerGraph, book: Book, values: dict[str, Tensor], measure: Callable[[StageModule, dict[str, Tensor]], Times]
+) -> Iterator[Layer]:
+    """Each layer, once it is entered in `book`; `values` are those that the layers behind it will read."""
+    known: dict[str, Times] = {}
+    for i, layer in enumerate(graph.layers):
+        stage = stage_of(graph, i, i + 1)
+        run = run_layer(stage, values)
+        like = likeness(stage, values)
+        if like not in known:
+            known[like] = measure(stage, values)
+            stage.zero_grad()
+        book.enter(run, known[like])
+        values.update(run.sent)
+        for value in graph.values:
+            if value.consumers[-1] == i:
+                del values[value.name]
+        yield layer
 
 
 def _code_bytes(graph: LayerGraph, *, forked: bool) -> tuple[int, int]:

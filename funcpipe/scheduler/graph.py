@@ -5,13 +5,13 @@ follows from the dependencies that are not there.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from funcpipe.comm.scatter_reduce import Move, Pattern, pattern, transfers
-from funcpipe.core import ActivationRoute, Routes, ScheduleKind, Streams, Sync, TieRoute
-from funcpipe.scheduler.schedules import Action, actions
-from funcpipe.scheduler.tasks import Kind, Lane, Task, source_of
+from funcpipe.core import Resource, Routes, ScheduleKind, Streams, Sync, TieRoute
+from funcpipe.scheduler.pipeline import Links, Pipeline, Tasks, find_links
+from funcpipe.scheduler.tasks import GETS, PUTS, RESOURCES, Kind, Lane, Task, source_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +23,10 @@ class Graph:
 
     def lanes(self) -> Mapping[Lane, Sequence[int]]:
         """For each lane the positions of its tasks, in the order in which it takes them."""
-        found: dict[Lane, list[int]] = defaultdict(list)
-        for position, task in enumerate(self.tasks):
-            found[task.lane].append(position)
-        return found
+        found: dict[tuple[int, int, Resource], list[int]] = defaultdict(list)
+        for position, (kind, stage, replica, *_) in enumerate(self.tasks):
+            found[stage, replica, RESOURCES[kind]].append(position)
+        return {Lane(*lane): positions for lane, positions in found.items()}
 
     def of_worker(self, stage: int, replica: int) -> "Graph":
         """The tasks of one worker and their dependencies on each other; what comes from others, storage brings."""
@@ -48,7 +48,8 @@ class Graph:
 class StepShape:
     """What the graph of a step depends on. `micro_batches` counts those of all replicas in this step.
 
-    `streams` cuts the synchronisation; None stands for the usual cut.
+    With `norms`, all stages hear the norm of each other's gradients before they update. `streams` cuts the
+    synchronisation; None stands for the usual cut.
     """
 
     stages: int
@@ -57,6 +58,7 @@ class StepShape:
     routes: Routes
     schedule: ScheduleKind
     sync: Sync
+    norms: bool = False
     streams: Streams | None = None
 
     @property
@@ -67,85 +69,47 @@ class StepShape:
 
 def build_graph(shape: StepShape) -> Graph:
     """The tasks of one step of all workers; micro-batch m belongs to replica m mod `replicas`."""
+    links = find_links(shape.routes, shape.stages)
     tasks: list[Task] = []
-    local_needs: list[tuple[Task, ...]] = []
+    needs: list[tuple[int, ...]] = []
+    puts: dict[Task, int] = {}
     for stage in range(shape.stages):
         for replica in range(shape.replicas):
-            for task, waits_for in _worker_tasks(shape, stage, replica):
+            first, place = len(tasks), {}
+            for task, local in _worker_tasks(shape, links[stage], stage, replica):
+                place[task] = len(tasks)
                 tasks.append(task)
-                local_needs.append(waits_for)
-    place = {task: position for position, task in enumerate(tasks)}
-    needs: list[tuple[int, ...]] = []
-    for task, local in zip(tasks, local_needs, strict=True):
-        remote = (source_of(task),) if task.kind.is_get else ()
-        needs.append(tuple(place[need] for need in (*local, *remote)))
+                needs.append(tuple([place[need] for need in local]))
+            needed = set().union(*needs[first:])
+            needs.append(tuple(position for position in range(first, len(tasks)) if position not in needed))
+            tasks.append(Task(Kind.UPDATE, stage, replica))
+            puts.update((task, position) for task, position in place.items() if task.kind in PUTS)
+    for position, task in enumerate(tasks):
+        if task.kind in GETS:
+            needs[position] += (puts[source_of(task)],)
     return Graph(tuple(tasks), tuple(needs))
 
 
-_Tasks = Iterator[tuple[Task, tuple[Task, ...]]]
-
-
-def _worker_tasks(shape: StepShape, stage: int, replica: int) -> _Tasks:
-    order = actions(shape.schedule, range(replica, shape.micro_batches, shape.replicas))
-    done: list[Task] = []
-    for action in order:
-        for task, needs in (_backward if action.backward else _forward)(shape, stage, replica, action):
-            done.append(task)
-            yield task, needs
-    gradients = tuple(task for task in done if task.kind is Kind.BACKWARD)[-1:]
+def _worker_tasks(shape: StepShape, links: Links, stage: int, replica: int) -> Tasks:
+    """All that one worker does before its update."""
+    mine = range(replica, shape.micro_batches, shape.replicas)
+    gradients: tuple[Task, ...] = ()
+    for task, needs in Pipeline(links, shape.schedule, stage, shape.stages, replica, mine).tasks():
+        gradients = (task,) if task.kind is Kind.BACKWARD else gradients
+        yield task, needs
     for task, needs in _add_tied(shape, stage, replica, gradients):
         gradients = (task,) if task.kind is Kind.ADD_TIED else gradients
-        done.append(task)
         yield task, needs
     if shape.replicas > 1:
         for task, needs in _synchronise(shape, stage, replica, gradients):
             gradients = (*gradients, task)
-            done.append(task)
             yield task, needs
-    for task, needs in _share_tied(shape, stage, replica, gradients):
-        done.append(task)
-        yield task, needs
-    yield Task(Kind.UPDATE, stage, replica), tuple(done)
+    yield from _share_tied(shape, stage, replica, gradients)
+    if shape.norms:
+        yield from _share_norms(shape, stage, replica, gradients)
 
 
-def _forward(shape: StepShape, stage: int, replica: int, action: Action) -> _Tasks:
-    """Receive what earlier stages made → forward → send what later stages need."""
-    m = action.micro_batch
-    gets = []
-    for route, part in _numbered(shape.routes):
-        if stage in route.consumers:
-            gets.append(Task(Kind.GET_ACTIVATION, stage, replica, micro_batch=m, peer=route.producer, part=part))
-            yield gets[-1], ()
-    forward = Task(Kind.FORWARD, stage, replica, micro_batch=m)
-    yield forward, tuple(gets)
-    for put in _sends(shape, stage, replica, m):
-        yield put, (forward,)
-
-
-def _sends(shape: StepShape, stage: int, replica: int, micro_batch: int) -> tuple[Task, ...]:
-    return tuple(
-        Task(Kind.PUT_ACTIVATION, stage, replica, micro_batch=micro_batch, part=part)
-        for route, part in _numbered(shape.routes)
-        if route.producer == stage
-    )
-
-
-def _backward(shape: StepShape, stage: int, replica: int, action: Action) -> _Tasks:
-    """Receive the gradients of what was sent → backward, which frees it → send the gradients of what was received."""
-    m = action.micro_batch
-    gets = []
-    for route in shape.routes.gradients:
-        if route.producer == stage:
-            gets.append(Task(Kind.GET_GRADIENT, stage, replica, micro_batch=m, peer=route.consumer))
-            yield gets[-1], ()
-    backward = Task(Kind.BACKWARD, stage, replica, micro_batch=m)
-    yield backward, (Task(Kind.FORWARD, stage, replica, micro_batch=m), *_sends(shape, stage, replica, m), *gets)
-    for route in shape.routes.gradients:
-        if route.consumer == stage:
-            yield Task(Kind.PUT_GRADIENT, stage, replica, micro_batch=m, peer=route.producer), (backward,)
-
-
-def _add_tied(shape: StepShape, stage: int, replica: int, gradients: tuple[Task, ...]) -> _Tasks:
+def _add_tied(shape: StepShape, stage: int, replica: int, gradients: tuple[Task, ...]) -> Tasks:
     """Receive what the later holders of tied parameters have added up → add the own gradients → pass them on."""
     held = [(route.stages, route.stages.index(stage), part) for part, route in _held_ties(shape, stage)]
     gets = [
@@ -164,13 +128,24 @@ def _add_tied(shape: StepShape, stage: int, replica: int, gradients: tuple[Task,
             yield Task(Kind.PUT_TIED, stage, replica, peer=stages[place - 1], part=part), gradients
 
 
-def _share_tied(shape: StepShape, stage: int, replica: int, summed: tuple[Task, ...]) -> _Tasks:
+def _share_tied(shape: StepShape, stage: int, replica: int, summed: tuple[Task, ...]) -> Tasks:
     """The first holder's sum over stages and replicas → to the other holders."""
     for part, route in _held_ties(shape, stage):
         if stage == route.stages[0]:
             yield Task(Kind.PUT_TIED_SUM, stage, replica, part=part), summed
         else:
             yield Task(Kind.GET_TIED_SUM, stage, replica, peer=route.stages[0], part=part), ()
+
+
+def _share_norms(shape: StepShape, stage: int, replica: int, summed: tuple[Task, ...]) -> Tasks:
+    """The norm of the gradients that this stage sums → to the same replica of all other stages; theirs from them."""
+    norm = Task(Kind.NORM, stage, replica)
+    yield norm, summed
+    if shape.stages > 1:
+        yield Task(Kind.PUT_NORM, stage, replica), (norm,)
+    for other in range(shape.stages):
+        if other != stage:
+            yield Task(Kind.GET_NORM, stage, replica, peer=other), ()
 
 
 def _held_ties(shape: StepShape, stage: int) -> list[tuple[int, TieRoute]]:
@@ -186,7 +161,7 @@ _KIND_OF_MOVE = {
 }
 
 
-def _synchronise(shape: StepShape, stage: int, replica: int, gradients: tuple[Task, ...]) -> _Tasks:
+def _synchronise(shape: StepShape, stage: int, replica: int, gradients: tuple[Task, ...]) -> Tasks:
     """The stage's gradients → sum the replicas' gradients. A replica without micro-batches adds nothing."""
     flatten = Task(Kind.FLATTEN, stage, replica)
     yield flatten, gradients
@@ -194,11 +169,3 @@ def _synchronise(shape: StepShape, stage: int, replica: int, gradients: tuple[Ta
     for transfer in transfers(shape.pattern, replica):
         moves.append(Task(_KIND_OF_MOVE[transfer.move], stage, replica, peer=transfer.peer, part=transfer.part))
         yield moves[-1], (flatten, *(moves[position] for position in transfer.after))
-
-
-def _numbered(routes: Routes) -> Iterator[tuple[ActivationRoute, int]]:
-    """The activation routes, each with its number among those of the same producer."""
-    count: dict[int, int] = defaultdict(int)
-    for route in routes.activations:
-        yield route, count[route.producer]
-        count[route.producer] += 1

@@ -1,14 +1,20 @@
-"""In which order a stage runs the forwards and backwards of its micro-batches."""
+"""In which order a stage runs the forwards and backwards of its micro-batches.
 
+Every order is fixed by how many micro-batches a stage may have in flight: begun, and not yet gone back. No stage has
+fewer in flight than the stages after it, which is why no order here can deadlock, whatever tensors skip stages.
+"""
+
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from funcpipe.core import ScheduleKind
+from funcpipe.errors import InvalidValue
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """The forward or the backward of one micro-batch; prints as `F3` or `B3`."""
+    """The forward or the backward of one micro-batch; prints as `F3` or `B3`, and reads back."""
 
     backward: bool
     micro_batch: int
@@ -16,12 +22,38 @@ class Action:
     def __str__(self) -> str:
         return f"{'B' if self.backward else 'F'}{self.micro_batch}"
 
+    @staticmethod
+    def parse(text: str) -> "Action":
+        """The action that prints as `text`."""
+        match = _ACTION.fullmatch(text)
+        if match is None:
+            raise InvalidValue("action", text, "must read like F3 or B3")
+        return Action(match[1] == "B", int(match[2]))
 
-def actions(schedule: ScheduleKind, micro_batches: Sequence[int]) -> tuple[Action, ...]:
-    """The order of one stage's computation for `micro_batches`, given in ascending order."""
+
+_ACTION = re.compile(r"([FB])(\d+)", re.ASCII)
+
+
+def in_flight(schedule: ScheduleKind, *, stage: int, stages: int, micro_batches: int) -> int:
+    """How many micro-batches' activations a function of `stage` holds at once, of the `micro_batches` it works on."""
+    to_the_end = stages - stage
     match schedule:
         case ScheduleKind.GPIPE:
-            return _gpipe(micro_batches)
+            return micro_batches
+        case ScheduleKind.ONE_F_ONE_B:
+            return min(micro_batches, to_the_end)
+        case ScheduleKind.EAGER_ONE_F_ONE_B:
+            return min(micro_batches, 2 * to_the_end - 1)
+
+
+def actions(
+    schedule: ScheduleKind, micro_batches: Sequence[int], *, stage: int = 0, stages: int = 1
+) -> tuple[Action, ...]:
+    """The order of one stage's computation for `micro_batches`, given in ascending order."""
+    if schedule is ScheduleKind.GPIPE:
+        return _gpipe(micro_batches)
+    held = in_flight(schedule, stage=stage, stages=stages, micro_batches=len(micro_batches))
+    return _one_forward_one_backward(micro_batches, held)
 
 
 def _gpipe(micro_batches: Sequence[int]) -> tuple[Action, ...]:
@@ -36,3 +68,23 @@ def _gpipe(micro_batches: Sequence[int]) -> tuple[Action, ...]:
     forwards = tuple(Action(False, m) for m in micro_batches)
     backwards = tuple(Action(True, m) for m in reversed(micro_batches))
     return forwards + backwards
+
+
+def _one_forward_one_backward(micro_batches: Sequence[int], held: int) -> tuple[Action, ...]:
+    """`held` forwards, then a backward and a forward in turn, then what is left to go back; all in ascending order.
+
+    With one micro-batch in flight for each stage to the end this is 1F1B (PipeDream-Flush, Narayanan et al., ICML
+    2021); with 2 n - 1 for n stages to the end, eager 1F1B (Zhuang et al., MLSys 2023), which covers transfers that
+    take as long between two stages as a stage computes.
+
+    ::
+
+        stage 0   F0 F1 F2       B0 F3 B1    B2    B3
+        stage 1      F0 F1    B0 F2 B1 F3 B2    B3
+        stage 2         F0 B0 F1 B1 F2 B2 F3 B3
+    """
+    order = [Action(False, m) for m in micro_batches[:held]]
+    for place, m in enumerate(micro_batches):
+        order.append(Action(True, m))
+        order += [Action(False, later) for later in micro_batches[place + held : place + held + 1]]
+    return tuple(order)

@@ -7,6 +7,7 @@ in traces, logs and storage keys.
 import re
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from funcpipe.core import Resource
 from funcpipe.errors import InvalidValue
@@ -32,7 +33,12 @@ class Kind(Enum):
     GET_MERGED = "get-merged"
     PUT_TIED_SUM = "put-tied-sum"
     GET_TIED_SUM = "get-tied-sum"
+    NORM = "norm"
+    PUT_NORM = "put-norm"
+    GET_NORM = "get-norm"
     UPDATE = "update"
+
+    __hash__ = object.__hash__  # members are unique objects; Enum's own hash, in Python, dominates large graphs
 
     @property
     def is_put(self) -> bool:
@@ -61,9 +67,8 @@ class Lane:
     resource: Resource
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One piece of work of one worker.
+class Task(NamedTuple):
+    """One piece of work of one worker; a tuple, because large graphs make and look up hundreds of thousands.
 
     `micro_batch` counts over all replicas. `peer` is the other stage of a transfer between stages, or the other replica
     of one between replicas. `part` numbers the objects that a stage writes for one micro-batch, the objects or the
@@ -101,6 +106,10 @@ class Task:
         return Task(_KINDS[match["kind"]], **numbers)
 
 
+PUTS = frozenset(kind for kind in Kind if kind.is_put)
+GETS = frozenset(kind for kind in Kind if kind.is_get)
+RESOURCES = {kind: kind.resource for kind in Kind}
+
 _KINDS = {kind.value: kind for kind in Kind}
 _TASK = re.compile(
     r"(?P<kind>[a-z-]+)\.s(?P<stage>\d+)\.r(?P<replica>\d+)"
@@ -121,6 +130,8 @@ def source_of(get: Task) -> Task:
             return Task(Kind.PUT_TIED, get.peer, get.replica, peer=get.stage, part=get.part)
         case Kind.GET_TIED_SUM:
             return Task(Kind.PUT_TIED_SUM, get.peer, get.replica, part=get.part)
+        case Kind.GET_NORM:
+            return Task(Kind.PUT_NORM, get.peer, get.replica)
         case Kind.GET_SPLIT:
             return Task(Kind.PUT_SPLIT, get.stage, get.peer, part=get.part)
         case Kind.GET_MERGED:

@@ -19,14 +19,14 @@ from funcpipe.platforms.wrappers import Counted
 
 def channel(store: object, deadline_s: float = 5.0, cancel: threading.Event | None = None) -> Channel:
     patience = Patience(deadline_s=deadline_s)
-    return Channel(store, patience, wire=Wire.BF16, cancel=cancel or threading.Event())  # type: ignore[arg-type]
+    return Channel(store, patience, cancel=cancel or threading.Event())  # type: ignore[arg-type]
 
 
 def test_a_message_arrives_in_the_wire_format_or_exactly() -> None:
     store = MemoryStorage()
     values = torch.randn(100)
-    sent = channel(store).put("a", {"x": values})
-    exact = channel(store).put("b", {"x": values}, exact=True)
+    sent = channel(store).put("a", {"x": values}, wire=Wire.BF16)
+    exact = channel(store).put("b", {"x": values})
     received = channel(store).get("a")
     assert torch.equal(received.tensors["x"], values.bfloat16().float())
     assert received.payload_bytes == sent < exact
@@ -106,7 +106,7 @@ def test_steady_arrivals_are_awaited_with_few_vain_requests_and_little_delay(
     clock = Clock()
     store = Arriving(clock, 0.0)
     counted = Counted(store)
-    steady = Channel(counted, Patience(deadline_s=60), wire=Wire.FP32, cancel=threading.Event(), clock=clock)
+    steady = Channel(counted, Patience(deadline_s=60), cancel=threading.Event(), clock=clock)
     vain, late_s = [], []
     for step in range(100):
         before = counted.traffic.empty_gets
@@ -124,7 +124,7 @@ def test_steady_arrivals_are_awaited_with_few_vain_requests_and_little_delay(
 def test_what_comes_earlier_than_it_used_to_is_soon_expected_then() -> None:
     clock = Clock()
     store = Arriving(clock, 0.0)
-    steady = Channel(store, Patience(deadline_s=60), wire=Wire.FP32, cancel=threading.Event(), clock=clock)
+    steady = Channel(store, Patience(deadline_s=60), cancel=threading.Event(), clock=clock)
     waited_s = []
     for step in range(30):
         store.arrives_s = clock.now_s + (10.0 if step < 8 else 1.0)

@@ -25,6 +25,8 @@ def even_plan(
     recompute: bool = False,
     sync: Sync = Sync.PIPELINED,
     wire: Wire = Wire.FP32,
+    wire_back: Wire | None = None,
+    schedule: ScheduleKind = ScheduleKind.GPIPE,
 ) -> Plan:
     """`micro_batches` is the number of each replica."""
     names = [layer.name for layer in trace(model, sample).layers]
@@ -33,9 +35,10 @@ def even_plan(
         global_batch=micro_batch * micro_batches * replicas,
         micro_batch=micro_batch,
         replicas=replicas,
-        schedule=ScheduleKind.GPIPE,
+        schedule=schedule,
         sync=sync,
         wire=wire,
+        wire_back=wire_back,
         optimizer=OptimizerKind.MOMENTUM,
         platform="local",
         stages=tuple(

@@ -18,6 +18,7 @@ def train(
     optimizer: Callable[[Any], torch.optim.Optimizer],
     steps: Sequence[Sequence[Sequence[int]]],
     seed: int = 0,
+    clip_grad_norm: float | None = None,
 ) -> list[float]:
     """Train in place; `steps` holds the sample numbers of each micro-batch of each step. The loss of each step."""
     model.train()
@@ -34,6 +35,8 @@ def train(
                 loss = loss_fn(model(*inputs), target)
             torch.autograd.backward(loss * len(indices) / samples)
             total += loss.item() * len(indices) / samples
+        if clip_grad_norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip_grad_norm)
         chosen.step()
         losses.append(total)
     return losses

@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 
 from experiments.models import characters, digits
 from funcpipe.api import FuncPipe
-from funcpipe.core import Plan, Sync
+from funcpipe.core import Plan, ScheduleKind, Sync
 from tests.e2e.plans import even_plan, momentum, sample_numbers
 from tests.e2e.reference import largest_difference, train
 
@@ -55,6 +55,7 @@ def trained(
     *,
     recompute: bool = False,
     sync: Sync = Sync.PIPELINED,
+    schedule: ScheduleKind = ScheduleKind.GPIPE,
 ) -> tuple[float, float]:
     torch.manual_seed(1)
     model = module.model().to(dtype)
@@ -68,6 +69,7 @@ def trained(
         micro_batches=2,
         recompute=recompute,
         sync=sync,
+        schedule=schedule,
     )
     return differences(module, dtype, plan=plan, model=model)
 
@@ -102,5 +104,14 @@ def test_recomputed_activations_and_three_phases_change_nothing(module: ModuleTy
 @pytest.mark.parametrize("sync", [Sync.STREAMED, Sync.EXCHANGE, Sync.ALL_REDUCE])
 def test_every_way_to_synchronise_changes_nothing(sync: Sync) -> None:
     loss, state = trained(digits, torch.float64, 2, 3, sync=sync)
+    assert loss < 1e-12
+    assert state < 1e-10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("schedule", [ScheduleKind.ONE_F_ONE_B, ScheduleKind.EAGER_ONE_F_ONE_B])
+def test_one_forward_one_backward_changes_nothing(schedule: ScheduleKind, recompute: bool) -> None:
+    loss, state = trained(digits, torch.float64, 3, 2, recompute=recompute, schedule=schedule)
     assert loss < 1e-12
     assert state < 1e-10

@@ -12,7 +12,9 @@ from funcpipe.core import (
     OptimizerKind,
     PlatformSpec,
     Recompute,
+    ScheduleKind,
     TensorProfile,
+    TiedParameter,
     TrainingSpec,
     Wire,
 )
@@ -55,7 +57,10 @@ def platform(sizes: int = 3, **changes: object) -> PlatformSpec:
 
 
 def chain(layers: int, sizes: int = 3, seed: int = 0, *, skips: int = 0, micro_batch: int = 4) -> ModelProfile:
-    """A model of `layers` layers, each fed by the one before, with `skips` further connections at random."""
+    """A model of `layers` layers, each fed by the one before.
+
+    With `skips` further connections and, if there are any, up to two tied parameters at random.
+    """
     draw = random.Random(seed)
     made = []
     for i in range(layers):
@@ -87,7 +92,14 @@ def chain(layers: int, sizes: int = 3, seed: int = 0, *, skips: int = 0, micro_b
         base_memory_bytes=200 * MB,
         layers=tuple(made),
         tensors=tuple(_tensor(i, producer, consumers, draw) for i, (producer, consumers) in enumerate(ends)),
+        ties=tuple(_tie(i, made, draw) for i in range(draw.choice([0, 1, 2]) if skips and layers > 1 else 0)),
     )
+
+
+def _tie(number: int, layers: list[LayerProfile], draw: random.Random) -> TiedParameter:
+    users = sorted(draw.sample(range(len(layers)), draw.randint(2, min(3, len(layers)))))
+    size = min(layers[user].parameter_bytes for user in users) // 2
+    return TiedParameter(name=f"tied{number}", layers=tuple(users), parameter_bytes=size)
 
 
 def _tensor(number: int, producer: int, consumers: tuple[int, ...], draw: random.Random) -> TensorProfile:
@@ -127,7 +139,9 @@ def draw_problem(seed: int) -> Problem:
         wire=draw.choice(list(Wire)),
         recompute=draw.choice(list(Recompute)),
     )
-    return Problem(profile=chain(layers, sizes, seed, skips=draw.choice([0, 0, 2, 4])), spec=spec, training=training)
+    profile = chain(layers, sizes, seed, skips=draw.choice([0, 0, 2, 4]))
+    schedule = draw.choice([None, None, *ScheduleKind])
+    return Problem(profile=profile, spec=spec, training=replace(training, schedule=schedule))
 
 
 def with_limits(problem: Problem, iteration_s: float, cost_usd: float, seed: int) -> Iterator[Problem]:

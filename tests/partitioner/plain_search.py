@@ -3,9 +3,10 @@
 import numpy as np
 
 from funcpipe.partitioner.formulas import Array, Setting
-from funcpipe.partitioner.options import Options, price_options
+from funcpipe.partitioner.options import Options, price_options, ways
 from funcpipe.partitioner.problem import Problem
 from funcpipe.partitioner.stage_graph import StageGraph, build_stage_graph
+from funcpipe.scheduler.schedules import in_flight
 
 
 def plain_points(problem: Problem) -> list[tuple[float, float]]:
@@ -13,7 +14,7 @@ def plain_points(problem: Problem) -> list[tuple[float, float]]:
     graph = build_stage_graph(problem.profile, admits=problem.placed.admits)
     points: list[tuple[float, float]] = []
     for setting in problem.settings():
-        options = price_options(problem, graph, setting, workers=setting.replicas)
+        options = price_options(problem, graph, ways(problem, graph), setting, workers=setting.replicas)
         seconds, dollars = _totals(_labels(graph, options, setting), setting)
         points += list(zip(seconds.tolist(), dollars.tolist(), strict=True))
     return sorted(points)
@@ -21,23 +22,36 @@ def plain_points(problem: Problem) -> list[tuple[float, float]]:
 
 def _labels(graph: StageGraph, options: Options, setting: Setting) -> Array:
     """Rows of: forward sum and lane, backward sum and lane, latest finish, price, requests, work; at the start."""
-    repeats = setting.micro_batches_each - 1
-    at_node = [np.zeros((1, 8))]
+    at_node: dict[tuple[int, int], Array] = {(0, 0): np.zeros((1, 8))}  # by node and number of stages behind it
     for node in range(1, len(graph.position)):
-        parts = [np.zeros((0, 8))]
+        parts: dict[int, list[Array]] = {}
         for o in np.flatnonzero(options.before == node):
-            rows = at_node[options.after[o]].copy()
-            rows[:, 0] += options.forward_sum_s[o]
-            rows[:, 1] = np.maximum(rows[:, 1], options.forward_max_s[o])
-            rows[:, 2] += options.backward_sum_s[o]
-            rows[:, 3] = np.maximum(rows[:, 3], options.backward_max_s[o])
-            rows[:, 4] = np.maximum(rows[:, 4], rows[:, 2] + repeats * rows[:, 3] + options.sync_s[o])
-            rows[:, 5] += options.price_usd_s[o]
-            rows[:, 6] += options.request_usd[o]
-            rows[:, 7] += options.work_s[o] if setting.spec.shared_cores else 0.0
-            parts.append(rows)
-        at_node.append(_unbeaten(np.concatenate(parts)))
-    return at_node[graph.start]
+            for behind in range(options.most_behind[o] + 1):
+                if (options.after[o], behind) in at_node:
+                    rows = _with_stage(at_node[options.after[o], behind], options, int(o), setting, behind)
+                    parts.setdefault(behind + 1, []).append(rows)
+        at_node |= {(node, behind): _unbeaten(np.concatenate(rows)) for behind, rows in parts.items()}
+    found = [rows for (node, _), rows in at_node.items() if node == graph.start]
+    return np.concatenate([np.zeros((0, 8)), *found])
+
+
+def _with_stage(rows: Array, options: Options, o: int, setting: Setting, behind: int) -> Array:
+    """The rows with the option in front, which holds as many micro-batches as the schedule says."""
+    each = setting.micro_batches_each
+    held = in_flight(setting.schedule, stage=3, stages=behind + 4, micro_batches=each)
+    pace = options.forward_lane_s[o]
+    if held < each:
+        pace = np.maximum(pace, (rows[:, 0] + rows[:, 2] + options.round_s[o]) / held)
+    rows = rows.copy()
+    rows[:, 0] += options.forward_sum_s[o]
+    rows[:, 1] = np.maximum(rows[:, 1], pace)
+    rows[:, 2] += options.backward_sum_s[o]
+    rows[:, 3] = np.maximum(rows[:, 3], options.backward_lane_s[o])
+    rows[:, 4] = np.maximum(rows[:, 4], rows[:, 2] + (each - 1) * rows[:, 3] + options.sync_s[o])
+    rows[:, 5] += options.price_usd_s[o]
+    rows[:, 6] += options.request_usd[o]
+    rows[:, 7] += options.work_s[o] if setting.spec.shared_cores else 0.0
+    return rows
 
 
 def _unbeaten(rows: Array) -> Array:

@@ -8,14 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from funcpipe.core import Optimality, Plan, Sync, TrainingSpec
+from funcpipe.core import Optimality, Plan, Recompute, Sync, TrainingSpec
 from funcpipe.errors import Infeasible, PlanError
 from funcpipe.partitioner.cost import evaluate
 from funcpipe.partitioner.exact import exact
-from funcpipe.partitioner.exact.search import Search, aim_of
 from funcpipe.partitioner.exhaustive import exhaustive
 from funcpipe.partitioner.front import pareto_front
+from funcpipe.partitioner.pins import Pins
 from funcpipe.partitioner.problem import Problem
+from funcpipe.partitioner.search.search import Search, aim_of
 from funcpipe.partitioner.second import second_best
 from tests.partitioner.instances import MB, all_points, chain, draw_problem, front_of, platform, with_limits
 
@@ -113,6 +114,8 @@ def test_the_second_best_plan(seed: int) -> None:
     first = best(problem, exact)
     if first is None:
         return
+    # the same stages in another order of micro-batches are no other plan
+    problem = replace(problem, training=replace(problem.training, schedule=first.schedule))
     objectives = [problem.goal.objective(np.array(s), np.array(c)) for s, c in all_points(problem)]
     other = second_best(problem, first)
     if other is None:
@@ -170,3 +173,35 @@ def test_no_plan_fits() -> None:
     large = replace(chain(3), base_memory_bytes=9000 * MB)
     with pytest.raises(Infeasible):
         exact(Problem(profile=large, spec=platform(), training=TrainingSpec(global_batch=16)))
+
+
+def test_fewer_stages_than_sizes_fit() -> None:
+    """Once the comparison of sizes ran off the end of a short list of stages."""
+    spec = platform(6)
+    heavy = replace(chain(2, 6).layers[0], constant_bytes=5 * 2**30)
+    profile = replace(chain(2, 6), layers=(heavy, chain(2, 6).layers[1]))
+    training = TrainingSpec(global_batch=4, recompute=Recompute.NEVER)
+    problem = Problem(
+        profile=profile, spec=spec, training=training, pins=Pins(cuts=("layer1",), sizes={"layer1": "1024MB"})
+    )
+    plan, expected = exact(problem), exhaustive(problem)
+    assert plan.solver is not None
+    assert expected.solver is not None
+    assert [stage.size for stage in plan.stages] == ["6144MB", "1024MB"]
+    assert plan.solver.objective == pytest.approx(expected.solver.objective)
+
+
+def test_layers_that_take_no_time() -> None:
+    """Once the search divided by the seconds of the fastest plan."""
+    profile = chain(4, 2)
+    still = [replace(layer, forward_s=(0.0, 0.0), backward_s=(0.0, 0.0)) for layer in profile.layers]
+    profile = replace(profile, layers=tuple(still))
+    training = TrainingSpec(global_batch=16, time_value=10.0, replicas=(1,))
+    for spec in (platform(2), platform(2, max_functions=1)):
+        problem = Problem(profile=profile, spec=spec, training=training, pins=Pins(max_memory_mb=1024))
+        plan, expected = exact(problem), exhaustive(problem)
+        assert plan.solver is not None
+        assert expected.solver is not None
+        assert plan.solver.objective == pytest.approx(expected.solver.objective)
+    with pytest.raises(Infeasible):
+        exact(replace(problem, pins=Pins(cuts=("layer1",))))

@@ -1,10 +1,11 @@
 """Explanations, what-if questions and the reasons why there is no plan."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
-from funcpipe.core import OptimizerKind, Recompute, TrainingSpec
+from funcpipe.core import OptimizerKind, Recompute, ScheduleKind, TrainingSpec
 from funcpipe.errors import Infeasible, InvalidValue, PlanError
 from funcpipe.partitioner.cost import evaluate
 from funcpipe.partitioner.explain import explain
@@ -66,23 +67,83 @@ def test_a_plan_of_another_model_is_not_explained() -> None:
 
 def test_what_if_prices_the_plan_there_is_and_the_best_there_would_be() -> None:
     profile, spec = chain(6, 3, 2), platform()
-    plan = optimize(profile, spec, TRAINING)
-    answer = what_if(plan, profile, spec, TRAINING, Changes(bandwidth=3.0, price=2.0, latency_s=0.0))
-    assert answer.spec.sizes[0].upload_bytes_s == 3 * spec.sizes[0].upload_bytes_s
-    assert answer.spec.sizes[0].price_usd_s == 2 * spec.sizes[0].price_usd_s
-    assert answer.kept == evaluate(plan, profile, answer.spec)
-    assert answer.best.solver
+    changes = Changes(bandwidth=3.0, price=2.0, latency_s=0.0)
+    other = changes.apply(spec)
+    assert other.sizes[0].upload_bytes_s == 3 * spec.sizes[0].upload_bytes_s
+    assert other.sizes[0].price_usd_s == 2 * spec.sizes[0].price_usd_s
+    assert other.latency_s == 0.0
+    answer = what_if(profile, spec, TRAINING, changes)
+    now, best = optimize(profile, spec, TRAINING), optimize(profile, other, TRAINING)
+    assert answer.now is not None
+    assert (answer.now.stages, answer.now.estimate) == (now.stages, now.estimate)
+    assert answer.kept == evaluate(now, profile, other)
+    assert (answer.best.stages, answer.best.estimate) == (best.stages, best.estimate)
+
+
+@pytest.mark.parametrize(
+    ("change", "dearer", "slower"),
+    [
+        ("bandwidth=0.5x", True, True),
+        ("price=2x", True, False),
+        ("request_price=100x", True, False),
+        ("latency_s=0.5", True, True),
+        ("contention=1.5", True, True),
+        ("shared_bytes_s=2e7", True, True),
+    ],
+)
+def test_a_plan_that_is_kept_pays_for_each_change(change: str, dearer: bool, slower: bool) -> None:
+    profile, spec = chain(6, 3, 2), platform()
+    answer = what_if(
+        profile,
+        spec,
+        TRAINING,
+        parse_changes([change]),
+        find=partial(optimize, pins=Pins(cuts=("layer2",), replicas=(2,))),
+    )
+    assert answer.now is not None
+    assert answer.now.estimate is not None
+    assert answer.kept is not None
+    assert (answer.kept.cost_usd > answer.now.estimate.cost_usd) == dearer
+    assert (answer.kept.iteration_s > answer.now.estimate.iteration_s) == slower
     objective = answer.kept.cost_usd + TRAINING.time_value / 3600 * answer.kept.iteration_s
+    assert answer.best.solver is not None
     assert answer.best.solver.objective <= objective * (1 + 1e-9)
 
 
 def test_what_if_says_why_a_plan_cannot_be_kept() -> None:
     profile, spec = chain(6, 3, 2), platform()
-    plan = optimize(profile, spec, TRAINING, pins=Pins(memory_mb=3072))
-    answer = what_if(plan, profile, spec, TRAINING, parse_changes(["sizes=1024MB,2048MB"]))
+    answer = what_if(profile, spec, replace(TRAINING, time_value=300.0), parse_changes(["sizes=1024MB,2048MB"]))
     assert answer.kept is None
     assert "has no size '3072MB'" in (answer.obstacle or "")
     assert {stage.size for stage in answer.best.stages} <= {"1024MB", "2048MB"}
+
+
+def test_what_if_the_model_were_another_one() -> None:
+    profile, spec = chain(6, 3, 2), platform()
+    slower = replace(
+        profile,
+        layers=tuple(replace(layer, forward_s=tuple(2 * s for s in layer.forward_s)) for layer in profile.layers),
+    )
+    answer = what_if(profile, spec, TRAINING, Changes(), other_profile=slower)
+    assert answer.now is not None
+    assert answer.kept == evaluate(answer.now, slower, spec)
+    shorter = what_if(profile, spec, TRAINING, Changes(), other_profile=chain(5, 3, 2))
+    assert shorter.kept is None
+    assert shorter.obstacle == "the plan covers 6 layers, the profile has 5"
+    assert shorter.best.stages[-1].stop == 5
+
+
+def test_what_if_of_a_deadline_that_cannot_be_met_as_things_are() -> None:
+    profile, spec = chain(6, 3, 2), platform()
+    fastest = optimize(profile, spec, replace(TRAINING, budget_usd=1e6))
+    assert fastest.estimate is not None
+    training = TrainingSpec(global_batch=TRAINING.global_batch, deadline_s=0.9 * fastest.estimate.iteration_s)
+    answer = what_if(profile, spec, training, Changes(bandwidth=100.0, latency_s=0.0))
+    assert answer.now is None
+    assert answer.kept is None
+    assert "no plan meets the deadline" in (answer.obstacle or "")
+    assert answer.best.estimate is not None
+    assert answer.best.estimate.iteration_s <= training.deadline_s  # type: ignore[operator]
 
 
 def test_changes_are_parsed() -> None:
@@ -112,7 +173,7 @@ def test_what_if_of_a_size_that_there_is_not() -> None:
 
 
 def test_too_little_memory_names_the_layer_and_what_helps() -> None:
-    training = replace(TRAINING, recompute=Recompute.NEVER, replicas=(1,))
+    training = replace(TRAINING, recompute=Recompute.NEVER, replicas=(1,), schedule=ScheduleKind.GPIPE)
     profile = chain(4, 2, 3)
     hungry = replace(profile.layers[2], parameter_bytes=300 * MB, activation_bytes=400 * MB, constant_bytes=0)
     hungry = replace(hungry, workspace_bytes=0)
@@ -121,12 +182,14 @@ def test_too_little_memory_names_the_layer_and_what_helps() -> None:
     with pytest.raises(Infeasible) as caught:
         optimize(profile, platform(2), training)
     message = str(caught.value)
-    # base 200 + 4 copies of 300 + 4 micro-batches of 400
-    assert "layer 'layer2' needs at least 3000 MB in a stage of its own with 1 replicas" in message
+    # base 200 + 17/16 of 4 copies of 300 and 4 micro-batches of 400
+    assert "layer 'layer2' needs at least 3175 MB in a stage of its own with 1 replicas" in message
     assert "the largest function has 2048 MB" in message
     assert "let stages recompute: " in message
+    # two micro-batches in flight for a stage with one behind it
+    assert "admit all schedules: 2325 MB, not yet enough" in message
     assert "which fits" in message
-    assert "a platform with functions of 3000 MB" in message
+    assert "a platform with functions of 3175 MB" in message
 
 
 def test_deadline_and_budget_say_what_could_be_met() -> None:

@@ -1,5 +1,7 @@
 """Merging layers keeps what a plan costs, and the cuts that are cheap."""
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,7 +22,11 @@ def test_merging_keeps_sums_names_and_crossings(layers: int, limit: int, skips: 
     small = merged.profile
     assert len(small.layers) == min(layers, limit)
     assert [name for layer in small.layers for name in layer.graph_layers] == [layer.name for layer in profile.layers]
-    for field in ("parameter_bytes", "activation_bytes", "constant_bytes", "input_bytes"):
+    assert small.parameter_bytes(0, len(small.layers)) == profile.parameter_bytes(0, layers)
+    for first, stop in itertools.combinations(range(len(small.layers) + 1), 2):
+        original = merged.starts[first], merged.starts[stop]
+        assert small.summed_bytes(first, stop) == profile.summed_bytes(*original)
+    for field in ("activation_bytes", "constant_bytes", "input_bytes"):
         assert sum(getattr(x, field) for x in small.layers) == sum(getattr(x, field) for x in profile.layers)
     seconds = [sum(layer.backward_s[1] for layer in p.layers) for p in (small, profile)]
     assert seconds[0] == pytest.approx(seconds[1])

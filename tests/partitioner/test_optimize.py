@@ -1,7 +1,12 @@
 """The one entry: policies and solvers by name, clear errors, nothing heavy imported."""
 
+import functools
+import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -9,6 +14,8 @@ from funcpipe.core import FunctionSize, ModelProfile, Plan, PlatformSpec, Traini
 from funcpipe.errors import FormatError, Infeasible, InvalidValue, PlanError
 from funcpipe.partitioner.optimize import optimize
 from tests.partitioner.instances import chain, platform
+
+TRAINING = TrainingSpec(global_batch=16, replicas=(1, 2), time_value=20.0, deadline_s=9.0)
 
 
 def test_every_solver_finds_the_same_plan() -> None:
@@ -83,6 +90,38 @@ def test_bad_profiles_are_refused_with_field_and_value(change: tuple[str, str], 
     assert change[0] in text
     with pytest.raises(FormatError, match=f"profile.json: {message}"):
         from_text(ModelProfile, text.replace(*change, 1), source="profile.json")
+
+
+def numbers(data: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """The places of all numbers of a document."""
+    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for key, item in items:
+        if isinstance(item, int | float) and not isinstance(item, bool):
+            yield (*path, key)
+        yield from numbers(item, (*path, key))
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -1])
+@pytest.mark.parametrize("value", [platform(1, shared_bytes_s=1e9, shared_cores=2), chain(3, 1, 3, skips=2), TRAINING])
+def test_no_number_may_be_negative_or_endless(value: PlatformSpec | ModelProfile | TrainingSpec, wrong: float) -> None:
+    text = to_text(value)
+    for path in numbers(json.loads(text)):
+        data = json.loads(text)
+        *place, last = path
+        holder = functools.reduce(lambda some, key: some[key], place, data)
+        holder[last] = wrong
+        with pytest.raises(FormatError) as caught:
+            from_text(type(value), json.dumps(data), source="x.json")
+        name = next(str(key) for key in reversed(path) if isinstance(key, str))
+        assert name in str(caught.value), path
+        assert str(json.dumps(wrong)) in str(caught.value), path
+
+
+@pytest.mark.parametrize("saved_by", [(2, 1), (1, 1), (0, 9), (-1,)])
+def test_unknown_keepers_of_a_tensor_are_refused(saved_by: tuple[int, ...]) -> None:
+    profile = chain(3, 1)
+    with pytest.raises(InvalidValue, match="saved_by"):
+        replace(profile, tensors=(replace(profile.tensors[0], saved_by=saved_by), profile.tensors[1]))
 
 
 def test_an_unknown_consumer_is_refused() -> None:

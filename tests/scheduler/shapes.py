@@ -51,4 +51,5 @@ def shapes(draw: st.DrawFn) -> StepShape:
         routes=draw(st.just(chain_routes(stages)) | routes(stages)),
         schedule=draw(st.sampled_from(ScheduleKind)),
         sync=draw(st.sampled_from(Sync)),
+        norms=draw(st.booleans()),
     )

@@ -67,7 +67,8 @@ def test_streaming_one_round_is_three_phase_without_its_barriers() -> None:
     streamed = build_graph(replace(small(3, Sync.STREAMED), streams=Streams(1, 2, 1)))
     phased = build_graph(small(3, Sync.THREE_PHASE))
     assert streamed.tasks == phased.tasks
-    assert all(set(a) <= set(b) for a, b in zip(streamed.needs, phased.needs, strict=True))
+    before = [i for i, task in enumerate(streamed.tasks) if task.kind is not Kind.UPDATE]
+    assert all(set(streamed.needs[i]) <= set(phased.needs[i]) for i in before)
     assert streamed.needs != phased.needs
 
 

@@ -6,8 +6,10 @@ from hypothesis import strategies as st
 
 from funcpipe.core import Resource, ScheduleKind, Sync
 from funcpipe.errors import PlanError
+from funcpipe.scheduler.conditions import Conditions
+from funcpipe.scheduler.costs import Cost
 from funcpipe.scheduler.graph import Graph, StepShape, build_graph
-from funcpipe.scheduler.simulate import Cost, simulate
+from funcpipe.scheduler.simulate import simulate
 from funcpipe.scheduler.tasks import Kind, Task, source_of
 from tests.scheduler.shapes import chain_routes, shapes
 
@@ -80,14 +82,16 @@ def test_functions_that_share_processors_slow_each_other_down(cores: int, second
         schedule=ScheduleKind.GPIPE,
         sync=Sync.PIPELINED,
     )
-    trace = simulate(build_graph(shape), compute_only, shared_cores=cores)
+    trace = simulate(build_graph(shape), compute_only, conditions=Conditions(shared_cores=cores))
     assert trace.duration_s == pytest.approx(seconds)
 
 
 def test_unequal_tasks_share_processors_equally() -> None:
     """One processor, work of 1 and 3 seconds begun together: the short one ends at 2, the long one at 4."""
     tasks = (Task(Kind.FORWARD, 0, 0, micro_batch=0), Task(Kind.FORWARD, 0, 1, micro_batch=1))
-    trace = simulate(Graph(tasks, ((), ())), lambda task: Cost(1.0 + 2 * task.replica), shared_cores=1)
+    trace = simulate(
+        Graph(tasks, ((), ())), lambda task: Cost(1.0 + 2 * task.replica), conditions=Conditions(shared_cores=1)
+    )
     assert [event.end_s for event in trace.events] == pytest.approx([2.0, 4.0])
 
 

@@ -39,8 +39,10 @@ def best_of(problem: Problem, plans: Iterable[Plan | None], *, policy: str) -> P
 
 
 def plain_settings(problem: Problem, sync: Sync) -> tuple[Setting, ...]:
-    """A setting for each number of replicas, synchronising one way."""
-    return tuple(problem.setting(degree, sync) for degree in problem.degrees)
+    """A setting for each number of replicas and each schedule, synchronising one way."""
+    return tuple(
+        problem.setting(degree, sync, schedule) for degree in problem.degrees for schedule in problem.schedules(degree)
+    )
 
 
 def _fits(plan: Plan, stage: int) -> bool:

@@ -1,7 +1,8 @@
 """Data parallelism without a pipeline: LambdaML, and HybridPS with a parameter server on a virtual machine.
 
 Both put the whole model into every function and take the largest function and the fewest workers that fit. With
-gradient accumulation a worker holds the activations of one micro-batch at a time instead of all of them.
+gradient accumulation, which is 1F1B of a single stage, a worker holds the activations of one micro-batch at a time
+instead of all of them.
 """
 
 import time
@@ -9,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from funcpipe.core import Estimate, Plan, Sync
+from funcpipe.core import Estimate, Plan, ScheduleKind, Sync
 from funcpipe.errors import Infeasible
 from funcpipe.partitioner.cost import evaluate
 from funcpipe.partitioner.formulas import Setting
@@ -30,33 +31,31 @@ class Server:
 
 def lambdaml(problem: Problem, *, time_limit_s: float | None = None) -> Plan:
     """LambdaML (Jiang et al., SIGMOD 2021): scatter-reduce in three phases."""
-    return _data_parallel(problem, "lambdaml")
+    return _data_parallel(problem, "lambdaml", ScheduleKind.GPIPE)
 
 
 def lambdaml_ga(problem: Problem, *, time_limit_s: float | None = None) -> Plan:
-    """LambdaML with gradient accumulation. The estimate's memory is that of one micro-batch at a time."""
-    return _data_parallel(problem, "lambdaml-ga", in_flight=1)
+    """LambdaML with gradient accumulation."""
+    return _data_parallel(problem, "lambdaml-ga", ScheduleKind.ONE_F_ONE_B)
 
 
 def hybridps(problem: Problem, *, time_limit_s: float | None = None) -> Plan:
     """Functions around a parameter server (Cirrus, SoCC 2019). The estimate holds its synchronisation and its price."""
-    return _data_parallel(problem, "hybridps", server=Server())
+    return _data_parallel(problem, "hybridps", ScheduleKind.GPIPE, server=Server())
 
 
 def hybridps_ga(problem: Problem, *, time_limit_s: float | None = None) -> Plan:
     """`hybridps` with gradient accumulation."""
-    return _data_parallel(problem, "hybridps-ga", in_flight=1, server=Server())
+    return _data_parallel(problem, "hybridps-ga", ScheduleKind.ONE_F_ONE_B, server=Server())
 
 
-def _data_parallel(
-    problem: Problem, policy: str, *, in_flight: int | None = None, server: Server | None = None
-) -> Plan:
+def _data_parallel(problem: Problem, policy: str, schedule: ScheduleKind, *, server: Server | None = None) -> Plan:
     started_s = time.monotonic()
     size = max(problem.placed.open_sizes, key=lambda number: problem.spec.sizes[number].memory_mb)
     for degree in problem.degrees:
-        setting = problem.setting(degree, Sync.THREE_PHASE)
+        setting = problem.setting(degree, Sync.THREE_PHASE, schedule)
         plan = problem.plan(setting, [Choice(0, len(problem.profile.layers), size, False)])
-        estimate = evaluate(plan, problem.profile, problem.spec, in_flight=in_flight)
+        estimate = evaluate(plan, problem.profile, problem.spec)
         if estimate.peak_memory_bytes > problem.spec.sizes[size].memory_bytes:
             continue
         if server is not None and degree > 1:

@@ -9,10 +9,10 @@ import numpy as np
 
 from funcpipe.core import Plan, Sync
 from funcpipe.partitioner.baselines.common import Cuts, best_of, fitted, plain_settings
-from funcpipe.partitioner.exact.search import best_for
 from funcpipe.partitioner.formulas import Array, Setting, lane_times, sync_times
 from funcpipe.partitioner.options import edge_loads
 from funcpipe.partitioner.problem import Goal, Problem, report
+from funcpipe.partitioner.search.search import best_for
 from funcpipe.partitioner.stage_graph import StageGraph, build_stage_graph
 
 
@@ -69,7 +69,7 @@ def _even(layers: int, count: int) -> Cuts:
 
 def _balanced(problem: Problem, graph: StageGraph, setting: Setting) -> Iterator[tuple[int, Cuts]]:
     """For each size and number of stages the cuts with the least time of the slowest stage."""
-    loads = edge_loads(problem, graph, recompute=False)
+    loads = edge_loads(problem, graph)
     lanes = lane_times(loads, setting, workers=setting.replicas)
     sync_s = sync_times(loads, setting, workers=setting.replicas) / setting.micro_batches_each
     busy = [

@@ -12,9 +12,18 @@ from typing import Any
 import numpy as np
 import pyomo.environ as pyo
 
-from funcpipe.core import MB, Recompute
+from funcpipe.core import MB, Recompute, ScheduleKind
 from funcpipe.errors import InvalidValue, SolverUnavailable
-from funcpipe.partitioner.formulas import Array, Lanes, Setting, Traffic, lane_times, request_usd
+from funcpipe.partitioner.formulas import (
+    WASTE,
+    Array,
+    Lanes,
+    Setting,
+    Traffic,
+    buffer_copies,
+    lane_times,
+    request_usd,
+)
 from funcpipe.partitioner.miqp.chain_lanes import (
     ChainProgramme,
     accumulate,
@@ -38,10 +47,15 @@ def chain_programme(problem: Problem, *, longest_s: float, unit_usd: float) -> C
             raise InvalidValue(f"tensors[{i}].consumers", tensor.consumers, "must be the next layer alone, in a chain")
     if training.recompute is not Recompute.NEVER:
         raise InvalidValue("recompute", training.recompute.value, "must be 'never' in the paper's form")
+    if training.schedule is not ScheduleKind.GPIPE:
+        chosen = "auto" if training.schedule is None else training.schedule.value
+        raise InvalidValue("schedule", chosen, "must be 'gpipe' in the paper's form")
     if problem.spec.shared_bytes_s is not None or problem.pins != NO_PINS:
         raise InvalidValue("form", "chain", "cannot be combined with shared links or pins")
+    if profile.ties:
+        raise InvalidValue("form", "chain", "cannot say what tied parameters cost: choose the form 'stage'")
     graph = build_stage_graph(profile, admits=lambda first, stop: stop == first + 1)
-    loads, settings = edge_loads(problem, graph, recompute=False), problem.settings()
+    loads, settings = edge_loads(problem, graph), problem.settings()
     lanes = lane_times(loads, settings[0], workers=1)
     return ChainProgramme(
         problem=problem,
@@ -144,11 +158,13 @@ def _add_memory(m: pyo.ConcreteModel, programme: ChainProgramme) -> None:
 
     def fit(m: Any, i: int, s: int) -> Any:
         setting = programme.settings[s]
-        copies = 2 + setting.values_per_parameter + (2 if setting.replicas > 1 else 0)
+        copies = 2 + setting.values_per_parameter + buffer_copies(setting.replicas)
         factors = {"parameter": copies, "constant": 1, "activation": setting.micro_batches_each}
         base_mb = setting.base_bytes / MB
-        needs = base_mb + m.workspace_mb[i] + sum(factor * held[name][i] for name, factor in factors.items())
-        most = base_mb + most_mb + sum(factor * float(amounts[name].sum()) for name, factor in factors.items())
+        needs = m.workspace_mb[i] + sum(factor * held[name][i] for name, factor in factors.items())
+        needs = base_mb + (1 + WASTE) * needs
+        most = most_mb + sum(factor * float(amounts[name].sum()) for name, factor in factors.items())
+        most = base_mb + (1 + WASTE) * most
         return needs <= of_size(m, i, sizes_mb) + most * (1 - m.chosen[s])
 
     m.a_stage_fits_its_functions = pyo.Constraint(m.layers, m.settings, rule=fit)

@@ -15,6 +15,7 @@ import pyomo.environ as pyo
 from funcpipe.partitioner.formulas import Array, Setting
 from funcpipe.partitioner.options import Options
 from funcpipe.partitioner.problem import Choice, Goal
+from funcpipe.partitioner.search.field import Field
 from funcpipe.partitioner.stage_graph import StageGraph
 
 
@@ -22,17 +23,27 @@ from funcpipe.partitioner.stage_graph import StageGraph
 class Programme:
     """All that the model is built from: plans of `fewest` to `most` stages, none of which takes over `longest_s`.
 
-    `unit_usd` is the dollar amount that the solver sees as 1, so that its tolerances mean something.
+    The stages taken are a path of `field` from its start to its node 0. `unit_usd` is the dollar amount that the solver
+    sees as 1, so that its tolerances mean something.
     """
 
     graph: StageGraph
-    options: Options
-    setting: Setting
+    field: Field
     goal: Goal
     fewest: int
     most: int
     longest_s: float
     unit_usd: float
+
+    @property
+    def options(self) -> Options:
+        """The stages that may be taken."""
+        return self.field.options
+
+    @property
+    def setting(self) -> Setting:
+        """What holds for all of them."""
+        return self.field.setting
 
 
 def build_model(programme: Programme, linear: bool) -> pyo.ConcreteModel:
@@ -45,6 +56,7 @@ def build_model(programme: Programme, linear: bool) -> pyo.ConcreteModel:
     _add_path(m, programme)
     _add_lanes(m, programme)
     _add_time(m, programme)
+    _add_rounds(m, programme)
     if linear:
         _add_rented_seconds(m, programme)
     _add_goal(m, programme, linear=linear)
@@ -60,12 +72,12 @@ def read_choices(m: pyo.ConcreteModel, programme: Programme) -> list[Choice]:
 
 def _add_path(m: pyo.ConcreteModel, programme: Programme) -> None:
     """The stages taken follow one another from the first layer to the last."""
-    graph = programme.graph
+    start = programme.field.start
     leaving, entering = _at_nodes(programme)
-    m.nodes = pyo.Set(initialize=[n for n in leaving if n != graph.end and (leaving[n] or entering[n])])
+    m.nodes = pyo.RangeSet(1, start)
 
     def follow(m: Any, node: int) -> Any:
-        started = 1 if node == graph.start else 0
+        started = 1 if node == start else 0
         return _sum(m.taken, leaving[node]) == started + _sum(m.taken, entering[node])
 
     m.stages_follow_one_another = pyo.Constraint(m.nodes, rule=follow)
@@ -81,13 +93,13 @@ def _add_lanes(m: pyo.ConcreteModel, programme: Programme) -> None:
     m.backward_lane_s = pyo.Var(m.layers, domain=pyo.NonNegativeReals)
 
     def forward(m: Any, layer: int) -> Any:
-        return _sum(m.taken, covering[layer], options.forward_max_s) <= m.forward_lane_s
+        return _sum(m.taken, covering[layer], options.forward_lane_s) <= m.forward_lane_s
 
     def backward(m: Any, layer: int) -> Any:
-        return _sum(m.taken, covering[layer], options.backward_max_s) <= m.backward_lane_s[0]
+        return _sum(m.taken, covering[layer], options.backward_lane_s) <= m.backward_lane_s[0]
 
     def starts_here(m: Any, layer: int) -> Any:
-        return _sum(m.taken, starting[layer], options.backward_max_s) <= m.backward_lane_s[layer]
+        return _sum(m.taken, starting[layer], options.backward_lane_s) <= m.backward_lane_s[layer]
 
     def starts_behind(m: Any, layer: int) -> Any:
         if layer == m.layers.at(-1):
@@ -125,14 +137,36 @@ def _add_time(m: pyo.ConcreteModel, programme: Programme) -> None:
         m.shared_processors_do_all_the_work = pyo.Constraint(expr=work_s <= m.iteration_s)
 
 
+def _add_rounds(m: pyo.ConcreteModel, programme: Programme) -> None:
+    """The pace of a stage that holds few micro-batches: a share of the way of one there and back (iteration_time_s)."""
+    options, graph = programme.options, programme.graph
+    _, starting = _at_layers(programme)
+    m.forward_sum_s = pyo.Var(m.layers, domain=pyo.NonNegativeReals)
+    m.waiting = pyo.Set(initialize=[option for option in m.options if options.share[option] > 0])
+
+    def run_forward(m: Any, layer: int) -> Any:
+        behind = m.forward_sum_s[layer + 1] if layer < m.layers.at(-1) else 0.0
+        return m.forward_sum_s[layer] == behind + _sum(m.taken, starting[layer], options.forward_sum_s)
+
+    def wait(m: Any, option: int) -> Any:
+        stop, share = int(graph.stop[options.edge[option]]), float(options.share[option])
+        behind_s = m.forward_sum_s[stop] + m.backward_sum_s[stop] if stop in m.layers else 0.0
+        rounds_s = share * (behind_s + float(options.round_s[option]))
+        return rounds_s <= m.forward_lane_s + share * programme.longest_s * (1 - m.taken[option])
+
+    if len(m.waiting):
+        m.forwards_run_to_the_last_stage = pyo.Constraint(m.layers, rule=run_forward)
+        m.no_stage_begins_before_it_may = pyo.Constraint(m.waiting, rule=wait)
+
+
 def _add_rented_seconds(m: pyo.ConcreteModel, programme: Programme) -> None:
     """`rented_s` flows along the path of the stages taken, all of `iteration_s` through each of them."""
-    graph = programme.graph
+    start = programme.field.start
     leaving, entering = _at_nodes(programme)
     m.rented_s = pyo.Var(m.options, bounds=(0, programme.longest_s))
 
     def flow(m: Any, node: int) -> Any:
-        started = m.iteration_s if node == graph.start else 0.0
+        started = m.iteration_s if node == start else 0.0
         return _sum(m.rented_s, leaving[node]) == started + _sum(m.rented_s, entering[node])
 
     def rent(m: Any, option: int) -> Any:
@@ -166,8 +200,8 @@ _Lists = dict[int, list[int]]
 
 
 def _at_nodes(programme: Programme) -> tuple[_Lists, _Lists]:
-    """For each node of the stage graph the options that leave it towards the end, and those that enter it."""
-    leaving: _Lists = {node: [] for node in range(len(programme.graph.position))}
+    """For each node of the field the options that leave it towards the end, and those that enter it."""
+    leaving: _Lists = {node: [] for node in range(programme.field.start + 1)}
     entering: _Lists = {node: [] for node in leaving}
     for option, (before, after) in enumerate(zip(programme.options.before, programme.options.after, strict=True)):
         leaving[int(before)].append(option)

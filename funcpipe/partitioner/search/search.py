@@ -1,4 +1,4 @@
-"""The exact search: the best plan with proof, or the best plan so far with a bound. No solver needed.
+"""A search for plans that ends with a proof, or with the best plans so far and a bound.
 
 Every setting (replicas, synchronisation) is a space of plans, cut into windows of time. Windows wait in a queue, the
 one that promises most in front. A window is first tightened: options that no worthwhile plan has leave it, and where
@@ -8,46 +8,31 @@ nothing is left the window is done. What remains is either small enough to be se
 import heapq
 import itertools
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from dataclasses import field as item
 
 import numpy as np
 
-from funcpipe.core import Plan
-from funcpipe.partitioner.exact.aims import CLOSE, Aim, Cheapest, Fastest
-from funcpipe.partitioner.exact.field import Field, total
-from funcpipe.partitioner.exact.labels import TooManyLabels, search
-from funcpipe.partitioner.exact.spaces import Space, counted, spaces
-from funcpipe.partitioner.exact.sweep import Sweep, sweep
-from funcpipe.partitioner.exact.window import Window, tighten
-from funcpipe.partitioner.infeasible import explain_infeasible
-from funcpipe.partitioner.problem import Choice, Goal, Problem, report
+from funcpipe.core import MB, Plan
+from funcpipe.partitioner.formulas import Array
+from funcpipe.partitioner.problem import Choice, Goal, Problem
+from funcpipe.partitioner.search.aims import CLOSE, Aim, Cheapest, Fastest
+from funcpipe.partitioner.search.field import Field, total
+from funcpipe.partitioner.search.labels import TooManyLabels, search
+from funcpipe.partitioner.search.spaces import Space, counted, spaces
+from funcpipe.partitioner.search.sweep import Sweep, sweep
+from funcpipe.partitioner.search.window import Window, tighten
 from funcpipe.partitioner.stage_graph import IntArray, build_stage_graph
 
 _SEARCHABLE = 2000
 _LABELS = 100_000
 _NARROW = 1.004
-_STEP = 1.25
+_FINE_STEP = 1.02
+_STEPS = 11
 _FEW_RUNGS = 10
 _RUNGS = 24
 _ROUNDING = 1e-9
-
-
-def exact(problem: Problem, *, time_limit_s: float | None = None) -> Plan:
-    """The best plan; raises Infeasible when there is none.
-
-    After `time_limit_s` seconds the best plan so far is returned with the bound proved until then; if there is none
-    yet, the search goes on until there is.
-    """
-    started_s = time.monotonic()
-    found = Search(problem, aim_of(problem.goal), clock(started_s, time_limit_s))
-    found.run()
-    if not found.found:
-        raise explain_infeasible(problem)
-    plan = found.found[-1].plan(problem)
-    return report(plan, problem.goal, name="exact", bound=found.bound, solve_s=time.monotonic() - started_s)
 
 
 def aim_of(goal: Goal) -> Aim:
@@ -60,13 +45,6 @@ def spaces_of(problem: Problem) -> Iterator[Space]:
     return spaces(problem, build_stage_graph(problem.profile, admits=problem.placed.admits))
 
 
-def clock(started_s: float, time_limit_s: float | None) -> Callable[[], bool]:
-    """Whether time is up."""
-    if time_limit_s is None:
-        return lambda: False
-    return lambda: time.monotonic() - started_s > time_limit_s
-
-
 @dataclass(frozen=True, slots=True)
 class Found:
     """A plan found: its space and stages, and what it takes."""
@@ -77,8 +55,26 @@ class Found:
     cost_usd: float
 
     def plan(self, problem: Problem) -> Plan:
-        """The plan, with its estimate."""
-        return problem.plan(self.space.setting, self.choices)
+        """The plan, with its estimate; of schedules that do equally well it has the plainest."""
+        setting = self.space.setting
+        plans = [
+            problem.plan(replace(setting, schedule=schedule), self.choices)
+            for schedule in problem.schedules(setting.replicas)
+        ]
+        chosen = next(plan for plan in plans if plan.schedule is setting.schedule)
+        return next(plan for plan in plans if plan is chosen or _does_as_well(plan, chosen))
+
+
+def _does_as_well(plan: Plan, other: Plan) -> bool:
+    """Whether `plan` fits its functions and takes no more than `other`."""
+    assert plan.estimate is not None
+    assert other.estimate is not None
+    fits = all(
+        needs.memory_bytes <= stage.memory_mb * MB
+        for needs, stage in zip(plan.estimate.stages, plan.stages, strict=True)
+    )
+    faster = plan.estimate.iteration_s <= other.estimate.iteration_s * (1 + _ROUNDING)
+    return fits and faster and plan.estimate.cost_usd <= other.estimate.cost_usd * (1 + _ROUNDING)
 
 
 @dataclass(order=True, slots=True)
@@ -133,26 +129,34 @@ class Search:
 
     def _cut(self, space: Space, look: Sweep) -> None:
         """Queue the windows of a space."""
-        low_s, latest_s = look.fastest_s * (1 - _ROUNDING), min(look.slowest_s * (1 + _ROUNDING), self.aim.latest_s)
+        low_s = look.fastest_s * (1 - _ROUNDING)
+        latest_s = min(look.slowest_s * (1 + _ROUNDING), self.aim.latest_s)
         worth_usd, value = float(self.aim.threshold_usd(np.array([low_s]))[0]), self.aim.time_value_usd_s
         least_usd_s = look.least_price_usd_s + value
         if least_usd_s > 0:
             latest_s = min(latest_s, worth_usd / least_usd_s)
-        while low_s <= latest_s:
-            high_s = min(low_s * _STEP, latest_s)
-            second_usd = (look.price_usd_s(high_s) + value) * (1 - _ROUNDING)
-            window = Window(
-                field=space.field,
-                low_s=low_s,
-                high_s=high_s,
-                time_value_usd_s=value,
-                second_usd=second_usd,
-                bound_usd=second_usd * low_s,
-            )
-            self._push(space, window, counted=space.counted)
-            if high_s == latest_s:
-                break
-            low_s = high_s
+        if low_s > latest_s:
+            return
+        times_s = np.geomspace(low_s, latest_s, 2 + int(math.log(latest_s / low_s) / math.log(_FINE_STEP)))
+        seconds_usd = (look.price_usd_s(times_s[1:]) + value) * (1 - _ROUNDING)
+        worth = seconds_usd * times_s[:-1] < self.aim.threshold_usd(times_s[:-1])
+        for run in np.split(np.arange(len(worth)), np.flatnonzero(np.diff(worth)) + 1):
+            if worth[run[0]]:
+                for part in np.array_split(run, -(-len(run) // _STEPS)):
+                    self._push_part(space, times_s, seconds_usd, part)
+
+    def _push_part(self, space: Space, times_s: Array, seconds_usd: Array, part: IntArray) -> None:
+        """Queue the window of the steps of time `part`."""
+        low_s, second_usd = float(times_s[part[0]]), float(seconds_usd[part].min())
+        window = Window(
+            field=space.field,
+            low_s=low_s,
+            high_s=float(times_s[part[-1] + 1]),
+            time_value_usd_s=self.aim.time_value_usd_s,
+            second_usd=second_usd,
+            bound_usd=float((seconds_usd * times_s[:-1])[part].min()),
+        )
+        self._push(space, window, counted=space.counted)
 
     def _look_into(self, entry: _Entry) -> None:
         space = entry.space
@@ -194,8 +198,8 @@ class Search:
 
     def _offer(self, space: Space, field: Field, paths: IntArray) -> None:
         """Make known the plans that the columns of `paths` stand for, as far as the space admits them."""
-        totals, stages = total(field, paths), (paths >= 0).sum(axis=0)
-        allowed = (stages >= space.fewest) & (stages <= space.most)
+        totals = total(field, paths)
+        allowed = totals.fits & (totals.stages >= space.fewest) & (totals.stages <= space.most)
         for number in self.aim.offer(totals, allowed):
             self.found.append(
                 Found(

@@ -4,13 +4,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from funcpipe.partitioner.exact.field import Field
-from funcpipe.partitioner.exact.relaxation import ladder, shortest_paths, to_end
+from funcpipe.core import ScheduleKind
 from funcpipe.partitioner.formulas import Array
+from funcpipe.partitioner.search.field import Field
+from funcpipe.partitioner.search.relaxation import ladder, shortest_paths, to_end
 from funcpipe.partitioner.stage_graph import IntArray
 
 _RUNGS = 16
 _SLOPES = 10
+_SHORTEST_S = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,9 +26,12 @@ class Sweep:
     heights: Array
     paths: IntArray
 
-    def price_usd_s(self, iteration_s: float) -> float:
+    def price_usd_s(self, iteration_s: Array) -> Array:
         """What the functions cost at least for each second of an iteration that takes no longer than this."""
-        return max(self.least_price_usd_s, float((self.heights - self.slopes * iteration_s).max()))
+        least: Array = np.maximum(
+            self.least_price_usd_s, (self.heights - iteration_s[:, None] * self.slopes).max(axis=1)
+        )
+        return least
 
 
 def sweep(field: Field) -> Sweep | None:
@@ -39,7 +44,8 @@ def sweep(field: Field) -> Sweep | None:
     fastest_s = float((least[field.start, 0] + lanes_s).min())
     if not np.isfinite(fastest_s):
         return None
-    slowest_s = _slowest_s(field)
+    fastest_s = max(fastest_s, _SHORTEST_S)
+    slowest_s = max(_slowest_s(field), fastest_s)
     slope = max(float(price.mean()), 1e-12) / slowest_s
     slopes = np.geomspace(slope / 4, slope * 4 * (slowest_s / fastest_s) ** 2, _SLOPES)
     weights = price[:, None] + slopes * seconds[:, None]
@@ -60,7 +66,9 @@ def _slowest_s(field: Field) -> float:
     options, spec = field.options, field.setting.spec
     seconds = np.stack([field.time_s, options.work_s / (spec.shared_cores or np.inf)], axis=1)
     most = -to_end(field, -seconds, np.zeros((len(field), 1)))[field.start, :, 0]
-    lanes_s = options.forward_max_s.max() + options.backward_max_s.max()
+    lanes_s = options.forward_lane_s.max() + options.backward_lane_s.max()
+    if field.setting.schedule is not ScheduleKind.GPIPE:
+        lanes_s = max(lanes_s, most[0])  # no stage waits for longer than a micro-batch takes there and back
     return float(max(most[0] + field.repeats * lanes_s + options.sync_s.max(), most[1]))
 
 

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from funcpipe.partitioner.exact.aims import Aim
-from funcpipe.partitioner.exact.horizon import Horizon, Labels
 from funcpipe.partitioner.formulas import Array
 from funcpipe.partitioner.options import BoolArray
+from funcpipe.partitioner.search.aims import Aim
+from funcpipe.partitioner.search.horizon import Horizon, Labels
 from funcpipe.partitioner.stage_graph import IntArray
 
 
@@ -18,6 +18,8 @@ class Duel:
     Let A and B be labels and T, Q the seconds and the dollars per second of a completion of B in the window. Completed
     alike, A takes at most `slower` more seconds than B; its functions cost `dearer` more dollars a second. Then A's
     dollars exceed B's by at most slower · (Q + dearer) + dearer · T + the difference of their requests.
+
+    What A takes longer there and back than B, the stages in front may wait for in every round: `rounds` times.
     """
 
     whole_s: Array
@@ -31,6 +33,7 @@ class Duel:
     high_s: float
     low_usd_s: float
     high_usd_s: float
+    rounds: float
     most_slower_s: float
     least_gain_usd: float
 
@@ -59,6 +62,7 @@ class Duel:
             high_s=window.high_s,
             low_usd_s=window.second_usd,
             high_usd_s=max(threshold_usd / window.low_s, window.second_usd),
+            rounds=repeats * float(horizon.next_share[node]),
             most_slower_s=max(0.0, aim.latest_s - window.high_s) if aim.slower_may_win else 0.0,
             least_gain_usd=1e-12 * threshold_usd,
         )
@@ -70,8 +74,9 @@ class Duel:
             result: Array = values[these][:, None] - values[those]
             return result
 
-        forward_lane_s = np.maximum(more(self.forward_lane_s), 0.0)
-        slower_s = more(self.whole_s) + forward_lane_s + np.maximum(more(self.backward_lane_s), 0.0)
+        whole_s = more(self.whole_s)
+        forward_lane_s = np.maximum(np.maximum(more(self.forward_lane_s), self.rounds * whole_s), 0.0)
+        slower_s = whole_s + forward_lane_s + np.maximum(more(self.backward_lane_s), 0.0)
         slower_s = np.maximum(slower_s, more(self.finished_s) + forward_lane_s)
         slower_s = np.maximum(slower_s, more(self.work_s))
         dearer_usd_s = more(self.price_usd_s)

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from funcpipe.partitioner.exact.field import Field
-from funcpipe.partitioner.exact.relaxation import Ladder, from_start, ladder, to_end
 from funcpipe.partitioner.formulas import Array
+from funcpipe.partitioner.search.field import Field
+from funcpipe.partitioner.search.relaxation import Ladder, from_start, ladder, to_end
 
 _ROUNDS = 6
 _HARDLY_FEWER = 0.9
@@ -56,21 +56,19 @@ class Window:
 
 def tighten(window: Window, threshold_usd: float, *, rungs: int) -> Window | None:
     """`window` without options that no plan below `threshold_usd` has; None if there is no such plan."""
-    field = _in_time(window, rungs)
+    steps = ladder(window.field, rungs)
+    window, _ = _bounded(window, steps)
+    if window.bound_usd >= threshold_usd:
+        return None
+    field = _in_time(window, steps)
     for _ in range(_ROUNDS):
         if not len(field):
             return None
-        window = window.at(field=field)
         steps = ladder(field, rungs)
-        window = _with_dearer_second(window, steps)
-        if not np.isfinite(window.second_usd):
-            return None  # no path is left
-        dollars = _Measure.dollars(window)
-        behind = to_end(field, dollars.weights(), steps.barred)
-        window = window.at(bound_usd=max(dollars.least(behind, steps), window.bound_usd))
+        window, behind = _bounded(window.at(field=field), steps)
         if window.bound_usd >= threshold_usd:
             return None
-        kept = dollars.least_through(behind, steps) < threshold_usd
+        kept = _Measure.dollars(window).least_through(behind, steps) < threshold_usd
         if kept.all():
             return window
         field = field.keep(kept)
@@ -79,9 +77,18 @@ def tighten(window: Window, threshold_usd: float, *, rungs: int) -> Window | Non
     return window.at(field=field) if len(field) else None
 
 
-def _in_time(window: Window, rungs: int) -> Field:
+def _bounded(window: Window, steps: Ladder) -> tuple[Window, Array]:
+    """The window with better bounds, infinite where no path is left; and `to_end` of its dollars."""
+    window = _with_dearer_second(window, steps)
+    if not np.isfinite(window.second_usd):
+        return window.at(bound_usd=np.inf), np.empty(0)
+    dollars = _Measure.dollars(window)
+    behind = to_end(window.field, dollars.weights(), steps.barred)
+    return window.at(bound_usd=max(dollars.least(behind, steps), window.bound_usd)), behind
+
+
+def _in_time(window: Window, steps: Ladder) -> Field:
     """The options of the window's field that plans in the window can have."""
-    steps = ladder(window.field, rungs)
     seconds = _Measure.seconds(window.field)
     behind = to_end(window.field, seconds.weights(), steps.barred)
     kept = seconds.least_through(behind, steps) <= window.high_s

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from funcpipe.partitioner.exact.field import Field, without_dominated
-from funcpipe.partitioner.formulas import Setting
-from funcpipe.partitioner.options import BoolArray, Options, price_options
+from funcpipe.core import ScheduleKind
+from funcpipe.partitioner.formulas import Setting, round_shares
+from funcpipe.partitioner.options import BoolArray, Options, price_options, ways
 from funcpipe.partitioner.problem import Choice, Problem
+from funcpipe.partitioner.search.field import Field, without_dominated
 from funcpipe.partitioner.stage_graph import IntArray, StageGraph
 
 
@@ -16,7 +17,8 @@ from funcpipe.partitioner.stage_graph import IntArray, StageGraph
 class Space:
     """Plans of `fewest` to `most` stages under one setting.
 
-    `field` may admit paths of fewer or more stages while `counted` is false.
+    While `counted` is false, `field` may admit paths of fewer or more stages, and stages that do not fit with all that
+    lie behind them.
     """
 
     setting: Setting
@@ -41,16 +43,17 @@ def spaces(problem: Problem, graph: StageGraph, keep: Keep | None = None) -> Ite
     Where functions share the platform's links, plans of another number of stages are another space.
     """
     links = [max(size.upload_bytes_s, size.download_bytes_s) for size in problem.spec.sizes]
+    loads = ways(problem, graph)
     for setting in problem.settings():
         most = min(graph.layers, problem.max_functions // setting.replicas)
         cap = problem.spec.shared_bytes_s
         free = most if cap is None else min(most, int(cap / max(links) / setting.replicas))
         ranges = [(1, free)] if free else []
         for fewest, upto in [*ranges, *((count, count) for count in range(free + 1, most + 1))]:
-            options = price_options(problem, graph, setting, workers=upto * setting.replicas)
+            options = price_options(problem, graph, loads, setting, workers=upto * setting.replicas)
             if keep is not None:
                 options = options.take(keep(setting, options))
-            options = without_dominated(options, len(problem.spec.sizes))
+            options = without_dominated(options)
             if len(options):
                 yield Space(
                     setting=setting,
@@ -59,12 +62,14 @@ def spaces(problem: Problem, graph: StageGraph, keep: Keep | None = None) -> Ite
                     field=Field.of(options, setting, start=graph.start),
                     fewest=fewest,
                     most=upto,
-                    counted=fewest == 1 and upto == graph.layers,
+                    counted=setting.schedule is ScheduleKind.GPIPE and fewest == 1 and upto == graph.layers,
                 )
 
 
 def counted(space: Space, field: Field) -> Field:
-    """`field` with as many stages as `space` admits: its nodes know how many stages lie behind them."""
+    """`field` with as many stages as `space` admits: its nodes know how many stages lie behind them, and its options
+    are those that fit with so many.
+    """
     stages = np.arange(space.most)
     options = field.options
     repeated = np.repeat(np.arange(len(options)), len(stages))
@@ -73,9 +78,11 @@ def counted(space: Space, field: Field) -> Field:
     before, after = options.before[repeated], options.after[repeated]
     at_start = before == field.start
     possible = ((after > 0) | (behind == 0)) & (~at_start | (behind + 1 >= space.fewest))
+    possible &= behind <= options.most_behind[repeated]
     start = field.start * wide
     nodes_before = np.where(at_start, start, before * wide + behind + 1)
-    parts = options.take(repeated).at(before=nodes_before, after=after * wide + behind).take(possible)
+    share = round_shares(field.setting, space.most)[::-1][behind]
+    parts = options.take(repeated).at(before=nodes_before, after=after * wide + behind, share=share).take(possible)
     fresh = Field.of(parts, field.setting, start=start)
     return Field(
         options=fresh.options,

@@ -7,10 +7,10 @@ from typing import Protocol
 
 import numpy as np
 
-from funcpipe.partitioner.exact.field import Totals
 from funcpipe.partitioner.formulas import Array
 from funcpipe.partitioner.options import BoolArray
 from funcpipe.partitioner.problem import LIMIT_SLACK, Goal
+from funcpipe.partitioner.search.field import Totals
 from funcpipe.partitioner.stage_graph import IntArray
 
 CLOSE = 1 - 1e-9
@@ -70,11 +70,8 @@ class Cheapest:
 
     def offer(self, totals: Totals, allowed: BoolArray) -> IntArray:
         """Make known the plans with these totals; the numbers of those that are now among the best."""
-        objective = np.where(allowed, self.goal.objective(totals.iteration_s, totals.cost_usd), np.inf)
-        if not objective.size or objective.min() >= self.best:
-            return np.empty(0, dtype=np.int64)
-        self.best = float(objective.min())
-        return np.array([objective.argmin()])
+        number, self.best = _best(self.goal, totals, allowed, self.best)
+        return number
 
     def first(self, bound_usd: float, low_s: float) -> float:
         """Where a window stands in the queue."""
@@ -102,11 +99,8 @@ class Fastest:
 
     def offer(self, totals: Totals, allowed: BoolArray) -> IntArray:
         """Make known the plans with these totals; the numbers of those that are now among the best."""
-        objective = np.where(allowed, self.goal.objective(totals.iteration_s, totals.cost_usd), np.inf)
-        if not objective.size or objective.min() >= self.best:
-            return np.empty(0, dtype=np.int64)
-        self.best = float(objective.min())
-        return np.array([objective.argmin()])
+        number, self.best = _best(self.goal, totals, allowed, self.best)
+        return number
 
     def first(self, bound_usd: float, low_s: float) -> float:
         """Where a window stands in the queue."""
@@ -152,3 +146,11 @@ class Staircase:
             stop += 1
         self.seconds[start:stop], self.dollars[start:stop] = [seconds], [dollars]
         return True
+
+
+def _best(goal: Goal, totals: Totals, allowed: BoolArray, known: float) -> tuple[IntArray, float]:
+    """The number of the plan that is better than any `known`, if there is one, and the lowest objective now known."""
+    objective = np.where(allowed, goal.objective(totals.iteration_s, totals.cost_usd), np.inf)
+    if not objective.size or objective.min() >= known:
+        return np.empty(0, dtype=np.int64), known
+    return np.array([objective.argmin()]), float(objective.min())

@@ -4,11 +4,11 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from funcpipe.partitioner.exact.field import Field
-from funcpipe.partitioner.exact.relaxation import from_start, ladder
-from funcpipe.partitioner.exact.window import Window
 from funcpipe.partitioner.formulas import Array
 from funcpipe.partitioner.options import BoolArray
+from funcpipe.partitioner.search.field import Field
+from funcpipe.partitioner.search.relaxation import from_start, ladder
+from funcpipe.partitioner.search.window import Window
 from funcpipe.partitioner.stage_graph import IntArray
 
 _RUNGS = 48
@@ -42,7 +42,7 @@ class Horizon:
 
     `whole_usd[n, g]` holds dollars under cap g of the lanes, above which no lane before the node lies;
     `later_usd[n, g]` those of this and all higher caps with the lanes' own dollars, the least of them.
-    `next_backward_lane_s` is of the stage right before the node alone.
+    `next_backward_lane_s` is of the stage right before the node alone, and `next_share` its share.
     """
 
     window: Window
@@ -59,6 +59,7 @@ class Horizon:
     forward_lane_s: Array
     backward_lane_s: Array
     next_backward_lane_s: Array
+    next_share: Array
 
     def earliest_s(self, labels: Labels, node: int) -> Array:
         """The least seconds of an iteration of any completion."""
@@ -121,9 +122,10 @@ def horizon_of(window: Window) -> Horizon:
         rest_s=ahead[:, 5, -1],
         forward_s=ahead[:, 6, -1],
         lanes_s=_least_peak(field, field.lane_s),
-        forward_lane_s=_least_peak(field, options.forward_max_s),
-        backward_lane_s=_least_peak(field, options.backward_max_s),
-        next_backward_lane_s=_least_entering(field, options.backward_max_s),
+        forward_lane_s=_least_peak(field, options.forward_lane_s),
+        backward_lane_s=_least_peak(field, options.backward_lane_s),
+        next_backward_lane_s=_least_entering(field, options.backward_lane_s),
+        next_share=_least_entering(field, options.share),
     )
 
 

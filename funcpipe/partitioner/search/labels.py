@@ -11,11 +11,11 @@ from dataclasses import fields
 
 import numpy as np
 
-from funcpipe.partitioner.exact.aims import Aim
-from funcpipe.partitioner.exact.duel import Duel
-from funcpipe.partitioner.exact.field import Field
-from funcpipe.partitioner.exact.horizon import Horizon, Labels, horizon_of
-from funcpipe.partitioner.exact.window import Window
+from funcpipe.partitioner.search.aims import Aim
+from funcpipe.partitioner.search.duel import Duel
+from funcpipe.partitioner.search.field import Field
+from funcpipe.partitioner.search.horizon import Horizon, Labels, horizon_of
+from funcpipe.partitioner.search.window import Window
 from funcpipe.partitioner.stage_graph import IntArray
 
 _BLOCK = 128
@@ -79,11 +79,13 @@ def _extended(field: Field, node: int, at_node: list[Labels]) -> Labels:
     }
     options = field.options
     backward_s = old["backward_s"] + options.backward_sum_s[option]
-    backward_lane_s = np.maximum(old["backward_lane_s"], options.backward_max_s[option])
+    backward_lane_s = np.maximum(old["backward_lane_s"], options.backward_lane_s[option])
+    pace_s = (old["forward_s"] + old["backward_s"] + options.round_s[option]) * options.share[option]
+    pace_s = np.maximum(pace_s, options.forward_lane_s[option])
     own_finish_s = backward_s + field.repeats * backward_lane_s + options.sync_s[option]
     return Labels(
         forward_s=old["forward_s"] + options.forward_sum_s[option],
-        forward_lane_s=np.maximum(old["forward_lane_s"], options.forward_max_s[option]),
+        forward_lane_s=np.maximum(old["forward_lane_s"], pace_s),
         backward_s=backward_s,
         backward_lane_s=backward_lane_s,
         finish_s=np.maximum(old["finish_s"], own_finish_s),

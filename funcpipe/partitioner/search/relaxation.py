@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from funcpipe.partitioner.exact.field import Field
 from funcpipe.partitioner.formulas import Array
+from funcpipe.partitioner.search.field import Field
 from funcpipe.partitioner.stage_graph import IntArray
 
 

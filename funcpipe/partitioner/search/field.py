@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from funcpipe.partitioner.formulas import Array, Setting
+from funcpipe.partitioner.formulas import Array, Setting, round_shares
 from funcpipe.partitioner.options import BoolArray, Options
 from funcpipe.partitioner.stage_graph import IntArray
 
@@ -45,7 +45,7 @@ class Field:
     @property
     def lane_s(self) -> Array:
         """Each option's slowest lanes forward and backward."""
-        return self.options.forward_max_s + self.options.backward_max_s
+        return self.options.forward_lane_s + self.options.backward_lane_s
 
     @property
     def time_s(self) -> Array:
@@ -79,13 +79,13 @@ def _field(options: Options, number: IntArray, setting: Setting, start: int) -> 
     )
 
 
-def without_dominated(options: Options, sizes: int) -> Options:
-    """Without options that another size of the same stage equals or beats in every respect."""
-    names = ("forward_sum_s", "forward_max_s", "backward_sum_s", "backward_max_s", "sync_s", "price_usd_s", "work_s")
-    columns = np.stack([getattr(options, name) for name in names])
+def without_dominated(options: Options) -> Options:
+    """Without options that another one for the same layers equals or beats in every respect."""
+    names = ("forward_sum_s", "forward_lane_s", "backward_sum_s", "backward_lane_s", "round_s", "sync_s", "price_usd_s")
+    columns = np.stack([*(getattr(options, name) for name in names), options.work_s, -options.most_behind])
     count = len(options)
     kept = np.ones(count, dtype=bool)
-    for apart in range(1, sizes):
+    for apart in range(1, int(np.bincount(options.edge).max(initial=1))):
         small, large = slice(0, count - apart), slice(apart, count)
         same = options.edge[small] == options.edge[large]
         larger_loses = same & (columns[:, small] <= columns[:, large]).all(axis=0)
@@ -97,8 +97,13 @@ def without_dominated(options: Options, sizes: int) -> Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """What paths take: seconds of an iteration, dollars for each of them and for requests; an element for each path."""
+    """What paths take: seconds of an iteration, dollars for each of them and for requests; an element for each path.
 
+    `stages` are how many, and `fits` says whether all fit their functions with as many stages behind them.
+    """
+
+    stages: IntArray
+    fits: BoolArray
     iteration_s: Array
     price_usd_s: Array
     request_usd: Array
@@ -113,12 +118,18 @@ def total(field: Field, paths: IntArray) -> Totals:
     """What `paths` take: a column for each, its options from the first stage to the last, then −1."""
     options, count = field.options, paths.shape[1]
     forward, forward_lane, backward, backward_lane, finish, price, request, work = np.zeros((8, count))
+    shares = round_shares(field.setting, len(paths))[::-1]
+    stages, fits = np.zeros(count, dtype=np.int64), np.ones(count, dtype=bool)
     for chosen in paths[::-1]:
         here = chosen >= 0
+        fits &= ~here | (stages <= options.most_behind[chosen])
+        pace = (forward + backward + options.round_s[chosen]) * shares[stages]
+        pace = np.maximum(pace, options.forward_lane_s[chosen])
+        stages += here
         forward += np.where(here, options.forward_sum_s[chosen], 0.0)
         backward += np.where(here, options.backward_sum_s[chosen], 0.0)
-        forward_lane = np.maximum(forward_lane, np.where(here, options.forward_max_s[chosen], 0.0))
-        backward_lane = np.maximum(backward_lane, np.where(here, options.backward_max_s[chosen], 0.0))
+        forward_lane = np.maximum(forward_lane, np.where(here, pace, 0.0))
+        backward_lane = np.maximum(backward_lane, np.where(here, options.backward_lane_s[chosen], 0.0))
         ends = backward + field.repeats * backward_lane + options.sync_s[chosen]
         finish = np.maximum(finish, np.where(here, ends, 0.0))
         price += np.where(here, options.price_usd_s[chosen], 0.0)
@@ -128,4 +139,4 @@ def total(field: Field, paths: IntArray) -> Totals:
     cores = field.setting.spec.shared_cores
     if cores is not None:
         iteration_s = np.maximum(iteration_s, work / cores)
-    return Totals(iteration_s=iteration_s, price_usd_s=price, request_usd=request)
+    return Totals(stages=stages, fits=fits, iteration_s=iteration_s, price_usd_s=price, request_usd=request)

@@ -1,0 +1,101 @@
+"""Steps that are executed for real, except that tasks only occupy their lanes and links only take their time.
+
+All workers are threads of one process. The lanes, the waiting and the messages are those of training; a computation
+sleeps, and the storage sleeps for its latency and for the bytes that a message stands for.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from funcpipe.comm.channel import Channel
+from funcpipe.comm.patience import Patience
+from funcpipe.core import Event, Source, Trace
+from funcpipe.platforms.base import OPEN, Gate
+from funcpipe.platforms.memory import MemoryStorage
+from funcpipe.scheduler.costs import Cost
+from funcpipe.scheduler.execute import Outcome, execute
+from funcpipe.scheduler.graph import Graph
+from funcpipe.scheduler.tasks import Task, source_of
+
+MESSAGE = {"x": torch.zeros(1)}
+DEADLINE_S = 60.0
+
+
+def run(graph: Graph, cost: Callable[[Task], Cost], *, steps: int) -> Trace:
+    """`steps` steps one after the other, each begun by all workers together."""
+    storage = MemoryStorage()
+    workers = sorted({(task.stage, task.replica) for task in graph.tasks})
+    together = threading.Barrier(len(workers), timeout=DEADLINE_S)
+    cancel = threading.Event()
+
+    def work(worker: tuple[int, int]) -> list[Event]:
+        part = graph.of_worker(*worker)
+        lanes = _Lanes(storage, cost, cancel)
+        found: list[Event] = []
+        for step in range(steps):
+            together.wait()
+            found += execute(part, lanes.of_step(step), step=step, cancel=cancel)
+        return found
+
+    with ThreadPoolExecutor(len(workers)) as pool:
+        events = [event for found in pool.map(work, workers) for event in found]
+    return Trace(run="synthetic", source=Source.EXECUTED, events=tuple(sorted(events, key=lambda e: e.start_s)))
+
+
+class _Lanes:
+    """What a worker's tasks do: nothing, for as long as they take."""
+
+    def __init__(self, storage: MemoryStorage, cost: Callable[[Task], Cost], cancel: threading.Event) -> None:
+        self._cost = cost
+        self._slow = _Slow(storage)
+        self._channel = Channel(self._slow, Patience(deadline_s=DEADLINE_S), cancel=cancel)
+
+    def of_step(self, step: int) -> Callable[[Task], Outcome]:
+        """What does the tasks of `step`."""
+
+        def do(task: Task) -> Outcome:
+            cost = self._cost(task)
+            seconds = cost.seconds + (cost.payload_bytes / cost.link_bytes_s if cost.link_bytes_s else 0.0)
+            if not (task.kind.is_put or task.kind.is_get):
+                time.sleep(seconds)
+                return Outcome()
+            key = f"{step}/{task if task.kind.is_put else source_of(task)}"
+            self._slow.takes_s[key] = seconds
+            if task.kind.is_put:
+                self._channel.put(key, MESSAGE)
+                return Outcome(round(cost.payload_bytes))
+            return Outcome(round(cost.payload_bytes), self._channel.get(key).waited_s)
+
+        return do
+
+
+class _Slow:
+    """A storage whose requests for an object take the seconds that `takes_s` names."""
+
+    watches = True
+
+    def __init__(self, store: MemoryStorage) -> None:
+        self._store = store
+        self.takes_s: dict[str, float] = {}
+
+    def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
+        time.sleep(self.takes_s[key])
+        self._store.put(key, data, if_absent=if_absent, gate=gate)
+
+    def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
+        data = self._store.get(key, start=start, stop=stop, gate=gate)
+        time.sleep(self.takes_s[key])
+        return data
+
+    def delete(self, key: str) -> None:
+        self._store.delete(key)
+
+    def list(self, prefix: str) -> tuple[str, ...]:
+        return self._store.list(prefix)
+
+    def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
+        self._store.wait(key, timeout_s, cancel)

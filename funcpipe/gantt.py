@@ -1,0 +1,85 @@
+"""The lanes of functions over time, as text and as a picture."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from funcpipe.core import Event, Resource, Trace
+
+LETTERS = "f forward, b backward, > and < transfers, s synchronisation, n norm, u update, . idle"
+_COLOURS = {
+    "f": "tab:blue",
+    "b": "tab:green",
+    ">": "tab:orange",
+    "<": "gold",
+    "s": "tab:purple",
+    "n": "tab:pink",
+    "u": "tab:red",
+    "waiting": "lightgrey",
+}
+_NAMES = {"f": "forward", "b": "backward", ">": "upload", "<": "download", "s": "synchronisation", "u": "update"}
+
+Row = tuple[int, int, Resource]
+
+
+def gantt_lines(trace: Trace, *, columns: int) -> list[str]:
+    """A row of `columns` letters for each lane, and what the letters mean."""
+    rows = {row: ["."] * columns for row in _rows(trace)}
+    scale = columns / trace.end_s if trace.end_s else 0.0
+    for event in trace.events:
+        row = rows[event.stage, event.replica, event.lane]
+        first, last = int(event.start_s * scale), int(event.end_s * scale)
+        for column in range(first, min(max(last, first + 1), columns)):
+            row[column] = letter(event.task)
+    lines = [f"s{stage}.r{replica} {lane.value:8} {''.join(row)}" for (stage, replica, lane), row in rows.items()]
+    return [*lines, LETTERS]
+
+
+def letter(task: str) -> str:
+    """One letter for a kind of task."""
+    kind = task.partition(".")[0]
+    if kind.endswith("norm"):
+        return "n"
+    if any(word in kind for word in ("split", "merge", "flatten", "tied")):
+        return "s"
+    return {"put": ">", "get": "<"}.get(kind[:3], kind[0])
+
+
+def draw(predicted: Trace, observed: Trace, path: str | Path) -> None:
+    """Draw one iteration as predicted above the same as observed, to one scale, into a file of any kind of picture.
+
+    Needs matplotlib, which is imported only here.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    traces = (predicted.from_nought(), observed.from_nought())
+    lanes = max(len(_rows(trace)) for trace in traces)
+    figure = Figure(figsize=(14, 1.5 + 0.34 * lanes), layout="constrained")
+    for axes, trace, title in zip(figure.subplots(2, 1, sharex=True), traces, ("predicted", "observed"), strict=True):
+        rows = _rows(trace)
+        for event in trace.events:
+            height = rows.index((event.stage, event.replica, event.lane))
+            for (start_s, seconds), colour in _spans(event):
+                axes.broken_barh([(start_s, seconds)], (height - 0.42, 0.84), facecolors=colour, linewidth=0)
+        axes.set_yticks(range(len(rows)), [f"s{s}.r{r} {lane.value}" for s, r, lane in rows], fontsize=6)
+        axes.invert_yaxis()
+        axes.set_title(f"{title}: {trace.duration_s:.3f} s", fontsize=9)
+    axes.set_xlabel("seconds")
+    handles = [Patch(color=_COLOURS[key], label=name) for key, name in _NAMES.items()]
+    handles.append(Patch(color=_COLOURS["waiting"], label="waiting for a message"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=7)
+    figure.savefig(path, dpi=150)
+
+
+def _spans(event: Event) -> Sequence[tuple[tuple[float, float], str]]:
+    """What an event waited, and what it worked."""
+    begun_s = event.start_s + event.waited_s
+    return (
+        ((event.start_s, event.waited_s), _COLOURS["waiting"]),
+        ((begun_s, event.end_s - begun_s), _COLOURS[letter(event.task)]),
+    )
+
+
+def _rows(trace: Trace) -> list[Row]:
+    order = list(Resource)
+    return sorted({(e.stage, e.replica, e.lane) for e in trace.events}, key=lambda r: (r[0], r[1], order.index(r[2])))

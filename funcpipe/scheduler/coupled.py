@@ -1,0 +1,150 @@
+"""The simulator where tasks slow each other down, or workers die."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from funcpipe.core import Resource
+from funcpipe.scheduler.conditions import Conditions
+from funcpipe.scheduler.costs import Costs
+from funcpipe.scheduler.pool import Alarm, Pool, Unshared
+from funcpipe.scheduler.timeline import Lost
+from funcpipe.scheduler.wiring import Wiring
+
+_FREE, _CONTENDED = 0, 1
+
+
+class Coupled:
+    """One play: what waits for a moment, what works in a pool, and what each end releases.
+
+    A transfer first waits for its latency, then moves its bytes in the pool of its direction; a computation works in a
+    pool too. A worker that has died loses what it was doing and begins again; what it had written stays written.
+    Numbers after those of the tasks stand for the starts of workers, and then for failures.
+    """
+
+    def __init__(self, wiring: Wiring, costs: Costs, conditions: Conditions, lanes: Sequence[Resource]) -> None:
+        count, workers = len(wiring.waits), len(wiring.workers)
+        self._wiring = wiring
+        self._failures = conditions.failures
+        self._alarm = Alarm(count + len(self._failures))
+        links, kinds = np.unique(costs.link_bytes_s, return_inverse=True)
+        self._kind: list[int] = kinds.tolist()
+        self._seconds: list[float] = costs.seconds.tolist()
+        self._bytes: list[float] = costs.body_bytes.tolist()
+        self._compute = self._pool([1.0, 1.0], [1.0, 1.0 / conditions.contention], conditions.shared_cores)
+        pools = {lane: self._pool(links.tolist(), [1.0] * len(links), conditions.shared_bytes_s) for lane in Resource}
+        pools[Resource.COMPUTE] = self._compute
+        self._pool_of = [pools[lane] for lane in lanes]
+        self._shared = [pool for pool in pools.values() if isinstance(pool, Pool)]
+        self._waits = list(wiring.waits)
+        self._working = [False] * count
+        self._delivered = [False] * count
+        self._moving = [0] * workers  # transfers of each worker whose bytes move
+        self._computing = [-1] * workers
+        self._now_s = 0.0
+        self.deaths = [0] * workers
+        self.starts_s = [-1.0] * count
+        self.ends_s = [-1.0] * count
+        self.lost: list[Lost] = []
+
+    def _pool(self, limits: Sequence[float], factors: Sequence[float], capacity: float | None) -> Pool | Unshared:
+        return Unshared(limits, factors, self._alarm) if capacity is None else Pool(limits, factors, capacity)
+
+    def play(self, starting_s: Sequence[float]) -> None:
+        """Play to the end, or until nothing moves any more; workers start after `starting_s`."""
+        alarm, count = self._alarm, len(self._wiring.waits)
+        for number, seconds in enumerate(starting_s):
+            alarm.set(seconds, self._wiring.tasks + number)
+        for number, failure in enumerate(self._failures):
+            alarm.set(failure.at_s, count + number)
+        while True:
+            then_s, pool = alarm.next_s(), None
+            for candidate in self._shared:
+                if candidate.next_end_s < then_s:
+                    then_s, pool = candidate.next_end_s, candidate
+            if then_s == math.inf:
+                return
+            self._now_s = then_s
+            task = alarm.take() if pool is None else pool.next_task
+            if task < count:
+                self._reach(task)
+            else:
+                self._die(task - count)
+
+    def _reach(self, task: int) -> None:
+        """A task, or the start of a worker, has come to the end of what it did: its latency, or its work."""
+        if self._working[task]:
+            self._stop_work(task)
+        elif task < self._wiring.tasks and self._bytes[task]:
+            self._start_work(task, self._kind[task], self._bytes[task])
+            self._move(self._wiring.worker_of[task], +1)
+            return
+        self._end(task)
+
+    def _begin(self, task: int) -> None:
+        self.starts_s[task] = self._now_s
+        worker, seconds = self._wiring.worker_of[task], self._seconds[task]
+        if self._pool_of[task] is self._compute and seconds:
+            self._computing[worker] = task
+            self._start_work(task, _CONTENDED if self._moving[worker] else _FREE, seconds)
+        else:
+            self._alarm.set(self._now_s + seconds, task)
+
+    def _start_work(self, task: int, kind: int, work: float) -> None:
+        self._working[task] = True
+        self._pool_of[task].join(task, kind, work, self._now_s)
+
+    def _stop_work(self, task: int) -> None:
+        worker, pool = self._wiring.worker_of[task], self._pool_of[task]
+        self._working[task] = False
+        pool.leave(task, self._now_s)
+        if pool is self._compute:
+            self._computing[worker] = -1
+        else:
+            self._move(worker, -1)
+
+    def _move(self, worker: int, change: int) -> None:
+        """One transfer of `worker` more or less moves bytes: its computation slows down, or recovers."""
+        before = self._moving[worker]
+        after = self._moving[worker] = before + change
+        task = self._computing[worker]
+        if task >= 0 and not (before and after):
+            left = self._compute.leave(task, self._now_s)
+            self._compute.join(task, _CONTENDED if after else _FREE, left, self._now_s)
+
+    def _end(self, task: int) -> None:
+        self.ends_s[task] = self._now_s
+        waits, worker_of, again = self._waits, self._wiring.worker_of, self._delivered[task]
+        for later in self._wiring.releases[task]:
+            if again and worker_of[later] != worker_of[task]:
+                continue
+            waits[later] -= 1
+            if not waits[later]:
+                self._begin(later)
+        self._delivered[task] = True
+
+    def _die(self, number: int) -> None:
+        """Undo all that the worker has done, except what others may have read; nothing where it has done all."""
+        failure = self._failures[number]
+        worker = self._wiring.workers[failure.worker]
+        own = [i for i in range(len(self._wiring.waits)) if self._wiring.worker_of[i] == worker]
+        if all(self.ends_s[task] >= 0 for task in own):
+            return
+        for task in own:
+            self._undo(task)
+        self.deaths[worker] += 1
+        self._alarm.set(self._now_s + failure.restart_s, self._wiring.tasks + worker)
+
+    def _undo(self, task: int) -> None:
+        """Take back what the end of `task` released in its own worker, or let it stop."""
+        worker, start_s, end_s = self._wiring.worker_of[task], self.starts_s[task], self.ends_s[task]
+        for later in self._wiring.releases[task] if end_s >= 0 else ():
+            if self._wiring.worker_of[later] == worker:
+                self._waits[later] += 1
+        if start_s >= 0:
+            self.lost.append(Lost(task, start_s, end_s if end_s >= 0 else self._now_s, self.deaths[worker]))
+        if self._working[task]:
+            self._stop_work(task)
+        self._alarm.drop(task)
+        self.starts_s[task] = self.ends_s[task] = -1.0

@@ -1,0 +1,115 @@
+"""The tasks that move micro-batches through the stages and back: receives, computation, sends."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from funcpipe.core import Routes, ScheduleKind
+from funcpipe.scheduler.schedules import actions, in_flight
+from funcpipe.scheduler.tasks import Kind, Task
+
+Tasks = Iterator[tuple[Task, tuple[Task, ...]]]
+"""Tasks of one worker in order, each with those of the same worker that it needs."""
+
+BUFFERS = 2
+"""How many gradients may be on their way into or out of a stage: one that its backward is at work on, one more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """What one stage reads and writes for each micro-batch.
+
+    Going forward, objects (producer stage, part) and its own parts; going back, from and to which stages.
+    """
+
+    reads: tuple[tuple[int, int], ...]
+    writes: tuple[int, ...]
+    gradient_reads: tuple[int, ...]
+    gradient_writes: tuple[int, ...]
+
+
+def find_links(routes: Routes, stages: int) -> tuple[Links, ...]:
+    """The links of each stage. Parts number the activation routes of a producer."""
+    reads: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    writes: dict[int, list[int]] = defaultdict(list)
+    for route in routes.activations:
+        part = len(writes[route.producer])
+        writes[route.producer].append(part)
+        for consumer in route.consumers:
+            reads[consumer].append((route.producer, part))
+    return tuple(
+        Links(
+            reads=tuple(reads[stage]),
+            writes=tuple(writes[stage]),
+            gradient_reads=tuple(route.consumer for route in routes.gradients if route.producer == stage),
+            gradient_writes=tuple(route.producer for route in routes.gradients if route.consumer == stage),
+        )
+        for stage in range(stages)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """One replica of one stage of `stages`, which works on the micro-batches `mine`."""
+
+    links: Links
+    schedule: ScheduleKind
+    stage: int
+    stages: int
+    replica: int
+    mine: range
+
+    def tasks(self) -> Tasks:
+        """All forwards and backwards in the order of the schedule, with their transfers.
+
+        Receives run ahead of the computation as far as memory is set aside for: one micro-batch more than the schedule
+        has in flight, and `BUFFERS` gradients.
+        """
+        count = len(self.mine)
+        held = in_flight(self.schedule, stage=self.stage, stages=self.stages, micro_batches=count)
+        backwards: list[Task] = []
+        forwards = 0
+        for action in actions(self.schedule, self.mine, stage=self.stage, stages=self.stages):
+            if action.backward:
+                yield from self._backward(action.micro_batch, backwards)
+            else:
+                room = forwards - held - 1
+                yield from self._forward(action.micro_batch, tuple(backwards[room : room + 1]) if room >= 0 else ())
+                forwards += 1
+
+    def _forward(self, m: int, room: tuple[Task, ...]) -> Tasks:
+        """Receive what earlier stages made, once there is room → forward → send what later stages need."""
+        gets = []
+        for producer, part in self.links.reads:
+            gets.append(Task(Kind.GET_ACTIVATION, self.stage, self.replica, m, producer, part))
+            yield gets[-1], room
+        forward = self._compute(Kind.FORWARD, m)
+        yield forward, tuple(gets)
+        for put in self._sends(m):
+            yield put, (forward,)
+
+    def _backward(self, m: int, before: list[Task]) -> Tasks:
+        """Receive the gradients of what was sent → backward, which frees it → send the gradients of what was received.
+
+        `before` holds the backwards until now; this one is added.
+        """
+        room = tuple(before[-BUFFERS:][:1]) if len(before) >= BUFFERS else ()
+        gets = []
+        for consumer in self.links.gradient_reads:
+            gets.append(Task(Kind.GET_GRADIENT, self.stage, self.replica, m, consumer))
+            yield gets[-1], room
+        sent = tuple(put for task in room for put in self._gradient_sends(task.micro_batch))
+        backward = self._compute(Kind.BACKWARD, m)
+        yield backward, (self._compute(Kind.FORWARD, m), *self._sends(m), *gets, *sent)
+        before.append(backward)
+        for put in self._gradient_sends(m):
+            yield put, (backward,)
+
+    def _compute(self, kind: Kind, m: int) -> Task:
+        return Task(kind, self.stage, self.replica, m)
+
+    def _sends(self, m: int) -> list[Task]:
+        return [Task(Kind.PUT_ACTIVATION, self.stage, self.replica, m, None, part) for part in self.links.writes]
+
+    def _gradient_sends(self, m: int | None) -> list[Task]:
+        return [Task(Kind.PUT_GRADIENT, self.stage, self.replica, m, peer) for peer in self.links.gradient_writes]
