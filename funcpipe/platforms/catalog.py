@@ -32,7 +32,10 @@ def load_spec(name: str) -> PlatformSpec:
 
 
 def open_storage(url: str) -> Storage:
-    """The object storage at `url`: `file:///folder`, or `s3://bucket/prefix` with `?endpoint=…&region=…` as needed."""
+    """The object storage at `url`: `file:///folder`, or `s3://bucket/prefix` with `?endpoint=…&region=…` as needed.
+
+    Or `oss://bucket/prefix?endpoint=…&region=…`. Credentials come from the environment, never from the URL.
+    """
     parts = urlsplit(url)
     if parts.username is not None or parts.password is not None:
         raise InvalidValue("storage", _without_user(url), "must not hold credentials; set them in the environment")
@@ -44,6 +47,12 @@ def open_storage(url: str) -> Storage:
             from funcpipe.platforms.s3 import S3Storage
 
             return Retried(S3Storage(parts.netloc, unquote(parts.path), **options))
+        case "oss" if parts.netloc and options.keys() == {"endpoint", "region"} and all(options.values()):
+            from funcpipe.platforms.oss import OssStorage
+
+            return Retried(
+                OssStorage(parts.netloc, unquote(parts.path), endpoint=options["endpoint"], region=options["region"])
+            )
         case _:
             raise InvalidValue("storage", url, "must be a URL such as file:///tmp/objects or s3://bucket/prefix")
 

@@ -4,11 +4,14 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
+
+from tests.contract.oss_server import OssServer
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,17 @@ def real_s3_server() -> S3Server:
     if endpoint is None:
         pytest.skip("no S3 server: run `make s3-server` and set what it prints")
     return S3Server(endpoint, os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"])
+
+
+@pytest.fixture(scope="session")
+def oss_server() -> Iterator[OssServer]:
+    server = OssServer()
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
 
 
 def _wait_for(port: int, process: "subprocess.Popen[bytes]") -> None:

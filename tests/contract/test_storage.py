@@ -17,9 +17,11 @@ from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import open_storage
 from funcpipe.platforms.files import FileStorage
 from funcpipe.platforms.memory import MemoryStorage
+from funcpipe.platforms.oss import OssStorage
 from funcpipe.platforms.throttle import OwnPace, Throttled
 from funcpipe.platforms.wrappers import Counted
 from tests.contract.conftest import S3Server
+from tests.contract.oss_server import ACCESS_KEY, REGION, SECRET_KEY, OssServer
 
 BACK_ENDS: dict[str, Callable[[Path], Storage]] = {
     "memory": lambda folder: MemoryStorage(),
@@ -38,10 +40,17 @@ keys = (
 SERVERS = {"s3 on moto": "moto_server", "s3 on a real server": "real_s3_server"}
 
 
-@pytest.fixture(params=[*BACK_ENDS, *SERVERS])
+@pytest.fixture(params=[*BACK_ENDS, *SERVERS, "oss"])
 def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
     if request.param in BACK_ENDS:
         return BACK_ENDS[request.param](tmp_path / "objects")
+    if request.param == "oss":
+        oss_server: OssServer = request.getfixturevalue("oss_server")
+        monkeypatch.setenv("OSS_ACCESS_KEY_ID", ACCESS_KEY)
+        monkeypatch.setenv("OSS_ACCESS_KEY_SECRET", SECRET_KEY)
+        return OssStorage(
+            "funcpipe-contract", secrets.token_hex(8), endpoint=oss_server.endpoint, region=REGION, path_style=True
+        )
     server: S3Server = request.getfixturevalue(SERVERS[request.param])
     server.use(monkeypatch)
     make_bucket(server)
@@ -158,7 +167,8 @@ def test_a_wait_ends_when_the_object_comes_or_the_time_is_over_or_it_is_cancelle
     began_s = time.monotonic()
     store.wait("none/yet", 0.02, cancel)
     assert time.monotonic() - began_s < 10
-    threading.Timer(0.05, lambda: store.put("run/a/b/soon", b"1")).start()
+    timer = threading.Timer(0.05, lambda: store.put("run/a/b/soon", b"1"))
+    timer.start()
     while store.watches:
         store.wait("run/a/b/soon", 20, cancel)
         try:
@@ -166,6 +176,7 @@ def test_a_wait_ends_when_the_object_comes_or_the_time_is_over_or_it_is_cancelle
             break
         except KeyMissing:
             continue
+    timer.join()
     cancel.set()
     store.wait("never", 20, cancel)
     assert time.monotonic() - began_s < 10
