@@ -49,6 +49,7 @@ OURS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", help="names of models, or their beginnings")
+    parser.add_argument("--schedule", choices=[schedule.value for schedule in ScheduleKind], default="gpipe")
     parser.add_argument("--output", type=Path, help="write the rows as JSON")
     options = parser.parse_args()
     rows = []
@@ -57,7 +58,7 @@ def main() -> None:
         if options.only and not any(name.startswith(start) for start in options.only):
             continue
         try:
-            row = try_model(name, *(from_zoo(name) if name in ZOO else from_ours(name)))
+            row = try_model(name, ScheduleKind(options.schedule), *(from_zoo(name) if name in ZOO else from_ours(name)))
         except FuncPipeError as error:
             row = {"model": name, "error": f"{type(error).__name__}: {error}"}
         rows.append(row)
@@ -88,7 +89,7 @@ def samples(name: str) -> int:
     return (STEPS * MICRO_BATCHES * REPLICAS - 1) * micro_batch(name)  # the last batch is short
 
 
-def try_model(name: str, model: nn.Module, data: MapDataset, loss: Loss) -> dict[str, Any]:
+def try_model(name: str, schedule: ScheduleKind, model: nn.Module, data: MapDataset, loss: Loss) -> dict[str, Any]:
     """One row of the table."""
     spec = load_spec("local")
     size = micro_batch(name)
@@ -104,7 +105,7 @@ def try_model(name: str, model: nn.Module, data: MapDataset, loss: Loss) -> dict
         micro_batch=size,
         loss=lambda output: loss(output, first.target),
     )
-    plan = balanced_plan(graph, measured, spec)
+    plan = balanced_plan(graph, measured, spec, schedule)
     expected = one_process(model, graph, data, loss, plan)
     pipe = FuncPipe(model, loss_fn=loss, optimizer=optimizer)
     result = pipe.train(data, plan=plan, seed=SEED, message_deadline_s=600.0)
@@ -155,7 +156,7 @@ def largest_difference(found: dict[str, torch.Tensor], expected: dict[str, torch
     return max(found_differences)
 
 
-def balanced_plan(graph: LayerGraph, measured: ModelProfile, spec: PlatformSpec) -> Plan:
+def balanced_plan(graph: LayerGraph, measured: ModelProfile, spec: PlatformSpec, schedule: ScheduleKind) -> Plan:
     """Stages that compute about as long as each other."""
     total = sum(layer.forward_s[0] + layer.backward_s[0] for layer in measured.layers)
     cuts, done = [0], 0.0
@@ -172,7 +173,7 @@ def balanced_plan(graph: LayerGraph, measured: ModelProfile, spec: PlatformSpec)
         global_batch=measured.micro_batch * MICRO_BATCHES * REPLICAS,
         micro_batch=measured.micro_batch,
         replicas=REPLICAS,
-        schedule=ScheduleKind.GPIPE,
+        schedule=schedule,
         sync=Sync.PIPELINED,
         wire=Wire.FP32,
         optimizer=OptimizerKind.SGD,

@@ -1,6 +1,7 @@
 """How fast the best plan is found and proved: by layers, sizes and replicas, beside the solvers, and the whole front.
 
-Five numbers of replicas and eight sizes unless said otherwise; money weighted with the paper's four values of time.
+Five numbers of replicas and eight sizes unless said otherwise; money weighted with the paper's four values of time. The
+schedule is GPipe's, or chosen with the plan (`auto`).
 Writes planner_speed.json and planner_speed.png; parts that are not measured keep what the file says of them.
 """
 
@@ -17,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.planner_profiles import SHAPES, platform, profile
-from funcpipe.core import ModelProfile, Optimality, Plan, PlatformSpec, TrainingSpec
+from funcpipe.core import ModelProfile, Optimality, Plan, PlatformSpec, ScheduleKind, TrainingSpec
 from funcpipe.errors import FuncPipeError
 from funcpipe.partitioner.exact import exact
 from funcpipe.partitioner.front import pareto_front
@@ -50,9 +51,17 @@ def main() -> None:
         draw(results["growth"], options.output / "planner_speed.png")
 
 
-def solve(measured: ModelProfile, spec: PlatformSpec, *, batch: int, time_value: float) -> dict[str, Any]:
+def solve(
+    measured: ModelProfile,
+    spec: PlatformSpec,
+    *,
+    batch: int = BATCH,
+    time_value: float = 3.84,
+    schedule: ScheduleKind | None = None,
+) -> dict[str, Any]:
     """One proof of the exact search."""
-    problem = Problem(profile=measured, spec=spec, training=TrainingSpec(global_batch=batch, time_value=time_value))
+    training = TrainingSpec(global_batch=batch, time_value=time_value, schedule=schedule)
+    problem = Problem(profile=measured, spec=spec, training=training)
     started_s = time.perf_counter()
     plan = exact(problem)
     seconds = time.perf_counter() - started_s
@@ -69,13 +78,16 @@ def solve(measured: ModelProfile, spec: PlatformSpec, *, batch: int, time_value:
     }
 
 
-def bars(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def bars(options: argparse.Namespace, schedule: ScheduleKind | None = ScheduleKind.GPIPE) -> Iterator[dict[str, Any]]:
     """Every reference model stretched to 24, 40 and 100 layers, every value of time."""
     spec = platform()
-    for layers in BARS_S:
-        for name in SHAPES:
-            for value in TIME_VALUES:
-                yield solve(profile(name, spec, layers=layers), spec, batch=BATCH, time_value=value)
+    for layers, name, value in itertools.product(BARS_S, SHAPES, TIME_VALUES):
+        yield solve(profile(name, spec, layers=layers), spec, time_value=value, schedule=schedule)
+
+
+def auto(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The same, the schedule chosen with the plan."""
+    yield from bars(options, schedule=None)
 
 
 def fronts(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -89,27 +101,22 @@ def fronts(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def growth(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Seconds by layers, by sizes and by numbers of replicas, the others as in the bars."""
+    """Seconds by layers, by sizes and by numbers of replicas, the others as in the bars; the schedule chosen."""
     for name in SHAPES:
         for layers in (10, 20, 40, 60, 80, 100, 120):
-            yield {
-                "by": "layers",
-                **solve(profile(name, platform(), layers=layers), platform(), batch=BATCH, time_value=3.84),
-            }
+            yield {"by": "layers", **solve(profile(name, platform(), layers=layers), platform())}
         for sizes in (2, 4, 8, 16, 32):
             spec = platform(sizes)
-            yield {"by": "sizes", **solve(profile(name, spec, layers=24), spec, batch=BATCH, time_value=3.84)}
+            yield {"by": "sizes", **solve(profile(name, spec, layers=24), spec)}
         for power in range(0, 9, 2):
-            yield {
-                "by": "degrees",
-                **solve(profile(name, platform(), layers=24), platform(), batch=4 * 2**power, time_value=3.84),
-            }
+            measured = profile(name, platform(), layers=24)
+            yield {"by": "degrees", **solve(measured, platform(), batch=4 * 2**power)}
 
 
 def solvers(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """The exact search and each solver on the same instances, one number of replicas, in one run."""
+    """The exact search and each solver on the same instances, one number of replicas and GPipe, in one run."""
     spec = platform()
-    training = TrainingSpec(global_batch=BATCH, time_value=3.84, replicas=(4,))
+    training = TrainingSpec(global_batch=BATCH, time_value=3.84, replicas=(4,), schedule=ScheduleKind.GPIPE)
     for layers, name in itertools.product(options.solver_layers, ("amoebanet-d18", "bert-large")):
         problem = Problem(profile=profile(name, spec, layers=layers), spec=spec, training=training)
         started_s = time.perf_counter()
@@ -137,22 +144,24 @@ def beside(problem: Problem, plan: Plan, solver: Callable[..., Plan], limit_s: f
     }
 
 
-PARTS = {"bars": bars, "front": fronts, "growth": growth, "solvers": solvers}
+PARTS = {"bars": bars, "auto": auto, "front": fronts, "growth": growth, "solvers": solvers}
 
 
 def show(results: dict[str, Any]) -> None:
     console = Console(highlight=False, width=140)
-    for part, table_of in (("bars", bars_table), ("front", front_table), ("solvers", solvers_table)):
+    titles = {"bars": "seconds to prove the best plan, worst of 4 values; GPipe", "auto": "the schedule chosen as well"}
+    for part, title in titles.items():
+        if part in results:
+            console.print(bars_table(results[part], title))
+    for part, table_of in (("front", front_table), ("solvers", solvers_table)):
         if part in results:
             console.print(table_of(results[part]))
     for part, memory_mb in results["memory_mb"].items():
         console.print(f"peak memory after {part}: {memory_mb:.0f} MB, bar {MEMORY_BAR_MB} MB")
 
 
-def bars_table(rows: Sequence[dict[str, Any]]) -> Table:
-    table = Table(
-        "layers", "bar s", *(name for name in SHAPES), title="seconds to prove the best plan, worst of 4 values"
-    )
+def bars_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
+    table = Table("layers", "bar s", *SHAPES, title=title)
     for layers, bar_s in BARS_S.items():
         worst = [
             max(row["seconds"] for row in rows if row["layers"] == layers and row["model"] == name) for name in SHAPES

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from experiments.cuts import even_cuts
 from experiments.models.digits import Residual, optimizer
 from funcpipe import FuncPipe
-from funcpipe.core import MB, ModelProfile, Plan, PlatformSpec, Recompute, ScheduleKind
+from funcpipe.core import MB, ModelProfile, Plan, Recompute, ScheduleKind
 from funcpipe.partitioner.cost import evaluate
 from funcpipe.partitioner.pins import Pins
 from funcpipe.platforms.catalog import load_spec
@@ -30,14 +30,9 @@ TIME_BAR, MEMORY_BAR = 0.15, 0.10
 
 def model() -> nn.Module:
     """Residual blocks, all alike."""
-    stem = nn.Conv2d(1, WIDTH, 3, padding=1)
-    return nn.Sequential(
-        stem,
-        *(Residual(WIDTH, WIDTH) for _ in range(BLOCKS)),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(WIDTH, 10),
-    )
+    blocks = (Residual(WIDTH, WIDTH) for _ in range(BLOCKS))
+    head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(WIDTH, 10))
+    return nn.Sequential(nn.Conv2d(1, WIDTH, 3, padding=1), *blocks, *head)
 
 
 def data() -> list[tuple[Tensor, Tensor]]:
@@ -59,7 +54,7 @@ def main() -> None:
         sample, platform="local", micro_batch=MICRO_BATCH, sample_target=torch.arange(MICRO_BATCH) % 10
     )
     print(f"{'plan':34} {'predicted s':>11} {'observed s':>10} {'ratio':>6}   stage: predicted MB, observed MB, ratio")
-    rows = []
+    rows, spec = [], load_spec("local")
     for name, plan in plans(pipe, profile):
         result = pipe.train(data, epochs=options.steps, plan=plan)
         comparison = compare(pipe.simulate(plan), result.trace)
@@ -67,12 +62,12 @@ def main() -> None:
             max(r.peak_memory_bytes for r in result.workers if r.worker.startswith(f"s{s}."))
             for s in range(len(plan.stages))
         ]
-        needs = predicted_bytes(plan, profile, load_spec("local"))
+        needs = [stage.memory_bytes for stage in evaluate(plan, profile, spec).stages]
         rows.append(row(name, comparison.predicted_iteration_s, comparison.observed_iteration_s, needs, peaks))
     times = [abs(found["observed_s"] / found["predicted_s"] - 1) for found in rows]
     memories = [abs(ratio - 1) for found in rows for ratio in found["memory_ratios"]]
-    print(f"largest difference: time {max(times):.1%} (bar {TIME_BAR:.0%})")
-    print(f"largest difference: memory {max(memories):.1%} (bar {MEMORY_BAR:.0%})")
+    print(f"largest difference in time {max(times):.1%}, bar {TIME_BAR:.0%}")
+    print(f"largest difference in memory {max(memories):.1%}, bar {MEMORY_BAR:.0%}")
     if options.output:
         options.output.write_text(json.dumps(rows, indent=1) + "\n")
 
@@ -88,11 +83,6 @@ def plans(pipe: FuncPipe, profile: ModelProfile) -> Iterator[tuple[str, Plan]]:
         cut = tuple(replace(stage, recompute=recompute) for stage in base.stages)
         name = f"2 x 1 {schedule.value}{' recompute' if recompute else ''}"
         yield name, replace(base, schedule=schedule, stages=cut)
-
-
-def predicted_bytes(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> list[int]:
-    """What one function of each stage needs."""
-    return [stage.memory_bytes for stage in evaluate(plan, profile, spec).stages]
 
 
 def row(name: str, predicted_s: float, observed_s: float, needs: list[int], peaks: list[int]) -> dict[str, Any]:

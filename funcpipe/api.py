@@ -33,6 +33,8 @@ from funcpipe.platforms.catalog import LOCAL, load_spec, open_storage
 from funcpipe.platforms.local import LocalPlatform
 from funcpipe.predict import predict
 from funcpipe.profiler import profile
+from funcpipe.scheduler.conditions import Conditions
+from funcpipe.scheduler.simulate import UNDISTURBED
 from funcpipe.verify import TOLERANCE, Verification, compare_states, train_in_one_process
 from funcpipe.worker import main
 
@@ -131,10 +133,10 @@ class FuncPipe:
         )
         return self._plan
 
-    def simulate(self, plan: Plan | None = None) -> Trace:
-        """One iteration of the plan on a virtual clock."""
+    def simulate(self, plan: Plan | None = None, *, conditions: Conditions = UNDISTURBED) -> Trace:
+        """One iteration of the plan on a virtual clock, under `conditions` such as noise, stragglers and deaths."""
         clipped = self._clip_grad_norm is not None
-        return predict(self._planned(plan), *self._profiled(None, None), clipped=clipped)
+        return predict(self._planned(plan), *self._profiled(None, None), conditions=conditions, clipped=clipped)
 
     def train(
         self,

@@ -9,7 +9,7 @@ from funcpipe.core import Resource
 from funcpipe.scheduler.conditions import Conditions
 from funcpipe.scheduler.costs import Costs
 from funcpipe.scheduler.pool import Alarm, Pool, Unshared
-from funcpipe.scheduler.timeline import Lost
+from funcpipe.scheduler.timeline import Stint
 from funcpipe.scheduler.wiring import Wiring
 
 _FREE, _CONTENDED = 0, 1
@@ -46,7 +46,7 @@ class Coupled:
         self.deaths = [0] * workers
         self.starts_s = [-1.0] * count
         self.ends_s = [-1.0] * count
-        self.lost: list[Lost] = []
+        self.lost: list[Stint] = []
 
     def _pool(self, limits: Sequence[float], factors: Sequence[float], capacity: float | None) -> Pool | Unshared:
         return Unshared(limits, factors, self._alarm) if capacity is None else Pool(limits, factors, capacity)
@@ -143,7 +143,7 @@ class Coupled:
             if self._wiring.worker_of[later] == worker:
                 self._waits[later] += 1
         if start_s >= 0:
-            self.lost.append(Lost(task, start_s, end_s if end_s >= 0 else self._now_s, self.deaths[worker]))
+            self.lost.append(Stint(task, start_s, end_s if end_s >= 0 else self._now_s, self.deaths[worker]))
         if self._working[task]:
             self._stop_work(task)
         self._alarm.drop(task)

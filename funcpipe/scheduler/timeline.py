@@ -9,8 +9,8 @@ from funcpipe.scheduler.graph import Graph
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
-    """A task that a worker did, or was doing, before it died and did the step again; `attempt` counts its deaths."""
+class Stint:
+    """One go at a task, from when to when; `attempt` counts how often its worker had died before."""
 
     position: int
     start_s: float
@@ -20,14 +20,14 @@ class Lost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """For each task of `graph` when it started and ended; in `attempts`, how often its worker had died before."""
+    """For each task of `graph` the go that counts, in three columns; and those that were `lost` as the worker died."""
 
     graph: Graph
     costs: Costs
     starts_s: Sequence[float]
     ends_s: Sequence[float]
     attempts: Sequence[int]
-    lost: tuple[Lost, ...] = ()
+    lost: tuple[Stint, ...] = ()
 
     @property
     def duration_s(self) -> float:
@@ -41,7 +41,7 @@ class Timeline:
 
     def _events(self, step: int) -> Iterator[Event]:
         kept = (
-            Lost(position, *when)
+            Stint(position, *when)
             for position, when in enumerate(zip(self.starts_s, self.ends_s, self.attempts, strict=True))
         )
         resources = {task.kind: task.kind.resource for task in self.graph.tasks}

@@ -1,6 +1,7 @@
 """A stage as bytes: its code by pickle, its tensors apart, so that it can be loaded where the user's files are not."""
 
 import contextlib
+import importlib
 import io
 import pickle
 import pickletools
@@ -14,6 +15,7 @@ from typing import Any
 import cloudpickle
 import torch
 from torch import Tensor, nn
+from torch._library.custom_ops import OPDEFS
 
 from funcpipe.errors import ModelError
 from funcpipe.split.stage import StageModule
@@ -92,7 +94,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
         """Operators of torch are written by name; the rest is cloudpickle's."""
         if isinstance(obj, torch._ops.OpOverload):
-            return _operator, (obj.namespace, obj._opname, obj._overloadname)
+            return _operator, (obj.namespace, obj._opname, obj._overloadname, _home(obj))
         return super().reducer_override(obj)
 
 
@@ -115,7 +117,20 @@ class _Unpickler(pickle.Unpickler):
         return self.made[name]
 
 
-def _operator(namespace: str, name: str, overload: str) -> Any:
+def _home(operator: torch._ops.OpOverload) -> str | None:
+    """The module that makes `operator` known to torch when it is imported; None for torch's own operators."""
+    name = f"{operator.namespace}::{operator._opname}"
+    home = getattr(getattr(OPDEFS.get(name), "_init_fn", None), "__module__", None)
+    if home is None or home.partition(".")[0] == "torch":
+        return None
+    if home in sys.modules and _is_users(sys.modules[home]):
+        raise ModelError(f"the operator {name} is made by {home}, which functions do not have: install it as a package")
+    return str(home)
+
+
+def _operator(namespace: str, name: str, overload: str, home: str | None) -> Any:
+    if home is not None:
+        importlib.import_module(home)
     return getattr(getattr(getattr(torch.ops, namespace), name), overload)
 
 

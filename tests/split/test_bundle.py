@@ -164,3 +164,56 @@ def test_what_cannot_be_sent_is_named() -> None:
     (stage,) = split(trace(model, (torch.ones(1, 2),)), [(0, 1)])
     with pytest.raises(ModelError, match=r"cannot be sent to another process: TypeError: .*lock"):
         dump_stage(stage, threading.Lock())
+
+
+OPERATOR = """
+import torch
+
+
+@torch.library.custom_op("funcpipe_tests::{name}", mutates_args=())
+def {name}(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
+
+
+torch.library.register_fake("funcpipe_tests::{name}", lambda x: torch.empty_like(x))
+torch.library.register_autograd("funcpipe_tests::{name}", lambda context, gradient: 2 * gradient)
+"""
+
+
+class Doubling(nn.Module):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+        self.twice = getattr(torch.ops.funcpipe_tests, name).default
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.twice(self.inner(x))
+
+
+def doubling(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> nn.Module:
+    """A model that calls an operator which a module in `folder` makes."""
+    folder.mkdir()
+    (folder / f"operators_{name}.py").write_text(OPERATOR.format(name=name))
+    monkeypatch.syspath_prepend(folder)
+    importlib.import_module(f"operators_{name}")
+    return Doubling(name)
+
+
+def test_an_operator_of_an_installed_package_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = doubling(tmp_path / "site-packages", "installed", monkeypatch), torch.randn(2, 3)
+    (stage,) = split(trace(model, (x,)), [(0, 1)])
+    bundle, tensors = dump_stage(stage, torch.nn.functional.mse_loss)
+    message, answer, script = tmp_path / "in", tmp_path / "out", tmp_path / "load.py"
+    message.write_bytes(pickle.dumps((bundle, tensors, x)))
+    script.write_text(LOADER.replace("loss(output, ", "loss(output, target=").replace("user_code", "nothing"))
+    paths = f"{Path(__file__).parents[2]}:{tmp_path / 'site-packages'}"
+    subprocess.run([sys.executable, "-P", script, message, answer], check=True, env={"PYTHONPATH": paths}, timeout=120)
+    output, *_ = pickle.loads(answer.read_bytes())  # noqa: S301 - written just now by our own child
+    assert torch.equal(output, 2 * model.get_submodule("inner")(x))
+
+
+def test_an_operator_of_the_users_own_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = doubling(tmp_path / "mine", "own", monkeypatch)
+    (stage,) = split(trace(model, (torch.randn(2, 3),)), [(0, 1)])
+    with pytest.raises(ModelError, match="funcpipe_tests::own is made by operators_own, which functions do not have"):
+        dump_stage(stage, None)

@@ -1,0 +1,66 @@
+"""What a worker holds at most, whatever the speeds: as many micro-batches as the schedule says, and two gradients."""
+
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from funcpipe.core import Event, ScheduleKind, Sync
+from funcpipe.scheduler.costs import Cost
+from funcpipe.scheduler.graph import StepShape, build_graph
+from funcpipe.scheduler.pipeline import BUFFERS
+from funcpipe.scheduler.schedules import in_flight
+from funcpipe.scheduler.simulate import simulate
+from funcpipe.scheduler.tasks import Kind, Task
+from tests.scheduler.shapes import chain_routes, shapes
+
+
+def most_at_once(events: list[Event], taken: Kind, freed: Kind) -> int:
+    """The most micro-batches for which a task of the one kind has started and the last that frees it has not ended."""
+    starts: dict[int | None, float] = {}
+    ends: dict[int | None, float] = {}
+    for event in events:
+        task = Task.parse(event.task)
+        if task.kind is taken:
+            starts[task.micro_batch] = min(starts.get(task.micro_batch, event.start_s), event.start_s)
+        elif task.kind is freed:
+            ends[task.micro_batch] = max(ends.get(task.micro_batch, event.end_s), event.end_s)
+    moments = [(end_s, -1) for m, end_s in ends.items() if m in starts]
+    moments += [(start_s, 1) for m, start_s in starts.items() if m in ends]
+    return max(itertools.accumulate(change for _, change in sorted(moments)), default=0)
+
+
+def random_cost(task: Task, seed: int) -> Cost:
+    """Some lanes are a hundred times faster than others, so that receives run as far ahead as they may."""
+    lane = np.random.default_rng((seed, *str(task.lane).encode()))
+    return Cost(float(lane.choice([0.01, 1.0]) * np.random.default_rng((seed, *str(task).encode())).uniform(0.5, 1.5)))
+
+
+@settings(deadline=None)
+@given(shapes(), st.integers(0, 2**32))
+def test_receives_and_sends_stay_within_their_bounds_whatever_the_speeds(shape: StepShape, seed: int) -> None:
+    trace = simulate(build_graph(shape), lambda task: random_cost(task, seed))
+    mine = Counter(m % shape.replicas for m in range(shape.micro_batches))
+    for stage in range(shape.stages):
+        for replica in range(shape.replicas):
+            events = [e for e in trace.events if (e.stage, e.replica) == (stage, replica)]
+            held = in_flight(shape.schedule, stage=stage, stages=shape.stages, micro_batches=mine[replica])
+            assert most_at_once(events, Kind.FORWARD, Kind.BACKWARD) <= held
+            assert most_at_once(events, Kind.GET_ACTIVATION, Kind.BACKWARD) <= held + 1
+            assert most_at_once(events, Kind.GET_GRADIENT, Kind.BACKWARD) <= BUFFERS
+            assert most_at_once(events, Kind.BACKWARD, Kind.PUT_GRADIENT) <= BUFFERS
+
+
+@pytest.mark.parametrize("schedule", ScheduleKind)
+def test_a_slow_stage_is_not_flooded(schedule: ScheduleKind) -> None:
+    """The last of two stages is slow; without bounds it would receive all eight micro-batches at once."""
+    shape = StepShape(
+        stages=2, replicas=1, micro_batches=8, routes=chain_routes(2), schedule=schedule, sync=Sync.PIPELINED
+    )
+    trace = simulate(build_graph(shape), lambda task: Cost(1.0 if task.stage else 0.01))
+    last = [event for event in trace.events if event.stage == 1]
+    expected = {ScheduleKind.GPIPE: 8, ScheduleKind.ONE_F_ONE_B: 2, ScheduleKind.EAGER_ONE_F_ONE_B: 2}
+    assert most_at_once(last, Kind.GET_ACTIVATION, Kind.BACKWARD) == expected[schedule]
