@@ -15,7 +15,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +40,8 @@ from funcpipe.synchronisation import Synchronisation
 
 OPEN_REQUESTS = 16
 DEADLINE_S = 120.0
+FASTEST = "fastest"
+WAYS = (Sync.THREE_PHASE.value, Sync.PIPELINED.value, Sync.ALL_REDUCE.value, FASTEST)
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--replicas", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--megabytes", type=int, nargs="+", default=[16, 64, 256])
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
     parser.add_argument("--mb-per-s", type=float, default=35.0)
     parser.add_argument("--latency-ms", type=float, default=40.0)
     parser.add_argument("--repeat", type=int, default=3)
@@ -103,7 +106,7 @@ def main() -> None:
     print(" n   MB  way                   formula s  played s  measured s  measured/formula  measured/(limit+2lat)")
     for replicas in options.replicas:
         for megabytes in options.megabytes:
-            for way in ways(replicas, megabytes * 1_000_000, links):
+            for way in ways(options.ways, replicas, megabytes * 1_000_000, links):
                 result = run(way, options.repeat)
                 rows.append(row := figures(way, result))
                 print(
@@ -118,15 +121,15 @@ def main() -> None:
         options.output.write_text(json.dumps(rows, indent=1) + "\n")
 
 
-def ways(replicas: int, gradient_bytes: int, links: Links) -> list[Way]:
-    """Three-phase, pipelined, and the fastest streamed way with at most 20 puts."""
-    chosen = [Way(sync, None, replicas, gradient_bytes, links) for sync in (Sync.THREE_PHASE, Sync.PIPELINED)]
+def ways(names: Sequence[str], replicas: int, gradient_bytes: int, links: Links) -> list[Way]:
+    """Those of the names; the fastest is the fastest stream or exchange with at most 20 puts."""
+    chosen = [Way(Sync(name), None, replicas, gradient_bytes, links) for name in names if name != FASTEST]
     streams = [
         Way(sync, cut, replicas, gradient_bytes, links)
         for sync, cut in candidates(replicas)
         if cut.rounds * cut.groups + cut.merged <= 20
     ]
-    return [*chosen, min(streams, key=lambda way: way.formula_s)]
+    return chosen + [min(streams, key=lambda way: way.formula_s)] * (FASTEST in names)
 
 
 def figures(way: Way, result: Result) -> dict[str, object]:
