@@ -16,6 +16,7 @@ import cloudpickle
 import torch
 from torch import Tensor, nn
 from torch._library.custom_ops import OPDEFS
+from torch.nn.utils import parametrize
 
 from funcpipe.errors import ModelError
 from funcpipe.split.stage import StageModule
@@ -92,9 +93,14 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return self.references[id(obj)]
 
     def reducer_override(self, obj: Any) -> Any:
-        """Operators of torch are written by name; the rest is cloudpickle's."""
+        """Operators of torch are written by name, parametrised modules as what they are made of; the rest is
+        cloudpickle's.
+        """
         if isinstance(obj, torch._ops.OpOverload):
             return _operator, (obj.namespace, obj._opname, obj._overloadname, _home(obj))
+        if isinstance(obj, nn.Module) and parametrize.is_parametrized(obj):
+            original = type(obj).__bases__[0]
+            return original.__new__, (original,), vars(obj), None, None, _parametrise
         return super().reducer_override(obj)
 
 
@@ -115,6 +121,16 @@ class _Unpickler(pickle.Unpickler):
                 tensor = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
             self.made[name] = nn.Parameter(tensor, trainable) if is_parameter else tensor.requires_grad_(trainable)
         return self.made[name]
+
+
+def _parametrise(module: nn.Module, state: Mapping[str, Any]) -> None:
+    """What `torch.nn.utils.parametrize` does to a module, once it has its `state`: torch itself does not pickle it."""
+    vars(module).update(state)
+    parametrize._inject_new_class(module)
+    parametrizations = module.parametrizations
+    assert isinstance(parametrizations, nn.ModuleDict)
+    for name in parametrizations:
+        parametrize._inject_property(module, name)
 
 
 def _home(operator: torch._ops.OpOverload) -> str | None:

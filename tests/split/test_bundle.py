@@ -130,6 +130,20 @@ def test_bundles_hold_no_tensor_and_give_the_same_numbers(model: nn.Module) -> N
     assert torch.equal(run_chain(loaded, inputs, torch.sum, (1, 2, 3)), first)
 
 
+def test_parametrised_modules_survive() -> None:
+    """Weight normalisation and its like, which torch does not pickle."""
+    normed = nn.utils.parametrizations.weight_norm(nn.Linear(3, 4))
+    model, x = nn.Sequential(normed, nn.Tanh(), nn.utils.parametrizations.orthogonal(nn.Linear(4, 4))), torch.ones(2, 3)
+    (stage,) = split(trace(nn.Linear(3, 4), (x,)), [(0, 1)])
+    _, loaded = load_stage(*dump_stage(stage, model))
+    expected, output = model(x), loaded(x)
+    torch.autograd.backward([output.sum(), expected.sum()])
+    assert torch.equal(output, expected)
+    found = {name: parameter.grad for name, parameter in loaded.named_parameters()}
+    assert found.keys() == dict(model.named_parameters()).keys()
+    assert_same(found, take_gradients(model))
+
+
 def test_ties_and_layouts_survive() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 2), nn.Conv2d(3, 4, 2)).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     model[1].weight = model[0].weight
