@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -30,6 +30,8 @@ from funcpipe.comm.scatter_reduce import Pattern, pattern
 from funcpipe.core import Event, Resource, Routes, ScheduleKind, Streams, Sync
 from funcpipe.partitioner.formulas import sync_time_s
 from funcpipe.partitioner.sync_forms import candidates, limit_s
+from funcpipe.platforms.base import Storage
+from funcpipe.platforms.catalog import open_storage
 from funcpipe.platforms.files import FileStorage
 from funcpipe.platforms.throttle import OwnPace, Throttled
 from funcpipe.platforms.wrappers import Counted
@@ -53,6 +55,7 @@ class Way:
     replicas: int
     gradient_bytes: int
     links: Links
+    store: str | None = None
 
     @property
     def pattern(self) -> Pattern:
@@ -94,6 +97,7 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--megabytes", type=int, nargs="+", default=[16, 64, 256])
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
+    parser.add_argument("--store", help="the URL of a real storage, to be measured unthrottled instead")
     parser.add_argument("--mb-per-s", type=float, default=35.0)
     parser.add_argument("--latency-ms", type=float, default=40.0)
     parser.add_argument("--repeat", type=int, default=3)
@@ -107,7 +111,7 @@ def main() -> None:
     for replicas in options.replicas:
         for megabytes in options.megabytes:
             for way in ways(options.ways, replicas, megabytes * 1_000_000, links):
-                result = run(way, options.repeat)
+                result = run(replace(way, store=options.store), options.repeat)
                 rows.append(row := figures(way, result))
                 print(
                     f"{replicas:2} {megabytes:4}  {row['way']!s:20} {row['formula_s']:10.3f} {row['played_s']:9.3f} "
@@ -169,6 +173,10 @@ def run(way: Way, repeat: int) -> Result:
             process.join(timeout=10)
             process.kill()
         shutil.rmtree(folder)
+        if way.store is not None:
+            store = open_storage(way.store)
+            for key in store.list(f"{folder.name}/"):
+                store.delete(key)
     failures = [answer for answer in found if isinstance(answer, str)]
     if failures:
         raise RuntimeError(failures[0])
@@ -200,14 +208,7 @@ def _replica(
 def _repeat(
     way: Way, replica: int, repeat: int, folder: Path, barrier: "multiprocessing.synchronize.Barrier"
 ) -> tuple[list[tuple[float, float]], float, tuple[int, int, int, int, int], tuple[Event, ...]]:
-    store = Counted(
-        Throttled(
-            FileStorage(folder),
-            latency_s=way.links.latency_s,
-            upload=[OwnPace(way.links.up)],
-            download=[OwnPace(way.links.down)],
-        )
-    )
+    store = Counted(_throttled(way, folder) if way.store is None else open_storage(way.store))
     cancel = threading.Event()
     channel = Channel(store, Patience(deadline_s=DEADLINE_S), cancel=cancel)
     shape = StepShape(
@@ -226,7 +227,7 @@ def _repeat(
     cpu_s, before = 0.0, store.traffic
     for step in range(repeat + 1):
         vector.fill_(float(replica + 1))
-        doer = Synchronisation(channel, way.pattern, replica, _key_of(step))
+        doer = Synchronisation(channel, way.pattern, replica, _key_of(folder.name, step))
         pieces = Pieces(vector, way.pattern)
 
         def run_task(task: Task, doer: Synchronisation = doer, pieces: Pieces = pieces) -> Outcome:
@@ -250,8 +251,15 @@ def _repeat(
     return times, time.process_time() - cpu_s, counts, tuple(e for e in events if e.lane is not Resource.COMPUTE)
 
 
-def _key_of(step: int) -> Callable[[Task], str]:
-    return lambda put: f"{step}/{put}"
+def _key_of(run: str, step: int) -> Callable[[Task], str]:
+    return lambda put: f"{run}/{step}/{put}"
+
+
+def _throttled(way: Way, folder: Path) -> Storage:
+    links = way.links
+    return Throttled(
+        FileStorage(folder), latency_s=links.latency_s, upload=[OwnPace(links.up)], download=[OwnPace(links.down)]
+    )
 
 
 def _require_sum(vector: torch.Tensor, replicas: int) -> None:
