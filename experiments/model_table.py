@@ -2,11 +2,12 @@
 foretold.
 
 Each is trained for three steps by 3 stages x 2 replicas on this machine and, on the same micro-batches, by plain
-PyTorch.
+PyTorch. `control` is how far plain PyTorch ends from itself when it adds up its micro-batches in reverse order:
+networks with ReLU, or with BatchNorm on few samples, amplify rounding. `--double` shows that it is rounding and nothing
+else.
 """
 
 import argparse
-import copy
 import gc
 import importlib
 import json
@@ -25,6 +26,7 @@ from funcpipe.core import ModelProfile, OptimizerKind, Plan, PlatformSpec, Sched
 from funcpipe.data import Batches, MapDataset, load
 from funcpipe.errors import FuncPipeError
 from funcpipe.graph import LayerGraph, trace
+from funcpipe.graph.tree import rebuild
 from funcpipe.partitioner.cost import evaluate
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.profiler import profile
@@ -50,6 +52,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", help="names of models, or their beginnings")
     parser.add_argument("--schedule", choices=[schedule.value for schedule in ScheduleKind], default="gpipe")
+    parser.add_argument("--double", action="store_true", help="compute in 64-bit floats")
     parser.add_argument("--output", type=Path, help="write the rows as JSON")
     options = parser.parse_args()
     rows = []
@@ -58,7 +61,10 @@ def main() -> None:
         if options.only and not any(name.startswith(start) for start in options.only):
             continue
         try:
-            row = try_model(name, ScheduleKind(options.schedule), *(from_zoo(name) if name in ZOO else from_ours(name)))
+            model, data, loss = from_zoo(name) if name in ZOO else from_ours(name)
+            if options.double:
+                model, data = model.double(), InDouble(data)
+            row = try_model(name, ScheduleKind(options.schedule), model, data, loss)
         except FuncPipeError as error:
             row = {"model": name, "error": f"{type(error).__name__}: {error}"}
         rows.append(row)
@@ -79,6 +85,19 @@ def from_ours(name: str) -> tuple[nn.Module, MapDataset, Loss]:
     torch.manual_seed(SEED)
     tensors = [tensor[torch.arange(samples(name)) % len(tensor)] for tensor in (*module.sample(), module.target())]
     return getattr(module, factory)(), torch.utils.data.TensorDataset(*tensors), module.loss
+
+
+class InDouble(torch.utils.data.Dataset[Any]):
+    """The samples with 64-bit floats."""
+
+    def __init__(self, data: MapDataset) -> None:
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, index: int) -> Any:
+        return rebuild(self._data[index], lambda leaf: leaf.double() if leaf.is_floating_point() else leaf)
 
 
 def micro_batch(name: str) -> int:
@@ -107,6 +126,7 @@ def try_model(name: str, schedule: ScheduleKind, model: nn.Module, data: MapData
     )
     plan = balanced_plan(graph, measured, spec, schedule)
     expected = one_process(model, graph, data, loss, plan)
+    control = largest_difference(one_process(model, graph, data, loss, plan, reverse=True), expected)[0]
     pipe = FuncPipe(model, loss_fn=loss, optimizer=optimizer)
     result = pipe.train(data, plan=plan, seed=SEED, message_deadline_s=600.0)
     difference, worst = largest_difference(dict(model.state_dict()), expected)
@@ -119,6 +139,7 @@ def try_model(name: str, schedule: ScheduleKind, model: nn.Module, data: MapData
         "layers": len(graph.layers),
         "trace_s": trace_s,
         "difference": difference,
+        "control": control,
         "worst_tensor": worst,
         "predicted_mb": [round(size / 2**20) for size in needs],
         "measured_mb": [round(size / 2**20) for size in peaks],
@@ -128,12 +149,14 @@ def try_model(name: str, schedule: ScheduleKind, model: nn.Module, data: MapData
 
 
 def one_process(
-    model: nn.Module, graph: LayerGraph, data: MapDataset, loss: Loss, plan: Plan
+    model: nn.Module, graph: LayerGraph, data: MapDataset, loss: Loss, plan: Plan, *, reverse: bool = False
 ) -> dict[str, torch.Tensor]:
     """The state that plain PyTorch reaches."""
     batches = Batches(samples=len(data), global_batch=plan.global_batch, micro_batch=plan.micro_batch, seed=SEED)
-    plain = copy.deepcopy(model)
-    trained = train_in_one_process(plain, graph, data, batches.epoch(0), loss=loss, optimizer=optimizer, seed=SEED)
+    steps = list(batches.epoch(0))
+    trained = train_in_one_process(
+        model, graph, data, steps, loss=loss, optimizer=optimizer, seed=SEED, reverse=reverse
+    )
     return dict(trained.state_dict())
 
 
@@ -193,8 +216,8 @@ def balanced_plan(graph: LayerGraph, measured: ModelProfile, spec: PlatformSpec,
 
 
 HEADER = (
-    "| model | parameters | route | layers | trace s | difference | predicted MB | measured MB | off |\n"
-    + "|---" * 9
+    "| model | parameters | route | layers | trace s | difference | control | predicted MB | measured MB | off |\n"
+    + "|---" * 10
     + "|"
 )
 
@@ -214,6 +237,7 @@ def shown(row: dict[str, Any]) -> str:
         str(row["layers"]),
         f"{row['trace_s']:.1f}",
         f"{row['difference']:.1e}",
+        f"{row['control']:.1e}",
         " ".join(map(str, row["predicted_mb"])),
         " ".join(map(str, row["measured_mb"])),
         " ".join(off),
