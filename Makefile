@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 OUT := out
 
-.PHONY: help setup demo demo-text test test-long check format clean
+.PHONY: help setup demo demo-text test test-long check format s3-server s3-server-stop clean
 
 help:
 	@echo "make demo       train a residual network on handwritten digits over local functions"
@@ -12,6 +12,7 @@ help:
 	@echo "make test       all tests"
 	@echo "make test-long  those that take many minutes: a hundred instances for each solver"
 	@echo "make check      format, lint, types and the quick tests"
+	@echo "make s3-server  install and start a real S3 server (Ceph's) on this machine, for the tests that want one"
 	@echo "make format     put the code in the house format"
 	@echo "make clean      remove everything that was made"
 
@@ -43,6 +44,13 @@ check: $(READY)
 format: $(READY)
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
+
+s3-server: $(READY)
+	$(BIN)/python scripts/s3_server.py install
+	$(BIN)/python scripts/s3_server.py start $(OUT)/s3-server
+
+s3-server-stop: $(READY)
+	$(BIN)/python scripts/s3_server.py stop $(OUT)/s3-server
 
 clean:
 	rm -rf .venv $(OUT) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

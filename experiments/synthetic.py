@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from funcpipe.comm.channel import Channel, Patience
+from funcpipe.comm.channel import Channel
+from funcpipe.comm.patience import Patience
 from funcpipe.core import Event, Source, Trace
 from funcpipe.platforms.base import OPEN, Gate
 from funcpipe.platforms.memory import MemoryStorage
@@ -76,6 +77,8 @@ class _Lanes:
 class _Slow:
     """A storage whose requests for an object take the seconds that `takes_s` names."""
 
+    watches = True
+
     def __init__(self, store: MemoryStorage) -> None:
         self._store = store
         self.takes_s: dict[str, float] = {}
@@ -94,3 +97,6 @@ class _Slow:
 
     def list(self, prefix: str) -> tuple[str, ...]:
         return self._store.list(prefix)
+
+    def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
+        self._store.wait(key, timeout_s, cancel)

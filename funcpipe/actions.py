@@ -7,22 +7,29 @@ from torch import Tensor
 
 from funcpipe.comm.channel import Channel, Received
 from funcpipe.comm.keys import Keys
+from funcpipe.comm.pieces import Pieces
+from funcpipe.comm.scatter_reduce import pattern
 from funcpipe.computation import Batch, Computation
 from funcpipe.core import Plan, Routes, Wire
 from funcpipe.data import Step
 from funcpipe.scheduler.execute import Outcome
 from funcpipe.scheduler.tasks import Kind, Task, source_of
+from funcpipe.synchronisation import Synchronisation
 
 
 class Actions:
     """Does the tasks of one worker. Messages are named after the tasks that write them."""
 
-    def __init__(self, computation: Computation, channel: Channel, keys: Keys, routes: Routes, plan: Plan) -> None:
+    def __init__(
+        self, computation: Computation, channel: Channel, keys: Keys, routes: Routes, plan: Plan, replica: int
+    ) -> None:
         self._computation = computation
         self._channel = channel
         self._keys = keys
         self._wire, self._gradient_wire = plan.wire, plan.gradient_wire
         self._routes = _RouteTable(routes)
+        self._pattern = pattern(plan.sync, plan.replicas, plan.streams)
+        self._synchronisation = Synchronisation(channel, self._pattern, replica, self._key_of)
         self._step = -1
         self._actions: Mapping[Kind, Callable[[Task], Outcome]] = {
             Kind.FORWARD: self._forward,
@@ -35,11 +42,11 @@ class Actions:
             Kind.ADD_TIED: self._add_tied,
             Kind.PUT_TIED: self._put_tied,
             Kind.FLATTEN: self._flatten,
-            Kind.PUT_SPLIT: self._put_split,
-            Kind.GET_SPLIT: self._get_split,
-            Kind.MERGE: self._merge,
-            Kind.PUT_MERGED: self._put_split,
-            Kind.GET_MERGED: self._get_merged,
+            Kind.PUT_SPLIT: self._synchronise,
+            Kind.GET_SPLIT: self._synchronise,
+            Kind.MERGE: self._synchronise,
+            Kind.PUT_MERGED: self._synchronise,
+            Kind.GET_MERGED: self._synchronise,
             Kind.PUT_TIED_SUM: self._put_tied_sum,
             Kind.GET_TIED_SUM: self._get_tied_sum,
             Kind.NORM: self._measure_norm,
@@ -51,6 +58,7 @@ class Actions:
     def begin(self, step: Step, load: Callable[[Sequence[int]], Batch]) -> None:
         """Get ready for the tasks of `step`."""
         self._step = step.number
+        self._channel.begin_step()
         self._computation.begin(step, load)
 
     def run(self, task: Task) -> Outcome:
@@ -67,11 +75,11 @@ class Actions:
 
     def _flatten(self, _: Task) -> Outcome:
         self._computation.flatten()
+        self._pieces = Pieces(self._computation.flat.vector, self._pattern)
         return Outcome()
 
-    def _merge(self, task: Task) -> Outcome:
-        self._computation.flat.merge(task.replica)
-        return Outcome()
+    def _synchronise(self, task: Task) -> Outcome:
+        return self._synchronisation.run(task, self._pieces)
 
     def _update(self, _: Task) -> Outcome:
         self._computation.update()
@@ -95,9 +103,6 @@ class Actions:
             task, self._computation.owed_gradients(_number(task.micro_batch), names), wire=self._gradient_wire
         )
 
-    def _put_split(self, task: Task) -> Outcome:
-        return self._put(task, {"split": self._computation.flat.split(_number(task.part))}, wire=Wire.FP32)
-
     def _put_tied(self, task: Task) -> Outcome:
         names = self._routes.tied[_number(task.part)]
         return self._put(task, self._computation.tied.gradients(names), wire=Wire.FP32)
@@ -120,16 +125,6 @@ class Actions:
         self._computation.receive_gradient(_number(task.micro_batch), received.tensors)
         return _outcome(received)
 
-    def _get_split(self, task: Task) -> Outcome:
-        received = self._get(task)
-        self._computation.flat.receive(_number(task.peer), received.tensors["split"])
-        return _outcome(received)
-
-    def _get_merged(self, task: Task) -> Outcome:
-        received = self._get(task)
-        self._computation.flat.replace(_number(task.part), received.tensors["split"])
-        return _outcome(received)
-
     def _get_tied(self, task: Task) -> Outcome:
         received = self._get(task)
         self._computation.tied.receive(received.tensors)
@@ -146,10 +141,13 @@ class Actions:
         return _outcome(received)
 
     def _put(self, task: Task, tensors: Mapping[str, Tensor], *, wire: Wire) -> Outcome:
-        return Outcome(self._channel.put(self._keys.message(self._step, str(task)), tensors, wire=wire))
+        return Outcome(self._channel.put(self._key_of(task), tensors, wire=wire))
 
     def _get(self, task: Task) -> Received:
-        return self._channel.get(self._keys.message(self._step, str(source_of(task))))
+        return self._channel.get(self._key_of(source_of(task)))
+
+    def _key_of(self, put: Task) -> str:
+        return self._keys.message(self._step, str(put))
 
 
 class _RouteTable:

@@ -138,12 +138,12 @@ class Computation:
 
     def flatten(self) -> None:
         """Gather the step's gradients, and what else the replicas sum, into one vector."""
-        self._flat = FlatGradient(self._summed_here, self._statistics.contributions(), replicas=self._replicas)
+        self._flat = FlatGradient(self._summed_here, self._statistics.contributions())
 
     @property
     def flat(self) -> FlatGradient:
         """The vector that `flatten` gathered."""
-        assert self._flat is not None, "flatten comes before the transfers of its splits"
+        assert self._flat is not None, "flatten comes before the transfers of its pieces"
         return self._flat
 
     def tied_sums(self, names: Iterable[str]) -> dict[str, Tensor]:

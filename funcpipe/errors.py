@@ -18,7 +18,8 @@
         ├── Cancelled           given up because another part of the run failed
         ├── StorageError        the object storage failed
         │   ├── KeyMissing      there is no object of that name
-        │   └── KeyExists       the object was to be new and is not
+        │   ├── KeyExists       the object was to be new and is not
+        │   └── StorageBusy     it failed for now: too many requests, an error within, a lost connection
         ├── CorruptMessage      bytes from storage that are not what was written
         └── Disagreement        a plan does not train a model as one process does
 """
@@ -112,6 +113,10 @@ class KeyExists(StorageError):
     def __init__(self, key: str) -> None:
         super().__init__(f"the object {key!r} exists already")
         self.key = key
+
+
+class StorageBusy(StorageError):
+    """The request failed for now and may be made again; whether it had an effect is not known."""
 
 
 class CorruptMessage(RunError):

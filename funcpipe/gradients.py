@@ -12,50 +12,31 @@ import torch
 from torch import Tensor, nn
 
 from funcpipe.comm.blocks import block
-from funcpipe.comm.scatter_reduce import split_ranges
 from funcpipe.norms import sum_of_squares
 
 
 class FlatGradient:
-    """One synchronisation of one replica: the vector, its splits, and the sums that come in."""
+    """The vector of one replica and one step."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], extras: Sequence[Tensor], *, replicas: int) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], extras: Sequence[Tensor]) -> None:
         self._parameters = tuple(parameters)
         self._places = _places(self._parameters)
         self._extras = tuple(extras)
         self._flat = _flatten(self._parameters, self._extras)
-        self._ranges = split_ranges(self._flat.numel(), replicas)
-        self._received: dict[int, Tensor] = {}
+        for parameter in self._parameters:
+            parameter.grad = None  # the flat vector holds it now
 
-    def split(self, number: int) -> Tensor:
-        """The elements of one split; a view."""
-        start, stop = self._ranges[number]
-        return self._flat[start:stop]
-
-    def receive(self, replica: int, values: Tensor) -> None:
-        """Keep this replica's own split as `replica` wrote it, until `merge`."""
-        self._received[replica] = values
-
-    def merge(self, own: int) -> None:
-        """Sum split `own` over all replicas, in rank order, so that the sum has the same bits wherever it is made."""
-        pieces = {**self._received, own: self.split(own)}
-        self._received = {}
-        first, *others = (pieces[rank] for rank in sorted(pieces))
-        for piece in others:
-            first.add_(piece)
-        if first is not pieces[own]:
-            self.split(own).copy_(first)
-
-    def replace(self, number: int, values: Tensor) -> None:
-        """Write a merged split into its place."""
-        self.split(number).copy_(values)
+    @property
+    def vector(self) -> Tensor:
+        """The vector, to be summed over the replicas in its place."""
+        return self._flat
 
     def squares(self) -> float:
-        """The sum of the squares of all gradients, once all splits are merged."""
+        """The sum of the squares of all gradients, of the summed vector."""
         return sum_of_squares([self._flat[: sum(parameter.numel() for parameter in self._parameters)]])
 
     def summed(self, parameter: nn.Parameter) -> Tensor | None:
-        """The gradient of `parameter` once all splits are merged, a view of the vector; None if no replica has one."""
+        """The gradient of `parameter` in the summed vector, a view of it; None if no replica has one."""
         number, offset = self._places[id(parameter)]
         mark = self._flat[self._flat.numel() - len(self._parameters) + number]
         values = self._flat[offset : offset + parameter.numel()]

@@ -3,7 +3,9 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from funcpipe.comm.scatter_reduce import Pattern, pattern
 from funcpipe.core import ModelProfile, Plan, PlatformSpec, Routes, Trace, Wire, find_routes, prices_of
+from funcpipe.errors import InvalidValue
 from funcpipe.partitioner.cost import plan_loads, plan_setting
 from funcpipe.partitioner.formulas import lane_times
 from funcpipe.scheduler.conditions import Conditions
@@ -57,6 +59,7 @@ def step_shape(plan: Plan, profile: ModelProfile, *, clipped: bool = False) -> S
         routes=_routes(plan, profile),
         schedule=plan.schedule,
         sync=plan.sync,
+        streams=plan.streams,
         norms=clipped or plan.gradient_wire is Wire.FP16,
     )
 
@@ -92,6 +95,7 @@ def _payloads(plan: Plan, profile: ModelProfile) -> Callable[[Task], float]:
     activations = _by_part(routes)
     gradients = {(route.consumer, route.producer): route.payload_bytes for route in routes.gradients}
     summed = [profile.summed_bytes(stage.first, stage.stop) for stage in plan.stages]
+    chosen = pattern(plan.sync, plan.replicas, plan.streams)
 
     def payload(task: Task) -> float:
         match task.kind, task.peer, task.part:
@@ -108,9 +112,22 @@ def _payloads(plan: Plan, profile: ModelProfile) -> Callable[[Task], float]:
             case Kind.PUT_NORM | Kind.GET_NORM, _, None:
                 return NORM_BYTES
             case _:
-                return summed[task.stage] / plan.replicas
+                return summed[task.stage] * _share(task, chosen)
 
     return payload
+
+
+def _share(task: Task, chosen: Pattern) -> float:
+    """The share of the gradient that a transfer between replicas moves."""
+    match task.kind, task.part:
+        case Kind.PUT_SPLIT, int(part):
+            return chosen.raw_share(task.replica, part)
+        case Kind.GET_SPLIT, int():
+            return chosen.piece_share
+        case Kind.PUT_MERGED | Kind.GET_MERGED, int(part):
+            return chosen.merged_share(part)
+        case _:
+            raise InvalidValue("task", str(task), "must move bytes")
 
 
 def _by_part(routes: Routes) -> dict[tuple[int, int], int]:

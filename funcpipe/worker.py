@@ -17,8 +17,9 @@ from funcpipe import allocator
 from funcpipe.actions import Actions
 from funcpipe.background import Background
 from funcpipe.comm import codec
-from funcpipe.comm.channel import Channel, Patience
+from funcpipe.comm.channel import Channel
 from funcpipe.comm.keys import Keys
+from funcpipe.comm.patience import Patience
 from funcpipe.computation import Batch, Computation, LossFunction, OptimizerFactory
 from funcpipe.core import Event, Plan, Routes, StepReport, Wire, WorkerReport, WorkerSpec, from_text, to_text
 from funcpipe.core.json_form import to_plain
@@ -34,6 +35,9 @@ from funcpipe.scheduler.execute import execute
 from funcpipe.scheduler.graph import Graph, StepShape, build_graph
 from funcpipe.scheduler.tasks import Task
 from funcpipe.split import StageModule, load_stage
+
+OPEN_REQUESTS = 4
+"""How many transfers in each direction wait for their turn at once, while the body of one moves."""
 
 TRACED_STEPS = 20
 """How many of the last steps a worker's trace holds."""
@@ -119,7 +123,7 @@ class Worker:
         self._cancel = threading.Event()
         patience = Patience(deadline_s=spec.message_deadline_s)
         channel = Channel(storage, patience, cancel=self._cancel)
-        self._actions = Actions(self.computation, channel, self._keys, self._job.routes, spec.plan)
+        self._actions = Actions(self.computation, channel, self._keys, self._job.routes, spec.plan, spec.replica)
 
     def run(self) -> None:
         """Train for all epochs; leaves the events of the last steps and, as replica 0, the stage's tensors."""
@@ -142,7 +146,9 @@ class Worker:
     def _train(self, step: Step, retention: Retention, background: Background) -> tuple[Event, ...]:
         order = self._work_order(len(step.micro_batches))
         self._actions.begin(step, self._load)
-        events = execute(order.graph, self._actions.run, step=step.number, cancel=self._cancel)
+        events = execute(
+            order.graph, self._actions.run, step=step.number, cancel=self._cancel, open_requests=OPEN_REQUESTS
+        )
         if self._spec.stage == len(self._spec.plan.stages) - 1:
             report = StepReport(step=step.number, samples=self.computation.samples, loss_sum=self.computation.loss_sum)
             background.put(self._keys.step_report(step.number, self._spec.worker), report)
@@ -162,6 +168,7 @@ class Worker:
                 schedule=plan.schedule,
                 sync=plan.sync,
                 norms=self.computation.norm.decides,
+                streams=plan.streams,
             )
         )
         return _WorkOrder(graph.of_worker(*worker), readers_of(graph, worker), heard_by(graph, worker))

@@ -1,5 +1,3 @@
-import itertools
-
 import pytest
 import torch
 from hypothesis import given
@@ -10,7 +8,7 @@ from funcpipe.gradients import FlatGradient
 
 
 def summed(replicas: int, gradients: list[list[Tensor | None]], extras: list[list[Tensor]]) -> list[list[nn.Parameter]]:
-    """Parameters of every replica after the replicas exchanged their splits directly."""
+    """Parameters of every replica after the sum of the vectors took the place of each."""
     parameters = []
     flats = []
     for own, own_extras in zip(gradients, extras, strict=True):
@@ -18,21 +16,12 @@ def summed(replicas: int, gradients: list[list[Tensor | None]], extras: list[lis
         for parameter, gradient in zip(made, own, strict=True):
             parameter.grad = gradient
         parameters.append(made)
-        flats.append(FlatGradient(made, own_extras, replicas=replicas))
-    exchange(flats)
+        flats.append(FlatGradient(made, own_extras))
+    total = torch.stack([flat.vector for flat in flats]).sum(0)
     for flat in flats:
+        flat.vector.copy_(total)
         flat.unpack()
     return parameters
-
-
-def exchange(flats: list[FlatGradient]) -> None:
-    pairs = list(itertools.permutations(range(len(flats)), 2))
-    for owner, other in pairs:
-        flats[owner].receive(other, flats[other].split(owner).clone())
-    for owner, flat in enumerate(flats):
-        flat.merge(owner)
-    for owner, other in pairs:
-        flats[other].replace(owner, flats[owner].split(owner).clone())
 
 
 @given(st.integers(2, 5), st.integers(1, 4), st.integers(0, 2**32), st.data())
@@ -61,8 +50,7 @@ def test_every_replica_ends_with_the_same_bits_of_the_sum(
 def test_extras_are_summed_and_precision_is_the_parameters() -> None:
     parameter = nn.Parameter(torch.zeros(2, dtype=torch.float64))
     parameter.grad = torch.tensor([1e-17, 1.0], dtype=torch.float64)
-    flat = FlatGradient([parameter], [torch.tensor([[2.0]]), torch.zeros(0)], replicas=1)
-    flat.merge(0)
+    flat = FlatGradient([parameter], [torch.tensor([[2.0]]), torch.zeros(0)])
     extras = flat.unpack()
     assert [extra.tolist() for extra in extras] == [[[2.0]], []]
     assert parameter.grad is not None

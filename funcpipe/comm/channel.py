@@ -2,42 +2,19 @@
 
 import threading
 import time
-from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from funcpipe.comm import codec
+from funcpipe.comm.buffers import Buffers
+from funcpipe.comm.patience import Expectation, Patience
+from funcpipe.comm.turns import Turns
 from funcpipe.core import Wire
 from funcpipe.errors import Cancelled, CorruptMessage, DeadlineExceeded, KeyMissing
 from funcpipe.platforms.base import Storage
-
-_REMEMBERED = 4  # waits for messages of one name
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
-    """How to wait for an object: at first until it is nearly due, then with pauses that are a share of the wait.
-
-    So the last pause adds little to the wait, and vain requests are few: some while the object is due, and as many as
-    the logarithm of the delay when it is late or when nothing is known of it.
-    """
-
-    deadline_s: float
-    least_s: float = 0.0005
-    most_s: float = 0.05
-    late_share: float = 0.1
-    due_share: float = 0.02
-
-    def pause_s(self, waited_s: float, due_s: float = 0.0) -> float:
-        """How long to pause after `waited_s` of waiting for what has never yet come before `due_s`."""
-        left_s = max(self.deadline_s - waited_s, 0.0)
-        early_s = (1 - 2 * self.late_share) * due_s - waited_s
-        if early_s > 0:
-            return min(max(early_s, self.least_s), left_s)
-        pause_s = max(self.due_share * due_s, self.late_share * (waited_s - due_s), self.least_s)
-        return min(pause_s, self.most_s, left_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +29,9 @@ class Received:
 class Channel:
     """Sends and receives messages through `storage`. Setting `cancel` ends every wait.
 
-    Messages of the same name, the last part of their key, come once a step: the last waits for them tell when the next
-    is due.
+    It may be used by several threads: their requests are open side by side, while in each direction the bodies of
+    messages move one at a time. Messages of the same name, the last part of their key, come once a step: the last steps
+    tell when in a step they are due, where the storage does not tell when they have come.
     """
 
     def __init__(
@@ -68,35 +46,78 @@ class Channel:
         self._patience = patience
         self._cancel = cancel
         self._clock = clock
-        self._waits_s: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
+        self._uploading, self._downloading = Turns(), Turns()
+        self._buffers = Buffers()
+        self._step_s = clock()
+        self._expected: dict[str, Expectation] = defaultdict(lambda: Expectation(patience))
+
+    def begin_step(self) -> None:
+        """A step begins: from here on it is counted when its messages come."""
+        self._step_s = self._clock()
 
     def put(self, key: str, tensors: Mapping[str, Tensor], *, wire: Wire = Wire.FP32) -> int:
         """Write a message; returns its bytes. 32-bit floats travel as `wire` says."""
-        message = codec.encode(tensors, wire)
-        self._storage.put(key, message)
-        return message.nbytes
+        return self.put_series(key, (tensors,), wire=wire)
 
-    def get(self, key: str) -> Received:
-        """Wait for a message and read it; raises DeadlineExceeded, Cancelled or CorruptMessage, with the key."""
-        waits_s = self._waits_s[key.rsplit("/", 1)[-1]]
-        due_s = min(waits_s, default=0.0)
+    def put_series(self, key: str, messages: Sequence[Mapping[str, Tensor]], *, wire: Wire = Wire.FP32) -> int:
+        """Write messages one behind the other, as one object; returns its bytes."""
+        size = sum(codec.message_bytes(tensors, wire) for tensors in messages)
+        with self._uploading.reserve() as gate, self._buffers.lend(size) as buffer:
+            self._storage.put(key, codec.encode_series(messages, wire, buffer=buffer), gate=gate)
+        return size
+
+    def get(
+        self, key: str, *, start: int = 0, stop: int | None = None, into: Mapping[str, Tensor] | None = None
+    ) -> Received:
+        """Wait for the object and read the message at its bytes [start, stop), the tensors that `into` names into it.
+
+        Raises DeadlineExceeded, Cancelled or CorruptMessage, with the key.
+        """
+        message, waited_s = self._read(key, start, stop)
+        return Received(tensors=_decoded(key, message, into), payload_bytes=len(message), waited_s=waited_s)
+
+    def get_series(self, key: str, into: Sequence[Mapping[str, Tensor]]) -> Received:
+        """Wait for an object of messages that was put as a series, and read each into its tensors."""
+        message, waited_s = self._read(key, 0, None)
+        start = 0
+        for tensors in into:
+            stop = start + codec.message_bytes(tensors)
+            _decoded(key, memoryview(message)[start:stop], tensors)
+            start = stop
+        return Received(tensors={}, payload_bytes=len(message), waited_s=waited_s)
+
+    def _read(self, key: str, start: int, stop: int | None) -> tuple[bytes, float]:
+        expected = self._expected[key.rsplit("/", 1)[-1]]
         began_s = self._clock()
+        paused = not self._storage.watches and expected.due_s > began_s - self._step_s
+        if paused:
+            self._pause(key, began_s, expected)
+        vain_s, trip_s = None, 0.0
         while True:
             asked_s = self._clock()
             try:
-                message = self._storage.get(key)
-                break
+                message = self._storage.get(key, start=start, stop=stop, gate=self._downloading)
             except KeyMissing:
-                self._pause(key, asked_s - began_s, due_s)
-        waits_s.append(asked_s - began_s)
-        try:
-            tensors = codec.decode(message)
-        except CorruptMessage as error:
-            raise CorruptMessage(f"{key}: {error}") from error
-        return Received(tensors=tensors, payload_bytes=len(message), waited_s=asked_s - began_s)
+                vain_s, trip_s = asked_s - self._step_s, self._clock() - asked_s
+                self._pause(key, began_s, expected, trip_s)
+                continue
+            if paused or vain_s is not None:
+                expected.learn(vain_s, asked_s - self._step_s, trip_s)
+            return message, asked_s - began_s
 
-    def _pause(self, key: str, waited_s: float, due_s: float) -> None:
-        if waited_s >= self._patience.deadline_s:
+    def _pause(self, key: str, began_s: float, expected: Expectation, trip_s: float = 0.0) -> None:
+        now_s = self._clock()
+        left_s = self._patience.deadline_s - (now_s - began_s)
+        if left_s <= 0:
             raise DeadlineExceeded(f"{key} has not come within {self._patience.deadline_s:g} s")
-        if self._cancel.wait(self._patience.pause_s(waited_s, due_s)):
+        learned_s = self._patience.pause_s(now_s - self._step_s, expected.due_s, expected.spread_s, trip_s)
+        self._storage.wait(key, left_s if self._storage.watches else min(learned_s, left_s), self._cancel)
+        if self._cancel.is_set():
             raise Cancelled(f"stopped waiting for {key}")
+
+
+def _decoded(key: str, message: bytes | memoryview, into: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+    try:
+        return codec.decode(message, into=into)
+    except CorruptMessage as error:
+        raise CorruptMessage(f"{key}: {error}") from error

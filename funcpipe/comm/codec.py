@@ -5,13 +5,16 @@ A message is a fixed head, a JSON description, and the tensors' bytes, each alig
     magic "FPM1" | bytes of the description | XXH3 of all that follows | description | padding | tensor | …
 
 The description lists for each tensor its name, dtype, shape, the dtype in which it travels, and where its bytes lie. It
-is checked against the bytes that are there before anything is allocated.
+is checked against the bytes that are there before anything is allocated. Every tensor is copied once, and cast in the
+same pass. The length of a message follows from the dtypes and shapes alone, so that of several messages in one object
+each can be read by itself.
 """
 
 import json
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,40 +23,61 @@ from torch import Tensor
 
 from funcpipe.comm.blocks import block
 from funcpipe.core import Wire
-from funcpipe.errors import CorruptMessage
+from funcpipe.errors import CorruptMessage, InvalidValue
 
 _MAGIC = b"FPM1"
 _HEAD = struct.Struct("<4sIQ")
 _ALIGNMENT = 64
+_CAST_BYTES = 256 * 1024  # read and cast piece by piece, in the processor's cache
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 _WIRE_DTYPES = {Wire.BF16: torch.bfloat16, Wire.FP16: torch.float16}
 
 
-def encode(tensors: Mapping[str, Tensor], wire: Wire = Wire.FP32) -> memoryview:
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Where everything of a message lies: the description, and for each tensor its first byte and how it travels."""
+
+    description: bytes
+    start: int
+    placed: tuple[tuple[int, Tensor, torch.dtype], ...]
+    size: int
+
+
+def message_bytes(tensors: Mapping[str, Tensor], wire: Wire = Wire.FP32) -> int:
+    """How long the message is that holds `tensors`."""
+    return _lay_out(tensors, wire).size
+
+
+def encode(tensors: Mapping[str, Tensor], wire: Wire = Wire.FP32, *, buffer: Tensor | None = None) -> memoryview:
     """The message that holds `tensors`; 32-bit floats travel as `wire` says, everything else as it is."""
-    entries = []
+    return encode_series((tensors,), wire, buffer=buffer)
+
+
+def encode_series(
+    messages: Sequence[Mapping[str, Tensor]], wire: Wire = Wire.FP32, *, buffer: Tensor | None = None
+) -> memoryview:
+    """Messages one behind the other, each of which can be decoded by itself.
+
+    They are written to the beginning of `buffer`, where one is given: bytes, as many as `message_bytes` says or more.
+    """
+    layouts = [_lay_out(tensors, wire) for tensors in messages]
+    size = sum(layout.size for layout in layouts)
+    if buffer is None:
+        buffer = block(size)
+    elif buffer.numel() < size:
+        raise InvalidValue("buffer", buffer.numel(), f"must have room for {size} bytes")
     offset = 0
-    travelling = []
-    for name, tensor in tensors.items():
-        sent = _for_wire(tensor, wire)
-        travelling.append((offset, sent))
-        entries.append([name, _name(tensor.dtype), list(tensor.shape), _name(sent.dtype), offset])
-        offset = _aligned(offset + sent.nbytes)
-    description = json.dumps(entries, separators=(",", ":")).encode()
-    start = _aligned(_HEAD.size + len(description))
-    buffer = block(start + offset)
-    message = buffer.numpy().data
-    message[_HEAD.size : start] = description.ljust(start - _HEAD.size, b"\0")
-    for place, sent in travelling:
-        end = start + place + sent.nbytes
-        buffer[start + place : end].copy_(_bytes_of(sent))
-        message[end : _aligned(end)] = bytes(_aligned(end) - end)
-    _HEAD.pack_into(message, 0, _MAGIC, len(description), _checksum(message))
-    return message
+    for layout in layouts:
+        _write(layout, buffer[offset : offset + layout.size])
+        offset += layout.size
+    return buffer.numpy().data[:size]
 
 
-def decode(message: bytes | bytearray | memoryview) -> dict[str, Tensor]:
-    """The tensors of a message, in memory of their own; raises CorruptMessage unless the bytes are a whole message."""
+def decode(message: bytes | bytearray | memoryview, *, into: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """The tensors of a message, in memory of their own; raises CorruptMessage unless the bytes are a whole message.
+
+    What `into` names is written there, to contiguous tensors of the dtypes and shapes that were sent.
+    """
     view = memoryview(message)
     if view.nbytes < _HEAD.size:
         raise CorruptMessage(f"{view.nbytes} bytes are too few for a message")
@@ -67,34 +91,84 @@ def decode(message: bytes | bytearray | memoryview) -> dict[str, Tensor]:
     start = _aligned(_HEAD.size + length)
     try:
         entries = json.loads(bytes(view[_HEAD.size : _HEAD.size + length]))
-        return {entry[0]: _read(entry, view[start:]) for entry in entries}
+        return {entry[0]: _read(entry, view[start:], (into or {}).get(entry[0])) for entry in entries}
     except (ValueError, TypeError, LookupError, RuntimeError) as error:
         raise CorruptMessage(f"the description of a message cannot be read: {error}") from error
 
 
-def _read(entry: list[Any], payload: memoryview) -> Tensor:
+def _lay_out(tensors: Mapping[str, Tensor], wire: Wire) -> _Layout:
+    entries = []
+    placed = []
+    offset = 0
+    for name, tensor in tensors.items():
+        if tensor.layout is not torch.strided or tensor.is_quantized:
+            raise InvalidValue(name, f"a tensor of {tensor.dtype}, {tensor.layout}", "must be dense, not quantised")
+        sent = _WIRE_DTYPES.get(wire, tensor.dtype) if tensor.dtype is torch.float32 else tensor.dtype
+        placed.append((offset, tensor, sent))
+        entries.append([name, _name(tensor.dtype), list(tensor.shape), _name(sent), offset])
+        offset = _aligned(offset + tensor.numel() * sent.itemsize)
+    description = json.dumps(entries, separators=(",", ":")).encode()
+    start = _aligned(_HEAD.size + len(description))
+    return _Layout(description, start, tuple(placed), start + offset)
+
+
+def _write(layout: _Layout, buffer: Tensor) -> None:
+    message = buffer.numpy().data
+    message[_HEAD.size : layout.start] = layout.description.ljust(layout.start - _HEAD.size, b"\0")
+    for offset, tensor, sent in layout.placed:
+        first = layout.start + offset
+        end = first + tensor.numel() * sent.itemsize
+        if tensor.numel():
+            _write_tensor(tensor.detach(), buffer[first:end], sent)
+        message[end : _aligned(end)] = bytes(_aligned(end) - end)
+    _HEAD.pack_into(message, 0, _MAGIC, len(layout.description), _checksum(message))
+
+
+def _write_tensor(tensor: Tensor, place: Tensor, sent: torch.dtype) -> None:
+    if tensor.dtype is not sent:
+        place.view(sent).view(tensor.shape).copy_(tensor)
+    else:
+        if sent.itemsize == 1:
+            tensor = tensor.view(torch.uint8)  # torch cannot copy every dtype as what it is
+        place.copy_(_bytes_of(tensor.resolve_conj().resolve_neg().contiguous()))
+
+
+def _read(entry: list[Any], payload: memoryview, target: Tensor | None) -> Tensor:
     _, dtype_name, shape, wire_name, offset = entry
-    sent_dtype = _DTYPES[wire_name]
+    dtype, sent = _DTYPES[dtype_name], _DTYPES[wire_name]
     count = math.prod(shape)
-    size = count * sent_dtype.itemsize
+    size = count * sent.itemsize
     if min([*shape, offset, 0]) < 0 or offset + size > payload.nbytes:
         raise ValueError(f"a tensor of shape {shape} at byte {offset} does not lie within {payload.nbytes} bytes")
-    if count == 0:
-        return torch.empty(shape, dtype=_DTYPES[dtype_name])
-    own = block(size)
-    own.numpy().data[:] = payload[offset : offset + size]
-    return own.view(sent_dtype).reshape(shape).to(_DTYPES[dtype_name])
+    if target is None:
+        target = block(count * dtype.itemsize).view(dtype).view(shape) if count else torch.empty(shape, dtype=dtype)
+    elif target.dtype is not dtype or list(target.shape) != shape or not target.is_contiguous():
+        raise ValueError(f"a tensor of {dtype}, shape {shape}, does not fit {target.dtype}, {list(target.shape)}")
+    if count:
+        _fill(target, payload[offset : offset + size], sent)
+    return target
 
 
-def _for_wire(tensor: Tensor, wire: Wire) -> Tensor:
-    tensor = tensor.detach()
-    if tensor.dtype is torch.float32 and wire in _WIRE_DTYPES:
-        tensor = tensor.to(_WIRE_DTYPES[wire])
-    return tensor.contiguous()
+def _fill(target: Tensor, data: memoryview, sent: torch.dtype) -> None:
+    if target.dtype is sent:
+        _bytes_of(target).numpy().data[:] = data
+        return
+    flat = target.view(-1)
+    piece = torch.empty(min(_CAST_BYTES, data.nbytes), dtype=torch.uint8)
+    for first, stop in _pieces(data.nbytes):
+        piece.numpy().data[: stop - first] = data[first:stop]
+        flat[first // sent.itemsize : stop // sent.itemsize].copy_(piece[: stop - first].view(sent))
+
+
+def _pieces(size: int) -> Iterator[tuple[int, int]]:
+    for first in range(0, size, _CAST_BYTES):
+        yield first, min(first + _CAST_BYTES, size)
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:
-    flat = tensor.as_strided((tensor.numel(),), (1,))  # one element may have any stride and yet count as contiguous
+    flat = tensor.detach().as_strided(
+        (tensor.numel(),), (1,)
+    )  # one element may have any stride and count as contiguous
     return flat.view(torch.uint8)
 
 

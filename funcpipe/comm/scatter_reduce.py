@@ -1,24 +1,34 @@
 """Summing the gradients of a stage's replicas through storage, as transfers with dependencies.
 
-The flat gradient is cut into as many splits as there are replicas; replica i owns split i. Every replica puts the
-splits that it does not own, gets its own split as the others wrote it, adds them in rank order (so that every run has
-the same bits), puts the sum, and gets the other sums.
+The flat gradient is cut into *rounds*, one after the other, and every round into *splits*, each with an owner among
+the replicas; one split of one round is a *piece*. Every replica puts the pieces of others as *raw* objects, gets its
+own pieces as the others wrote them, adds them in rank order, so that every run and every algorithm gives the same bits,
+puts the sums as *merged* objects, and gets those of the others. An object holds several pieces; readers of raw objects
+read their own by its range of bytes.
 
-The algorithms are one set of transfers. *Three-phase* (LambdaML) finishes each phase before the next; *pipelined*
-(FuncPipe, Liu et al. 2022, section 3.3) is the same without those dependencies, so that both links of a function are
-busy at once. Worker i uploads the splits i+1, i+2, … and meanwhile downloads split i as written by the workers i-1,
-i-2, …: in each step the one that was uploaded in the step before.
+All algorithms are this family with other counts and more or fewer dependencies:
+
+- *three-phase* (LambdaML, SIGMOD 2021): one round, one raw object for each reader, each phase after the one before;
+- *pipelined* (FuncPipe, Liu et al. 2022, section 3.3): the same, but in step k a replica puts the split of the replica
+  k places on while it gets its own split as written by the replica k-1 places back;
+- *streamed*: several rounds, raw objects for groups of readers, merged objects for groups of rounds, no barriers;
+- *exchange*: everybody puts everything, round by round, and adds up all of it;
+- *all-reduce* (LambdaML): everybody puts everything, the first replica adds it up and puts the sum.
 """
 
 import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from funcpipe.core import Sync
+from funcpipe.core import Streams, Sync, usual_streams
+
+Piece = tuple[int, int]
+"""A round and a split."""
 
 
 class Move(Enum):
-    """What a replica does with a split."""
+    """What a replica does with an object, or with the pieces of a round."""
 
     PUT_SPLIT = "put-split"
     GET_SPLIT = "get-split"
@@ -29,39 +39,177 @@ class Move(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One move of one replica: the split concerned, who wrote it, and the earlier moves of the same replica it needs.
+    """One move of one replica, and the earlier moves of the same replica that it needs.
 
-    `after` are positions in the replica's list of transfers. A get needs, besides, that its object has been put.
+    `part` numbers the raw or the merged objects of their writer, or names the round of a merge; `peer` is the writer of
+    what is got. `after` are positions in the replica's list of transfers. A get needs, besides, that its object has
+    been put.
     """
 
     move: Move
-    split: int
+    part: int
     peer: int | None
     after: tuple[int, ...]
 
 
-def transfers(sync: Sync, *, replicas: int, replica: int) -> tuple[Transfer, ...]:
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """How `replicas` sum a gradient: which pieces there are, who owns them, and which objects they travel in."""
+
+    sync: Sync
+    replicas: int
+    streams: Streams
+
+    @property
+    def splits(self) -> int:
+        """Into how many splits a round is cut."""
+        return 1 if self.sync in (Sync.EXCHANGE, Sync.ALL_REDUCE) else self.replicas
+
+    def merges(self, replica: int) -> int | None:
+        """The split that `replica` adds up, if any."""
+        if self.sync is Sync.ALL_REDUCE:
+            return 0 if replica == 0 else None
+        return 0 if self.sync is Sync.EXCHANGE else replica
+
+    def raw_pieces(self, writer: int, part: int) -> tuple[Piece, ...]:
+        """The pieces in the raw object `part` of `writer`, one behind the other."""
+        round_number, group = divmod(part, self.streams.groups)
+        if self.splits == 1:
+            return ((round_number, 0),) if self.replicas > 1 else ()
+        first = 1 + group * self._readers
+        distances = range(first, min(first + self._readers, self.replicas))
+        return tuple((round_number, (writer + d) % self.replicas) for d in distances)
+
+    def merged_pieces(self, writer: int, part: int) -> tuple[Piece, ...]:
+        """The pieces in the merged object `part` of `writer`, one behind the other."""
+        split = self.merges(writer)
+        assert split is not None, f"replica {writer} merges nothing"
+        return tuple((round_number, split) for round_number in self.rounds_of(part))
+
+    def rounds_of(self, part: int) -> range:
+        """The rounds whose sums the merged object `part` holds."""
+        start, stop = split_ranges(self.streams.rounds, self.streams.merged)[part]
+        return range(start, stop)
+
+    def object_for(self, writer: int, round_number: int, reader: int) -> int:
+        """The raw object of `writer` that holds the piece of `round_number` for `reader`."""
+        if self.splits == 1:
+            return round_number * self.streams.groups
+        distance = (reader - writer) % self.replicas
+        return round_number * self.streams.groups + (distance - 1) // self._readers
+
+    def raw_share(self, writer: int, part: int) -> float:
+        """The share of the gradient that the raw object `part` of `writer` holds."""
+        return len(self.raw_pieces(writer, part)) * self.piece_share
+
+    def merged_share(self, part: int) -> float:
+        """The share of the gradient that a merged object holds."""
+        return len(self.rounds_of(part)) * self.piece_share
+
+    @property
+    def piece_share(self) -> float:
+        """The share of the gradient that one piece is."""
+        return 1 / (self.streams.rounds * self.splits)
+
+    @property
+    def spreads(self) -> bool:
+        """Whether sums are put for others to get."""
+        return self.sync is not Sync.EXCHANGE
+
+    @property
+    def _readers(self) -> int:
+        return -(-(self.replicas - 1) // self.streams.groups)
+
+
+def pattern(sync: Sync, replicas: int, streams: Streams | None = None) -> Pattern:
+    """The pattern of `sync`, cut as `streams` says or else as usual."""
+    return Pattern(sync, replicas, usual_streams(sync, replicas, streams))
+
+
+def transfers(pattern: Pattern, replica: int) -> tuple[Transfer, ...]:
     """The moves of `replica`, in the order in which its lanes take them."""
-    barrier = sync is Sync.THREE_PHASE
-    distances = range(1, replicas)
-    puts = tuple(Transfer(Move.PUT_SPLIT, (replica + d) % replicas, None, ()) for d in distances)
-    phase_1 = tuple(range(len(puts)))
-    gets = tuple(
-        Transfer(Move.GET_SPLIT, replica, (replica - d) % replicas, phase_1 if barrier else ()) for d in distances
-    )
-    merge = len(puts) + len(gets)
-    merged = merge + 1
-    spread = tuple(
-        Transfer(Move.GET_MERGED, (replica + d) % replicas, (replica + d) % replicas, (merged,) if barrier else ())
+    moves: list[Transfer] = []
+    distances = range(1, pattern.replicas)
+    _add_raw(moves, pattern, replica, distances)
+    if pattern.merges(replica) is not None:
+        _add_merges(moves, pattern, replica)
+    if pattern.spreads:
+        _add_spread(moves, pattern, replica, distances)
+    return tuple(moves)
+
+
+def _add_raw(moves: list[Transfer], pattern: Pattern, replica: int, distances: Sequence[int]) -> None:
+    objects = range(pattern.streams.rounds * pattern.streams.groups)
+    owned = pattern.merges(replica)
+    puts = [part for part in objects if _has_readers(pattern, replica, part)]
+    gets = [
+        ((replica - d) % pattern.replicas, pattern.object_for((replica - d) % pattern.replicas, q, replica))
+        for q in range(pattern.streams.rounds)
         for d in distances
-    )
-    return (
-        *puts,
-        *gets,
-        Transfer(Move.MERGE, replica, None, tuple(range(len(puts), merge))),
-        Transfer(Move.PUT_MERGED, replica, None, (merge,)),
-        *spread,
-    )
+        if owned is not None
+    ]
+    if pattern.sync is Sync.PIPELINED:
+        _add_steps(moves, puts, gets)
+        return
+    moves += [Transfer(Move.PUT_SPLIT, part, None, ()) for part in puts]
+    barrier = tuple(range(len(moves))) if pattern.sync is Sync.THREE_PHASE else ()
+    moves += [Transfer(Move.GET_SPLIT, part, peer, barrier) for peer, part in gets]
+
+
+def _add_steps(moves: list[Transfer], puts: Sequence[int], gets: Sequence[tuple[int, int]]) -> None:
+    """FuncPipe's steps: in each, one put, and the get of what the peer put in the step before."""
+    before: tuple[int, ...] = ()
+    for step in range(len(puts) + 1):
+        first = len(moves)
+        if step < len(puts):
+            moves.append(Transfer(Move.PUT_SPLIT, puts[step], None, before))
+        if step > 0:
+            peer, part = gets[step - 1]
+            moves.append(Transfer(Move.GET_SPLIT, part, peer, before))
+        before = tuple(range(first, len(moves)))
+
+
+def _add_merges(moves: list[Transfer], pattern: Pattern, replica: int) -> None:
+    """Add up a round once all of it has come, and once one's own values, which the sum replaces, have been put."""
+    gets = [i for i, transfer in enumerate(moves) if transfer.move is Move.GET_SPLIT]
+    puts = [i for i, transfer in enumerate(moves) if transfer.move is Move.PUT_SPLIT]
+    each = pattern.replicas - 1
+    for q in range(pattern.streams.rounds):
+        own = tuple(puts[q : q + 1]) if pattern.sync is Sync.EXCHANGE else ()
+        moves.append(Transfer(Move.MERGE, q, None, own + tuple(gets[q * each : (q + 1) * each])))
+
+
+def _add_spread(moves: list[Transfer], pattern: Pattern, replica: int, distances: Sequence[int]) -> None:
+    merges = [i for i, transfer in enumerate(moves) if transfer.move is Move.MERGE]
+    parts = range(pattern.streams.merged)
+    puts: list[int] = []
+    for part in parts if merges else ():
+        puts.append(len(moves))
+        moves.append(Transfer(Move.PUT_MERGED, part, None, tuple(merges[q] for q in pattern.rounds_of(part))))
+    barrier = tuple(puts) if pattern.sync is Sync.THREE_PHASE else ()
+    writers = [(replica + d) % pattern.replicas for d in distances]
+    for part, writer in itertools.product(parts, writers):
+        if pattern.merges(writer) is not None:
+            moves.append(Transfer(Move.GET_MERGED, part, writer, barrier))
+
+
+def _has_readers(pattern: Pattern, replica: int, part: int) -> bool:
+    others = any(pattern.merges(other) is not None for other in range(pattern.replicas) if other != replica)
+    return others and bool(pattern.raw_pieces(replica, part))
+
+
+def cut(length: int, pattern: Pattern) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """For each round and split the elements [start, stop) of its piece. Rounds go from the end to the beginning.
+
+    That is the order in which a backward pass makes a gradient's elements.
+    """
+    rounds = reversed(split_ranges(length, pattern.streams.rounds))
+    return tuple(tuple(_within(start, stop, pattern.splits)) for start, stop in rounds)
+
+
+def _within(start: int, stop: int, splits: int) -> Iterator[tuple[int, int]]:
+    for first, last in split_ranges(stop - start, splits):
+        yield start + first, start + last
 
 
 def split_ranges(length: int, splits: int) -> tuple[tuple[int, int], ...]:

@@ -11,9 +11,11 @@ from funcpipe.core.plan import (
     SolverReport,
     Stage,
     StageEstimate,
+    Streams,
     Sync,
     TrainingSpec,
     Wire,
+    usual_streams,
 )
 from funcpipe.core.platform import MB, FunctionSize, PlatformSpec
 from funcpipe.core.profile import LayerProfile, ModelProfile, TensorProfile, TiedParameter
@@ -55,6 +57,7 @@ __all__ = [
     "Stage",
     "StageEstimate",
     "StepReport",
+    "Streams",
     "Sync",
     "TensorProfile",
     "TieRoute",
@@ -70,6 +73,7 @@ __all__ = [
     "read",
     "read_trace",
     "to_text",
+    "usual_streams",
     "write",
     "write_side_by_side",
     "write_trace",

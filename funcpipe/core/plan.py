@@ -58,6 +58,40 @@ class Sync(Enum):
 
     THREE_PHASE = "three-phase"
     PIPELINED = "pipelined"
+    STREAMED = "streamed"
+    EXCHANGE = "exchange"
+    ALL_REDUCE = "all-reduce"
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """How a streamed synchronisation is cut: into `rounds`, each with raw objects for `groups` of readers.
+
+    The sums of all rounds travel in `merged` objects of each replica. An exchange has only rounds.
+    """
+
+    rounds: int
+    groups: int
+    merged: int
+
+    def __post_init__(self) -> None:
+        for field in ("rounds", "groups", "merged"):
+            checks.at_least(field, getattr(self, field), 1)
+
+
+def usual_streams(sync: Sync, replicas: int, streams: Streams | None = None) -> Streams:
+    """How `sync` cuts the gradient of so many replicas: as `streams` says, where that is open, or as it mostly does."""
+    one_each = max(replicas - 1, 1)
+    match sync:
+        case Sync.THREE_PHASE | Sync.PIPELINED:
+            return Streams(rounds=1, groups=one_each, merged=1)
+        case Sync.ALL_REDUCE:
+            return Streams(rounds=1, groups=1, merged=1)
+        case Sync.EXCHANGE:
+            return Streams(rounds=8 if streams is None else streams.rounds, groups=1, merged=1)
+        case Sync.STREAMED:
+            chosen = Streams(rounds=2, groups=7, merged=2) if streams is None else streams
+            return Streams(chosen.rounds, min(chosen.groups, one_each), min(chosen.merged, chosen.rounds))
 
 
 class Optimality(Enum):
@@ -180,7 +214,8 @@ class Plan:
     """Where the model is cut, what runs each stage, how many replicas there are, and what that is expected to take.
 
     Micro-batch m belongs to replica m mod `replicas` of every stage. Activations travel as `wire`; the gradients that
-    stages return for them as `wire_back`, where that is given, else like activations.
+    stages return for them as `wire_back`, where that is given, else like activations. `streams` cuts a streamed
+    synchronisation or an exchange; None stands for the usual cut.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.plan/1"
@@ -195,6 +230,7 @@ class Plan:
     wire_back: Wire | None = None
     model: str = ""
     platform: str = ""
+    streams: Streams | None = None
     optimizer: OptimizerKind = OptimizerKind.SGD
     estimate: Estimate | None = None
     solver: SolverReport | None = None

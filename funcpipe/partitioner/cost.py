@@ -89,6 +89,7 @@ def plan_setting(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Setti
         gradient_wire_ratio=plan.gradient_wire.ratio,
         base_bytes=profile.base_memory_bytes,
         spec=spec,
+        streams=plan.streams,
         schedule=plan.schedule,
     )
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from funcpipe.core import PlatformSpec, ScheduleKind, Sync
+from funcpipe.core import PlatformSpec, ScheduleKind, Streams, Sync, usual_streams
+from funcpipe.partitioner.sync_forms import all_reduce_s, exchange_s, requests_each, streamed_s
 from funcpipe.scheduler.schedules import in_flight
 
 Array = npt.NDArray[np.float64]
@@ -99,6 +100,7 @@ class Setting:
     spec: PlatformSpec
     schedule: ScheduleKind = ScheduleKind.GPIPE
     gradient_wire_ratio: float | None = None
+    streams: Streams | None = None
 
     @property
     def micro_batches_each(self) -> int:
@@ -236,6 +238,7 @@ def sync_time_s(
     upload_bytes_s: Array | float,
     download_bytes_s: Array | float,
     latency_s: float,
+    streams: Streams | None = None,
 ) -> Array:
     """Seconds in which `replicas` functions sum `gradient_bytes` each through storage.
 
@@ -248,8 +251,16 @@ def sync_time_s(
     if replicas == 1:
         return np.zeros_like(up_s)
     spread_s: Array = up_s + (replicas - 1) * down_s
-    if sync is Sync.THREE_PHASE:
-        return (replicas - 1) * (up_s + down_s) + spread_s + 4 * latency_s
+    link = (gradient_bytes, replicas, upload_bytes_s, download_bytes_s, latency_s)
+    match sync:
+        case Sync.THREE_PHASE:
+            return (replicas - 1) * (up_s + down_s) + spread_s + 4 * latency_s
+        case Sync.ALL_REDUCE:
+            return all_reduce_s(*link)
+        case Sync.EXCHANGE:
+            return exchange_s(*link, usual_streams(sync, replicas, streams))
+        case Sync.STREAMED:
+            return streamed_s(*link, usual_streams(sync, replicas, streams))
     reduce_s: Array = up_s + (replicas - 2) * np.maximum(up_s, down_s) + down_s
     return reduce_s + spread_s + (2 + replicas) * latency_s
 
@@ -269,17 +280,18 @@ def sync_times(loads: Loads, setting: Setting, *, workers: int) -> Array:
         upload_bytes_s=up,
         download_bytes_s=down,
         latency_s=setting.spec.latency_s,
+        streams=setting.streams,
     )
 
 
 def requests(loads: Loads, setting: Setting) -> tuple[Array, Array]:
     """Puts and gets of each stage in one iteration, all replicas together."""
     replicas, traffic, ties = setting.replicas, loads.traffic, loads.ties
-    sync_puts, sync_gets = (replicas * replicas, replicas * 2 * (replicas - 1)) if replicas > 1 else (0, 0)
-    puts = setting.micro_batches * (traffic.forward_out_objects + traffic.backward_out_objects) + sync_puts
-    puts = puts + replicas * ties.upload_objects
-    gets = setting.micro_batches * (traffic.forward_in_objects + traffic.backward_in_objects) + sync_gets
-    gets = gets + replicas * ties.download_objects
+    sync_puts, sync_gets = requests_each(setting.sync, replicas, usual_streams(setting.sync, replicas, setting.streams))
+    puts = setting.micro_batches * (traffic.forward_out_objects + traffic.backward_out_objects)
+    puts = puts + round(replicas * sync_puts) + replicas * ties.upload_objects
+    gets = setting.micro_batches * (traffic.forward_in_objects + traffic.backward_in_objects)
+    gets = gets + round(replicas * sync_gets) + replicas * ties.download_objects
     return puts, gets
 
 

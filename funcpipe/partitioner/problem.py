@@ -142,7 +142,7 @@ class Problem:
             self.setting(degree, sync, schedule)
             for degree in self.degrees
             for schedule in self.schedules(degree)
-            for sync in ((Sync.PIPELINED,) if degree <= 2 else tuple(Sync))
+            for sync in ((Sync.PIPELINED,) if degree <= 2 else (Sync.THREE_PHASE, Sync.PIPELINED))
         )
 
     def schedules(self, replicas: int) -> tuple[ScheduleKind, ...]:

@@ -1,5 +1,6 @@
 """The two Protocols that a cloud must satisfy: object storage, and a platform that runs functions."""
 
+import threading
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
@@ -16,8 +17,11 @@ class Storage(Protocol):
     """Whole objects by key. `put` is atomic: a reader sees all of an object or none of it.
 
     Every method may be called from several threads at once. `gate` is entered when the request's latency is over and
-    left when its body has moved, so that requests can wait side by side while bodies pass one at a time.
+    left when its body has moved, so that requests can wait side by side while bodies pass one at a time; a request that
+    is tried again enters it again. `watches` tells whether `wait` ends as soon as the object comes.
     """
+
+    watches: bool
 
     def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
         """Write an object; with `if_absent`, raise KeyExists rather than replace one."""
@@ -30,6 +34,12 @@ class Storage(Protocol):
 
     def list(self, prefix: str) -> tuple[str, ...]:
         """The keys that begin with `prefix`, sorted."""
+
+    def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
+        """Pause, without a request: until `timeout_s` are over, `cancel` is set or, if `watches`, the object is there.
+
+        It may end early: the caller asks again.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,12 +3,13 @@
 import os
 from dataclasses import replace
 from importlib import resources
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from funcpipe.core import PlatformSpec, from_text, read
 from funcpipe.errors import InvalidValue
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.files import FileStorage
+from funcpipe.platforms.wrappers import Retried
 
 LOCAL = "local"
 
@@ -31,8 +32,31 @@ def load_spec(name: str) -> PlatformSpec:
 
 
 def open_storage(url: str) -> Storage:
-    """The object storage at `url`: `file:///folder`."""
+    """The object storage at `url`: `file:///folder`, or `s3://bucket/prefix` with `?endpoint=…&region=…` as needed.
+
+    Or `oss://bucket/prefix?endpoint=…&region=…`. Credentials come from the environment, never from the URL.
+    """
     parts = urlsplit(url)
-    if parts.scheme != "file" or parts.netloc or not parts.path:
-        raise InvalidValue("storage", url, "must be the URL of a folder, such as file:///tmp/objects")
-    return FileStorage(unquote(parts.path))
+    if parts.username is not None or parts.password is not None:
+        raise InvalidValue("storage", _without_user(url), "must not hold credentials; set them in the environment")
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    match parts.scheme:
+        case "file" if parts.path and not parts.netloc and not options:
+            return FileStorage(unquote(parts.path))
+        case "s3" if parts.netloc and options.keys() <= {"endpoint", "region"} and all(options.values()):
+            from funcpipe.platforms.s3 import S3Storage
+
+            return Retried(S3Storage(parts.netloc, unquote(parts.path), **options))
+        case "oss" if parts.netloc and options.keys() == {"endpoint", "region"} and all(options.values()):
+            from funcpipe.platforms.oss import OssStorage
+
+            return Retried(
+                OssStorage(parts.netloc, unquote(parts.path), endpoint=options["endpoint"], region=options["region"])
+            )
+        case _:
+            raise InvalidValue("storage", url, "must be a URL such as file:///tmp/objects or s3://bucket/prefix")
+
+
+def _without_user(url: str) -> str:
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

@@ -2,12 +2,16 @@
 
 import itertools
 import os
+import threading
+from functools import cached_property
 from pathlib import Path
 
 from funcpipe.errors import InvalidValue, KeyExists, KeyMissing, StorageError
 from funcpipe.platforms.base import OPEN, Gate
+from funcpipe.platforms.watch import FolderWatch
 
 _UNFINISHED = ".unfinished"
+_LOOK_S = 0.01  # between two looks for an object, where the system does not tell of it
 
 
 class FileStorage:
@@ -17,6 +21,7 @@ class FileStorage:
     """
 
     def __init__(self, root: str | Path) -> None:
+        self.watches = FolderWatch.available
         self._root = os.path.abspath(root)
         self._numbers = itertools.count()
         self._unfinished = os.path.join(self._root, _UNFINISHED)
@@ -77,6 +82,21 @@ class FileStorage:
                 if key.startswith(prefix):
                     keys.append(key)
         return tuple(sorted(keys))
+
+    def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
+        """Pause until the object is there, `timeout_s` are over or `cancel` is set."""
+        path = self._path(key)
+        try:
+            if self.watches:
+                self._watch.wait(path, timeout_s, cancel)
+                return
+        except OSError:
+            self.watches = False  # the system's watches are used up: the caller looks from time to time
+        cancel.wait(min(timeout_s, _LOOK_S))
+
+    @cached_property
+    def _watch(self) -> FolderWatch:
+        return FolderWatch()
 
     def _path(self, key: str) -> str:
         parts = key.split("/")

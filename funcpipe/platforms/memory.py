@@ -1,17 +1,22 @@
 """Objects in this process's memory: for tests, and for functions that are threads."""
 
 import threading
+import time
 
 from funcpipe.errors import KeyExists, KeyMissing
 from funcpipe.platforms.base import OPEN, Gate
+
+_CANCEL_S = 0.1  # how often a wait looks whether it was cancelled
 
 
 class MemoryStorage:
     """A dictionary behind a lock."""
 
+    watches = True
+
     def __init__(self) -> None:
         self._objects: dict[str, bytes] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
 
     def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
         """Write an object; with `if_absent`, raise KeyExists rather than replace one."""
@@ -21,6 +26,7 @@ class MemoryStorage:
             if if_absent and key in self._objects:
                 raise KeyExists(key)
             self._objects[key] = body
+            self._lock.notify_all()
 
     def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
         """The bytes [start, stop) of an object; raises KeyMissing."""
@@ -40,3 +46,13 @@ class MemoryStorage:
         """The keys that begin with `prefix`, sorted."""
         with self._lock:
             return tuple(sorted(key for key in self._objects if key.startswith(prefix)))
+
+    def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
+        """Pause until the object is there, `timeout_s` are over or `cancel` is set."""
+        ends_s = time.monotonic() + timeout_s
+        with self._lock:
+            while key not in self._objects and not cancel.is_set():
+                left_s = ends_s - time.monotonic()
+                if left_s <= 0:
+                    return
+                self._lock.wait(min(left_s, _CANCEL_S))

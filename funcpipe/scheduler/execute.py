@@ -25,24 +25,28 @@ def execute(
     *,
     step: int,
     cancel: threading.Event,
+    open_requests: int = 1,
     clock: Callable[[], float] = time.time,
 ) -> tuple[Event, ...]:
     """Run the tasks of one worker: each lane takes its own in order, each as soon as what it needs is done.
 
-    The compute lane runs in the calling thread. The first failure wins: it sets `cancel`, on which blocked tasks must
-    give up, and is raised as TaskFailed once all lanes have stopped. Events are in the seconds of `clock`.
+    On the upload and the download lane, up to `open_requests` tasks that follow each other are under way at once; what
+    they move is kept apart below, by a gate through which one body passes at a time. The compute lane runs in the
+    calling thread. The first failure wins: it sets `cancel`, on which blocked tasks must give up, and is raised as
+    TaskFailed once all lanes have stopped. Events are in the seconds of `clock`.
     """
     lanes = {lane.resource: positions for lane, positions in graph.lanes().items()}
     execution = _Execution(graph, run_task, step, cancel, clock)
     threads = [
-        threading.Thread(target=execution.run_lane, args=(lanes[resource],), name=f"funcpipe-{resource.value}")
+        threading.Thread(target=execution.run_lane, args=(lane,), name=f"funcpipe-{resource.value}-{number}")
         for resource in (Resource.UPLOAD, Resource.DOWNLOAD)
-        if resource in lanes
+        for lane in [_Lane(lanes.get(resource, ()))]
+        for number in range(min(open_requests, len(lanes.get(resource, ()))))
     ]
     for thread in threads:
         thread.start()
     try:
-        execution.run_lane(lanes.get(Resource.COMPUTE, ()))
+        execution.run_lane(_Lane(lanes.get(Resource.COMPUTE, ())))
     except BaseException:
         execution.stop()
         raise
@@ -55,6 +59,23 @@ def execute(
     if cancel.is_set():
         raise Cancelled("stopped from outside")
     return tuple(sorted(execution.events, key=lambda event: (event.start_s, event.end_s)))
+
+
+class _Lane:
+    """The tasks of a lane, handed out in order to the threads that work on it."""
+
+    def __init__(self, positions: Sequence[int]) -> None:
+        self._positions = iter(positions)
+        self._lock = threading.Lock()
+
+    def next(self, wait_for: Callable[[int], bool]) -> int | None:
+        """The next task, by position, once it can begin; None when there is none, or waiting for it was given up.
+
+        Tasks behind it are not handed out before.
+        """
+        with self._lock:
+            position = next(self._positions, None)
+            return position if position is not None and wait_for(position) else None
 
 
 class _Execution:
@@ -78,10 +99,8 @@ class _Execution:
         self.events: list[Event] = []
         self.failure: tuple[Task, BaseException] | None = None
 
-    def run_lane(self, positions: Sequence[int]) -> None:
-        for position in positions:
-            if not self._wait_for(position):
-                return
+    def run_lane(self, lane: "_Lane") -> None:
+        while (position := lane.next(self._wait_for)) is not None:
             task = self.graph.tasks[position]
             start_s = self.clock()
             try:

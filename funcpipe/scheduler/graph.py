@@ -8,8 +8,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from funcpipe.comm.scatter_reduce import Move, transfers
-from funcpipe.core import Resource, Routes, ScheduleKind, Sync, TieRoute
+from funcpipe.comm.scatter_reduce import Move, Pattern, pattern, transfers
+from funcpipe.core import Resource, Routes, ScheduleKind, Streams, Sync, TieRoute
 from funcpipe.scheduler.pipeline import Links, Pipeline, Tasks, find_links
 from funcpipe.scheduler.tasks import GETS, PUTS, RESOURCES, Kind, Lane, Task, source_of
 
@@ -48,7 +48,8 @@ class Graph:
 class StepShape:
     """What the graph of a step depends on. `micro_batches` counts those of all replicas in this step.
 
-    With `norms`, all stages hear the norm of each other's gradients before they update.
+    With `norms`, all stages hear the norm of each other's gradients before they update. `streams` cuts the
+    synchronisation; None stands for the usual cut.
     """
 
     stages: int
@@ -58,6 +59,12 @@ class StepShape:
     schedule: ScheduleKind
     sync: Sync
     norms: bool = False
+    streams: Streams | None = None
+
+    @property
+    def pattern(self) -> Pattern:
+        """How the replicas of each stage sum their gradients."""
+        return pattern(self.sync, self.replicas, self.streams)
 
 
 def build_graph(shape: StepShape) -> Graph:
@@ -159,7 +166,6 @@ def _synchronise(shape: StepShape, stage: int, replica: int, gradients: tuple[Ta
     flatten = Task(Kind.FLATTEN, stage, replica)
     yield flatten, gradients
     moves: list[Task] = []
-    for transfer in transfers(shape.sync, replicas=shape.replicas, replica=replica):
-        part = None if transfer.move is Move.MERGE else transfer.split
-        moves.append(Task(_KIND_OF_MOVE[transfer.move], stage, replica, peer=transfer.peer, part=part))
+    for transfer in transfers(shape.pattern, replica):
+        moves.append(Task(_KIND_OF_MOVE[transfer.move], stage, replica, peer=transfer.peer, part=transfer.part))
         yield moves[-1], (flatten, *(moves[position] for position in transfer.after))

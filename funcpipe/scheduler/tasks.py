@@ -71,8 +71,8 @@ class Task(NamedTuple):
     """One piece of work of one worker; a tuple, because large graphs make and look up hundreds of thousands.
 
     `micro_batch` counts over all replicas. `peer` is the other stage of a transfer between stages, or the other replica
-    of one between replicas. `part` numbers the objects that a stage writes for one micro-batch, the splits of the
-    gradient, or the routes of tied parameters.
+    of one between replicas. `part` numbers the objects that a stage writes for one micro-batch, the objects or the
+    rounds of a synchronisation, or the routes of tied parameters.
     """
 
     kind: Kind

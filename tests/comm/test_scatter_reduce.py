@@ -3,8 +3,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from funcpipe.comm.scatter_reduce import Move, split_ranges, transfers
-from funcpipe.core import Sync
+from funcpipe.comm.scatter_reduce import Move, Pattern, cut, pattern, split_ranges, transfers
+from funcpipe.core import Streams, Sync
+
+streams = st.builds(Streams, st.integers(1, 6), st.integers(1, 8), st.integers(1, 6))
+patterns = st.builds(pattern, st.sampled_from(Sync), st.integers(2, 9), st.none() | streams)
 
 
 @given(st.integers(0, 1000), st.integers(1, 9))
@@ -13,72 +16,79 @@ def test_splits_are_those_of_numpy(length: int, splits: int) -> None:
     assert [list(range(start, stop)) for start, stop in split_ranges(length, splits)] == [list(part) for part in parts]
 
 
+@given(st.integers(0, 500), patterns)
+def test_pieces_cover_the_vector_once(length: int, chosen: Pattern) -> None:
+    ranges = [piece for row in cut(length, chosen) for piece in row]
+    assert sorted(i for start, stop in ranges for i in range(start, stop)) == list(range(length))
+    assert len(ranges) == chosen.streams.rounds * chosen.splits
+
+
 def test_the_order_of_the_paper() -> None:
     """Worker 1 of 4: upload splits 2, 3, 0; download split 1 as written by workers 0, 3, 2; then merge and spread."""
-    moves = transfers(Sync.PIPELINED, replicas=4, replica=1)
-    assert [t.split for t in moves if t.move is Move.PUT_SPLIT] == [2, 3, 0]
-    assert [(t.split, t.peer) for t in moves if t.move is Move.GET_SPLIT] == [(1, 0), (1, 3), (1, 2)]
-    assert [t.split for t in moves if t.move is Move.PUT_MERGED] == [1]
-    assert [(t.split, t.peer) for t in moves if t.move is Move.GET_MERGED] == [(2, 2), (3, 3), (0, 0)]
+    chosen = pattern(Sync.PIPELINED, 4)
+    moves = transfers(chosen, 1)
+    puts = [t.part for t in moves if t.move is Move.PUT_SPLIT]
+    assert [chosen.raw_pieces(1, part) for part in puts] == [((0, 2),), ((0, 3),), ((0, 0),)]
+    gets = [(t.peer, t.part) for t in moves if t.move is Move.GET_SPLIT]
+    assert [(peer, chosen.raw_pieces(peer or 0, part)) for peer, part in gets] == [
+        (0, ((0, 1),)),
+        (3, ((0, 1),)),
+        (2, ((0, 1),)),
+    ]
+    assert [t.peer for t in moves if t.move is Move.GET_MERGED] == [2, 3, 0]
 
 
-def played(sync: Sync, replicas: int, values: np.ndarray) -> list[np.ndarray]:
-    """Play all replicas' moves on a dictionary, each as soon as it can; what every replica ends with."""
-    ranges = split_ranges(values.shape[1], replicas)
-    own = [row.copy() for row in values]
-    objects: dict[tuple[str, int, int], np.ndarray] = {}
-    pieces: list[list[np.ndarray]] = [[] for _ in range(replicas)]
-    todo = [(r, i) for r in range(replicas) for i in range(len(transfers(sync, replicas=replicas, replica=r)))]
-    done: set[tuple[int, int]] = set()
-    while todo:
-        ready = [item for item in todo if can(item, sync, replicas, done, objects)]
-        assert ready, "the replicas wait for each other"
-        for r, i in ready:
-            t = transfers(sync, replicas=replicas, replica=r)[i]
-            start, stop = ranges[t.split]
-            match t.move:
-                case Move.PUT_SPLIT:
-                    objects["split", r, t.split] = own[r][start:stop].copy()
-                case Move.GET_SPLIT:
-                    pieces[r].append(objects["split", t.peer or 0, t.split])
-                case Move.MERGE:
-                    own[r][start:stop] += sum(pieces[r])
-                case Move.PUT_MERGED:
-                    objects["merged", r, t.split] = own[r][start:stop].copy()
-                case Move.GET_MERGED:
-                    own[r][start:stop] = objects["merged", t.peer or 0, t.split]
-            done.add((r, i))
-            todo.remove((r, i))
-    return own
+def test_the_paper_s_steps_follow_each_other() -> None:
+    """Step k waits for the upload and the download of step k-1: uploads in steps 1, 2, 3, downloads in 2, 3, 4."""
+    moves = transfers(pattern(Sync.PIPELINED, 4), 0)
+    step: list[int] = []
+    for transfer in moves[:6]:
+        step.append(1 + max((step[i] for i in transfer.after), default=0))
+    assert [(t.move, s) for t, s in zip(moves[:6], step, strict=True)] == [
+        (Move.PUT_SPLIT, 1),
+        (Move.PUT_SPLIT, 2),
+        (Move.GET_SPLIT, 2),
+        (Move.PUT_SPLIT, 3),
+        (Move.GET_SPLIT, 3),
+        (Move.GET_SPLIT, 4),
+    ]
 
 
-def can(
-    item: tuple[int, int],
-    sync: Sync,
-    replicas: int,
-    done: set[tuple[int, int]],
-    objects: dict[tuple[str, int, int], np.ndarray],
-) -> bool:
-    r, i = item
-    t = transfers(sync, replicas=replicas, replica=r)[i]
-    if not all((r, j) in done for j in t.after):
-        return False
-    name = {Move.GET_SPLIT: "split", Move.GET_MERGED: "merged"}.get(t.move)
-    return name is None or (name, t.peer or 0, t.split) in objects
+@given(patterns)
+def test_every_get_reads_an_object_that_is_put_and_holds_its_piece(chosen: Pattern) -> None:
+    written: dict[tuple[Move, int, int], int] = {}
+    for replica in range(chosen.replicas):
+        for t in transfers(chosen, replica):
+            if t.move in (Move.PUT_SPLIT, Move.PUT_MERGED):
+                assert (t.move, replica, t.part) not in written
+                written[t.move, replica, t.part] = 0
+    for replica in range(chosen.replicas):
+        for t in transfers(chosen, replica):
+            if t.peer is None:
+                continue
+            assert t.peer != replica
+            put = Move.PUT_SPLIT if t.move is Move.GET_SPLIT else Move.PUT_MERGED
+            written[put, t.peer, t.part] += 1
+            if t.move is Move.GET_SPLIT:
+                assert chosen.merges(replica) in {split for _, split in chosen.raw_pieces(t.peer, t.part)}
+    assert all(written.values()), "every object is read"
+
+
+@given(st.integers(2, 9), streams)
+def test_requests_of_a_replica_are_those_of_the_cost_model(replicas: int, cut_as: Streams) -> None:
+    def count(sync: Sync) -> tuple[int, int]:
+        moves = [t.move for t in transfers(pattern(sync, replicas, cut_as), 0)]
+        puts = sum(move in (Move.PUT_SPLIT, Move.PUT_MERGED) for move in moves)
+        return puts, sum(move in (Move.GET_SPLIT, Move.GET_MERGED) for move in moves)
+
+    assert count(Sync.THREE_PHASE) == count(Sync.PIPELINED) == (replicas, 2 * (replicas - 1))
+    assert count(Sync.EXCHANGE) == (cut_as.rounds, cut_as.rounds * (replicas - 1))
+    rounds, merged = cut_as.rounds, min(cut_as.merged, cut_as.rounds)
+    groups = -(-(replicas - 1) // -(-(replicas - 1) // min(cut_as.groups, replicas - 1)))
+    assert count(Sync.STREAMED) == (rounds * groups + merged, (replicas - 1) * (rounds + merged))
 
 
 @pytest.mark.parametrize("sync", Sync)
-@given(replicas=st.integers(2, 9), length=st.integers(0, 40), seed=st.integers(0, 2**32 - 1))
-def test_every_replica_ends_with_the_sum_of_all_its_own_included(
-    sync: Sync, replicas: int, length: int, seed: int
-) -> None:
-    values = np.random.default_rng(seed).integers(-1000, 1000, (replicas, length))
-    for row in played(sync, replicas, values):
-        assert row.tolist() == values.sum(axis=0).tolist()
-
-
-@given(st.integers(2, 9))
-def test_a_worker_puts_n_objects_and_gets_twice_n_minus_one(replicas: int) -> None:
-    moves = [t.move for t in transfers(Sync.PIPELINED, replicas=replicas, replica=0)]
-    assert sum(move in (Move.PUT_SPLIT, Move.PUT_MERGED) for move in moves) == replicas
-    assert sum(move in (Move.GET_SPLIT, Move.GET_MERGED) for move in moves) == 2 * (replicas - 1)
+def test_a_replica_alone_moves_nothing(sync: Sync) -> None:
+    moves = [t.move for t in transfers(pattern(sync, 1), 0)]
+    assert set(moves) <= {Move.MERGE, Move.PUT_MERGED}

@@ -1,24 +1,33 @@
 """One suite for every storage back-end."""
 
+import secrets
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import boto3
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from funcpipe.errors import KeyExists, KeyMissing
 from funcpipe.platforms.base import Storage
+from funcpipe.platforms.catalog import open_storage
 from funcpipe.platforms.files import FileStorage
 from funcpipe.platforms.memory import MemoryStorage
+from funcpipe.platforms.oss import OssStorage
+from funcpipe.platforms.throttle import OwnPace, Throttled
 from funcpipe.platforms.wrappers import Counted
+from tests.contract.conftest import S3Server
+from tests.contract.oss_server import ACCESS_KEY, REGION, SECRET_KEY, OssServer
 
 BACK_ENDS: dict[str, Callable[[Path], Storage]] = {
     "memory": lambda folder: MemoryStorage(),
     "files": FileStorage,
     "counted files": lambda folder: Counted(FileStorage(folder)),
+    "throttled memory": lambda folder: Throttled(MemoryStorage(), latency_s=0.0001, upload=[OwnPace(1e9)]),
 }
 
 keys = (
@@ -28,9 +37,30 @@ keys = (
 )
 
 
-@pytest.fixture(params=BACK_ENDS)
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
-    return BACK_ENDS[request.param](tmp_path / "objects")
+SERVERS = {"s3 on moto": "moto_server", "s3 on a real server": "real_s3_server"}
+
+
+@pytest.fixture(params=[*BACK_ENDS, *SERVERS, "oss"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
+    if request.param in BACK_ENDS:
+        return BACK_ENDS[request.param](tmp_path / "objects")
+    if request.param == "oss":
+        oss_server: OssServer = request.getfixturevalue("oss_server")
+        monkeypatch.setenv("OSS_ACCESS_KEY_ID", ACCESS_KEY)
+        monkeypatch.setenv("OSS_ACCESS_KEY_SECRET", SECRET_KEY)
+        return OssStorage(
+            "funcpipe-contract", secrets.token_hex(8), endpoint=oss_server.endpoint, region=REGION, path_style=True
+        )
+    server: S3Server = request.getfixturevalue(SERVERS[request.param])
+    server.use(monkeypatch)
+    make_bucket(server)
+    return open_storage(f"s3://funcpipe-contract/{secrets.token_hex(8)}?endpoint={server.endpoint}")
+
+
+def make_bucket(server: S3Server) -> None:
+    client = boto3.session.Session().client("s3", endpoint_url=server.endpoint, region_name="us-east-1")
+    if "funcpipe-contract" not in {bucket["Name"] for bucket in client.list_buckets()["Buckets"]}:
+        client.create_bucket(Bucket="funcpipe-contract")
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -130,6 +160,26 @@ def test_the_gate_is_held_while_the_body_moves(store: Storage) -> None:
     with pytest.raises(KeyMissing):
         store.get("none", gate=gate("missing"))
     assert passed == ["put in", "put out", "get in", "get out"]
+
+
+def test_a_wait_ends_when_the_object_comes_or_the_time_is_over_or_it_is_cancelled(store: Storage) -> None:
+    cancel = threading.Event()
+    began_s = time.monotonic()
+    store.wait("none/yet", 0.02, cancel)
+    assert time.monotonic() - began_s < 10
+    timer = threading.Timer(0.05, lambda: store.put("run/a/b/soon", b"1"))
+    timer.start()
+    while store.watches:
+        store.wait("run/a/b/soon", 20, cancel)
+        try:
+            assert store.get("run/a/b/soon") == b"1"
+            break
+        except KeyMissing:
+            continue
+    timer.join()
+    cancel.set()
+    store.wait("never", 20, cancel)
+    assert time.monotonic() - began_s < 10
 
 
 def in_threads(work: list[Callable[[], None]]) -> None:

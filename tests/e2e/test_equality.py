@@ -101,6 +101,14 @@ def test_recomputed_activations_and_three_phases_change_nothing(module: ModuleTy
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("sync", [Sync.STREAMED, Sync.EXCHANGE, Sync.ALL_REDUCE])
+def test_every_way_to_synchronise_changes_nothing(sync: Sync) -> None:
+    loss, state = trained(digits, torch.float64, 2, 3, sync=sync)
+    assert loss < 1e-12
+    assert state < 1e-10
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("schedule", [ScheduleKind.ONE_F_ONE_B, ScheduleKind.EAGER_ONE_F_ONE_B])
 def test_one_forward_one_backward_changes_nothing(schedule: ScheduleKind, recompute: bool) -> None:

@@ -34,10 +34,16 @@ def test_an_unknown_platform_is_refused_with_those_there_are() -> None:
         load_spec(os.devnull)
 
 
-@pytest.mark.parametrize("url", ["", "x", "file://", "file://host/folder", "s4://bucket"])
+@pytest.mark.parametrize("url", ["", "x", "file://", "file://host/folder", "s4://bucket", "s3://", "s3://b?region="])
 def test_an_unknown_storage_is_refused(url: str) -> None:
-    with pytest.raises(InvalidValue, match="must be the URL of a folder"):
+    with pytest.raises(InvalidValue, match="must be a URL such as file:///"):
         open_storage(url)
+
+
+def test_a_url_with_credentials_is_refused_without_showing_them() -> None:
+    with pytest.raises(InvalidValue, match="must not hold credentials") as refused:
+        open_storage("s3://me:secret@bucket/prefix")
+    assert "secret" not in str(refused.value)
 
 
 def test_a_storage_opens_by_its_url(tmp_path: Path) -> None:

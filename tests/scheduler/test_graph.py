@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from funcpipe.core import ScheduleKind, Sync
+from funcpipe.core import ScheduleKind, Streams, Sync
 from funcpipe.errors import PlanError
 from funcpipe.scheduler.check import check
 from funcpipe.scheduler.graph import Graph, StepShape, build_graph
@@ -54,21 +54,28 @@ def test_the_lanes_of_a_small_graph() -> None:
         if lane.replica == 0
     }
     assert lanes == {
-        "s0.r0 compute": "forward.m0 backward.m0 flatten merge update",
-        "s0.r0 upload": "put-activation.m0.k0 put-split.k1 put-merged.k0",
-        "s0.r0 download": "get-gradient.m0.p1 get-split.p1.k0 get-merged.p1.k1",
-        "s1.r0 compute": "forward.m0 backward.m0 flatten merge update",
-        "s1.r0 upload": "put-gradient.m0.p0 put-split.k1 put-merged.k0",
-        "s1.r0 download": "get-activation.m0.p0.k0 get-split.p1.k0 get-merged.p1.k1",
+        "s0.r0 compute": "forward.m0 backward.m0 flatten merge.k0 update",
+        "s0.r0 upload": "put-activation.m0.k0 put-split.k0 put-merged.k0",
+        "s0.r0 download": "get-gradient.m0.p1 get-split.p1.k0 get-merged.p1.k0",
+        "s1.r0 compute": "forward.m0 backward.m0 flatten merge.k0 update",
+        "s1.r0 upload": "put-gradient.m0.p0 put-split.k0 put-merged.k0",
+        "s1.r0 download": "get-activation.m0.p0.k0 get-split.p1.k0 get-merged.p1.k0",
     }
 
 
-def test_pipelined_is_three_phase_without_some_dependencies() -> None:
+def test_streaming_one_round_is_three_phase_without_its_barriers() -> None:
+    streamed = build_graph(replace(small(3, Sync.STREAMED), streams=Streams(1, 2, 1)))
+    phased = build_graph(small(3, Sync.THREE_PHASE))
+    assert streamed.tasks == phased.tasks
+    before = [i for i, task in enumerate(streamed.tasks) if task.kind is not Kind.UPDATE]
+    assert all(set(streamed.needs[i]) <= set(phased.needs[i]) for i in before)
+    assert streamed.needs != phased.needs
+
+
+def test_algorithms_order_the_same_lanes() -> None:
     pipelined, phased = build_graph(small(3)), build_graph(small(3, Sync.THREE_PHASE))
-    assert pipelined.tasks == phased.tasks
-    before = [i for i, task in enumerate(pipelined.tasks) if task.kind is not Kind.UPDATE]
-    assert all(set(pipelined.needs[i]) <= set(phased.needs[i]) for i in before)
-    assert pipelined.needs != phased.needs
+    for lane, positions in pipelined.lanes().items():
+        assert [pipelined.tasks[i] for i in positions] == [phased.tasks[i] for i in phased.lanes()[lane]]
 
 
 @given(shapes(), st.data())

@@ -1,0 +1,152 @@
+"""How fast the way to the storage is: links that are throttled, the codec, what a channel adds, what waiting costs.
+
+Rates of the codec are for 64 MB of 32-bit floats on one core, into memory that is used again; the channel's overhead is
+its time for a small object less the storage's own. With ``--store URL`` the storage is measured too.
+"""
+
+import argparse
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from funcpipe.comm import codec
+from funcpipe.comm.channel import Channel
+from funcpipe.comm.patience import Patience
+from funcpipe.core import Wire
+from funcpipe.platforms.base import Storage
+from funcpipe.platforms.catalog import open_storage
+from funcpipe.platforms.memory import MemoryStorage
+from funcpipe.platforms.throttle import OwnPace, Throttled
+from funcpipe.platforms.wrappers import Counted
+
+VALUES = 16_000_000
+STEPS, LATENCY_S, WORK_S = 40, 0.02, 0.25
+PUT_USD, GET_USD = 5e-6, 4e-7
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--store", help="the URL of a storage to measure")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    throttle()
+    coding()
+    overhead()
+    waiting()
+    if options.store:
+        storage(open_storage(options.store))
+
+
+def throttle() -> None:
+    print("throttle: MB/s asked for, moved up and down at once in about a second, in objects of a twentieth")
+    for rate in (1e6, 5e6, 35e6, 70e6, 200e6):
+        near = MemoryStorage()
+        store = Throttled(near, upload=[OwnPace(rate)], download=[OwnPace(rate)])
+        near.put("down", body := bytes(int(rate / 20)))
+        moved_s = {"up": 0.0, "down": 0.0}
+
+        def move(way: str, request: Callable[[], object], moved_s: dict[str, float] = moved_s) -> None:
+            began_s = time.perf_counter()
+            for _ in range(20):
+                request()
+            moved_s[way] = time.perf_counter() - began_s
+
+        def put(store: Throttled = store, body: bytes = body) -> None:
+            store.put("up", body)
+
+        def get(store: Throttled = store) -> bytes:
+            return store.get("down")
+
+        threads = [threading.Thread(target=move, args=item) for item in (("up", put), ("down", get))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        up, down = (20 * len(body) / moved_s[way] for way in ("up", "down"))
+        print(f"  {rate / 1e6:6.0f}  up {up / 1e6:8.2f} ({up / rate:.3f})  down {down / 1e6:8.2f} ({down / rate:.3f})")
+
+
+def coding() -> None:
+    values = torch.randn(VALUES)
+    buffer = torch.zeros(4 * VALUES + 4096, dtype=torch.uint8)
+    target = {"x": torch.zeros(VALUES)}
+    print("codec: GB/s of 32-bit floats")
+    for wire in Wire:
+        message = bytes(codec.encode({"x": values}, wire))
+        encode_s = best(partial(codec.encode, {"x": values}, wire, buffer=buffer))
+        decode_s = best(partial(codec.decode, message, into=target))
+        print(
+            f"  {wire.value}: encode {values.nbytes / encode_s / 1e9:.2f}, decode {values.nbytes / decode_s / 1e9:.2f}"
+        )
+
+
+def overhead() -> None:
+    store = MemoryStorage()
+    channel = Channel(store, Patience(deadline_s=10), cancel=threading.Event())
+    small = {"x": torch.randn(64)}
+    message = bytes(codec.encode(small))
+    put_s = best(lambda: channel.put("k", small), 2000) - best(lambda: store.put("k", message), 2000)
+    get_s = best(lambda: channel.get("k"), 2000) - best(lambda: store.get("k"), 2000)
+    print(f"channel: adds {put_s * 1e3:.3f} ms to a small put, {get_s * 1e3:.3f} ms to a small get")
+
+
+def waiting() -> None:
+    """A pipeline in which an object is due a quarter of a second into every step; before and after it has learned."""
+    far = Counted(Throttled(near := MemoryStorage(), latency_s=LATENCY_S))
+    channel = Channel(far, Patience(deadline_s=10), cancel=threading.Event())
+    message = bytes(codec.encode({"x": torch.ones(8)}))
+    vain, late_s = [], []
+    for step in range(STEPS):
+        channel.begin_step()
+        before, began_s = far.traffic.empty_gets, time.monotonic()
+        timer = threading.Timer(WORK_S, near.put, (f"{step}/m", message))
+        timer.start()
+        channel.get(f"{step}/m")
+        late_s.append(time.monotonic() - began_s - WORK_S - LATENCY_S)
+        vain.append(far.traffic.empty_gets - before)
+        timer.join()
+    for name, part in (("first step", slice(0, 1)), ("steps 11 on", slice(10, None))):
+        empty = statistics.mean(vain[part])
+        usd = PUT_USD + (1 + empty) * GET_USD
+        print(
+            f"waiting, {name}: {empty:.2f} vain gets for an awaited object, "
+            f"{statistics.mean(late_s[part]) * 1e3:.1f} ms late, {usd * 1e6:.2f} millionths of a dollar"
+        )
+
+
+def storage(store: Storage) -> None:
+    small, large = bytes(100), bytes(64_000_000)
+    keys = [f"speed/{i}" for i in range(200)]
+    put_s = each(lambda key: store.put(key, small), keys)
+    get_s = each(store.get, keys)
+    large_put_s = each(lambda key: store.put(key, large), keys[:4])
+    large_get_s = each(store.get, keys[:4])
+    each(store.delete, keys)
+    print(f"storage: small put {put_s * 1e3:.2f} ms, small get {get_s * 1e3:.2f} ms")
+    print(
+        f"storage: 64 MB put {len(large) / large_put_s / 1e6:.0f} MB/s, get {len(large) / large_get_s / 1e6:.0f} MB/s"
+    )
+
+
+def each(request: Callable[[str], object], keys: list[str]) -> float:
+    began_s = time.perf_counter()
+    for key in keys:
+        request(key)
+    return (time.perf_counter() - began_s) / len(keys)
+
+
+def best(work: Callable[[], object], times: int = 7) -> float:
+    found_s = float("inf")
+    for _ in range(times):
+        began_s = time.perf_counter()
+        work()
+        found_s = min(found_s, time.perf_counter() - began_s)
+    return found_s
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""The transfers of a synchronisation on links of their own, event by event: what the closed forms are compared with.
+
+Each replica has an uplink and a downlink. In each direction some requests are open at once, in the order of the lane;
+a request waits for what it needs, then for its latency, then for its turn on the link, on which one body moves at a
+time. A get begins once its object can be read. Adding takes no time.
+"""
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from funcpipe.comm.scatter_reduce import Move, Pattern, Transfer, transfers
+
+
+@dataclass(frozen=True)
+class Links:
+    """Bytes per second each way, latency of a request, and how many requests are open in each direction."""
+
+    up: float
+    down: float
+    latency_s: float
+    open_requests: int = 1000
+
+
+@dataclass(frozen=True)
+class Moved:
+    """When a transfer of a replica was asked for, and when its body moved."""
+
+    replica: int
+    transfer: Transfer
+    asked_s: float
+    began_s: float
+    ended_s: float
+
+
+def play(pattern: Pattern, gradient_bytes: float, links: Links) -> list[Moved]:
+    """All transfers of all replicas, in the order in which they ended."""
+    return _Play(pattern, gradient_bytes, links).run()
+
+
+def duration_s(pattern: Pattern, gradient_bytes: float, links: Links) -> float:
+    return max(moved.ended_s for moved in play(pattern, gradient_bytes, links))
+
+
+class _Play:
+    def __init__(self, pattern: Pattern, gradient_bytes: float, links: Links) -> None:
+        self.pattern, self.links = pattern, links
+        self.piece_bytes = gradient_bytes / (pattern.streams.rounds * pattern.splits)
+        self.moves = [transfers(pattern, replica) for replica in range(pattern.replicas)]
+        self.ended: dict[tuple[int, int], float] = {}
+        self.readable: set[tuple[Move, int, int]] = set()
+        self.queues = {(r, up): self._lane(r, up) for r in range(pattern.replicas) for up in (True, False)}
+        self.active: dict[tuple[int, bool], list[int]] = {lane: [] for lane in self.queues}
+        self.waiting: dict[tuple[int, bool], list[tuple[float, int]]] = {lane: [] for lane in self.queues}
+        self.asked: dict[tuple[int, int], float] = {}
+        self.busy: set[tuple[int, bool]] = set()
+        self.events: list[tuple[float, int, Callable[[float], None]]] = []
+        self.count = 0
+        self.log: list[Moved] = []
+
+    def run(self) -> list[Moved]:
+        self._advance(0.0)
+        while self.events:
+            now_s, _, action = heapq.heappop(self.events)
+            action(now_s)
+            self._advance(now_s)
+        assert len(self.ended) == sum(map(len, self.moves)), "the replicas wait for each other"
+        return self.log
+
+    def _lane(self, replica: int, up: bool) -> list[int]:
+        kinds = (Move.PUT_SPLIT, Move.PUT_MERGED) if up else (Move.GET_SPLIT, Move.GET_MERGED)
+        return [i for i, transfer in enumerate(self.moves[replica]) if transfer.move in kinds]
+
+    def _advance(self, now_s: float) -> None:
+        for replica, moves in enumerate(self.moves):
+            for i, transfer in enumerate(moves):
+                merged = transfer.move is Move.MERGE and (replica, i) not in self.ended
+                if merged and all((replica, j) in self.ended for j in transfer.after):
+                    self.ended[replica, i] = now_s
+        for lane, queue in self.queues.items():
+            while queue and len(self.active[lane]) < self.links.open_requests:
+                self.active[lane].append(queue.pop(0))
+            for i in self.active[lane]:
+                if (lane[0], i) not in self.asked and self._can_begin(lane[0], i):
+                    self._ask(lane, i, now_s)
+
+    def _can_begin(self, replica: int, i: int) -> bool:
+        transfer = self.moves[replica][i]
+        if not all((replica, j) in self.ended for j in transfer.after):
+            return False
+        if transfer.peer is None:
+            return True
+        put = Move.PUT_SPLIT if transfer.move is Move.GET_SPLIT else Move.PUT_MERGED
+        return (put, transfer.peer, transfer.part) in self.readable
+
+    def _ask(self, lane: tuple[int, bool], i: int, now_s: float) -> None:
+        self.asked[lane[0], i] = now_s
+        self._at(now_s + self.links.latency_s, lambda at_s: self._arrive(lane, i, at_s))
+
+    def _arrive(self, lane: tuple[int, bool], i: int, now_s: float) -> None:
+        heapq.heappush(self.waiting[lane], (now_s, i))
+        self._next_body(lane, now_s)
+
+    def _next_body(self, lane: tuple[int, bool], now_s: float) -> None:
+        if lane in self.busy or not self.waiting[lane]:
+            return
+        _, i = heapq.heappop(self.waiting[lane])
+        self.busy.add(lane)
+        size = self._pieces(lane[0], self.moves[lane[0]][i]) * self.piece_bytes
+        ends_s = now_s + size / (self.links.up if lane[1] else self.links.down)
+        self._at(ends_s, lambda at_s: self._end(lane, i, now_s, at_s))
+
+    def _end(self, lane: tuple[int, bool], i: int, began_s: float, now_s: float) -> None:
+        replica, transfer = lane[0], self.moves[lane[0]][i]
+        self.busy.remove(lane)
+        self.active[lane].remove(i)
+        self.ended[replica, i] = now_s
+        if lane[1]:
+            self.readable.add((transfer.move, replica, transfer.part))
+        self.log.append(Moved(replica, transfer, self.asked[replica, i], began_s, now_s))
+        self._next_body(lane, now_s)
+
+    def _pieces(self, replica: int, transfer: Transfer) -> int:
+        match transfer.move:
+            case Move.PUT_SPLIT:
+                return len(self.pattern.raw_pieces(replica, transfer.part))
+            case Move.GET_SPLIT:
+                return 1
+            case _:
+                return len(self.pattern.rounds_of(transfer.part))
+
+    def _at(self, when_s: float, action: Callable[[float], None]) -> None:
+        self.count += 1
+        heapq.heappush(self.events, (when_s, self.count, action))

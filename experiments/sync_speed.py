@@ -1,0 +1,272 @@
+"""Synchronisation over throttled links: seconds measured in real processes beside the closed forms and the limit.
+
+Every replica is a process whose link has a bandwidth each way and a latency for every request; objects are files. Each
+way is run a few times, and the median is given of the time from the common start to the end of the slowest replica.
+``--lanes`` draws what moves when.
+"""
+
+import argparse
+import json
+import multiprocessing
+import multiprocessing.synchronize
+import os
+import shutil
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from experiments.sync_links import Links, duration_s
+from experiments.sync_picture import draw
+from funcpipe.comm.channel import Channel
+from funcpipe.comm.patience import Patience
+from funcpipe.comm.pieces import Pieces
+from funcpipe.comm.scatter_reduce import Pattern, pattern
+from funcpipe.core import Event, Resource, Routes, ScheduleKind, Streams, Sync
+from funcpipe.partitioner.formulas import sync_time_s
+from funcpipe.partitioner.sync_forms import candidates, limit_s
+from funcpipe.platforms.base import Storage
+from funcpipe.platforms.catalog import open_storage
+from funcpipe.platforms.files import FileStorage
+from funcpipe.platforms.throttle import OwnPace, Throttled
+from funcpipe.platforms.wrappers import Counted
+from funcpipe.scheduler.execute import Outcome, execute
+from funcpipe.scheduler.graph import StepShape, build_graph
+from funcpipe.scheduler.tasks import Kind, Task
+from funcpipe.synchronisation import Synchronisation
+
+OPEN_REQUESTS = 16
+DEADLINE_S = 120.0
+FASTEST = "fastest"
+WAYS = (Sync.THREE_PHASE.value, Sync.PIPELINED.value, Sync.ALL_REDUCE.value, FASTEST)
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to synchronise, of so many replicas and bytes, over such links."""
+
+    sync: Sync
+    streams: Streams | None
+    replicas: int
+    gradient_bytes: int
+    links: Links
+    store: str | None = None
+
+    @property
+    def pattern(self) -> Pattern:
+        return pattern(self.sync, self.replicas, self.streams)
+
+    @property
+    def formula_s(self) -> float:
+        return float(
+            sync_time_s(
+                self.sync,
+                gradient_bytes=self.gradient_bytes,
+                replicas=self.replicas,
+                upload_bytes_s=self.links.up,
+                download_bytes_s=self.links.down,
+                latency_s=self.links.latency_s,
+                streams=self.streams,
+            )
+        )
+
+    def __str__(self) -> str:
+        if self.streams is None:
+            return self.sync.value
+        counts = (self.streams.rounds, self.streams.groups, self.streams.merged)
+        return f"exchange {counts[0]}" if self.sync is Sync.EXCHANGE else f"streamed {counts}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """Seconds of each repetition; of each replica the processor's seconds, requests and bytes of all repetitions."""
+
+    seconds: tuple[float, ...]
+    cpu_s: tuple[float, ...]
+    traffic: tuple[tuple[int, int, int, int, int], ...]
+    events: tuple[Event, ...]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--replicas", type=int, nargs="+", default=[2, 4, 8])
+    parser.add_argument("--megabytes", type=int, nargs="+", default=[16, 64, 256])
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
+    parser.add_argument("--store", help="the URL of a real storage, to be measured unthrottled instead")
+    parser.add_argument("--mb-per-s", type=float, default=35.0)
+    parser.add_argument("--latency-ms", type=float, default=40.0)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--lanes", type=Path, help="draw the lanes of the last repetitions into this file")
+    parser.add_argument("--output", type=Path, help="write the figures as JSON")
+    options = parser.parse_args()
+    rate = options.mb_per_s * 1e6
+    links = Links(rate, rate, options.latency_ms / 1e3, OPEN_REQUESTS)
+    rows, pictures = [], {}
+    print(" n   MB  way                   formula s  played s  measured s  measured/formula  measured/(limit+2lat)")
+    for replicas in options.replicas:
+        for megabytes in options.megabytes:
+            for way in ways(options.ways, replicas, megabytes * 1_000_000, links):
+                result = run(replace(way, store=options.store), options.repeat)
+                rows.append(row := figures(way, result))
+                print(
+                    f"{replicas:2} {megabytes:4}  {row['way']!s:20} {row['formula_s']:10.3f} {row['played_s']:9.3f} "
+                    f"{row['measured_s']:11.3f} {row['measured/formula']:17.3f} {row['measured/limit']:22.3f}",
+                    flush=True,
+                )
+                pictures[str(way)] = result.events
+    if options.lanes:
+        draw(pictures, options.lanes)
+    if options.output:
+        options.output.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def ways(names: Sequence[str], replicas: int, gradient_bytes: int, links: Links) -> list[Way]:
+    """Those of the names; the fastest is the fastest stream or exchange with at most 20 puts."""
+    chosen = [Way(Sync(name), None, replicas, gradient_bytes, links) for name in names if name != FASTEST]
+    streams = [
+        Way(sync, cut, replicas, gradient_bytes, links)
+        for sync, cut in candidates(replicas)
+        if cut.rounds * cut.groups + cut.merged <= 20
+    ]
+    return chosen + [min(streams, key=lambda way: way.formula_s)] * (FASTEST in names)
+
+
+def figures(way: Way, result: Result) -> dict[str, object]:
+    measured_s = statistics.median(result.seconds)
+    least_s = float(limit_s(way.gradient_bytes, way.replicas, way.links.up, way.links.down, way.links.latency_s))
+    repeats = len(result.seconds)
+    return {
+        "way": str(way),
+        "replicas": way.replicas,
+        "gradient_bytes": way.gradient_bytes,
+        "formula_s": way.formula_s,
+        "played_s": duration_s(way.pattern, way.gradient_bytes, way.links),
+        "measured_s": measured_s,
+        "measured/formula": measured_s / way.formula_s,
+        "measured/limit": measured_s / least_s,
+        "all_s": result.seconds,
+        "cpu_s_each": statistics.mean(result.cpu_s) / repeats,
+        "puts_gets_empty_sent_received_each": [statistics.mean(c) / repeats for c in zip(*result.traffic, strict=True)],
+    }
+
+
+def run(way: Way, repeat: int) -> Result:
+    """Every replica in a process of its own, `repeat` times and once to warm up."""
+    folder = Path(tempfile.mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
+    context = multiprocessing.get_context("fork")
+    barrier, results = context.Barrier(way.replicas), context.SimpleQueue()
+    processes = [
+        context.Process(target=_replica, args=(way, replica, repeat, folder, barrier, results))
+        for replica in range(way.replicas)
+    ]
+    try:
+        for process in processes:
+            process.start()
+        found = [results.get() for _ in processes]
+    finally:
+        for process in processes:
+            process.join(timeout=10)
+            process.kill()
+        shutil.rmtree(folder)
+        if way.store is not None:
+            store = open_storage(way.store)
+            for key in store.list(f"{folder.name}/"):
+                store.delete(key)
+    failures = [answer for answer in found if isinstance(answer, str)]
+    if failures:
+        raise RuntimeError(failures[0])
+    starts = [[start for start, _ in times] for times, _, _, _ in found]
+    ends = [[end for _, end in times] for times, _, _, _ in found]
+    seconds = tuple(
+        max(end) - min(start) for start, end in zip(zip(*starts, strict=True), zip(*ends, strict=True), strict=True)
+    )
+    events = tuple(event for _, _, _, own in found for event in own)
+    return Result(seconds, tuple(cpu for _, cpu, _, _ in found), tuple(counts for _, _, counts, _ in found), events)
+
+
+def _replica(
+    way: Way,
+    replica: int,
+    repeat: int,
+    folder: Path,
+    barrier: "multiprocessing.synchronize.Barrier",
+    results: "multiprocessing.SimpleQueue[object]",
+) -> None:
+    torch.set_num_threads(1)
+    try:
+        results.put(_repeat(way, replica, repeat, folder, barrier))
+    except Exception as error:  # noqa: BLE001 - told by the parent process, which waits for an answer
+        barrier.abort()
+        results.put(f"replica {replica}: {type(error).__name__}: {error}")
+
+
+def _repeat(
+    way: Way, replica: int, repeat: int, folder: Path, barrier: "multiprocessing.synchronize.Barrier"
+) -> tuple[list[tuple[float, float]], float, tuple[int, int, int, int, int], tuple[Event, ...]]:
+    store = Counted(_throttled(way, folder) if way.store is None else open_storage(way.store))
+    cancel = threading.Event()
+    channel = Channel(store, Patience(deadline_s=DEADLINE_S), cancel=cancel)
+    shape = StepShape(
+        stages=1,
+        replicas=way.replicas,
+        micro_batches=way.replicas,
+        routes=Routes(activations=(), gradients=()),
+        schedule=ScheduleKind.GPIPE,
+        sync=way.sync,
+        streams=way.streams,
+    )
+    graph = build_graph(shape).of_worker(0, replica)
+    vector = torch.empty(way.gradient_bytes // 4)
+    times: list[tuple[float, float]] = []
+    events: tuple[Event, ...] = ()
+    cpu_s, before = 0.0, store.traffic
+    for step in range(repeat + 1):
+        vector.fill_(float(replica + 1))
+        doer = Synchronisation(channel, way.pattern, replica, _key_of(folder.name, step))
+        pieces = Pieces(vector, way.pattern)
+
+        def run_task(task: Task, doer: Synchronisation = doer, pieces: Pieces = pieces) -> Outcome:
+            moves = task.kind not in (Kind.FORWARD, Kind.BACKWARD, Kind.FLATTEN, Kind.UPDATE)
+            return doer.run(task, pieces) if moves else Outcome()
+
+        barrier.wait(timeout=DEADLINE_S)
+        if step == 1:
+            cpu_s, before = time.process_time(), store.traffic
+        channel.begin_step()
+        start_s = time.monotonic()
+        events = execute(graph, run_task, step=step, cancel=cancel, open_requests=OPEN_REQUESTS, clock=time.monotonic)
+        if step:
+            times.append((start_s, time.monotonic()))
+        _require_sum(vector, way.replicas)
+    after = store.traffic
+    counts = tuple(
+        getattr(after, name) - getattr(before, name)
+        for name in ("puts", "gets", "empty_gets", "sent_bytes", "received_bytes")
+    )
+    return times, time.process_time() - cpu_s, counts, tuple(e for e in events if e.lane is not Resource.COMPUTE)
+
+
+def _key_of(run: str, step: int) -> Callable[[Task], str]:
+    return lambda put: f"{run}/{step}/{put}"
+
+
+def _throttled(way: Way, folder: Path) -> Storage:
+    links = way.links
+    return Throttled(
+        FileStorage(folder), latency_s=links.latency_s, upload=[OwnPace(links.up)], download=[OwnPace(links.down)]
+    )
+
+
+def _require_sum(vector: torch.Tensor, replicas: int) -> None:
+    expected = float(replicas * (replicas + 1) // 2)
+    if not bool((vector == expected).all()):
+        raise AssertionError(f"the sum is {vector.min()} to {vector.max()}, not {expected}")
+
+
+if __name__ == "__main__":
+    main()

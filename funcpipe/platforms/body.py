@@ -1,0 +1,55 @@
+"""The body of a request, as the file that HTTP clients read it from."""
+
+from types import TracebackType
+
+from funcpipe.platforms.base import Gate
+
+_BLOCK_BYTES = 1024 * 1024  # more than clients ask for: fewer calls for the same bytes
+
+
+class GatedBody:
+    """Bytes that are read while `gate` is held: from the first read until nothing is left, or the context ends."""
+
+    def __init__(self, data: bytes | memoryview, gate: Gate) -> None:
+        self._data = memoryview(data).cast("B")
+        self._gate = gate
+        self._held = False
+        self._position = 0
+
+    def read(self, size: int | None = -1) -> bytes | memoryview:
+        """The next bytes, in blocks that may be larger than `size` where not all are asked for."""
+        if self._position >= len(self._data):
+            self._leave()
+            return b""
+        if not self._held:
+            self._gate.__enter__()
+            self._held = True
+        length = len(self._data) if size is None or size < 0 else max(size, _BLOCK_BYTES)
+        block = self._data[self._position : self._position + length]
+        self._position += len(block)
+        return block
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Go to `offset` from the beginning, from here or from the end."""
+        self._position = offset + (0, self._position, len(self._data))[whence]
+        return self._position
+
+    def tell(self) -> int:
+        """The position."""
+        return self._position
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __enter__(self) -> "GatedBody":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._held:
+            self._held = False
+            self._gate.__exit__(None, None, None)

@@ -1,0 +1,102 @@
+"""Waiting for a file without looking for it again and again: Linux tells by inotify what happens in a folder."""
+
+import contextlib
+import ctypes
+import os
+import select
+import sys
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Iterator
+
+_COMES_OR_GOES = 0x80 | 0x100 | 0x400 | 0x800  # IN_MOVED_TO, IN_CREATE, IN_DELETE_SELF, IN_MOVE_SELF
+_READ_BYTES = 64 * 1024
+_CANCEL_S = 0.1  # how often a wait looks whether it was cancelled
+
+
+class FolderWatch:
+    """Tells the threads of this process when something comes into a folder that they watch.
+
+    One of those that wait reads the system's news and wakes the others; each looks for its own file.
+    """
+
+    available = sys.platform == "linux"
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._queue = self._checked(self._libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
+        self._close = weakref.finalize(self, os.close, self._queue)
+        self._poll = select.poll()
+        self._poll.register(self._queue, select.POLLIN)
+        self._changed = threading.Condition()
+        self._users: Counter[int] = Counter()
+        self._news = 0
+        self._somebody_reads = False
+
+    def wait(self, path: str, timeout_s: float, cancel: threading.Event) -> None:
+        """Pause until the file `path` is there, `timeout_s` are over or `cancel` is set."""
+        ends_s = time.monotonic() + timeout_s
+        while not os.path.exists(path) and not cancel.is_set() and time.monotonic() < ends_s:
+            folder = _deepest_folder(path)
+            with contextlib.suppress(FileNotFoundError), self._watching(folder) as seen:
+                if not os.path.exists(path) and _deepest_folder(path) == folder:
+                    self._wait_for_news(seen, ends_s, cancel)
+
+    @contextlib.contextmanager
+    def _watching(self, folder: str) -> Iterator[int]:
+        """Watch `folder`; yields how much news there was before."""
+        with self._changed:
+            watch = self._checked(self._libc.inotify_add_watch(self._queue, os.fsencode(folder), _COMES_OR_GOES))
+            self._users[watch] += 1
+            seen = self._news
+        try:
+            yield seen
+        finally:
+            with self._changed:
+                self._users[watch] -= 1
+                if not self._users[watch]:
+                    del self._users[watch]
+                    self._libc.inotify_rm_watch(self._queue, watch)  # fails where the folder is gone, and the watch too
+
+    def _wait_for_news(self, seen: int, ends_s: float, cancel: threading.Event) -> None:
+        with self._changed:
+            while self._news == seen and not cancel.is_set():
+                left_s = min(ends_s - time.monotonic(), _CANCEL_S)
+                if left_s <= 0:
+                    return
+                if self._somebody_reads:
+                    self._changed.wait(left_s)
+                else:
+                    self._read(left_s)
+
+    def _read(self, timeout_s: float) -> None:
+        """Read the news, without holding the lock meanwhile, and wake those who wait."""
+        self._somebody_reads = True
+        self._changed.release()
+        try:
+            came = bool(self._poll.poll(timeout_s * 1000))
+            if came:
+                os.read(self._queue, _READ_BYTES)
+        finally:
+            self._changed.acquire()
+            self._somebody_reads = False
+            self._news += came
+            self._changed.notify_all()
+
+    def _checked(self, result: int) -> int:
+        if result >= 0:
+            return result
+        number = ctypes.get_errno()
+        if number in (2, 20):  # ENOENT, ENOTDIR
+            raise FileNotFoundError(number, os.strerror(number))
+        raise OSError(number, f"folders cannot be watched: {os.strerror(number)}")
+
+
+def _deepest_folder(path: str) -> str:
+    """The folder nearest to `path`, of those that it lies in, that exists."""
+    folder = os.path.dirname(path)
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    return folder

@@ -1,0 +1,154 @@
+"""A small server for Alibaba's OSS protocol: put, get with ranges, delete and list, every signature checked.
+
+After the documentation of PutObject, GetObject, ListObjectsV2 and of signature version 4 of OSS; written apart from the
+SDK that talks to it. Buckets are in the path. Any bucket exists.
+"""
+
+import hashlib
+import hmac
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from xml.sax.saxutils import escape
+
+REGION, ACCESS_KEY, SECRET_KEY = "cn-test", "oss-test", "oss-secret"
+
+
+class OssServer(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.objects: dict[str, bytes] = {}
+        self.lock = threading.Lock()
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: OssServer
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def do_PUT(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if not self._is_signed():
+            return
+        with self.server.lock:
+            if self.headers.get("x-oss-forbid-overwrite") == "true" and self._key in self.server.objects:
+                self._fail(409, "FileAlreadyExists", "The object you specified already exists.")
+                return
+            self.server.objects[self._key] = body
+        self._answer(200, b"", ETag='"0"')
+
+    def do_GET(self) -> None:
+        if not self._is_signed():
+            return
+        if not self._key.partition("/")[2]:
+            self._list()
+            return
+        body = self.server.objects.get(self._key)
+        if body is None:
+            self._fail(404, "NoSuchKey", "The specified key does not exist.")
+            return
+        wanted = self.headers.get("Range")
+        if wanted is None:
+            self._answer(200, body)
+            return
+        first, _, last = wanted.removeprefix("bytes=").partition("-")
+        start, stop = int(first), min(int(last) + 1 if last else len(body), len(body))
+        if start >= len(body):
+            strict = self.headers.get("x-oss-range-behavior") == "standard"
+            if strict:
+                self._fail(416, "InvalidRange", "The requested range cannot be satisfied.")
+            else:
+                self._answer(200, body)
+            return
+        self._answer(206, body[start:stop], **{"Content-Range": f"bytes {start}-{stop - 1}/{len(body)}"})
+
+    def do_DELETE(self) -> None:
+        if self._is_signed():
+            with self.server.lock:
+                self.server.objects.pop(self._key, None)
+            self._answer(204, b"")
+
+    def _list(self) -> None:
+        """Pages of at most three keys, so that clients have to ask for the next."""
+        query = dict(parse_qsl(urlsplit(self.path).query))
+        bucket = self._key.strip("/")
+        after = query.get("continuation-token", "")
+        with self.server.lock:
+            keys = sorted(key.partition("/")[2] for key in self.server.objects if key.startswith(f"{bucket}/"))
+        left = [key for key in keys if key.startswith(query.get("prefix", "")) and key > after]
+        page, more = left[:3], len(left) > 3
+        items = "".join(
+            f"<Contents><Key>{escape(quote(key))}</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified>"
+            "<ETag>0</ETag><Type>Normal</Type><Size>0</Size><StorageClass>Standard</StorageClass></Contents>"
+            for key in page
+        )
+        token = f"<NextContinuationToken>{escape(quote(page[-1]))}</NextContinuationToken>" if more else ""
+        text = (
+            f"<ListBucketResult><Name>{bucket}</Name><MaxKeys>3</MaxKeys><EncodingType>url</EncodingType>"
+            f"<KeyCount>{len(page)}</KeyCount><IsTruncated>{str(more).lower()}</IsTruncated>{token}{items}"
+            "</ListBucketResult>"
+        )
+        self._answer(200, text.encode())
+
+    @property
+    def _key(self) -> str:
+        return unquote(urlsplit(self.path).path).lstrip("/")
+
+    def _is_signed(self) -> bool:
+        fields = dict(
+            part.split("=", 1) for part in self.headers.get("Authorization", "").partition(" ")[2].split(", ") if part
+        )
+        date = self.headers.get("x-oss-date", "")
+        scope = f"{date[:8]}/{REGION}/oss/aliyun_v4_request"
+        if fields.get("Credential") != f"{ACCESS_KEY}/{scope}" or fields.get("Signature") != self._signature(
+            date, scope
+        ):
+            self._fail(403, "SignatureDoesNotMatch", "The request signature we calculated does not match.")
+            return False
+        return True
+
+    def _signature(self, date: str, scope: str) -> str:
+        signed = sorted(
+            (name.lower(), value)
+            for name, value in self.headers.items()
+            if name.lower().startswith("x-oss-") or name.lower() in ("content-type", "content-md5")
+        )
+        query = sorted(
+            (quote(name, safe=""), quote(value, safe=""))
+            for name, value in parse_qsl(urlsplit(self.path).query, keep_blank_values=True)
+        )
+        canonical = "\n".join(
+            (
+                self.command,
+                quote(f"/{self._key}", safe="/"),
+                "&".join(f"{name}={value}" if value else name for name, value in query),
+                "".join(f"{name}:{value}\n" for name, value in signed),
+                "",
+                self.headers.get("x-oss-content-sha256", ""),
+            )
+        )
+        text = "\n".join(("OSS4-HMAC-SHA256", date, scope, hashlib.sha256(canonical.encode()).hexdigest()))
+        key = f"aliyun_v4{SECRET_KEY}".encode()
+        for part in (date[:8], REGION, "oss", "aliyun_v4_request"):
+            key = hmac.digest(key, part.encode(), "sha256")
+        return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
+
+    def _fail(self, status: int, code: str, message: str) -> None:
+        self._answer(status, f"<Error><Code>{code}</Code><Message>{message}</Message></Error>".encode())
+
+    def _answer(self, status: int, body: bytes, **headers: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
