@@ -174,7 +174,7 @@ def held_micro_batches(setting: Setting, stages: int) -> Array:
     return np.array(held, dtype=np.float64)
 
 
-WASTE = 1 / 16
+WASTE = 1 / 8
 """What the allocator loses between its blocks, as a share of what they hold (experiments/model_table.py)."""
 
 
