@@ -29,6 +29,6 @@ def test_who_reads_and_who_is_heard_of_follow_from_the_graph() -> None:
     assert heard_by(graph, (0, 1)) == {(0, 0), (1, 0)}  # of the second by way of the first
     assert {str(put): readers for put, readers in readers_of(graph, (0, 0)).items()} == {
         "put-activation.s0.r0.m0.k0": {(1, 0)},
-        "put-split.s0.r0.k1": {(0, 1)},
+        "put-split.s0.r0.k0": {(0, 1)},
         "put-merged.s0.r0.k0": {(0, 1)},
     }

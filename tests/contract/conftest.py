@@ -51,7 +51,7 @@ def real_s3_server() -> S3Server:
     return S3Server(endpoint, os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"])
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def oss_server() -> Iterator[OssServer]:
     server = OssServer()
     thread = threading.Thread(target=server.serve_forever)

@@ -29,7 +29,6 @@ class OssServer(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     server: OssServer
-    protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
 
     def do_PUT(self) -> None:
