@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 
 from funcpipe.core import MB, ModelProfile, Plan, PlatformSpec, TrainingSpec
 from funcpipe.partitioner.cost import evaluate
-from funcpipe.partitioner.formulas import buffer_copies
 from funcpipe.partitioner.optimize import LAYER_LIMIT, merged_problem, unmerged
 from funcpipe.partitioner.pins import NO_PINS, Pins
 from funcpipe.partitioner.problem import Problem
@@ -106,7 +105,7 @@ def _stage(plan: Plan, number: int, problem: Problem) -> StageExplanation:
     stage, estimate = plan.stages[number], plan.estimate.stages[number]
     layers = problem.profile.layers[stage.first : stage.stop]
     parameters = problem.profile.parameter_bytes(stage.first, stage.stop)
-    summed = problem.profile.summed_bytes(stage.first, stage.stop)
+    copies, constant = 2 + plan.optimizer.values_per_parameter, sum(layer.constant_bytes for layer in layers)
     workspace = max(layer.workspace_bytes for layer in layers)
     each = plan.micro_batches // plan.replicas
     return StageExplanation(
@@ -118,8 +117,8 @@ def _stage(plan: Plan, number: int, problem: Problem) -> StageExplanation:
         parameter_bytes=parameters,
         gradient_bytes=parameters,
         optimizer_bytes=plan.optimizer.values_per_parameter * parameters,
-        sync_buffer_bytes=round(buffer_copies(plan.replicas) * summed),
-        constant_bytes=sum(layer.constant_bytes for layer in layers),
+        sync_buffer_bytes=estimate.state_bytes - copies * parameters - constant,
+        constant_bytes=constant,
         activation_bytes=estimate.activation_bytes - workspace,
         workspace_bytes=workspace,
         waste_bytes=estimate.waste_bytes,

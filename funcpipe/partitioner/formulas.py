@@ -180,9 +180,9 @@ WASTE = 1 / 8
 
 def buffer_copies(replicas: int) -> float:
     """How often a function that synchronises holds its gradients besides the gradients themselves: the flat vector, its
-    own split of the others and the one that it sends, and the message that comes in.
+    own split of all the others, two messages that go out and one that comes in.
     """
-    return 2 + 1 / replicas if replicas > 1 else 0
+    return 2 + 2 / replicas if replicas > 1 else 0
 
 
 def memory_use(loads: Loads, setting: Setting, held: Array | float) -> MemoryUse:
@@ -192,6 +192,7 @@ def memory_use(loads: Loads, setting: Setting, held: Array | float) -> MemoryUse
     """
     copies, buffers = 2 + setting.values_per_parameter, buffer_copies(setting.replicas)
     state_bytes = copies * loads.parameter_bytes + buffers * loads.summed_bytes + loads.constant_bytes
+    state_bytes = state_bytes + loads.ties.upload_bytes + loads.ties.download_bytes
     kept = np.where(loads.recompute, loads.input_bytes, loads.activation_bytes + loads.saved_input_bytes)
     at_work = loads.workspace_bytes + np.where(loads.recompute, loads.activation_bytes, 0.0)
     activation_bytes = held * kept + at_work

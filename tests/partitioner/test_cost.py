@@ -146,7 +146,7 @@ def test_copies_of_the_parameters(kind: OptimizerKind, copies: int) -> None:
     alone = replace(plan((0, 3, "1024MB", False)), optimizer=kind)
     assert evaluate(alone, PROFILE, SPEC).stages[0].state_bytes == copies * 24_000_000 + 3000
     shared = replace(plan((0, 3, "1024MB", False), replicas=2), optimizer=kind)
-    assert evaluate(shared, PROFILE, SPEC).stages[0].state_bytes == (copies + 2.5) * 24_000_000 + 3000
+    assert evaluate(shared, PROFILE, SPEC).stages[0].state_bytes == (copies + 3) * 24_000_000 + 3000
 
 
 def test_half_precision_halves_the_bytes_and_not_the_latency() -> None:
