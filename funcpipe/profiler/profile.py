@@ -96,7 +96,8 @@ def _code_bytes(graph: LayerGraph, *, forked: bool) -> tuple[int, int]:
     pieces = [stage_of(graph, first, stop) for first, stop in ((0, count - 1), (count - 1, count)) if first < stop]
     modules = [imported_modules(dump_stage(piece, None)[0]) for piece in pieces]
     base_bytes = base_memory_bytes(forked=forked, modules=modules[0])
-    return base_bytes, base_memory_bytes(forked=forked, modules=modules[0] | modules[-1]) - base_bytes
+    whole_bytes = base_memory_bytes(forked=forked, modules=modules[0] | modules[-1])
+    return base_bytes, max(0, whole_bytes - base_bytes)  # where nothing is added, one run may still need less
 
 
 @contextlib.contextmanager

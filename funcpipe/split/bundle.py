@@ -8,6 +8,7 @@ import pickletools
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -93,9 +94,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return self.references[id(obj)]
 
     def reducer_override(self, obj: Any) -> Any:
-        """Operators of torch are written by name, parametrised modules as what they are made of; the rest is
-        cloudpickle's.
+        """Operators of torch and context variables are written by name, parametrised modules as what they are made of;
+        the rest is cloudpickle's.
         """
+        if isinstance(obj, ContextVar):
+            return _context_variable, (obj.name, *_place(obj))
         if isinstance(obj, torch._ops.OpOverload):
             return _operator, (obj.namespace, obj._opname, obj._overloadname, _home(obj))
         if isinstance(obj, nn.Module) and parametrize.is_parametrized(obj):
@@ -121,6 +124,19 @@ class _Unpickler(pickle.Unpickler):
                 tensor = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
             self.made[name] = nn.Parameter(tensor, trainable) if is_parameter else tensor.requires_grad_(trainable)
         return self.made[name]
+
+
+def _place(variable: ContextVar[Any]) -> tuple[str, str] | tuple[()]:
+    """The installed module that holds `variable`, and under what name: hooks of packages refer to such variables."""
+    for module_name, module in list(sys.modules.items()):
+        for name, item in vars(module).items() if isinstance(module, ModuleType) else ():
+            if item is variable and not _is_users(module):
+                return module_name, name
+    return ()
+
+
+def _context_variable(label: str, home: str | None = None, name: str = "") -> Any:
+    return ContextVar(label) if home is None else getattr(importlib.import_module(home), name)
 
 
 def _parametrise(module: nn.Module, state: Mapping[str, Any]) -> None:

@@ -1,11 +1,13 @@
 """A stage in another process, which has funcpipe but not the user's files."""
 
+import decimal
 import importlib.util
 import pickle
 import subprocess
 import sys
 import textwrap
 import threading
+from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -142,6 +144,25 @@ def test_parametrised_modules_survive() -> None:
     found = {name: parameter.grad for name, parameter in loaded.named_parameters()}
     assert found.keys() == dict(model.named_parameters()).keys()
     assert_same(found, take_gradients(model))
+
+
+OWN = ContextVar[int]("own")
+
+
+def test_hooks_that_use_context_variables_survive() -> None:
+    """As `transformers` hangs them on its modules: nested functions, which travel by value with what they refer to."""
+    model, x = nn.Linear(3, 4), torch.ones(2, 3)
+    decimal_context, own = decimal.getcontext, OWN
+
+    def hook(_module: nn.Module, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        return output * own.get(decimal_context().prec)
+
+    model.register_forward_hook(hook)
+    (stage,) = split(trace(nn.Linear(3, 4), (x,)), [(0, 1)])
+    _, loaded = load_stage(*dump_stage(stage, model))
+    assert torch.equal(loaded(x), model(x))
+    _, variable = load_stage(*dump_stage(stage, OWN))
+    assert variable.name == "own"
 
 
 def test_ties_and_layouts_survive() -> None:
