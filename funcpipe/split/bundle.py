@@ -8,7 +8,7 @@ import pickletools
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -98,7 +98,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         the rest is cloudpickle's.
         """
         if isinstance(obj, ContextVar):
-            return _context_variable, (obj.name, *_place(obj))
+            return _context_variable, (obj.name, _place(obj), _default(obj))
         if isinstance(obj, torch._ops.OpOverload):
             return _operator, (obj.namespace, obj._opname, obj._overloadname, _home(obj))
         if isinstance(obj, nn.Module) and parametrize.is_parametrized(obj):
@@ -135,8 +135,17 @@ def _place(variable: ContextVar[Any]) -> tuple[str, str] | tuple[()]:
     return ()
 
 
-def _context_variable(label: str, home: str | None = None, name: str = "") -> Any:
-    return ContextVar(label) if home is None else getattr(importlib.import_module(home), name)
+def _default(variable: ContextVar[Any]) -> dict[str, Any]:
+    try:
+        return {"default": Context().run(variable.get)}
+    except LookupError:
+        return {}
+
+
+def _context_variable(label: str, place: tuple[str, str] | tuple[()], default: Mapping[str, Any]) -> Any:
+    if not place:
+        return ContextVar(label, **default)
+    return getattr(importlib.import_module(place[0]), place[1])
 
 
 def _parametrise(module: nn.Module, state: Mapping[str, Any]) -> None:

@@ -1,6 +1,5 @@
 """A stage in another process, which has funcpipe but not the user's files."""
 
-import decimal
 import importlib.util
 import pickle
 import subprocess
@@ -146,23 +145,26 @@ def test_parametrised_modules_survive() -> None:
     assert_same(found, take_gradients(model))
 
 
-OWN = ContextVar[int]("own")
+OWN = ContextVar[int]("own", default=3)
 
 
 def test_hooks_that_use_context_variables_survive() -> None:
     """As `transformers` hangs them on its modules: nested functions, which travel by value with what they refer to."""
     model, x = nn.Linear(3, 4), torch.ones(2, 3)
-    decimal_context, own = decimal.getcontext, OWN
+    own = OWN
 
     def hook(_module: nn.Module, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
-        return output * own.get(decimal_context().prec)
+        return output * own.get()
 
     model.register_forward_hook(hook)
     (stage,) = split(trace(nn.Linear(3, 4), (x,)), [(0, 1)])
     _, loaded = load_stage(*dump_stage(stage, model))
     assert torch.equal(loaded(x), model(x))
-    _, variable = load_stage(*dump_stage(stage, OWN))
-    assert variable.name == "own"
+    without_default = ContextVar[int]("unset")
+    _, variables = load_stage(*dump_stage(stage, (without_default, OWN)))
+    with pytest.raises(LookupError):
+        variables[0].get()
+    assert variables[1].get() == 3
 
 
 def test_ties_and_layouts_survive() -> None:
