@@ -71,7 +71,7 @@ class FuncPipe:
 
     def profile(
         self,
-        sample_inputs: Tensor | tuple[Any, ...],
+        sample_inputs: Tensor | tuple[Any, ...] | Mapping[str, Any],
         *,
         platform: str | PlatformSpec = "aws-lambda",
         micro_batch: int = 4,
@@ -81,15 +81,18 @@ class FuncPipe:
     ) -> ModelProfile:
         """Measure the module's layers for micro-batches of `micro_batch` samples.
 
-        `sample_inputs` are what the module is called with; with `sample_target` the loss is measured too. Light
-        neighbouring layers are folded together until `layers` are left. Raises ModelError for a module that cannot be
-        turned into layers.
+        `sample_inputs` are what the module is called with, by position or by name; with `sample_target` the loss is
+        measured too. Light neighbouring layers are folded together until `layers` are left. Raises ModelError for a
+        module that cannot be turned into layers.
         """
         spec = load_spec(platform) if isinstance(platform, str) else platform
-        sample = (sample_inputs,) if isinstance(sample_inputs, Tensor) else tuple(sample_inputs)
+        named = dict(sample_inputs) if isinstance(sample_inputs, Mapping) else {}
+        sample = () if named else (sample_inputs,) if isinstance(sample_inputs, Tensor) else tuple(sample_inputs)
         target_loss = None if sample_target is None else lambda output: self._loss(output, sample_target)
-        graph = trace(self.model, sample)
-        measured = profile(graph, sample, spec=spec, micro_batch=micro_batch, loss=target_loss, progress=progress)
+        graph = trace(self.model, sample, named)
+        measured = profile(
+            graph, sample, named, spec=spec, micro_batch=micro_batch, loss=target_loss, progress=progress
+        )
         self._profile, self._spec = merge_layers(measured, layers), spec
         return self._profile
 

@@ -50,7 +50,9 @@ def _profile(verbs: Any) -> None:
         "--micro-batch 16 --platform local -o profile.json",
     )
     verb.add_argument("model", metavar=_FACTORY, help="a function that makes the module")
-    verb.add_argument("--sample", metavar=_FACTORY, required=True, help="a function that makes the module's inputs")
+    verb.add_argument(
+        "--sample", metavar=_FACTORY, required=True, help="a function that makes the inputs: a tuple, or a dict by name"
+    )
     verb.add_argument("--micro-batch", type=int, default=4, help="samples of a micro-batch (default: %(default)s)")
     _add_platform(verb, default="aws-lambda")
     verb.add_argument("--layers", type=int, default=30, help="fold light layers down to so many (default: %(default)s)")

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from funcpipe.api import FuncPipe
 from funcpipe.core import FunctionSize, ModelProfile, PlatformSpec
 from funcpipe.errors import DataError
 from funcpipe.graph import trace
@@ -197,3 +199,21 @@ def test_a_sample_unlike_the_traced_one_is_refused() -> None:
     graph = trace(nn.Sequential(nn.Linear(2, 2)), (torch.randn(1, 2),))
     with pytest.raises(DataError, match="too many positional"):
         profile(graph, (torch.randn(1, 2), torch.randn(1, 2)), spec=SPEC, micro_batch=1)
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+        return F.softmax(self.inner(x) * scale, 1)
+
+
+def test_samples_may_be_given_by_name() -> None:
+    pipe = FuncPipe(Scaled(), loss_fn=F.cross_entropy, optimizer=torch.optim.SGD)
+    named = pipe.profile({"scale": torch.ones(2, 1), "x": torch.ones(2, 4)}, platform="local", micro_batch=2)
+    ordered = pipe.profile((torch.ones(2, 4), torch.ones(2, 1)), platform="local", micro_batch=2)
+    assert [layer.name for layer in named.layers] == [layer.name for layer in ordered.layers]
+    assert [layer.input_bytes for layer in named.layers] == [layer.input_bytes for layer in ordered.layers]
+    assert sum(layer.input_bytes for layer in named.layers) == 4 * (2 * 4 + 2 * 1)
