@@ -114,7 +114,7 @@ def plan_loads(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Loads:
         constant_bytes=_stage_sums(plan.stages, [layer.constant_bytes for layer in profile.layers]),
         activation_bytes=_stage_sums(plan.stages, [layer.activation_bytes for layer in profile.layers]),
         input_bytes=inputs + traffic.forward_in_bytes,
-        saved_input_bytes=saved_inputs_bytes(*_borders(plan.stages), profile),
+        held_input_bytes=held_inputs_bytes(*_borders(plan.stages), profile),
         workspace_bytes=_most_workspace_bytes(plan.stages, profile),
         recompute=np.array([stage.recompute for stage in plan.stages]),
         traffic=traffic,
@@ -124,15 +124,17 @@ def plan_loads(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Loads:
     )
 
 
-def saved_inputs_bytes(first: IntArray, stop: IntArray, profile: ModelProfile) -> Array:
-    """What stages [first, stop) keep of tensors whose memory counts with an earlier stage's layer: an element each."""
+def held_inputs_bytes(first: IntArray, stop: IntArray, profile: ModelProfile) -> Array:
+    """What stages [first, stop) hold, from forward to backward, of what they receive: an element each.
+
+    Without the tensors that count with a layer of the stage, as the first that saves them.
+    """
     total = np.zeros(len(first))
     for tensor in profile.tensors:
-        savers = np.array(tensor.saved_by, dtype=np.int64)
-        if len(savers) > 1:
-            own = np.searchsorted(savers, first)  # the first of the tensor's savers that the stage may hold
-            copied = (own > 0) & (own < len(savers)) & (savers[np.minimum(own, len(savers) - 1)] < stop)
-            total += np.where(copied, tensor.forward_bytes, 0)
+        read = np.searchsorted(tensor.consumers, stop) > np.searchsorted(tensor.consumers, first)
+        saver = tensor.saved_by[0] if tensor.saved_by else -1
+        counted = (first <= saver) & (saver < stop)
+        total += np.where((tensor.producer < first) & read & ~counted, tensor.forward_bytes, 0)
     return total
 
 

@@ -105,7 +105,7 @@ def _loads(problem: Problem, cuts: tuple[tuple[int, int], ...], variants: Array)
         constant_bytes=np.array([sum(x.constant_bytes for x in part) for part in layers], dtype=np.float64),
         activation_bytes=np.array([sum(x.activation_bytes for x in part) for part in layers], dtype=np.float64),
         input_bytes=inputs + traffic.forward_in_bytes,
-        saved_input_bytes=np.array([_saved_inputs(profile, first, stop) for first, stop in cuts], dtype=np.float64),
+        held_input_bytes=np.array([_held_inputs(profile, first, stop) for first, stop in cuts], dtype=np.float64),
         workspace_bytes=np.array([max(x.workspace_bytes for x in part) for part in layers], dtype=np.float64),
         recompute=recompute,
         traffic=Traffic(**{item.name: getattr(traffic, item.name) for item in fields(Traffic)}),
@@ -135,8 +135,10 @@ def _ties(profile: ModelProfile, stages: Sequence[Stage]) -> Ties:
     return Ties(**dict(zip((item.name for item in fields(Ties)), counts, strict=True)))
 
 
-def _saved_inputs(profile: ModelProfile, first: int, stop: int) -> int:
-    """The bytes of the tensors that a stage saves, but a stage before it saved first."""
+def _held_inputs(profile: ModelProfile, first: int, stop: int) -> int:
+    """The bytes of the tensors that a stage receives, but for those that count with the first of its layers to save
+    them.
+    """
     stage = range(first, stop)
-    saved = [tensor for tensor in profile.tensors if any(layer in stage for layer in tensor.saved_by)]
-    return sum(tensor.forward_bytes for tensor in saved if tensor.saved_by[0] not in stage)
+    received = [t for t in profile.tensors if t.producer < first and any(layer in stage for layer in t.consumers)]
+    return sum(tensor.forward_bytes for tensor in received if not set(tensor.saved_by[:1]) & set(stage))

@@ -53,8 +53,8 @@ class Loads:
 
     `layer_parameter_bytes` is the sum over layers, in which `ties` occur more than once.
     `input_bytes` is all that a stage keeps of a micro-batch under recomputation: what it reads of other stages and of
-    the model's inputs. `saved_input_bytes` is what it keeps of that without recomputation, its own copies of tensors
-    whose memory counts with a layer of another stage; `workspace_bytes` what its hungriest layer has in use beyond all
+    the model's inputs. `held_input_bytes` is what it keeps of that without recomputation besides `activation_bytes`;
+    `workspace_bytes` what its hungriest layer has in use beyond all
     that while it runs.
     """
 
@@ -65,7 +65,7 @@ class Loads:
     constant_bytes: Array
     activation_bytes: Array
     input_bytes: Array
-    saved_input_bytes: Array
+    held_input_bytes: Array
     workspace_bytes: Array
     recompute: npt.NDArray[np.bool_]
     traffic: Traffic
@@ -193,7 +193,7 @@ def memory_use(loads: Loads, setting: Setting, held: Array | float) -> MemoryUse
     copies, buffers = 2 + setting.values_per_parameter, buffer_copies(setting.replicas)
     state_bytes = copies * loads.parameter_bytes + buffers * loads.summed_bytes + loads.constant_bytes
     state_bytes = state_bytes + loads.ties.upload_bytes + loads.ties.download_bytes
-    kept = np.where(loads.recompute, loads.input_bytes, loads.activation_bytes + loads.saved_input_bytes)
+    kept = np.where(loads.recompute, loads.input_bytes, loads.activation_bytes + loads.held_input_bytes)
     at_work = loads.workspace_bytes + np.where(loads.recompute, loads.activation_bytes, 0.0)
     activation_bytes = held * kept + at_work
     return MemoryUse(

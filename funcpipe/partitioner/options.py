@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from funcpipe.core import LayerProfile, ModelProfile, Recompute
-from funcpipe.partitioner.cost import column_of, saved_inputs_bytes
+from funcpipe.partitioner.cost import column_of, held_inputs_bytes
 from funcpipe.partitioner.formulas import (
     Array,
     Loads,
@@ -184,7 +184,7 @@ def edge_loads(problem: Problem, graph: StageGraph) -> Loads:
         constant_bytes=total(lambda layer: layer.constant_bytes),
         activation_bytes=total(lambda layer: layer.activation_bytes),
         input_bytes=inputs + traffic.forward_in_bytes,
-        saved_input_bytes=saved_inputs_bytes(graph.first, graph.stop, profile)[:, None],
+        held_input_bytes=held_inputs_bytes(graph.first, graph.stop, profile)[:, None],
         workspace_bytes=_most_workspace_bytes(profile, graph)[:, None],
         recompute=np.zeros((len(graph.first), len(sizes)), dtype=bool),
         traffic=traffic,

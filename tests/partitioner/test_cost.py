@@ -118,7 +118,7 @@ def test_a_late_stage_with_many_parameters_holds_up_the_end() -> None:
 def test_recomputation_keeps_inputs_only_and_computes_forward_again() -> None:
     kept = evaluate(plan((0, 1, "1024MB", False), (1, 3, "1024MB", False)), PROFILE, SPEC)
     again = evaluate(plan((0, 1, "1024MB", False), (1, 3, "1024MB", True)), PROFILE, SPEC)
-    assert kept.stages[1].activation_bytes == 4 * 6_000_000
+    assert kept.stages[1].activation_bytes == 4 * (6_000_000 + 5_000_000)  # what it computes, and what it received
     assert again.stages[1].activation_bytes == 4 * (5_000_000 + 1400) + 6_000_000
     assert again.stages[1].backward_s == pytest.approx(kept.stages[1].backward_s + 6)
     assert again.stages[1].forward_s == kept.stages[1].forward_s
@@ -241,7 +241,7 @@ def test_a_stage_holds_as_many_micro_batches_as_its_schedule_says() -> None:
         stages = evaluate(replace(cuts, schedule=schedule), CHAIN, SPEC).stages
         assert stages[0].activation_bytes == first * 3_000_000
         assert stages[1].activation_bytes == second * (5_000_000 + 700) + 3_000_000  # inputs, and one recomputed
-        assert stages[2].activation_bytes == third * 3_000_000
+        assert stages[2].activation_bytes == third * (3_000_000 + 5_000_000)
         assert [s.base_bytes + s.state_bytes for s in stages] == [100 + 2 * 8_000_000 + 1000] * 3
 
 

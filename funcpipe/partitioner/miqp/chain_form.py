@@ -64,7 +64,7 @@ def chain_programme(problem: Problem, *, longest_s: float, unit_usd: float) -> C
         parameter_mb=_by_layer(loads.parameter_bytes)[:, 0] / MB,
         constant_mb=_by_layer(loads.constant_bytes)[:, 0] / MB,
         activation_mb=_by_layer(loads.activation_bytes)[:, 0] / MB,
-        saved_input_mb=_by_layer(loads.saved_input_bytes)[:, 0] / MB,
+        held_input_mb=_by_layer(loads.held_input_bytes)[:, 0] / MB,
         workspace_mb=_by_layer(loads.workspace_bytes)[:, 0] / MB,
         cut_usd=_cut_usd(problem, loads.traffic),
         longest_s=longest_s,
@@ -141,7 +141,7 @@ def _add_memory(m: pyo.ConcreteModel, programme: ChainProgramme) -> None:
     """What a stage holds when its last layer is counted fits its functions (in megabytes)."""
     amounts = {"parameter": programme.parameter_mb, "constant": programme.constant_mb}
     held = {name: accumulate(m, f"{name}_mb", mb.__getitem__, mb.sum(), backward=False) for name, mb in amounts.items()}
-    own, copied = programme.activation_mb, programme.saved_input_mb
+    own, copied = programme.activation_mb, programme.held_input_mb
     amounts["activation"] = own + copied  # what a stage keeps of its input counts with its first layer
     held["activation"] = accumulate(
         m, "activation_mb", lambda i: own[i] + copied[i] * begins(m, i), (own + copied).sum(), backward=False

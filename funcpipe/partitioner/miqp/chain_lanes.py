@@ -23,7 +23,7 @@ class ChainProgramme:
     parameter_mb: Array
     constant_mb: Array
     activation_mb: Array
-    saved_input_mb: Array
+    held_input_mb: Array
     workspace_mb: Array
     cut_usd: Array
     longest_s: float
