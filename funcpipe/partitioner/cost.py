@@ -21,17 +21,15 @@ from funcpipe.partitioner.formulas import (
     Array,
     Lanes,
     Loads,
-    MemoryUse,
     Setting,
     Traffic,
-    held_micro_batches,
     iteration_time_s,
     lane_times,
-    memory_use,
     request_usd,
     requests,
     sync_times,
 )
+from funcpipe.partitioner.memory import MemoryUse, memory_use
 from funcpipe.partitioner.ties import stage_ties
 
 IntArray = npt.NDArray[np.int64]
@@ -46,7 +44,7 @@ def evaluate(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Estimate:
     """
     setting, loads = plan_setting(plan, profile, spec), plan_loads(plan, profile, spec)
     lanes, sync_s = lane_times(loads, setting, workers=plan.workers), sync_times(loads, setting, workers=plan.workers)
-    memory = memory_use(loads, setting, held_micro_batches(setting, len(plan.stages)))
+    memory = memory_use(loads, setting, setting.held_micro_batches(len(plan.stages)))
     iteration_s = float(iteration_time_s(lanes, sync_s, setting))
     puts, gets = requests(loads, setting)
     compute_usd = plan.replicas * float(loads.price_usd_s.sum()) * iteration_s

@@ -14,18 +14,17 @@ from funcpipe.partitioner.formulas import (
     Array,
     Loads,
     Setting,
-    Ties,
     Traffic,
-    held_micro_batches,
     iteration_time_s,
     lane_times,
-    memory_use,
     request_usd,
     requests,
     sync_times,
 )
 from funcpipe.partitioner.infeasible import explain_infeasible
+from funcpipe.partitioner.memory import memory_use
 from funcpipe.partitioner.problem import Choice, Problem, report
+from funcpipe.partitioner.ties import Ties
 
 
 def exhaustive(problem: Problem, *, time_limit_s: float | None = None) -> Plan:
@@ -66,7 +65,7 @@ def price_variants(
     loads = _loads(problem, cuts, np.array(variants))
     workers = len(cuts) * setting.replicas
     memory = np.array([size.memory_bytes for size in problem.spec.sizes])[np.array(variants)[..., 0]]
-    held = held_micro_batches(setting, len(cuts))
+    held = setting.held_micro_batches(len(cuts))
     fits = (memory_use(loads, setting, held).total_bytes <= memory).all(-1)
     sizes = [problem.placed.sizes_of(first, stop) for first, stop in cuts]
     fits &= [all(size in admitted for (size, _), admitted in zip(v, sizes, strict=True)) for v in variants]

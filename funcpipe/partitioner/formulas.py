@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from funcpipe.core import PlatformSpec, ScheduleKind, Streams, Sync, usual_streams
 from funcpipe.partitioner.sync_forms import all_reduce_s, exchange_s, requests_each, streamed_s
+from funcpipe.partitioner.ties import Ties
 from funcpipe.scheduler.schedules import in_flight
 
 Array = npt.NDArray[np.float64]
@@ -32,30 +33,13 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ties:
-    """What stages have of parameters that several layers use.
-
-    `repeated_bytes` counts again and again what one stage holds once; `borrowed_bytes` are summed over the replicas by
-    an earlier stage; the rest is what one function sends and reads of their gradients in an iteration.
-    """
-
-    repeated_bytes: Array
-    borrowed_bytes: Array
-    upload_bytes: Array
-    upload_objects: Array
-    download_bytes: Array
-    download_objects: Array
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Loads:
     """What stages compute and hold, and the functions they run on; seconds, bytes and dollars as named.
 
-    `layer_parameter_bytes` is the sum over layers, in which `ties` occur more than once.
-    `input_bytes` is all that a stage keeps of a micro-batch under recomputation: what it reads of other stages and of
-    the model's inputs. `held_input_bytes` is what it keeps of that without recomputation besides `activation_bytes`;
-    `workspace_bytes` what its hungriest layer has in use beyond all
-    that while it runs.
+    `layer_parameter_bytes` is the sum over layers, in which `ties` occur more than once. `input_bytes` is all that a
+    stage keeps of a micro-batch under recomputation: what it reads of other stages and of the model's inputs;
+    `held_input_bytes` is what it keeps of that without recomputation besides `activation_bytes`; `workspace_bytes` is
+    what its hungriest layer has in use beyond all that while it runs.
     """
 
     forward_s: Array
@@ -107,6 +91,15 @@ class Setting:
         """Micro-batches that each replica works through."""
         return self.micro_batches // self.replicas
 
+    def held_micro_batches(self, stages: int) -> Array:
+        """How many micro-batches' activations each of so many stages holds at once.
+
+        It follows from how many stages lie behind a stage, whatever lies in front.
+        """
+        each = self.micro_batches_each
+        held = [in_flight(self.schedule, stage=i, stages=stages, micro_batches=each) for i in range(stages)]
+        return np.array(held, dtype=np.float64)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lanes:
@@ -147,61 +140,6 @@ class Lanes:
         compute_s = self.forward_s + self.backward_s
         links_s = np.maximum(upload_s + self.backward_upload_s, download_s + self.backward_download_s)
         return np.maximum(compute_s, links_s), np.zeros_like(compute_s)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryUse:
-    """Bytes that one function of each stage needs at its peak, by what takes them."""
-
-    base_bytes: Array
-    state_bytes: Array
-    activation_bytes: Array
-    waste_bytes: Array
-
-    @property
-    def total_bytes(self) -> Array:
-        """All of it."""
-        return self.base_bytes + self.state_bytes + self.activation_bytes + self.waste_bytes
-
-
-def held_micro_batches(setting: Setting, stages: int) -> Array:
-    """How many micro-batches' activations each of so many stages holds at once.
-
-    It follows from how many stages lie behind a stage, whatever lies in front.
-    """
-    each = setting.micro_batches_each
-    held = [in_flight(setting.schedule, stage=i, stages=stages, micro_batches=each) for i in range(stages)]
-    return np.array(held, dtype=np.float64)
-
-
-WASTE = 1 / 8
-"""What the allocator loses between its blocks, as a share of what they hold (experiments/model_table.py)."""
-
-
-def buffer_copies(replicas: int) -> float:
-    """How often a function that synchronises holds its gradients besides the gradients themselves: the flat vector, its
-    own split of all the others, two messages that go out and one that comes in.
-    """
-    return 2 + 2 / replicas if replicas > 1 else 0
-
-
-def memory_use(loads: Loads, setting: Setting, held: Array | float) -> MemoryUse:
-    """Peak bytes: parameters, their gradients and optimiser state, and the buffers of synchronisation; the activations
-    of the `held` micro-batches, or their inputs and one micro-batch's activations (recompute); and the workspace of one
-    layer, which counts with the activations.
-    """
-    copies, buffers = 2 + setting.values_per_parameter, buffer_copies(setting.replicas)
-    state_bytes = copies * loads.parameter_bytes + buffers * loads.summed_bytes + loads.constant_bytes
-    state_bytes = state_bytes + loads.ties.upload_bytes + loads.ties.download_bytes
-    kept = np.where(loads.recompute, loads.input_bytes, loads.activation_bytes + loads.held_input_bytes)
-    at_work = loads.workspace_bytes + np.where(loads.recompute, loads.activation_bytes, 0.0)
-    activation_bytes = held * kept + at_work
-    return MemoryUse(
-        base_bytes=np.full_like(kept, setting.base_bytes),
-        state_bytes=state_bytes + np.zeros_like(kept),
-        activation_bytes=activation_bytes,
-        waste_bytes=WASTE * (state_bytes + activation_bytes),
-    )
 
 
 def shared_link(loads: Loads, setting: Setting, workers: int) -> tuple[Array, Array]:
@@ -340,7 +278,7 @@ def round_shares(setting: Setting, stages: int) -> Array:
 
     0 where a stage may hold all micro-batches: none waits for another one's backward.
     """
-    held = held_micro_batches(setting, stages)
+    held = setting.held_micro_batches(stages)
     return np.where(held < setting.micro_batches_each, 1 / held, 0.0)
 
 

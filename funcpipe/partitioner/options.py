@@ -12,20 +12,18 @@ from funcpipe.partitioner.formulas import (
     Array,
     Loads,
     Setting,
-    Ties,
     Traffic,
     compute_work_s,
-    held_micro_batches,
     lane_times,
-    memory_use,
     request_usd,
     requests,
     sync_times,
 )
+from funcpipe.partitioner.memory import memory_use
 from funcpipe.partitioner.pins import NO_PINS
 from funcpipe.partitioner.problem import Choice, Problem
 from funcpipe.partitioner.stage_graph import IntArray, StageGraph
-from funcpipe.partitioner.ties import stage_ties
+from funcpipe.partitioner.ties import Ties, stage_ties
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -106,7 +104,7 @@ def _most_behind(problem: Problem, graph: StageGraph, setting: Setting, loads: L
 
     The more there are, the more micro-batches it holds.
     """
-    held = held_micro_batches(setting, graph.layers)[::-1]
+    held = setting.held_micro_batches(graph.layers)[::-1]
     memory_bytes = np.array([[size.memory_bytes for size in problem.spec.sizes]], dtype=np.float64)
     most_behind = np.full((len(graph.first), len(problem.spec.sizes)), -1)
     for behind in np.flatnonzero(np.diff(held, append=np.inf)):  # the last of those that hold as many
@@ -149,7 +147,7 @@ def _priced(graph: StageGraph, setting: Setting, loads: Loads, most_behind: IntA
 
 def least_memory_bytes(problem: Problem, graph: StageGraph, setting: Setting) -> Array:
     """For each edge what a function must have in the least hungry way that the training allows."""
-    held = held_micro_batches(setting, graph.layers + 1)[::-1][_least_behind(graph)][:, None]
+    held = setting.held_micro_batches(graph.layers + 1)[::-1][_least_behind(graph)][:, None]
     needs = [memory_use(loads, setting, held).total_bytes[:, 0] for loads in ways(problem, graph)]
     least: Array = np.minimum.reduce(needs)
     return least

@@ -1,14 +1,31 @@
 """What stages have of parameters that layers of other stages use as well, from their borders alone."""
 
 from collections import defaultdict
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from funcpipe.core import ModelProfile
-from funcpipe.partitioner.formulas import Ties
 
+Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ties:
+    """What stages have of parameters that several layers use.
+
+    `repeated_bytes` counts again and again what one stage holds once; `borrowed_bytes` are summed over the replicas by
+    an earlier stage; the rest is what one function sends and reads of their gradients in an iteration.
+    """
+
+    repeated_bytes: Array
+    borrowed_bytes: Array
+    upload_bytes: Array
+    upload_objects: Array
+    download_bytes: Array
+    download_objects: Array
 
 
 def stage_ties(first: IntArray, stop: IntArray, profile: ModelProfile) -> Ties:

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import errno
 import os
 import select
 import sys
@@ -73,7 +74,7 @@ class FolderWatch:
 
     def _read(self, timeout_s: float) -> None:
         """Read the news, without holding the lock meanwhile, and wake those who wait."""
-        self._somebody_reads = True
+        self._somebody_reads, came = True, False
         self._changed.release()
         try:
             came = bool(self._poll.poll(timeout_s * 1000))
@@ -89,7 +90,7 @@ class FolderWatch:
         if result >= 0:
             return result
         number = ctypes.get_errno()
-        if number in (2, 20):  # ENOENT, ENOTDIR
+        if number in (errno.ENOENT, errno.ENOTDIR):
             raise FileNotFoundError(number, os.strerror(number))
         raise OSError(number, f"folders cannot be watched: {os.strerror(number)}")
 

@@ -15,15 +15,14 @@ import pyomo.environ as pyo
 from funcpipe.core import MB, Recompute, ScheduleKind
 from funcpipe.errors import InvalidValue, SolverUnavailable
 from funcpipe.partitioner.formulas import (
-    WASTE,
     Array,
     Lanes,
     Setting,
     Traffic,
-    buffer_copies,
     lane_times,
     request_usd,
 )
+from funcpipe.partitioner.memory import WASTE, buffer_copies
 from funcpipe.partitioner.miqp.chain_lanes import (
     ChainProgramme,
     accumulate,

@@ -1,0 +1,52 @@
+"""What a function of each stage needs at its peak, elementwise as in `formulas`."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from funcpipe.partitioner.formulas import Array, Loads, Setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryUse:
+    """Bytes that one function of each stage needs at its peak, by what takes them."""
+
+    base_bytes: Array
+    state_bytes: Array
+    activation_bytes: Array
+    waste_bytes: Array
+
+    @property
+    def total_bytes(self) -> Array:
+        """All of it."""
+        return self.base_bytes + self.state_bytes + self.activation_bytes + self.waste_bytes
+
+
+WASTE = 1 / 8
+"""What the allocator loses between its blocks, as a share of what they hold (experiments/model_table.py)."""
+
+
+def buffer_copies(replicas: int) -> float:
+    """How often a function that synchronises holds its gradients besides the gradients themselves: the flat vector, its
+    own split of all the others, two messages that go out and one that comes in.
+    """
+    return 2 + 2 / replicas if replicas > 1 else 0
+
+
+def memory_use(loads: Loads, setting: Setting, held: Array | float) -> MemoryUse:
+    """Peak bytes: parameters, their gradients and optimiser state, and the buffers of synchronisation; the activations
+    of the `held` micro-batches, or their inputs and one micro-batch's activations (recompute); and the workspace of one
+    layer, which counts with the activations.
+    """
+    copies, buffers = 2 + setting.values_per_parameter, buffer_copies(setting.replicas)
+    state_bytes = copies * loads.parameter_bytes + buffers * loads.summed_bytes + loads.constant_bytes
+    state_bytes = state_bytes + loads.ties.upload_bytes + loads.ties.download_bytes
+    kept = np.where(loads.recompute, loads.input_bytes, loads.activation_bytes + loads.held_input_bytes)
+    at_work = loads.workspace_bytes + np.where(loads.recompute, loads.activation_bytes, 0.0)
+    activation_bytes = held * kept + at_work
+    return MemoryUse(
+        base_bytes=np.full_like(kept, setting.base_bytes),
+        state_bytes=state_bytes + np.zeros_like(kept),
+        activation_bytes=activation_bytes,
+        waste_bytes=WASTE * (state_bytes + activation_bytes),
+    )
