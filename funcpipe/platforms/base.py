@@ -58,12 +58,21 @@ class State(Enum):
     FAILED = "failed"
 
 
+class Cause(Enum):
+    """What ended a function that failed, where the platform can tell."""
+
+    OUT_OF_MEMORY = "out of memory"
+    TIMED_OUT = "timed out"
+    CRASHED = "crashed"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """The state of a function and, if it failed, why: killed by which signal, out of memory, timed out, exit code."""
+    """The state of a function and, if it failed, why: in words that name signal or exit code, and as a cause."""
 
     state: State
     reason: str = ""
+    cause: Cause | None = None
 
 
 class Platform(Protocol):

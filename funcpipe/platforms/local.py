@@ -12,7 +12,7 @@ from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 
 from funcpipe.core import PlatformSpec, WorkerSpec, to_text
-from funcpipe.platforms.base import Handle, State, Status
+from funcpipe.platforms.base import Cause, Handle, State, Status
 
 
 class LocalPlatform:
@@ -47,8 +47,8 @@ class LocalPlatform:
         if code == 0:
             return Status(state=State.DONE)
         if code < 0:
-            return Status(state=State.FAILED, reason=f"killed by {signal.Signals(-code).name}")
-        return Status(state=State.FAILED, reason=f"ended with exit code {code}")
+            return Status(state=State.FAILED, reason=f"killed by {signal.Signals(-code).name}", cause=Cause.CRASHED)
+        return Status(state=State.FAILED, reason=f"ended with exit code {code}", cause=Cause.CRASHED)
 
     def stop(self, handle: Handle) -> None:
         """End the function if it still runs; return when it has ended."""
