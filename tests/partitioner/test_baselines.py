@@ -23,6 +23,7 @@ def objective(plan: Plan) -> float:
     return plan.solver.objective
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 1000), skips=st.integers(0, 2), policy=st.sampled_from(PIPELINES))
 def test_no_policy_beats_the_optimum(seed: int, skips: int, policy: str) -> None:

@@ -62,6 +62,7 @@ def test_exact_equals_exhaustive_on_five_hundred(tens: int) -> None:
         compare(seed)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(layers=st.integers(6, 12), seed=st.integers(0, 10_000), skips=st.integers(0, 3), batch=st.sampled_from([16, 48]))
 def test_no_known_plan_beats_the_optimum(layers: int, seed: int, skips: int, batch: int) -> None:

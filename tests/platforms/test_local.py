@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from funcpipe.core import Plan, ScheduleKind, Stage, Sync, Wire, WorkerSpec
-from funcpipe.platforms.base import Handle, State, Status
+from funcpipe.platforms.base import Cause, Handle, State, Status
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.platforms.local import LocalPlatform
 
@@ -66,7 +66,7 @@ def ended(platform: LocalPlatform, handle: Handle) -> Status:
     ("entry", "status"),
     [
         (succeed, Status(state=State.DONE)),
-        (fail, Status(state=State.FAILED, reason="ended with exit code 3")),
+        (fail, Status(state=State.FAILED, reason="ended with exit code 3", cause=Cause.CRASHED)),
     ],
 )
 def test_a_function_gets_its_payload_and_its_end_is_seen(entry: Callable[[str], None], status: Status) -> None:
@@ -80,7 +80,7 @@ def test_a_killed_function_is_named_with_its_signal_and_stop_returns_when_it_has
     handle, other = platform.invoke(spec()), platform.invoke(spec())
     assert platform.status(handle) == Status(state=State.RUNNING)
     os.kill(int(handle.name.split()[-1]), signal.SIGKILL)
-    assert ended(platform, handle) == Status(state=State.FAILED, reason="killed by SIGKILL")
+    assert ended(platform, handle) == Status(state=State.FAILED, reason="killed by SIGKILL", cause=Cause.CRASHED)
     platform.stop(other)
     platform.stop(other)
     assert platform.status(other).state is State.FAILED
