@@ -39,6 +39,9 @@ from funcpipe.split import StageModule, load_stage
 OPEN_REQUESTS = 4
 """How many transfers in each direction wait for their turn at once, while the body of one moves."""
 
+MOST_DOWNLOADS = 16
+"""How many downloads do where many replicas synchronise: two from each."""
+
 TRACED_STEPS = 20
 """How many of the last steps a worker's trace holds."""
 
@@ -147,7 +150,12 @@ class Worker:
         order = self._work_order(len(step.micro_batches))
         self._actions.begin(step, self._load)
         events = execute(
-            order.graph, self._actions.run, step=step.number, cancel=self._cancel, open_requests=OPEN_REQUESTS
+            order.graph,
+            self._actions.run,
+            step=step.number,
+            cancel=self._cancel,
+            open_requests=OPEN_REQUESTS,
+            open_downloads=min(max(OPEN_REQUESTS, 2 * self._spec.plan.replicas), MOST_DOWNLOADS),
         )
         if self._spec.stage == len(self._spec.plan.stages) - 1:
             report = StepReport(step=step.number, samples=self.computation.samples, loss_sum=self.computation.loss_sum)
