@@ -30,13 +30,12 @@ from funcpipe.partitioner.merge import merge_layers
 from funcpipe.partitioner.optimize import optimize
 from funcpipe.partitioner.pins import NO_PINS, Pins
 from funcpipe.platforms.catalog import LOCAL, load_spec, open_storage
-from funcpipe.platforms.local import LocalPlatform
+from funcpipe.platforms.local import local_functions
 from funcpipe.predict import predict
 from funcpipe.profiler import profile
 from funcpipe.scheduler.conditions import Conditions
 from funcpipe.scheduler.simulate import UNDISTURBED
 from funcpipe.verify import TOLERANCE, Verification, compare_states, train_in_one_process
-from funcpipe.worker import main
 
 MERGED_LAYERS = 30
 """Layers that a profile is folded down to, unless told otherwise."""
@@ -276,8 +275,10 @@ def optimizer_kind(factory: OptimizerFactory) -> OptimizerKind:
 
 
 def _train_locally(job: Job, on_progress: Callable[[Progress], None]) -> RunResult:
-    platform = LocalPlatform(load_spec(LOCAL), main, preload=("torch", "torch._dynamo", "funcpipe.worker"))
-    with _temporary_storage() as url:
+    functions = local_functions(
+        load_spec(LOCAL), "funcpipe.worker:main", preload=("torch", "torch._dynamo", "funcpipe.worker")
+    )
+    with functions as platform, _temporary_storage() as url:
         return launch(job, platform=platform, storage=open_storage(url), storage_url=url, on_progress=on_progress)
 
 

@@ -7,8 +7,9 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from funcpipe.core import PlatformSpec, from_text, read
 from funcpipe.errors import InvalidValue
-from funcpipe.platforms.base import Storage
+from funcpipe.platforms.base import Platform, Storage
 from funcpipe.platforms.files import FileStorage
+from funcpipe.platforms.local import LocalPlatform
 from funcpipe.platforms.wrappers import Retried
 
 LOCAL = "local"
@@ -55,6 +56,15 @@ def open_storage(url: str) -> Storage:
             )
         case _:
             raise InvalidValue("storage", url, "must be a URL such as file:///tmp/objects or s3://bucket/prefix")
+
+
+def open_platform(url: str) -> Platform:
+    """The platform whose `url` this is, such as `local:///folder/socket`: in its client's process, or in a function."""
+    match urlsplit(url).scheme:
+        case "local":
+            return LocalPlatform(url)
+        case _:
+            raise InvalidValue("platform", url, "must be the URL of a platform, such as local:///tmp/funcpipe-1/socket")
 
 
 def _without_user(url: str) -> str:
