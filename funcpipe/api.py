@@ -26,17 +26,17 @@ from funcpipe.data import MapDataset, load
 from funcpipe.errors import DataError, InvalidValue, PlanError
 from funcpipe.graph import trace
 from funcpipe.launch import Job, Progress, RunResult, launch
+from funcpipe.partitioner.cost import size_of
 from funcpipe.partitioner.merge import merge_layers
 from funcpipe.partitioner.optimize import optimize
 from funcpipe.partitioner.pins import NO_PINS, Pins
 from funcpipe.platforms.catalog import LOCAL, load_spec, open_storage
-from funcpipe.platforms.local import LocalPlatform
+from funcpipe.platforms.local import local_functions
 from funcpipe.predict import predict
 from funcpipe.profiler import profile
 from funcpipe.scheduler.conditions import Conditions
 from funcpipe.scheduler.simulate import UNDISTURBED
 from funcpipe.verify import TOLERANCE, Verification, compare_states, train_in_one_process
-from funcpipe.worker import main
 
 MERGED_LAYERS = 30
 """Layers that a profile is folded down to, unless told otherwise."""
@@ -147,6 +147,7 @@ class FuncPipe:
         *,
         epochs: int = 1,
         platform: str = LOCAL,
+        like: str | PlatformSpec | None = None,
         plan: Plan | None = None,
         prices: PlatformSpec | None = None,
         seed: int = 0,
@@ -157,14 +158,16 @@ class FuncPipe:
         """Train the module over functions, as one process would, and load the result into it.
 
         `dataset` holds tuples of the module's inputs and, last, the target, or dictionaries of its arguments; or it is
-        a factory of such a dataset, which is called inside the functions. The bill is made with `prices`, by default
-        those of the plan's platform. A message that does not come within `message_deadline_s` ends the run. Raises
-        PlanError, DataError or ModelError before any function starts, WorkerFailed or DeadlineExceeded afterwards.
+        a factory of such a dataset, which is called inside the functions. On the local platform functions are as fast
+        as this machine, and unlimited; `like` another platform they have its memory, processors, links and lifetime.
+        The bill is made with `prices`, by default those of the plan's platform. A message that does not come within
+        `message_deadline_s` ends the run. Raises PlanError, DataError or ModelError before any function starts,
+        WorkerFailed or DeadlineExceeded afterwards.
         """
         if platform != LOCAL:
             raise InvalidValue("platform", platform, f"must be {LOCAL!r}, the platform that functions can run on")
         job = self._job(dataset, plan, prices, message_deadline_s, epochs=epochs, seed=seed, shuffle=shuffle)
-        result = self._run(job, on_progress)
+        result = self._run(job, on_progress, like=load_spec(like) if isinstance(like, str) else like)
         self.model.load_state_dict(result.state_dict())
         return result
 
@@ -228,8 +231,8 @@ class FuncPipe:
             clip_grad_norm=self._clip_grad_norm,
         )
 
-    def _run(self, job: Job, on_progress: Callable[[Progress], None]) -> RunResult:
-        result = _train_locally(job, on_progress)
+    def _run(self, job: Job, on_progress: Callable[[Progress], None], *, like: PlatformSpec | None = None) -> RunResult:
+        result = _train_locally(job, on_progress, like)
         untouched = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
         return replace(result, tensors=untouched | result.tensors)
 
@@ -275,9 +278,17 @@ def optimizer_kind(factory: OptimizerFactory) -> OptimizerKind:
     return min(OptimizerKind, key=lambda kind: (kind.values_per_parameter < count, kind.values_per_parameter))
 
 
-def _train_locally(job: Job, on_progress: Callable[[Progress], None]) -> RunResult:
-    platform = LocalPlatform(load_spec(LOCAL), main, preload=("torch", "torch._dynamo", "funcpipe.worker"))
-    with _temporary_storage() as url:
+def _train_locally(job: Job, on_progress: Callable[[Progress], None], like: PlatformSpec | None) -> RunResult:
+    if like is not None:
+        for stage in job.plan.stages:
+            size_of(stage.size, like)  # which refuses a plan for another platform's sizes
+    functions = local_functions(
+        like or load_spec(LOCAL),
+        "funcpipe.worker:main",
+        preload=("torch", "torch._dynamo", "funcpipe.worker"),
+        imposed=like is not None,
+    )
+    with functions as platform, _temporary_storage() as url:
         return launch(job, platform=platform, storage=open_storage(url), storage_url=url, on_progress=on_progress)
 
 

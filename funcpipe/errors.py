@@ -15,6 +15,7 @@
         ├── WorkerFailed        a function raised, was killed or ran out of memory
         ├── TaskFailed          a task of a worker raised; its cause is the original error
         ├── DeadlineExceeded    something awaited did not come in time: says what and for how long
+        ├── PlatformError       functions could not be started, watched or stopped
         ├── Cancelled           given up because another part of the run failed
         ├── StorageError        the object storage failed
         │   ├── KeyMissing      there is no object of that name
@@ -85,6 +86,10 @@ class TaskFailed(RunError):
     def __init__(self, task: str, error: BaseException) -> None:
         super().__init__(f"{task}: {type(error).__name__}: {error}")
         self.task = task
+
+
+class PlatformError(RunError):
+    """The platform could not start functions, or does not know them."""
 
 
 class Cancelled(RunError):

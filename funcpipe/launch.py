@@ -131,14 +131,14 @@ def launch(
     run = f"run-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
     keys = Keys(run)
     with _objects_removed(storage, keys), Fleet(platform, storage, keys, prices=job.prices) as fleet:
-        for spec in upload(job, keys, storage, storage_url):
+        for spec in upload(job, keys, storage, storage_url, platform.url):
             fleet.invoke(spec)
         losses = _watch(job, fleet, on_progress)
         fleet.wait(job.message_deadline_s)
         return _collect(job, fleet, losses)
 
 
-def upload(job: Job, keys: Keys, storage: Storage, storage_url: str) -> Iterator[WorkerSpec]:
+def upload(job: Job, keys: Keys, storage: Storage, storage_url: str, platform_url: str) -> Iterator[WorkerSpec]:
     """Put every stage's code and tensors; yields the invocation payload of each worker, stage by stage."""
     bounds = stage_bounds(job.graph, job.plan)
     stage_of_layer = [stage for stage, (first, stop) in enumerate(bounds) for _ in range(first, stop)]
@@ -166,6 +166,7 @@ def upload(job: Job, keys: Keys, storage: Storage, storage_url: str) -> Iterator
                 replica=replica,
                 plan=replace(job.plan, estimate=None, solver=None),
                 storage=storage_url,
+                platform=platform_url,
                 bundle=keys.bundle(number),
                 bundle_sha256=hashlib.sha256(bundle).hexdigest(),
                 parameters=keys.parameters(number),

@@ -50,7 +50,7 @@ def make_job(
 
 def run_workers(job: Job, storage: Storage, run: str = "run-1") -> dict[str, Worker]:
     """Train; the workers by name, as they are after training. The first error of any worker is raised."""
-    specs: list[WorkerSpec] = list(upload(job, Keys(run), storage, "file:///unused"))
+    specs: list[WorkerSpec] = list(upload(job, Keys(run), storage, "file:///unused", "local:///unused"))
     with ThreadPoolExecutor(len(specs)) as pool:
         started = {spec.worker: pool.submit(_run, spec, storage) for spec in specs}
         return {worker: future.result() for worker, future in started.items()}

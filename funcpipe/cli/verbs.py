@@ -137,6 +137,7 @@ def train(options: argparse.Namespace) -> None:
             load_factory(options.data),
             epochs=options.epochs,
             platform=options.platform,
+            like=options.like,
             plan=plan,
             prices=load_spec(options.spec) if options.spec else None,
             seed=options.seed,

@@ -11,8 +11,9 @@ from funcpipe.core.plan import Plan
 class WorkerSpec:
     """The invocation payload: all that a function knows besides what lies in the object storage.
 
-    `bundle` is the key of its stage's code, loaded only if its SHA-256 is `bundle_sha256`; `parameters` the key of the
-    stage's tensors. A message that has not come `message_deadline_s` after it was awaited ends the run.
+    `storage` and `platform` are URLs: of its objects, and of what runs it. `bundle` is the key of its stage's code,
+    loaded only if its SHA-256 is `bundle_sha256`; `parameters` the key of the stage's tensors. A message that has not
+    come `message_deadline_s` after it was awaited ends the run.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.worker/1"
@@ -23,6 +24,7 @@ class WorkerSpec:
     replica: int
     plan: Plan
     storage: str
+    platform: str
     bundle: str
     bundle_sha256: str
     parameters: str
@@ -42,6 +44,11 @@ class WorkerSpec:
     def worker(self) -> str:
         """The worker's short name."""
         return f"s{self.stage}.r{self.replica}"
+
+    @property
+    def size(self) -> str:
+        """The size of its function."""
+        return self.plan.stages[self.stage].size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

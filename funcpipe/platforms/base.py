@@ -76,9 +76,18 @@ class Status:
 
 
 class Platform(Protocol):
-    """Runs functions and tells how they fare."""
+    """Runs functions and tells how they fare.
 
-    spec: PlatformSpec
+    It can be opened by its URL in any process of its machine or account, in functions too; a handle is good in all.
+    """
+
+    @property
+    def spec(self) -> PlatformSpec:
+        """What the platform offers."""
+
+    @property
+    def url(self) -> str:
+        """What `catalog.open_platform` opens it again by."""
 
     def invoke(self, worker: WorkerSpec) -> Handle:
         """Start a function and return at once."""
@@ -88,3 +97,6 @@ class Platform(Protocol):
 
     def stop(self, handle: Handle) -> None:
         """End the function if it still runs; return when it has ended."""
+
+    def detach(self) -> None:
+        """Let the functions, and those that they start, run on when this client ends."""

@@ -1,7 +1,6 @@
 """Failure is loud: it names run, worker and task, and leaves no process and no object behind."""
 
 import json
-import multiprocessing
 import os
 import re
 import signal
@@ -20,6 +19,7 @@ from funcpipe.core import to_text, write
 from funcpipe.errors import DataError, PlanError, WorkerFailed
 from funcpipe.launch import Progress
 from tests.e2e import small
+from tests.processes import functions_of, hosts_of, runs
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,7 +32,7 @@ def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     monkeypatch.setenv("TMPDIR", str(folder))
     yield
-    assert multiprocessing.active_children() == []
+    assert hosts_of(os.getpid()) == []
     assert list(folder.glob("funcpipe-*")) == []
 
 
@@ -76,12 +76,12 @@ def test_a_killed_function_ends_the_run_at_once() -> None:
 
     def kill(progress: Progress) -> None:
         if progress.step == 2:
-            victim = next(p for p in multiprocessing.active_children() if p.name.endswith("s0.r1"))
-            assert victim.pid is not None
-            os.kill(victim.pid, signal.SIGKILL)
+            os.kill(functions_of(os.getpid())[1], signal.SIGKILL)
             killed_at_s.append(time.monotonic())
 
-    with pytest.raises(WorkerFailed, match=r"worker s0\.r1 \(process \d+\) killed by SIGKILL, without a word"):
+    with pytest.raises(
+        WorkerFailed, match=r"worker s0\.r1 \(function 2, process \d+\) killed by SIGKILL, without a word"
+    ):
         pipe().train(small.data, epochs=1000, plan=small.plan(), message_deadline_s=60, on_progress=kill)
     assert time.monotonic() - killed_at_s[0] < 10
 
@@ -112,7 +112,7 @@ def test_an_interrupt_stops_and_cleans_up(tmp_path: Path) -> None:
         start_new_session=True,
     )
     try:
-        functions = wait_for_functions(client.pid)
+        processes = wait_for_functions(client.pid)
         time.sleep(1)
         os.killpg(client.pid, signal.SIGINT)
         _, errors = client.communicate(timeout=60)
@@ -121,28 +121,19 @@ def test_an_interrupt_stops_and_cleans_up(tmp_path: Path) -> None:
     assert client.returncode == 1
     assert "interrupted" in errors
     assert "Traceback" not in errors
-    until_s = time.monotonic() + 20  # the servers of multiprocessing end when they see that their client has
-    while any(Path(f"/proc/{pid}").exists() for pid in functions):
+    until_s = time.monotonic() + 20
+    while any(runs(pid) for pid in processes):
         assert time.monotonic() < until_s
         time.sleep(0.05)
 
 
 def wait_for_functions(client: int) -> list[int]:
-    """The processes of the four functions, once they run: those of the client's session that it did not start first."""
+    """The processes of the four functions, and of their host, once they run."""
     until_s = time.monotonic() + 120
-    while time.monotonic() < until_s:
-        found = [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and session_of(int(pid)) == client]
-        if len(found) >= 1 + 2 + 4:  # the client, the two servers of multiprocessing, the functions
-            return sorted(set(found) - {client})
+    while len(functions_of(client)) < 4:
+        assert time.monotonic() < until_s, "the functions did not start"
         time.sleep(0.05)
-    raise AssertionError("the functions did not start")
-
-
-def session_of(pid: int) -> int:
-    try:
-        return os.getsid(pid)
-    except ProcessLookupError:
-        return -1
+    return [*hosts_of(client), *functions_of(client)]
 
 
 def command(*words: str) -> list[str]:

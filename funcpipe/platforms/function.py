@@ -1,0 +1,67 @@
+"""One local function: a process forked from its host, and how it ended."""
+
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+
+from funcpipe.platforms.base import Cause, State, Status
+
+
+def fork(work: Callable[[], None], *, lifeline: int) -> int:
+    """Start a process, in a group of its own, that does `work` and ends; its number.
+
+    It ends with exit code 1 after an exception, and at once when all others that hold the pipe `lifeline` have ended.
+    """
+    pid = os.fork()
+    if pid == 0:
+        _do(work, lifeline)
+    with suppress(PermissionError, ProcessLookupError):  # the new process does it too: whichever is first
+        os.setpgid(pid, pid)
+    return pid
+
+
+def kill(pid: int) -> None:
+    """End a function, and the processes that it started."""
+    with suppress(PermissionError, ProcessLookupError):  # the last of them has ended
+        os.killpg(pid, signal.SIGKILL)
+
+
+def status_of(exit_status: int) -> Status:
+    """What the exit status that `os.waitpid` tells says of a function."""
+    code = os.waitstatus_to_exitcode(exit_status)
+    if code == 0:
+        return Status(state=State.DONE)
+    reason = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    return Status(state=State.FAILED, reason=reason, cause=Cause.CRASHED)
+
+
+def _do(work: Callable[[], None], lifeline: int) -> None:
+    """Do `work` in the new process; never returns."""
+    code = 1
+    try:
+        with suppress(PermissionError):
+            os.setpgid(0, 0)
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        threading.Thread(target=_end_with, args=(lifeline,), name="funcpipe-watch", daemon=True).start()
+        work()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:  # noqa: BLE001 - nothing may pass into the host's code
+        traceback.print_exc()
+    finally:
+        with suppress(OSError, ValueError):  # nobody may be left to read it
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _end_with(lifeline: int) -> None:
+    os.read(lifeline, 1)  # nothing is ever written to it
+    kill(os.getpid())

@@ -1,0 +1,41 @@
+"""The processes of this machine, as tests look for what a run has started or left."""
+
+import os
+from pathlib import Path
+
+
+def children(parent: int) -> list[int]:
+    """The processes that `parent` started and that run, oldest first."""
+    return sorted(pid for pid in running() if _field(pid, "PPid") == str(parent))
+
+
+def functions_of(client: int) -> list[int]:
+    """The functions that the hosts of `client` run, in the order in which they were started."""
+    return [function for host in hosts_of(client) for function in children(host)]
+
+
+def hosts_of(client: int) -> list[int]:
+    """The hosts of local functions that `client` has started."""
+    return [pid for pid in children(client) if b"funcpipe.platforms.host" in _read(pid, "cmdline")]
+
+
+def runs(pid: int) -> bool:
+    """Whether the process is there and has not ended."""
+    return _field(pid, "State")[:1] not in ("", "Z", "X")
+
+
+def running() -> list[int]:
+    """All processes that have not ended."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and runs(int(name))]
+
+
+def _field(pid: int, name: str) -> str:
+    lines = _read(pid, "status").decode().splitlines()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(f"{name}:")), "")
+
+
+def _read(pid: int, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
