@@ -25,7 +25,8 @@ from funcpipe.core import (
 from funcpipe.data import MapDataset, load
 from funcpipe.errors import DataError, InvalidValue, PlanError
 from funcpipe.graph import trace
-from funcpipe.launch import Job, Progress, RunResult, launch
+from funcpipe.job import Job
+from funcpipe.launch import launch
 from funcpipe.partitioner.merge import merge_layers
 from funcpipe.partitioner.optimize import optimize
 from funcpipe.partitioner.pins import NO_PINS, Pins
@@ -33,6 +34,7 @@ from funcpipe.platforms.catalog import LOCAL, load_spec, open_storage
 from funcpipe.platforms.local import local_functions
 from funcpipe.predict import predict
 from funcpipe.profiler import profile
+from funcpipe.results import Progress, RunResult
 from funcpipe.scheduler.conditions import Conditions
 from funcpipe.scheduler.simulate import UNDISTURBED
 from funcpipe.verify import TOLERANCE, Verification, compare_states, train_in_one_process

@@ -227,9 +227,7 @@ class Fleet:
         newest = newest_attempt(self.storage, self.keys, post.spec.worker)
         elapsed_s = time.monotonic() - self._began_s
         first = post.spec.life
-        life = replace(
-            first, spent_usd=first.spent_usd + self.cost_usd(), elapsed_s=first.elapsed_s + elapsed_s
-        )
+        life = replace(first, spent_usd=first.spent_usd + self.cost_usd(), elapsed_s=first.elapsed_s + elapsed_s)
         attempt = 0 if newest is None else newest + 1
         self._invoke(post, replace(post.spec, attempt=attempt, life=life))
 

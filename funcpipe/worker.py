@@ -270,6 +270,7 @@ class Worker:
             memory_mb=self._spec.plan.stages[self._spec.stage].memory_mb,
             spent_usd=age_s * self._spec.life.usd_s,
             run_usd=self._limits.spent_usd(age_s),
+            run_s=self._spec.life.elapsed_s + age_s,
             saved_step=self._keeper.saved,
             busy=self._activity.busy(),
         )

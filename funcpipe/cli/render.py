@@ -13,11 +13,11 @@ from rich.table import Table
 from funcpipe.core import MB, Estimate, ModelProfile, Plan, PlatformSpec, Trace
 
 if TYPE_CHECKING:
-    from funcpipe.launch import Progress as RunProgress
-    from funcpipe.launch import RunResult
     from funcpipe.partitioner.front import Front
     from funcpipe.partitioner.whatif import WhatIf
     from funcpipe.report import Report
+    from funcpipe.results import Progress as RunProgress
+    from funcpipe.results import RunResult
     from funcpipe.verify import Verification
 
 

@@ -38,6 +38,16 @@ class Keys:
         return f"{self.run}/g{self.generation:04d}/"
 
     @property
+    def reservations(self) -> str:
+        """What the keys of all reservations begin with."""
+        return f"{self.run}/generations/"
+
+    @property
+    def reservation(self) -> str:
+        """Who is the first to begin the generation."""
+        return f"{self.reservations}{self.generation:04d}"
+
+    @property
     def record(self) -> str:
         """What the run is; written last, so that a generation without it never began."""
         return self._key("run.json")
@@ -127,9 +137,3 @@ class Keys:
             if not _PART.fullmatch(part):
                 raise InvalidValue("key", part, "must consist of letters, digits, dots, dashes and underscores")
         return self.prefix + "/".join(parts)
-
-
-def run_of(prefix: str, key: str) -> Keys | None:
-    """The generation that `key`, the key of a record below `prefix`, belongs to; None for other keys."""
-    match = re.fullmatch(r"([a-z0-9-]+)/g(\d{4})/run\.json", key, re.ASCII)
-    return Keys(match[1], int(match[2])) if match and key.startswith(prefix) else None

@@ -76,8 +76,8 @@ class Manifest:
     """A checkpoint of a stage after `step` steps, the same for all its replicas.
 
     `aliases` maps further names of a tensor to the one it is stored under; `transient` names buffers that are no part
-    of the model's `state_dict`. `settings` is the JSON text of what is no tensor: the optimiser's state and groups, with
-    references to tensors, and the scale of the loss.
+    of the model's `state_dict`. `settings` is the JSON text of what is no tensor: the optimiser's state and groups, in
+    which tensors are referred to by name, and the scale of the loss.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.checkpoint/1"
@@ -131,6 +131,7 @@ class Busy:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
     """How an attempt of a worker fares: `beat` counts up, `alive_s` is its age, `step_s` what a step takes.
+    `spent_usd` is what it has cost, `run_usd` and `run_s` what the run has cost and taken.
 
     `saved_step` is the last step that it knows a checkpoint of.
     """
@@ -148,6 +149,7 @@ class Heartbeat:
     memory_mb: int
     spent_usd: float
     run_usd: float
+    run_s: float
     saved_step: int = 0
     busy: tuple[Busy, ...] = field(default=())
 

@@ -1,7 +1,7 @@
 """Checkpoints of stages in the storage: tensors as safetensors files, then a manifest that names them.
 
-The files come first, under names that no other checkpoint has, and the manifest last: whoever is interrupted at any byte
-leaves the checkpoints before as they were, and at most files that no manifest names.
+The files come first, under names that no other checkpoint has, and the manifest last: whoever is interrupted at any
+byte leaves the checkpoints before as they were, and at most files that no manifest names.
 """
 
 import hashlib
@@ -163,5 +163,3 @@ def _deserialised(key: str, data: bytes) -> dict[str, Tensor]:
         return dict(safetensors.torch.load(data))
     except (safetensors.SafetensorError, ValueError, KeyError, RuntimeError, TypeError) as error:
         raise CorruptMessage(f"{key} is no safetensors file: {error}") from error
-
-

@@ -1,4 +1,4 @@
-"""Functions that start functions: what was started is noted in the storage, so that whoever looks can find and end it."""
+"""Functions are started by clients and by functions; each is noted in the storage, for whoever must end it."""
 
 import json
 import secrets

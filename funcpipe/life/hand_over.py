@@ -1,4 +1,4 @@
-"""How a worker goes on beyond the life of its function: it starts its successor in time, saves its stage, and leaves."""
+"""How a worker goes on beyond the life of its function: it starts a successor in time, saves its stage, and leaves."""
 
 import threading
 import time
@@ -80,5 +80,3 @@ def await_predecessor(spec: WorkerSpec, storage: Storage, keys: Keys) -> None:
             storage.wait(key, left_s if storage.watches else min(left_s, _LOOK_S), never)
             continue
         return
-
-

@@ -75,7 +75,7 @@ class Keeper:
 
     def save(self, done: int, *, as_any_replica: bool = False) -> None:
         """Save the stage, unless it is saved already or another replica does it."""
-        if self.saved == done and done > self._spec.first_step or self._spec.replica and not as_any_replica:
+        if (self.saved == done and done > self._spec.first_step) or (self._spec.replica and not as_any_replica):
             return
         began_s = time.monotonic()
         self._lease.check_now()

@@ -63,9 +63,7 @@ def take(stage: nn.Module, optimizer: torch.optim.Optimizer | None, norm: Gradie
     return StageState(tensors=tensors, aliases=aliases, transient=_transient(stage), settings=settings)
 
 
-def put_back(
-    state: StageState, stage: nn.Module, optimizer: torch.optim.Optimizer | None, norm: GradientNorm
-) -> None:
+def put_back(state: StageState, stage: nn.Module, optimizer: torch.optim.Optimizer | None, norm: GradientNorm) -> None:
     """Make `stage`, its optimiser and its loss scale what they were. Raises CorruptMessage if they do not match."""
     names, _ = _names(stage)
     try:
@@ -84,7 +82,7 @@ def merge(states: Sequence[StageState]) -> StageState:
     """The state of the whole model, from those of all stages."""
     kept = [state.settings["optimizer"] for state in states if state.settings["optimizer"] is not None]
     tensors: dict[str, Tensor] = {}
-    groups = []
+    groups: list[Any] = []
     for number, state in enumerate(states):
         moved = _moved_groups(state, number)
         tensors |= moved.tensors
@@ -261,5 +259,3 @@ def _renamed(plain: Any, names: Mapping[str, str]) -> Any:
     if plain.keys() == {"tensor"} and isinstance(plain["tensor"], str):
         return {"tensor": names.get(plain["tensor"], plain["tensor"])}
     return {key: _renamed(item, names) for key, item in plain.items()}
-
-

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from funcpipe.api import FuncPipe
 from funcpipe.core import to_text, write
 from funcpipe.errors import DataError, PlanError, WorkerFailed
-from funcpipe.launch import Progress
+from funcpipe.results import Progress
 from tests.e2e import small
 from tests.processes import functions_of, hosts_of, runs
 
