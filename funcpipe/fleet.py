@@ -1,5 +1,6 @@
 """The functions of one run, as their client sees them: starts them, starts them again, tells what they cost."""
 
+import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -7,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from funcpipe.comm.keys import Keys
 from funcpipe.comm.notes import get_note
 from funcpipe.core import MB, Bill, Heartbeat, OnOutOfMemory, Outcome, PlatformSpec, WorkerReport, WorkerSpec
-from funcpipe.errors import DeadlineExceeded, KeyMissing, RunHalted, WorkerFailed
+from funcpipe.errors import DeadlineExceeded, KeyMissing, PlatformError, RunHalted, WorkerFailed
 from funcpipe.life.functions import Started, start, started
 from funcpipe.life.heart import standing_order
 from funcpipe.life.lease import newest_attempt
@@ -78,6 +79,13 @@ class Fleet:
         self._posts[spec.worker] = post = _Post(spec)
         self._invoke(post, spec)
 
+    def attach(self, spec: WorkerSpec) -> None:
+        """Watch the functions of one worker that somebody else has started."""
+        self._posts[spec.worker] = post = _Post(spec)
+        now_s = time.monotonic()
+        post.functions = [_Function(found, now_s) for found in started(self.storage, self.keys, spec.worker)]
+        post.sign_s = now_s
+
     def detach(self) -> None:
         """Let the functions run on."""
         self._platform.detach()
@@ -88,7 +96,8 @@ class Fleet:
         known = {f.started.handle.name: f.started.handle for post in self._posts.values() for f in post.functions}
         known |= {found.handle.name: found.handle for found in started(self.storage, self.keys)}
         for handle in known.values():
-            self._platform.stop(handle)
+            with contextlib.suppress(PlatformError):  # it has ended long ago, and its platform has forgotten it
+                self._platform.stop(handle)
 
     def progress(self) -> None:
         """Note that the run goes on."""
@@ -163,7 +172,7 @@ class Fleet:
 
     def _tend(self, post: _Post) -> None:
         function = post.functions[-1]
-        status = self._platform.status(function.started.handle)
+        status = self._status(function.started)
         if status.state is State.RUNNING:
             if self._is_silent(post):
                 self._restart(post, "has not been heard of any more")
@@ -180,6 +189,12 @@ class Fleet:
             self._out_of_memory(post)
         elif not self._adopt(post):
             self._restart(post, _end(function.started.handle, status, report))
+
+    def _status(self, function: Started) -> Status:
+        try:
+            return self._platform.status(function.handle)
+        except PlatformError as error:
+            return Status(state=State.FAILED, reason=f"is not known any more: {error}")
 
     def _is_silent(self, post: _Post) -> bool:
         """Whether a function is asleep, or never began: neither its lease nor the platform may tell."""
@@ -208,11 +223,11 @@ class Fleet:
         """Watch the function that goes on, if there is one: a successor, or whoever came first as this attempt."""
         known = {function.started.handle.name: function for function in post.functions}
         for found in reversed(started(self.storage, self.keys, post.spec.worker)):
-            if self._platform.status(found.handle).state is State.FAILED:
+            status = self._status(found)
+            if status.state is State.FAILED:
                 continue
             report = self._report(found.worker, found.attempt)
-            running = self._platform.status(found.handle).state is State.RUNNING
-            if not running and (report is None or report.outcome is Outcome.HANDED_OVER):
+            if status.state is State.DONE and (report is None or report.outcome is Outcome.HANDED_OVER):
                 continue
             function = known.get(found.handle.name) or _Function(found, time.monotonic())
             post.functions = [other for other in post.functions if other is not function] + [function]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from funcpipe.comm.keys import Keys
-from funcpipe.comm.notes import get_note
+from funcpipe.comm.notes import get_note, put_note
 from funcpipe.core import Life, PlatformSpec, RunRecord, StepReport
 from funcpipe.errors import DeadlineExceeded, KeyMissing
 from funcpipe.fleet import POLL_S, Fleet
@@ -73,6 +73,7 @@ def launch_detached(
 def _start(job: Job, fleet: Fleet, platform: Platform, storage_url: str, care: Care, resumed: Resumed | None) -> None:
     storage, keys, life = fleet.storage, fleet.keys, _life_on(platform.spec, care.life)
     for spec in upload(job, keys, storage, storage_url, platform.url, life=life, resumed=resumed):
+        put_note(storage, keys.payload(spec.worker), spec)
         fleet.start(spec)
     record_run(storage, keys, _record(job, keys, storage_url, platform.url, resumed))
     if resumed is not None:

@@ -47,7 +47,7 @@ def upload(
         bundle, tensors = dump_stage(stage, stage_job)
         storage.put(keys.bundle(number), bundle)
         storage.put(keys.parameters(number), codec.encode(tensors))
-        if resumed is not None:
+        if resumed is not None and resumed.state is not None:
             Checkpoints(storage, keys).save(number, resumed.step, select(resumed.state, stage), writer="resumed")
         for replica in range(job.plan.replicas):
             yield WorkerSpec(

@@ -65,6 +65,15 @@ class Keys:
         """The tensors that a stage starts from."""
         return self._key("stage", f"s{stage}.tensors")
 
+    def payload(self, worker: str) -> str:
+        """What `worker` was told when the generation began."""
+        return self._key("payloads", worker)
+
+    @property
+    def payloads(self) -> str:
+        """What the keys of all payloads begin with."""
+        return self._folder("payloads")
+
     def message(self, worker: str, step: int, task: str) -> str:
         """The object that the task `task` of `worker`, a put, writes in `step`."""
         return self._key("messages", worker, f"{step:08d}", task)

@@ -2,7 +2,7 @@
 
 from funcpipe.comm.keys import Keys
 from funcpipe.comm.notes import get_note, put_note
-from funcpipe.core import LeaseNote, RunRecord
+from funcpipe.core import LeaseNote, RunRecord, WorkerSpec
 from funcpipe.errors import KeyExists, KeyMissing, RunUnknown
 from funcpipe.platforms.base import Storage
 
@@ -40,6 +40,11 @@ def find_run(storage: Storage, run: str) -> RunRecord:
         except KeyMissing:
             continue  # its client died before it had begun
     raise RunUnknown(f"there is no run {run!r} in this storage; its name is what `train` printed")
+
+
+def payloads(storage: Storage, keys: Keys) -> tuple[WorkerSpec, ...]:
+    """What the workers of a generation were told when it began."""
+    return tuple(get_note(storage, WorkerSpec, key) for key in storage.list(keys.payloads))
 
 
 def delete_generation(storage: Storage, keys: Keys) -> None:

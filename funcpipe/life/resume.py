@@ -13,32 +13,36 @@ from funcpipe.platforms.base import Storage
 
 @dataclass(frozen=True, kw_only=True)
 class Resumed:
-    """Where a run is taken up: what the whole model had learned after `step` steps, and what these took."""
+    """Where a run is taken up: what the whole model had learned after `step` steps, and what these took.
+
+    `state` is None if nothing was saved, so that it begins anew.
+    """
 
     keys: Keys
     step: int
-    state: StageState
+    state: StageState | None
     losses: tuple[float, ...]
     spent_usd: float
     elapsed_s: float
 
 
-def recover(storage: Storage, record: RunRecord) -> Resumed | None:
-    """What can be gone on with; None if nothing was saved, so that the run begins anew."""
+def recover(storage: Storage, record: RunRecord) -> Resumed:
+    """What can be gone on with."""
     keys = Keys(record.run, record.generation)
     checkpoints = Checkpoints(storage, keys)
     listing = checkpoints.listing()
     stages = len(record.plan.stages)
     step = common_step(listing, stages, -1)
-    if step < 0:
-        return None
-    names = [next(name for at, name in reversed(listing[stage]) if at == step) for stage in range(stages)]
+    state = None
+    if step >= 0:
+        names = [next(name for at, name in reversed(listing[stage]) if at == step) for stage in range(stages)]
+        state = merge([checkpoints.load(stage, name) for stage, name in enumerate(names)])
     beats = [beat for beat in heartbeats(storage, record) if beat is not None]
     return Resumed(
         keys=keys,
-        step=step,
-        state=merge([checkpoints.load(stage, name) for stage, name in enumerate(names)]),
-        losses=_losses(storage, record, step),
+        step=max(step, 0),
+        state=state,
+        losses=_losses(storage, record, max(step, 0)),
         spent_usd=max([beat.run_usd for beat in beats], default=record.spent_usd),
         elapsed_s=max([beat.run_s for beat in beats], default=record.elapsed_s),
     )
