@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from funcpipe.comm.keys import Keys
-from funcpipe.comm.notes import get_note
+from funcpipe.comm.notes import get_listed, get_note
 from funcpipe.core import MB, Bill, Heartbeat, OnOutOfMemory, Outcome, PlatformSpec, WorkerReport, WorkerSpec
 from funcpipe.errors import DeadlineExceeded, KeyMissing, PlatformError, RunHalted, WorkerFailed
 from funcpipe.life.functions import Started, start, started
@@ -19,8 +19,6 @@ POLL_S = 0.02
 
 RESTARTS = 5
 """A worker that has died so often since a step of the run last ended is given up."""
-
-_START_S = 60.0  # within which a function, besides the platform's cold start, is heard of
 
 
 @dataclass
@@ -129,7 +127,7 @@ class Fleet:
     def reports(self) -> tuple[WorkerReport, ...]:
         """What all attempts said that could."""
         keys = self.storage.list(self.keys.worker_reports)
-        return tuple(get_note(self.storage, WorkerReport, key) for key in keys)
+        return tuple(get_listed(self.storage, WorkerReport, key) for key in keys)
 
     def cost_usd(self) -> float:
         """Dollars for the functions' time so far."""
@@ -206,7 +204,7 @@ class Fleet:
         if sign != post.sign:
             post.sign, post.sign_s = sign, now_s
         begun = post.sign[0] == post.functions[-1].started.attempt
-        patience_s = life.lease_s + 2 * life.heartbeat_s if begun else life.cold_start_s + _START_S
+        patience_s = life.lease_s + 2 * life.heartbeat_s if begun else life.cold_start_s + life.start_s
         if post.spec.follows_within_s is not None and not begun:
             patience_s += post.spec.follows_within_s
         return now_s - post.sign_s > patience_s

@@ -1,12 +1,11 @@
 """What a run tells its client while it goes on, and what it leaves."""
 
-import json
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from funcpipe.core import Bill, Event, Plan, PlatformSpec, Source, Trace, WorkerReport, prices_of
-from funcpipe.core.json_form import from_plain
+from funcpipe.comm.notes import get_listed
+from funcpipe.core import Bill, Event, Events, Plan, PlatformSpec, Source, Trace, WorkerReport, prices_of
 from funcpipe.errors import RunUnknown
 from funcpipe.fleet import Fleet
 from funcpipe.life.checkpoints import Checkpoints, common_step
@@ -70,8 +69,7 @@ def _trace(fleet: Fleet, plan: Plan, prices: PlatformSpec) -> Trace:
     """The events of the last steps, by one clock that begins at second 0; of a step that was done again, the last."""
     newest: dict[tuple[int, int, int], tuple[int, list[Event]]] = {}
     for key in fleet.storage.list(fleet.keys.traces):
-        for item in json.loads(fleet.storage.get(key)):
-            event: Event = from_plain(Event, item, source=key)
+        for event in get_listed(fleet.storage, Events, key).events:
             place = (event.stage, event.replica, event.step)
             attempt, events = newest.setdefault(place, (event.attempt, []))
             if event.attempt > attempt:

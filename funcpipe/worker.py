@@ -1,7 +1,6 @@
 """One function's life: become a worker, train its stage step by step on three lanes, save it, leave or hand over."""
 
 import hashlib
-import json
 import threading
 import time
 from collections import deque
@@ -17,10 +16,10 @@ from funcpipe.background import Background
 from funcpipe.comm import codec
 from funcpipe.comm.channel import Channel
 from funcpipe.comm.keys import Keys
+from funcpipe.comm.notes import put_note
 from funcpipe.comm.patience import Patience
 from funcpipe.computation import Batch, Computation
-from funcpipe.core import Event, Heartbeat, Outcome, Resource, StepReport, WorkerSpec, from_text
-from funcpipe.core.json_form import to_plain
+from funcpipe.core import Event, Events, Heartbeat, Outcome, Resource, StepReport, WorkerSpec, from_text
 from funcpipe.data import Batches, Step, load
 from funcpipe.errors import Cancelled, CorruptMessage, RunHalted, Superseded, TaskFailed
 from funcpipe.life.activity import Activity
@@ -58,15 +57,21 @@ def main(payload: str) -> None:
         raise SystemExit(1)
 
 
-def live(spec: WorkerSpec, storage: Counted, open_platform: Callable[[str], Platform]) -> bool:
+def live(
+    spec: WorkerSpec,
+    storage: Counted,
+    open_platform: Callable[[str], Platform],
+    *,
+    clock: Callable[[], float] = time.time,
+) -> bool:
     """Be the worker of `spec`, and report how that ended; whether it ended well.
 
-    Whoever is superseded says nothing: the worker is somebody else.
+    Whoever is superseded says nothing: the worker is somebody else. What is reported is in the seconds of `clock`.
     """
-    last_words = LastWords(spec, storage)
+    last_words = LastWords(spec, storage, clock)
     outcome, failure = Outcome.FAILED, None
     try:
-        outcome = Worker(spec, storage, open_platform).run()
+        outcome = Worker(spec, storage, open_platform, clock=clock).run()
     except Superseded:
         return True
     except RunHalted:
@@ -81,8 +86,14 @@ class Worker:
     """One replica of one stage, at work on the tasks of its lanes."""
 
     def __init__(
-        self, spec: WorkerSpec, storage: Storage, open_platform: Callable[[str], Platform] = open_platform
+        self,
+        spec: WorkerSpec,
+        storage: Storage,
+        open_platform: Callable[[str], Platform] = open_platform,
+        *,
+        clock: Callable[[], float] = time.time,
     ) -> None:
+        self._clock = clock
         self._spec = spec
         self._keys = Keys(spec.run, spec.generation)
         self._lease = Lease(storage, self._keys, spec.worker, spec.attempt, fresh_s=spec.life.lease_s)
@@ -196,6 +207,7 @@ class Worker:
             step=step.number,
             cancel=self._cancel,
             open_requests=OPEN_REQUESTS,
+            clock=self._clock,
         )
         if self._spec.stage == len(self._spec.plan.stages) - 1:
             report = StepReport(step=step.number, samples=self.computation.samples, loss_sum=self.computation.loss_sum)
@@ -234,7 +246,7 @@ class Worker:
 
     def _leave_trace(self, events: Sequence[Event]) -> None:
         key = self._keys.trace(self._spec.worker, self._spec.attempt)
-        self._storage.put(key, json.dumps([to_plain(event) for event in events]).encode())
+        put_note(self._storage, key, Events(events=tuple(events)))
 
     def _load(self, indices: Sequence[int], epoch: int) -> Batch:
         assert self._dataset is not None, "a stage that reads data has a dataset"
@@ -271,6 +283,7 @@ class Worker:
             spent_usd=age_s * self._spec.life.usd_s,
             run_usd=self._limits.spent_usd(age_s),
             run_s=self._spec.life.elapsed_s + age_s,
+            sent_at_s=self._clock(),
             saved_step=self._keeper.saved,
             busy=self._activity.busy(),
         )

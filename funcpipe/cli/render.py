@@ -169,6 +169,12 @@ def simulation(trace: Trace, chosen: Plan, console: Console, *, gantt: bool) -> 
             console.print(line, overflow="crop", no_wrap=True)
 
 
+def detached(run: str, storage: str, console: Console) -> None:
+    """How to find a run again."""
+    console.print(f"run {run} was left to itself; `funcpipe status {run} --storage {storage}` says how it fares,")
+    console.print(f"`funcpipe train … --storage {storage} --resume {run}` waits for it and collects what it leaves")
+
+
 def training_result(result: "RunResult", options: argparse.Namespace, console: Console) -> None:
     """What a run took and where its files are."""
     bill = result.bill

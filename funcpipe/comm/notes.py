@@ -6,7 +6,7 @@ import xxhash
 
 from funcpipe.core import from_text, to_text
 from funcpipe.core.json_form import Document
-from funcpipe.errors import CorruptMessage, FormatError
+from funcpipe.errors import CorruptMessage, FormatError, KeyMissing
 from funcpipe.platforms.base import Storage
 
 _READS = 3  # of a document whose bytes are not what was written
@@ -35,6 +35,16 @@ def decode(kind: type[D], data: bytes, *, source: str) -> D:
 def put_note(storage: Storage, key: str, value: Document, *, if_absent: bool = False) -> None:
     """Write `value` under `key`."""
     storage.put(key, encode(value), if_absent=if_absent)
+
+
+def get_listed(storage: Storage, kind: type[D], key: str) -> D:
+    """The note under a key that is known to exist: a read that does not find it is made again."""
+    for _ in range(_READS - 1):
+        try:
+            return get_note(storage, kind, key)
+        except KeyMissing:
+            continue
+    return get_note(storage, kind, key)
 
 
 def get_note(storage: Storage, kind: type[D], key: str) -> D:

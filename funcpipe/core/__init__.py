@@ -37,6 +37,7 @@ from funcpipe.core.routes import ActivationRoute, GradientRoute, Routes, TieRout
 from funcpipe.core.run import Bill, StepReport, WorkerReport, WorkerSpec
 from funcpipe.core.trace import (
     Event,
+    Events,
     Prices,
     Resource,
     Source,
@@ -54,6 +55,7 @@ __all__ = [
     "Busy",
     "Estimate",
     "Event",
+    "Events",
     "FunctionNote",
     "FunctionSize",
     "GradientRoute",

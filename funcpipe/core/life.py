@@ -32,7 +32,8 @@ class Life:
 
     It checkpoints every `checkpoint_steps`, or else by what it measures: as if a function failed once in
     `failure_interval_s`, and such that what is kept to be read again by one worker stays below `retained_bytes`. A
-    function ends `lifetime_s` after its start, and starts within `cold_start_s`. What was checked `lease_s` ago or less
+    function ends `lifetime_s` after its start, usually starts within `cold_start_s`, and counts as lost when it was not
+    heard of for another `start_s`. What was checked `lease_s` ago or less
     counts as still true of a lease. The run ends when it costs more than `max_usd` or takes longer than `deadline_s`:
     when this function was invoked it had cost `spent_usd` and taken `elapsed_s`; all its functions together cost
     `run_usd_s`, this one `usd_s`.
@@ -43,6 +44,7 @@ class Life:
     retained_bytes: int = 8 << 30
     lifetime_s: float | None = None
     cold_start_s: float = 0.0
+    start_s: float = 60.0
     heartbeat_s: float = 10.0
     lease_s: float = 10.0
     max_usd: float | None = None
@@ -56,7 +58,7 @@ class Life:
         for name in ("checkpoint_steps", "lifetime_s", "max_usd", "deadline_s"):
             if getattr(self, name) is not None:
                 checks.positive(name, getattr(self, name))
-        for name in ("failure_interval_s", "retained_bytes", "heartbeat_s", "lease_s"):
+        for name in ("failure_interval_s", "retained_bytes", "start_s", "heartbeat_s", "lease_s"):
             checks.positive(name, getattr(self, name))
         for name in ("cold_start_s", "spent_usd", "elapsed_s", "run_usd_s", "usd_s"):
             checks.at_least(name, getattr(self, name), 0)
@@ -133,7 +135,7 @@ class Heartbeat:
     """How an attempt of a worker fares: `beat` counts up, `alive_s` is its age, `step_s` what a step takes.
     `spent_usd` is what it has cost, `run_usd` and `run_s` what the run has cost and taken.
 
-    `saved_step` is the last step that it knows a checkpoint of.
+    `saved_step` is the last step that it knows a checkpoint of; `sent_at_s` is the time by its own clock.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.heartbeat/1"
@@ -150,6 +152,7 @@ class Heartbeat:
     spent_usd: float
     run_usd: float
     run_s: float
+    sent_at_s: float
     saved_step: int = 0
     busy: tuple[Busy, ...] = field(default=())
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from funcpipe.comm.keys import Keys
-from funcpipe.comm.notes import get_note, put_note
+from funcpipe.comm.notes import get_listed, put_note
 from funcpipe.core import Manifest, StoredFile
 from funcpipe.errors import CorruptMessage, KeyMissing, ModelError
 from funcpipe.life import state as states
@@ -87,7 +87,7 @@ class Checkpoints:
     def load(self, stage: int, name: str) -> StageState:
         """The checkpoint whose manifest has that name. Raises KeyMissing, or CorruptMessage with the key."""
         key = self._keys.checkpoint(stage, name)
-        manifest = get_note(self._storage, Manifest, key)
+        manifest = get_listed(self._storage, Manifest, key)
         tensors: dict[str, Tensor] = {}
         for file in manifest.files:
             tensors |= self._tensors(stage, file)
@@ -110,8 +110,13 @@ class Checkpoints:
 
     def _tensors(self, stage: int, file: StoredFile) -> dict[str, Tensor]:
         key = self._keys.checkpoint(stage, file.name)
-        for _ in range(_READS):
-            data = self._storage.get(key, stop=file.bytes)
+        for read in range(_READS):
+            try:
+                data = self._storage.get(key, stop=file.bytes)
+            except KeyMissing:
+                if read == _READS - 1:
+                    raise
+                continue
             if len(data) == file.bytes and hashlib.sha256(data).hexdigest() == file.sha256:
                 return _deserialised(key, data)
         raise CorruptMessage(f"{key} is not what its manifest says: its length or its SHA-256 differs")

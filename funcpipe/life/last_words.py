@@ -2,6 +2,7 @@
 
 import time
 import traceback
+from collections.abc import Callable
 
 from funcpipe.comm.keys import Keys
 from funcpipe.comm.notes import put_note
@@ -16,11 +17,12 @@ _NO_MEMORY = ("not enough memory", "can't allocate memory", "Cannot allocate mem
 class LastWords:
     """Knows when the attempt began and what it used."""
 
-    def __init__(self, spec: WorkerSpec, storage: Counted) -> None:
+    def __init__(self, spec: WorkerSpec, storage: Counted, clock: Callable[[], float] = time.time) -> None:
         self._spec = spec
         self._storage = storage
         self._keys = Keys(spec.run, spec.generation)
-        self._started_at_s, self._began_s = time.time(), time.monotonic()
+        self._clock = clock
+        self._started_at_s, self._began_s = clock(), time.monotonic()
 
     def say(self, outcome: Outcome, failure: Exception | None) -> None:
         """Report the end; a failure that another attempt would not avoid ends the whole run."""
@@ -37,7 +39,7 @@ class LastWords:
             attempt=self._spec.attempt,
             outcome=outcome,
             started_at_s=self._started_at_s,
-            ended_at_s=time.time(),
+            ended_at_s=self._clock(),
             alive_s=time.monotonic() - self._began_s,
             usd_s=self._spec.life.usd_s,
             puts=traffic.puts + 1,  # and this report

@@ -1,7 +1,7 @@
 """The generations of a run: which there are, what they are, and how they go."""
 
 from funcpipe.comm.keys import Keys
-from funcpipe.comm.notes import get_note, put_note
+from funcpipe.comm.notes import get_listed, get_note, put_note
 from funcpipe.core import LeaseNote, RunRecord, WorkerSpec
 from funcpipe.errors import KeyExists, KeyMissing, RunUnknown
 from funcpipe.platforms.base import Storage
@@ -44,7 +44,7 @@ def find_run(storage: Storage, run: str) -> RunRecord:
 
 def payloads(storage: Storage, keys: Keys) -> tuple[WorkerSpec, ...]:
     """What the workers of a generation were told when it began."""
-    return tuple(get_note(storage, WorkerSpec, key) for key in storage.list(keys.payloads))
+    return tuple(get_listed(storage, WorkerSpec, key) for key in storage.list(keys.payloads))
 
 
 def delete_generation(storage: Storage, keys: Keys) -> None:

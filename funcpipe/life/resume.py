@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from funcpipe.comm.keys import Keys
-from funcpipe.comm.notes import get_note
+from funcpipe.comm.notes import get_listed, get_note
 from funcpipe.core import Heartbeat, RunRecord, StepReport
 from funcpipe.errors import KeyMissing
 from funcpipe.life.checkpoints import Checkpoints, common_step
@@ -67,7 +67,7 @@ def _losses(storage: Storage, record: RunRecord, step: int) -> tuple[float, ...]
     losses = list(record.losses[:step])
     for number in range(len(losses), step):
         reports = [
-            get_note(storage, StepReport, keys.step_report(number, f"s{last}.r{replica}"))
+            get_listed(storage, StepReport, keys.step_report(number, f"s{last}.r{replica}"))
             for replica in range(record.plan.replicas)
         ]
         losses.append(sum(r.loss_sum for r in reports) / sum(r.samples for r in reports))
