@@ -74,7 +74,7 @@ def put_back(state: StageState, stage: nn.Module, optimizer: torch.optim.Optimiz
             _put_back_optimizer(state, optimizer, {id(tensor): name for name, tensor in names.items()})
         if norm.loss_scale is not None and state.settings["loss_scale"] is not None:
             norm.loss_scale = LossScale(*state.settings["loss_scale"])
-    except (KeyError, TypeError, RuntimeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise CorruptMessage(f"a checkpoint does not match its stage: {type(error).__name__}: {error}") from error
 
 
