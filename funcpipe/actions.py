@@ -141,7 +141,7 @@ class Actions:
 
     def _get_gradient(self, task: Task) -> Outcome:
         received = self._get(task)
-        self._computation.receive_gradient(_number(task.micro_batch), received.tensors)
+        self._computation.receive_gradient(_number(task.micro_batch), _number(task.peer), received.tensors)
         return _outcome(received)
 
     def _get_tied(self, task: Task) -> Outcome:
@@ -166,7 +166,7 @@ class Actions:
         return self._channel.get(self._key_of(source_of(task)))
 
     def _key_of(self, put: Task) -> str:
-        return self._keys.message(self._step, str(put))
+        return self._keys.message(f"s{put.stage}.r{put.replica}", self._step, str(put))
 
 
 class _RouteTable:

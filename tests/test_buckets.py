@@ -56,7 +56,7 @@ def trained(sync: Sync, streams: Streams | None, *, replicas: int, recompute: bo
     found = {
         f"{worker} {name}": tensor
         for worker, one in run_workers(job, MemoryStorage()).items()
-        for name, tensor in one.computation.state().items()
+        for name, tensor in one.computation.state().state_dict().items()
     }
     expected = copy.deepcopy(model())
     train(expected, vectors(), loss_fn=F.cross_entropy, optimizer=momentum, steps=sample_numbers(plan, 27, epochs=2))
@@ -90,5 +90,7 @@ def test_tied_parameters_are_summed_over_stages_before_they_travel() -> None:
     expected = copy.deepcopy(test_ties.model())
     steps = sample_numbers(plan, test_ties.SAMPLES, epochs=2)
     train(expected, test_ties.data(), loss_fn=test_ties.loss, optimizer=momentum, steps=steps)
-    found = {name: tensor for worker in workers.values() for name, tensor in worker.computation.state().items()}
+    found = {
+        name: tensor for worker in workers.values() for name, tensor in worker.computation.state().state_dict().items()
+    }
     assert largest_difference(found, expected.state_dict()) < 1e-10

@@ -53,7 +53,8 @@ def skipping() -> nn.Module:
 
 
 def states(workers: dict[str, Worker]) -> dict[str, Tensor]:
-    return {name: tensor for worker in workers.values() for name, tensor in worker.computation.state().items()}
+    states = [worker.computation.state().state_dict() for worker in workers.values()]
+    return {name: tensor for state in states for name, tensor in state.items()}
 
 
 @pytest.mark.parametrize("schedule", ScheduleKind)

@@ -1,10 +1,10 @@
 """What can be said on the command line."""
 
 import argparse
-import importlib
-from collections.abc import Callable
 from typing import Any
 
+from funcpipe.cli.life_arguments import add_clean, add_life, add_status, add_stop
+from funcpipe.cli.parts import add_choice, add_verb
 from funcpipe.core import OptimizerKind, Recompute, ScheduleKind, Wire
 
 _FACTORY = "MODULE:FACTORY"
@@ -17,32 +17,16 @@ def build_parser() -> argparse.ArgumentParser:
         description="Train PyTorch models on serverless functions: profile, optimize, simulate, train, report.",
     )
     verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
-    for add in (_profile, _optimize, _explain, _simulate, _train, _verify, _report, _platforms):
+    for add in (
+        *(_profile, _optimize, _explain, _simulate, _train, _verify),
+        *(add_status, add_stop, add_clean, _report, _platforms),
+    ):
         add(verbs)
     return parser
 
 
-def _verb(verbs: Any, name: str, help_text: str, example: str) -> argparse.ArgumentParser:
-    """A verb whose function is that of the same name in `funcpipe.cli.verbs`, imported when it is called."""
-    verb: argparse.ArgumentParser = verbs.add_parser(
-        name,
-        help=help_text,
-        description=help_text[0].upper() + help_text[1:] + ".",
-        epilog=f"example:\n  {example}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-
-    def run(options: argparse.Namespace) -> None:
-        function: Callable[[argparse.Namespace], None] = getattr(importlib.import_module("funcpipe.cli.verbs"), name)
-        function(options)
-
-    verb.set_defaults(run=run)
-    verb.add_argument("--json", action="store_true", help="print the result as JSON")
-    return verb
-
-
 def _profile(verbs: Any) -> None:
-    verb = _verb(
+    verb = add_verb(
         verbs,
         "profile",
         "measure a model's layers",
@@ -60,7 +44,7 @@ def _profile(verbs: Any) -> None:
 
 
 def _optimize(verbs: Any) -> None:
-    verb = _verb(
+    verb = add_verb(
         verbs,
         "optimize",
         "choose cuts, function sizes and replicas",
@@ -71,7 +55,7 @@ def _optimize(verbs: Any) -> None:
     verb.add_argument("--global-batch", type=int, required=True, help="samples of one iteration")
     _add_wish(verb)
     _add_pins(verb)
-    _add_choice(verb, "--solver", ["auto", "exact", "gurobi", "scip", "highs", "mip"], "auto", "what searches")
+    add_choice(verb, "--solver", ["auto", "exact", "gurobi", "scip", "highs", "mip"], "auto", "what searches")
     verb.add_argument("--time-limit", type=float, metavar="S", help="stop the search after so many seconds")
     verb.add_argument(
         "--policy", default="funcpipe", metavar="NAME", help="another policy to plan by, see docs/planning.md"
@@ -91,7 +75,7 @@ def _optimize(verbs: Any) -> None:
 
 
 def _explain(verbs: Any) -> None:
-    verb = _verb(
+    verb = add_verb(
         verbs,
         "explain",
         "say why a plan is as it is",
@@ -119,10 +103,10 @@ def _add_wish(verb: argparse.ArgumentParser) -> None:
         metavar="N",
         help="--deadline and --budget are for a job of so many iterations",
     )
-    _add_choice(verb, "--optimizer", [kind.value for kind in OptimizerKind], "sgd", "the optimiser, by its state")
-    _add_choice(verb, "--wire", [wire.value for wire in Wire], "fp32", "number format of travelling activations")
-    _add_choice(verb, "--recompute", [r.value for r in Recompute], "auto", "whether stages may recompute activations")
-    _add_choice(verb, "--schedule", ["auto", *(s.value for s in ScheduleKind)], "auto", "order of micro-batches")
+    add_choice(verb, "--optimizer", [kind.value for kind in OptimizerKind], "sgd", "the optimiser, by its state")
+    add_choice(verb, "--wire", [wire.value for wire in Wire], "fp32", "number format of travelling activations")
+    add_choice(verb, "--recompute", [r.value for r in Recompute], "auto", "whether stages may recompute activations")
+    add_choice(verb, "--schedule", ["auto", *(s.value for s in ScheduleKind)], "auto", "order of micro-batches")
     verb.add_argument("--replicas", metavar="N,N", help="degrees of data parallelism to consider (default: all)")
 
 
@@ -142,7 +126,7 @@ def _add_pins(verb: argparse.ArgumentParser) -> None:
 
 
 def _simulate(verbs: Any) -> None:
-    verb = _verb(
+    verb = add_verb(
         verbs,
         "simulate",
         "play one iteration of a plan on a virtual clock",
@@ -168,7 +152,7 @@ def _simulate(verbs: Any) -> None:
 
 
 def _train(verbs: Any) -> None:
-    verb = _verb(
+    verb = add_verb(
         verbs,
         "train",
         "train a model over functions by a plan",
@@ -184,12 +168,13 @@ def _train(verbs: Any) -> None:
     )
     verb.add_argument("--spec", metavar="FILE", help="the platform that the plan was made for, for the bill")
     verb.add_argument("--epochs", type=int, default=1, help="passes over the data (default: %(default)s)")
+    add_life(verb)
     verb.add_argument("--trace", metavar="FILE", help="write the events of the last steps")
     verb.add_argument("-o", "--output", metavar="FILE", help="write the trained state_dict (torch.save)")
 
 
 def _verify(verbs: Any) -> None:
-    verb = _verb(
+    verb = add_verb(
         verbs,
         "verify",
         "train a few steps over functions and in one process, and compare",
@@ -203,7 +188,7 @@ def _verify(verbs: Any) -> None:
 
 
 def _report(verbs: Any) -> None:
-    verb = _verb(
+    verb = add_verb(
         verbs,
         "report",
         "set observed beside predicted",
@@ -216,7 +201,7 @@ def _report(verbs: Any) -> None:
 
 
 def _platforms(verbs: Any) -> None:
-    verb = _verb(
+    verb = add_verb(
         verbs, "platforms", "list or show platform specifications", "funcpipe platforms show aws-lambda --json"
     )
     verb.add_argument("action", choices=["list", "show"], nargs="?", default="list")
@@ -255,7 +240,3 @@ def _add_platform(verb: argparse.ArgumentParser, *, default: str | None) -> None
     default_text = default or "the profile's"
     group.add_argument("--platform", metavar="NAME", default=default, help=f"the platform (default: {default_text})")
     group.add_argument("--spec", metavar="FILE", help="a platform specification of your own")
-
-
-def _add_choice(verb: argparse.ArgumentParser, name: str, choices: list[str], default: str, help_text: str) -> None:
-    verb.add_argument(name, choices=choices, default=default, help=f"{help_text} (default: {default})")

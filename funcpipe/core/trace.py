@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from funcpipe.core import checks, json_form
 from funcpipe.core.plan import Plan
@@ -60,6 +60,15 @@ class Event:
     def busy_s(self) -> float:
         """The seconds for which the lane worked rather than waited."""
         return self.end_s - self.start_s - self.waited_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Events:
+    """What an attempt of a worker leaves of its last steps."""
+
+    FORMAT: ClassVar[str] = "funcpipe.events/1"
+
+    events: tuple[Event, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
