@@ -9,6 +9,7 @@
     │   ├── ModelError          a module that cannot be turned into layers, or whose layers cannot be split
     │   ├── PlanError           a plan that does not fit the model, the data or the platform
     │   ├── DataError           a dataset that cannot feed the run
+    │   ├── PlatformRefused     the platform will not do it for this account: says what would make it
     │   ├── Infeasible          no plan fits: says which limit binds and what would help
     │   └── SolverUnavailable   the solver that was asked for is not installed or not licensed
     └── RunError                something went wrong while functions ran; exit code 1
@@ -17,6 +18,7 @@
         ├── DeadlineExceeded    something awaited did not come in time: says what and for how long
         ├── PlatformError       functions could not be started, watched or stopped
         ├── Cancelled           given up because another part of the run failed
+        ├── PlatformError       the platform failed
         ├── StorageError        the object storage failed
         │   ├── KeyMissing      there is no object of that name
         │   ├── KeyExists       the object was to be new and is not
@@ -64,6 +66,10 @@ class DataError(InputError):
     """A dataset cannot feed the run."""
 
 
+class PlatformRefused(InputError):
+    """The platform will not do it for this account: a permission, a quota, a region, a size."""
+
+
 class Infeasible(InputError):
     """No plan satisfies the limits."""
 
@@ -98,6 +104,10 @@ class Cancelled(RunError):
 
 class DeadlineExceeded(RunError):
     """Something awaited did not come in time."""
+
+
+class PlatformError(RunError):
+    """The platform failed."""
 
 
 class StorageError(RunError):
