@@ -11,6 +11,7 @@ from funcpipe.platforms.aws.account import Account, advice, explained
 from funcpipe.platforms.aws.functions import bucket_name
 from funcpipe.platforms.aws.image import Workshop, ensure_image, image_bytes
 from funcpipe.platforms.aws.template import IMAGE_PARAMETER, Shape, log_group, template_text
+from funcpipe.platforms.docker import Docker
 from funcpipe.platforms.package import Package
 
 _POLL_S = 5.0
@@ -52,7 +53,7 @@ class Deployed:
 
 
 class Deployer:
-    """Makes an account's stack be as it should. `say` hears what happens; `docker` is the program to build with."""
+    """Makes an account's stack be as it should. `say` hears what happens; `docker` builds images."""
 
     def __init__(
         self,
@@ -60,10 +61,10 @@ class Deployer:
         *,
         say: Callable[[str], None] = _ignore,
         sleep: Callable[[float], None] = time.sleep,
-        docker: str = "docker",
+        docker: Docker | None = None,
     ) -> None:
         self._account = account
-        self._say, self._sleep, self._docker = say, sleep, docker
+        self._say, self._sleep, self._docker = say, sleep, docker or Docker()
         self._stacks: Any = account.client("cloudformation")
 
     def deploy(self, shape: Shape, package: Package) -> Deployed:

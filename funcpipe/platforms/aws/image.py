@@ -1,17 +1,15 @@
 """The image of a deployment's functions: built by docker here, or by CodeBuild in the cloud where there is none."""
 
 import base64
-import subprocess
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from funcpipe.errors import PlatformError, PlatformRefused
 from funcpipe.platforms.aws.account import Account, advice, explained
 from funcpipe.platforms.aws.template import SOURCES, log_group
-from funcpipe.platforms.package import MOST_IMAGE_BYTES, Package, make_package
+from funcpipe.platforms.docker import Docker
+from funcpipe.platforms.package import Package, make_package
 
 _COMMAND = ("python", "-m", "awslambdaric", "funcpipe.handlers.aws_lambda.handler")
 _POLL_S = 5.0
@@ -38,14 +36,14 @@ def ensure_image(
     *,
     say: Callable[[str], None],
     sleep: Callable[[float], None],
-    docker: str = "docker",
+    docker: Docker,
 ) -> str:
     """The URI of the image of `package`, which is built only if the repository has none with its digest as tag."""
     image = f"{shop.repository}:{package.digest}"
     if image_bytes(account, shop, package.digest) is not None:
         say(f"the image {package.digest} is there")
-    elif _runs(docker):
-        say(f"building the image {package.digest} with {docker}")
+    elif docker.runs():
+        say(f"building the image {package.digest} with {docker.program}")
         _build_here(account, image, package, docker)
     else:
         say(f"building the image {package.digest} in the cloud (CodeBuild), since no docker runs here")
@@ -65,34 +63,13 @@ def image_bytes(account: Account, shop: Workshop, tag: str) -> int | None:
     return int(found["imageDetails"][0].get("imageSizeInBytes", 0))
 
 
-def _runs(docker: str) -> bool:
-    try:
-        return subprocess.run([docker, "version"], capture_output=True).returncode == 0
-    except OSError:
-        return False
-
-
-def _build_here(account: Account, image: str, package: Package, docker: str) -> None:
-    with tempfile.TemporaryDirectory(prefix="funcpipe-image-") as folder:
-        package.write(Path(folder))
-        platform = ("--platform", "linux/amd64", "--provenance=false")  # Lambda takes no image index
-        _do([docker, "build", *platform, "--tag", image, folder])
-    size = int(_do([docker, "image", "inspect", "--format", "{{.Size}}", image]))
-    if size > MOST_IMAGE_BYTES:
-        raise PlatformRefused(f"the image has {size / 1e9:.1f} GB; {advice('image size')}")
+def _build_here(account: Account, image: str, package: Package, docker: Docker) -> None:
+    docker.build(package, image)
     with explained("logging in to the image repository"):
         token = account.client("ecr").get_authorization_token()["authorizationData"][0]["authorizationToken"]
     user, _, password = base64.b64decode(token).decode().partition(":")
-    registry = image.partition("/")[0]
-    _do([docker, "login", "--username", user, "--password-stdin", registry], say_in=password)
-    _do([docker, "push", image])
-
-
-def _do(command: Sequence[str], say_in: str = "") -> str:
-    done = subprocess.run(command, input=say_in, capture_output=True, text=True)
-    if done.returncode:
-        raise PlatformError(f"`{' '.join(command)}` failed:\n{done.stderr.strip()[-2000:]}")
-    return done.stdout
+    docker.login(image.partition("/")[0], user=user, password=password)
+    docker.push(image)
 
 
 def _build_there(

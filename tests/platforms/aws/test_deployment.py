@@ -13,6 +13,7 @@ from funcpipe.platforms.aws.account import Account, advice
 from funcpipe.platforms.aws.deployment import Deployed, Deployer
 from funcpipe.platforms.aws.image import lambda_package
 from funcpipe.platforms.aws.template import Shape
+from funcpipe.platforms.docker import Docker
 from tests.cloud_emulation.aws import AwsCloud
 
 pytestmark = pytest.mark.slow
@@ -23,7 +24,7 @@ NO_DOCKER = "a-docker-that-is-not-there"
 
 
 def deployer(account: Account, docker: str = NO_DOCKER) -> Deployer:
-    return Deployer(account, sleep=lambda s: None, docker=docker)
+    return Deployer(account, sleep=lambda s: None, docker=Docker(docker))
 
 
 def deploy(account: Account) -> Deployed:
@@ -203,7 +204,7 @@ def test_an_image_that_is_too_large_is_not_pushed(
     cloud: AwsCloud, account: Account, docker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOCKER_SIZE", str(11 * 1024**3))
-    with pytest.raises(PlatformRefused, match=r"the image has 11\.8 GB; an image has at most 10 GB unpacked"):
+    with pytest.raises(PlatformRefused, match=r"the image has 11\.8 GB, functions admit 10\.7 GB unpacked"):
         deployer(account, docker).deploy(SHAPE, PACKAGE)
     assert '"push"' not in (tmp_path / "docker.log").read_text()
 

@@ -20,6 +20,7 @@ from funcpipe.platforms.aws.image import lambda_package
 from funcpipe.platforms.aws.template import Shape
 from funcpipe.platforms.base import Cause, Handle, State, Status, Storage
 from funcpipe.platforms.catalog import load_spec, open_storage
+from funcpipe.platforms.docker import Docker
 from tests.cloud_emulation.aws import AwsCloud
 from tests.e2e import small
 from tests.in_process import make_job, run_workers
@@ -35,7 +36,7 @@ def deployed(cloud: AwsCloud, account: Account, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("AWS_ENDPOINT_URL", cloud.moto)  # for the storage, whose URL is the same in functions
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     shape = Shape(name="funcpipe", memory_mb=(1024,))
-    Deployer(account, sleep=lambda s: None, docker="a-docker-that-is-not-there").deploy(shape, lambda_package())
+    Deployer(account, sleep=lambda s: None, docker=Docker("a-docker-that-is-not-there")).deploy(shape, lambda_package())
     return account
 
 
