@@ -8,6 +8,7 @@ from typing import Any
 from funcpipe.core import OptimizerKind, Recompute, ScheduleKind, Wire
 
 _FACTORY = "MODULE:FACTORY"
+_DEPLOYMENTS = "funcpipe.cli.deployments"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -19,11 +20,15 @@ def build_parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
     for add in (_profile, _optimize, _explain, _simulate, _train, _verify, _report, _platforms):
         add(verbs)
+    for add in (_deploy, _destroy, _logs):
+        add(verbs)
     return parser
 
 
-def _verb(verbs: Any, name: str, help_text: str, example: str) -> argparse.ArgumentParser:
-    """A verb whose function is that of the same name in `funcpipe.cli.verbs`, imported when it is called."""
+def _verb(
+    verbs: Any, name: str, help_text: str, example: str, *, module: str = "funcpipe.cli.verbs"
+) -> argparse.ArgumentParser:
+    """A verb whose function is that of the same name in `module`, imported when it is called."""
     verb: argparse.ArgumentParser = verbs.add_parser(
         name,
         help=help_text,
@@ -33,7 +38,7 @@ def _verb(verbs: Any, name: str, help_text: str, example: str) -> argparse.Argum
     )
 
     def run(options: argparse.Namespace) -> None:
-        function: Callable[[argparse.Namespace], None] = getattr(importlib.import_module("funcpipe.cli.verbs"), name)
+        function: Callable[[argparse.Namespace], None] = getattr(importlib.import_module(module), name)
         function(options)
 
     verb.set_defaults(run=run)
@@ -221,6 +226,56 @@ def _platforms(verbs: Any) -> None:
     )
     verb.add_argument("action", choices=["list", "show"], nargs="?", default="list")
     verb.add_argument("name", nargs="?", help="which one to show")
+
+
+def _deploy(verbs: Any) -> None:
+    verb = _verb(
+        verbs,
+        "deploy",
+        "set up what runs on a cloud need: storage, role, image, a function of each size",
+        "funcpipe deploy aws --region eu-central-1 --plan plan.json",
+        module=_DEPLOYMENTS,
+    )
+    _add_deployment(verb)
+    which = verb.add_mutually_exclusive_group()
+    which.add_argument("--plan", metavar="FILE", help="make functions of the sizes of this plan")
+    which.add_argument("--sizes", metavar="SIZE,SIZE", help="make functions of these sizes")
+    verb.add_argument("--requirements", metavar="FILE", help="what the model imports, for pip, besides torch")
+    verb.add_argument("--repository", metavar="NAME", help="aliyun: the repository that the image is pushed to")
+    verb.add_argument("--spec", metavar="FILE", help="aliyun: the platform specification that sizes come from")
+    verb.add_argument(
+        "--template-only", metavar="FILE", help="write what would be made, for CloudFormation or Serverless Devs"
+    )
+
+
+def _destroy(verbs: Any) -> None:
+    verb = _verb(
+        verbs,
+        "destroy",
+        "remove what deploy made, with all that lies in it",
+        "funcpipe destroy aws --region eu-central-1",
+        module=_DEPLOYMENTS,
+    )
+    _add_deployment(verb)
+
+
+def _logs(verbs: Any) -> None:
+    verb = _verb(
+        verbs,
+        "logs",
+        "show what functions on a cloud said",
+        "funcpipe logs aws --region eu-central-1 --minutes 15 --containing Traceback",
+        module=_DEPLOYMENTS,
+    )
+    _add_deployment(verb)
+    verb.add_argument("--minutes", type=float, default=60.0, help="of the last so many minutes (default: %(default)g)")
+    verb.add_argument("--containing", metavar="TEXT", help="only lines with this text")
+
+
+def _add_deployment(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("cloud", choices=["aws", "aliyun"], help="which cloud")
+    verb.add_argument("--name", default="funcpipe", help="the deployment's name (default: %(default)s)")
+    verb.add_argument("--region", help="the region (default: the environment's)")
 
 
 def _add_training(verb: argparse.ArgumentParser) -> None:

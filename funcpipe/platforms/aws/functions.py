@@ -117,8 +117,8 @@ class AwsPlatform:
                 f"the plan asks for functions of {memory_mb} MB, Lambda has {LEAST_MEMORY_MB} to {MOST_MEMORY_MB}"
             )
         name = function_name(self._deployment, memory_mb)
-        sizes = ",".join(str(m) for m in sorted({stage.memory_mb for stage in plan.stages}))
-        command = f"funcpipe deploy aws --name {self._deployment} --region {self._account.region} --memory {sizes}"
+        sizes = ",".join(f"{m}MB" for m in sorted({stage.memory_mb for stage in plan.stages}))
+        command = f"funcpipe deploy aws --name {self._deployment} --region {self._account.region} --sizes {sizes}"
         with explained(f"looking at {name}"):
             try:
                 found = self._lambda.get_function_configuration(FunctionName=name)
