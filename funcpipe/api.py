@@ -30,7 +30,7 @@ from funcpipe.partitioner.cost import size_of
 from funcpipe.partitioner.merge import merge_layers
 from funcpipe.partitioner.optimize import optimize
 from funcpipe.partitioner.pins import NO_PINS, Pins
-from funcpipe.platforms.catalog import LOCAL, load_spec, open_storage
+from funcpipe.platforms.catalog import LOCAL, load_spec, open_deployment, open_storage
 from funcpipe.platforms.local import local_functions
 from funcpipe.predict import predict
 from funcpipe.profiler import profile
@@ -160,14 +160,15 @@ class FuncPipe:
         `dataset` holds tuples of the module's inputs and, last, the target, or dictionaries of its arguments; or it is
         a factory of such a dataset, which is called inside the functions. On the local platform functions are as fast
         as this machine, and unlimited; `like` another platform they have its memory, processors, links and lifetime.
+        Other platforms are what `funcpipe deploy` made, by URL: `aws-lambda://NAME?region=…`, `aliyun-fc://…`.
         The bill is made with `prices`, by default those of the plan's platform. A message that does not come within
         `message_deadline_s` ends the run. Raises PlanError, DataError or ModelError before any function starts,
         WorkerFailed or DeadlineExceeded afterwards.
         """
-        if platform != LOCAL:
-            raise InvalidValue("platform", platform, f"must be {LOCAL!r}, the platform that functions can run on")
+        if platform != LOCAL and like is not None:
+            raise InvalidValue("like", like, f"is for the platform {LOCAL!r}: {platform} has its own limits")
         job = self._job(dataset, plan, prices, message_deadline_s, epochs=epochs, seed=seed, shuffle=shuffle)
-        result = self._run(job, on_progress, like=load_spec(like) if isinstance(like, str) else like)
+        result = self._run(job, on_progress, platform, like=load_spec(like) if isinstance(like, str) else like)
         self.model.load_state_dict(result.state_dict())
         return result
 
@@ -231,8 +232,16 @@ class FuncPipe:
             clip_grad_norm=self._clip_grad_norm,
         )
 
-    def _run(self, job: Job, on_progress: Callable[[Progress], None], *, like: PlatformSpec | None = None) -> RunResult:
-        result = _train_locally(job, on_progress, like)
+    def _run(
+        self,
+        job: Job,
+        on_progress: Callable[[Progress], None],
+        platform: str = LOCAL,
+        *,
+        like: PlatformSpec | None = None,
+    ) -> RunResult:
+        local = platform == LOCAL
+        result = _train_locally(job, on_progress, like) if local else _train_on(platform, job, on_progress)
         untouched = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
         return replace(result, tensors=untouched | result.tensors)
 
@@ -290,6 +299,18 @@ def _train_locally(job: Job, on_progress: Callable[[Progress], None], like: Plat
     )
     with functions as platform, _temporary_storage() as url:
         return launch(job, platform=platform, storage=open_storage(url), storage_url=url, on_progress=on_progress)
+
+
+def _train_on(url: str, job: Job, on_progress: Callable[[Progress], None]) -> RunResult:
+    platform = open_deployment(url)
+    urls = platform.storage_urls
+    return launch(
+        job,
+        platform=platform,
+        storage=open_storage(urls.client),
+        storage_url=urls.functions,
+        on_progress=on_progress,
+    )
 
 
 @contextlib.contextmanager

@@ -16,9 +16,8 @@
         ├── WorkerFailed        a function raised, was killed or ran out of memory
         ├── TaskFailed          a task of a worker raised; its cause is the original error
         ├── DeadlineExceeded    something awaited did not come in time: says what and for how long
-        ├── PlatformError       functions could not be started, watched or stopped
+        ├── PlatformError       the platform failed: to start functions, watch or stop them, set up what they need
         ├── Cancelled           given up because another part of the run failed
-        ├── PlatformError       the platform failed
         ├── StorageError        the object storage failed
         │   ├── KeyMissing      there is no object of that name
         │   ├── KeyExists       the object was to be new and is not
@@ -95,7 +94,7 @@ class TaskFailed(RunError):
 
 
 class PlatformError(RunError):
-    """The platform could not start functions, or does not know them."""
+    """The platform failed: to start functions, to know them, to set up what they need."""
 
 
 class Cancelled(RunError):
@@ -104,10 +103,6 @@ class Cancelled(RunError):
 
 class DeadlineExceeded(RunError):
     """Something awaited did not come in time."""
-
-
-class PlatformError(RunError):
-    """The platform failed."""
 
 
 class StorageError(RunError):

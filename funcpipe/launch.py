@@ -125,11 +125,12 @@ def launch(
 ) -> RunResult:
     """Train `job` on functions of `platform` that share `storage`, which they open by `storage_url`.
 
-    Raises PlanError before any function starts; WorkerFailed or DeadlineExceeded, naming run, worker and task, after
+    Raises InputError before any function starts; WorkerFailed or DeadlineExceeded, naming run, worker and task, after
     that. Whatever happens, no function runs and no object of the run is left afterwards.
     """
     run = f"run-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
     keys = Keys(run)
+    platform.check(job.plan)
     with _objects_removed(storage, keys), Fleet(platform, storage, keys, prices=job.prices) as fleet:
         for spec in upload(job, keys, storage, storage_url, platform.url):
             fleet.invoke(spec)

@@ -15,9 +15,9 @@ PORT = "FC_SERVER_PORT"
 """The environment variable with the port to listen on, 9000 without it."""
 
 _CREDENTIALS = {
-    "x-fc-access-key-id": ("ALIBABA_CLOUD_ACCESS_KEY_ID", "OSS_ACCESS_KEY_ID"),
-    "x-fc-access-key-secret": ("ALIBABA_CLOUD_ACCESS_KEY_SECRET", "OSS_ACCESS_KEY_SECRET"),
-    "x-fc-security-token": ("ALIBABA_CLOUD_SECURITY_TOKEN", "OSS_SESSION_TOKEN"),
+    "x-fc-access-key-id": "OSS_ACCESS_KEY_ID",
+    "x-fc-access-key-secret": "OSS_ACCESS_KEY_SECRET",
+    "x-fc-security-token": "OSS_SESSION_TOKEN",
 }
 _DONE, _FAILED = 200, 404
 
@@ -56,10 +56,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def _take_credentials(self) -> None:
         """Put the role's temporary credentials, which come with each event, where storage looks for them."""
-        for header, names in _CREDENTIALS.items():
-            value = self.headers.get(header)
-            for name in names if value else ():
-                os.environ[name] = value or ""
+        for header, name in _CREDENTIALS.items():
+            if value := self.headers.get(header):
+                os.environ[name] = value
 
     def _answer(self, status: int, value: dict[str, object]) -> None:
         body = json.dumps(value).encode()

@@ -53,7 +53,7 @@ def job(epochs: int = 1, loss: Callable[..., Tensor] = F.cross_entropy) -> Job:
 
 
 def invocation(number: int, storage: FileStorage, folder: Path, **options: Any) -> Invocation:
-    (spec,) = upload(job(**options), Keys(f"run-{number}"), storage, folder.as_uri())
+    (spec,) = upload(job(**options), Keys(f"run-{number}"), storage, folder.as_uri(), "aws-lambda://funcpipe")
     return Invocation(request_id=f"request-{number}", payload=to_text(spec).encode())
 
 

@@ -15,14 +15,14 @@ from darabonba.runtime import RuntimeOptions
 from funcpipe.errors import FuncPipeError, InvalidValue, PlatformError, PlatformRefused
 
 _READ_TIMEOUT_MS = 60_000
-_KEYS = ("ALIBABA_CLOUD_ACCESS_KEY_ID", "ALIBABA_CLOUD_ACCESS_KEY_SECRET")
+_KEYS = ("OSS_ACCESS_KEY_ID", "OSS_ACCESS_KEY_SECRET")
 _DENIED = ("AccessDenied", "NoPermission", "Forbidden", "ImplicitDeny")
 _UNKNOWN = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidSecurityToken", "IncompleteSignature")
 _TOO_MANY = ("Quota", "ResourceExhausted", "LimitExceeded", "TooMany")
 
 
 class Account:
-    """Who is at work, and where. Credentials are the environment's ALIBABA_CLOUD_ACCESS_KEY_ID, …_SECRET, …_TOKEN.
+    """Who is at work, and where. Credentials are the environment's OSS_ACCESS_KEY_ID and OSS_ACCESS_KEY_SECRET.
 
     `endpoint` (host and port, spoken to without TLS) stands for every service, for tests.
     """
@@ -34,7 +34,7 @@ class Account:
         if not all(os.environ.get(name) for name in _KEYS):
             raise PlatformRefused(
                 f"there are no credentials for Alibaba Cloud; set {' and '.join(_KEYS)}, and "
-                "ALIBABA_CLOUD_SECURITY_TOKEN if they are temporary"
+                "OSS_SESSION_TOKEN if they are temporary"
             )
         self.region: str = found
         self._endpoint = endpoint
@@ -76,7 +76,7 @@ class Account:
         return Config(
             access_key_id=os.environ[_KEYS[0]],
             access_key_secret=os.environ[_KEYS[1]],
-            security_token=os.environ.get("ALIBABA_CLOUD_SECURITY_TOKEN") or None,
+            security_token=os.environ.get("OSS_SESSION_TOKEN") or None,
             region_id=self.region,
             endpoint=endpoint,
             protocol=self._protocol,

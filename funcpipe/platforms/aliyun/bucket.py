@@ -1,6 +1,5 @@
 """The bucket of a deployment, through oss2."""
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,9 +14,7 @@ class Bucket:
 
     def __init__(self, name: str, *, endpoint: str, region: str) -> None:
         self.name = name
-        key, secret = os.environ["ALIBABA_CLOUD_ACCESS_KEY_ID"], os.environ["ALIBABA_CLOUD_ACCESS_KEY_SECRET"]
-        token = os.environ.get("ALIBABA_CLOUD_SECURITY_TOKEN") or None
-        credentials = oss2.credentials.StaticCredentialsProvider(key, secret, token)
+        credentials = oss2.credentials.EnvironmentVariableCredentialsProvider()
         self._bucket: Any = oss2.Bucket(
             oss2.ProviderAuthV4(credentials), endpoint, name, region=region, connect_timeout=30, enable_crc=False
         )

@@ -13,8 +13,8 @@ from darabonba.runtime import RuntimeOptions
 from funcpipe.core import FunctionSize, Plan, PlatformSpec, WorkerSpec, to_text
 from funcpipe.errors import DeadlineExceeded, PlatformRefused
 from funcpipe.platforms.aliyun.account import Account, code_of, explained
-from funcpipe.platforms.aliyun.names import function_name
-from funcpipe.platforms.base import Cause, Handle, State, Status
+from funcpipe.platforms.aliyun.names import bucket_name, function_name, storage_url
+from funcpipe.platforms.base import Cause, Handle, State, Status, StorageUrls
 
 POLL_S = 2.0
 """Pause between two questions how a function fares; they are free."""
@@ -26,10 +26,7 @@ _TIMED_OUT = ("time out after", "timed out after", "timeout")
 
 
 class AliyunPlatform:
-    """Runs the functions that `funcpipe deploy aliyun --name DEPLOYMENT` made.
-
-    With `preflight`, what stands against a run is found before its first function starts.
-    """
+    """Runs the functions that `funcpipe deploy aliyun --name DEPLOYMENT` made."""
 
     def __init__(
         self,
@@ -37,31 +34,60 @@ class AliyunPlatform:
         account: Account,
         *,
         deployment: str = "funcpipe",
-        preflight: bool = True,
         poll_s: float = POLL_S,
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.spec = spec
+        self._spec = spec
+        self._account, self._region = account, account.region
         self._client: Any = account.functions
-        self._region = account.region
         self._deployment = deployment
-        self._preflight = preflight
         self._poll_s, self._clock, self._sleep = poll_s, clock, sleep
-        self._checked: set[tuple[str, int]] = set()
         self._known: dict[Handle, tuple[float, Status]] = {}
+
+    @property
+    def spec(self) -> PlatformSpec:
+        """What the platform offers."""
+        return self._spec
+
+    @property
+    def url(self) -> str:
+        """What `catalog.open_platform` opens it again by."""
+        return f"aliyun-fc://{self._deployment}?region={self._region}"
+
+    @property
+    def storage_urls(self) -> StorageUrls:
+        """The deployment's bucket: from outside for clients, over the data centre's network for functions."""
+        bucket = bucket_name(self._deployment, self._account.number, self._region)
+        return StorageUrls(
+            client=storage_url(bucket, self._region, internal=False),
+            functions=storage_url(bucket, self._region, internal=True),
+        )
+
+    def detach(self) -> None:
+        """Nothing to do: functions run on by themselves."""
+
+    def check(self, plan: Plan) -> None:
+        """Raise PlatformRefused if the service would not run `plan`: functions that are not there, or too many."""
+        sizes = sorted({stage.size for stage in plan.stages})
+        command = f"funcpipe deploy aliyun --name {self._deployment} --region {self._region} --sizes {','.join(sizes)}"
+        for size in sizes:
+            self._check_function(self._spec.size(size), command)
+        needed = len(plan.stages) * plan.replicas
+        if needed > self._spec.max_functions:
+            raise PlatformRefused(
+                f"the plan needs {needed} functions at once, an account has {self._spec.max_functions} instances in "
+                f"{self._region}; request more in the Quota Center and say so with --spec, or plan with --max-functions"
+            )
 
     def invoke(self, worker: WorkerSpec) -> Handle:
         """Start a function and return at once; raises PlatformRefused for what the service would not run."""
         payload = to_text(worker).encode()
-        if len(payload) > self.spec.max_payload_bytes:
+        if len(payload) > self._spec.max_payload_bytes:
             raise PlatformRefused(
                 f"the payload of worker {worker.worker} has {len(payload)} bytes, an asynchronous one at most "
-                f"{self.spec.max_payload_bytes}; fold layers together with profile --layers"
+                f"{self._spec.max_payload_bytes}; fold layers together with profile --layers"
             )
-        if self._preflight and (worker.run, worker.attempt) not in self._checked:
-            self._check(worker.plan)
-            self._checked.add((worker.run, worker.attempt))
         function, task = function_name(self._deployment, worker.plan.stages[worker.stage].size), f"task-{uuid.uuid4()}"
         with explained(f"invoking {function}"):
             self._client.invoke_function_with_options(
@@ -95,19 +121,6 @@ class AliyunPlatform:
             if self._clock() > until_s:
                 raise DeadlineExceeded(f"{handle.name} has not ended {STOP_WITHIN_S:g} s after it was told to")
             self._sleep(self._poll_s)
-
-    def _check(self, plan: Plan) -> None:
-        """Raise PlatformRefused if the service would not run `plan`: functions that are not there, or too many."""
-        sizes = sorted({stage.size for stage in plan.stages})
-        command = f"funcpipe deploy aliyun --name {self._deployment} --region {self._region} --sizes {','.join(sizes)}"
-        for size in sizes:
-            self._check_function(self.spec.size(size), command)
-        needed = len(plan.stages) * plan.replicas
-        if needed > self.spec.max_functions:
-            raise PlatformRefused(
-                f"the plan needs {needed} functions at once, an account has {self.spec.max_functions} instances in "
-                f"{self._region}; request more in the Quota Center and say so with --spec, or plan with --max-functions"
-            )
 
     def _check_function(self, size: FunctionSize, command: str) -> None:
         name = function_name(self._deployment, size.name)

@@ -8,8 +8,8 @@ from funcpipe.core import Plan, PlatformSpec, WorkerSpec, to_text
 from funcpipe.errors import DeadlineExceeded, PlatformRefused
 from funcpipe.platforms.aws import endings
 from funcpipe.platforms.aws.account import Account, explained
-from funcpipe.platforms.aws.template import FAILURES, LEAST_MEMORY_MB, MOST_MEMORY_MB, function_name, log_group
-from funcpipe.platforms.base import Handle, State, Status
+from funcpipe.platforms.aws.template import FAILURES, LEAST_MEMORY_MB, MOST_MEMORY_MB, RUNS, function_name, log_group
+from funcpipe.platforms.base import Handle, State, Status, StorageUrls
 
 POLL_S = 3.0
 """Pause between two looks at logs and records: a listing, $0.006 an hour, and a search that is free."""
@@ -22,8 +22,7 @@ _RUNNING = Status(state=State.RUNNING)
 class AwsPlatform:
     """Runs the functions that `funcpipe deploy aws --name DEPLOYMENT` made.
 
-    With `preflight`, what stands against a run is found before its first function starts. A function cannot be ended
-    from outside: `stop` leaves an object that it looks for.
+    A function cannot be ended from outside: `stop` leaves an object that it looks for.
     """
 
     def __init__(
@@ -32,16 +31,13 @@ class AwsPlatform:
         account: Account,
         *,
         deployment: str = "funcpipe",
-        preflight: bool = True,
         poll_s: float = POLL_S,
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.spec = spec
-        self._account = account
+        self._spec = spec
+        self._account, self._region = account, account.region
         self._deployment = deployment
-        self._preflight = preflight
-        self._checked: set[tuple[str, int]] = set()
         self._poll_s, self._clock, self._sleep = poll_s, clock, sleep
         self._lambda: Any = account.client("lambda")
         self._objects: Any = account.client("s3")
@@ -52,17 +48,47 @@ class AwsPlatform:
         self._seen: set[str] = set()
         self._looked_s = float("-inf")
 
+    @property
+    def spec(self) -> PlatformSpec:
+        """What the platform offers."""
+        return self._spec
+
+    @property
+    def url(self) -> str:
+        """What `catalog.open_platform` opens it again by."""
+        return f"aws-lambda://{self._deployment}?region={self._region}"
+
+    @property
+    def storage_urls(self) -> StorageUrls:
+        """The deployment's bucket."""
+        url = f"s3://{self._bucket}/{RUNS}?region={self._region}"
+        return StorageUrls(client=url, functions=url)
+
+    def detach(self) -> None:
+        """Nothing to do: functions run on by themselves."""
+
+    def check(self, plan: Plan) -> None:
+        """Raise PlatformRefused if Lambda would not run `plan`: functions that are not there, too many at once."""
+        for memory in sorted({stage.memory_mb for stage in plan.stages}):
+            self._check_function(memory, plan)
+        with explained("asking for the account's concurrency"):
+            limits = self._lambda.get_account_settings()["AccountLimit"]
+        needed, allowed = len(plan.stages) * plan.replicas, limits["UnreservedConcurrentExecutions"]
+        if needed > allowed:
+            raise PlatformRefused(
+                f"the plan needs {needed} functions at once, this account may run {allowed} in {self._region}; "
+                "request more 'Concurrent executions' of AWS Lambda under Service Quotas, "
+                f"or plan with --max-functions {allowed}"
+            )
+
     def invoke(self, worker: WorkerSpec) -> Handle:
         """Start a function and return at once; raises PlatformRefused for what Lambda would not run."""
         payload = to_text(worker).encode()
-        if len(payload) > self.spec.max_payload_bytes:
+        if len(payload) > self._spec.max_payload_bytes:
             raise PlatformRefused(
                 f"the payload of worker {worker.worker} has {len(payload)} bytes, an event of Lambda at most "
-                f"{self.spec.max_payload_bytes}; fold layers together with profile --layers"
+                f"{self._spec.max_payload_bytes}; fold layers together with profile --layers"
             )
-        if self._preflight and (worker.run, worker.attempt) not in self._checked:
-            self._check(worker.plan)
-            self._checked.add((worker.run, worker.attempt))
         function = function_name(self._deployment, worker.plan.stages[worker.stage].memory_mb)
         with explained(f"invoking {function}"):
             answer = self._lambda.invoke(FunctionName=function, InvocationType="Event", Payload=payload)
@@ -91,25 +117,11 @@ class AwsPlatform:
             if self._clock() > until_s:
                 raise DeadlineExceeded(
                     f"{handle.name} has not ended {STOP_WITHIN_S:g} s after it was told to; it is paid for until its "
-                    f"time is over, {self.spec.lifetime_s or 0:g} s after its start"
+                    f"time is over, {self._spec.lifetime_s or 0:g} s after its start"
                 )
             self._sleep(self._poll_s)
         with explained(f"stopping {handle.name}"):
             self._objects.delete_object(Bucket=self._bucket, Key=key)
-
-    def _check(self, plan: Plan) -> None:
-        """Raise PlatformRefused if Lambda would not run `plan`: functions that are not there, too many at once."""
-        for memory in sorted({stage.memory_mb for stage in plan.stages}):
-            self._check_function(memory, plan)
-        with explained("asking for the account's concurrency"):
-            limits = self._lambda.get_account_settings()["AccountLimit"]
-        needed, allowed = len(plan.stages) * plan.replicas, limits["UnreservedConcurrentExecutions"]
-        if needed > allowed:
-            raise PlatformRefused(
-                f"the plan needs {needed} functions at once, this account may run {allowed} in {self._account.region}; "
-                "request more 'Concurrent executions' of AWS Lambda under Service Quotas, "
-                f"or plan with --max-functions {allowed}"
-            )
 
     def _check_function(self, memory_mb: int, plan: Plan) -> None:
         if not LEAST_MEMORY_MB <= memory_mb <= MOST_MEMORY_MB:
@@ -118,14 +130,12 @@ class AwsPlatform:
             )
         name = function_name(self._deployment, memory_mb)
         sizes = ",".join(f"{m}MB" for m in sorted({stage.memory_mb for stage in plan.stages}))
-        command = f"funcpipe deploy aws --name {self._deployment} --region {self._account.region} --sizes {sizes}"
+        command = f"funcpipe deploy aws --name {self._deployment} --region {self._region} --sizes {sizes}"
         with explained(f"looking at {name}"):
             try:
                 found = self._lambda.get_function_configuration(FunctionName=name)
             except self._lambda.exceptions.ResourceNotFoundException:
-                raise PlatformRefused(
-                    f"there is no function {name} in {self._account.region}; run: {command}"
-                ) from None
+                raise PlatformRefused(f"there is no function {name} in {self._region}; run: {command}") from None
         if found["MemorySize"] != memory_mb:
             raise PlatformRefused(f"{name} has {found['MemorySize']} MB: somebody changed it; run: {command}")
         if found.get("State", "Active") != "Active":

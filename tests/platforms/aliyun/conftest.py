@@ -9,9 +9,8 @@ from funcpipe.core import FunctionSize, PlatformSpec
 from funcpipe.platforms.aliyun.account import Account
 from funcpipe.platforms.aliyun.deployment import Deployer
 from funcpipe.platforms.catalog import load_spec
-from funcpipe.platforms.docker import Docker
-from funcpipe.platforms.package import Package
 from tests.cloud_emulation.aliyun import AliyunCloud, aliyun_cloud
+from tests.cloud_emulation.docker import RegistryDocker
 from tests.contract.oss_server import ACCESS_KEY, REGION, SECRET_KEY, OssServer
 
 
@@ -30,9 +29,8 @@ def spec() -> PlatformSpec:
 
 @pytest.fixture
 def oss(monkeypatch: pytest.MonkeyPatch) -> Iterator[OssServer]:
-    for prefix in ("ALIBABA_CLOUD", "OSS"):
-        monkeypatch.setenv(f"{prefix}_ACCESS_KEY_ID", ACCESS_KEY)
-        monkeypatch.setenv(f"{prefix}_ACCESS_KEY_SECRET", SECRET_KEY)
+    monkeypatch.setenv("OSS_ACCESS_KEY_ID", ACCESS_KEY)
+    monkeypatch.setenv("OSS_ACCESS_KEY_SECRET", SECRET_KEY)
     server = OssServer()
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -58,24 +56,3 @@ def account(cloud: AliyunCloud) -> Account:
 def deployer(account: Account, cloud: AliyunCloud, oss: OssServer, tmp_path: Path) -> Deployer:
     docker = RegistryDocker(cloud, tmp_path / "images")
     return Deployer(account, say=lambda text: None, docker=docker, oss=oss.endpoint)
-
-
-class RegistryDocker(Docker):
-    """A docker whose images are folders, and whose registry is the account's."""
-
-    def __init__(self, cloud: AliyunCloud, folder: Path) -> None:
-        super().__init__()
-        self.cloud = cloud
-        self.folder = folder
-
-    def runs(self) -> bool:
-        return True
-
-    def build(self, package: Package, image: str) -> None:
-        package.write(self.folder / package.digest)
-
-    def push(self, image: str) -> None:
-        self.cloud.keep_image(image, self.folder / image.rpartition(":")[2])
-
-    def has_pushed(self, image: str) -> bool:
-        return image in self.cloud.images

@@ -128,11 +128,11 @@ def test_errors_say_what_to_do(
 def test_wrong_credentials_and_regions_are_told(cloud: AliyunCloud, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidValue, match=r"region must be one of .*cn-hangzhou.*, got 'cn-hangzou'"):
         Account(region="cn-hangzou")
-    monkeypatch.setenv("ALIBABA_CLOUD_ACCESS_KEY_SECRET", "wrong")
+    monkeypatch.setenv("OSS_ACCESS_KEY_SECRET", "wrong")
     with pytest.raises(PlatformRefused, match=r"SignatureDoesNotMatch: .*the credentials are not valid"):
         _ = Account(region="cn-test", endpoint=cloud.endpoint).number
-    monkeypatch.delenv("ALIBABA_CLOUD_ACCESS_KEY_ID")
-    with pytest.raises(PlatformRefused, match="set ALIBABA_CLOUD_ACCESS_KEY_ID and ALIBABA_CLOUD_ACCESS_KEY_SECRET"):
+    monkeypatch.delenv("OSS_ACCESS_KEY_ID")
+    with pytest.raises(PlatformRefused, match="set OSS_ACCESS_KEY_ID and OSS_ACCESS_KEY_SECRET"):
         Account(region="cn-test", endpoint=cloud.endpoint)
 
 

@@ -75,7 +75,9 @@ def two_steps() -> list[tuple[Tensor, Tensor]]:
 
 
 def worker(url: str, loss: Callable[..., Tensor] = F.cross_entropy) -> WorkerSpec:
-    (spec,) = upload(job(small.plan(1, 1), loss), Keys("run-1"), open_storage(url), url)
+    (spec,) = upload(
+        job(small.plan(1, 1), loss), Keys("run-1"), open_storage(url), url, "aliyun-fc://funcpipe?region=cn-test"
+    )
     return spec
 
 
@@ -138,11 +140,11 @@ def test_what_the_service_would_not_run_is_refused_before_anything_starts(
     with pytest.raises(PlatformRefused, match=r"payload of worker s0\.r0 has \d+ bytes, .* at most 100; fold layers"):
         AliyunPlatform(replace(spec, max_payload_bytes=100), account).invoke(one)
     with pytest.raises(PlatformRefused, match=r"no function funcpipe-1vCPU-2048MB in cn-test; run: funcpipe deploy al"):
-        platform.invoke(replace(one, plan=sized(one.plan, "1vCPU-2048MB")))
-    double = replace(one, plan=replace(one.plan, replicas=2, global_batch=2 * one.plan.global_batch))
+        platform.check(sized(one.plan, "1vCPU-2048MB"))
+    double = replace(one.plan, replicas=2, global_batch=2 * one.plan.global_batch)
     with pytest.raises(PlatformRefused, match="needs 2 functions at once, an account has 1"):
-        AliyunPlatform(replace(spec, max_functions=1), account).invoke(double)
+        AliyunPlatform(replace(spec, max_functions=1), account).check(double)
     cloud.functions[f"funcpipe-{SIZE}"]["memorySize"] = 512
     with pytest.raises(PlatformRefused, match="has 1 vCPU and 512 MB: somebody changed it"):
-        platform.invoke(one)
+        platform.check(one.plan)
     assert cloud.tasks == {}

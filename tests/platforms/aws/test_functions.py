@@ -28,6 +28,7 @@ from tests.in_process import make_job, run_workers
 pytestmark = pytest.mark.slow
 
 STORAGE = "s3://funcpipe-123456789012-us-east-1/runs"
+PLATFORM = "aws-lambda://funcpipe?region=us-east-1"
 EVERY_S = 0.2
 
 
@@ -55,7 +56,7 @@ def storage(deployed: Account) -> Iterator[Storage]:
 def spec(storage: Storage, loss: Callable[..., Tensor] = torch.nn.functional.cross_entropy) -> WorkerSpec:
     torch.manual_seed(0)
     job = make_job(small.model(), small.plan(1, 1), small.data, loss=loss, optimizer=small.optimizer)
-    (found,) = upload(job, Keys("run-1"), storage, STORAGE)
+    (found,) = upload(job, Keys("run-1"), storage, STORAGE, PLATFORM)
     return found
 
 
@@ -143,15 +144,15 @@ def test_what_lambda_would_not_run_is_refused_before_anything_starts(
     with pytest.raises(
         PlatformRefused, match=r"no function funcpipe-2048 in us-east-1; run: funcpipe deploy aws --name"
     ):
-        platform.invoke(replace(worker, plan=replace(worker.plan, stages=stages)))
+        platform.check(replace(worker.plan, stages=stages))
     stages = tuple(replace(stage, memory_mb=20_000) for stage in worker.plan.stages)
     with pytest.raises(PlatformRefused, match="functions of 20000 MB, Lambda has 128 to 10240"):
-        platform.invoke(replace(worker, plan=replace(worker.plan, stages=stages)))
+        platform.check(replace(worker.plan, stages=stages))
     cloud.concurrency = 10
     many = replace(worker.plan, replicas=11, global_batch=11 * worker.plan.micro_batch)
     with pytest.raises(PlatformRefused, match=r"needs 11 functions at once, this account may run 10 in us-east-1"):
-        platform.invoke(replace(worker, plan=many))
+        platform.check(many)
     cloud.client("lambda").update_function_configuration(FunctionName="funcpipe-1024", MemorySize=512)
     with pytest.raises(PlatformRefused, match="funcpipe-1024 has 512 MB: somebody changed it"):
-        platform.invoke(worker)
+        platform.check(worker.plan)
     assert not [call for call in cloud.calls if call.endswith("/invocations")]
