@@ -4,13 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from funcpipe.adapters import Holder, optimizer_kind, own_loss
 from funcpipe.computation import LossFunction, OptimizerFactory
 from funcpipe.core import (
     ModelProfile,
-    OptimizerKind,
     Plan,
     PlatformSpec,
     Recompute,
@@ -20,14 +19,14 @@ from funcpipe.core import (
     Wire,
 )
 from funcpipe.data import MapDataset, load
-from funcpipe.errors import DataError, PlanError
+from funcpipe.errors import PlanError
 from funcpipe.graph import trace
 from funcpipe.job import Care, Job
 from funcpipe.launch import NO_CARE
 from funcpipe.partitioner.merge import merge_layers
 from funcpipe.partitioner.optimize import optimize
 from funcpipe.partitioner.pins import NO_PINS, Pins
-from funcpipe.place import ANYWHERE, Earlier, Place, find_earlier, run_job, start_job
+from funcpipe.place import ANYWHERE, Earlier, Place, go_back, run_job, start_job
 from funcpipe.platforms.catalog import LOCAL, load_spec
 from funcpipe.predict import predict
 from funcpipe.profiler import profile
@@ -145,6 +144,7 @@ class FuncPipe:
         *,
         epochs: int = 1,
         platform: str = LOCAL,
+        like: str | PlatformSpec | None = None,
         plan: Plan | None = None,
         prices: PlatformSpec | None = None,
         seed: int = 0,
@@ -159,15 +159,22 @@ class FuncPipe:
         """Train the module over functions, as one process would, and load the result into it.
 
         `dataset` holds tuples of the module's inputs and, last, the target, or dictionaries of its arguments; or it is
-        a factory of such a dataset, which is called inside the functions. The bill is made with `prices`, by default
-        those of the plan's platform. A message that does not come within `message_deadline_s` ends the run. `care` says
-        how workers live and what follows when they die. Objects lie in `storage`, a URL, by default a temporary folder;
-        the new run is called `run`, or the run `resume` of that storage is gone on with, by whatever plan. Raises
-        PlanError, DataError or ModelError before any function starts, WorkerFailed, RunHalted or DeadlineExceeded
-        afterwards.
+        a factory of such a dataset, which is called inside the functions. On the local platform functions are as fast
+        as this machine, and unlimited; `like` another platform they have its memory, processors, links and lifetime.
+        The bill is made with `prices`, by default those of the plan's platform. A message that does not come within
+        `message_deadline_s` ends the run. `care` says how workers live and what follows when they die. Objects lie in
+        `storage`, a URL, by default a temporary folder; the new run is called `run`, or the run `resume` of that
+        storage is gone on with, by whatever plan. Raises PlanError, DataError or ModelError before any function starts,
+        WorkerFailed, RunHalted or DeadlineExceeded afterwards.
         """
-        place = Place(platform=platform, storage=storage, run=run, resume=resume)
-        earlier = self._go_back(place)
+        place = Place(
+            platform=platform,
+            like=load_spec(like) if isinstance(like, str) else like,
+            storage=storage,
+            run=run,
+            resume=resume,
+        )
+        earlier = go_back(self.model, place)
         job = self._job(dataset, plan, prices, message_deadline_s, epochs=epochs, seed=seed, shuffle=shuffle)
         result = self._run(job, on_progress, place, care, earlier)
         self.model.load_state_dict(result.state_dict())
@@ -180,6 +187,7 @@ class FuncPipe:
         storage: str,
         epochs: int = 1,
         platform: str = LOCAL,
+        like: str | PlatformSpec | None = None,
         plan: Plan | None = None,
         prices: PlatformSpec | None = None,
         seed: int = 0,
@@ -193,8 +201,14 @@ class FuncPipe:
 
         `train` with `resume` waits for it, and collects what it leaves.
         """
-        place = Place(platform=platform, storage=storage, run=run, resume=resume)
-        earlier = self._go_back(place)
+        place = Place(
+            platform=platform,
+            like=load_spec(like) if isinstance(like, str) else like,
+            storage=storage,
+            run=run,
+            resume=resume,
+        )
+        earlier = go_back(self.model, place)
         job = self._job(dataset, plan, prices, message_deadline_s, epochs=epochs, seed=seed, shuffle=shuffle)
         return start_job(job, place, care, earlier)
 
@@ -240,7 +254,7 @@ class FuncPipe:
     ) -> Job:
         """What is to be run, checked; with `steps`, on no more samples than so many steps take."""
         chosen = self._planned(plan)
-        factory = dataset if callable(dataset) else _Holder(dataset)
+        factory = dataset if callable(dataset) else Holder(dataset)
         made = factory()
         first = load(made, range(min(chosen.micro_batch, len(made))))
         return Job(
@@ -257,17 +271,6 @@ class FuncPipe:
             prices=prices or self._spec or load_spec(chosen.platform),
             clip_grad_norm=self._clip_grad_norm,
         )
-
-    def _go_back(self, place: Place) -> Earlier | None:
-        """Give the module what the run that is to be resumed had learned."""
-        earlier = find_earlier(place)
-        if earlier is not None and earlier.saved.state is not None:
-            learned = earlier.saved.state.state_dict()
-            try:
-                self.model.load_state_dict(learned, strict=False)
-            except RuntimeError as error:
-                raise PlanError(f"run {earlier.record.run} is of another model: {error}") from error
-        return earlier
 
     def _run(
         self,
@@ -292,32 +295,3 @@ class FuncPipe:
         if chosen is None:
             raise PlanError("there is no plan yet; call optimize() first, or give one")
         return chosen
-
-
-def own_loss(output: Any, _: Any) -> Tensor:
-    """The loss that a module computed itself: the attribute or the item `loss` of its output."""
-    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    if not isinstance(loss, Tensor):
-        raise DataError(f"the module's output, a {type(output).__name__}, holds no loss; give a loss_fn")
-    return loss
-
-
-class _Holder:
-    """A dataset as its own factory."""
-
-    def __init__(self, dataset: MapDataset) -> None:
-        self._dataset = dataset
-
-    def __call__(self) -> MapDataset:
-        return self._dataset
-
-
-def optimizer_kind(factory: OptimizerFactory) -> OptimizerKind:
-    """How many values per parameter the optimiser keeps, found by taking one step with it."""
-    parameter = nn.Parameter(torch.zeros(2, 3))
-    optimizer = factory([parameter])
-    parameter.grad = torch.ones_like(parameter)
-    optimizer.step()
-    kept = [value for value in optimizer.state[parameter].values() if isinstance(value, Tensor)]
-    count = sum(value.shape == parameter.shape for value in kept)
-    return min(OptimizerKind, key=lambda kind: (kind.values_per_parameter < count, kind.values_per_parameter))

@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from torch import nn
+
 from funcpipe.comm.keys import Keys
-from funcpipe.core import RunRecord
+from funcpipe.core import PlatformSpec, RunRecord
 from funcpipe.errors import InvalidValue, PlanError, PlatformError
 from funcpipe.fleet import Fleet
 from funcpipe.job import Care, Job
@@ -15,6 +17,7 @@ from funcpipe.launch import follow, launch, launch_detached
 from funcpipe.life.functions import started
 from funcpipe.life.records import delete_all, find_run, payloads
 from funcpipe.life.resume import Resumed, recover
+from funcpipe.partitioner.cost import size_of
 from funcpipe.platforms.base import Platform, State, Storage
 from funcpipe.platforms.catalog import LOCAL, load_spec, open_platform, open_storage
 from funcpipe.platforms.local import local_functions
@@ -25,11 +28,14 @@ from funcpipe.results import Progress, RunResult
 class Place:
     """Where a run runs.
 
+    Local functions are as large and as fast as the machine, or limited `like` those of a platform.
+
     `storage` is a URL, or None for a temporary folder; `run` a new run's name, None for a drawn one; `resume` the run
     to go on with.
     """
 
     platform: str = LOCAL
+    like: PlatformSpec | None = None
     storage: str | None = None
     run: str | None = None
     resume: str | None = None
@@ -61,6 +67,17 @@ def find_earlier(place: Place) -> Earlier | None:
     return Earlier(record=record, saved=recover(storage, record))
 
 
+def go_back(model: nn.Module, place: Place) -> Earlier | None:
+    """Find what is to be gone on with, and give `model` what that had learned."""
+    earlier = find_earlier(place)
+    if earlier is not None and earlier.saved.state is not None:
+        try:
+            model.load_state_dict(earlier.saved.state.state_dict(), strict=False)
+        except RuntimeError as error:
+            raise PlanError(f"run {earlier.record.run} is of another model: {error}") from error
+    return earlier
+
+
 def run_job(
     job: Job, place: Place, care: Care, earlier: Earlier | None, on_progress: Callable[[Progress], None]
 ) -> RunResult:
@@ -72,7 +89,7 @@ def run_job(
             platform = _still_runs(storage, earlier.record)
             if platform is not None:
                 return _attach(job, platform, storage, earlier, kept, on_progress)
-        with _functions() as platform:
+        with _functions(job, place) as platform:
             return launch(
                 job,
                 platform=platform,
@@ -94,7 +111,7 @@ def start_job(job: Job, place: Place, care: Care, earlier: Earlier | None) -> st
         _check_same_job(job, earlier.record)
         if _still_runs(storage, earlier.record) is not None:
             raise PlanError(f"run {earlier.record.run} still runs; there is nothing to go on with")
-    with _functions() as platform:
+    with _functions(job, place) as platform:
         return launch_detached(
             job,
             platform=platform,
@@ -152,9 +169,15 @@ def _still_runs(storage: Storage, record: RunRecord) -> Platform | None:
     return platform if alive else None
 
 
-def _functions() -> contextlib.AbstractContextManager[Platform]:
+def _functions(job: Job, place: Place) -> contextlib.AbstractContextManager[Platform]:
+    if place.like is not None:
+        for stage in job.plan.stages:
+            size_of(stage.size, place.like)  # which refuses a plan for another platform's sizes
     return local_functions(
-        load_spec(LOCAL), "funcpipe.worker:main", preload=("torch", "torch._dynamo", "funcpipe.worker")
+        place.like or load_spec(LOCAL),
+        "funcpipe.worker:main",
+        preload=("torch", "torch._dynamo", "funcpipe.worker"),
+        imposed=place.like is not None,
     )
 
 

@@ -192,9 +192,7 @@ class Worker:
         """Start the successor, or order the run to end, in time."""
         age_s, step_s, ending_s = self._successor.age_s, self._pace.step_s, self._pace.checkpoint_s
         self._successor.prepare(step_s=step_s, leaving_s=ending_s, spent_usd=self._limits.spent_usd(age_s))
-        order = self._limits.order(
-            step=self._done, steps=self.steps, age_s=age_s, step_s=step_s, end_s=ending_s
-        )
+        order = self._limits.order(step=self._done, steps=self.steps, age_s=age_s, step_s=step_s, end_s=ending_s)
         if order is not None:
             heart.order(order)
 

@@ -161,6 +161,11 @@ def _train(verbs: Any) -> None:
     )
     _add_training(verb)
     verb.add_argument("--platform", default="local", help="where functions run (default: %(default)s)")
+    verb.add_argument(
+        "--like",
+        metavar="NAME",
+        help="give local functions the memory, processors, links and lifetime of this platform",
+    )
     verb.add_argument("--spec", metavar="FILE", help="the platform that the plan was made for, for the bill")
     verb.add_argument("--epochs", type=int, default=1, help="passes over the data (default: %(default)s)")
     add_life(verb)

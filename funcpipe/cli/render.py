@@ -244,3 +244,5 @@ def platform(spec: PlatformSpec, console: Console) -> None:
         table.add_row(size.name, str(size.memory_mb), f"{size.vcpu:.3f}", *rates, f"{size.price_usd_s:.9f}")
     console.print(table)
     console.print(f"latency {spec.latency_s:g} s; source: {spec.source}")
+    for name, source in spec.sources.items():
+        console.print(f"  {name}: {source}")

@@ -135,6 +135,7 @@ def train(options: argparse.Namespace) -> None:
     given: dict[str, Any] = {
         "epochs": options.epochs,
         "platform": options.platform,
+        "like": options.like,
         "plan": plan,
         "prices": load_spec(options.spec) if options.spec else None,
         "seed": options.seed,

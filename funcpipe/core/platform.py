@@ -1,6 +1,7 @@
 """What a platform offers: function sizes, links, prices and limits, as dated data."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import ClassVar
 
 from funcpipe.core import checks
@@ -22,8 +23,8 @@ class FunctionSize:
 
     def __post_init__(self) -> None:
         checks.at_least("memory_mb", self.memory_mb, 1)
-        for field in ("vcpu", "upload_bytes_s", "download_bytes_s"):
-            checks.positive(field, getattr(self, field))
+        for name in ("vcpu", "upload_bytes_s", "download_bytes_s"):
+            checks.positive(name, getattr(self, name))
         checks.at_least("price_usd_s", self.price_usd_s, 0)
 
     @property
@@ -39,6 +40,9 @@ class PlatformSpec:
     `latency_s` is spent by every storage operation before its bytes move. `contention` (at least 1) is the slow-down of
     computation while the same function transfers. `shared_bytes_s` caps the traffic of all functions together, and
     `shared_cores` the processors that they compute on, where functions share one machine; None means no such cap.
+
+    Sizes of the same memory may differ in their processors. `sources` says for a field, of this class or of the sizes,
+    where and when its values were found or measured.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.platform/1"
@@ -59,6 +63,7 @@ class PlatformSpec:
     max_functions: int
     max_payload_bytes: int
     shared_cores: int | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         checks.filled("sizes", self.sizes)
@@ -66,13 +71,17 @@ class PlatformSpec:
         memory = [size.memory_mb for size in self.sizes]
         if memory != sorted(memory):
             raise InvalidValue("sizes", memory, "must be in ascending order of memory_mb")
-        for field in ("latency_s", "price_put_usd", "price_get_usd", "price_invocation_usd", "cold_start_s"):
-            checks.at_least(field, getattr(self, field), 0)
-        for field in ("contention", "max_functions", "max_payload_bytes"):
-            checks.at_least(field, getattr(self, field), 1)
-        for field in ("shared_bytes_s", "lifetime_s", "shared_cores"):
-            if getattr(self, field) is not None:
-                checks.positive(field, getattr(self, field))
+        for name in ("latency_s", "price_put_usd", "price_get_usd", "price_invocation_usd", "cold_start_s"):
+            checks.at_least(name, getattr(self, name), 0)
+        for name in ("contention", "max_functions", "max_payload_bytes"):
+            checks.at_least(name, getattr(self, name), 1)
+        for name in ("shared_bytes_s", "lifetime_s", "shared_cores"):
+            if getattr(self, name) is not None:
+                checks.positive(name, getattr(self, name))
+        known = {item.name for kind in (PlatformSpec, FunctionSize) for item in fields(kind)}
+        for name in self.sources:
+            if name not in known:
+                raise InvalidValue("sources", name, "must name fields of a platform or of its sizes")
 
     def size(self, name: str) -> FunctionSize:
         """The size called `name`; raises InvalidValue with the names there are."""

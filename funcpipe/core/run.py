@@ -52,6 +52,11 @@ class WorkerSpec:
         """The worker's short name."""
         return f"s{self.stage}.r{self.replica}"
 
+    @property
+    def size(self) -> str:
+        """The size of its function."""
+        return self.plan.stages[self.stage].size
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:

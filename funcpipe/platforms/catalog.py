@@ -9,6 +9,7 @@ from funcpipe.core import PlatformSpec, from_text, read
 from funcpipe.errors import InvalidValue
 from funcpipe.platforms.base import Platform, Storage
 from funcpipe.platforms.files import FileStorage
+from funcpipe.platforms.link import read_link
 from funcpipe.platforms.local import LocalPlatform
 from funcpipe.platforms.wrappers import Retried
 
@@ -35,11 +36,14 @@ def load_spec(name: str) -> PlatformSpec:
 def open_storage(url: str) -> Storage:
     """The object storage at `url`: `file:///folder`, or `s3://bucket/prefix` with `?endpoint=…&region=…` as needed.
 
-    Or `oss://bucket/prefix?endpoint=…&region=…`. Credentials come from the environment, never from the URL.
+    Or `oss://bucket/prefix?endpoint=…&region=…`. Credentials come from the environment, never from the URL. A fragment
+    tells the link that is imposed, see `link.py`.
     """
     parts = urlsplit(url)
     if parts.username is not None or parts.password is not None:
         raise InvalidValue("storage", _without_user(url), "must not hold credentials; set them in the environment")
+    if parts.fragment:
+        return read_link(parts.fragment).impose(open_storage(parts._replace(fragment="").geturl()))
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     match parts.scheme:
         case "file" if parts.path and not parts.netloc and not options:

@@ -21,9 +21,11 @@ from typing import Any, ClassVar
 
 from funcpipe.core import PlatformSpec, from_text
 from funcpipe.core.json_form import to_plain
-from funcpipe.errors import PlatformError
+from funcpipe.errors import InvalidValue, PlatformError
 from funcpipe.platforms.base import Handle, State, Status
+from funcpipe.platforms.cgroup import Groups
 from funcpipe.platforms.function import fork, kill, status_of
+from funcpipe.platforms.limits import Leash, Limits
 
 LENGTH = struct.Struct("!i")
 """What stands before each request and answer."""
@@ -34,13 +36,17 @@ CLIENT = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSpec:
-    """What a host is told: the `MODULE:FUNCTION` that functions call with their payload; modules to load before."""
+    """What a host is told: the `MODULE:FUNCTION` that functions call with their payload, and modules to load before.
+
+    The limits of `spec` are either `imposed` on functions or not.
+    """
 
     FORMAT: ClassVar[str] = "funcpipe.host/1"
 
     entry: str
     preload: tuple[str, ...]
     spec: PlatformSpec
+    imposed: bool
 
 
 @dataclass
@@ -48,16 +54,22 @@ class _Function:
     """A function that was started; `status` is set when it has ended."""
 
     pid: int
+    leash: Leash | None
     status: Status = field(default_factory=lambda: Status(state=State.RUNNING))
     stopped: bool = False
+    late: bool = False
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Host:
     """The functions of one client, and who asks for them."""
 
-    def __init__(self, told: HostSpec, listener: socket.socket, selector: selectors.BaseSelector) -> None:
+    def __init__(
+        self, told: HostSpec, limits: Limits | None, listener: socket.socket, selector: selectors.BaseSelector
+    ) -> None:
         self._told = told
+        self._limits = limits
+        self._warned: set[str] = set()
         self._listener = listener
         self._selector = selector
         self._entry = _load(told.entry)
@@ -76,6 +88,8 @@ class Host:
         server.close()
         for function in self._functions.values():
             await self._stop(function)
+        if self._limits is not None:
+            self._limits.close()
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one connection's requests, in order, until it is closed or this host ends."""
@@ -95,8 +109,8 @@ class Host:
             match request:
                 case {"verb": "describe"}:
                     return {"spec": to_plain(self._told.spec)}
-                case {"verb": "invoke", "worker": worker, "payload": payload}:
-                    return {"handle": to_plain(self._invoke(worker, payload))}
+                case {"verb": "invoke", "worker": worker, "size": size, "payload": payload}:
+                    return {"handle": to_plain(self._invoke(worker, size, payload)), "warnings": self._warnings()}
                 case {"verb": "status", "name": name}:
                     return {"status": to_plain(self._function(name).status)}
                 case {"verb": "stop", "name": name}:
@@ -107,16 +121,27 @@ class Host:
                     return {}
                 case _:
                     raise PlatformError(f"the host of local functions does not understand {request.get('verb')!r}")
-        except PlatformError as error:
+        except (PlatformError, InvalidValue) as error:
             return {"error": str(error)}
 
-    def _invoke(self, worker: str, payload: str) -> Handle:
-        pid = fork(lambda: self._become(payload), lifeline=self._functions_end)
+    def _invoke(self, worker: str, size: str, payload: str) -> Handle:
+        running, most = self._running(), self._told.spec.max_functions
+        if running >= most:
+            raise PlatformError(f"{running} functions run, as many as {self._told.spec.name} allows at once")
+        leash = None if self._limits is None else self._limits.leash(size)
+        try:
+            pid = fork(lambda: self._become(payload, leash), lifeline=self._functions_end)
+        except OSError as error:
+            if self._limits is not None and leash is not None:
+                self._limits.take_off(leash)
+            raise PlatformError(f"no function can be started: {error.strerror}") from error
         handle = Handle(worker=worker, name=f"function {len(self._functions) + 1}, process {pid}")
-        self._functions[handle.name] = _Function(pid)
+        function = self._functions[handle.name] = _Function(pid, leash)
+        if leash is not None and leash.lifetime_s is not None:
+            asyncio.get_running_loop().call_later(leash.lifetime_s, self._time_out, function)
         return handle
 
-    def _become(self, payload: str) -> None:
+    def _become(self, payload: str, leash: Leash | None) -> None:
         """Turn this process, just forked, into a function."""
         os.close(self._own_end)
         for key in list(self._selector.get_map().values()):
@@ -124,7 +149,16 @@ class Host:
                 os.close(key.fd)
         self._selector.close()
         os.dup2(os.open(os.devnull, os.O_RDONLY), CLIENT)
+        if leash is not None:
+            leash.put_on()
+            payload = leash.payload(payload)
         self._entry(payload)
+
+    def _warnings(self) -> list[str]:
+        """What nobody was told yet of limits that do not hold."""
+        new = [] if self._limits is None else [text for text in self._limits.warnings() if text not in self._warned]
+        self._warned.update(new)
+        return new
 
     def _function(self, name: str) -> _Function:
         if name not in self._functions:
@@ -145,10 +179,26 @@ class Host:
             if os.waitid(os.P_PID, function.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
                 kill(function.pid)
                 _, exit_status = os.waitpid(function.pid, 0)
-                stopped = Status(state=State.FAILED, reason="stopped")
-                function.status = stopped if function.stopped else status_of(exit_status)
+                function.status = self._last_status(function, exit_status)
                 function.ended.set()
         self._end_if_alone()
+
+    def _last_status(self, function: _Function, exit_status: int) -> Status:
+        status = Status(state=State.FAILED, reason="stopped") if function.stopped else status_of(exit_status)
+        if function.leash is None or self._limits is None:
+            return status
+        try:
+            return status if function.stopped else function.leash.explained(status, late=function.late)
+        finally:
+            self._limits.take_off(function.leash)
+
+    def _time_out(self, function: _Function) -> None:
+        if not function.ended.is_set():
+            function.late = True
+            kill(function.pid)
+
+    def _running(self) -> int:
+        return sum(not function.ended.is_set() for function in self._functions.values())
 
     def _client_ended(self) -> None:
         if not os.read(CLIENT, 1):
@@ -157,8 +207,7 @@ class Host:
             self._end_if_alone()
 
     def _end_if_alone(self) -> None:
-        needed = self._detached and not all(function.ended.is_set() for function in self._functions.values())
-        if not self._client_runs and not needed:
+        if not self._client_runs and not (self._detached and self._running()):
             self._over.set()
 
 
@@ -185,9 +234,11 @@ def main(listener: int, folder: str) -> None:
         for name in told.preload:
             importlib.import_module(name)
         gc.freeze()  # what is loaded stays, and its pages are shared with functions longer if nobody counts it
+        processors = len(os.sched_getaffinity(0))
+        limits = Limits(told.spec, folder, Groups(), processors=processors) if told.imposed else None
         selector = selectors.DefaultSelector()
         with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner:
-            runner.run(Host(told, socket.socket(fileno=listener), selector).serve())
+            runner.run(Host(told, limits, socket.socket(fileno=listener), selector).serve())
     finally:
         shutil.rmtree(folder)
 

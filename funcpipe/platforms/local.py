@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from multiprocessing.connection import Client, Connection
@@ -18,7 +19,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from funcpipe.core import PlatformSpec, WorkerSpec, to_text
 from funcpipe.core.json_form import from_plain
-from funcpipe.errors import InvalidValue, PlatformError
+from funcpipe.errors import InvalidValue, PlanError, PlatformError
 from funcpipe.platforms.base import Handle, Status
 from funcpipe.platforms.host import HostSpec, framed
 
@@ -51,7 +52,16 @@ class LocalPlatform:
 
     def invoke(self, worker: WorkerSpec) -> Handle:
         """Start a function and return at once."""
-        answer = self._ask("invoke", worker=worker.worker, payload=to_text(worker))
+        payload = to_text(worker)
+        size, most = len(payload.encode()), self.spec.max_payload_bytes
+        if size > most:
+            raise PlanError(
+                f"the invocation payload of worker {worker.worker} has {size} bytes, more than the {most} "
+                f"that {self.spec.name} takes; use fewer stages or shorter names"
+            )
+        answer = self._ask("invoke", worker=worker.worker, size=worker.size, payload=payload)
+        for text in answer["warnings"]:
+            warnings.warn(text, stacklevel=2)
         handle: Handle = from_plain(Handle, answer["handle"], source=self.url)
         return handle
 
@@ -92,10 +102,15 @@ class LocalPlatform:
 
 
 @contextlib.contextmanager
-def local_functions(spec: PlatformSpec, entry: str, *, preload: Sequence[str] = ()) -> Iterator[LocalPlatform]:
+def local_functions(
+    spec: PlatformSpec, entry: str, *, preload: Sequence[str] = (), imposed: bool = False
+) -> Iterator[LocalPlatform]:
     """A platform whose functions call `entry`, `MODULE:FUNCTION`, with the invocation payload, as JSON text.
 
-    Their host imports the modules `preload` once. Afterwards no function runs, unless the platform was told to detach.
+    Their host imports the modules `preload` once. With `imposed`, the limits of `spec` hold for each function, as far
+    as this system can impose them; a warning names those that it cannot.
+
+    Afterwards no function runs, unless the platform was told to detach.
     """
     folder = _private_folder()
     with socket.socket(socket.AF_UNIX) as listener:
@@ -110,7 +125,7 @@ def local_functions(spec: PlatformSpec, entry: str, *, preload: Sequence[str] = 
     platform = LocalPlatform(f"{SCHEME}://{quote(folder)}/{_SOCKET}")
     assert host.stdin is not None, "it was asked for"
     with contextlib.suppress(BrokenPipeError):  # of a host that has ended; whoever asks it is told
-        host.stdin.write(framed(to_text(HostSpec(entry=entry, preload=tuple(preload), spec=spec))))
+        host.stdin.write(framed(to_text(HostSpec(entry=entry, preload=tuple(preload), spec=spec, imposed=imposed))))
         host.stdin.flush()
     try:
         yield platform

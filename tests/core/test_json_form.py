@@ -98,6 +98,7 @@ def platforms(draw: st.DrawFn) -> PlatformSpec:
         region=draw(names),
         as_of="2026-11",
         source=draw(names),
+        sources=draw(st.dictionaries(st.sampled_from(["vcpu", "latency_s"]), names)),
         sizes=sizes,
         latency_s=draw(seconds),
         contention=draw(st.floats(1, 10)),

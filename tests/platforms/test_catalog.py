@@ -1,5 +1,5 @@
 import os
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,35 @@ def test_the_specifications_that_ship_can_be_read_and_say_where_they_come_from(n
     assert spec.as_of
 
 
+@pytest.mark.parametrize("name", [name for name in spec_names() if name != "local"])
+def test_every_value_of_a_cloud_s_specification_has_its_source(name: str) -> None:
+    spec = load_spec(name)
+    told = {"name", "region", "as_of", "source", "sources", "sizes"}
+    about_all = {item.name for item in fields(spec) if getattr(spec, item.name) is not None} - told
+    about_sizes = {item.name for item in fields(spec.sizes[0])} - told
+    without_a_source = {"contention"}  # 1, until it is measured
+    assert spec.sources.keys() == (about_all | about_sizes) - without_a_source
+    assert all(spec.sources.values())
+
+
+def test_sizes_follow_the_rules_of_their_clouds() -> None:
+    for name, price in (("aws-lambda", 1.66667e-5), ("aws-lambda-arm", 1.33334e-5)):
+        for size in load_spec(name).sizes:
+            assert 128 <= size.memory_mb <= 10240
+            assert size.vcpu == pytest.approx(size.memory_mb / 1769, rel=1e-3)
+            assert size.price_usd_s == pytest.approx(size.memory_mb / 1024 * price)
+    for size in load_spec("aliyun-fc").sizes:
+        assert 1 <= size.memory_mb / 1024 / size.vcpu <= 4
+        assert size.memory_mb <= 32768
+        assert size.price_usd_s == pytest.approx(2e-5 * size.vcpu + 3e-6 * size.memory_mb / 1024)
+        assert 125e6 <= size.upload_bytes_s == size.download_bytes_s <= 625e6
+
+
+def test_a_source_must_be_of_a_field_there_is() -> None:
+    with pytest.raises(InvalidValue, match="sources must name fields of a platform or of its sizes, got 'colour'"):
+        replace(load_spec("local"), sources={"colour": "seen"})
+
+
 def test_local_functions_share_the_processors_of_this_machine() -> None:
     assert load_spec("local").shared_cores == len(os.sched_getaffinity(0))
 
@@ -28,7 +57,7 @@ def test_a_specification_of_one_s_own_is_read_from_its_file(tmp_path: Path) -> N
 
 
 def test_an_unknown_platform_is_refused_with_those_there_are() -> None:
-    with pytest.raises(InvalidValue, match=r"must be one of aws-lambda.*local.*got 'azure'"):
+    with pytest.raises(InvalidValue, match=r"must be one of aliyun-fc, aws-lambda.*local.*got 'azure'"):
         load_spec("azure")
     with pytest.raises(FormatError):
         load_spec(os.devnull)
