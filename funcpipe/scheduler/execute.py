@@ -120,7 +120,10 @@ class _Execution:
         needs = self.graph.needs[position]
         with self.changed:
             self.changed.wait_for(lambda: self.cancel.is_set() or all(self.done[need] for need in needs))
-            return not self.cancel.is_set()
+            if not self.cancel.is_set():
+                return True
+            self.changed.notify_all()  # where it was set from outside, nobody else has told the other lanes
+            return False
 
     def _fail(self, task: Task, error: Exception) -> None:
         with self.changed:
