@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from torch import nn
+
 from funcpipe.comm.keys import Keys
 from funcpipe.core import PlatformSpec, RunRecord
 from funcpipe.errors import InvalidValue, PlanError, PlatformError
@@ -64,6 +66,17 @@ def find_earlier(place: Place) -> Earlier | None:
     with _open_storage(place) as (_, storage):
         record = find_run(storage, place.resume)
         return Earlier(record=record, saved=recover(storage, record))
+
+
+def go_back(model: nn.Module, place: Place) -> Earlier | None:
+    """Find what is to be gone on with, and give `model` what that had learned."""
+    earlier = find_earlier(place)
+    if earlier is not None and earlier.saved.state is not None:
+        try:
+            model.load_state_dict(earlier.saved.state.state_dict(), strict=False)
+        except RuntimeError as error:
+            raise PlanError(f"run {earlier.record.run} is of another model: {error}") from error
+    return earlier
 
 
 def run_job(

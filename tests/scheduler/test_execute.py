@@ -1,5 +1,7 @@
+import contextlib
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -8,7 +10,7 @@ from funcpipe.core import Resource
 from funcpipe.errors import Cancelled, TaskFailed
 from funcpipe.scheduler.execute import Outcome, execute
 from funcpipe.scheduler.graph import Graph, StepShape, build_graph
-from funcpipe.scheduler.tasks import Kind, Task
+from funcpipe.scheduler.tasks import Kind, Lane, Task
 from tests.scheduler.shapes import shapes
 
 FORWARD = Task(Kind.FORWARD, 0, 0, micro_batch=0)
@@ -100,3 +102,49 @@ def test_a_stop_from_outside_is_not_taken_for_the_end() -> None:
     cancel.set()
     with pytest.raises(Cancelled, match="stopped from outside"):
         run(Graph((FORWARD,), ((),)), lambda task: Outcome(), cancel)
+
+
+class Stopped(threading.Event):
+    """Set from outside when the upload lane has looked twice, and waits again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks = 0
+
+    def is_set(self) -> bool:
+        if threading.current_thread().name.startswith("funcpipe-upload"):
+            self.looks += 1
+        return super().is_set()
+
+
+class StoppedBetween(Graph):
+    """A graph whose compute lane is stopped from outside between its first task and its second."""
+
+    cancel: Stopped
+
+    def lanes(self) -> dict[Lane, tuple[int, ...]]:
+        found = super().lanes()
+        return {lane: self if lane.resource is Resource.COMPUTE else found[lane] for lane in found}  # type: ignore[misc]
+
+    def __iter__(self) -> Iterator[int]:
+        yield 0
+        while self.cancel.looks < 2:
+            time.sleep(0.001)
+        self.cancel.set()
+        yield 1
+
+
+def test_a_lane_that_gives_up_tells_the_others() -> None:
+    """Else the upload lane would wait for ever for a task that the compute lane does not begin any more."""
+    graph = StoppedBetween((FORWARD, BACKWARD, PUT), ((), (), (1,)))
+    cancel = Stopped()
+    object.__setattr__(graph, "cancel", cancel)
+    ended = threading.Event()
+
+    def train() -> None:
+        with contextlib.suppress(Cancelled):
+            execute(graph, lambda task: Outcome(), step=0, cancel=cancel)
+        ended.set()
+
+    threading.Thread(target=train, daemon=True).start()
+    assert ended.wait(10)
