@@ -76,10 +76,9 @@ def two_steps() -> list[tuple[Tensor, Tensor]]:
     return small.data()[:16]
 
 
-def worker(url: str, loss: Callable[..., Tensor] = F.cross_entropy) -> WorkerSpec:
-    (spec,) = upload(
-        job(small.plan(1, 1), loss), Keys("run-1"), open_storage(url), url, "aliyun-fc://funcpipe?region=cn-test"
-    )
+def worker(platform: AliyunPlatform, url: str, loss: Callable[..., Tensor] = F.cross_entropy) -> WorkerSpec:
+    work = replace(job(small.plan(1, 1), loss), prices=platform.spec)
+    (spec,) = upload(work, Keys("run-1"), open_storage(url), url, "aliyun-fc://funcpipe?region=cn-test")
     return spec
 
 
@@ -108,7 +107,7 @@ def test_a_job_trains_on_function_compute_to_the_same_bits(
 def test_a_worker_that_fails_is_a_failed_task_with_a_report(
     platform: AliyunPlatform, url: str, deployer: Deployer, cloud: AliyunCloud
 ) -> None:
-    handle = platform.invoke(worker(url, small.failing_loss))
+    handle = platform.invoke(worker(platform, url, small.failing_loss))
     status = ended(platform, handle)
     assert (status.state, status.cause) == (State.FAILED, Cause.CRASHED)
     assert "WorkerFailed" in status.reason
@@ -120,7 +119,7 @@ def test_a_worker_that_fails_is_a_failed_task_with_a_report(
 
 @pytest.mark.slow
 def test_stop_ends_a_function_and_may_be_repeated(platform: AliyunPlatform, url: str, cloud: AliyunCloud) -> None:
-    handle = platform.invoke(worker(url, small.sleeping_loss))
+    handle = platform.invoke(worker(platform, url, small.sleeping_loss))
     while not cloud.instances:
         time.sleep(EVERY_S)
     platform.stop(handle)
@@ -131,14 +130,14 @@ def test_stop_ends_a_function_and_may_be_repeated(platform: AliyunPlatform, url:
 @pytest.mark.slow
 def test_a_function_past_its_time_is_timed_out(platform: AliyunPlatform, url: str, cloud: AliyunCloud) -> None:
     cloud.functions[f"funcpipe-{SIZE}"]["timeout"] = 2
-    status = ended(platform, platform.invoke(worker(url, small.sleeping_loss)))
+    status = ended(platform, platform.invoke(worker(platform, url, small.sleeping_loss)))
     assert (status.state, status.cause) == (State.FAILED, Cause.TIMED_OUT)
 
 
 def test_what_the_service_would_not_run_is_refused_before_anything_starts(
     platform: AliyunPlatform, account: Account, spec: PlatformSpec, url: str, cloud: AliyunCloud
 ) -> None:
-    one = worker(url)
+    one = worker(platform, url)
     with pytest.raises(PlatformRefused, match=r"payload of worker s0\.r0 has \d+ bytes, .* at most 100; fold layers"):
         AliyunPlatform(replace(spec, max_payload_bytes=100), account).invoke(one)
     with pytest.raises(PlatformRefused, match=r"no function funcpipe-1vCPU-2048MB in cn-test; run: funcpipe deploy al"):
