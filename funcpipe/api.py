@@ -14,6 +14,7 @@ from funcpipe.core import (
     PlatformSpec,
     Recompute,
     ScheduleKind,
+    Sync,
     Trace,
     TrainingSpec,
     Wire,
@@ -103,7 +104,9 @@ class FuncPipe:
         replicas: Sequence[int] | None = None,
         wire: Wire = Wire.FP32,
         recompute: Recompute = Recompute.AUTO,
+        wire_back: Wire | None = None,
         schedule: ScheduleKind | None = None,
+        sync: Sync | None = None,
         pins: Pins = NO_PINS,
         policy: str = "funcpipe",
         solver: str = "auto",
@@ -114,14 +117,17 @@ class FuncPipe:
         """The best plan for the profiled module: cheapest if a saved hour is worth `time_value` dollars.
 
         Or the cheapest iteration within `deadline_s`, or the fastest within `budget_usd`; `pins` are decisions that
-        the plan must follow. Without a `schedule` the plan has the best one. Raises Infeasible when no plan fits.
+        the plan must follow. Without a `schedule` or a `sync` the plan has the best one. Activations travel as
+        `wire` says, their gradients as `wire_back` or else alike. Raises Infeasible when no plan fits.
         """
         training = TrainingSpec(
             global_batch=global_batch,
             optimizer=optimizer_kind(self._optimizer),
             wire=wire,
             recompute=recompute,
+            wire_back=wire_back,
             schedule=schedule,
+            sync=sync,
             replicas=None if replicas is None else tuple(replicas),
             time_value=time_value,
             deadline_s=deadline_s,

@@ -6,7 +6,7 @@ from typing import Any
 from funcpipe.cli.deploy_arguments import add_deploy, add_destroy, add_logs
 from funcpipe.cli.life_arguments import add_clean, add_life, add_status, add_stop
 from funcpipe.cli.parts import add_choice, add_verb
-from funcpipe.core import OptimizerKind, Recompute, ScheduleKind, Wire
+from funcpipe.core import OptimizerKind, Recompute, ScheduleKind, Sync, Wire
 
 _FACTORY = "MODULE:FACTORY"
 
@@ -107,8 +107,10 @@ def _add_wish(verb: argparse.ArgumentParser) -> None:
     )
     add_choice(verb, "--optimizer", [kind.value for kind in OptimizerKind], "sgd", "the optimiser, by its state")
     add_choice(verb, "--wire", [wire.value for wire in Wire], "fp32", "number format of travelling activations")
+    add_choice(verb, "--wire-back", ["same", *(wire.value for wire in Wire)], "same", "that of their gradients")
     add_choice(verb, "--recompute", [r.value for r in Recompute], "auto", "whether stages may recompute activations")
     add_choice(verb, "--schedule", ["auto", *(s.value for s in ScheduleKind)], "auto", "order of micro-batches")
+    add_choice(verb, "--sync", ["auto", *(s.value for s in Sync)], "auto", "how replicas sum their gradients")
     verb.add_argument("--replicas", metavar="N,N", help="degrees of data parallelism to consider (default: all)")
 
 
