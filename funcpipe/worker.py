@@ -165,7 +165,7 @@ class Worker:
 
     def _live(self, heart: Heart, background: Background, events: deque[tuple[Event, ...]]) -> Outcome:
         for step in self._steps_left():
-            if (end := self._end_early(heart)) is not None:
+            if (end := self._end_early(heart, background)) is not None:
                 return end
             began_s = time.monotonic()
             events.append(self._train(step, background))
@@ -174,16 +174,22 @@ class Worker:
             self._pace.step_took(time.monotonic() - began_s, received)
             self._keeper.keep(self._done, background.run)
             self._look_ahead(heart)
-        self._keeper.save(self._done)
+        self._save_last(background)
         return Outcome.FINISHED
 
-    def _end_early(self, heart: Heart) -> Outcome | None:
+    def _save_last(self, background: Background, *, as_any_replica: bool = False) -> None:
+        """Save the stage, and leave nothing of its steps unwritten."""
+        self._keeper.save(self._done, as_any_replica=as_any_replica)
+        background.flush()
+        self._keeper.mark(self._done)
+
+    def _end_early(self, heart: Heart, background: Background) -> Outcome | None:
         """End before the work is done, where that is due; the stage is saved first."""
         if heart.obey(self._done):
-            self._keeper.save(self._done)
+            self._save_last(background)
             return Outcome.HALTED
         if self._successor.due(step_s=self._pace.step_s, leaving_s=self._pace.checkpoint_s):
-            self._keeper.save(self._done, as_any_replica=True)
+            self._save_last(background, as_any_replica=True)
             self._successor.leave(self._done)
             return Outcome.HANDED_OVER
         return None
