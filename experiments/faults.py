@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from funcpipe.core import PlatformSpec, WorkerSpec, from_text, to_text
+from funcpipe.core import Plan, PlatformSpec, WorkerSpec, from_text, to_text
 from funcpipe.errors import FuncPipeError, KeyMissing, PlatformError, StorageBusy, StorageError
 from funcpipe.platforms.base import OPEN, Cause, Gate, Handle, Platform, State, Status, Storage
 from funcpipe.platforms.memory import MemoryStorage
@@ -212,6 +212,9 @@ class Threads:
         self._doubled = doubled
         self._numbers = itertools.count()
         self._functions: dict[str, _Function] = {}
+
+    def check(self, plan: Plan) -> None:
+        """Threads run any plan."""
 
     def open(self, url: str) -> Platform:
         """This platform, by its URL."""

@@ -161,6 +161,7 @@ class FuncPipe:
         `dataset` holds tuples of the module's inputs and, last, the target, or dictionaries of its arguments; or it is
         a factory of such a dataset, which is called inside the functions. On the local platform functions are as fast
         as this machine, and unlimited; `like` another platform they have its memory, processors, links and lifetime.
+        Other platforms are what `funcpipe deploy` made, by URL: `aws-lambda://NAME?region=…`, `aliyun-fc://…`.
         The bill is made with `prices`, by default those of the plan's platform. A message that does not come within
         `message_deadline_s` ends the run. `care` says how workers live and what follows when they die. Objects lie in
         `storage`, a URL, by default a temporary folder; the new run is called `run`, or the run `resume` of that

@@ -121,6 +121,15 @@ class Computation:
 
     def backward(self, micro_batch: int) -> None:
         """Add this micro-batch's part to the gradients of the parameters; frees its activations."""
+        if self._flat is None or not self._flat.end_backward():
+            self._propagate(micro_batch)
+
+    def begin_last_backward(self, micro_batch: int) -> None:
+        """Begin the step's last `backward`, whose gradients go into `flat` as it makes them."""
+        self._flat = FlatGradient(self._summed_here, self._statistics.contributions())
+        self._flat.last_backward(lambda: self._propagate(micro_batch))
+
+    def _propagate(self, micro_batch: int) -> None:
         held = self._held[micro_batch]
         if self._recompute:
             self._run(held, micro_batch)
@@ -140,12 +149,14 @@ class Computation:
 
     def flatten(self) -> None:
         """Gather the step's gradients, and what else the replicas sum, into one vector."""
-        self._flat = FlatGradient(self._summed_here, self._statistics.contributions())
+        extras = self._statistics.contributions()
+        self._flat = self._flat or FlatGradient(self._summed_here, extras)
+        self._flat.take(extras)
 
     @property
     def flat(self) -> FlatGradient:
-        """The vector that `flatten` gathered."""
-        assert self._flat is not None, "flatten comes before the transfers of its pieces"
+        """The vector of the step's gradients, since `begin_last_backward` or `flatten`."""
+        assert self._flat is not None, "the vector is made before its pieces travel"
         return self._flat
 
     def tied_sums(self, names: Iterable[str]) -> dict[str, Tensor]:

@@ -9,13 +9,14 @@
     │   ├── ModelError          a module that cannot be turned into layers, or whose layers cannot be split
     │   ├── PlanError           a plan that does not fit the model, the data or the platform
     │   ├── DataError           a dataset that cannot feed the run
+    │   ├── PlatformRefused     the platform will not do it for this account: says what would make it
     │   ├── Infeasible          no plan fits: says which limit binds and what would help
     │   └── SolverUnavailable   the solver that was asked for is not installed or not licensed
     └── RunError                something went wrong while functions ran; exit code 1
         ├── WorkerFailed        a function raised, was killed or ran out of memory
         ├── TaskFailed          a task of a worker raised; its cause is the original error
         ├── DeadlineExceeded    something awaited did not come in time: says what and for how long
-        ├── PlatformError       functions could not be started, watched or stopped
+        ├── PlatformError       the platform failed: to start functions, watch or stop them, set up what they need
         ├── Cancelled           given up because another part of the run failed
         ├── Superseded          another function has become the worker that this one was
         ├── RunHalted           the run was ended early, by order or at a limit; it can be resumed
@@ -67,6 +68,10 @@ class DataError(InputError):
     """A dataset cannot feed the run."""
 
 
+class PlatformRefused(InputError):
+    """The platform will not do it for this account: a permission, a quota, a region, a size."""
+
+
 class Infeasible(InputError):
     """No plan satisfies the limits."""
 
@@ -92,7 +97,7 @@ class TaskFailed(RunError):
 
 
 class PlatformError(RunError):
-    """The platform could not start functions, or does not know them."""
+    """The platform failed: to start functions, to know them, to set up what they need."""
 
 
 class Cancelled(RunError):

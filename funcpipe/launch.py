@@ -71,6 +71,7 @@ def launch_detached(
 
 
 def _start(job: Job, fleet: Fleet, platform: Platform, storage_url: str, care: Care, resumed: Resumed | None) -> None:
+    platform.check(job.plan)
     storage, keys, life = fleet.storage, fleet.keys, _life_on(platform.spec, care.life)
     for spec in upload(job, keys, storage, storage_url, platform.url, life=life, resumed=resumed):
         put_note(storage, keys.payload(spec.worker), spec)

@@ -19,7 +19,7 @@ from funcpipe.life.records import delete_all, find_run, payloads
 from funcpipe.life.resume import Resumed, recover
 from funcpipe.partitioner.cost import size_of
 from funcpipe.platforms.base import Platform, State, Storage
-from funcpipe.platforms.catalog import LOCAL, load_spec, open_platform, open_storage
+from funcpipe.platforms.catalog import LOCAL, load_spec, open_deployment, open_platform, open_storage
 from funcpipe.platforms.local import local_functions
 from funcpipe.results import Progress, RunResult
 
@@ -28,10 +28,9 @@ from funcpipe.results import Progress, RunResult
 class Place:
     """Where a run runs.
 
-    Local functions are as large and as fast as the machine, or limited `like` those of a platform.
-
-    `storage` is a URL, or None for a temporary folder; `run` a new run's name, None for a drawn one; `resume` the run
-    to go on with.
+    `platform` is the local one, whose functions have the limits of the platform `like`, or a deployment's URL.
+    `storage` is a URL, or None for a temporary folder or the deployment's own; `run` a new run's name, None for a drawn
+    one; `resume` the run to go on with.
     """
 
     platform: str = LOCAL
@@ -41,9 +40,11 @@ class Place:
     resume: str | None = None
 
     def __post_init__(self) -> None:
-        if self.platform != LOCAL:
-            raise InvalidValue("platform", self.platform, f"must be {LOCAL!r}, the platform that functions can run on")
-        if self.resume is not None and self.storage is None:
+        if self.platform != LOCAL and self.like is not None:
+            raise InvalidValue(
+                "like", self.like.name, f"is for the platform {LOCAL!r}: {self.platform} has its own limits"
+            )
+        if self.platform == LOCAL and self.resume is not None and self.storage is None:
             raise InvalidValue("resume", self.resume, "needs the storage that the run lies in")
 
 
@@ -60,11 +61,11 @@ class Earlier:
 
 def find_earlier(place: Place) -> Earlier | None:
     """What is to be gone on with; raises RunUnknown."""
-    if place.resume is None or place.storage is None:
+    if place.resume is None:
         return None
-    storage = open_storage(place.storage)
-    record = find_run(storage, place.resume)
-    return Earlier(record=record, saved=recover(storage, record))
+    with _open_storage(place) as (_, storage):
+        record = find_run(storage, place.resume)
+        return Earlier(record=record, saved=recover(storage, record))
 
 
 def go_back(model: nn.Module, place: Place) -> Earlier | None:
@@ -83,7 +84,7 @@ def run_job(
 ) -> RunResult:
     """Train `job`, or watch the run that trains it already, and collect what it leaves."""
     with _open_storage(place) as (url, storage):
-        kept = replace(care, keep=care.keep or place.storage is not None)
+        kept = replace(care, keep=care.keep or _lasts(place))
         if earlier is not None:
             _check_same_job(job, earlier.record)
             platform = _still_runs(storage, earlier.record)
@@ -104,23 +105,23 @@ def run_job(
 
 def start_job(job: Job, place: Place, care: Care, earlier: Earlier | None) -> str:
     """Start to train `job` and leave it to itself; the run's name."""
-    if place.storage is None:
+    if not _lasts(place):
         raise InvalidValue("storage", place.storage, "must be given for a run that is left to itself")
-    storage = open_storage(place.storage)
-    if earlier is not None:
-        _check_same_job(job, earlier.record)
-        if _still_runs(storage, earlier.record) is not None:
-            raise PlanError(f"run {earlier.record.run} still runs; there is nothing to go on with")
-    with _functions(job, place) as platform:
-        return launch_detached(
-            job,
-            platform=platform,
-            storage=storage,
-            storage_url=place.storage,
-            care=care,
-            run=place.resume or place.run,
-            resumed=earlier.saved if earlier is not None else None,
-        )
+    with _open_storage(place) as (url, storage):
+        if earlier is not None:
+            _check_same_job(job, earlier.record)
+            if _still_runs(storage, earlier.record) is not None:
+                raise PlanError(f"run {earlier.record.run} still runs; there is nothing to go on with")
+        with _functions(job, place) as platform:
+            return launch_detached(
+                job,
+                platform=platform,
+                storage=storage,
+                storage_url=url,
+                care=care,
+                run=place.resume or place.run,
+                resumed=earlier.saved if earlier is not None else None,
+            )
 
 
 def _attach(
@@ -169,7 +170,14 @@ def _still_runs(storage: Storage, record: RunRecord) -> Platform | None:
     return platform if alive else None
 
 
+def _lasts(place: Place) -> bool:
+    """Whether the run's objects may stay where they are."""
+    return place.storage is not None or place.platform != LOCAL
+
+
 def _functions(job: Job, place: Place) -> contextlib.AbstractContextManager[Platform]:
+    if place.platform != LOCAL:
+        return contextlib.nullcontext(open_deployment(place.platform))
     if place.like is not None:
         for stage in job.plan.stages:
             size_of(stage.size, place.like)  # which refuses a plan for another platform's sizes
@@ -185,6 +193,10 @@ def _functions(job: Job, place: Place) -> contextlib.AbstractContextManager[Plat
 def _open_storage(place: Place) -> Iterator[tuple[str, Storage]]:
     if place.storage is not None:
         yield place.storage, open_storage(place.storage)
+        return
+    if place.platform != LOCAL:
+        urls = open_deployment(place.platform).storage_urls
+        yield urls.functions, open_storage(urls.client)
         return
     with tempfile.TemporaryDirectory(prefix="funcpipe-", ignore_cleanup_errors=False) as folder:
         url = Path(folder).resolve().as_uri()

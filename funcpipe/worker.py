@@ -44,6 +44,9 @@ from funcpipe.stage_job import StageJob
 OPEN_REQUESTS = 4
 """How many transfers in each direction wait for their turn at once, while the body of one moves."""
 
+MOST_DOWNLOADS = 16
+"""How many downloads do where many replicas synchronise: two from each."""
+
 TRACED_STEPS = 20
 """How many of the last steps a worker's trace holds."""
 
@@ -211,6 +214,7 @@ class Worker:
             step=step.number,
             cancel=self._cancel,
             open_requests=OPEN_REQUESTS,
+            open_downloads=min(max(OPEN_REQUESTS, 2 * self._spec.plan.replicas), MOST_DOWNLOADS),
             clock=self._clock,
         )
         if self._spec.stage == len(self._spec.plan.stages) - 1:

@@ -14,7 +14,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args(arguments)
     warnings.formatwarning = _format_warning
     try:
-        check_writable(getattr(options, name, None) for name in ("output", "trace", "figure"))
+        check_writable(getattr(options, name, None) for name in ("output", "trace", "figure", "template_only"))
         options.run(options)
     except FuncPipeError as error:
         print(f"funcpipe: {error}", file=sys.stderr)

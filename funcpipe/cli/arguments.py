@@ -3,6 +3,7 @@
 import argparse
 from typing import Any
 
+from funcpipe.cli.deploy_arguments import add_deploy, add_destroy, add_logs
 from funcpipe.cli.life_arguments import add_clean, add_life, add_status, add_stop
 from funcpipe.cli.parts import add_choice, add_verb
 from funcpipe.core import OptimizerKind, Recompute, ScheduleKind, Wire
@@ -20,6 +21,7 @@ def build_parser() -> argparse.ArgumentParser:
     for add in (
         *(_profile, _optimize, _explain, _simulate, _train, _verify),
         *(add_status, add_stop, add_clean, _report, _platforms),
+        *(add_deploy, add_destroy, add_logs),
     ):
         add(verbs)
     return parser

@@ -21,6 +21,7 @@ class Resource(Enum):
     COMPUTE = "compute"
     UPLOAD = "upload"
     DOWNLOAD = "download"
+    MERGE = "merge"
 
 
 class Source(Enum):
@@ -80,7 +81,7 @@ class Prices:
 
     def request_usd(self, lane: Resource) -> float:
         """What one transfer on `lane` costs besides its time."""
-        return {Resource.COMPUTE: 0.0, Resource.UPLOAD: self.put_usd, Resource.DOWNLOAD: self.get_usd}[lane]
+        return {Resource.UPLOAD: self.put_usd, Resource.DOWNLOAD: self.get_usd}.get(lane, 0.0)
 
 
 def prices_of(plan: Plan, spec: PlatformSpec) -> Prices:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from funcpipe.core import PlatformSpec, WorkerSpec
+from funcpipe.core import Plan, PlatformSpec, WorkerSpec
 
 Gate = AbstractContextManager[object]
 OPEN: Gate = nullcontext()
@@ -89,6 +89,9 @@ class Platform(Protocol):
     def url(self) -> str:
         """What `catalog.open_platform` opens it again by."""
 
+    def check(self, plan: Plan) -> None:
+        """Raise InputError if `plan` cannot be run, as far as that can be told before anything is paid for."""
+
     def invoke(self, worker: WorkerSpec) -> Handle:
         """Start a function and return at once."""
 
@@ -100,3 +103,19 @@ class Platform(Protocol):
 
     def detach(self) -> None:
         """Let the functions, and those that they start, run on when this client ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageUrls:
+    """Where runs on a deployment keep their objects, as clients reach it and as functions do."""
+
+    client: str
+    functions: str
+
+
+class Deployment(Platform, Protocol):
+    """A platform in a cloud, with storage beside it."""
+
+    @property
+    def storage_urls(self) -> StorageUrls:
+        """The storage that belongs to it."""

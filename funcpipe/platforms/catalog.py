@@ -7,7 +7,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from funcpipe.core import PlatformSpec, from_text, read
 from funcpipe.errors import InvalidValue
-from funcpipe.platforms.base import Platform, Storage
+from funcpipe.platforms.base import Deployment, Platform, Storage
 from funcpipe.platforms.files import FileStorage
 from funcpipe.platforms.link import read_link
 from funcpipe.platforms.local import LocalPlatform
@@ -64,11 +64,31 @@ def open_storage(url: str) -> Storage:
 
 def open_platform(url: str) -> Platform:
     """The platform whose `url` this is, such as `local:///folder/socket`: in its client's process, or in a function."""
-    match urlsplit(url).scheme:
-        case "local":
-            return LocalPlatform(url)
+    return LocalPlatform(url) if urlsplit(url).scheme == LOCAL else open_deployment(url)
+
+
+def open_deployment(url: str) -> Deployment:
+    """What `funcpipe deploy` made: `aws-lambda://NAME?region=…` or `aliyun-fc://NAME?region=…`.
+
+    A bare scheme stands for the name funcpipe in the environment's region.
+    """
+    parts = urlsplit(url if "://" in url else f"{url}://funcpipe")
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    match parts.scheme:
+        case "aws-lambda" if parts.netloc and not parts.path and options.keys() <= {"region"}:
+            from funcpipe.platforms.aws import account as aws
+            from funcpipe.platforms.aws.functions import AwsPlatform
+
+            return AwsPlatform(load_spec(parts.scheme), aws.Account(**options), deployment=parts.netloc)
+        case "aliyun-fc" if parts.netloc and not parts.path and options.keys() <= {"region"}:
+            from funcpipe.platforms.aliyun import account as aliyun
+            from funcpipe.platforms.aliyun.functions import AliyunPlatform
+
+            return AliyunPlatform(load_spec(parts.scheme), aliyun.Account(**options), deployment=parts.netloc)
         case _:
-            raise InvalidValue("platform", url, "must be the URL of a platform, such as local:///tmp/funcpipe-1/socket")
+            raise InvalidValue(
+                "platform", url, "must be local, or a deployment such as aws-lambda://funcpipe?region=eu-central-1"
+            )
 
 
 def _without_user(url: str) -> str:

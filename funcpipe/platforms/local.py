@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import quote, unquote, urlsplit
 
-from funcpipe.core import PlatformSpec, WorkerSpec, to_text
+from funcpipe.core import Plan, PlatformSpec, WorkerSpec, to_text
 from funcpipe.core.json_form import from_plain
 from funcpipe.errors import InvalidValue, PlanError, PlatformError
 from funcpipe.platforms.base import Handle, Status
@@ -49,6 +49,9 @@ class LocalPlatform:
         """What the platform offers."""
         spec: PlatformSpec = from_plain(PlatformSpec, self._ask("describe")["spec"], source=self.url)
         return spec
+
+    def check(self, plan: Plan) -> None:
+        """Nothing to do: functions of this machine cost nothing, and `invoke` says what is too large."""
 
     def invoke(self, worker: WorkerSpec) -> Handle:
         """Start a function and return at once."""

@@ -1,16 +1,13 @@
 """Servers for the storage back-ends: moto's in every run, a real one where the environment names it."""
 
 import os
-import socket
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 
+from tests.cloud_emulation.moto import moto_endpoint
 from tests.contract.oss_server import OssServer
 
 
@@ -29,17 +26,8 @@ class S3Server:
 
 @pytest.fixture(scope="session")
 def moto_server() -> Iterator[S3Server]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        _wait_for(port, process)
-        yield S3Server(f"http://127.0.0.1:{port}", "test", "test")
-    finally:
-        process.terminate()
-        process.wait()
+    with moto_endpoint() as endpoint:
+        yield S3Server(endpoint, "test", "test")
 
 
 @pytest.fixture(scope="session")
@@ -60,14 +48,3 @@ def oss_server() -> Iterator[OssServer]:
     server.shutdown()
     thread.join()
     server.server_close()
-
-
-def _wait_for(port: int, process: "subprocess.Popen[bytes]") -> None:
-    ends_s = time.monotonic() + 60
-    while time.monotonic() < ends_s and process.poll() is None:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            return
-        except OSError:
-            time.sleep(0.05)
-    raise RuntimeError("moto's server did not start")

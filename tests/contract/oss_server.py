@@ -1,7 +1,8 @@
 """A small server for Alibaba's OSS protocol: put, get with ranges, delete and list, every signature checked.
 
 After the documentation of PutObject, GetObject, ListObjectsV2 and of signature version 4 of OSS; written apart from the
-SDK that talks to it. Buckets are in the path. Any bucket exists.
+SDK that talks to it. Buckets are in the path. Objects may be put into any bucket; those of `buckets` were made, and
+have a lifecycle, as the documentation of PutBucket, PutBucketLifecycle, GetBucketInfo and DeleteBucket has it.
 """
 
 import hashlib
@@ -12,6 +13,12 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 REGION, ACCESS_KEY, SECRET_KEY = "cn-test", "oss-test", "oss-secret"
+BUCKET_INFO = (
+    "<BucketInfo><Bucket><Name>{name}</Name><Location>oss-cn-test</Location><CreationDate>2026-01-01T00:00:00.000Z"
+    "</CreationDate><ExtranetEndpoint>e</ExtranetEndpoint><IntranetEndpoint>i</IntranetEndpoint><StorageClass>Standard"
+    "</StorageClass><Owner><ID>1</ID><DisplayName>1</DisplayName></Owner><AccessControlList><Grant>private</Grant>"
+    "</AccessControlList></Bucket></BucketInfo>"
+)
 
 
 class OssServer(ThreadingHTTPServer):
@@ -20,6 +27,7 @@ class OssServer(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.objects: dict[str, bytes] = {}
+        self.buckets: dict[str, bytes] = {}
         self.lock = threading.Lock()
 
     @property
@@ -35,6 +43,9 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         if not self._is_signed():
             return
+        if self._bucket is not None:
+            self._put_bucket(body)
+            return
         with self.server.lock:
             if self.headers.get("x-oss-forbid-overwrite") == "true" and self._key in self.server.objects:
                 self._fail(409, "FileAlreadyExists", "The object you specified already exists.")
@@ -45,8 +56,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if not self._is_signed():
             return
-        if not self._key.partition("/")[2]:
-            self._list()
+        if self._bucket is not None:
+            self._get_bucket()
             return
         body = self.server.objects.get(self._key)
         if body is None:
@@ -68,10 +79,51 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(206, body[start:stop], **{"Content-Range": f"bytes {start}-{stop - 1}/{len(body)}"})
 
     def do_DELETE(self) -> None:
-        if self._is_signed():
-            with self.server.lock:
-                self.server.objects.pop(self._key, None)
+        if not self._is_signed():
+            return
+        if self._bucket is not None:
+            self._delete_bucket()
+            return
+        with self.server.lock:
+            self.server.objects.pop(self._key, None)
+        self._answer(204, b"")
+
+    def _put_bucket(self, body: bytes) -> None:
+        if "lifecycle" in self._query:
+            self.server.buckets[str(self._bucket)] = body
+        else:
+            self.server.buckets.setdefault(str(self._bucket), b"")
+        self._answer(200, b"")
+
+    def _get_bucket(self) -> None:
+        lifecycle = self.server.buckets.get(str(self._bucket))
+        if not self._query.keys() & {"bucketInfo", "lifecycle"}:
+            self._list()
+        elif lifecycle is None:
+            self._fail(404, "NoSuchBucket", "The specified bucket does not exist.")
+        elif "lifecycle" in self._query and not lifecycle:
+            self._fail(404, "NoSuchLifecycle", "No Row found in Lifecycle Table.")
+        elif "lifecycle" in self._query:
+            self._answer(200, lifecycle)
+        else:
+            self._answer(200, BUCKET_INFO.format(name=self._bucket).encode())
+
+    def _delete_bucket(self) -> None:
+        if any(key.startswith(f"{self._bucket}/") for key in self.server.objects):
+            self._fail(409, "BucketNotEmpty", "The bucket you tried to delete is not empty.")
+        else:
+            del self.server.buckets[str(self._bucket)]
             self._answer(204, b"")
+
+    @property
+    def _bucket(self) -> str | None:
+        """The bucket, where the request is about a bucket itself."""
+        bucket, _, key = self._key.partition("/")
+        return None if key else bucket
+
+    @property
+    def _query(self) -> dict[str, str]:
+        return dict(parse_qsl(urlsplit(self.path).query, keep_blank_values=True))
 
     def _list(self) -> None:
         """Pages of at most three keys, so that clients have to ask for the next."""

@@ -1,7 +1,8 @@
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,7 @@ from funcpipe.core import Resource
 from funcpipe.errors import Cancelled, TaskFailed
 from funcpipe.scheduler.execute import Outcome, execute
 from funcpipe.scheduler.graph import Graph, StepShape, build_graph
-from funcpipe.scheduler.tasks import Kind, Lane, Task
+from funcpipe.scheduler.tasks import Kind, Task
 from tests.scheduler.shapes import shapes
 
 FORWARD = Task(Kind.FORWARD, 0, 0, micro_batch=0)
@@ -117,33 +118,31 @@ class Stopped(threading.Event):
         return super().is_set()
 
 
-class StoppedBetween(Graph):
-    """A graph whose compute lane is stopped from outside between its first task and its second."""
+class StopsBefore(tuple[tuple[int, ...], ...]):
+    """What tasks need; somebody sets `cancel` from outside just when the compute lane looks what its second needs."""
 
     cancel: Stopped
 
-    def lanes(self) -> dict[Lane, tuple[int, ...]]:
-        found = super().lanes()
-        return {lane: self if lane.resource is Resource.COMPUTE else found[lane] for lane in found}  # type: ignore[misc]
-
-    def __iter__(self) -> Iterator[int]:
-        yield 0
-        while self.cancel.looks < 2:
-            time.sleep(0.001)
-        self.cancel.set()
-        yield 1
+    def __getitem__(self, position: Any) -> Any:
+        if position == 1:
+            self.cancel.set()
+        return super().__getitem__(position)
 
 
 def test_a_lane_that_gives_up_tells_the_others() -> None:
     """Else the upload lane would wait for ever for a task that the compute lane does not begin any more."""
-    graph = StoppedBetween((FORWARD, BACKWARD, PUT), ((), (), (1,)))
-    cancel = Stopped()
-    object.__setattr__(graph, "cancel", cancel)
+    needs, cancel = StopsBefore(((), (), (1,))), Stopped()
+    needs.cancel = cancel
     ended = threading.Event()
+
+    def do(task: Task) -> Outcome:
+        while not cancel.looks:
+            time.sleep(0.001)
+        return Outcome()
 
     def train() -> None:
         with contextlib.suppress(Cancelled):
-            execute(graph, lambda task: Outcome(), step=0, cancel=cancel)
+            execute(Graph((FORWARD, BACKWARD, PUT), needs), do, step=0, cancel=cancel)
         ended.set()
 
     threading.Thread(target=train, daemon=True).start()

@@ -1,0 +1,172 @@
+"""The verbs that set up what runs on a cloud need, take it away, and show what functions said."""
+
+import argparse
+import dataclasses
+import importlib
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from funcpipe.cli import render
+from funcpipe.cli.files import write_file
+from funcpipe.core import Plan, read
+from funcpipe.errors import InputError
+from funcpipe.platforms.catalog import load_spec
+from funcpipe.platforms.package import read_requirements
+
+
+class Cloud(Protocol):
+    """What the verbs ask of a cloud."""
+
+    def template(self, options: argparse.Namespace) -> str:
+        """The deployment's form of record."""
+
+    def deploy(self, options: argparse.Namespace) -> Any:
+        """Make it so; what there is afterwards, a dataclass with `keeping_text`."""
+
+    def destroy(self, options: argparse.Namespace) -> None:
+        """Take it away."""
+
+    def logs(self, options: argparse.Namespace, since_s: float) -> Iterator[str]:
+        """What was said since a time."""
+
+
+class Aws:
+    """AWS Lambda, S3, CloudFormation."""
+
+    def template(self, options: argparse.Namespace) -> str:
+        """The template of CloudFormation."""
+        from funcpipe.platforms.aws.template import template_text
+
+        return template_text(self._shape(options))
+
+    def deploy(self, options: argparse.Namespace) -> Any:
+        """Make the stack be as it should."""
+        from funcpipe.platforms.aws.image import lambda_package
+
+        return self._deployer(options).deploy(
+            self._shape(options), lambda_package(read_requirements(options.requirements))
+        )
+
+    def destroy(self, options: argparse.Namespace) -> None:
+        """Remove the stack."""
+        self._deployer(options).destroy(options.name)
+
+    def logs(self, options: argparse.Namespace, since_s: float) -> Iterator[str]:
+        """The lines of the log group."""
+        yield from self._deployer(options).logs(options.name, since_s=since_s, containing=options.containing)
+
+    def _deployer(self, options: argparse.Namespace) -> Any:
+        from funcpipe.platforms.aws.account import Account
+        from funcpipe.platforms.aws.deployment import Deployer
+
+        return Deployer(Account(region=options.region), say=_say)
+
+    def _shape(self, options: argparse.Namespace) -> Any:
+        from funcpipe.platforms.aws.template import Shape
+
+        sizes = _sizes(options)
+        for size in sizes:
+            if not re.fullmatch(r"\d+(MB)?", size, re.ASCII):
+                raise InputError(f"a size on AWS is its memory, such as 2048MB, got {size!r}")
+        memory = tuple(sorted({int(size.removesuffix("MB")) for size in sizes}))
+        return Shape(name=options.name, memory_mb=memory)
+
+
+class Aliyun:
+    """Alibaba Function Compute and OSS."""
+
+    def template(self, options: argparse.Namespace) -> str:
+        """The template of Serverless Devs; the account's number comes from the environment when it is used."""
+        from funcpipe.platforms.aliyun.names import role_name
+        from funcpipe.platforms.aliyun.template import container_package, tool_template
+
+        shape = self._shape(options)
+        package = container_package(read_requirements(options.requirements))
+        role = f"acs:ram::${{env('ALIBABA_CLOUD_ACCOUNT_ID')}}:role/{role_name(options.name)}"
+        region = options.region or "${env('ALIBABA_CLOUD_REGION')}"
+        return tool_template(shape, region=region, image=f"{shape.repository}:{package.digest}", role=role)
+
+    def deploy(self, options: argparse.Namespace) -> Any:
+        """Make bucket, role, image and functions be as they should."""
+        from funcpipe.platforms.aliyun.template import container_package
+
+        package = container_package(read_requirements(options.requirements))
+        return self._deployer(options).deploy(self._shape(options), package)
+
+    def destroy(self, options: argparse.Namespace) -> None:
+        """Remove them."""
+        self._deployer(options).destroy(options.name)
+
+    def logs(self, options: argparse.Namespace, since_s: float) -> Iterator[str]:
+        """How tasks fared."""
+        yield from self._deployer(options).logs(options.name, since_s=since_s, containing=options.containing)
+
+    def _deployer(self, options: argparse.Namespace) -> Any:
+        from funcpipe.platforms.aliyun.account import Account
+        from funcpipe.platforms.aliyun.deployment import Deployer
+
+        return Deployer(Account(region=options.region), say=_say)
+
+    def _shape(self, options: argparse.Namespace) -> Any:
+        from funcpipe.platforms.aliyun.template import shape_of
+
+        if options.repository is None:
+            raise InputError(
+                "say with --repository where the image goes, such as registry.REGION.aliyuncs.com/YOU/NAME"
+            )
+        spec = load_spec(options.spec or "aliyun-fc")
+        return shape_of(spec, name=options.name, sizes=_sizes(options), repository=options.repository)
+
+
+CLOUDS: dict[str, Callable[[], Cloud]] = {"aws": Aws, "aliyun": Aliyun}
+
+
+def deploy(options: argparse.Namespace) -> None:
+    """Set up a deployment, or write its template."""
+    cloud = _cloud(options)
+    if options.template_only:
+        text = cloud.template(options)
+        write_file(lambda path: Path(path).write_text(text, encoding="utf-8"), options.template_only)
+        return
+    found = cloud.deploy(options)
+    shown = {**dataclasses.asdict(found), "keeping": found.keeping_text()}
+    lines = [f"{name}: {value if isinstance(value, str) else json.dumps(value)}" for name, value in shown.items()]
+    render.show(options.json, render.as_json(shown), lambda console: console.print("\n".join(lines)))
+
+
+def destroy(options: argparse.Namespace) -> None:
+    """Remove a deployment with all it holds."""
+    _cloud(options).destroy(options)
+
+
+def logs(options: argparse.Namespace) -> None:
+    """Print what functions said."""
+    lines = _cloud(options).logs(options, time.time() - 60 * options.minutes)
+    for line in lines:
+        print(json.dumps(line) if options.json else line)
+
+
+def _cloud(options: argparse.Namespace) -> Cloud:
+    try:
+        importlib.import_module(f"funcpipe.platforms.{options.cloud}.account")
+    except ModuleNotFoundError as error:
+        raise InputError(f"{error.name} is not installed; run: pip install 'funcpipe[{options.cloud}]'") from None
+    return CLOUDS[options.cloud]()
+
+
+def _sizes(options: argparse.Namespace) -> tuple[str, ...]:
+    """The sizes that were named, or those of the plan."""
+    if options.plan:
+        return tuple(dict.fromkeys(stage.size for stage in read(Plan, options.plan).stages))
+    if not options.sizes:
+        raise InputError("say which functions to make: --sizes 2048MB,4096MB, or --plan plan.json")
+    return tuple(options.sizes.split(","))
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

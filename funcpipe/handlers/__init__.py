@@ -1,0 +1,1 @@
+"""What a cloud calls in a function, one module per runtime."""

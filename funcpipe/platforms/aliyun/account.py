@@ -1,0 +1,123 @@
+"""An account of Alibaba Cloud in one region: its clients, and its errors in words that say what to do."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+from alibabacloud_fc20230330.client import Client as FunctionClient
+from alibabacloud_tea_openapi.client import Client as OpenClient
+from alibabacloud_tea_openapi.utils_models import Config, OpenApiRequest, Params
+from darabonba.exceptions import DaraException
+from darabonba.runtime import RuntimeOptions
+
+from funcpipe.errors import FuncPipeError, InvalidValue, PlatformError, PlatformRefused
+
+_READ_TIMEOUT_MS = 60_000
+_KEYS = ("OSS_ACCESS_KEY_ID", "OSS_ACCESS_KEY_SECRET")
+_DENIED = ("AccessDenied", "NoPermission", "Forbidden", "ImplicitDeny")
+_UNKNOWN = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidSecurityToken", "IncompleteSignature")
+_TOO_MANY = ("Quota", "ResourceExhausted", "LimitExceeded", "TooMany")
+
+
+class Account:
+    """Who is at work, and where. Credentials are the environment's OSS_ACCESS_KEY_ID and OSS_ACCESS_KEY_SECRET.
+
+    `endpoint` (host and port, spoken to without TLS) stands for every service, for tests.
+    """
+
+    def __init__(self, *, region: str | None = None, endpoint: str | None = None) -> None:
+        found = region or os.environ.get("ALIBABA_CLOUD_REGION")
+        if not found:
+            raise InvalidValue("region", found, "must be given: --region or ALIBABA_CLOUD_REGION")
+        if not all(os.environ.get(name) for name in _KEYS):
+            raise PlatformRefused(
+                f"there are no credentials for Alibaba Cloud; set {' and '.join(_KEYS)}, and "
+                "OSS_SESSION_TOKEN if they are temporary"
+            )
+        self.region: str = found
+        self._endpoint = endpoint
+        self._check_region()
+
+    @cached_property
+    def number(self) -> str:
+        """The account's number."""
+        with explained("asking whose credentials these are"):
+            return str(self.call("sts", "GetCallerIdentity", "2015-04-01", {})["AccountId"])
+
+    @cached_property
+    def functions(self) -> Any:
+        """The client of Function Compute."""
+        return FunctionClient(self._config(self._endpoint))
+
+    def call(self, service: str, action: str, version: str, query: Mapping[str, str]) -> Mapping[str, Any]:
+        """One call of a service whose SDK is not needed for more: its answer."""
+        params = Params(
+            action=action,
+            version=version,
+            protocol=self._protocol.upper(),
+            pathname="/",
+            method="POST",
+            auth_type="AK",
+            style="RPC",
+            req_body_type="formData",
+            body_type="json",
+        )
+        client = OpenClient(self._config(self._endpoint or f"{service}.aliyuncs.com"))
+        answer: Mapping[str, Any] = client.call_api(params, OpenApiRequest(query=dict(query)), RuntimeOptions())["body"]
+        return answer
+
+    @property
+    def _protocol(self) -> str:
+        return "https" if self._endpoint is None else "http"
+
+    def _config(self, endpoint: str | None) -> Config:
+        return Config(
+            access_key_id=os.environ[_KEYS[0]],
+            access_key_secret=os.environ[_KEYS[1]],
+            security_token=os.environ.get("OSS_SESSION_TOKEN") or None,
+            region_id=self.region,
+            endpoint=endpoint,
+            protocol=self._protocol,
+            connect_timeout=10_000,
+            read_timeout=_READ_TIMEOUT_MS,
+        )
+
+    def _check_region(self) -> None:
+        known = sorted(self.functions._endpoint_map) if self._endpoint is None else [self.region]
+        if self.region not in known:
+            raise InvalidValue("region", self.region, f"must be one of {', '.join(known)}")
+
+
+@contextmanager
+def explained(doing: str) -> Iterator[None]:
+    """Within the context, errors of the cloud become PlatformRefused where the caller can help, else PlatformError."""
+    try:
+        yield
+    except DaraException as error:
+        raise _of_service(doing, error) from error
+    except OSError as error:
+        raise PlatformError(f"{doing}: {error}; is the region right, and this machine on line?") from error
+
+
+def code_of(error: DaraException) -> str:
+    """The code of an error of Alibaba Cloud; empty where it has none."""
+    return str(getattr(error, "code", None) or "")
+
+
+def advice(code: str) -> str | None:
+    """What to do about an error's code, where we know."""
+    if any(word in code for word in _UNKNOWN):
+        return "the credentials are not valid (any more): set new ones"
+    if any(word in code for word in _DENIED):
+        return "ask for the permission, or deploy as somebody who has it: docs/aliyun.md lists what deploy needs"
+    if any(word in code for word in _TOO_MANY):
+        return "request more in the Quota Center, or destroy what is not needed"
+    return None
+
+
+def _of_service(doing: str, error: DaraException) -> FuncPipeError:
+    text = f"{doing}: {code_of(error)}: {getattr(error, 'message', None) or error}"
+    found = advice(code_of(error))
+    return PlatformError(text) if found is None else PlatformRefused(f"{text}; {found}")

@@ -1,0 +1,72 @@
+"""The bucket of a deployment, through oss2."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import oss2
+from oss2.models import BucketLifecycle, LifecycleExpiration, LifecycleRule
+
+from funcpipe.errors import PlatformError, PlatformRefused
+
+
+class Bucket:
+    """A bucket that may be there or not. Credentials are those of the account."""
+
+    def __init__(self, name: str, *, endpoint: str, region: str) -> None:
+        self.name = name
+        credentials = oss2.credentials.EnvironmentVariableCredentialsProvider()
+        self._bucket: Any = oss2.Bucket(
+            oss2.ProviderAuthV4(credentials), endpoint, name, region=region, connect_timeout=30, enable_crc=False
+        )
+
+    def ensure(self, expiry_days: Mapping[str, int]) -> bool:
+        """Make the bucket be there, and its objects expire; whether anything had to be done."""
+        try:
+            changed = False
+            if not self._exists():
+                self._bucket.create_bucket(oss2.BUCKET_ACL_PRIVATE)
+                changed = True
+            if self._expiry_days() != expiry_days:
+                self._bucket.put_bucket_lifecycle(BucketLifecycle([_rule(*item) for item in expiry_days.items()]))
+                changed = True
+        except oss2.exceptions.OssError as error:
+            raise _explained(self.name, error) from error
+        return changed
+
+    def remove(self) -> None:
+        """Delete the bucket and all it holds; none is no error."""
+        try:
+            if self._exists():
+                for item in oss2.ObjectIteratorV2(self._bucket, max_keys=1000):
+                    self._bucket.delete_object(item.key)
+                self._bucket.delete_bucket()
+        except oss2.exceptions.OssError as error:
+            raise _explained(self.name, error) from error
+
+    def _exists(self) -> bool:
+        try:
+            self._bucket.get_bucket_info()
+        except oss2.exceptions.NoSuchBucket:
+            return False
+        return True
+
+    def _expiry_days(self) -> Mapping[str, int]:
+        try:
+            rules = self._bucket.get_bucket_lifecycle().rules
+        except oss2.exceptions.NoSuchLifecycle:
+            return {}
+        return {rule.prefix: rule.expiration.days for rule in rules}
+
+
+def _rule(prefix: str, days: int) -> LifecycleRule:
+    name = prefix.strip("/").replace("/", "-")
+    return LifecycleRule(name, prefix, status=LifecycleRule.ENABLED, expiration=LifecycleExpiration(days=days))
+
+
+def _explained(name: str, error: oss2.exceptions.OssError) -> PlatformError | PlatformRefused:
+    text = f"oss://{name}: {error.code} ({error.status}): {error.message}"
+    if error.code == "BucketAlreadyExists":
+        return PlatformRefused(f"{text}; the name belongs to another account: deploy with another --name")
+    if error.status == 403:
+        return PlatformRefused(f"{text}; ask for the permission: docs/aliyun.md lists what deploy needs")
+    return PlatformError(text)

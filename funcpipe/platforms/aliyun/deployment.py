@@ -1,0 +1,197 @@
+"""Setting up what runs on Alibaba Cloud need, call by call, and taking it away again. Both may be repeated."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from alibabacloud_fc20230330 import models
+from darabonba.exceptions import DaraException
+
+from funcpipe.core import FunctionSize
+from funcpipe.errors import PlatformRefused
+from funcpipe.platforms.aliyun import template
+from funcpipe.platforms.aliyun.account import Account, code_of, explained
+from funcpipe.platforms.aliyun.bucket import Bucket
+from funcpipe.platforms.aliyun.names import bucket_name, oss_endpoint, role_name, storage_url
+from funcpipe.platforms.aliyun.template import Shape
+from funcpipe.platforms.docker import Docker
+from funcpipe.platforms.package import Package
+
+_RAM = "2015-05-01"
+_MISSING = ("FunctionNotFound", "AsyncConfigNotExists", "AsyncInvokeConfigNotFound", "EntityNotExist")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployed:
+    """What there is after a deployment."""
+
+    name: str
+    region: str
+    bucket: str
+    image: str
+    functions: tuple[str, ...]
+
+    @property
+    def storage(self) -> str:
+        """The URL of runs' objects from outside the data centre."""
+        return storage_url(self.bucket, self.region, internal=False)
+
+    def keeping_text(self) -> str:
+        """What it costs to keep, in words."""
+        return (
+            "functions, role and the image in a personal registry cost nothing while nothing runs; objects of runs are "
+            "paid by OSS per GB and month and expire after 7 days"
+        )
+
+
+class Deployer:
+    """Makes what is in an account be as it should. `say` hears what happens."""
+
+    def __init__(
+        self, account: Account, *, say: Callable[[str], None], docker: Docker | None = None, oss: str | None = None
+    ) -> None:
+        self._account = account
+        self._client: Any = account.functions
+        self._say = say
+        self._docker = docker or Docker()
+        self._oss = oss or oss_endpoint(account.region, internal=False)
+
+    def deploy(self, shape: Shape, package: Package) -> Deployed:
+        """Create or update what `shape` needs; what is as it should be is left alone."""
+        account = self._account
+        bucket = bucket_name(shape.name, account.number, account.region)
+        self._say(f"account {account.number}, region {account.region}, bucket {bucket}")
+        if self._bucket(bucket).ensure(template.expiry_rules()):
+            self._say(f"made the bucket {bucket}")
+        role = self._ensure_role(shape.name, bucket)
+        image = self._ensure_image(shape, package)
+        names = [self._ensure_function(shape, size, image, role) for size in shape.sizes]
+        for name in set(self._functions(shape.name)) - set(names):
+            self._delete_function(name)
+        return Deployed(name=shape.name, region=account.region, bucket=bucket, image=image, functions=tuple(names))
+
+    def destroy(self, name: str) -> None:
+        """Remove everything that `deploy` made, with all that lies in it; nothing there is no error."""
+        for function in self._functions(name):
+            self._delete_function(function)
+        role = role_name(name)
+        policy = {"PolicyType": "Custom", "PolicyName": role}
+        self._unless_missing("DetachPolicyFromRole", policy | {"RoleName": role})
+        self._unless_missing("DeletePolicy", {"PolicyName": role})
+        self._unless_missing("DeleteRole", {"RoleName": role})
+        self._bucket(bucket_name(name, self._account.number, self._account.region)).remove()
+        self._say(f"removed {name} and all it held")
+
+    def logs(self, name: str, *, since_s: float, containing: str | None = None) -> Iterator[str]:
+        """How the asynchronous tasks since the time `since_s` fared, and what their errors say, line by line."""
+        for function in self._functions(name):
+            request = models.ListAsyncTasksRequest(started_time_begin=int(since_s * 1000), limit=100)
+            with explained(f"reading the tasks of {function}"):
+                tasks = self._client.list_async_tasks(function, request).body.tasks or []
+            for task in tasks:
+                line = f"{function} {task.task_id} {task.status} {task.task_error_message or ''}".rstrip()
+                if containing is None or containing in line:
+                    yield line
+
+    def _bucket(self, name: str) -> Bucket:
+        return Bucket(name, endpoint=self._oss, region=self._account.region)
+
+    def _ensure_role(self, name: str, bucket: str) -> str:
+        """The functions' role, with the policy of their rights; its name in full."""
+        role, account = role_name(name), self._account
+        found = self._unless_missing("GetRole", {"RoleName": role})
+        if found is None:
+            self._say(f"making the role {role}")
+            found = self._ram("CreateRole", {"RoleName": role, "AssumeRolePolicyDocument": template.trust()})
+        if self._unless_missing("GetPolicy", {"PolicyName": role, "PolicyType": "Custom"}) is None:
+            rights = template.rights(name, bucket, account.region, account.number)
+            self._ram("CreatePolicy", {"PolicyName": role, "PolicyDocument": rights})
+        attached = self._ram("ListPoliciesForRole", {"RoleName": role})["Policies"]["Policy"]
+        if role not in {policy["PolicyName"] for policy in attached}:
+            self._ram("AttachPolicyToRole", {"PolicyType": "Custom", "PolicyName": role, "RoleName": role})
+        return str(found["Role"]["Arn"])
+
+    def _ensure_image(self, shape: Shape, package: Package) -> str:
+        image = f"{shape.repository}:{package.digest}"
+        if not self._docker.runs():
+            raise PlatformRefused(
+                f"the image {image} has to be built, and {self._docker.program} does not run here; start it, and log "
+                f"in with `docker login {shape.repository.partition('/')[0]}`"
+            )
+        if self._docker.has_pushed(image):
+            self._say(f"the image {package.digest} is there")
+        else:
+            self._say(f"building the image {package.digest}")
+            self._docker.build(package, image)
+            self._docker.push(image)
+        return image
+
+    def _ensure_function(self, shape: Shape, size: FunctionSize, image: str, role: str) -> str:
+        wanted = template.function_properties(shape, size, image=image, role=role)
+        name: str = wanted["functionName"]
+        with explained(f"making {name}"):
+            found = self._found(lambda: self._client.get_function(name, models.GetFunctionRequest()))
+            if found is None:
+                self._say(f"making {name}: {size.vcpu:g} vCPU, {size.memory_mb} MB")
+                body = models.CreateFunctionInput().from_map(wanted)
+                self._client.create_function(models.CreateFunctionRequest(body=body))
+            elif not _holds(found.body.to_map(), wanted):
+                self._say(f"changing {name}")
+                change = {key: value for key, value in wanted.items() if key != "functionName"}
+                body = models.UpdateFunctionInput().from_map(change)
+                self._client.update_function(name, models.UpdateFunctionRequest(body=body))
+            config = self._found(
+                lambda: self._client.get_async_invoke_config(name, models.GetAsyncInvokeConfigRequest())
+            )
+            if config is None or not _holds(config.body.to_map(), template.async_properties()):
+                events = models.PutAsyncInvokeConfigInput().from_map(template.async_properties())
+                self._client.put_async_invoke_config(name, models.PutAsyncInvokeConfigRequest(body=events))
+        return name
+
+    def _functions(self, name: str) -> list[str]:
+        """The names of a deployment's functions."""
+        found: list[str] = []
+        with explained(f"listing the functions of {name}"):
+            token = None
+            while True:
+                request = models.ListFunctionsRequest(prefix=f"{name}-", limit=100, next_token=token)
+                answer = self._client.list_functions(request).body
+                found += [function.function_name for function in answer.functions or []]
+                token = answer.next_token
+                if not token:
+                    return found
+
+    def _delete_function(self, name: str) -> None:
+        self._say(f"removing {name}")
+        with explained(f"removing {name}"):
+            self._found(lambda: self._client.delete_function(name))
+
+    def _ram(self, action: str, query: Mapping[str, str]) -> Mapping[str, Any]:
+        with explained(action):
+            return self._account.call("ram", action, _RAM, query)
+
+    def _unless_missing(self, action: str, query: Mapping[str, str]) -> Mapping[str, Any] | None:
+        with explained(action):
+            try:
+                return self._account.call("ram", action, _RAM, query)
+            except DaraException as error:
+                if code_of(error).startswith(_MISSING):
+                    return None
+                raise
+
+    def _found(self, ask: Callable[[], Any]) -> Any:
+        """An answer; None where there is no such thing."""
+        try:
+            return ask()
+        except DaraException as error:
+            if code_of(error).startswith(_MISSING):
+                return None
+            raise
+
+
+def _holds(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Whether `found` has every value of `wanted`; it may have more."""
+    return all(
+        _holds(found.get(key) or {}, value) if isinstance(value, dict) else found.get(key) == value
+        for key, value in wanted.items()
+    )

@@ -1,0 +1,154 @@
+"""Functions on Alibaba Function Compute: asynchronous tasks, which the service itself watches and stops."""
+
+import io
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from alibabacloud_fc20230330 import models
+from darabonba.exceptions import DaraException
+from darabonba.runtime import RuntimeOptions
+
+from funcpipe.core import FunctionSize, Plan, PlatformSpec, WorkerSpec, to_text
+from funcpipe.errors import DeadlineExceeded, PlatformRefused
+from funcpipe.platforms.aliyun.account import Account, code_of, explained
+from funcpipe.platforms.aliyun.names import bucket_name, function_name, storage_url
+from funcpipe.platforms.base import Cause, Handle, State, Status, StorageUrls
+
+POLL_S = 2.0
+"""Pause between two questions how a function fares; they are free."""
+
+STOP_WITHIN_S = 90.0
+_AT_WORK = {"Enqueued", "Dequeued", "Running", "Retrying", "Stopping"}
+_OUT_OF_MEMORY = ("out of memory", "oom", "memory limit", "memory usage exceeds")
+_TIMED_OUT = ("time out after", "timed out after", "timeout")
+
+
+class AliyunPlatform:
+    """Runs the functions that `funcpipe deploy aliyun --name DEPLOYMENT` made."""
+
+    def __init__(
+        self,
+        spec: PlatformSpec,
+        account: Account,
+        *,
+        deployment: str = "funcpipe",
+        poll_s: float = POLL_S,
+        clock: Callable[[], float] = time.time,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._spec = spec
+        self._account, self._region = account, account.region
+        self._client: Any = account.functions
+        self._deployment = deployment
+        self._poll_s, self._clock, self._sleep = poll_s, clock, sleep
+        self._known: dict[Handle, tuple[float, Status]] = {}
+
+    @property
+    def spec(self) -> PlatformSpec:
+        """What the platform offers."""
+        return self._spec
+
+    @property
+    def url(self) -> str:
+        """What `catalog.open_platform` opens it again by."""
+        return f"aliyun-fc://{self._deployment}?region={self._region}"
+
+    @property
+    def storage_urls(self) -> StorageUrls:
+        """The deployment's bucket: from outside for clients, over the data centre's network for functions."""
+        bucket = bucket_name(self._deployment, self._account.number, self._region)
+        return StorageUrls(
+            client=storage_url(bucket, self._region, internal=False),
+            functions=storage_url(bucket, self._region, internal=True),
+        )
+
+    def detach(self) -> None:
+        """Nothing to do: functions run on by themselves."""
+
+    def check(self, plan: Plan) -> None:
+        """Raise PlatformRefused if the service would not run `plan`: functions that are not there, or too many."""
+        sizes = sorted({stage.size for stage in plan.stages})
+        command = f"funcpipe deploy aliyun --name {self._deployment} --region {self._region} --sizes {','.join(sizes)}"
+        for size in sizes:
+            self._check_function(self._spec.size(size), command)
+        needed = len(plan.stages) * plan.replicas
+        if needed > self._spec.max_functions:
+            raise PlatformRefused(
+                f"the plan needs {needed} functions at once, an account has {self._spec.max_functions} instances in "
+                f"{self._region}; request more in the Quota Center and say so with --spec, or plan with --max-functions"
+            )
+
+    def invoke(self, worker: WorkerSpec) -> Handle:
+        """Start a function and return at once; raises PlatformRefused for what the service would not run."""
+        payload = to_text(worker).encode()
+        if len(payload) > self._spec.max_payload_bytes:
+            raise PlatformRefused(
+                f"the payload of worker {worker.worker} has {len(payload)} bytes, an asynchronous one at most "
+                f"{self._spec.max_payload_bytes}; fold layers together with profile --layers"
+            )
+        function, task = function_name(self._deployment, worker.plan.stages[worker.stage].size), f"task-{uuid.uuid4()}"
+        with explained(f"invoking {function}"):
+            self._client.invoke_function_with_options(
+                function,
+                models.InvokeFunctionRequest(body=io.BytesIO(payload)),
+                models.InvokeFunctionHeaders(x_fc_invocation_type="Async", x_fc_async_task_id=task),
+                RuntimeOptions(),
+            )
+        return Handle(worker=worker.worker, name=f"{function}/{task}")
+
+    def status(self, handle: Handle) -> Status:
+        """How the function fares, as of at most `poll_s` ago."""
+        asked_s, status = self._known.get(handle, (float("-inf"), Status(state=State.RUNNING)))
+        if status.state is State.RUNNING and self._clock() - asked_s >= self._poll_s:
+            function, task = handle.name.split("/")
+            with explained(f"asking how {handle.name} fares"):
+                found = self._client.get_async_task(function, task, models.GetAsyncTaskRequest()).body
+            status = status_of(found.status, found.task_error_message or "")
+            self._known[handle] = self._clock(), status
+        return status
+
+    def stop(self, handle: Handle) -> None:
+        """End the function if it still runs; return when it has ended, or raise DeadlineExceeded."""
+        if self.status(handle).state is not State.RUNNING:
+            return
+        function, task = handle.name.split("/")
+        with explained(f"stopping {handle.name}"):
+            self._client.stop_async_task(function, task, models.StopAsyncTaskRequest())
+        until_s = self._clock() + STOP_WITHIN_S
+        while self.status(handle).state is State.RUNNING:
+            if self._clock() > until_s:
+                raise DeadlineExceeded(f"{handle.name} has not ended {STOP_WITHIN_S:g} s after it was told to")
+            self._sleep(self._poll_s)
+
+    def _check_function(self, size: FunctionSize, command: str) -> None:
+        name = function_name(self._deployment, size.name)
+        with explained(f"looking at {name}"):
+            try:
+                found = self._client.get_function(name, models.GetFunctionRequest()).body
+            except DaraException as error:
+                if code_of(error) != "FunctionNotFound":
+                    raise
+                raise PlatformRefused(f"there is no function {name} in {self._region}; run: {command}") from None
+        if (found.memory_size, found.cpu) != (size.memory_mb, size.vcpu):
+            raise PlatformRefused(
+                f"{name} has {found.cpu:g} vCPU and {found.memory_size} MB: somebody changed it; run: {command}"
+            )
+        if (found.state or "Active") != "Active":
+            raise PlatformRefused(f"{name} is {found.state}: {found.state_reason}; run: {command}")
+
+
+def status_of(state: str, message: str) -> Status:
+    """What the state of an asynchronous task, and its error's message, say of the function."""
+    if state in _AT_WORK:
+        return Status(state=State.RUNNING)
+    if state == "Succeeded":
+        return Status(state=State.DONE)
+    words = message.lower()
+    cause = Cause.CRASHED
+    if any(word in words for word in _OUT_OF_MEMORY):
+        cause = Cause.OUT_OF_MEMORY
+    elif any(word in words for word in _TIMED_OUT):
+        cause = Cause.TIMED_OUT
+    return Status(state=State.FAILED, reason=f"{state.lower()}: {message or 'without a message'}", cause=cause)

@@ -1,0 +1,26 @@
+"""What the parts of a deployment on Alibaba Cloud are called."""
+
+
+def function_name(deployment: str, size: str) -> str:
+    """The function of a size."""
+    return f"{deployment}-{size.replace('.', '_')}"
+
+
+def bucket_name(deployment: str, account: str, region: str) -> str:
+    """The bucket of a deployment; names of buckets are shared by all accounts."""
+    return f"{deployment}-{account}-{region}"
+
+
+def role_name(deployment: str) -> str:
+    """The role of a deployment's functions, and its policy."""
+    return f"{deployment}-functions"
+
+
+def storage_url(bucket: str, region: str, *, internal: bool) -> str:
+    """Where runs keep their objects: over the network of the data centre for functions, from outside for clients."""
+    return f"oss://{bucket}/runs?endpoint={oss_endpoint(region, internal=internal)}&region={region}"
+
+
+def oss_endpoint(region: str, *, internal: bool) -> str:
+    """The endpoint of OSS in a region."""
+    return f"https://oss-{region}{'-internal' if internal else ''}.aliyuncs.com"

@@ -1,0 +1,144 @@
+"""What a deployment on Function Compute consists of, in the terms of its API and of Serverless Devs, its tool."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from funcpipe.core import FunctionSize, PlatformSpec, checks
+from funcpipe.errors import InvalidValue
+from funcpipe.platforms.aliyun.names import function_name
+from funcpipe.platforms.package import Package, make_package
+
+PORT = 9000
+RUNS = "runs"
+"""The prefix of the bucket under which runs keep their objects."""
+
+_EXPIRY_DAYS = 7
+_MOST_LIFETIME_S = 86_400
+_QUEUED_S = 300  # a task that could not start by then is given up
+_MOST_VCPU, _MOST_MEMORY_MB, _MEMORY_STEP_MB = 16.0, 32_768, 64
+_VCPU_STEP = 0.05
+_COMMAND = ("python", "-m", "funcpipe.handlers.aliyun_fc")
+
+Node = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A deployment: its name, the sizes of its functions, the repository of their image (without a tag)."""
+
+    name: str
+    sizes: tuple[FunctionSize, ...]
+    repository: str
+    lifetime_s: int = _MOST_LIFETIME_S
+
+    def __post_init__(self) -> None:
+        if not (self.name.isascii() and self.name.replace("-", "").isalnum() and self.name.islower()):
+            raise InvalidValue("name", self.name, "must be small letters, digits and dashes")
+        checks.filled("sizes", self.sizes)
+        if not self.repository or ":" in self.repository.rpartition("/")[2]:
+            raise InvalidValue(
+                "repository",
+                self.repository,
+                "must be a repository without a tag, such as registry-vpc.cn-hangzhou.aliyuncs.com/you/funcpipe",
+            )
+        for size in self.sizes:
+            _check(size)
+
+
+def shape_of(spec: PlatformSpec, *, name: str, sizes: tuple[str, ...], repository: str) -> Shape:
+    """The deployment of the sizes of `spec` with these names."""
+    return Shape(name=name, sizes=tuple(spec.size(size) for size in sizes), repository=repository)
+
+
+def container_package(extra: tuple[str, ...] = ()) -> Package:
+    """What the image is built from; `extra` are requirements of the user's model."""
+    return make_package(_COMMAND, ("oss2", "alibabacloud_fc20230330"), extra)
+
+
+def function_properties(shape: Shape, size: FunctionSize, *, image: str, role: str) -> Node:
+    """A function as the API takes it."""
+    return {
+        "functionName": function_name(shape.name, size.name),
+        "runtime": "custom-container",
+        "handler": "not-used",
+        "cpu": size.vcpu,
+        "memorySize": size.memory_mb,
+        "diskSize": 512,
+        "timeout": shape.lifetime_s,
+        "instanceConcurrency": 1,
+        "internetAccess": True,
+        "role": role,
+        "customContainerConfig": {"image": image, "port": PORT},
+    }
+
+
+def async_properties() -> Node:
+    """How asynchronous events are treated: as tasks that can be watched and stopped, and never tried again."""
+    return {"asyncTask": True, "maxAsyncRetryAttempts": 0, "maxAsyncEventAgeInSeconds": _QUEUED_S}
+
+
+def tool_template(shape: Shape, *, region: str, image: str, role: str) -> str:
+    """The `s.yaml` for Serverless Devs (`s deploy`), written as JSON, which YAML includes."""
+    resources = {}
+    for size in shape.sizes:
+        properties = function_properties(shape, size, image=image, role=role)
+        resources[properties["functionName"]] = {
+            "component": "fc3",
+            "props": {"region": region, **properties, "asyncInvokeConfig": async_properties()},
+        }
+    value = {"edition": "3.0.0", "name": shape.name, "access": "default", "resources": resources}
+    return json.dumps(value, indent=1) + "\n"
+
+
+def trust() -> str:
+    """Who may take the functions' role: Function Compute."""
+    statement = {"Effect": "Allow", "Action": "sts:AssumeRole", "Principal": {"Service": ["fc.aliyuncs.com"]}}
+    return json.dumps({"Version": "1", "Statement": [statement]})
+
+
+def rights(shape_name: str, bucket: str, region: str, account: str) -> str:
+    """What functions may do: to their runs' objects, to their deployment's functions, and pull their image."""
+    functions = f"acs:fc:{region}:{account}:functions/{shape_name}-*"
+    statements: list[Mapping[str, object]] = [
+        {
+            "Effect": "Allow",
+            "Action": ["oss:GetObject", "oss:PutObject", "oss:DeleteObject"],
+            "Resource": [f"acs:oss:*:{account}:{bucket}/{RUNS}/*"],
+        },
+        {
+            "Effect": "Allow",
+            "Action": ["oss:ListObjects"],
+            "Resource": [f"acs:oss:*:{account}:{bucket}"],
+            "Condition": {"StringLike": {"oss:Prefix": [f"{RUNS}/*"]}},
+        },
+        {
+            "Effect": "Allow",
+            "Action": ["fc:InvokeFunction", "fc:GetAsyncTask", "fc:StopAsyncTask"],
+            "Resource": [functions],
+        },
+        {
+            "Effect": "Allow",
+            "Action": ["cr:GetRepository", "cr:GetRepositoryTag", "cr:PullRepository"],
+            "Resource": ["*"],
+        },
+    ]
+    return json.dumps({"Version": "1", "Statement": statements})
+
+
+def expiry_rules() -> Mapping[str, int]:
+    """After how many days objects expire, by prefix."""
+    return {f"{RUNS}/": _EXPIRY_DAYS}
+
+
+def _check(size: FunctionSize) -> None:
+    """Raise InvalidValue for a size that Function Compute has not."""
+    ratio = size.memory_mb / 1024 / size.vcpu
+    steps = size.vcpu / _VCPU_STEP
+    if size.memory_mb % _MEMORY_STEP_MB or not 128 <= size.memory_mb <= _MOST_MEMORY_MB:
+        raise InvalidValue("memory", size.memory_mb, f"must be 128 to {_MOST_MEMORY_MB} MB in steps of 64")
+    if abs(steps - round(steps)) > 1e-6 or not _VCPU_STEP <= size.vcpu <= _MOST_VCPU:
+        raise InvalidValue("vcpu", size.vcpu, f"must be 0.05 to {_MOST_VCPU:g} in steps of 0.05")
+    if not 1 <= ratio <= 4:
+        raise InvalidValue("size", size.name, "must have 1 to 4 GB of memory for each vCPU")

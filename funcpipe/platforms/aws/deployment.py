@@ -1,0 +1,205 @@
+"""Setting up what runs on AWS need, by one CloudFormation stack, and taking it away again. Both may be repeated."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from funcpipe.errors import PlatformError, PlatformRefused
+from funcpipe.platforms.aws.account import Account, advice, explained
+from funcpipe.platforms.aws.functions import bucket_name
+from funcpipe.platforms.aws.image import Workshop, ensure_image, image_bytes
+from funcpipe.platforms.aws.template import IMAGE_PARAMETER, Shape, log_group, template_text
+from funcpipe.platforms.docker import Docker
+from funcpipe.platforms.package import Package
+
+_POLL_S = 5.0
+_DEAD = {"ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "CREATE_FAILED", "DELETE_FAILED", "REVIEW_IN_PROGRESS"}
+_GOOD = {"CREATE_COMPLETE", "UPDATE_COMPLETE"}
+_REPOSITORY_USD_GB_MONTH = 0.10  # aws.amazon.com/ecr/pricing, 2026-11
+_OBJECTS_USD_GB_MONTH = 0.023  # aws.amazon.com/s3/pricing, Standard, us-east-1, 2026-11
+
+Stack = dict[str, Any]
+
+
+def _ignore(text: str) -> None:
+    """Say nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployed:
+    """What there is after a deployment, and what it costs to keep while nothing runs."""
+
+    name: str
+    region: str
+    bucket: str
+    image: str
+    image_bytes: int
+    memory_mb: tuple[int, ...]
+
+    @property
+    def keeping_usd_month(self) -> float:
+        """Dollars a month for the image; functions, role, build project and empty bucket and logs cost nothing."""
+        return self.image_bytes / 1e9 * _REPOSITORY_USD_GB_MONTH
+
+    def keeping_text(self) -> str:
+        """What it costs to keep, in words."""
+        return (
+            f"keeping it costs ${self.keeping_usd_month:.2f} a month for the image ({self.image_bytes / 1e9:.2f} GB) "
+            f"and ${_OBJECTS_USD_GB_MONTH} per GB and month for objects of runs, which expire after 7 days; "
+            "functions cost nothing while they do not run"
+        )
+
+
+class Deployer:
+    """Makes an account's stack be as it should. `say` hears what happens; `docker` builds images."""
+
+    def __init__(
+        self,
+        account: Account,
+        *,
+        say: Callable[[str], None] = _ignore,
+        sleep: Callable[[float], None] = time.sleep,
+        docker: Docker | None = None,
+    ) -> None:
+        self._account = account
+        self._say, self._sleep, self._docker = say, sleep, docker or Docker()
+        self._stacks: Any = account.client("cloudformation")
+
+    def deploy(self, shape: Shape, package: Package) -> Deployed:
+        """Create or update the stack; what is as it should be is left alone."""
+        text = template_text(shape)
+        self._say(f"account {self._account.number}, region {self._account.region}, stack {shape.name}")
+        stack = self._settled(shape.name)
+        if stack is not None and stack["StackStatus"] in _DEAD:
+            self._say(f"the stack is left over from a failure ({stack['StackStatus']}): removing it")
+            self._remove(shape.name, stack)
+            stack = None
+        if stack is None:
+            self._say("creating bucket, roles, repository, logs and build project")
+            stack = self._change(self._stacks.create_stack, shape.name, text, image="")
+        shop = _workshop(shape.name, stack)
+        image = ensure_image(self._account, shop, package, say=self._say, sleep=self._sleep, docker=self._docker)
+        if not self._is(stack, text, image):
+            self._say(f"making functions of {', '.join(map(str, shape.memory_mb))} MB")
+            self._change(self._stacks.update_stack, shape.name, text, image=image)
+        return Deployed(
+            name=shape.name,
+            region=self._account.region,
+            bucket=shop.bucket,
+            image=image,
+            image_bytes=image_bytes(self._account, shop, package.digest) or 0,
+            memory_mb=shape.memory_mb,
+        )
+
+    def destroy(self, name: str) -> None:
+        """Remove everything that `deploy` made, with all that lies in it; nothing there is no error."""
+        stack = self._settled(name)
+        if stack is None:
+            self._say(f"there is no stack {name} in {self._account.region}")
+            return
+        self._remove(name, stack)
+        self._say(f"removed the stack {name} and all it held")
+
+    def logs(self, name: str, *, since_s: float, containing: str | None = None) -> Iterator[str]:
+        """What functions and builds have printed since the time `since_s`, line by line."""
+        wanted = {} if containing is None else {"filterPattern": json.dumps(containing)}
+        with explained(f"reading the logs of {name}"):
+            pages = (
+                self._account.client("logs")
+                .get_paginator("filter_log_events")
+                .paginate(logGroupName=log_group(name), startTime=int(since_s * 1000), **wanted)
+            )
+            for page in pages:
+                for event in page["events"]:
+                    moment = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(event["timestamp"] / 1000))
+                    yield f"{moment} {event['logStreamName'][-8:]} {event['message'].rstrip()}"
+
+    def _find(self, name: str) -> Stack | None:
+        """The stack; None if there is none (CloudFormation calls that a validation error)."""
+        with explained(f"looking at the stack {name}"):
+            try:
+                found: Stack = self._stacks.describe_stacks(StackName=name)["Stacks"][0]
+            except self._stacks.exceptions.ClientError as error:
+                if "does not exist" in error.response["Error"].get("Message", ""):
+                    return None
+                raise
+        return None if found["StackStatus"] == "DELETE_COMPLETE" else found
+
+    def _settled(self, name: str) -> Stack | None:
+        """The stack, when nothing happens to it any more."""
+        stack = self._find(name)
+        while stack is not None and _moves(stack):
+            self._sleep(_POLL_S)
+            stack = self._find(name)
+        return stack
+
+    def _change(self, change: Callable[..., object], name: str, text: str, *, image: str) -> Stack:
+        """Create or update the stack and wait for the end."""
+        began_s = time.time()
+        with explained(f"changing the stack {name}"):
+            change(
+                StackName=name,
+                TemplateBody=text,
+                Parameters=[{"ParameterKey": IMAGE_PARAMETER, "ParameterValue": image}],
+                Capabilities=["CAPABILITY_IAM"],
+            )
+        stack = self._settled(name)
+        if stack is None or stack["StackStatus"] not in _GOOD:
+            raise self._failure(name, began_s)
+        return stack
+
+    def _is(self, stack: Stack, text: str, image: str) -> bool:
+        """Whether the stack is already as it should be."""
+        given = {item["ParameterKey"]: item["ParameterValue"] for item in stack.get("Parameters", ())}
+        if stack["StackStatus"] not in _GOOD or given.get(IMAGE_PARAMETER) != image:
+            return False
+        with explained(f"reading the template of {stack['StackName']}"):
+            body = self._stacks.get_template(StackName=stack["StackName"], TemplateStage="Original")["TemplateBody"]
+        return bool((json.loads(body) if isinstance(body, str) else body) == json.loads(text))
+
+    def _failure(self, name: str, began_s: float) -> PlatformError | PlatformRefused:
+        """Why the last change failed: the first resource that did, since the others only follow it."""
+        with explained(f"asking why the stack {name} failed"):
+            pages = self._stacks.get_paginator("describe_stack_events").paginate(StackName=name)
+            events = [event for page in pages for event in page["StackEvents"]]
+        reasons = [
+            f"{event['LogicalResourceId']} ({event['ResourceType']}): {event.get('ResourceStatusReason', '')}"
+            for event in reversed(events)
+            if event["ResourceStatus"].endswith("_FAILED") and event["Timestamp"].timestamp() >= began_s - 60
+        ]
+        text = f"the stack {name} could not be changed: {reasons[0] if reasons else 'no reason was given'}"
+        found = advice(text)
+        return PlatformError(text) if found is None else PlatformRefused(f"{text}; {found}")
+
+    def _remove(self, name: str, stack: Stack) -> None:
+        self._empty(bucket_name(name, self._account))
+        began_s = time.time()
+        with explained(f"removing the stack {name}"):
+            self._stacks.delete_stack(StackName=stack.get("StackId", name))
+        left = self._settled(name)
+        if left is not None:
+            raise self._failure(name, began_s)
+
+    def _empty(self, bucket: str) -> None:
+        """Delete every object: a bucket that holds any cannot be removed."""
+        objects = self._account.client("s3")
+        with explained(f"emptying the bucket {bucket}"):
+            try:
+                for page in objects.get_paginator("list_objects_v2").paginate(Bucket=bucket):
+                    keys = [{"Key": item["Key"]} for item in page.get("Contents", ())]
+                    if keys:
+                        objects.delete_objects(Bucket=bucket, Delete={"Objects": keys, "Quiet": True})
+            except objects.exceptions.NoSuchBucket:
+                return
+
+
+def _moves(stack: Stack) -> bool:
+    status = stack["StackStatus"]
+    return bool(status.endswith("_IN_PROGRESS")) and status != "REVIEW_IN_PROGRESS"
+
+
+def _workshop(name: str, stack: Stack) -> Workshop:
+    outputs = {item["OutputKey"]: item["OutputValue"] for item in stack["Outputs"]}
+    return Workshop(name=name, bucket=outputs["Bucket"], repository=outputs["Repository"])

@@ -1,0 +1,188 @@
+"""Functions on AWS Lambda: invoked as events, watched through their deployment's logs and records of failures."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from funcpipe.core import Plan, PlatformSpec, WorkerSpec, to_text
+from funcpipe.errors import DeadlineExceeded, PlatformRefused
+from funcpipe.platforms.aws import endings
+from funcpipe.platforms.aws.account import Account, explained
+from funcpipe.platforms.aws.template import FAILURES, LEAST_MEMORY_MB, MOST_MEMORY_MB, RUNS, function_name, log_group
+from funcpipe.platforms.base import Handle, State, Status, StorageUrls
+
+POLL_S = 3.0
+"""Pause between two looks at logs and records: a listing, $0.006 an hour, and a search that is free."""
+
+STOP_WITHIN_S = 90.0
+_SKEW_S = 120  # how far the clocks of this machine and of AWS may differ
+_RUNNING = Status(state=State.RUNNING)
+
+
+class AwsPlatform:
+    """Runs the functions that `funcpipe deploy aws --name DEPLOYMENT` made.
+
+    A function cannot be ended from outside: `stop` leaves an object that it looks for.
+    """
+
+    def __init__(
+        self,
+        spec: PlatformSpec,
+        account: Account,
+        *,
+        deployment: str = "funcpipe",
+        poll_s: float = POLL_S,
+        clock: Callable[[], float] = time.time,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._spec = spec
+        self._account, self._region = account, account.region
+        self._deployment = deployment
+        self._poll_s, self._clock, self._sleep = poll_s, clock, sleep
+        self._lambda: Any = account.client("lambda")
+        self._objects: Any = account.client("s3")
+        self._logs: Any = account.client("logs")
+        self._bucket = bucket_name(deployment, account)
+        self._open: dict[Handle, None] = {}
+        self._ended: dict[str, Status] = {}
+        self._seen: set[str] = set()
+        self._looked_s = float("-inf")
+
+    @property
+    def spec(self) -> PlatformSpec:
+        """What the platform offers."""
+        return self._spec
+
+    @property
+    def url(self) -> str:
+        """What `catalog.open_platform` opens it again by."""
+        return f"aws-lambda://{self._deployment}?region={self._region}"
+
+    @property
+    def storage_urls(self) -> StorageUrls:
+        """The deployment's bucket."""
+        url = f"s3://{self._bucket}/{RUNS}?region={self._region}"
+        return StorageUrls(client=url, functions=url)
+
+    def detach(self) -> None:
+        """Nothing to do: functions run on by themselves."""
+
+    def check(self, plan: Plan) -> None:
+        """Raise PlatformRefused if Lambda would not run `plan`: functions that are not there, too many at once."""
+        for memory in sorted({stage.memory_mb for stage in plan.stages}):
+            self._check_function(memory, plan)
+        with explained("asking for the account's concurrency"):
+            limits = self._lambda.get_account_settings()["AccountLimit"]
+        needed, allowed = len(plan.stages) * plan.replicas, limits["UnreservedConcurrentExecutions"]
+        if needed > allowed:
+            raise PlatformRefused(
+                f"the plan needs {needed} functions at once, this account may run {allowed} in {self._region}; "
+                "request more 'Concurrent executions' of AWS Lambda under Service Quotas, "
+                f"or plan with --max-functions {allowed}"
+            )
+
+    def invoke(self, worker: WorkerSpec) -> Handle:
+        """Start a function and return at once; raises PlatformRefused for what Lambda would not run."""
+        payload = to_text(worker).encode()
+        if len(payload) > self._spec.max_payload_bytes:
+            raise PlatformRefused(
+                f"the payload of worker {worker.worker} has {len(payload)} bytes, an event of Lambda at most "
+                f"{self._spec.max_payload_bytes}; fold layers together with profile --layers"
+            )
+        function = function_name(self._deployment, worker.plan.stages[worker.stage].memory_mb)
+        with explained(f"invoking {function}"):
+            answer = self._lambda.invoke(FunctionName=function, InvocationType="Event", Payload=payload)
+        request = answer["ResponseMetadata"]["RequestId"]
+        handle = Handle(worker=worker.worker, name=f"{function}/{request}/{int(self._clock())}")
+        self._open[handle] = None
+        return handle
+
+    def status(self, handle: Handle) -> Status:
+        """How the function fares, as of at most `poll_s` ago."""
+        request = handle.name.split("/")[1]
+        if request not in self._ended:
+            self._open[handle] = None
+            self._look()
+        return self._ended.get(request, _RUNNING)
+
+    def stop(self, handle: Handle) -> None:
+        """Tell the function to end if it still runs; return when it has, or raise DeadlineExceeded."""
+        if self.status(handle).state is not State.RUNNING:
+            return
+        key = f"stops/{handle.name.split('/')[1]}"
+        with explained(f"stopping {handle.name}"):
+            self._objects.put_object(Bucket=self._bucket, Key=key, Body=b"")
+        until_s = self._clock() + STOP_WITHIN_S
+        while self.status(handle).state is State.RUNNING:
+            if self._clock() > until_s:
+                raise DeadlineExceeded(
+                    f"{handle.name} has not ended {STOP_WITHIN_S:g} s after it was told to; it is paid for until its "
+                    f"time is over, {self._spec.lifetime_s or 0:g} s after its start"
+                )
+            self._sleep(self._poll_s)
+        with explained(f"stopping {handle.name}"):
+            self._objects.delete_object(Bucket=self._bucket, Key=key)
+
+    def _check_function(self, memory_mb: int, plan: Plan) -> None:
+        if not LEAST_MEMORY_MB <= memory_mb <= MOST_MEMORY_MB:
+            raise PlatformRefused(
+                f"the plan asks for functions of {memory_mb} MB, Lambda has {LEAST_MEMORY_MB} to {MOST_MEMORY_MB}"
+            )
+        name = function_name(self._deployment, memory_mb)
+        sizes = ",".join(f"{m}MB" for m in sorted({stage.memory_mb for stage in plan.stages}))
+        command = f"funcpipe deploy aws --name {self._deployment} --region {self._region} --sizes {sizes}"
+        with explained(f"looking at {name}"):
+            try:
+                found = self._lambda.get_function_configuration(FunctionName=name)
+            except self._lambda.exceptions.ResourceNotFoundException:
+                raise PlatformRefused(f"there is no function {name} in {self._region}; run: {command}") from None
+        if found["MemorySize"] != memory_mb:
+            raise PlatformRefused(f"{name} has {found['MemorySize']} MB: somebody changed it; run: {command}")
+        if found.get("State", "Active") != "Active":
+            raise PlatformRefused(
+                f"{name} is {found['State']}: {found.get('StateReason', 'no reason given')}; try again in a minute, or "
+                f"run: {command}"
+            )
+
+    def _look(self) -> None:
+        """Read what has come since the oldest function that is not known to have ended, but not too often."""
+        if self._clock() - self._looked_s < self._poll_s:
+            return
+        self._looked_s = self._clock()
+        waiting = [handle for handle in self._open if handle.name.split("/")[1] not in self._ended]
+        if not waiting:
+            return
+        since_s = min(int(handle.name.split("/")[2]) for handle in waiting) - _SKEW_S
+        with explained("reading how functions ended"):
+            for event in self._reports(since_s):
+                found = endings.of_report(event["message"])
+                if found is not None:
+                    self._ended.setdefault(*found)
+            for function in sorted({handle.name.split("/")[0] for handle in waiting}):
+                self._read_failures(function, since_s)
+        self._open = {handle: None for handle in waiting if handle.name.split("/")[1] not in self._ended}
+
+    def _reports(self, since_s: int) -> Iterator[dict[str, Any]]:
+        pages = self._logs.get_paginator("filter_log_events").paginate(
+            logGroupName=log_group(self._deployment),
+            startTime=1000 * since_s,
+            filterPattern='{ $.type = "platform.report" }',
+        )
+        return (event for page in pages for event in page["events"])
+
+    def _read_failures(self, function: str, since_s: int) -> None:
+        """Read the records that came since: their keys go on with year, month, day and time."""
+        folder = f"{FAILURES}/{function}/"
+        pages = self._objects.get_paginator("list_objects_v2").paginate(
+            Bucket=self._bucket, Prefix=folder, StartAfter=folder + time.strftime("%Y/%m/%d/", time.gmtime(since_s))
+        )
+        for key in [item["Key"] for page in pages for item in page.get("Contents", ())]:
+            if key not in self._seen:
+                record = self._objects.get_object(Bucket=self._bucket, Key=key)["Body"].read()
+                self._seen.add(key)
+                self._ended.setdefault(*endings.of_failure(record.decode()))
+
+
+def bucket_name(deployment: str, account: Account) -> str:
+    """The bucket of a deployment."""
+    return f"{deployment}-{account.number}-{account.region}"

@@ -1,0 +1,259 @@
+"""The CloudFormation template of a deployment: the form of record of everything that `funcpipe deploy aws` makes."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from funcpipe.core import checks
+from funcpipe.errors import InvalidValue
+from funcpipe.platforms.package import MOST_IMAGE_BYTES
+
+LEAST_MEMORY_MB, MOST_MEMORY_MB = 128, 10_240
+LIFETIME_S = 900
+IMAGE_PARAMETER = "ImageUri"
+RUNS = "runs"
+"""The prefix of the bucket under which runs keep their objects."""
+
+SOURCES = "sources"
+FAILURES = "aws/lambda/async"
+"""Where Lambda puts its record of an asynchronous invocation that failed."""
+
+_QUEUED_S = 120  # an event that Lambda could not start by then is given up and recorded as a failure
+_EXPIRY_DAYS = {f"{RUNS}/": 7, f"{FAILURES}/": 7, "stops/": 1, f"{SOURCES}/": 1}
+
+Node = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What a deployment consists of: its name, which is the stack's, and a function of each memory size."""
+
+    name: str
+    memory_mb: tuple[int, ...]
+    log_days: int = 14
+
+    def __post_init__(self) -> None:
+        if not (self.name.isascii() and self.name.replace("-", "").isalnum() and self.name.islower()):
+            raise InvalidValue("name", self.name, "must be small letters, digits and dashes")
+        if len(self.name) > 24:  # a bucket's name, with account and region behind it, has at most 63 characters
+            raise InvalidValue("name", self.name, "must have at most 24 characters")
+        checks.filled("memory_mb", self.memory_mb)
+        checks.distinct("memory_mb", [str(memory) for memory in self.memory_mb])
+        for memory in self.memory_mb:
+            if not LEAST_MEMORY_MB <= memory <= MOST_MEMORY_MB:
+                raise InvalidValue("memory", memory, f"must be {LEAST_MEMORY_MB} to {MOST_MEMORY_MB} MB on AWS Lambda")
+
+
+def function_name(deployment: str, memory_mb: int) -> str:
+    """What the function of a size is called."""
+    return f"{deployment}-{memory_mb}"
+
+
+def log_group(deployment: str) -> str:
+    """The one log group of a deployment."""
+    return f"/funcpipe/{deployment}"
+
+
+def template(shape: Shape) -> Node:
+    """The template; its functions are there as soon as the parameter ImageUri names their image."""
+    functions = {}
+    for memory in shape.memory_mb:
+        functions[f"Function{memory}"] = _function(shape, memory)
+        functions[f"Invocation{memory}"] = _invocation(memory)
+    return {
+        "AWSTemplateFormatVersion": "2010-09-09",
+        "Description": "funcpipe: functions that train, their image, their storage and their logs",
+        "Parameters": {IMAGE_PARAMETER: {"Type": "String", "Default": ""}},
+        "Conditions": {"HasImage": {"Fn::Not": [{"Fn::Equals": [{"Ref": IMAGE_PARAMETER}, ""]}]}},
+        "Resources": {
+            "Bucket": _bucket(shape),
+            "Logs": {
+                "Type": "AWS::Logs::LogGroup",
+                "DeletionPolicy": "Delete",
+                "UpdateReplacePolicy": "Delete",
+                "Properties": {"LogGroupName": log_group(shape.name), "RetentionInDays": shape.log_days},
+            },
+            "Repository": _repository(shape),
+            "FunctionRole": _role("lambda.amazonaws.com", _function_rights(shape)),
+            "BuildRole": _role("codebuild.amazonaws.com", _build_rights()),
+            "Build": _build(shape),
+            **functions,
+        },
+        "Outputs": {
+            "Bucket": {"Value": {"Ref": "Bucket"}},
+            "Repository": {"Value": {"Fn::GetAtt": ["Repository", "RepositoryUri"]}},
+        },
+    }
+
+
+def template_text(shape: Shape) -> str:
+    """The template as a file."""
+    return json.dumps(template(shape), indent=1) + "\n"
+
+
+def _bucket(shape: Shape) -> Node:
+    rules = [
+        {
+            "Id": prefix.strip("/").replace("/", "-"),
+            "Status": "Enabled",
+            "Prefix": prefix,
+            "ExpirationInDays": days,
+            "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 1},
+        }
+        for prefix, days in _EXPIRY_DAYS.items()
+    ]
+    closed = ("BlockPublicAcls", "BlockPublicPolicy", "IgnorePublicAcls", "RestrictPublicBuckets")
+    return {
+        "Type": "AWS::S3::Bucket",
+        "DeletionPolicy": "Delete",
+        "UpdateReplacePolicy": "Delete",
+        "Properties": {
+            "BucketName": {"Fn::Sub": f"{shape.name}-${{AWS::AccountId}}-${{AWS::Region}}"},
+            "LifecycleConfiguration": {"Rules": rules},
+            "PublicAccessBlockConfiguration": dict.fromkeys(closed, True),
+            "OwnershipControls": {"Rules": [{"ObjectOwnership": "BucketOwnerEnforced"}]},
+        },
+    }
+
+
+def _repository(shape: Shape) -> Node:
+    keep = {
+        "rulePriority": 1,
+        "selection": {"tagStatus": "any", "countType": "imageCountMoreThan", "countNumber": 2},
+        "action": {"type": "expire"},
+    }
+    functions = {
+        "Fn::Sub": f"arn:${{AWS::Partition}}:lambda:${{AWS::Region}}:${{AWS::AccountId}}:function:{shape.name}-*"
+    }
+    return {
+        "Type": "AWS::ECR::Repository",
+        "DeletionPolicy": "Delete",
+        "UpdateReplacePolicy": "Delete",
+        "Properties": {
+            "RepositoryName": shape.name,
+            "EmptyOnDelete": True,
+            "LifecyclePolicy": {"LifecyclePolicyText": json.dumps({"rules": [keep]})},
+            "RepositoryPolicyText": {
+                "Version": "2012-10-17",
+                "Statement": [
+                    {
+                        "Effect": "Allow",
+                        "Principal": {"Service": "lambda.amazonaws.com"},
+                        "Action": ["ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"],
+                        "Condition": {"StringLike": {"aws:SourceArn": functions}},
+                    }
+                ],
+            },
+        },
+    }
+
+
+def _role(service: str, rights: Sequence[tuple[Sequence[str], object]]) -> Node:
+    """A role for `service` that may do each of the actions to the resources beside them, and nothing else."""
+    statements = [{"Effect": "Allow", "Action": list(actions), "Resource": to} for actions, to in rights]
+    trust = {"Effect": "Allow", "Principal": {"Service": service}, "Action": "sts:AssumeRole"}
+    return {
+        "Type": "AWS::IAM::Role",
+        "Properties": {
+            "AssumeRolePolicyDocument": {"Version": "2012-10-17", "Statement": [trust]},
+            "Policies": [
+                {"PolicyName": "funcpipe", "PolicyDocument": {"Version": "2012-10-17", "Statement": statements}}
+            ],
+        },
+    }
+
+
+def _function_rights(shape: Shape) -> list[tuple[Sequence[str], object]]:
+    """What a function may do: to its runs' objects, to its deployment's functions and logs.
+
+    Listing is for the whole bucket: without it, S3 answers 403 rather than 404 for an object that is not there yet.
+    """
+    functions = f"arn:${{AWS::Partition}}:lambda:${{AWS::Region}}:${{AWS::AccountId}}:function:{shape.name}-*"
+    return [
+        (["s3:GetObject", "s3:PutObject", "s3:DeleteObject"], [_objects(RUNS), _objects("stops")]),
+        (["s3:GetObject", "s3:PutObject"], _objects(FAILURES)),
+        (["s3:ListBucket"], {"Fn::GetAtt": ["Bucket", "Arn"]}),
+        (["lambda:InvokeFunction"], {"Fn::Sub": functions}),
+        (["logs:CreateLogStream", "logs:PutLogEvents", "logs:FilterLogEvents"], {"Fn::GetAtt": ["Logs", "Arn"]}),
+    ]
+
+
+def _build_rights() -> list[tuple[Sequence[str], object]]:
+    push = ("BatchCheckLayerAvailability", "InitiateLayerUpload", "UploadLayerPart", "CompleteLayerUpload", "PutImage")
+    return [
+        (["s3:GetObject", "s3:GetObjectVersion"], _objects(SOURCES)),
+        (["ecr:GetAuthorizationToken"], "*"),  # the action admits no resource
+        ([f"ecr:{action}" for action in push], {"Fn::GetAtt": ["Repository", "Arn"]}),
+        (["logs:CreateLogStream", "logs:PutLogEvents"], {"Fn::GetAtt": ["Logs", "Arn"]}),
+    ]
+
+
+def _objects(prefix: str) -> Node:
+    return {"Fn::Sub": f"${{Bucket.Arn}}/{prefix}/*"}
+
+
+def _build(shape: Shape) -> Node:
+    """A CodeBuild project that makes the image from an archive in the bucket; it costs only while it builds."""
+    size = "$(docker image inspect --format '{{.Size}}' $IMAGE)"
+    commands = [
+        "aws ecr get-login-password | docker login --username AWS --password-stdin ${IMAGE%%/*}",
+        "docker build --platform linux/amd64 --provenance=false --tag $IMAGE .",
+        f"test {size} -le {MOST_IMAGE_BYTES} || (echo funcpipe: image too large: {size} bytes; exit 1)",
+        "docker push $IMAGE",
+    ]
+    spec = {"version": 0.2, "phases": {"build": {"on-failure": "ABORT", "commands": commands}}}
+    return {
+        "Type": "AWS::CodeBuild::Project",
+        "Properties": {
+            "Name": shape.name,
+            "ServiceRole": {"Fn::GetAtt": ["BuildRole", "Arn"]},
+            "TimeoutInMinutes": 30,
+            "Artifacts": {"Type": "NO_ARTIFACTS"},
+            "Environment": {
+                "Type": "LINUX_CONTAINER",
+                "ComputeType": "BUILD_GENERAL1_MEDIUM",
+                "Image": "aws/codebuild/amazonlinux-x86_64-standard:5.0",
+                "PrivilegedMode": True,  # for docker
+            },
+            "Source": {
+                "Type": "S3",
+                "Location": {"Fn::Sub": f"${{Bucket}}/{SOURCES}/package.zip"},
+                "BuildSpec": json.dumps(spec),
+            },
+            "LogsConfig": {"CloudWatchLogs": {"Status": "ENABLED", "GroupName": {"Ref": "Logs"}}},
+        },
+    }
+
+
+def _function(shape: Shape, memory_mb: int) -> Node:
+    return {
+        "Type": "AWS::Lambda::Function",
+        "Condition": "HasImage",
+        "Properties": {
+            "FunctionName": function_name(shape.name, memory_mb),
+            "PackageType": "Image",
+            "Architectures": ["x86_64"],
+            "Code": {"ImageUri": {"Ref": IMAGE_PARAMETER}},
+            "MemorySize": memory_mb,
+            "Timeout": LIFETIME_S,
+            "Role": {"Fn::GetAtt": ["FunctionRole", "Arn"]},
+            "Environment": {"Variables": {"FUNCPIPE_CONTROL": {"Fn::Sub": "s3://${Bucket}"}}},
+            "LoggingConfig": {"LogFormat": "JSON", "LogGroup": {"Ref": "Logs"}},
+        },
+    }
+
+
+def _invocation(memory_mb: int) -> Node:
+    """How Lambda treats events: no retries, which would train a step twice, and a record of those that failed."""
+    return {
+        "Type": "AWS::Lambda::EventInvokeConfig",
+        "Condition": "HasImage",
+        "Properties": {
+            "FunctionName": {"Ref": f"Function{memory_mb}"},
+            "Qualifier": "$LATEST",
+            "MaximumRetryAttempts": 0,
+            "MaximumEventAgeInSeconds": _QUEUED_S,
+            "DestinationConfig": {"OnFailure": {"Destination": {"Fn::GetAtt": ["Bucket", "Arn"]}}},
+        },
+    }

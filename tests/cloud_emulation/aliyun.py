@@ -1,0 +1,351 @@
+"""Alibaba Cloud for tests: the API of Function Compute 3.0, and instances that really run the container's entry.
+
+After the documentation of the API (CreateFunction, InvokeFunction, GetAsyncTask, …) and of custom containers: an
+instance is a process that listens on its port, gets `/initialize` once and `/invoke` for each event with the common
+headers. RAM and STS answer the calls that deploying makes. Every request must be signed with ACS3-HMAC-SHA256, which is
+checked in full. Requests are recorded, and may be made to fail.
+"""
+
+import hashlib
+import hmac
+import http.client
+import json
+import os
+import re
+import signal
+import site
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, quote, urlsplit
+
+from tests.cloud_emulation.memory_group import MemoryGroup
+from tests.cloud_emulation.moto import free_port
+from tests.contract.oss_server import ACCESS_KEY, REGION, SECRET_KEY
+
+_FUNCTION = re.compile(r"/2023-03-30/functions/(?P<name>[\w-]+)(?P<rest>/.*)?")
+
+
+class AliyunCloud(ThreadingHTTPServer):
+    """The account; `images` tells the folder and the command of each image."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.functions: dict[str, dict[str, Any]] = {}
+        self.configs: dict[str, dict[str, Any]] = {}
+        self.tasks: dict[tuple[str, str], dict[str, Any]] = {}
+        self.roles: dict[str, dict[str, str]] = {}
+        self.images: dict[str, tuple[Path, list[str]]] = {}
+        self.calls: list[str] = []
+        self.refuse: Callable[[str], str | None] = lambda call: None
+        self.environment: dict[str, str] = {}
+        self.lines: list[str] = []
+        self.instances: dict[tuple[str, str], Instance] = {}
+        self.pool = ThreadPoolExecutor(32)
+
+    @property
+    def endpoint(self) -> str:
+        return f"127.0.0.1:{self.server_address[1]}"
+
+    def run(self, name: str, task: str, payload: bytes) -> None:
+        """One event: an instance, its initialisation, the invocation; no retries unless they are configured."""
+        record, function = self.tasks[name, task], self.functions[name]
+        record["status"] = "Running"
+        with Instance(function, *self.images[function["customContainerConfig"]["image"]], self) as instance:
+            self.instances[name, task] = instance
+            status, message = instance.invoke(payload)
+        record.update(status="Stopped" if record["status"] == "Stopping" else status, taskErrorMessage=message)
+
+    def keep_image(self, image: str, folder: Path) -> None:
+        begin = (folder / "Dockerfile").read_text().splitlines()[-1]
+        self.images[image] = folder, json.loads(begin.removeprefix("ENTRYPOINT "))
+
+    def close(self) -> None:
+        self.shutdown()
+        for instance in self.instances.values():
+            instance.kill()
+        self.pool.shutdown()
+        self.server_close()
+
+
+class Instance:
+    """One container: a process in a clean folder with a cleared environment and its size of memory."""
+
+    def __init__(self, function: Mapping[str, Any], folder: Path, command: list[str], cloud: AliyunCloud) -> None:
+        self._function = function
+        self._port = free_port()
+        self._group = MemoryGroup(function["memorySize"])
+        self._request = str(uuid.uuid4())
+        self._lines = cloud.lines
+        variables = {
+            "PATH": "/usr/local/bin:/usr/bin:/bin",
+            "PYTHONPATH": f"{folder}:{site.getsitepackages()[0]}",
+            "PYTHONUNBUFFERED": "1",
+            "OMP_NUM_THREADS": "1",
+            "FC_SERVER_PORT": str(self._port),
+            **(function.get("environmentVariables") or {}),
+            **cloud.environment,
+        }
+        words = [sys.executable, "-S", *command[1:]]
+        self._process = subprocess.Popen(
+            words,
+            cwd=folder,
+            env=variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+            preexec_fn=self._group.enter,
+        )
+        self._copying = threading.Thread(target=self._copy_lines, daemon=True)
+        self._copying.start()
+
+    def __enter__(self) -> "Instance":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        self._process.wait()
+        self._copying.join()
+        self._group.close()
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def invoke(self, payload: bytes) -> tuple[str, str]:
+        """The state and the error's message that the service notes."""
+        try:
+            self._wait_until_it_listens()
+            self._post("/initialize", b"", 300)
+            status, fc_status, body = self._post("/invoke", payload, self._function["timeout"])
+        except TimeoutError:
+            return "Failed", f"Function time out after {self._function['timeout']} seconds"
+        except (OSError, http.client.HTTPException) as error:
+            if self._group.was_exceeded():
+                return "Failed", f"Function instance OOM killed: memory limit of {self._function['memorySize']} MB"
+            return "Failed", f"Process exited unexpectedly before completing request: {error}"
+        if status == 200 and fc_status == "200":
+            return "Succeeded", ""
+        return "Failed", f"UnhandledInvocationError: {body.decode()}"
+
+    def _wait_until_it_listens(self) -> None:
+        until_s = time.monotonic() + 60
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self._port), timeout=1).close()
+                return
+            except OSError:
+                if time.monotonic() > until_s or self._process.poll() is not None:
+                    raise
+                time.sleep(0.05)
+
+    def _post(self, path: str, body: bytes, timeout_s: float) -> tuple[int, str | None, bytes]:
+        headers = {
+            "Content-Type": "application/octet-stream",
+            "x-fc-request-id": self._request,
+            "x-fc-access-key-id": ACCESS_KEY,
+            "x-fc-access-key-secret": SECRET_KEY,
+            "x-fc-function-name": self._function["functionName"],
+            "x-fc-function-memory": str(self._function["memorySize"]),
+            "x-fc-function-timeout": str(self._function["timeout"]),
+            "x-fc-region": REGION,
+            "x-fc-account-id": "1000",
+            "x-fc-control-path": path,
+        }
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=timeout_s)
+        try:
+            connection.request("POST", path, body=body, headers=headers)
+            answer = connection.getresponse()
+            return answer.status, answer.headers.get("x-fc-status"), answer.read()
+        finally:
+            connection.close()
+
+    def _copy_lines(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                self._lines.append(line.rstrip("\n"))
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: AliyunCloud
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def do_GET(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        call = self.headers["x-acs-action"]
+        self.server.calls.append(call)
+        refused = self.server.refuse(call)
+        if not self._is_signed(body):
+            self._fail(403, "SignatureDoesNotMatch", "the signature does not match")
+        elif refused is not None:
+            self._fail(403, refused, "refused by the test")
+        elif match := _FUNCTION.fullmatch(urlsplit(self.path).path):
+            self._of_function(match["name"], match["rest"] or "", body)
+        else:
+            self._other(call, body)
+
+    do_POST = do_PUT = do_DELETE = do_GET
+
+    def _other(self, call: str, body: bytes) -> None:
+        query = dict(parse_qsl(urlsplit(self.path).query)) | dict(parse_qsl(body.decode(errors="replace")))
+        cloud = self.server
+        match call:
+            case "CreateFunction":
+                value = json.loads(body)
+                if value["functionName"] in cloud.functions:
+                    self._fail(409, "FunctionAlreadyExists", "it exists")
+                elif value["customContainerConfig"]["image"] not in cloud.images:
+                    self._fail(400, "InvalidArgument", "there is no such image")
+                else:
+                    self._keep(value)
+            case "ListFunctions":
+                names = sorted(name for name in cloud.functions if name.startswith(query.get("prefix", "")))
+                self._answer(200, {"functions": [cloud.functions[name] for name in names]})
+            case "GetCallerIdentity":
+                self._answer(200, {"AccountId": "1000"})
+            case "ListPoliciesForRole":
+                attached = [key.split()[1] for key in cloud.roles if key.startswith("AttachPolicyToRole ")]
+                self._answer(200, {"Policies": {"Policy": [{"PolicyName": name} for name in attached]}})
+            case _:
+                self._of_role(call, query)
+
+    def _of_role(self, call: str, query: Mapping[str, str]) -> None:
+        roles, name = self.server.roles, query["RoleName"] if "RoleName" in query else query["PolicyName"]
+        creates = call in ("CreateRole", "CreatePolicy", "AttachPolicyToRole")
+        key = f"{call.removeprefix('Create').removeprefix('Delete').removeprefix('Get')} {name}".replace(
+            "DetachPolicyFromRole", "AttachPolicyToRole"
+        )
+        if creates and key in roles:
+            self._fail(409, f"EntityAlreadyExists.{key.split()[0]}", "it exists")
+        elif not creates and key not in roles:
+            self._fail(404, f"EntityNotExist.{key.split()[0]}", "it is not there")
+        else:
+            if creates:
+                roles[key] = dict(query)
+            elif not call.startswith("Get"):
+                del roles[key]
+            self._answer(200, {"Role": {"Arn": f"acs:ram::1000:role/{name}"}})
+
+    def _keep(self, value: dict[str, Any]) -> None:
+        assert value["runtime"] == "custom-container"
+        assert 1 <= value["memorySize"] / 1024 / value["cpu"] <= 4
+        assert value["memorySize"] % 64 == 0
+        self.server.functions[value["functionName"]] = {**value, "state": "Active"}
+        self._answer(200, self.server.functions[value["functionName"]])
+
+    def _of_function(self, name: str, rest: str, body: bytes) -> None:
+        cloud = self.server
+        if name not in cloud.functions:
+            self._fail(404, "FunctionNotFound", f"there is no {name}")
+        elif not rest and self.command == "DELETE":
+            del cloud.functions[name]
+            cloud.configs.pop(name, None)
+            self._answer(204, None)
+        elif not rest and self.command == "PUT":
+            self._keep({**cloud.functions[name], **json.loads(body)})
+        elif not rest:
+            self._answer(200, cloud.functions[name])
+        elif rest == "/invocations":
+            self._invoke(name, body)
+        elif rest == "/async-invoke-config" and self.command == "PUT":
+            cloud.configs[name] = json.loads(body)
+            self._answer(200, cloud.configs[name])
+        elif rest == "/async-invoke-config" and self.command == "GET" and name in cloud.configs:
+            self._answer(200, cloud.configs[name])
+        elif rest.startswith("/async-tasks/"):
+            self._of_task(name, rest.split("/")[2], rest.endswith("/stop"))
+        else:
+            self._fail(404, "AsyncConfigNotExists", rest)
+
+    def _invoke(self, name: str, body: bytes) -> None:
+        cloud, task = self.server, self.headers["x-fc-async-task-id"]
+        assert self.headers["x-fc-invocation-type"] == "Async"
+        assert cloud.configs[name]["asyncTask"] is True
+        assert cloud.configs[name]["maxAsyncRetryAttempts"] == 0
+        if len(body) > 128 * 1024:
+            self._fail(413, "PayloadTooLarge", "128 KB")
+        elif (name, task) in cloud.tasks:
+            self._fail(409, "AsyncTaskAlreadyExists", task)
+        else:
+            cloud.tasks[name, task] = {"taskId": task, "status": "Enqueued"}
+            cloud.pool.submit(cloud.run, name, task, body)
+            self._answer(202, None, {"x-fc-async-task-id": task, "x-fc-request-id": task})
+
+    def _of_task(self, name: str, task: str, stop: bool) -> None:
+        found = self.server.tasks.get((name, task))
+        if found is None:
+            self._fail(404, "AsyncTaskNotFound", task)
+            return
+        if stop and found["status"] == "Running":
+            found["status"] = "Stopping"
+            self.server.instances[name, task].kill()
+        self._answer(200, None if stop else found)
+
+    def _is_signed(self, body: bytes) -> bool:
+        """ACS3-HMAC-SHA256, computed anew from the request."""
+        given = re.fullmatch(
+            r"ACS3-HMAC-SHA256 Credential=(\S+),SignedHeaders=(\S+),Signature=(\S+)",
+            self.headers["Authorization"] or "",
+        )
+        if given is None or given[1] != ACCESS_KEY:
+            return False
+        digest = hashlib.sha256(body).hexdigest()
+        names = given[2].split(";")
+        query = sorted(parse_qsl(urlsplit(self.path).query, keep_blank_values=True))
+        canonical = "\n".join(
+            (
+                self.command,
+                urlsplit(self.path).path,
+                "&".join(f"{quote(k, safe='~')}={quote(v, safe='~')}" for k, v in query),
+                "".join(f"{name}:{(self.headers[name] or '').strip()}\n" for name in names),
+                given[2],
+                self.headers["x-acs-content-sha256"],
+            )
+        )
+        text = "ACS3-HMAC-SHA256\n" + hashlib.sha256(canonical.encode()).hexdigest()
+        right = hmac.new(SECRET_KEY.encode(), text.encode(), hashlib.sha256).hexdigest()
+        return right == given[3] and self.headers["x-acs-content-sha256"] == digest
+
+    def _fail(self, status: int, code: str, message: str) -> None:
+        value = {"Code": code, "Message": message, "RequestId": str(uuid.uuid4())}
+        self._answer(status, value)
+
+    def _answer(self, status: int, value: object, headers: Mapping[str, str] | None = None) -> None:
+        body = b"" if value is None else json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        for name, text in (headers or {}).items():
+            self.send_header(name, text)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def aliyun_cloud() -> Iterator[AliyunCloud]:
+    """An empty account."""
+    cloud = AliyunCloud()
+    thread = threading.Thread(target=cloud.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield cloud
+    finally:
+        cloud.close()
+        thread.join()

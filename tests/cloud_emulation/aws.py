@@ -1,0 +1,310 @@
+"""An AWS account for tests: moto's control plane, and functions that really run in AWS's runtime client.
+
+A proxy stands in front of moto. Invocations go to execution environments (`lambda_runtime`), builds unpack their
+archive and put an image into moto's registry, everything else goes through. What moto leaves out is taken from the
+stack's own template: retries, destinations, log groups. The proxy counts calls and can make any of them fail.
+"""
+
+import http.client
+import io
+import json
+import re
+import threading
+import time
+import uuid
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import boto3
+
+from tests.cloud_emulation.lambda_runtime import REGION, Environment, Function, Invocation
+from tests.cloud_emulation.moto import moto_endpoint
+
+_INVOKE = re.compile(r"/2015-03-31/functions/([\w-]+)/invocations")
+_READS = ("Get", "List", "Describe", "BatchGet", "Filter", "Head", "GET", "HEAD")
+_HOP_BY_HOP = {"connection", "transfer-encoding", "content-length", "server", "date"}
+
+
+class AwsCloud(ThreadingHTTPServer):
+    """The account; `calls` holds the name of each request.
+
+    `refuse` may answer a call with an error's code; if `effective`, the call has had its effect nevertheless, as when
+    the answer to it is lost.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, moto: str, folder: Path) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.moto = moto
+        self.folder = folder
+        self.calls: list[str] = []
+        self.refuse: Callable[[str], str | None] = lambda call: None
+        self.effective = False
+        self.lines: list[str] = []
+        self.environment: dict[str, str] = {"AWS_ENDPOINT_URL": moto}
+        self.timeout_s: float | None = None
+        self.concurrency = 1000
+        self._builds: dict[str, str] = {}
+        self._session = boto3.session.Session(aws_access_key_id="test", aws_secret_access_key="test")
+        self._clients: dict[str, Any] = {}
+        self._idle: list[Environment] = []
+        self._all: list[Environment] = []
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(32)
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    @property
+    def changes(self) -> list[str]:
+        """The calls that change something."""
+        return [call for call in self.calls if not call.startswith(_READS)]
+
+    def client(self, service: str) -> Any:
+        """A client of moto itself, past the proxy."""
+        with self._lock:
+            if service not in self._clients:
+                self._clients[service] = self._session.client(service, endpoint_url=self.moto, region_name=REGION)
+            return self._clients[service]
+
+    def invoke(self, name: str, payload: bytes) -> str:
+        request = str(uuid.uuid4())
+        self._pool.submit(self._run, name, payload, request)
+        return request
+
+    def start_build(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """What the template's buildspec does, with the unpacked archive as the image."""
+        bucket, _, key = request["sourceLocationOverride"].partition("/")
+        (image,) = [v["value"] for v in request["environmentVariablesOverride"] if v["name"] == "IMAGE"]
+        archive = self.client("s3").get_object(Bucket=bucket, Key=key)["Body"].read()
+        self.keep_image(image, archive)
+        build = f"{request['projectName']}:{uuid.uuid4()}"
+        self._builds[build] = "SUCCEEDED"
+        return {"build": {"id": build, "buildStatus": "IN_PROGRESS"}}
+
+    def keep_image(self, image: str, archive: bytes) -> None:
+        repository, tag = image.rpartition("/")[2].split(":")
+        zipfile.ZipFile(io.BytesIO(archive)).extractall(self.folder / tag)
+        manifest = {"schemaVersion": 2, "config": {"digest": f"sha256:{tag * 2}"}, "layers": []}
+        manifest["mediaType"] = "application/vnd.docker.distribution.manifest.v2+json"
+        self.client("ecr").put_image(repositoryName=repository, imageTag=tag, imageManifest=json.dumps(manifest))
+
+    def builds(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        return {"builds": [{"id": build, "buildStatus": self._builds[build]} for build in request["ids"]]}
+
+    def empty_repositories(self, stack: str) -> None:
+        """What CloudFormation does, and moto does not, to a repository with EmptyOnDelete."""
+        template: dict[str, Any] = self.client("cloudformation").get_template(StackName=stack)["TemplateBody"]
+        for resource in template["Resources"].values():
+            if resource["Type"] == "AWS::ECR::Repository" and resource["Properties"].get("EmptyOnDelete"):
+                name = resource["Properties"]["RepositoryName"]
+                images = self.client("ecr").list_images(repositoryName=name)["imageIds"]
+                if images:
+                    self.client("ecr").batch_delete_image(repositoryName=name, imageIds=images)
+
+    def close(self) -> None:
+        self.shutdown()
+        for environment in self._all:
+            environment.close()
+        self._pool.shutdown()
+        self.server_close()
+
+    def _run(self, name: str, payload: bytes, request: str) -> None:
+        template, stack = self._template(name)
+        (settings,) = [
+            resource["Properties"]
+            for resource in template["Resources"].values()
+            if resource["Type"] == "AWS::Lambda::EventInvokeConfig"
+            and template["Resources"][resource["Properties"]["FunctionName"]["Ref"]]["Properties"]["FunctionName"]
+            == name
+        ]
+        function = self._function(name)
+        for _ in range(1 + settings["MaximumRetryAttempts"]):
+            invocation = Invocation(request_id=request, payload=payload)
+            environment = self._environment(function)
+            environment.run(invocation)
+            self._write_log(stack, environment, invocation)
+            if environment.alive:
+                with self._lock:
+                    self._idle.append(environment)
+            if invocation.status == "success":
+                return
+        self._write_failure(stack, name, invocation)
+
+    def _environment(self, function: Function) -> Environment:
+        with self._lock:
+            for environment in self._idle:
+                if environment.function == function and environment.alive:
+                    self._idle.remove(environment)
+                    return environment
+        environment = Environment(function, self.lines.append)
+        self._all.append(environment)
+        return environment
+
+    def _function(self, name: str) -> Function:
+        found = self.client("lambda").get_function(FunctionName=name)
+        settings, tag = found["Configuration"], found["Code"]["ImageUri"].rpartition(":")[2]
+        begin = (self.folder / tag / "Dockerfile").read_text().splitlines()[-1]
+        words = json.loads(begin.removeprefix("ENTRYPOINT "))
+        assert words[:3] == ["python", "-m", "awslambdaric"]
+        return Function(
+            name=name,
+            image=self.folder / tag,
+            handler=words[3],
+            memory_mb=settings["MemorySize"],
+            timeout_s=self.timeout_s or settings["Timeout"],
+            environment={
+                **settings["Environment"]["Variables"],
+                "AWS_ACCESS_KEY_ID": "test",
+                "AWS_SECRET_ACCESS_KEY": "test",
+                **self.environment,
+            },
+        )
+
+    def _template(self, function: str) -> tuple[dict[str, Any], str]:
+        """The template of the stack that made a function, and the stack's name."""
+        stack = function.rpartition("-")[0]
+        found: dict[str, Any] = self.client("cloudformation").get_template(StackName=stack)["TemplateBody"]
+        return found, stack
+
+    def _physical(self, stack: str, logical: str) -> str:
+        answer = self.client("cloudformation").describe_stack_resource(StackName=stack, LogicalResourceId=logical)
+        return str(answer["StackResourceDetail"]["PhysicalResourceId"])
+
+    def _write_log(self, stack: str, environment: Environment, invocation: Invocation) -> None:
+        logs, group, stream = self.client("logs"), self._physical(stack, "Logs"), uuid.uuid4().hex
+        record = {
+            "requestId": invocation.request_id,
+            "status": invocation.status,
+            "metrics": {
+                "durationMs": 1000.0,
+                "memorySizeMB": environment.function.memory_mb,
+                "maxMemoryUsedMB": invocation.peak_mb,
+            },
+        } | ({"errorType": invocation.error_type} if invocation.error_type else {})
+        messages = [*environment_lines(self.lines), json.dumps({"type": "platform.report", "record": record})]
+        now_ms = int(time.time() * 1000)
+        logs.create_log_stream(logGroupName=group, logStreamName=stream)
+        events = [{"timestamp": now_ms, "message": message} for message in messages]
+        logs.put_log_events(logGroupName=group, logStreamName=stream, logEvents=events)
+
+    def _write_failure(self, stack: str, name: str, invocation: Invocation) -> None:
+        record = {
+            "version": "1.0",
+            "requestContext": {"requestId": invocation.request_id, "condition": "RetriesExhausted"},
+            "responsePayload": json.loads(invocation.answer),
+        }
+        moment = time.strftime("%Y/%m/%d/%Y-%m-%dT%H.%M.%S", time.gmtime())
+        key = f"aws/lambda/async/{name}/{moment}-{uuid.uuid4()}"
+        self.client("s3").put_object(Bucket=self._physical(stack, "Bucket"), Key=key, Body=json.dumps(record).encode())
+
+
+def environment_lines(lines: list[str]) -> list[str]:
+    """The last lines that functions have printed, at least one of which is not empty."""
+    return [line for line in lines[-20:] if line.strip()]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: AwsCloud
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def do_GET(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        call = self._call(body)
+        self.server.calls.append(call)
+        code = self.server.refuse(call)
+        if code is None:
+            self._do(call, body, self._answer)
+            return
+        if self.server.effective:
+            self._do(call, body, lambda *_: None)
+        self._refuse(code)
+
+    do_POST = do_PUT = do_DELETE = do_HEAD = do_PATCH = do_GET
+
+    def _do(self, call: str, body: bytes, answer: Callable[..., None]) -> None:
+        if match := _INVOKE.fullmatch(urlsplit(self.path).path):
+            assert self.headers["X-Amz-Invocation-Type"] == "Event"
+            answer(202, b"", {"x-amzn-RequestId": self.server.invoke(match[1], body)})
+        elif call == "GET /2016-08-19/account-settings":
+            limit = {"ConcurrentExecutions": 1000, "UnreservedConcurrentExecutions": self.server.concurrency}
+            answer(200, json.dumps({"AccountLimit": limit}).encode())
+        elif call == "StartBuild":
+            answer(200, json.dumps(self.server.start_build(json.loads(body))).encode())
+        elif call == "BatchGetBuilds":
+            answer(200, json.dumps(self.server.builds(json.loads(body))).encode())
+        else:
+            if call == "DeleteStack":
+                self.server.empty_repositories(parse_qs(body.decode())["StackName"][0])
+            self._forward(body, answer)
+
+    def _call(self, body: bytes) -> str:
+        """The operation's name: as target, as form field, or as method and path."""
+        target = self.headers.get("X-Amz-Target")
+        if target is not None:
+            return str(target).rpartition(".")[2]
+        if "x-www-form-urlencoded" in self.headers.get("Content-Type", ""):
+            return parse_qs(body.decode())["Action"][0]
+        return f"{self.command} {urlsplit(self.path).path}"
+
+    def _refuse(self, code: str) -> None:
+        """An error of `code` in the form of each protocol."""
+        text = f"refused by the test: not authorized to perform this ({code})"
+        if "x-www-form-urlencoded" in self.headers.get("Content-Type", ""):
+            body = f"<ErrorResponse><Error><Code>{code}</Code><Message>{text}</Message></Error></ErrorResponse>"
+            self._answer(403, body.encode(), {"Content-Type": "text/xml"})
+        elif self.headers.get("X-Amz-Target") or self.path.startswith("/20"):
+            body = json.dumps({"__type": code, "message": text})
+            self._answer(403, body.encode(), {"Content-Type": "application/json", "x-amzn-ErrorType": code})
+        else:
+            body = f"<Error><Code>{code}</Code><Message>{text}</Message></Error>"
+            self._answer(403, body.encode(), {"Content-Type": "application/xml"})
+
+    def _forward(self, body: bytes, reply: Callable[..., None]) -> None:
+        target = urlsplit(self.server.moto)
+        connection = http.client.HTTPConnection(str(target.hostname), target.port)
+        headers = {name: value for name, value in self.headers.items() if name.lower() not in _HOP_BY_HOP}
+        connection.request(self.command, self.path, body=body, headers=headers)
+        answer = connection.getresponse()
+        data = answer.read()
+        kept = {name: value for name, value in answer.getheaders() if name.lower() not in _HOP_BY_HOP}
+        reply(answer.status, data, kept)
+        connection.close()
+
+    def _answer(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in {"x-amzn-RequestId": str(uuid.uuid4()), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def aws_cloud(folder: Path, moto: str | None = None) -> Iterator[AwsCloud]:
+    """An account whose images lie below `folder`; on moto's server at `moto`, or one of its own."""
+    if moto is None:
+        with moto_endpoint() as own, aws_cloud(folder, own) as cloud:
+            yield cloud
+        return
+    cloud = AwsCloud(moto, folder)
+    thread = threading.Thread(target=cloud.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield cloud
+    finally:
+        cloud.close()
+        thread.join()

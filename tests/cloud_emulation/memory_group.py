@@ -1,0 +1,52 @@
+"""A memory limit as clouds impose it: a control group, where this machine lets one be made."""
+
+import contextlib
+import os
+import time
+import uuid
+from pathlib import Path
+
+_ROOT = Path("/sys/fs/cgroup/memory")
+
+
+class MemoryGroup:
+    """A cgroup (version 1) of `limit_mb`; without a writable one, no limit."""
+
+    def __init__(self, limit_mb: int) -> None:
+        self._folder: Path | None = _ROOT / f"funcpipe-test-{uuid.uuid4().hex[:12]}"
+        try:
+            self._folder.mkdir()
+            (self._folder / "memory.limit_in_bytes").write_text(str(limit_mb << 20))
+        except OSError:
+            self._folder = None
+
+    @property
+    def limits(self) -> bool:
+        return self._folder is not None
+
+    def enter(self) -> None:
+        """Put the calling process into the group."""
+        if self._folder is not None:
+            (self._folder / "cgroup.procs").write_text(str(os.getpid()))
+
+    def peak_mb(self) -> int:
+        return self._number("memory.max_usage_in_bytes") >> 20
+
+    def was_exceeded(self) -> bool:
+        if self._folder is None or not self._folder.exists():
+            return False
+        text = (self._folder / "memory.oom_control").read_text()
+        return any(line.split() > ["oom_kill", "0"] for line in text.splitlines() if line.startswith("oom_kill "))
+
+    def close(self) -> None:
+        for _ in range(100):
+            if self._folder is None or not self._folder.exists():
+                return
+            with contextlib.suppress(OSError):  # busy until the last process is gone
+                self._folder.rmdir()
+            time.sleep(0.02)
+
+    def _number(self, name: str) -> int:
+        if self._folder is None or not self._folder.exists():
+            return 0
+        return int((self._folder / name).read_text())

@@ -1,0 +1,58 @@
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from funcpipe.core import FunctionSize, PlatformSpec
+from funcpipe.platforms.aliyun.account import Account
+from funcpipe.platforms.aliyun.deployment import Deployer
+from funcpipe.platforms.catalog import load_spec
+from tests.cloud_emulation.aliyun import AliyunCloud, aliyun_cloud
+from tests.cloud_emulation.docker import RegistryDocker
+from tests.contract.oss_server import ACCESS_KEY, REGION, SECRET_KEY, OssServer
+
+
+def size(vcpu: float, memory_mb: int) -> FunctionSize:
+    name = f"{vcpu:g}vCPU-{memory_mb}MB"
+    return FunctionSize(
+        name=name, memory_mb=memory_mb, vcpu=vcpu, upload_bytes_s=1e8, download_bytes_s=1e8, price_usd_s=1e-5
+    )
+
+
+@pytest.fixture
+def spec() -> PlatformSpec:
+    sizes = (size(0.5, 1024), size(1, 1024), size(1, 2048))
+    return replace(load_spec("aws-lambda"), name="fc", sizes=sizes, lifetime_s=86_400, max_payload_bytes=131_072)
+
+
+@pytest.fixture
+def oss(monkeypatch: pytest.MonkeyPatch) -> Iterator[OssServer]:
+    monkeypatch.setenv("OSS_ACCESS_KEY_ID", ACCESS_KEY)
+    monkeypatch.setenv("OSS_ACCESS_KEY_SECRET", SECRET_KEY)
+    server = OssServer()
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def cloud(oss: OssServer) -> Iterator[AliyunCloud]:
+    """An empty account."""
+    with aliyun_cloud() as cloud:
+        yield cloud
+
+
+@pytest.fixture
+def account(cloud: AliyunCloud) -> Account:
+    return Account(region=REGION, endpoint=cloud.endpoint)
+
+
+@pytest.fixture
+def deployer(account: Account, cloud: AliyunCloud, oss: OssServer, tmp_path: Path) -> Deployer:
+    docker = RegistryDocker(cloud, tmp_path / "images")
+    return Deployer(account, say=lambda text: None, docker=docker, oss=oss.endpoint)

@@ -1,0 +1,169 @@
+"""Deploying to Function Compute and destroying: what there is afterwards, and that both may be repeated."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from funcpipe.core import PlatformSpec
+from funcpipe.errors import FuncPipeError, InvalidValue, PlatformRefused
+from funcpipe.platforms.aliyun import template
+from funcpipe.platforms.aliyun.account import Account
+from funcpipe.platforms.aliyun.deployment import Deployer
+from funcpipe.platforms.aliyun.template import Shape, container_package, shape_of, tool_template
+from funcpipe.platforms.docker import Docker
+from tests.cloud_emulation.aliyun import AliyunCloud
+from tests.contract.oss_server import OssServer
+from tests.platforms.aliyun.conftest import size
+
+PACKAGE = container_package()
+REPOSITORY = "registry.test/you/funcpipe"
+READS = ("Get", "List")
+
+
+def shape(spec: PlatformSpec, *sizes: str) -> Shape:
+    return shape_of(spec, name="funcpipe", sizes=sizes or ("0.5vCPU-1024MB", "1vCPU-2048MB"), repository=REPOSITORY)
+
+
+def changes(cloud: AliyunCloud) -> list[str]:
+    return [call for call in cloud.calls if not call.startswith(READS)]
+
+
+def inventory(cloud: AliyunCloud, oss: OssServer) -> tuple[list[str], list[str], list[str]]:
+    return sorted(cloud.functions), sorted(cloud.roles), sorted(oss.buckets)
+
+
+COMPLETE = (
+    ["funcpipe-0_5vCPU-1024MB", "funcpipe-1vCPU-2048MB"],
+    ["AttachPolicyToRole funcpipe-functions", "Policy funcpipe-functions", "Role funcpipe-functions"],
+    ["funcpipe-1000-cn-test"],
+)
+
+
+def test_deploying_again_changes_nothing_and_destroying_leaves_nothing(
+    deployer: Deployer, cloud: AliyunCloud, oss: OssServer, spec: PlatformSpec
+) -> None:
+    first = deployer.deploy(shape(spec), PACKAGE)
+    assert inventory(cloud, oss) == COMPLETE
+    done, lifecycle = len(changes(cloud)), dict(oss.buckets)
+    assert done == 7  # role, policy, attachment, two functions and how their events are treated
+    assert deployer.deploy(shape(spec), PACKAGE) == first
+    assert (len(changes(cloud)), oss.buckets) == (done, lifecycle)
+    oss.objects["funcpipe-1000-cn-test/runs/run-1/left"] = b"1"
+    deployer.destroy("funcpipe")
+    assert (inventory(cloud, oss), oss.objects) == (([], [], []), {})
+    deployer.destroy("funcpipe")
+
+
+def test_other_sizes_and_images_change_only_that(deployer: Deployer, cloud: AliyunCloud, spec: PlatformSpec) -> None:
+    deployer.deploy(shape(spec), PACKAGE)
+    done = len(changes(cloud))
+    deployer.deploy(shape(spec, "1vCPU-2048MB", "1vCPU-1024MB"), PACKAGE)
+    assert sorted(changes(cloud)[done:]) == ["CreateFunction", "DeleteFunction", "PutAsyncInvokeConfig"]
+    assert sorted(cloud.functions) == ["funcpipe-1vCPU-1024MB", "funcpipe-1vCPU-2048MB"]
+    done = len(changes(cloud))
+    found = deployer.deploy(shape(spec, "1vCPU-2048MB", "1vCPU-1024MB"), container_package(("einops==0.8.1",)))
+    assert changes(cloud)[done:] == ["UpdateFunction", "UpdateFunction"]
+    assert {f["customContainerConfig"]["image"] for f in cloud.functions.values()} == {found.image}
+
+
+def test_a_deployment_or_removal_that_fails_at_any_call_can_be_repeated(
+    deployer: Deployer, cloud: AliyunCloud, oss: OssServer, spec: PlatformSpec
+) -> None:
+    def deploy() -> None:
+        deployer.deploy(shape(spec), PACKAGE)
+
+    def destroy() -> None:
+        deployer.destroy("funcpipe")
+
+    deploy()
+    calls = len(cloud.calls)
+    destroy()
+    removal = len(cloud.calls) - calls
+    for number in range(1, calls):  # the first asks who we are, once
+        failing(cloud, number, deploy)
+        deploy()
+        assert inventory(cloud, oss) == COMPLETE
+        destroy()
+        assert inventory(cloud, oss) == ([], [], [])
+    for number in range(1, removal + 1):
+        deploy()
+        failing(cloud, number, destroy)
+        destroy()
+        assert inventory(cloud, oss) == ([], [], [])
+
+
+def failing(cloud: AliyunCloud, number: int, act: Callable[[], object]) -> None:
+    """Do `act`, whose call of that number fails."""
+    seen: list[str] = []
+
+    def refuse(call: str) -> str | None:
+        seen.append(call)
+        return "NoPermission" if len(seen) == number else None
+
+    cloud.refuse = refuse
+    with pytest.raises(FuncPipeError, match="NoPermission"):
+        act()
+    assert len(seen) == number
+    cloud.refuse = lambda call: None
+
+
+def test_errors_say_what_to_do(
+    deployer: Deployer, cloud: AliyunCloud, account: Account, spec: PlatformSpec, oss: OssServer
+) -> None:
+    cloud.refuse = lambda call: "NoPermission" if call == "CreateRole" else None
+    with pytest.raises(PlatformRefused, match=r"CreateRole: NoPermission: .*docs/aliyun\.md lists"):
+        deployer.deploy(shape(spec), PACKAGE)
+    cloud.refuse = lambda call: "ResourceExhausted" if call == "CreateFunction" else None
+    with pytest.raises(PlatformRefused, match=r"making funcpipe-.*: ResourceExhausted: .*Quota Center"):
+        deployer.deploy(shape(spec), PACKAGE)
+    cloud.refuse = lambda call: None
+    without = Deployer(account, say=lambda text: None, docker=Docker("no-docker"), oss=oss.endpoint)
+    with pytest.raises(
+        PlatformRefused, match=r"no-docker does not run here; start it, .*`docker login registry\.test`"
+    ):
+        without.deploy(shape(spec), PACKAGE)
+
+
+def test_wrong_credentials_and_regions_are_told(cloud: AliyunCloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidValue, match=r"region must be one of .*cn-hangzhou.*, got 'cn-hangzou'"):
+        Account(region="cn-hangzou")
+    monkeypatch.setenv("OSS_ACCESS_KEY_SECRET", "wrong")
+    with pytest.raises(PlatformRefused, match=r"SignatureDoesNotMatch: .*the credentials are not valid"):
+        _ = Account(region="cn-test", endpoint=cloud.endpoint).number
+    monkeypatch.delenv("OSS_ACCESS_KEY_ID")
+    with pytest.raises(PlatformRefused, match="set OSS_ACCESS_KEY_ID and OSS_ACCESS_KEY_SECRET"):
+        Account(region="cn-test", endpoint=cloud.endpoint)
+
+
+@pytest.mark.parametrize(
+    ("vcpu", "memory_mb", "rule"),
+    [(1, 8192, "1 to 4 GB"), (2, 1024, "1 to 4 GB"), (0.5, 1000, "steps of 64"), (0.33, 1024, "steps of 0.05")],
+)
+def test_sizes_that_the_service_has_not_are_refused(vcpu: float, memory_mb: int, rule: str) -> None:
+    with pytest.raises(InvalidValue, match=rule):
+        Shape(name="funcpipe", sizes=(size(vcpu, memory_mb),), repository=REPOSITORY)
+
+
+def test_the_tool_s_template_says_the_same_as_the_calls(
+    deployer: Deployer, cloud: AliyunCloud, spec: PlatformSpec
+) -> None:
+    found = deployer.deploy(shape(spec), PACKAGE)
+    role = "acs:ram::1000:role/funcpipe-functions"
+    value = json.loads(tool_template(shape(spec), region="cn-test", image=found.image, role=role))
+    assert (value["edition"], value["resources"].keys()) == ("3.0.0", cloud.functions.keys())
+    for name, resource in value["resources"].items():
+        properties = dict(resource["props"])
+        assert properties.pop("region") == "cn-test"
+        assert properties.pop("asyncInvokeConfig") == cloud.configs[name]
+        assert {**properties, "state": "Active", "tags": []} == cloud.functions[name]
+
+
+def test_rights_name_their_resources() -> None:
+    rights = json.loads(template.rights("funcpipe", "bucket", "cn-test", "1000"))
+    for statement in rights["Statement"]:
+        assert not any("*" in action for action in statement["Action"])
+        if statement["Resource"] == ["*"]:
+            assert all(action.startswith("cr:") for action in statement["Action"])
+        else:
+            assert all("1000" in resource for resource in statement["Resource"])

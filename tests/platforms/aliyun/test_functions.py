@@ -1,0 +1,151 @@
+"""Functions on Function Compute: refused before they cost anything, really run, and their ends recognised."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from funcpipe.comm.keys import Keys
+from funcpipe.core import Plan, PlatformSpec, WorkerReport, WorkerSpec, from_text
+from funcpipe.errors import PlatformRefused
+from funcpipe.job import Job
+from funcpipe.launch import launch
+from funcpipe.platforms.aliyun.account import Account
+from funcpipe.platforms.aliyun.deployment import Deployer
+from funcpipe.platforms.aliyun.functions import AliyunPlatform, status_of
+from funcpipe.platforms.aliyun.template import container_package, shape_of
+from funcpipe.platforms.base import Cause, Handle, State, Status
+from funcpipe.platforms.catalog import open_storage
+from funcpipe.platforms.files import FileStorage
+from funcpipe.upload import upload
+from tests.cloud_emulation.aliyun import AliyunCloud
+from tests.contract.oss_server import OssServer
+from tests.e2e import small
+from tests.in_process import make_job, run_workers
+
+SIZE = "1vCPU-1024MB"
+EVERY_S = 0.2
+
+
+@pytest.mark.parametrize(
+    ("state", "message", "expected", "cause"),
+    [
+        ("Enqueued", "", State.RUNNING, None),
+        ("Running", "", State.RUNNING, None),
+        ("Stopping", "", State.RUNNING, None),
+        ("Succeeded", "", State.DONE, None),
+        ("Failed", "Function time out after 3 seconds", State.FAILED, Cause.TIMED_OUT),
+        ("Failed", "Function instance OOM killed", State.FAILED, Cause.OUT_OF_MEMORY),
+        ("Failed", "UnhandledInvocationError: no", State.FAILED, Cause.CRASHED),
+        ("Stopped", "", State.FAILED, Cause.CRASHED),
+        ("Expired", "", State.FAILED, Cause.CRASHED),
+    ],
+)
+def test_a_task_s_state_tells_state_and_cause(state: str, message: str, expected: State, cause: Cause | None) -> None:
+    status = status_of(state, message)
+    assert (status.state, status.cause) == (expected, cause)
+    assert expected is not State.FAILED or state.lower() in status.reason
+
+
+@pytest.fixture
+def url(oss: OssServer) -> str:
+    return f"oss://funcpipe-1000-cn-test/runs?endpoint={oss.endpoint}&region=cn-test"
+
+
+@pytest.fixture
+def platform(deployer: Deployer, account: Account, spec: PlatformSpec) -> AliyunPlatform:
+    shape = shape_of(spec, name="funcpipe", sizes=(SIZE,), repository="registry.test/you/funcpipe")
+    deployer.deploy(replace(shape, lifetime_s=40), container_package())
+    return AliyunPlatform(spec, account, poll_s=EVERY_S)
+
+
+def sized(plan: Plan, size: str = SIZE) -> Plan:
+    return replace(plan, stages=tuple(replace(stage, size=size) for stage in plan.stages))
+
+
+def job(plan: Plan, loss: Callable[..., Tensor] = F.cross_entropy) -> Job:
+    torch.manual_seed(0)
+    return make_job(small.model(), sized(plan), two_steps, loss=loss, optimizer=small.optimizer, deadline_s=120)
+
+
+def two_steps() -> list[tuple[Tensor, Tensor]]:
+    return small.data()[:16]
+
+
+def worker(platform: AliyunPlatform, url: str, loss: Callable[..., Tensor] = F.cross_entropy) -> WorkerSpec:
+    work = replace(job(small.plan(1, 1), loss), prices=platform.spec)
+    (spec,) = upload(work, Keys("run-1"), open_storage(url), url, "aliyun-fc://funcpipe?region=cn-test")
+    return spec
+
+
+def ended(platform: AliyunPlatform, handle: Handle) -> Status:
+    while (status := platform.status(handle)).state is State.RUNNING:
+        time.sleep(EVERY_S)
+    return status
+
+
+@pytest.mark.slow
+def test_a_job_trains_on_function_compute_to_the_same_bits(
+    platform: AliyunPlatform, spec: PlatformSpec, url: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    work = replace(job(small.plan(2, 2)), prices=spec)
+    storage = open_storage(url)
+    result = launch(work, platform=platform, storage=storage, storage_url=url, on_progress=lambda p: None)
+    reference: dict[str, Tensor] = {}
+    for one in run_workers(work, FileStorage(tmp_path_factory.mktemp("reference"))).values():
+        reference |= one.computation.state().state_dict()
+    assert result.tensors.keys() == reference.keys()
+    assert all(torch.equal(result.tensors[name], reference[name]) for name in reference)
+    assert storage.list("") == ()
+
+
+@pytest.mark.slow
+def test_a_worker_that_fails_is_a_failed_task_with_a_report(
+    platform: AliyunPlatform, url: str, deployer: Deployer, cloud: AliyunCloud
+) -> None:
+    handle = platform.invoke(worker(platform, url, small.failing_loss))
+    status = ended(platform, handle)
+    assert (status.state, status.cause) == (State.FAILED, Cause.CRASHED)
+    assert "WorkerFailed" in status.reason
+    key = Keys("run-1").worker_report("s0.r0", 0)
+    report = from_text(WorkerReport, open_storage(url).get(key).decode(), source=key)
+    assert "the loss function fails" in str(report.error)
+    assert [line for line in cloud.lines if line.startswith("FC Invoke Start RequestId: ")]
+
+
+@pytest.mark.slow
+def test_stop_ends_a_function_and_may_be_repeated(platform: AliyunPlatform, url: str, cloud: AliyunCloud) -> None:
+    handle = platform.invoke(worker(platform, url, small.sleeping_loss))
+    while not cloud.instances:
+        time.sleep(EVERY_S)
+    platform.stop(handle)
+    platform.stop(handle)
+    assert platform.status(handle).reason.startswith("stopped")
+
+
+@pytest.mark.slow
+def test_a_function_past_its_time_is_timed_out(platform: AliyunPlatform, url: str, cloud: AliyunCloud) -> None:
+    cloud.functions[f"funcpipe-{SIZE}"]["timeout"] = 2
+    status = ended(platform, platform.invoke(worker(platform, url, small.sleeping_loss)))
+    assert (status.state, status.cause) == (State.FAILED, Cause.TIMED_OUT)
+
+
+def test_what_the_service_would_not_run_is_refused_before_anything_starts(
+    platform: AliyunPlatform, account: Account, spec: PlatformSpec, url: str, cloud: AliyunCloud
+) -> None:
+    one = worker(platform, url)
+    with pytest.raises(PlatformRefused, match=r"payload of worker s0\.r0 has \d+ bytes, .* at most 100; fold layers"):
+        AliyunPlatform(replace(spec, max_payload_bytes=100), account).invoke(one)
+    with pytest.raises(PlatformRefused, match=r"no function funcpipe-1vCPU-2048MB in cn-test; run: funcpipe deploy al"):
+        platform.check(sized(one.plan, "1vCPU-2048MB"))
+    double = replace(one.plan, replicas=2, global_batch=2 * one.plan.global_batch)
+    with pytest.raises(PlatformRefused, match="needs 2 functions at once, an account has 1"):
+        AliyunPlatform(replace(spec, max_functions=1), account).check(double)
+    cloud.functions[f"funcpipe-{SIZE}"]["memorySize"] = 512
+    with pytest.raises(PlatformRefused, match="has 1 vCPU and 512 MB: somebody changed it"):
+        platform.check(one.plan)
+    assert cloud.tasks == {}

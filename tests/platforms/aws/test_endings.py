@@ -1,0 +1,64 @@
+"""How Lambda's own words about an invocation's end are understood."""
+
+import json
+from typing import Any
+
+import pytest
+
+from funcpipe.platforms.aws.endings import of_failure, of_report
+from funcpipe.platforms.base import Cause, State
+
+
+def report(status: str, peak_mb: int = 100, **more: Any) -> str:
+    metrics = {"durationMs": 900_000.0, "memorySizeMB": 1024, "maxMemoryUsedMB": peak_mb}
+    return json.dumps(
+        {"type": "platform.report", "record": {"requestId": "r", "status": status, "metrics": metrics, **more}}
+    )
+
+
+@pytest.mark.parametrize(
+    ("message", "state", "cause", "words"),
+    [
+        (report("success"), State.DONE, None, ""),
+        (report("timeout"), State.FAILED, Cause.TIMED_OUT, "timed out after 900 s"),
+        (report("error", 1024, errorType="Runtime.ExitError"), State.FAILED, Cause.OUT_OF_MEMORY, "1024 of 1024 MB"),
+        (report("error", 700, errorType="Runtime.OutOfMemory"), State.FAILED, Cause.OUT_OF_MEMORY, "700 of 1024 MB"),
+        (report("error", errorType="Runtime.ExitError"), State.FAILED, Cause.CRASHED, "Runtime.ExitError"),
+        (report("failure", errorType="WorkerFailed"), State.FAILED, Cause.CRASHED, "WorkerFailed"),
+        (report("failure"), State.FAILED, Cause.CRASHED, "failure"),
+    ],
+)
+def test_a_report_tells_state_and_cause(message: str, state: State, cause: Cause | None, words: str) -> None:
+    found = of_report(message)
+    assert found is not None
+    request, status = found
+    assert (request, status.state, status.cause) == ("r", state, cause)
+    assert words in status.reason
+
+
+@pytest.mark.parametrize("message", ["", "a line", "[1]", '"text"', "{}", '{"type": "platform.start", "record": {}}'])
+def test_other_events_of_the_log_are_passed_over(message: str) -> None:
+    assert of_report(message) is None
+
+
+@pytest.mark.parametrize(
+    ("condition", "answer", "cause", "words"),
+    [
+        ("EventAgeExceeded", None, Cause.CRASHED, "never started"),
+        ("RetriesExhausted", {"errorMessage": "2026 r Task timed out after 3.00 seconds"}, Cause.TIMED_OUT, "3.00"),
+        (
+            "RetriesExhausted",
+            {"errorType": "Runtime.ExitError", "errorMessage": "Runtime exited with error: signal: killed"},
+            Cause.OUT_OF_MEMORY,
+            "out of memory",
+        ),
+        ("RetriesExhausted", {"errorType": "Runtime.OutOfMemory"}, Cause.OUT_OF_MEMORY, "out of memory"),
+        ("RetriesExhausted", {"errorType": "ValueError", "errorMessage": "no"}, Cause.CRASHED, "failed: no"),
+        ("RetriesExhausted", None, Cause.CRASHED, "RetriesExhausted"),
+    ],
+)
+def test_a_record_of_a_failure_tells_the_cause(condition: str, answer: object, cause: Cause, words: str) -> None:
+    record = {"requestContext": {"requestId": "r", "condition": condition}, "responsePayload": answer}
+    request, status = of_failure(json.dumps(record))
+    assert (request, status.state, status.cause) == ("r", State.FAILED, cause)
+    assert words in status.reason

@@ -1,0 +1,159 @@
+"""Functions on AWS: refused before they cost anything, run in the real runtime client, and their ends recognised."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from funcpipe.comm.keys import Keys
+from funcpipe.core import WorkerSpec
+from funcpipe.errors import DeadlineExceeded, PlatformRefused
+from funcpipe.launch import launch
+from funcpipe.platforms.aws.account import Account
+from funcpipe.platforms.aws.deployment import Deployer
+from funcpipe.platforms.aws.functions import AwsPlatform
+from funcpipe.platforms.aws.image import lambda_package
+from funcpipe.platforms.aws.template import Shape
+from funcpipe.platforms.base import Cause, Handle, State, Status, Storage
+from funcpipe.platforms.catalog import load_spec, open_storage
+from funcpipe.platforms.docker import Docker
+from funcpipe.upload import upload
+from tests.cloud_emulation.aws import AwsCloud
+from tests.e2e import small
+from tests.in_process import make_job, run_workers
+
+pytestmark = pytest.mark.slow
+
+STORAGE = "s3://funcpipe-123456789012-us-east-1/runs"
+PLATFORM = "aws-lambda://funcpipe?region=us-east-1"
+EVERY_S = 0.2
+
+
+@pytest.fixture
+def deployed(cloud: AwsCloud, account: Account, monkeypatch: pytest.MonkeyPatch) -> Account:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", cloud.moto)  # for the storage, whose URL is the same in functions
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    shape = Shape(name="funcpipe", memory_mb=(1024,))
+    Deployer(account, sleep=lambda s: None, docker=Docker("a-docker-that-is-not-there")).deploy(shape, lambda_package())
+    return account
+
+
+@pytest.fixture
+def platform(deployed: Account) -> AwsPlatform:
+    return AwsPlatform(load_spec("aws-lambda"), deployed, poll_s=EVERY_S)
+
+
+@pytest.fixture
+def storage(deployed: Account) -> Iterator[Storage]:
+    store = open_storage(STORAGE)
+    yield store
+    assert store.list("") == ()
+
+
+def spec(storage: Storage, loss: Callable[..., Tensor] = torch.nn.functional.cross_entropy) -> WorkerSpec:
+    torch.manual_seed(0)
+    job = make_job(small.model(), small.plan(1, 1), small.data, loss=loss, optimizer=small.optimizer)
+    (found,) = upload(job, Keys("run-1"), storage, STORAGE, PLATFORM)
+    return found
+
+
+def ended(platform: AwsPlatform, handle: Handle) -> Status:
+    while (status := platform.status(handle)).state is State.RUNNING:
+        time.sleep(EVERY_S)
+    return status
+
+
+def test_a_job_trains_on_lambda_to_the_same_bits(platform: AwsPlatform, storage: Storage, cloud: AwsCloud) -> None:
+    torch.manual_seed(0)
+    job = make_job(
+        small.model(),
+        small.plan(2, 2),
+        two_steps,
+        loss=torch.nn.functional.cross_entropy,
+        optimizer=small.optimizer,
+        deadline_s=120,
+    )
+    result = launch(job, platform=platform, storage=storage, storage_url=STORAGE, on_progress=lambda p: None)
+    reference: dict[str, Tensor] = {}
+    for worker in run_workers(job, open_storage(STORAGE + "-reference")).values():
+        reference |= worker.computation.state().state_dict()
+    assert result.tensors.keys() == reference.keys()
+    assert all(torch.equal(result.tensors[name], reference[name]) for name in reference)
+    assert len([call for call in cloud.calls if call.endswith("/invocations")]) == 4
+
+
+def test_a_worker_that_fails_is_seen_once_and_not_retried(
+    platform: AwsPlatform, deployed: Account, cloud: AwsCloud
+) -> None:
+    handle = platform.invoke(spec(open_storage(STORAGE), small.failing_loss))
+    status = ended(platform, handle)
+    assert (status.state, status.cause) == (State.FAILED, Cause.CRASHED)
+    assert ended(AwsPlatform(load_spec("aws-lambda"), deployed, poll_s=EVERY_S), handle).state is State.FAILED
+    lines = [json.loads(line.split(" ", 3)[3]) for line in reports(deployed)]
+    assert [line["record"]["requestId"] for line in lines] == [handle.name.split("/")[1]]
+
+
+def two_steps() -> list[tuple[Tensor, Tensor]]:
+    return small.data()[:16]
+
+
+def reports(account: Account) -> list[str]:
+    return list(Deployer(account).logs("funcpipe", since_s=0, containing="platform.report"))
+
+
+def test_stop_ends_a_function_and_may_be_repeated(platform: AwsPlatform, cloud: AwsCloud) -> None:
+    handle = platform.invoke(spec(open_storage(STORAGE), small.sleeping_loss))
+    assert platform.status(handle) == Status(state=State.RUNNING)
+    platform.stop(handle)
+    platform.stop(handle)
+    assert platform.status(handle).state is State.FAILED
+    assert not [key for key in keys(cloud) if key.startswith("stops/")]
+
+
+def keys(cloud: AwsCloud) -> list[str]:
+    found = cloud.client("s3").list_objects_v2(Bucket="funcpipe-123456789012-us-east-1")
+    return [item["Key"] for item in found.get("Contents", ())]
+
+
+def test_a_function_past_its_time_is_timed_out(platform: AwsPlatform, cloud: AwsCloud) -> None:
+    cloud.timeout_s = 4
+    status = ended(platform, platform.invoke(spec(open_storage(STORAGE), small.sleeping_loss)))
+    assert (status.state, status.cause) == (State.FAILED, Cause.TIMED_OUT)
+
+
+def test_a_function_that_does_not_end_is_told(deployed: Account, cloud: AwsCloud) -> None:
+    now_s = iter(range(0, 100_000, 50))
+    platform = AwsPlatform(
+        load_spec("aws-lambda"), deployed, poll_s=0, clock=lambda: float(next(now_s)), sleep=lambda s: None
+    )
+    with pytest.raises(DeadlineExceeded, match=r"has not ended 90 s after it was told to; .* 900 s after its start"):
+        platform.stop(Handle(worker="s0.r0", name="funcpipe-1024/nobody/1000"))
+
+
+def test_what_lambda_would_not_run_is_refused_before_anything_starts(
+    platform: AwsPlatform, deployed: Account, cloud: AwsCloud
+) -> None:
+    worker = spec(open_storage(STORAGE))
+    small_payloads = AwsPlatform(replace(load_spec("aws-lambda"), max_payload_bytes=100), deployed)
+    with pytest.raises(PlatformRefused, match=r"payload of worker s0\.r0 has \d+ bytes, .* at most 100; fold layers"):
+        small_payloads.invoke(worker)
+    stages = tuple(replace(stage, memory_mb=2048, size="2048MB") for stage in worker.plan.stages)
+    with pytest.raises(
+        PlatformRefused, match=r"no function funcpipe-2048 in us-east-1; run: funcpipe deploy aws --name"
+    ):
+        platform.check(replace(worker.plan, stages=stages))
+    stages = tuple(replace(stage, memory_mb=20_000) for stage in worker.plan.stages)
+    with pytest.raises(PlatformRefused, match="functions of 20000 MB, Lambda has 128 to 10240"):
+        platform.check(replace(worker.plan, stages=stages))
+    cloud.concurrency = 10
+    many = replace(worker.plan, replicas=11, global_batch=11 * worker.plan.micro_batch)
+    with pytest.raises(PlatformRefused, match=r"needs 11 functions at once, this account may run 10 in us-east-1"):
+        platform.check(many)
+    cloud.client("lambda").update_function_configuration(FunctionName="funcpipe-1024", MemorySize=512)
+    with pytest.raises(PlatformRefused, match="funcpipe-1024 has 512 MB: somebody changed it"):
+        platform.check(worker.plan)
+    assert not [call for call in cloud.calls if call.endswith("/invocations")]

@@ -1,0 +1,74 @@
+"""The template says what a deployment is: valid, least rights, limits that are ours to enforce."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from funcpipe.errors import InvalidValue
+from funcpipe.platforms.aws.template import Shape, template, template_text
+
+SHAPE = Shape(name="funcpipe", memory_mb=(1024, 10240))
+
+
+def resources(kind: str) -> list[dict[str, Any]]:
+    return [r["Properties"] for r in template(SHAPE)["Resources"].values() if r["Type"] == kind]
+
+
+@pytest.mark.slow
+def test_the_template_passes_cfn_lint(tmp_path: Path) -> None:
+    (tmp_path / "template.json").write_text(template_text(SHAPE))
+    program = Path(sys.executable).with_name("cfn-lint")
+    command = [str(program), "--regions", "us-east-1", "--template", str(tmp_path / "template.json")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    broken = json.loads(template_text(SHAPE))
+    broken["Resources"]["Function1024"]["Properties"]["PackageType"] = "Picture"
+    (tmp_path / "template.json").write_text(json.dumps(broken))
+    assert subprocess.run(command, capture_output=True).returncode != 0
+
+
+def test_rights_name_their_resources() -> None:
+    for role in resources("AWS::IAM::Role"):
+        for policy in role["Policies"]:
+            for statement in policy["PolicyDocument"]["Statement"]:
+                assert not any("*" in action for action in statement["Action"])
+                if statement["Resource"] == "*":
+                    assert statement["Action"] == ["ecr:GetAuthorizationToken"]
+                else:
+                    assert "*" not in json.dumps(statement["Resource"]).replace('/*"', "").replace("funcpipe-*", "")
+
+
+def test_there_are_no_retries_and_failures_are_recorded() -> None:
+    invocations = resources("AWS::Lambda::EventInvokeConfig")
+    assert len(invocations) == len(resources("AWS::Lambda::Function")) == 2
+    for invocation in invocations:
+        assert invocation["MaximumRetryAttempts"] == 0
+        assert invocation["DestinationConfig"] == {"OnFailure": {"Destination": {"Fn::GetAtt": ["Bucket", "Arn"]}}}
+
+
+def test_what_is_made_expires() -> None:
+    (bucket,) = resources("AWS::S3::Bucket")
+    assert {rule["Prefix"] for rule in bucket["LifecycleConfiguration"]["Rules"]} >= {"runs/", "sources/", "stops/"}
+    assert [logs["RetentionInDays"] for logs in resources("AWS::Logs::LogGroup")] == [14]
+    assert [repository["EmptyOnDelete"] for repository in resources("AWS::ECR::Repository")] == [True]
+
+
+@given(memory=st.integers(-10, 20_000))
+def test_only_sizes_that_lambda_has_are_admitted(memory: int) -> None:
+    if 128 <= memory <= 10_240:
+        assert Shape(name="a", memory_mb=(memory,)).memory_mb == (memory,)
+    else:
+        with pytest.raises(InvalidValue, match="must be 128 to 10240 MB"):
+            Shape(name="a", memory_mb=(memory,))
+
+
+@pytest.mark.parametrize("name", ["", "Upper", "a_b", "a" * 25, "ä"])
+def test_names_that_buckets_cannot_have_are_refused(name: str) -> None:
+    with pytest.raises(InvalidValue, match="name must"):
+        Shape(name=name, memory_mb=(1024,))

@@ -1,0 +1,61 @@
+"""deploy, destroy and logs in a shell, against emulated accounts."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from funcpipe.cli import main
+from funcpipe.core import write
+from funcpipe.platforms.aws.template import Shape, template
+from tests.cloud_emulation.aws import aws_cloud
+from tests.e2e import small
+
+
+def test_a_template_is_written_without_an_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    write(small.plan(), tmp_path / "plan.json")
+    assert main(["deploy", "aws", "--plan", "plan.json", "--template-only", "template.json"]) == 0
+    assert json.loads(Path("template.json").read_text()) == template(Shape(name="funcpipe", memory_mb=(1024,)))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["aws"], "say which functions to make: --sizes"),
+        (["aws", "--sizes", "2 vCPU"], "a size on AWS is its memory, such as 2048MB, got '2 vCPU'"),
+        (["aws", "--sizes", "64MB"], "memory must be 128 to 10240 MB on AWS Lambda, got 64"),
+        (["aws", "--sizes", "2048MB", "--name", "A"], "name must be small letters"),
+        (["aliyun", "--sizes", "1vCPU-2048MB"], "say with --repository where the image goes"),
+        (["aws", "--sizes", "2048MB", "--template-only", "/nowhere/t.json"], "there is no folder /nowhere"),
+    ],
+)
+def test_what_cannot_be_deployed_is_told(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    where = [] if "--template-only" in words else ["--template-only", str(tmp_path / "template")]
+    assert main(["deploy", *words, *where]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_deployment_s_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # no docker
+    with aws_cloud(tmp_path / "images") as cloud:
+        for name, value in (("ACCESS_KEY_ID", "test"), ("SECRET_ACCESS_KEY", "test"), ("ENDPOINT_URL", cloud.endpoint)):
+            monkeypatch.setenv(f"AWS_{name}", value)
+        monkeypatch.setattr("time.sleep", lambda s: None)
+        assert main(["deploy", "aws", "--region", "us-east-1", "--sizes", "2048MB", "--json"]) == 0
+        shown = capsys.readouterr()
+        assert json.loads(shown.out)["bucket"] == "funcpipe-123456789012-us-east-1"
+        assert "keeping it costs $" in json.loads(shown.out)["keeping"]
+        assert "making functions of 2048 MB" in shown.err
+        assert main(["logs", "aws", "--region", "us-east-1"]) == 0
+        assert main(["destroy", "aws", "--region", "us-east-1"]) == 0
+        assert cloud.client("cloudformation").describe_stacks()["Stacks"] == []
+        assert main(["logs", "aws", "--region", "us-east-1"]) == 1
+        assert "reading the logs of funcpipe: ResourceNotFoundException" in capsys.readouterr().err
