@@ -17,7 +17,18 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.planner_profiles import SHAPES, platform, profile
-from funcpipe.core import Estimate, ModelProfile, Plan, PlatformSpec, Recompute, ScheduleKind, TrainingSpec, Wire, read
+from funcpipe.core import (
+    Estimate,
+    ModelProfile,
+    Plan,
+    PlatformSpec,
+    Recompute,
+    ScheduleKind,
+    Sync,
+    TrainingSpec,
+    Wire,
+    read,
+)
 from funcpipe.partitioner.optimize import optimize
 
 BATCHES = (64, 256)
@@ -54,7 +65,11 @@ def compare(measured: ModelProfile, spec: PlatformSpec, batch: int) -> Iterator[
     """For each value of time the paper's plan, and what the freedoms gain over it."""
     for value in TIME_VALUES:
         fixed = TrainingSpec(
-            global_batch=batch, time_value=value, schedule=ScheduleKind.GPIPE, recompute=Recompute.NEVER
+            global_batch=batch,
+            time_value=value,
+            schedule=ScheduleKind.GPIPE,
+            sync=Sync.PIPELINED,
+            recompute=Recompute.NEVER,
         )
         paper = estimate_of(optimize(measured, spec, fixed))
         row = {"model": measured.model, "batch": batch, "time_value": value}

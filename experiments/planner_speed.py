@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.planner_profiles import SHAPES, platform, profile
-from funcpipe.core import ModelProfile, Optimality, Plan, PlatformSpec, ScheduleKind, TrainingSpec
+from funcpipe.core import ModelProfile, Optimality, Plan, PlatformSpec, ScheduleKind, Sync, TrainingSpec
 from funcpipe.errors import FuncPipeError
 from funcpipe.partitioner.exact import exact
 from funcpipe.partitioner.front import pareto_front
@@ -116,7 +116,9 @@ def growth(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 def solvers(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """The exact search and each solver on the same instances, one number of replicas and GPipe, in one run."""
     spec = platform()
-    training = TrainingSpec(global_batch=BATCH, time_value=3.84, replicas=(4,), schedule=ScheduleKind.GPIPE)
+    training = TrainingSpec(
+        global_batch=BATCH, time_value=3.84, replicas=(4,), schedule=ScheduleKind.GPIPE, sync=Sync.PIPELINED
+    )
     for layers, name in itertools.product(options.solver_layers, ("amoebanet-d18", "bert-large")):
         problem = Problem(profile=profile(name, spec, layers=layers), spec=spec, training=training)
         started_s = time.perf_counter()

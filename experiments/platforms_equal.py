@@ -29,7 +29,8 @@ from experiments.models import digits
 from funcpipe import FuncPipe
 from funcpipe.core import Plan
 from funcpipe.graph import trace
-from funcpipe.launch import Job, Progress, RunResult, launch
+from funcpipe.job import Job
+from funcpipe.launch import launch
 from funcpipe.platforms.aliyun.account import Account as AliyunAccount
 from funcpipe.platforms.aliyun.deployment import Deployer as AliyunDeployer
 from funcpipe.platforms.aliyun.functions import AliyunPlatform
@@ -42,6 +43,7 @@ from funcpipe.platforms.aws.template import Shape
 from funcpipe.platforms.base import Platform
 from funcpipe.platforms.catalog import load_spec, open_storage
 from funcpipe.platforms.docker import Docker
+from funcpipe.results import Progress, RunResult
 from tests.cloud_emulation.aliyun import aliyun_cloud
 from tests.cloud_emulation.aws import aws_cloud
 from tests.cloud_emulation.docker import RegistryDocker

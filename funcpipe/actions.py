@@ -8,7 +8,7 @@ from torch import Tensor
 from funcpipe.comm.channel import Channel, Received
 from funcpipe.comm.keys import Keys
 from funcpipe.comm.pieces import Pieces
-from funcpipe.comm.scatter_reduce import pattern
+from funcpipe.comm.scatter_reduce import cut_rounds, pattern
 from funcpipe.computation import Batch, Computation
 from funcpipe.core import Plan, Routes, Wire
 from funcpipe.data import Step
@@ -31,8 +31,10 @@ class Actions:
         self._pattern = pattern(plan.sync, plan.replicas, plan.streams)
         self._synchronisation = Synchronisation(channel, self._pattern, replica, self._key_of)
         self._step = -1
+        self._pieces: Pieces | None = None
         self._actions: Mapping[Kind, Callable[[Task], Outcome]] = {
             Kind.FORWARD: self._forward,
+            Kind.BUCKET: self._bucket,
             Kind.BACKWARD: self._backward,
             Kind.PUT_ACTIVATION: self._put_activation,
             Kind.GET_ACTIVATION: self._get_activation,
@@ -58,6 +60,7 @@ class Actions:
     def begin(self, step: Step, load: Callable[[Sequence[int]], Batch]) -> None:
         """Get ready for the tasks of `step`."""
         self._step = step.number
+        self._pieces = None
         self._channel.begin_step()
         self._computation.begin(step, load)
 
@@ -73,12 +76,28 @@ class Actions:
         self._computation.backward(_number(task.micro_batch))
         return Outcome()
 
-    def _flatten(self, _: Task) -> Outcome:
-        self._computation.flatten()
-        self._pieces = Pieces(self._computation.flat.vector, self._pattern)
+    def _bucket(self, task: Task) -> Outcome:
+        bucket = _number(task.part)
+        if bucket == 0:
+            self._computation.begin_last_backward(_number(task.micro_batch))
+            self._cut()
+        self._computation.flat.wait_for(*self._rounds[bucket])
         return Outcome()
 
+    def _flatten(self, _: Task) -> Outcome:
+        self._computation.flatten()
+        self._cut()
+        return Outcome()
+
+    def _cut(self) -> None:
+        """Cut the step's gradients as they travel, unless it was done for its buckets."""
+        flat = self._computation.flat
+        if self._pieces is None:
+            self._pieces = Pieces(flat.vector, self._pattern, flat.head)
+            self._rounds = cut_rounds(flat.vector.numel(), self._pattern, flat.head)
+
     def _synchronise(self, task: Task) -> Outcome:
+        assert self._pieces is not None, f"{task} comes before its gradients"
         return self._synchronisation.run(task, self._pieces)
 
     def _update(self, _: Task) -> Outcome:
@@ -122,7 +141,7 @@ class Actions:
 
     def _get_gradient(self, task: Task) -> Outcome:
         received = self._get(task)
-        self._computation.receive_gradient(_number(task.micro_batch), received.tensors)
+        self._computation.receive_gradient(_number(task.micro_batch), _number(task.peer), received.tensors)
         return _outcome(received)
 
     def _get_tied(self, task: Task) -> Outcome:
@@ -147,7 +166,7 @@ class Actions:
         return self._channel.get(self._key_of(source_of(task)))
 
     def _key_of(self, put: Task) -> str:
-        return self._keys.message(self._step, str(put))
+        return self._keys.message(f"s{put.stage}.r{put.replica}", self._step, str(put))
 
 
 class _RouteTable:

@@ -1,10 +1,7 @@
 """An ordinary module, its loss and its optimiser, with the verbs around them: profile, optimize, simulate, train."""
 
-import contextlib
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,17 +20,18 @@ from funcpipe.core import (
     Wire,
 )
 from funcpipe.data import MapDataset, load
-from funcpipe.errors import DataError, InvalidValue, PlanError
+from funcpipe.errors import DataError, PlanError
 from funcpipe.graph import trace
-from funcpipe.launch import Job, Progress, RunResult, launch
-from funcpipe.partitioner.cost import size_of
+from funcpipe.job import Care, Job
+from funcpipe.launch import NO_CARE
 from funcpipe.partitioner.merge import merge_layers
 from funcpipe.partitioner.optimize import optimize
 from funcpipe.partitioner.pins import NO_PINS, Pins
-from funcpipe.platforms.catalog import LOCAL, load_spec, open_deployment, open_storage
-from funcpipe.platforms.local import local_functions
+from funcpipe.place import ANYWHERE, Earlier, Place, find_earlier, run_job, start_job
+from funcpipe.platforms.catalog import LOCAL, load_spec
 from funcpipe.predict import predict
 from funcpipe.profiler import profile
+from funcpipe.results import Progress, RunResult
 from funcpipe.scheduler.conditions import Conditions
 from funcpipe.scheduler.simulate import UNDISTURBED
 from funcpipe.verify import TOLERANCE, Verification, compare_states, train_in_one_process
@@ -153,6 +151,10 @@ class FuncPipe:
         seed: int = 0,
         shuffle: bool = True,
         message_deadline_s: float = 300.0,
+        care: Care = NO_CARE,
+        storage: str | None = None,
+        run: str | None = None,
+        resume: str | None = None,
         on_progress: Callable[[Progress], None] = lambda progress: None,
     ) -> RunResult:
         """Train the module over functions, as one process would, and load the result into it.
@@ -162,15 +164,55 @@ class FuncPipe:
         as this machine, and unlimited; `like` another platform they have its memory, processors, links and lifetime.
         Other platforms are what `funcpipe deploy` made, by URL: `aws-lambda://NAME?region=…`, `aliyun-fc://…`.
         The bill is made with `prices`, by default those of the plan's platform. A message that does not come within
-        `message_deadline_s` ends the run. Raises PlanError, DataError or ModelError before any function starts,
-        WorkerFailed or DeadlineExceeded afterwards.
+        `message_deadline_s` ends the run. `care` says how workers live and what follows when they die. Objects lie in
+        `storage`, a URL, by default a temporary folder; the new run is called `run`, or the run `resume` of that
+        storage is gone on with, by whatever plan. Raises PlanError, DataError or ModelError before any function starts,
+        WorkerFailed, RunHalted or DeadlineExceeded afterwards.
         """
-        if platform != LOCAL and like is not None:
-            raise InvalidValue("like", like, f"is for the platform {LOCAL!r}: {platform} has its own limits")
+        place = Place(
+            platform=platform,
+            like=load_spec(like) if isinstance(like, str) else like,
+            storage=storage,
+            run=run,
+            resume=resume,
+        )
+        earlier = self._go_back(place)
         job = self._job(dataset, plan, prices, message_deadline_s, epochs=epochs, seed=seed, shuffle=shuffle)
-        result = self._run(job, on_progress, platform, like=load_spec(like) if isinstance(like, str) else like)
+        result = self._run(job, on_progress, place, care, earlier)
         self.model.load_state_dict(result.state_dict())
         return result
+
+    def start(
+        self,
+        dataset: MapDataset | Callable[[], MapDataset],
+        *,
+        storage: str,
+        epochs: int = 1,
+        platform: str = LOCAL,
+        like: str | PlatformSpec | None = None,
+        plan: Plan | None = None,
+        prices: PlatformSpec | None = None,
+        seed: int = 0,
+        shuffle: bool = True,
+        message_deadline_s: float = 300.0,
+        care: Care = NO_CARE,
+        run: str | None = None,
+        resume: str | None = None,
+    ) -> str:
+        """Do what `train` does, but leave the run to itself once its functions are started; the run's name.
+
+        `train` with `resume` waits for it, and collects what it leaves.
+        """
+        place = Place(
+            platform=platform,
+            like=load_spec(like) if isinstance(like, str) else like,
+            storage=storage,
+            run=run,
+            resume=resume,
+        )
+        earlier = self._go_back(place)
+        job = self._job(dataset, plan, prices, message_deadline_s, epochs=epochs, seed=seed, shuffle=shuffle)
+        return start_job(job, place, care, earlier)
 
     def verify(
         self,
@@ -197,7 +239,7 @@ class FuncPipe:
             seed=seed,
             clip_grad_norm=self._clip_grad_norm,
         )
-        found = self._run(job, lambda progress: None).state_dict()
+        found = self._run(job).state_dict()
         return compare_states(job.graph, found, dict(expected.state_dict()), steps=job.steps, tolerance=tolerance)
 
     def _job(
@@ -232,16 +274,26 @@ class FuncPipe:
             clip_grad_norm=self._clip_grad_norm,
         )
 
+    def _go_back(self, place: Place) -> Earlier | None:
+        """Give the module what the run that is to be resumed had learned."""
+        earlier = find_earlier(place)
+        if earlier is not None and earlier.saved.state is not None:
+            learned = earlier.saved.state.state_dict()
+            try:
+                self.model.load_state_dict(learned, strict=False)
+            except RuntimeError as error:
+                raise PlanError(f"run {earlier.record.run} is of another model: {error}") from error
+        return earlier
+
     def _run(
         self,
         job: Job,
-        on_progress: Callable[[Progress], None],
-        platform: str = LOCAL,
-        *,
-        like: PlatformSpec | None = None,
+        on_progress: Callable[[Progress], None] = lambda progress: None,
+        place: Place = ANYWHERE,
+        care: Care = NO_CARE,
+        earlier: Earlier | None = None,
     ) -> RunResult:
-        local = platform == LOCAL
-        result = _train_locally(job, on_progress, like) if local else _train_on(platform, job, on_progress)
+        result = run_job(job, place, care, earlier, on_progress)
         untouched = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
         return replace(result, tensors=untouched | result.tensors)
 
@@ -285,35 +337,3 @@ def optimizer_kind(factory: OptimizerFactory) -> OptimizerKind:
     kept = [value for value in optimizer.state[parameter].values() if isinstance(value, Tensor)]
     count = sum(value.shape == parameter.shape for value in kept)
     return min(OptimizerKind, key=lambda kind: (kind.values_per_parameter < count, kind.values_per_parameter))
-
-
-def _train_locally(job: Job, on_progress: Callable[[Progress], None], like: PlatformSpec | None) -> RunResult:
-    if like is not None:
-        for stage in job.plan.stages:
-            size_of(stage.size, like)  # which refuses a plan for another platform's sizes
-    functions = local_functions(
-        like or load_spec(LOCAL),
-        "funcpipe.worker:main",
-        preload=("torch", "torch._dynamo", "funcpipe.worker"),
-        imposed=like is not None,
-    )
-    with functions as platform, _temporary_storage() as url:
-        return launch(job, platform=platform, storage=open_storage(url), storage_url=url, on_progress=on_progress)
-
-
-def _train_on(url: str, job: Job, on_progress: Callable[[Progress], None]) -> RunResult:
-    platform = open_deployment(url)
-    urls = platform.storage_urls
-    return launch(
-        job,
-        platform=platform,
-        storage=open_storage(urls.client),
-        storage_url=urls.functions,
-        on_progress=on_progress,
-    )
-
-
-@contextlib.contextmanager
-def _temporary_storage() -> Iterator[str]:
-    with tempfile.TemporaryDirectory(prefix="funcpipe-", ignore_cleanup_errors=False) as folder:
-        yield Path(folder).resolve().as_uri()

@@ -1,9 +1,9 @@
 """What a worker does beside its lanes: small writes and deletions that no task waits for."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from funcpipe.core import to_text
+from funcpipe.comm.notes import put_note
 from funcpipe.core.json_form import Document
 from funcpipe.platforms.base import Storage
 
@@ -26,15 +26,11 @@ class Background:
                 future.result()
 
     def put(self, key: str, value: Document) -> None:
-        """Write the JSON of `value`."""
-        self._submit(lambda: self._storage.put(key, to_text(value).encode()))
+        """Write `value` as a note."""
+        self.run(lambda: put_note(self._storage, key, value))
 
-    def delete(self, keys: Iterable[str]) -> None:
-        """Delete objects."""
-        for key in keys:
-            self._submit(lambda key=key: self._storage.delete(key))  # type: ignore[misc]
-
-    def _submit(self, work: Callable[[], None]) -> None:
+    def run(self, work: Callable[[], None]) -> None:
+        """Do `work`."""
         for future in [future for future in self._pending if future.done()]:
             self._pending.remove(future)
             future.result()

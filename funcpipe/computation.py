@@ -12,7 +12,9 @@ from funcpipe.core import TieRoute
 from funcpipe.data import Step
 from funcpipe.errors import DataError
 from funcpipe.gradients import FlatGradient
+from funcpipe.life.state import StageState, put_back, take
 from funcpipe.norms import GradientNorm, sum_of_squares
+from funcpipe.rng import layer_seed, reseed
 from funcpipe.split import StageModule
 from funcpipe.statistics import RunningStatistics
 from funcpipe.ties import TiedParameters
@@ -27,14 +29,15 @@ Batch = tuple[Mapping[str, Tensor], Any]
 class _MicroBatch:
     """What a stage holds of one micro-batch between its forward and its backward.
 
-    `unsent` holds the elements of what later stages need until they are sent; `roots` is where its gradients enter.
+    `unsent` holds the elements of what later stages need until they are sent; `roots` is where its gradients enter;
+    `gradients` are those by the stage that returned them.
     """
 
     received: dict[str, Tensor] = field(default_factory=dict)
     unsent: dict[str, Tensor] = field(default_factory=dict)
     roots: dict[str, GradientEdge] = field(default_factory=dict)
     loss: Tensor | None = None
-    gradients: dict[str, Tensor] = field(default_factory=dict)
+    gradients: dict[int, Mapping[str, Tensor]] = field(default_factory=dict)
     owed: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -112,18 +115,26 @@ class Computation:
         unsent = self._held[micro_batch].unsent
         return {name: unsent.pop(name) for name in names}
 
-    def receive_gradient(self, micro_batch: int, tensors: Mapping[str, Tensor]) -> None:
-        """Add up the gradients that later stages return for what was sent."""
-        gradients = self._held[micro_batch].gradients
-        for name, gradient in tensors.items():
-            gradients[name] = gradients[name] + gradient if name in gradients else gradient
+    def receive_gradient(self, micro_batch: int, stage: int, tensors: Mapping[str, Tensor]) -> None:
+        """Keep the gradients that a later stage returns for what was sent."""
+        self._held[micro_batch].gradients[stage] = tensors
 
     def backward(self, micro_batch: int) -> None:
         """Add this micro-batch's part to the gradients of the parameters; frees its activations."""
+        if self._flat is None or not self._flat.end_backward():
+            self._propagate(micro_batch)
+
+    def begin_last_backward(self, micro_batch: int) -> None:
+        """Begin the step's last `backward`, whose gradients go into `flat` as it makes them."""
+        self._flat = FlatGradient(self._summed_here, self._statistics.contributions())
+        self._flat.last_backward(lambda: self._propagate(micro_batch))
+
+    def _propagate(self, micro_batch: int) -> None:
         held = self._held[micro_batch]
         if self._recompute:
             self._run(held, micro_batch)
-        seeds = [(held.roots[name], gradient) for name, gradient in held.gradients.items() if name in held.roots]
+        gradients = _summed(held.gradients)
+        seeds = [(root, gradients[name]) for name, root in held.roots.items() if name in gradients]
         if held.loss is not None and held.loss.requires_grad:
             seeds.append((get_gradient_edge(held.loss), torch.full_like(held.loss, self.norm.loss_factor)))
         if seeds:
@@ -138,12 +149,14 @@ class Computation:
 
     def flatten(self) -> None:
         """Gather the step's gradients, and what else the replicas sum, into one vector."""
-        self._flat = FlatGradient(self._summed_here, self._statistics.contributions())
+        extras = self._statistics.contributions()
+        self._flat = self._flat or FlatGradient(self._summed_here, extras)
+        self._flat.take(extras)
 
     @property
     def flat(self) -> FlatGradient:
-        """The vector that `flatten` gathered."""
-        assert self._flat is not None, "flatten comes before the transfers of its pieces"
+        """The vector of the step's gradients, since `begin_last_backward` or `flatten`."""
+        assert self._flat is not None, "the vector is made before its pieces travel"
         return self._flat
 
     def tied_sums(self, names: Iterable[str]) -> dict[str, Tensor]:
@@ -165,6 +178,7 @@ class Computation:
         factor = self.norm.finish()
         if self._optimizer is not None:
             if factor is not None:
+                reseed(layer_seed(self._seed, self._step.number, 0, "optimizer"))
                 self._scale_gradients(factor)
                 self._optimizer.step()
             self._optimizer.zero_grad(set_to_none=True)
@@ -172,9 +186,13 @@ class Computation:
         self._flat = None
         self._held = {}
 
-    def state(self) -> dict[str, Tensor]:
-        """The stage's part of the model's `state_dict`."""
-        return dict(self._stage.state_dict())
+    def state(self) -> StageState:
+        """What the stage has learned, between two steps."""
+        return take(self._stage, self._optimizer, self.norm)
+
+    def restore(self, state: StageState) -> None:
+        """Go back to `state`. Raises CorruptMessage if it is not this stage's."""
+        put_back(state, self._stage, self._optimizer, self.norm)
 
     def _scale_gradients(self, factor: float) -> None:
         for parameter in self._parameters:
@@ -199,3 +217,12 @@ class Computation:
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise DataError("the loss function must return one number, the mean over the samples that it is given")
         return loss.reshape(())
+
+
+def _summed(gradients: Mapping[int, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The sums of what several stages returned, in their order, so that they have the same bits whoever came first."""
+    total: dict[str, Tensor] = {}
+    for stage in sorted(gradients):
+        for name, gradient in gradients[stage].items():
+            total[name] = total[name] + gradient if name in total else gradient
+    return total

@@ -18,6 +18,9 @@
         ├── DeadlineExceeded    something awaited did not come in time: says what and for how long
         ├── PlatformError       the platform failed: to start functions, watch or stop them, set up what they need
         ├── Cancelled           given up because another part of the run failed
+        ├── Superseded          another function has become the worker that this one was
+        ├── RunHalted           the run was ended early, by order or at a limit; it can be resumed
+        ├── RunUnknown          there is nothing of a run of that name, or not enough to go on with it
         ├── StorageError        the object storage failed
         │   ├── KeyMissing      there is no object of that name
         │   ├── KeyExists       the object was to be new and is not
@@ -99,6 +102,18 @@ class PlatformError(RunError):
 
 class Cancelled(RunError):
     """Given up because another part of the run failed; never the first error of a run."""
+
+
+class Superseded(RunError):
+    """Another function has become the worker that this one was."""
+
+
+class RunHalted(RunError):
+    """The run was ended early, by order or at a limit; it can be resumed."""
+
+
+class RunUnknown(RunError):
+    """There is nothing of a run of that name, or not enough to go on with it."""
 
 
 class DeadlineExceeded(RunError):

@@ -1,80 +1,163 @@
 """The gradients of a stage as one flat vector, which its replicas sum.
 
-The vector holds the gradients of all trainable parameters in order, then extra tensors to be summed alike, then one
-mark for each parameter: how many replicas had a gradient for it. A parameter without one anywhere keeps `grad = None`,
-as in a single process, where optimisers pass over it.
+The vector begins with a *head*: one mark for each parameter, how many replicas had a gradient for it, and extra tensors
+to be summed alike. The gradients of all trainable parameters follow, in order. A parameter without one anywhere keeps
+`grad = None`, as in a single process, where optimisers pass over it.
 """
 
 import itertools
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from funcpipe.comm.blocks import block
+from funcpipe.errors import PlanError
 from funcpipe.norms import sum_of_squares
 
 
 class FlatGradient:
-    """The vector of one replica and one step."""
+    """The vector of one replica and one step, for which every parameter gives up its own gradient.
+
+    Either all of them at once, by `take`; or one by one as the `last_backward` makes them, and `take` the rest.
+    """
 
     def __init__(self, parameters: Sequence[nn.Parameter], extras: Sequence[Tensor]) -> None:
+        """`extras` are the tensors that `take` will be given, or such as have their shapes."""
         self._parameters = tuple(parameters)
-        self._places = _places(self._parameters)
-        self._extras = tuple(extras)
-        self._flat = _flatten(self._parameters, self._extras)
-        for parameter in self._parameters:
-            parameter.grad = None  # the flat vector holds it now
+        self._shapes = [extra.shape for extra in extras]
+        self._extra_dtypes = [extra.dtype for extra in extras]
+        dtypes = {tensor.dtype for tensor in (*parameters, *extras)}
+        dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+        self.head = len(self._parameters) + sum(shape.numel() for shape in self._shapes)
+        starts = itertools.accumulate((parameter.numel() for parameter in self._parameters), initial=self.head)
+        self._starts = list(starts)
+        self._number = {id(parameter): i for i, parameter in enumerate(self._parameters)}
+        self._flat = block(self._starts[-1] * dtype.itemsize).view(dtype).zero_()
+        self._taken = [False] * len(self._parameters)
+        self._backward: _LastBackward | None = None
 
     @property
     def vector(self) -> Tensor:
         """The vector, to be summed over the replicas in its place."""
         return self._flat
 
+    def last_backward(self, compute: Callable[[], None]) -> None:
+        """Begin `compute`, the last backward of the step, in a thread; gradients go into the vector as it makes them.
+
+        `wait_for` and `end_backward` follow it.
+        """
+        self._backward = _LastBackward(compute, self._parameters, self._take_one)
+
+    def wait_for(self, start: int, stop: int) -> None:
+        """Return when the elements [start, stop) behind the head are complete, or the backward has ended.
+
+        An error of the backward is raised here.
+        """
+        assert self._backward is not None, "last_backward comes first"
+        within = [i for i, first in enumerate(self._starts[:-1]) if first < stop and self._starts[i + 1] > start]
+        if self._backward.wait(lambda: all(self._taken[i] for i in within)):
+            self._take_all()
+
+    def end_backward(self) -> bool:
+        """Return when the backward has ended; whether there was one."""
+        if self._backward is None:
+            return False
+        self._backward.wait(lambda: False)
+        return True
+
+    def take(self, extras: Sequence[Tensor]) -> None:
+        """Complete the vector: the gradients that it does not hold yet, which are freed one by one, and the head."""
+        self._take_all()
+        self._flat[: len(self._parameters)].copy_(torch.tensor([float(taken) for taken in self._taken]))
+        for view, extra in zip(self._extras(), extras, strict=True):
+            view.copy_(extra)
+
     def squares(self) -> float:
         """The sum of the squares of all gradients, of the summed vector."""
-        return sum_of_squares([self._flat[: sum(parameter.numel() for parameter in self._parameters)]])
+        return sum_of_squares([self._flat[self.head :]])
 
     def summed(self, parameter: nn.Parameter) -> Tensor | None:
         """The gradient of `parameter` in the summed vector, a view of it; None if no replica has one."""
-        number, offset = self._places[id(parameter)]
-        mark = self._flat[self._flat.numel() - len(self._parameters) + number]
-        values = self._flat[offset : offset + parameter.numel()]
-        return values.view_as(parameter).to(parameter.dtype) if mark else None
+        number = self._number[id(parameter)]
+        return self._values(number).view_as(parameter).to(parameter.dtype) if self._flat[number] else None
 
     def unpack(self) -> tuple[Tensor, ...]:
         """Give every parameter its summed gradient; returns the summed extras."""
         for parameter in self._parameters:
             parameter.grad = self.summed(parameter)
-        offset = sum(parameter.numel() for parameter in self._parameters)
-        extras = []
-        for extra in self._extras:
-            extras.append(self._flat[offset : offset + extra.numel()].view_as(extra).to(extra.dtype))
-            offset += extra.numel()
-        return tuple(extras)
+        return tuple(view.to(dtype) for view, dtype in zip(self._extras(), self._extra_dtypes, strict=True))
+
+    def _values(self, number: int) -> Tensor:
+        return self._flat[self._starts[number] : self._starts[number + 1]]
+
+    def _extras(self) -> list[Tensor]:
+        parts = torch.split(self._flat[len(self._parameters) : self.head], [shape.numel() for shape in self._shapes])
+        return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
+
+    def _take_one(self, parameter: nn.Parameter) -> None:
+        number, gradient = self._number[id(parameter)], parameter.grad
+        if gradient is None:
+            return
+        if self._taken[number]:
+            raise PlanError(
+                "a parameter's gradient came in two parts during one backward, the second after the first was sent; "
+                "use non-reentrant checkpoints (torch.utils.checkpoint with use_reentrant=False), or a plan whose "
+                "synchronisation has one round"
+            )
+        self._values(number).copy_(gradient.reshape(-1))
+        parameter.grad = None  # the vector holds it now
+        self._taken[number] = True
+
+    def _take_all(self) -> None:
+        for parameter in self._parameters:
+            self._take_one(parameter)
 
 
-def _places(parameters: Sequence[nn.Parameter]) -> dict[int, tuple[int, int]]:
-    """The number of each parameter, and where its gradient begins, by identity."""
-    starts = itertools.accumulate((parameter.numel() for parameter in parameters), initial=0)
-    return {id(parameter): (i, start) for i, (parameter, start) in enumerate(zip(parameters, starts, strict=False))}
+class _LastBackward:
+    """A backward in a thread of its own, and who waits for the gradients that it makes."""
 
+    def __init__(
+        self, compute: Callable[[], None], parameters: Sequence[nn.Parameter], take: Callable[[nn.Parameter], None]
+    ) -> None:
+        self._compute = compute
+        self._changed = threading.Condition()
+        self._ended = False
+        self._error: BaseException | None = None
+        hook = self._hook(take)
+        self._hooks = [p.register_post_accumulate_grad_hook(hook) for p in parameters]  # type: ignore[no-untyped-call]
+        self._thread = threading.Thread(target=self._run, name="funcpipe-backward", daemon=True)
+        self._thread.start()
 
-def _flatten(parameters: Sequence[nn.Parameter], extras: Sequence[Tensor]) -> Tensor:
-    """The vector; the parameters' own gradients are freed one by one as they are copied."""
-    dtypes = {tensor.dtype for tensor in (*parameters, *extras)}
-    dtype = torch.float64 if torch.float64 in dtypes else torch.float32
-    length = sum(tensor.numel() for tensor in (*parameters, *extras)) + len(parameters)
-    flat = block(length * dtype.itemsize).view(dtype).zero_()
-    offset = 0
-    marks = torch.tensor([float(parameter.grad is not None) for parameter in parameters])
-    for parameter in parameters:
-        if parameter.grad is not None:
-            flat[offset : offset + parameter.numel()].copy_(parameter.grad.reshape(-1))
-            parameter.grad = None
-        offset += parameter.numel()
-    for extra in extras:
-        flat[offset : offset + extra.numel()].copy_(extra.reshape(-1))
-        offset += extra.numel()
-    flat[offset:].copy_(marks)
-    return flat
+    def wait(self, complete: Callable[[], bool]) -> bool:
+        """Wait until `complete`, or until the backward has ended: tell which. An error of it is raised."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or complete())
+            if not self._ended:
+                return False
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def _hook(self, take: Callable[[nn.Parameter], None]) -> Callable[[Tensor], None]:
+        def made(parameter: Tensor) -> None:
+            assert isinstance(parameter, nn.Parameter)
+            with self._changed:
+                take(parameter)
+                self._changed.notify_all()
+
+        return made
+
+    def _run(self) -> None:
+        try:
+            self._compute()
+        except BaseException as error:  # noqa: BLE001 - raised where the end is waited for
+            self._error = error
+        finally:
+            for hook in self._hooks:
+                hook.remove()
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()

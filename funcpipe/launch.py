@@ -1,118 +1,29 @@
-"""Start the functions of a run on a platform, watch them, collect what they leave, clean up behind them."""
+"""Start the functions of a run on a platform, look after them, collect what they leave, clean up behind them."""
 
 import contextlib
-import hashlib
-import json
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
-from torch import Tensor
-
-from funcpipe.comm import codec
 from funcpipe.comm.keys import Keys
-from funcpipe.computation import LossFunction, OptimizerFactory
-from funcpipe.core import (
-    Bill,
-    Event,
-    Plan,
-    PlatformSpec,
-    Routes,
-    Source,
-    StepReport,
-    TensorProfile,
-    TiedParameter,
-    Trace,
-    WorkerReport,
-    WorkerSpec,
-    checks,
-    find_routes,
-    from_text,
-    prices_of,
-)
-from funcpipe.core.json_form import from_plain
-from funcpipe.data import Batches, MapDataset
+from funcpipe.comm.notes import get_note, put_note
+from funcpipe.core import Life, PlatformSpec, RunRecord, StepReport
 from funcpipe.errors import DeadlineExceeded, KeyMissing
 from funcpipe.fleet import POLL_S, Fleet
-from funcpipe.graph import LayerGraph
+from funcpipe.job import Care, Job
+from funcpipe.life.records import delete_all, delete_generation, record_run, reserve
+from funcpipe.life.resume import Resumed
 from funcpipe.platforms.base import Platform, Storage
-from funcpipe.scheduler.clocks import aligned
-from funcpipe.split import StageModule, dump_stage, split, stage_bounds
-from funcpipe.worker import StageJob
+from funcpipe.results import Progress, RunResult, collect
+from funcpipe.upload import upload
+
+NO_CARE = Care()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """What is to be trained, on what, and for how long.
-
-    `dataset` is called in every function that reads data. `prices` is the platform whose prices the bill is made with:
-    the one that the plan was made for.
-    """
-
-    graph: LayerGraph
-    plan: Plan
-    loss: LossFunction
-    optimizer: OptimizerFactory
-    dataset: Callable[[], MapDataset]
-    samples: int
-    epochs: int
-    seed: int
-    shuffle: bool
-    message_deadline_s: float
-    prices: PlatformSpec
-    clip_grad_norm: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.clip_grad_norm is not None:
-            checks.positive("clip_grad_norm", self.clip_grad_norm)
-        _ = self.batches  # which checks that the data is enough
-
-    @property
-    def batches(self) -> Batches:
-        """How the samples are dealt out over steps."""
-        return Batches(
-            samples=self.samples,
-            global_batch=self.plan.global_batch,
-            micro_batch=self.plan.micro_batch,
-            seed=self.seed,
-            shuffle=self.shuffle,
-        )
-
-    @property
-    def steps(self) -> int:
-        """Training steps of all epochs."""
-        return self.epochs * self.batches.steps_per_epoch
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """How far a run has come: `step` of `steps` has ended, with the mean `loss` over its samples.
-
-    `cost_usd` is for the functions' time so far, and for as many requests as the plan expects.
-    """
-
-    step: int
-    steps: int
-    loss: float
-    samples_per_s: float
-    cost_usd: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunResult:
-    """What a run leaves: the mean loss of each step, the trained tensors under the model's names, what it took."""
-
-    run: str
-    losses: tuple[float, ...]
-    tensors: dict[str, Tensor]
-    trace: Trace
-    bill: Bill
-    workers: tuple[WorkerReport, ...]
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """The trained model's parameters and buffers, for its `load_state_dict`."""
-        return dict(self.tensors)
+def run_name() -> str:
+    """A name that no other run has."""
+    return f"run-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
 
 
 def launch(
@@ -121,92 +32,103 @@ def launch(
     platform: Platform,
     storage: Storage,
     storage_url: str,
+    care: Care = NO_CARE,
+    run: str | None = None,
+    resumed: Resumed | None = None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> RunResult:
     """Train `job` on functions of `platform` that share `storage`, which they open by `storage_url`.
 
-    Raises InputError before any function starts; WorkerFailed or DeadlineExceeded, naming run, worker and task, after
-    that. Whatever happens, no function runs and no object of the run is left afterwards.
+    Raises InputError before any function starts; WorkerFailed, RunHalted or DeadlineExceeded, naming run, worker and
+    task, after that. A worker that dies is started again. At the end no function runs and no object of the run is left,
+    unless `care` says otherwise.
     """
-    run = f"run-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
-    keys = Keys(run)
     platform.check(job.plan)
-    with _objects_removed(storage, keys), Fleet(platform, storage, keys, prices=job.prices) as fleet:
-        for spec in upload(job, keys, storage, storage_url, platform.url):
-            fleet.invoke(spec)
-        losses = _watch(job, fleet, on_progress)
-        fleet.wait(job.message_deadline_s)
-        return _collect(job, fleet, losses)
+    keys = reserve(storage, run or run_name())
+    with (
+        _objects_removed(storage, keys, keep=care.keep),
+        Fleet(platform, storage, keys, prices=job.prices, on_oom=care.on_oom) as fleet,
+    ):
+        _start(job, fleet, platform, storage_url, care, resumed)
+        return follow(job, fleet, resumed, on_progress)
 
 
-def upload(job: Job, keys: Keys, storage: Storage, storage_url: str, platform_url: str) -> Iterator[WorkerSpec]:
-    """Put every stage's code and tensors; yields the invocation payload of each worker, stage by stage."""
-    bounds = stage_bounds(job.graph, job.plan)
-    stage_of_layer = [stage for stage, (first, stop) in enumerate(bounds) for _ in range(first, stop)]
-    routes = _routes(job.graph, stage_of_layer)
-    stages = split(job.graph, bounds)
-    for number, stage in enumerate(stages):
-        stage_job = StageJob(
-            routes=routes,
-            signature=job.graph.signature,
-            loss=job.loss,
-            optimizer=job.optimizer,
-            dataset=job.dataset if _reads_data(stage) else None,
-            samples=job.samples,
-            shuffle=job.shuffle,
-            clip_grad_norm=job.clip_grad_norm,
-        )
-        bundle, tensors = dump_stage(stage, stage_job)
-        storage.put(keys.bundle(number), bundle)
-        storage.put(keys.parameters(number), codec.encode(tensors))
-        for replica in range(job.plan.replicas):
-            yield WorkerSpec(
-                run=keys.run,
-                attempt=keys.attempt,
-                stage=number,
-                replica=replica,
-                plan=replace(job.plan, estimate=None, solver=None),
-                storage=storage_url,
-                platform=platform_url,
-                bundle=keys.bundle(number),
-                bundle_sha256=hashlib.sha256(bundle).hexdigest(),
-                parameters=keys.parameters(number),
-                epochs=job.epochs,
-                seed=job.seed,
-                message_deadline_s=job.message_deadline_s,
-            )
+def launch_detached(
+    job: Job,
+    *,
+    platform: Platform,
+    storage: Storage,
+    storage_url: str,
+    care: Care = NO_CARE,
+    run: str | None = None,
+    resumed: Resumed | None = None,
+) -> str:
+    """The same, leaving the run to itself once its functions have been started; its name."""
+    platform.check(job.plan)
+    keys = reserve(storage, run or run_name())
+    with Fleet(platform, storage, keys, prices=job.prices, on_oom=care.on_oom) as fleet:
+        _start(job, fleet, platform, storage_url, care, resumed)
+        fleet.detach()
+    return keys.run
 
 
-def _reads_data(stage: StageModule) -> bool:
-    return bool(stage.inputs) or stage.is_last
+def _start(job: Job, fleet: Fleet, platform: Platform, storage_url: str, care: Care, resumed: Resumed | None) -> None:
+    storage, keys, life = fleet.storage, fleet.keys, _life_on(platform.spec, care.life)
+    for spec in upload(job, keys, storage, storage_url, platform.url, life=life, resumed=resumed):
+        put_note(storage, keys.payload(spec.worker), spec)
+        fleet.start(spec)
+    record_run(storage, keys, _record(job, keys, storage_url, platform.url, resumed))
+    if resumed is not None:
+        delete_generation(storage, resumed.keys)
 
 
-def _routes(graph: LayerGraph, stage_of_layer: Sequence[int]) -> Routes:
-    tensors = [
-        TensorProfile(
-            name=value.name,
-            producer=value.producer,
-            consumers=value.consumers,
-            forward_bytes=value.bytes,
-            backward_bytes=value.bytes if value.differentiable else 0,
-        )
-        for value in graph.values
-    ]
-    ties = [TiedParameter(name=tie.names[0], layers=tie.layers, parameter_bytes=tie.bytes) for tie in graph.ties]
-    return find_routes(stage_of_layer, tensors, ties)
+def follow(job: Job, fleet: Fleet, resumed: Resumed | None, on_progress: Callable[[Progress], None]) -> RunResult:
+    """Look after a run until it has ended; what it leaves."""
+    losses = _watch(job, fleet, resumed, on_progress)
+    fleet.wait(job.message_deadline_s)
+    return collect(fleet, job.plan, job.prices, losses)
 
 
-def _watch(job: Job, fleet: Fleet, on_progress: Callable[[Progress], None]) -> tuple[float, ...]:
+def _life_on(spec: PlatformSpec, life: Life) -> Life:
+    """`life` as the platform limits it."""
+    lifetime_s = min([s for s in (life.lifetime_s, spec.lifetime_s) if s is not None], default=None)
+    return replace(life, lifetime_s=lifetime_s, cold_start_s=max(life.cold_start_s, spec.cold_start_s))
+
+
+def _record(job: Job, keys: Keys, storage_url: str, platform_url: str, resumed: Resumed | None) -> RunRecord:
+    return RunRecord(
+        run=keys.run,
+        generation=keys.generation,
+        plan=job.plan,
+        platform=platform_url,
+        storage=storage_url,
+        samples=job.samples,
+        epochs=job.epochs,
+        steps=job.steps,
+        first_step=resumed.step if resumed is not None else 0,
+        seed=job.seed,
+        shuffle=job.shuffle,
+        clip_grad_norm=job.clip_grad_norm,
+        losses=resumed.losses if resumed is not None else (),
+        spent_usd=resumed.spent_usd if resumed is not None else 0.0,
+        elapsed_s=resumed.elapsed_s if resumed is not None else 0.0,
+    )
+
+
+def _watch(
+    job: Job, fleet: Fleet, resumed: Resumed | None, on_progress: Callable[[Progress], None]
+) -> tuple[float, ...]:
     """Follow the reports of the last stage, step by step; the mean loss of each step."""
     last = len(job.plan.stages) - 1
-    losses: list[float] = []
+    losses = list(resumed.losses) if resumed is not None else []
     request_usd = job.plan.estimate.request_usd if job.plan.estimate is not None else 0.0
-    samples, began_s = 0, 0.0  # both from the end of the first step, which waits for the functions to start
-    for step in range(job.steps):
+    samples, began_s, first = 0, 0.0, len(losses)  # from the end of the first step, which waits for the functions
+    for step in range(first, job.steps):
         reports = [_step_report(fleet, job, step, f"s{last}.r{r}") for r in range(job.plan.replicas)]
+        fleet.progress()
         step_samples = sum(report.samples for report in reports)
         losses.append(sum(report.loss_sum for report in reports) / step_samples)
-        samples += step_samples if step else 0
+        samples += step_samples if step > first else 0
         began_s = began_s or time.monotonic()
         on_progress(
             Progress(
@@ -214,7 +136,7 @@ def _watch(job: Job, fleet: Fleet, on_progress: Callable[[Progress], None]) -> t
                 steps=job.steps,
                 loss=losses[-1],
                 samples_per_s=samples / max(time.monotonic() - began_s, POLL_S),
-                cost_usd=fleet.cost_usd() + (step + 1) * request_usd,
+                cost_usd=fleet.cost_usd() + (step + 1 - first) * request_usd,
             )
         )
     return tuple(losses)
@@ -225,9 +147,9 @@ def _step_report(fleet: Fleet, job: Job, step: int, worker: str) -> StepReport:
     until_s = time.monotonic() + job.message_deadline_s
     while True:
         try:
-            return from_text(StepReport, fleet.storage.get(key), source=key)
+            return get_note(fleet.storage, StepReport, key)
         except KeyMissing:
-            fleet.running()
+            fleet.tend()
             if time.monotonic() > until_s:
                 raise DeadlineExceeded(
                     f"run {fleet.keys.run}: worker {worker} has not ended step {step} "
@@ -236,36 +158,13 @@ def _step_report(fleet: Fleet, job: Job, step: int, worker: str) -> StepReport:
             time.sleep(POLL_S)
 
 
-def _collect(job: Job, fleet: Fleet, losses: tuple[float, ...]) -> RunResult:
-    storage, keys = fleet.storage, fleet.keys
-    tensors: dict[str, Tensor] = {}
-    for stage in range(len(job.plan.stages)):
-        tensors |= codec.decode(storage.get(keys.result(stage)))
-    events: list[Event] = []
-    for handle in fleet.handles:
-        key = keys.trace(handle.worker)
-        events += [from_plain(Event, item, source=key) for item in json.loads(storage.get(key))]
-    return RunResult(
-        run=keys.run,
-        losses=losses,
-        tensors=tensors,
-        trace=_aligned(job, keys.run, events),
-        bill=fleet.bill(),
-        workers=fleet.reports(),
-    )
-
-
-def _aligned(job: Job, run: str, events: list[Event]) -> Trace:
-    """A trace by one clock that begins at second 0, in order."""
-    prices = prices_of(job.plan, job.prices)
-    return Trace(run=run, source=Source.EXECUTED, events=aligned(events), prices=prices).from_nought()
-
-
 @contextlib.contextmanager
-def _objects_removed(storage: Storage, keys: Keys) -> Iterator[None]:
-    """Delete every object of the run at the end."""
+def _objects_removed(storage: Storage, keys: Keys, *, keep: bool) -> Iterator[None]:
+    """Delete every object of the run at the end; with `keep`, not of one that can be resumed."""
     try:
         yield
-    finally:
-        for key in storage.list(keys.prefix):
-            storage.delete(key)
+    except BaseException:
+        if not keep:
+            delete_all(storage, keys)
+        raise
+    delete_all(storage, keys)

@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
+
 from funcpipe.comm.scatter_reduce import Pattern, pattern
 from funcpipe.core import ModelProfile, Plan, PlatformSpec, Routes, Trace, Wire, find_routes, prices_of
 from funcpipe.errors import InvalidValue
-from funcpipe.partitioner.cost import plan_loads, plan_setting
-from funcpipe.partitioner.formulas import lane_times
+from funcpipe.partitioner.cost import column_of, plan_loads, plan_setting
+from funcpipe.partitioner.formulas import Array, lane_times
 from funcpipe.scheduler.conditions import Conditions
 from funcpipe.scheduler.costs import Cost, costs_of
 from funcpipe.scheduler.graph import StepShape, build_graph
@@ -70,18 +72,48 @@ def task_cost(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Callable
     loads = plan_loads(plan, profile, spec)
     lanes = lane_times(loads, plan_setting(plan, profile, alone), workers=plan.workers)
     payload = _payloads(plan, profile)
+    parts_s = _parts_of_backwards(plan, profile, lanes.backward_s)
 
     def cost(task: Task) -> Cost:
         if task.kind is Kind.FORWARD:
             return Cost(float(lanes.forward_s[task.stage]))
-        if task.kind is Kind.BACKWARD:
+        if task.kind is Kind.BACKWARD and task.part is None:
             return Cost(float(lanes.backward_s[task.stage]))
+        if task.kind in (Kind.BACKWARD, Kind.BUCKET):
+            assert task.part is not None, "a part of a backward has a number"
+            return Cost(parts_s[task.stage][task.part])
         if not (task.kind.is_put or task.kind.is_get):
             return Cost(0.0)
         links = loads.upload_bytes_s if task.kind.is_put else loads.download_bytes_s
         return Cost(spec.latency_s, payload(task), float(links[task.stage]))
 
     return cost
+
+
+def _parts_of_backwards(plan: Plan, profile: ModelProfile, backward_s: Array) -> list[list[float]]:
+    """For each stage the seconds of its last backward until another round of its gradients is complete.
+
+    Recomputing comes first, then the layers from the last to the first, each of which makes its gradients evenly.
+    """
+    rounds = pattern(plan.sync, plan.replicas, plan.streams).streams.rounds
+    found = []
+    for stage, total_s in zip(plan.stages, backward_s.tolist(), strict=True):
+        layers = profile.layers[stage.first : stage.stop][::-1]
+        seconds = [layer.backward_s[column_of(stage.size, profile)] for layer in layers]
+        ends_s = np.cumsum([max(0.0, total_s - sum(seconds)), *seconds])
+        made = np.cumsum([0, *(layer.parameter_bytes for layer in layers)])
+        complete_s = [_reached(made[-1] * (q + 1) / rounds, made, ends_s) for q in range(rounds - 1)]
+        found.append(np.diff([0.0, *complete_s, total_s]).tolist())
+    return found
+
+
+def _reached(wanted: float, made: Array, ends_s: Array) -> float:
+    """When `made`, which never falls, reaches `wanted`; between two ends it grows evenly."""
+    i = int(np.searchsorted(made, wanted))
+    if i == 0:
+        return float(ends_s[0])
+    share = (wanted - made[i - 1]) / (made[i] - made[i - 1])
+    return float(ends_s[i - 1] + share * (ends_s[i] - ends_s[i - 1]))
 
 
 def _routes(plan: Plan, profile: ModelProfile) -> Routes:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from funcpipe.data import MapDataset
 from funcpipe.graph import LayerGraph
 
 
@@ -32,6 +33,22 @@ def reseed(seed: int, generators: Collection[str] = ("torch",)) -> None:
         np.random.seed(seed % 2**32)
     if "random" in generators:
         random.seed(seed)
+
+
+class Reseeded:
+    """`dataset` whose samples draw the same random numbers whenever they are made in the same epoch."""
+
+    def __init__(self, dataset: MapDataset, seed: int, epoch: int) -> None:
+        self._dataset = dataset
+        self._seed = seed
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        reseed(layer_seed(self._seed, self._epoch, index, "sample"), ("torch", "numpy", "random"))
+        return self._dataset[index]
 
 
 @contextlib.contextmanager

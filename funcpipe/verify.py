@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from funcpipe.computation import LossFunction, OptimizerFactory
 from funcpipe.data import MapDataset, Step, load
 from funcpipe.graph import LayerGraph
-from funcpipe.rng import seeded
+from funcpipe.rng import Reseeded, seeded
 
 TOLERANCE = 1e-4
 """Relative difference up to which tensors count as equal: rounding, amplified over a few steps."""
@@ -95,7 +95,7 @@ def train_in_one_process(
         chosen.zero_grad()
         order = list(enumerate(step.micro_batches))
         for number, indices in reversed(order) if reverse else order:
-            batch = load(dataset, indices)
+            batch = load(Reseeded(dataset, seed, step.epoch), indices)
             with seeded(trained, graph, seed, step.number, number):
                 output = trained(*batch.args, **batch.kwargs)
             torch.autograd.backward(loss(output, batch.target) * (len(indices) / step.samples))

@@ -1,14 +1,11 @@
-"""One function's life: load the stage, train it step by step on three lanes, leave the result in the storage."""
+"""One function's life: become a worker, train its stage step by step on three lanes, save it, leave or hand over."""
 
 import hashlib
-import json
-import resource
 import threading
 import time
-import traceback
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -19,47 +16,39 @@ from funcpipe.background import Background
 from funcpipe.comm import codec
 from funcpipe.comm.channel import Channel
 from funcpipe.comm.keys import Keys
+from funcpipe.comm.notes import put_note
 from funcpipe.comm.patience import Patience
-from funcpipe.computation import Batch, Computation, LossFunction, OptimizerFactory
-from funcpipe.core import Event, Plan, Routes, StepReport, Wire, WorkerReport, WorkerSpec, from_text, to_text
-from funcpipe.core.json_form import to_plain
-from funcpipe.data import Batches, MapDataset, Step, load
-from funcpipe.errors import CorruptMessage, TaskFailed
-from funcpipe.graph import Signature
-from funcpipe.norms import GradientNorm, LossScale
-from funcpipe.platforms.base import Storage
-from funcpipe.platforms.catalog import open_storage
+from funcpipe.computation import Batch, Computation
+from funcpipe.core import Event, Events, Heartbeat, Outcome, Resource, StepReport, WorkerSpec, from_text
+from funcpipe.data import Batches, Step, load
+from funcpipe.errors import Cancelled, CorruptMessage, RunHalted, Superseded, TaskFailed
+from funcpipe.life.activity import Activity
+from funcpipe.life.hand_over import Successor, await_predecessor
+from funcpipe.life.heart import Heart, peak_memory_bytes
+from funcpipe.life.interval import Pace
+from funcpipe.life.keeper import Keeper, Written
+from funcpipe.life.last_words import LastWords
+from funcpipe.life.lease import Fenced, Lease
+from funcpipe.life.limits import Limits
+from funcpipe.life.retention import heard_by, readers_of
+from funcpipe.platforms.base import Platform, Storage
+from funcpipe.platforms.catalog import open_platform, open_storage
 from funcpipe.platforms.wrappers import Counted
-from funcpipe.retention import Retention, heard_by, readers_of
+from funcpipe.rng import Reseeded
 from funcpipe.scheduler.execute import execute
 from funcpipe.scheduler.graph import Graph, StepShape, build_graph
 from funcpipe.scheduler.tasks import Task
 from funcpipe.split import StageModule, load_stage
+from funcpipe.stage_job import StageJob
 
 OPEN_REQUESTS = 4
 """How many transfers in each direction wait for their turn at once, while the body of one moves."""
 
+MOST_DOWNLOADS = 16
+"""How many downloads do where many replicas synchronise: two from each."""
+
 TRACED_STEPS = 20
 """How many of the last steps a worker's trace holds."""
-
-
-@dataclass(frozen=True)
-class StageJob:
-    """What a stage's bundle holds besides its module. `dataset` makes the dataset, in the stages that need it."""
-
-    routes: Routes
-    signature: Signature
-    loss: LossFunction
-    optimizer: OptimizerFactory
-    dataset: Callable[[], MapDataset] | None
-    samples: int
-    shuffle: bool
-    clip_grad_norm: float | None = None
-
-    def norm(self, plan: Plan) -> GradientNorm:
-        """What scales the loss, where gradients travel in 16-bit floats of little range, and clips gradients."""
-        loss_scale = LossScale() if plan.gradient_wire is Wire.FP16 else None
-        return GradientNorm(clip_grad_norm=self.clip_grad_norm, loss_scale=loss_scale)
 
 
 def main(payload: str) -> None:
@@ -67,94 +56,173 @@ def main(payload: str) -> None:
     spec = from_text(WorkerSpec, payload, source="the invocation payload")
     allocator.settle()
     torch.set_num_threads(1)
-    storage = Counted(open_storage(spec.storage))
-    started_at_s = time.time()
-    failure: Exception | None = None
-    try:
-        Worker(spec, storage).run()
-    except Exception as error:  # noqa: BLE001 - whatever ends a function early is reported to its client
-        failure = error
-    report = _report(spec, storage, started_at_s, failure)
-    storage.put(Keys(spec.run, spec.attempt).worker_report(spec.worker), to_text(report).encode())
-    if failure is not None:
+    if not live(spec, Counted(open_storage(spec.storage)), open_platform):
         raise SystemExit(1)
 
 
-def _report(spec: WorkerSpec, storage: Counted, started_at_s: float, failure: Exception | None) -> WorkerReport:
-    traffic = storage.traffic
-    root = failure.__cause__ if isinstance(failure, TaskFailed) and failure.__cause__ is not None else failure
-    return WorkerReport(
-        worker=spec.worker,
-        started_at_s=started_at_s,
-        ended_at_s=time.time(),
-        puts=traffic.puts + 1,  # and this report
-        gets=traffic.gets,
-        empty_gets=traffic.empty_gets,
-        sent_bytes=traffic.sent_bytes,
-        received_bytes=traffic.received_bytes,
-        peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        task=failure.task if isinstance(failure, TaskFailed) else None,
-        error=None if root is None else f"{type(root).__name__}: {root}",
-        traceback=None if root is None else "".join(traceback.format_exception(root)),
-    )
+def live(
+    spec: WorkerSpec,
+    storage: Counted,
+    open_platform: Callable[[str], Platform],
+    *,
+    clock: Callable[[], float] = time.time,
+) -> bool:
+    """Be the worker of `spec`, and report how that ended; whether it ended well.
+
+    Whoever is superseded says nothing: the worker is somebody else. What is reported is in the seconds of `clock`.
+    """
+    last_words = LastWords(spec, storage, clock)
+    outcome, failure = Outcome.FAILED, None
+    try:
+        outcome = Worker(spec, storage, open_platform, clock=clock).run()
+    except Superseded:
+        return True
+    except RunHalted:
+        outcome = Outcome.HALTED
+    except Exception as error:  # noqa: BLE001 - whatever ends a function early is reported to its client
+        failure = error
+    last_words.say(outcome, failure)
+    return failure is None
 
 
 class Worker:
     """One replica of one stage, at work on the tasks of its lanes."""
 
-    def __init__(self, spec: WorkerSpec, storage: Storage) -> None:
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        storage: Storage,
+        open_platform: Callable[[str], Platform] = open_platform,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._clock = clock
         self._spec = spec
-        self._storage = storage
-        self._keys = Keys(spec.run, spec.attempt)
-        stage, self._job = _load_bundle(spec, storage)
-        self._dataset = self._job.dataset() if self._job.dataset is not None else None
-        self.computation = Computation(
-            stage,
-            loss=self._job.loss,
-            optimizer=self._job.optimizer,
-            seed=spec.seed,
-            recompute=spec.plan.stages[spec.stage].recompute,
-            replica=spec.replica,
-            replicas=spec.plan.replicas,
-            number=spec.stage,
-            ties=self._job.routes.ties,
-            norm=self._job.norm(spec.plan),
-        )
+        self._keys = Keys(spec.run, spec.generation)
+        self._lease = Lease(storage, self._keys, spec.worker, spec.attempt, fresh_s=spec.life.lease_s)
+        self._storage = Fenced(storage, self._lease)
+        self._successor = Successor(spec, self._storage, self._keys, open_platform, time.monotonic())
+        self._pace = Pace(spec.life, replicas=spec.plan.replicas)
+        self._limits = Limits(spec.life)
+        self._activity = Activity()
+        self._done = spec.first_step
         self._cancel = threading.Event()
-        patience = Patience(deadline_s=spec.message_deadline_s)
-        channel = Channel(storage, patience, cancel=self._cancel)
+        began_s = time.monotonic()
+        stage, self._job = _load_bundle(spec, storage)
+        self._pace.checkpoint_took(time.monotonic() - began_s)  # about as long, until one is written
+        self._dataset = self._job.dataset() if self._job.dataset is not None else None
+        self.computation = self._computation(stage)
+        channel = Channel(self._storage, Patience(deadline_s=spec.message_deadline_s), cancel=self._cancel)
         self._actions = Actions(self.computation, channel, self._keys, self._job.routes, spec.plan, spec.replica)
-
-    def run(self) -> None:
-        """Train for all epochs; leaves the events of the last steps and, as replica 0, the stage's tensors."""
-        plan = self._spec.plan
-        batches = Batches(
+        self._batches = Batches(
             samples=self._job.samples,
-            global_batch=plan.global_batch,
-            micro_batch=plan.micro_batch,
-            seed=self._spec.seed,
+            global_batch=spec.plan.global_batch,
+            micro_batch=spec.plan.micro_batch,
+            seed=spec.seed,
             shuffle=self._job.shuffle,
         )
-        events: deque[tuple[Event, ...]] = deque(maxlen=TRACED_STEPS)
-        with Background(self._storage) as background:
-            retention = Retention()
-            for epoch in range(self._spec.epochs):
-                for step in batches.epoch(epoch):
-                    events.append(self._train(step, retention, background))
-        self._leave_results([event for step_events in events for event in step_events])
+        self._keeper = Keeper(
+            spec,
+            self._storage,
+            self._keys,
+            lease=self._lease,
+            computation=self.computation,
+            pace=self._pace,
+            steps=self.steps,
+        )
 
-    def _train(self, step: Step, retention: Retention, background: Background) -> tuple[Event, ...]:
+    @property
+    def steps(self) -> int:
+        """Training steps of all epochs."""
+        return self._spec.epochs * self._batches.steps_per_epoch
+
+    def run(self) -> Outcome:
+        """Become the worker, and train from the stage's newest checkpoint on; leaves the events of the last steps.
+
+        Raises Superseded when somebody else is or becomes the worker, RunHalted when the run is to end at once.
+        """
+        await_predecessor(self._spec, self._storage, self._keys)
+        self._lease.take()
+        heart = Heart(
+            self._storage,
+            self._keys,
+            self._lease,
+            describe=self._heartbeat,
+            exceeded=lambda: self._limits.exceeded(self._successor.age_s),
+            heartbeat_s=self._spec.life.heartbeat_s,
+            cancel=self._cancel,
+        )
+        events: deque[tuple[Event, ...]] = deque(maxlen=TRACED_STEPS)
+        try:
+            with heart, Background(self._storage) as background:
+                self._done = self._keeper.restore(self._written_in)
+                outcome = self._live(heart, background, events)
+                self._leave_trace([event for step_events in events for event in step_events])
+        except (TaskFailed, Cancelled) as error:
+            if isinstance(error.__cause__, Superseded):
+                raise error.__cause__ from None
+            if heart.verdict is not None and isinstance(error.__cause__ or error, Cancelled):
+                raise heart.verdict from None
+            raise
+        return outcome
+
+    def _live(self, heart: Heart, background: Background, events: deque[tuple[Event, ...]]) -> Outcome:
+        for step in self._steps_left():
+            if (end := self._end_early(heart)) is not None:
+                return end
+            began_s = time.monotonic()
+            events.append(self._train(step, background))
+            self._done += 1
+            received = sum(e.payload_bytes for e in events[-1] if e.lane is Resource.DOWNLOAD)
+            self._pace.step_took(time.monotonic() - began_s, received)
+            self._keeper.keep(self._done, background.run)
+            self._look_ahead(heart)
+        self._keeper.save(self._done)
+        return Outcome.FINISHED
+
+    def _end_early(self, heart: Heart) -> Outcome | None:
+        """End before the work is done, where that is due; the stage is saved first."""
+        if heart.obey(self._done):
+            self._keeper.save(self._done)
+            return Outcome.HALTED
+        if self._successor.due(step_s=self._pace.long_s, leaving_s=self._pace.checkpoint_s):
+            self._keeper.save(self._done, as_any_replica=True)
+            self._successor.leave(self._done)
+            return Outcome.HANDED_OVER
+        return None
+
+    def _look_ahead(self, heart: Heart) -> None:
+        """Start the successor, or order the run to end, in time."""
+        age_s, step_s, ending_s = self._successor.age_s, self._pace.long_s, self._pace.checkpoint_s
+        self._successor.prepare(step_s=step_s, leaving_s=ending_s, spent_usd=self._limits.spent_usd(age_s))
+        order = self._limits.order(
+            step=self._done, steps=self.steps, age_s=age_s, step_s=self._pace.step_s, end_s=ending_s
+        )
+        if order is not None:
+            heart.order(order)
+
+    def _train(self, step: Step, background: Background) -> tuple[Event, ...]:
         order = self._work_order(len(step.micro_batches))
-        self._actions.begin(step, self._load)
+        self._actions.begin(step, lambda indices: self._load(indices, step.epoch))
         events = execute(
-            order.graph, self._actions.run, step=step.number, cancel=self._cancel, open_requests=OPEN_REQUESTS
+            order.graph,
+            self._activity.noting(self._actions.run),
+            step=step.number,
+            cancel=self._cancel,
+            open_requests=OPEN_REQUESTS,
+            open_downloads=min(max(OPEN_REQUESTS, 2 * self._spec.plan.replicas), MOST_DOWNLOADS),
+            clock=self._clock,
         )
         if self._spec.stage == len(self._spec.plan.stages) - 1:
             report = StepReport(step=step.number, samples=self.computation.samples, loss_sum=self.computation.loss_sum)
             background.put(self._keys.step_report(step.number, self._spec.worker), report)
-        written = {self._keys.message(step.number, str(put)): readers for put, readers in order.readers.items()}
-        background.delete(retention.after_step(written, order.heard))
-        return events
+        self._keeper.wrote(step.number, self._written_in(step.number))
+        return tuple(replace(event, attempt=self._spec.attempt) for event in events)
+
+    def _steps_left(self) -> Iterator[Step]:
+        per_epoch = self._batches.steps_per_epoch
+        for epoch in range(self._done // per_epoch, self._spec.epochs):
+            yield from (step for step in self._batches.epoch(epoch) if step.number >= self._done)
 
     @lru_cache(maxsize=4)  # noqa: B019 - a worker lives as long as its process
     def _work_order(self, micro_batches: int) -> "_WorkOrder":
@@ -173,15 +241,56 @@ class Worker:
         )
         return _WorkOrder(graph.of_worker(*worker), readers_of(graph, worker), heard_by(graph, worker))
 
-    def _leave_results(self, events: Sequence[Event]) -> None:
-        self._storage.put(self._keys.trace(self._spec.worker), json.dumps([to_plain(e) for e in events]).encode())
-        if self._spec.replica == 0:
-            self._storage.put(self._keys.result(self._spec.stage), codec.encode(self.computation.state()))
+    def _written_in(self, step: int) -> Written:
+        first = step % self._batches.steps_per_epoch * self._spec.plan.global_batch
+        samples = min(self._spec.plan.global_batch, self._job.samples - first)
+        order = self._work_order(-(-samples // self._spec.plan.micro_batch))
+        keys = {self._keys.message(self._spec.worker, step, str(put)): by for put, by in order.readers.items()}
+        return keys, order.heard
 
-    def _load(self, indices: Sequence[int]) -> Batch:
+    def _leave_trace(self, events: Sequence[Event]) -> None:
+        key = self._keys.trace(self._spec.worker, self._spec.attempt)
+        put_note(self._storage, key, Events(events=tuple(events)))
+
+    def _load(self, indices: Sequence[int], epoch: int) -> Batch:
         assert self._dataset is not None, "a stage that reads data has a dataset"
-        loaded = load(self._dataset, indices)
+        loaded = load(Reseeded(self._dataset, self._spec.seed, epoch), indices)
         return self._job.signature.bind(loaded.args, loaded.kwargs), loaded.target
+
+    def _computation(self, stage: StageModule) -> Computation:
+        spec = self._spec
+        return Computation(
+            stage,
+            loss=self._job.loss,
+            optimizer=self._job.optimizer,
+            seed=spec.seed,
+            recompute=spec.plan.stages[spec.stage].recompute,
+            replica=spec.replica,
+            replicas=spec.plan.replicas,
+            number=spec.stage,
+            ties=self._job.routes.ties,
+            norm=self._job.norm(spec.plan),
+        )
+
+    def _heartbeat(self, beat: int) -> Heartbeat:
+        age_s = self._successor.age_s
+        return Heartbeat(
+            worker=self._spec.worker,
+            attempt=self._spec.attempt,
+            beat=beat,
+            step=self._done,
+            steps=self.steps,
+            alive_s=age_s,
+            step_s=self._pace.step_s,
+            memory_bytes=peak_memory_bytes(),
+            memory_mb=self._spec.plan.stages[self._spec.stage].memory_mb,
+            spent_usd=age_s * self._spec.life.usd_s,
+            run_usd=self._limits.spent_usd(age_s),
+            run_s=self._spec.life.elapsed_s + age_s,
+            sent_at_s=self._clock(),
+            saved_step=self._keeper.saved,
+            busy=self._activity.busy(),
+        )
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,12 @@ import torch
 from torch import nn
 
 from funcpipe.comm.keys import Keys
-from funcpipe.core import Plan, WorkerSpec
+from funcpipe.core import Life, Plan, WorkerSpec
 from funcpipe.graph import trace
-from funcpipe.launch import Job, upload
+from funcpipe.job import Job
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import load_spec
+from funcpipe.upload import upload
 from funcpipe.worker import Worker
 
 
@@ -48,9 +49,9 @@ def make_job(
     )
 
 
-def run_workers(job: Job, storage: Storage, run: str = "run-1") -> dict[str, Worker]:
+def run_workers(job: Job, storage: Storage, run: str = "run-1", *, life: Life | None = None) -> dict[str, Worker]:
     """Train; the workers by name, as they are after training. The first error of any worker is raised."""
-    specs: list[WorkerSpec] = list(upload(job, Keys(run), storage, "file:///unused", "local:///unused"))
+    specs: list[WorkerSpec] = list(upload(job, Keys(run), storage, "file:///unused", "local:///unused", life=life))
     with ThreadPoolExecutor(len(specs)) as pool:
         started = {spec.worker: pool.submit(_run, spec, storage) for spec in specs}
         return {worker: future.result() for worker, future in started.items()}

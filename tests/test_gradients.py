@@ -1,9 +1,12 @@
+import threading
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from funcpipe.errors import PlanError
 from funcpipe.gradients import FlatGradient
 
 
@@ -17,6 +20,7 @@ def summed(replicas: int, gradients: list[list[Tensor | None]], extras: list[lis
             parameter.grad = gradient
         parameters.append(made)
         flats.append(FlatGradient(made, own_extras))
+        flats[-1].take(own_extras)
     total = torch.stack([flat.vector for flat in flats]).sum(0)
     for flat in flats:
         flat.vector.copy_(total)
@@ -50,8 +54,78 @@ def test_every_replica_ends_with_the_same_bits_of_the_sum(
 def test_extras_are_summed_and_precision_is_the_parameters() -> None:
     parameter = nn.Parameter(torch.zeros(2, dtype=torch.float64))
     parameter.grad = torch.tensor([1e-17, 1.0], dtype=torch.float64)
-    flat = FlatGradient([parameter], [torch.tensor([[2.0]]), torch.zeros(0)])
+    flat = FlatGradient([parameter], [torch.zeros(1, 1), torch.zeros(0)])
+    flat.take([torch.tensor([[2.0]]), torch.zeros(0)])
     extras = flat.unpack()
     assert [extra.tolist() for extra in extras] == [[[2.0]], []]
     assert parameter.grad is not None
     assert parameter.grad.tolist() == pytest.approx([1e-17, 1.0], abs=0)
+
+
+def layers(count: int) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(count)))
+
+
+def test_gradients_are_complete_from_the_end_while_the_backward_goes_on() -> None:
+    """The last layer's gradient is there when the first one's is not even begun."""
+    model, expected = layers(3), layers(3)
+    x = torch.randn(2, 4)
+    expected(x).sum().backward()
+    whole = torch.cat([p.grad.reshape(-1) for p in expected.parameters()])  # type: ignore[union-attr]
+    go_on = threading.Event()
+
+    def stop(gradient: Tensor) -> None:
+        assert go_on.wait(10)
+
+    hidden = model[1](model[0](x))
+    hidden.register_hook(stop)
+    loss = model[2](hidden).sum()
+    flat = FlatGradient(list(model.parameters()), [torch.zeros(2)])
+    flat.last_backward(loss.backward)
+    start = flat.head + 2 * 16
+    flat.wait_for(start, start + 16)
+    assert torch.equal(flat.vector[start:], whole[-16:])
+    assert not flat.vector[flat.head : start].any()
+    go_on.set()
+    flat.wait_for(flat.head, start)
+    assert flat.end_backward()
+    flat.take([torch.tensor([5.0, 6.0])])
+    assert flat.vector.tolist()[: flat.head] == [1, 1, 1, 5, 6]
+    assert torch.equal(flat.vector[flat.head :], whole)
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_what_earlier_micro_batches_added_and_the_last_one_lacks_is_taken_at_the_end() -> None:
+    model = layers(2)
+    model[1].weight.grad = torch.ones(4, 4)
+    flat = FlatGradient(list(model.parameters()), [])
+    flat.last_backward(model[0](torch.ones(1, 4)).sum().backward)
+    flat.wait_for(flat.head + 16, flat.head + 32)
+    assert torch.equal(flat.vector[flat.head + 16 :], torch.ones(16))
+
+
+def test_an_error_of_the_backward_is_raised_where_it_is_waited_for() -> None:
+    def fail() -> None:
+        raise ValueError("no")
+
+    flat = FlatGradient(list(layers(1).parameters()), [])
+    flat.last_backward(fail)
+    with pytest.raises(ValueError, match="no"):
+        flat.wait_for(flat.head, flat.head + 16)
+    with pytest.raises(ValueError, match="no"):
+        flat.end_backward()
+
+
+def test_a_gradient_that_comes_in_two_parts_is_refused() -> None:
+    """As by reentrant checkpoints: the first part may have been sent when the second comes."""
+    model = layers(1)
+
+    def twice() -> None:
+        for _ in range(2):
+            model(torch.ones(1, 4)).sum().backward()
+
+    flat = FlatGradient(list(model.parameters()), [])
+    flat.last_backward(twice)
+    with pytest.raises(PlanError, match="use_reentrant=False"):
+        flat.end_backward()

@@ -12,8 +12,33 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "funcpipe"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-WITH_TORCH = {"actions", "api", "cli", "comm", "computation", "data", "gradients", "graph", "launch", "norms"}
-WITH_TORCH |= {"profiler", "rng", "split", "statistics", "synchronisation", "ties", "verify", "worker"}
+WITH_TORCH = {
+    "actions",
+    "api",
+    "cli",
+    "comm",
+    "computation",
+    "data",
+    "gradients",
+    "graph",
+    "job",
+    "launch",
+    "life",
+    "norms",
+}
+WITH_TORCH |= {
+    "profiler",
+    "results",
+    "rng",
+    "split",
+    "stage_job",
+    "statistics",
+    "synchronisation",
+    "ties",
+    "upload",
+    "verify",
+    "worker",
+}
 """Parts that may import torch when they are loaded (the command line only inside a verb)."""
 
 PURE = {"core", "errors", "partitioner", "scheduler", "platforms"}

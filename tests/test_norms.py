@@ -18,7 +18,13 @@ from tests.e2e.plans import even_plan, momentum, sample_numbers
 from tests.e2e.reference import largest_difference, train
 from tests.in_process import make_job, run_workers
 
-SHAPES = [(1, 1), (1, 3), (2, 1), (3, 2), (6, 1)]
+SHAPES = [
+    (1, 1),
+    (1, 3),
+    (3, 2),
+    pytest.param(2, 1, marks=pytest.mark.slow),
+    pytest.param(6, 1, marks=pytest.mark.slow),
+]
 
 
 class Skipping(nn.Module):
@@ -47,7 +53,8 @@ def skipping() -> nn.Module:
 
 
 def states(workers: dict[str, Worker]) -> dict[str, Tensor]:
-    return {name: tensor for worker in workers.values() for name, tensor in worker.computation.state().items()}
+    states = [worker.computation.state().state_dict() for worker in workers.values()]
+    return {name: tensor for state in states for name, tensor in state.items()}
 
 
 @pytest.mark.parametrize("schedule", ScheduleKind)

@@ -66,7 +66,7 @@ def test_tied_parameters_train_as_in_one_process_and_their_copies_stay_equal(sta
     workers = run_workers(job, storage)
     expected = copy.deepcopy(model())
     train(expected, data(), loss_fn=loss, optimizer=momentum, steps=sample_numbers(plan, SAMPLES, epochs=2))
-    states = [worker.computation.state() for worker in workers.values()]
+    states = [worker.computation.state().state_dict() for worker in workers.values()]
     found = {name: tensor for state in states for name, tensor in state.items()}
     assert largest_difference(found, expected.state_dict()) < 1e-10
     tied = [

@@ -1,14 +1,14 @@
 """What can be said on the command line."""
 
 import argparse
-import importlib
-from collections.abc import Callable
 from typing import Any
 
+from funcpipe.cli.deployment_arguments import add_deploy, add_destroy, add_logs
+from funcpipe.cli.life_arguments import add_clean, add_life, add_status, add_stop
+from funcpipe.cli.parts import add_choice, add_verb
 from funcpipe.core import OptimizerKind, Recompute, ScheduleKind, Wire
 
 _FACTORY = "MODULE:FACTORY"
-_DEPLOYMENTS = "funcpipe.cli.deployments"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -18,36 +18,17 @@ def build_parser() -> argparse.ArgumentParser:
         description="Train PyTorch models on serverless functions: profile, optimize, simulate, train, report.",
     )
     verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
-    for add in (_profile, _optimize, _explain, _simulate, _train, _verify, _report, _platforms):
-        add(verbs)
-    for add in (_deploy, _destroy, _logs):
+    for add in (
+        *(_profile, _optimize, _explain, _simulate, _train, _verify),
+        *(add_status, add_stop, add_clean, _report, _platforms),
+        *(add_deploy, add_destroy, add_logs),
+    ):
         add(verbs)
     return parser
 
 
-def _verb(
-    verbs: Any, name: str, help_text: str, example: str, *, module: str = "funcpipe.cli.verbs"
-) -> argparse.ArgumentParser:
-    """A verb whose function is that of the same name in `module`, imported when it is called."""
-    verb: argparse.ArgumentParser = verbs.add_parser(
-        name,
-        help=help_text,
-        description=help_text[0].upper() + help_text[1:] + ".",
-        epilog=f"example:\n  {example}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-
-    def run(options: argparse.Namespace) -> None:
-        function: Callable[[argparse.Namespace], None] = getattr(importlib.import_module(module), name)
-        function(options)
-
-    verb.set_defaults(run=run)
-    verb.add_argument("--json", action="store_true", help="print the result as JSON")
-    return verb
-
-
 def _profile(verbs: Any) -> None:
-    verb = _verb(
+    verb = add_verb(
         verbs,
         "profile",
         "measure a model's layers",
@@ -65,7 +46,7 @@ def _profile(verbs: Any) -> None:
 
 
 def _optimize(verbs: Any) -> None:
-    verb = _verb(
+    verb = add_verb(
         verbs,
         "optimize",
         "choose cuts, function sizes and replicas",
@@ -76,7 +57,7 @@ def _optimize(verbs: Any) -> None:
     verb.add_argument("--global-batch", type=int, required=True, help="samples of one iteration")
     _add_wish(verb)
     _add_pins(verb)
-    _add_choice(verb, "--solver", ["auto", "exact", "gurobi", "scip", "highs", "mip"], "auto", "what searches")
+    add_choice(verb, "--solver", ["auto", "exact", "gurobi", "scip", "highs", "mip"], "auto", "what searches")
     verb.add_argument("--time-limit", type=float, metavar="S", help="stop the search after so many seconds")
     verb.add_argument(
         "--policy", default="funcpipe", metavar="NAME", help="another policy to plan by, see docs/planning.md"
@@ -96,7 +77,7 @@ def _optimize(verbs: Any) -> None:
 
 
 def _explain(verbs: Any) -> None:
-    verb = _verb(
+    verb = add_verb(
         verbs,
         "explain",
         "say why a plan is as it is",
@@ -124,10 +105,10 @@ def _add_wish(verb: argparse.ArgumentParser) -> None:
         metavar="N",
         help="--deadline and --budget are for a job of so many iterations",
     )
-    _add_choice(verb, "--optimizer", [kind.value for kind in OptimizerKind], "sgd", "the optimiser, by its state")
-    _add_choice(verb, "--wire", [wire.value for wire in Wire], "fp32", "number format of travelling activations")
-    _add_choice(verb, "--recompute", [r.value for r in Recompute], "auto", "whether stages may recompute activations")
-    _add_choice(verb, "--schedule", ["auto", *(s.value for s in ScheduleKind)], "auto", "order of micro-batches")
+    add_choice(verb, "--optimizer", [kind.value for kind in OptimizerKind], "sgd", "the optimiser, by its state")
+    add_choice(verb, "--wire", [wire.value for wire in Wire], "fp32", "number format of travelling activations")
+    add_choice(verb, "--recompute", [r.value for r in Recompute], "auto", "whether stages may recompute activations")
+    add_choice(verb, "--schedule", ["auto", *(s.value for s in ScheduleKind)], "auto", "order of micro-batches")
     verb.add_argument("--replicas", metavar="N,N", help="degrees of data parallelism to consider (default: all)")
 
 
@@ -147,7 +128,7 @@ def _add_pins(verb: argparse.ArgumentParser) -> None:
 
 
 def _simulate(verbs: Any) -> None:
-    verb = _verb(
+    verb = add_verb(
         verbs,
         "simulate",
         "play one iteration of a plan on a virtual clock",
@@ -173,7 +154,7 @@ def _simulate(verbs: Any) -> None:
 
 
 def _train(verbs: Any) -> None:
-    verb = _verb(
+    verb = add_verb(
         verbs,
         "train",
         "train a model over functions by a plan",
@@ -189,12 +170,13 @@ def _train(verbs: Any) -> None:
     )
     verb.add_argument("--spec", metavar="FILE", help="the platform that the plan was made for, for the bill")
     verb.add_argument("--epochs", type=int, default=1, help="passes over the data (default: %(default)s)")
+    add_life(verb)
     verb.add_argument("--trace", metavar="FILE", help="write the events of the last steps")
     verb.add_argument("-o", "--output", metavar="FILE", help="write the trained state_dict (torch.save)")
 
 
 def _verify(verbs: Any) -> None:
-    verb = _verb(
+    verb = add_verb(
         verbs,
         "verify",
         "train a few steps over functions and in one process, and compare",
@@ -208,7 +190,7 @@ def _verify(verbs: Any) -> None:
 
 
 def _report(verbs: Any) -> None:
-    verb = _verb(
+    verb = add_verb(
         verbs,
         "report",
         "set observed beside predicted",
@@ -221,61 +203,11 @@ def _report(verbs: Any) -> None:
 
 
 def _platforms(verbs: Any) -> None:
-    verb = _verb(
+    verb = add_verb(
         verbs, "platforms", "list or show platform specifications", "funcpipe platforms show aws-lambda --json"
     )
     verb.add_argument("action", choices=["list", "show"], nargs="?", default="list")
     verb.add_argument("name", nargs="?", help="which one to show")
-
-
-def _deploy(verbs: Any) -> None:
-    verb = _verb(
-        verbs,
-        "deploy",
-        "set up what runs on a cloud need: storage, role, image, a function of each size",
-        "funcpipe deploy aws --region eu-central-1 --plan plan.json",
-        module=_DEPLOYMENTS,
-    )
-    _add_deployment(verb)
-    which = verb.add_mutually_exclusive_group()
-    which.add_argument("--plan", metavar="FILE", help="make functions of the sizes of this plan")
-    which.add_argument("--sizes", metavar="SIZE,SIZE", help="make functions of these sizes")
-    verb.add_argument("--requirements", metavar="FILE", help="what the model imports, for pip, besides torch")
-    verb.add_argument("--repository", metavar="NAME", help="aliyun: the repository that the image is pushed to")
-    verb.add_argument("--spec", metavar="FILE", help="aliyun: the platform specification that sizes come from")
-    verb.add_argument(
-        "--template-only", metavar="FILE", help="write what would be made, for CloudFormation or Serverless Devs"
-    )
-
-
-def _destroy(verbs: Any) -> None:
-    verb = _verb(
-        verbs,
-        "destroy",
-        "remove what deploy made, with all that lies in it",
-        "funcpipe destroy aws --region eu-central-1",
-        module=_DEPLOYMENTS,
-    )
-    _add_deployment(verb)
-
-
-def _logs(verbs: Any) -> None:
-    verb = _verb(
-        verbs,
-        "logs",
-        "show what functions on a cloud said",
-        "funcpipe logs aws --region eu-central-1 --minutes 15 --containing Traceback",
-        module=_DEPLOYMENTS,
-    )
-    _add_deployment(verb)
-    verb.add_argument("--minutes", type=float, default=60.0, help="of the last so many minutes (default: %(default)g)")
-    verb.add_argument("--containing", metavar="TEXT", help="only lines with this text")
-
-
-def _add_deployment(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("cloud", choices=["aws", "aliyun"], help="which cloud")
-    verb.add_argument("--name", default="funcpipe", help="the deployment's name (default: %(default)s)")
-    verb.add_argument("--region", help="the region (default: the environment's)")
 
 
 def _add_training(verb: argparse.ArgumentParser) -> None:
@@ -310,7 +242,3 @@ def _add_platform(verb: argparse.ArgumentParser, *, default: str | None) -> None
     default_text = default or "the profile's"
     group.add_argument("--platform", metavar="NAME", default=default, help=f"the platform (default: {default_text})")
     group.add_argument("--spec", metavar="FILE", help="a platform specification of your own")
-
-
-def _add_choice(verb: argparse.ArgumentParser, name: str, choices: list[str], default: str, help_text: str) -> None:
-    verb.add_argument(name, choices=choices, default=default, help=f"{help_text} (default: {default})")

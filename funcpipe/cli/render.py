@@ -13,11 +13,11 @@ from rich.table import Table
 from funcpipe.core import MB, Estimate, ModelProfile, Plan, PlatformSpec, Trace
 
 if TYPE_CHECKING:
-    from funcpipe.launch import Progress as RunProgress
-    from funcpipe.launch import RunResult
     from funcpipe.partitioner.front import Front
     from funcpipe.partitioner.whatif import WhatIf
     from funcpipe.report import Report
+    from funcpipe.results import Progress as RunProgress
+    from funcpipe.results import RunResult
     from funcpipe.verify import Verification
 
 
@@ -167,6 +167,12 @@ def simulation(trace: Trace, chosen: Plan, console: Console, *, gantt: bool) -> 
 
         for line in gantt_lines(trace, columns=100):
             console.print(line, overflow="crop", no_wrap=True)
+
+
+def detached(run: str, storage: str, console: Console) -> None:
+    """How to find a run again."""
+    console.print(f"run {run} was left to itself; `funcpipe status {run} --storage {storage}` says how it fares,")
+    console.print(f"`funcpipe train … --storage {storage} --resume {run}` waits for it and collects what it leaves")
 
 
 def training_result(result: "RunResult", options: argparse.Namespace, console: Console) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from funcpipe.cli import render
 from funcpipe.cli.factories import load_factory
 from funcpipe.cli.files import write_file
+from funcpipe.cli.training import care_of, pipe_of
 from funcpipe.core import (
     ModelProfile,
     OptimizerKind,
@@ -30,7 +31,6 @@ from funcpipe.platforms.catalog import load_spec, spec_names
 if TYPE_CHECKING:
     import torch
 
-    from funcpipe.api import FuncPipe
     from funcpipe.partitioner.pins import Pins
     from funcpipe.partitioner.whatif import Planner
 
@@ -131,19 +131,26 @@ def train(options: argparse.Namespace) -> None:
     """Train a model over functions by a plan."""
     import torch
 
-    plan, pipe = _pipe(options)
+    plan, pipe = pipe_of(options)
+    given: dict[str, Any] = {
+        "epochs": options.epochs,
+        "platform": options.platform,
+        "like": options.like,
+        "plan": plan,
+        "prices": load_spec(options.spec) if options.spec else None,
+        "seed": options.seed,
+        "message_deadline_s": options.message_deadline,
+        "care": care_of(options),
+        "storage": options.storage,
+        "run": options.run_name,
+        "resume": options.resume,
+    }
+    if options.detach:
+        run = pipe.start(load_factory(options.data), **given)
+        render.show(options.json, render.as_json({"run": run}), partial(render.detached, run, options.storage))
+        return
     with render.training(quiet=options.json) as on_progress:
-        result = pipe.train(
-            load_factory(options.data),
-            epochs=options.epochs,
-            platform=options.platform,
-            like=options.like,
-            plan=plan,
-            prices=load_spec(options.spec) if options.spec else None,
-            seed=options.seed,
-            message_deadline_s=options.message_deadline,
-            on_progress=on_progress,
-        )
+        result = pipe.train(load_factory(options.data), **given, on_progress=on_progress)
     if options.trace:
         write_file(partial(write_trace, result.trace), options.trace)
     if options.output:
@@ -154,7 +161,7 @@ def train(options: argparse.Namespace) -> None:
 
 def verify(options: argparse.Namespace) -> None:
     """Train a few steps over functions and in one process, and compare."""
-    plan, pipe = _pipe(options)
+    plan, pipe = pipe_of(options)
     found = pipe.verify(
         load_factory(options.data),
         steps=options.steps,
@@ -202,25 +209,6 @@ def _spec(options: argparse.Namespace, measured: ModelProfile) -> PlatformSpec:
     return load_spec(options.spec or options.platform or measured.platform)
 
 
-def _pipe(options: argparse.Namespace) -> "tuple[Plan, FuncPipe]":
-    """The plan, and the model with its loss and optimiser."""
-    import torch
-
-    from funcpipe.api import FuncPipe
-
-    plan = read(Plan, options.plan)
-    torch.manual_seed(options.seed)
-    model = load_factory(options.model)()
-    loss = None if options.loss == "own" else load_factory(options.loss)
-    return plan, FuncPipe(
-        model,
-        loss_fn=loss,
-        optimizer=_optimizer(options, plan),
-        clip_grad_norm=options.clip_grad_norm,
-        name=options.model,
-    )
-
-
 def _training(options: argparse.Namespace, global_batch: int) -> TrainingSpec:
     if options.iterations < 1:
         raise InputError(f"--iterations must be at least 1, got {options.iterations}")
@@ -254,21 +242,6 @@ def _pins(options: argparse.Namespace) -> "Pins":
         max_memory_mb=options.max_memory,
         max_functions=options.max_functions,
     )
-
-
-def _optimizer(options: argparse.Namespace, plan: Plan) -> Any:
-    """The optimiser factory that was named, or the plan's kind of optimiser."""
-    import torch
-
-    if options.optimizer:
-        return load_factory(options.optimizer)
-    match plan.optimizer:
-        case OptimizerKind.SGD:
-            return partial(torch.optim.SGD, lr=options.lr)
-        case OptimizerKind.MOMENTUM:
-            return partial(torch.optim.SGD, lr=options.lr, momentum=0.9)
-        case OptimizerKind.ADAM:
-            return partial(torch.optim.Adam, lr=options.lr)
 
 
 def _numbers(option: str, text: str | None) -> tuple[int, ...] | None:

@@ -16,6 +16,9 @@ from funcpipe.core import Wire
 from funcpipe.errors import Cancelled, CorruptMessage, DeadlineExceeded, KeyMissing
 from funcpipe.platforms.base import Storage
 
+_READS = 3
+"""How often a message is read before its bytes count as wrong in the storage too."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
@@ -73,18 +76,33 @@ class Channel:
 
         Raises DeadlineExceeded, Cancelled or CorruptMessage, with the key.
         """
-        message, waited_s = self._read(key, start, stop)
-        return Received(tensors=_decoded(key, message, into), payload_bytes=len(message), waited_s=waited_s)
+        return self._read_whole(key, start, stop, lambda message: _decoded(key, message, into))
 
     def get_series(self, key: str, into: Sequence[Mapping[str, Tensor]]) -> Received:
         """Wait for an object of messages that was put as a series, and read each into its tensors."""
-        message, waited_s = self._read(key, 0, None)
-        start = 0
-        for tensors in into:
-            stop = start + codec.message_bytes(tensors)
-            _decoded(key, memoryview(message)[start:stop], tensors)
-            start = stop
-        return Received(tensors={}, payload_bytes=len(message), waited_s=waited_s)
+
+        def decode(message: bytes) -> dict[str, Tensor]:
+            start = 0
+            for tensors in into:
+                stop = start + codec.message_bytes(tensors)
+                _decoded(key, memoryview(message)[start:stop], tensors)
+                start = stop
+            return {}
+
+        return self._read_whole(key, 0, None, decode)
+
+    def _read_whole(
+        self, key: str, start: int, stop: int | None, decode: Callable[[bytes], dict[str, Tensor]]
+    ) -> Received:
+        """Read and decode; what was changed on its way is read again."""
+        for _ in range(_READS - 1):
+            message, waited_s = self._read(key, start, stop)
+            try:
+                return Received(tensors=decode(message), payload_bytes=len(message), waited_s=waited_s)
+            except CorruptMessage:
+                continue
+        message, waited_s = self._read(key, start, stop)
+        return Received(tensors=decode(message), payload_bytes=len(message), waited_s=waited_s)
 
     def _read(self, key: str, start: int, stop: int | None) -> tuple[bytes, float]:
         expected = self._expected[key.rsplit("/", 1)[-1]]

@@ -91,6 +91,7 @@ def decode(message: bytes | bytearray | memoryview, *, into: Mapping[str, Tensor
     start = _aligned(_HEAD.size + length)
     try:
         entries = json.loads(bytes(view[_HEAD.size : _HEAD.size + length]))
+        _check_places(entries)
         return {entry[0]: _read(entry, view[start:], (into or {}).get(entry[0])) for entry in entries}
     except (ValueError, TypeError, LookupError, RuntimeError) as error:
         raise CorruptMessage(f"the description of a message cannot be read: {error}") from error
@@ -131,6 +132,15 @@ def _write_tensor(tensor: Tensor, place: Tensor, sent: torch.dtype) -> None:
         if sent.itemsize == 1:
             tensor = tensor.view(torch.uint8)  # torch cannot copy every dtype as what it is
         place.copy_(_bytes_of(tensor.resolve_conj().resolve_neg().contiguous()))
+
+
+def _check_places(entries: list[Any]) -> None:
+    """No two tensors share bytes: what is allocated is no more than what was sent."""
+    end = 0
+    for _, _, shape, wire_name, offset in entries:
+        if offset < end:
+            raise ValueError(f"a tensor begins at byte {offset}, before the one before it ends")
+        end = offset + math.prod(shape) * _DTYPES[wire_name].itemsize
 
 
 def _read(entry: list[Any], payload: memoryview, target: Tensor | None) -> Tensor:

@@ -8,11 +8,14 @@ from funcpipe.comm.scatter_reduce import Pattern, Piece, cut
 
 
 class Pieces:
-    """The pieces of `flat`, views of it, and what other replicas wrote of them until it is added."""
+    """The pieces of `flat`, views of it, and what other replicas wrote of them until it is added.
 
-    def __init__(self, flat: Tensor, pattern: Pattern) -> None:
+    The first `head` elements belong to the last round.
+    """
+
+    def __init__(self, flat: Tensor, pattern: Pattern, head: int = 0) -> None:
         self._flat = flat
-        self._ranges = cut(flat.numel(), pattern)
+        self._ranges = cut(flat.numel(), pattern, head)
         self._received: dict[Piece, dict[int, Tensor]] = defaultdict(dict)
 
     def __getitem__(self, piece: Piece) -> Tensor:

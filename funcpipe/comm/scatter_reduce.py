@@ -18,7 +18,7 @@ All algorithms are this family with other counts and more or fewer dependencies:
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from funcpipe.core import Streams, Sync, usual_streams
@@ -91,6 +91,16 @@ class Pattern:
         start, stop = split_ranges(self.streams.rounds, self.streams.merged)[part]
         return range(start, stop)
 
+    def round_of(self, transfer: Transfer) -> int:
+        """The last round of what a transfer moves or adds."""
+        match transfer.move:
+            case Move.PUT_SPLIT | Move.GET_SPLIT:
+                return transfer.part // self.streams.groups
+            case Move.MERGE:
+                return transfer.part
+            case Move.PUT_MERGED | Move.GET_MERGED:
+                return self.rounds_of(transfer.part)[-1]
+
     def object_for(self, writer: int, round_number: int, reader: int) -> int:
         """The raw object of `writer` that holds the piece of `round_number` for `reader`."""
         if self.splits == 1:
@@ -127,7 +137,7 @@ def pattern(sync: Sync, replicas: int, streams: Streams | None = None) -> Patter
 
 
 def transfers(pattern: Pattern, replica: int) -> tuple[Transfer, ...]:
-    """The moves of `replica`, in the order in which its lanes take them."""
+    """The moves of `replica`, in the order in which its lanes take them: sums are got one round behind raw pieces."""
     moves: list[Transfer] = []
     distances = range(1, pattern.replicas)
     _add_raw(moves, pattern, replica, distances)
@@ -135,7 +145,7 @@ def transfers(pattern: Pattern, replica: int) -> tuple[Transfer, ...]:
         _add_merges(moves, pattern, replica)
     if pattern.spreads:
         _add_spread(moves, pattern, replica, distances)
-    return tuple(moves)
+    return _round_by_round(moves, pattern)
 
 
 def _add_raw(moves: list[Transfer], pattern: Pattern, replica: int, distances: Sequence[int]) -> None:
@@ -193,18 +203,41 @@ def _add_spread(moves: list[Transfer], pattern: Pattern, replica: int, distances
             moves.append(Transfer(Move.GET_MERGED, part, writer, barrier))
 
 
+def _round_by_round(moves: Sequence[Transfer], pattern: Pattern) -> tuple[Transfer, ...]:
+    """`moves` in the order of their rounds; but all raw puts first, and a sum's gets a round later."""
+    if pattern.streams.rounds == 1:
+        return tuple(moves)
+    place = {Move.PUT_SPLIT: 0, Move.GET_SPLIT: 1, Move.MERGE: 2, Move.PUT_MERGED: 3, Move.GET_MERGED: 4}
+
+    def key(position: int) -> tuple[int, int, int]:
+        move = moves[position].move
+        if move is Move.PUT_SPLIT:
+            return -1, 0, position
+        return pattern.round_of(moves[position]) + (move is Move.GET_MERGED), place[move], position
+
+    order = sorted(range(len(moves)), key=key)
+    new = {position: i for i, position in enumerate(order)}
+    return tuple(replace(moves[i], after=tuple(new[need] for need in moves[i].after)) for i in order)
+
+
 def _has_readers(pattern: Pattern, replica: int, part: int) -> bool:
     others = any(pattern.merges(other) is not None for other in range(pattern.replicas) if other != replica)
     return others and bool(pattern.raw_pieces(replica, part))
 
 
-def cut(length: int, pattern: Pattern) -> tuple[tuple[tuple[int, int], ...], ...]:
+def cut(length: int, pattern: Pattern, head: int = 0) -> tuple[tuple[tuple[int, int], ...], ...]:
     """For each round and split the elements [start, stop) of its piece. Rounds go from the end to the beginning.
 
-    That is the order in which a backward pass makes a gradient's elements.
+    That is the order in which a backward pass makes a gradient's elements. The last round takes the first `head`
+    elements too, which are known only at the end.
     """
-    rounds = reversed(split_ranges(length, pattern.streams.rounds))
-    return tuple(tuple(_within(start, stop, pattern.splits)) for start, stop in rounds)
+    return tuple(tuple(_within(start, stop, pattern.splits)) for start, stop in cut_rounds(length, pattern, head))
+
+
+def cut_rounds(length: int, pattern: Pattern, head: int = 0) -> tuple[tuple[int, int], ...]:
+    """The elements [start, stop) of each round."""
+    rounds = split_ranges(length - head, pattern.streams.rounds)
+    return tuple((head + start if i else 0, head + stop) for i, (start, stop) in enumerate(rounds))[::-1]
 
 
 def _within(start: int, stop: int, splits: int) -> Iterator[tuple[int, int]]:

@@ -107,7 +107,7 @@ class TrainingSpec:
 
     `time_value` is what a saved hour is worth in dollars; `deadline_s` and `budget_usd` hold for one iteration, and at
     most one of the two is given. `replicas` restricts the degrees of data parallelism; None admits all that divide the
-    batch.
+    batch. Where `schedule` or `sync` is None, the best is chosen.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.training/1"
@@ -117,6 +117,7 @@ class TrainingSpec:
     wire: Wire = Wire.FP32
     recompute: Recompute = Recompute.AUTO
     schedule: ScheduleKind | None = None
+    sync: Sync | None = None
     replicas: tuple[int, ...] | None = None
     time_value: float = 0.0
     deadline_s: float | None = None

@@ -1,9 +1,10 @@
 """What a function is told when it is invoked, and what it says when it ends."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from funcpipe.core import checks
+from funcpipe.core.life import Life, Outcome
 from funcpipe.core.plan import Plan
 
 
@@ -13,7 +14,8 @@ class WorkerSpec:
 
     `storage` and `platform` are URLs: of its objects, and of what runs it. `bundle` is the key of its stage's code,
     loaded only if its SHA-256 is `bundle_sha256`; `parameters` the key of the stage's tensors. A message that has not
-    come `message_deadline_s` after it was awaited ends the run.
+    come `message_deadline_s` after it was awaited ends the run. It begins with the stage's newest checkpoint, or else
+    with `first_step`; a successor does so when its predecessor has handed over, or `follows_within_s` have passed.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.worker/1"
@@ -31,6 +33,10 @@ class WorkerSpec:
     epochs: int
     seed: int
     message_deadline_s: float
+    generation: int = 0
+    first_step: int = 0
+    follows_within_s: float | None = None
+    life: Life = field(default_factory=Life)
 
     def __post_init__(self) -> None:
         checks.filled("run", self.run)
@@ -38,6 +44,7 @@ class WorkerSpec:
         checks.at_least("stage", self.stage, 0)
         checks.at_least("replica", self.replica, 0)
         checks.at_least("epochs", self.epochs, 1)
+        checks.at_least("first_step", self.first_step, 0)
         checks.positive("message_deadline_s", self.message_deadline_s)
 
     @property
@@ -64,11 +71,16 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReport:
-    """What a worker says when it has finished: what it used, for the bill, and the tail of its story if it failed."""
+    """What an attempt of a worker says when it ends: how, what it used, and the tail of its story if it failed.
+
+    `retryable` tells whether another attempt might fare better; `out_of_memory` whether it failed for want of memory.
+    """
 
     FORMAT: ClassVar[str] = "funcpipe.report/1"
 
     worker: str
+    attempt: int
+    outcome: Outcome
     started_at_s: float
     ended_at_s: float
     puts: int
@@ -80,6 +92,10 @@ class WorkerReport:
     task: str | None = None
     error: str | None = None
     traceback: str | None = None
+    retryable: bool = False
+    out_of_memory: bool = False
+    alive_s: float = 0.0
+    usd_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from funcpipe.core import checks, json_form
 from funcpipe.core.plan import Plan
@@ -21,6 +21,7 @@ class Resource(Enum):
     COMPUTE = "compute"
     UPLOAD = "upload"
     DOWNLOAD = "download"
+    MERGE = "merge"
 
 
 class Source(Enum):
@@ -62,6 +63,15 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Events:
+    """What an attempt of a worker leaves of its last steps."""
+
+    FORMAT: ClassVar[str] = "funcpipe.events/1"
+
+    events: tuple[Event, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
     """What the functions of each stage cost a second, and each storage request."""
 
@@ -71,7 +81,7 @@ class Prices:
 
     def request_usd(self, lane: Resource) -> float:
         """What one transfer on `lane` costs besides its time."""
-        return {Resource.COMPUTE: 0.0, Resource.UPLOAD: self.put_usd, Resource.DOWNLOAD: self.get_usd}[lane]
+        return {Resource.UPLOAD: self.put_usd, Resource.DOWNLOAD: self.get_usd}.get(lane, 0.0)
 
 
 def prices_of(plan: Plan, spec: PlatformSpec) -> Prices:

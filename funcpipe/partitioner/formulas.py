@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from funcpipe.core import PlatformSpec, ScheduleKind, Streams, Sync, usual_streams
-from funcpipe.partitioner.sync_forms import all_reduce_s, exchange_s, requests_each, streamed_s
+from funcpipe.partitioner.sync_forms import all_reduce_s, exposed_s, requests_each
 from funcpipe.partitioner.ties import Ties
 from funcpipe.scheduler.schedules import in_flight
 
@@ -178,8 +178,11 @@ def sync_time_s(
     download_bytes_s: Array | float,
     latency_s: float,
     streams: Streams | None = None,
+    backward_s: Array | float = 0.0,
 ) -> Array:
-    """Seconds in which `replicas` functions sum `gradient_bytes` each through storage.
+    """Seconds in which `replicas` functions sum `gradient_bytes` each through storage, after their last backward.
+
+    Rounds travel while that backward of `backward_s` still runs.
 
     Three-phase (LambdaML): the foreign splits up, one's own split of the others down, the merged split up and the
     others' down, one after the other. Pipelined (FuncPipe): the first two overlap, step by step. For equal links w the
@@ -196,22 +199,23 @@ def sync_time_s(
             return (replicas - 1) * (up_s + down_s) + spread_s + 4 * latency_s
         case Sync.ALL_REDUCE:
             return all_reduce_s(*link)
-        case Sync.EXCHANGE:
-            return exchange_s(*link, usual_streams(sync, replicas, streams))
-        case Sync.STREAMED:
-            return streamed_s(*link, usual_streams(sync, replicas, streams))
+        case Sync.EXCHANGE | Sync.STREAMED:
+            return exposed_s(sync, *link, usual_streams(sync, replicas, streams), backward_s)
     reduce_s: Array = up_s + (replicas - 2) * np.maximum(up_s, down_s) + down_s
     return reduce_s + spread_s + (2 + replicas) * latency_s
 
 
 def sync_times(loads: Loads, setting: Setting, *, workers: int) -> Array:
     """Seconds in which each stage's replicas sum their gradients, and in which it sends and reads those of tied
-    parameters, one after the other; `workers` functions share the platform's links.
+    parameters, one after the other, from its last backward on; `workers` functions share the platform's links.
+
+    Where stages share parameters, nothing travels before that backward has ended.
     """
     up, down = shared_link(loads, setting, workers)
     ties = loads.ties
     tied_s = ties.upload_bytes / up + ties.download_bytes / down
     tied_s = tied_s + setting.spec.latency_s * (ties.upload_objects + ties.download_objects)
+    backward_s = np.where(ties.download_objects > 0, 0.0, setting.spec.contention * loads.backward_s)
     return tied_s + sync_time_s(
         setting.sync,
         gradient_bytes=loads.summed_bytes,
@@ -220,6 +224,7 @@ def sync_times(loads: Loads, setting: Setting, *, workers: int) -> Array:
         download_bytes_s=down,
         latency_s=setting.spec.latency_s,
         streams=setting.streams,
+        backward_s=backward_s,
     )
 
 

@@ -9,6 +9,7 @@ from funcpipe.errors import InvalidValue
 from funcpipe.partitioner.merge import merge
 from funcpipe.partitioner.pins import NO_PINS, Pins, PlacedPins
 from funcpipe.partitioner.problem import Problem
+from funcpipe.partitioner.sync_choice import tuned
 
 LAYER_LIMIT = 40
 """Profiles with more layers are merged to this many before they are planned."""
@@ -62,7 +63,8 @@ def optimize(
     """
     find = find_policy(policy, solver)
     problem, starts = merged_problem(profile, spec, training, pins=pins, layer_limit=layer_limit)
-    return unmerged(find(problem, time_limit_s=time_limit_s), starts)
+    plan = find(problem, time_limit_s=time_limit_s)
+    return unmerged(tuned(plan, problem) if policy == "funcpipe" else plan, starts)
 
 
 def merged_problem(

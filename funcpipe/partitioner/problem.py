@@ -15,6 +15,7 @@ from funcpipe.core import (
     ScheduleKind,
     SolverReport,
     Stage,
+    Streams,
     Sync,
     TrainingSpec,
 )
@@ -22,9 +23,13 @@ from funcpipe.errors import PlanError
 from funcpipe.partitioner.cost import column_of, evaluate
 from funcpipe.partitioner.formulas import Array, Setting
 from funcpipe.partitioner.pins import NO_PINS, Pins, PlacedPins
+from funcpipe.partitioner.sync_forms import choose
 
 LIMIT_SLACK = 1e-9
 """Share by which seconds and dollars may exceed their limit: rounding, not licence."""
+
+SYNC_TIME_VALUES = (3.84, 245.76)
+"""Dollars that a saved hour is worth in the paper's settings with the least and the most weight on time, but none."""
 
 GAP_OF_A_PROOF = 1e-6
 """A plan whose objective is proved to be within this share of the best possible is called optimal."""
@@ -134,16 +139,36 @@ class Problem:
         )
 
     def settings(self) -> tuple[Setting, ...]:
-        """Every combination of what holds for all stages of a plan at once.
-
-        Two replicas synchronise alike either way: there is nothing to pipeline. A single micro-batch has no order.
-        """
+        """Every combination of what holds for all stages of a plan at once. A single micro-batch has no order."""
         return tuple(
-            self.setting(degree, sync, schedule)
+            self.setting(degree, sync, schedule, streams)
             for degree in self.degrees
             for schedule in self.schedules(degree)
-            for sync in ((Sync.PIPELINED,) if degree <= 2 else (Sync.THREE_PHASE, Sync.PIPELINED))
+            for sync, streams in self.ways_to_synchronise(degree)
         )
+
+    def ways_to_synchronise(self, replicas: int) -> tuple[tuple[Sync, Streams | None], ...]:
+        """As is asked for, or else as suits a stage with a quarter of the parameters on a function of middle size, at
+        two values of time.
+
+        The same whatever the goal; `sync_choice.tuned` chooses anew for the plan that is found.
+        """
+        if self.training.sync is not None or replicas == 1:
+            return ((self.training.sync or Sync.PIPELINED, None),)
+        size = self.spec.sizes[len(self.spec.sizes) // 2]
+        chosen = [
+            choose(
+                self.profile.summed_bytes(0, len(self.profile.layers)) / 4,
+                replicas,
+                up=size.upload_bytes_s,
+                down=size.download_bytes_s,
+                price_usd_s=size.price_usd_s,
+                spec=self.spec,
+                time_value=value,
+            )
+            for value in SYNC_TIME_VALUES
+        ]
+        return tuple(dict.fromkeys((choice.sync, choice.streams) for choice in chosen))
 
     def schedules(self, replicas: int) -> tuple[ScheduleKind, ...]:
         """The schedules that may be chosen with so many replicas, the plainest first."""
@@ -151,7 +176,7 @@ class Problem:
             return (self.training.schedule,)
         return tuple(ScheduleKind) if self.micro_batches > replicas else (ScheduleKind.GPIPE,)
 
-    def setting(self, replicas: int, sync: Sync, schedule: ScheduleKind) -> Setting:
+    def setting(self, replicas: int, sync: Sync, schedule: ScheduleKind, streams: Streams | None = None) -> Setting:
         """The setting with so many replicas that synchronise so and run their micro-batches in this order."""
         return Setting(
             micro_batches=self.micro_batches,
@@ -162,6 +187,7 @@ class Problem:
             base_bytes=self.profile.base_memory_bytes,
             spec=self.spec,
             schedule=schedule,
+            streams=streams,
         )
 
     def plan(self, setting: Setting, choices: Sequence[Choice]) -> Plan:
@@ -184,6 +210,7 @@ class Problem:
             replicas=setting.replicas,
             schedule=setting.schedule,
             sync=setting.sync,
+            streams=setting.streams,
             wire=self.training.wire,
             stages=stages,
             model=self.profile.model,

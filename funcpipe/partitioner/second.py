@@ -35,7 +35,7 @@ def _others(problem: Problem, plan: Plan) -> Iterator[Space]:
     choices = choices_of(problem, plan)
 
     def same(setting: Setting) -> bool:
-        return (setting.replicas, setting.sync) == (plan.replicas, plan.sync)
+        return (setting.replicas, setting.schedule) == (plan.replicas, plan.schedule)
 
     def other_setting(setting: Setting, options: Options) -> BoolArray:
         return np.full(len(options), not same(setting))

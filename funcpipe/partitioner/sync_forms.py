@@ -73,6 +73,28 @@ def exchange_s(
     return moved_s + 2 * latency_s
 
 
+def exposed_s(
+    sync: Sync,
+    gradient_bytes: Array | float,
+    replicas: int,
+    up: Array | float,
+    down: Array | float,
+    latency_s: float,
+    streams: Streams,
+    backward_s: Array | float,
+) -> Array:
+    """Seconds that an exchange or a streamed scatter-reduce goes on after the backward during which it began.
+
+    Its rounds are complete one by one, evenly over the `backward_s`: all but the last one's share of these is gained,
+    and what is left is at least what the last round takes by itself.
+    """
+    form = exchange_s if sync is Sync.EXCHANGE else streamed_s
+    link = (replicas, up, down, latency_s)
+    whole_s = form(gradient_bytes, *link, streams) - (1 - 1 / streams.rounds) * np.asarray(backward_s)
+    last_round = Streams(1, streams.groups, 1)
+    return np.maximum(whole_s, form(np.asarray(gradient_bytes) / streams.rounds, *link, last_round))
+
+
 def all_reduce_s(
     gradient_bytes: Array | float, replicas: int, up: Array | float, down: Array | float, latency_s: float
 ) -> Array:

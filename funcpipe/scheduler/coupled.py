@@ -1,5 +1,6 @@
 """The simulator where tasks slow each other down, or workers die."""
 
+import heapq
 import math
 from collections.abc import Sequence
 
@@ -39,6 +40,8 @@ class Coupled:
         self._shared = [pool for pool in pools.values() if isinstance(pool, Pool)]
         self._waits = list(wiring.waits)
         self._working = [False] * count
+        self._taken = [False] * wiring.lanes
+        self._queues: list[list[int]] = [[] for _ in range(wiring.lanes)]  # heaps of those that wait for their lane
         self._delivered = [False] * count
         self._moving = [0] * workers  # transfers of each worker whose bytes move
         self._computing = [-1] * workers
@@ -76,13 +79,40 @@ class Coupled:
         """A task, or the start of a worker, has come to the end of what it did: its latency, or its work."""
         if self._working[task]:
             self._stop_work(task)
-        elif task < self._wiring.tasks and self._bytes[task]:
-            self._start_work(task, self._kind[task], self._bytes[task])
-            self._move(self._wiring.worker_of[task], +1)
-            return
-        self._end(task)
+            self._end(task)
+        elif self._wiring.open[task]:
+            self._queue(task)
+        else:
+            self._move_body(task)
 
     def _begin(self, task: int) -> None:
+        """All that `task` needs has ended."""
+        if self._wiring.open[task]:
+            self.starts_s[task] = self._now_s
+            self._alarm.set(self._now_s + self._seconds[task], task)
+        else:
+            self._queue(task)
+
+    def _queue(self, task: int) -> None:
+        """Wait for the lane, where others may have it."""
+        lane = self._wiring.lane[task]
+        if lane < 0:
+            self._start(task)
+            return
+        heapq.heappush(self._queues[lane], task)
+        if not self._taken[lane]:
+            self._next_on(lane)
+
+    def _next_on(self, lane: int) -> None:
+        self._taken[lane] = bool(self._queues[lane])
+        if self._taken[lane]:
+            self._start(heapq.heappop(self._queues[lane]))
+
+    def _start(self, task: int) -> None:
+        """`task` has its lane."""
+        if self._wiring.open[task]:
+            self._move_body(task)
+            return
         self.starts_s[task] = self._now_s
         worker, seconds = self._wiring.worker_of[task], self._seconds[task]
         if self._pool_of[task] is self._compute and seconds:
@@ -90,6 +120,13 @@ class Coupled:
             self._start_work(task, _CONTENDED if self._moving[worker] else _FREE, seconds)
         else:
             self._alarm.set(self._now_s + seconds, task)
+
+    def _move_body(self, task: int) -> None:
+        if task < self._wiring.tasks and self._bytes[task]:
+            self._start_work(task, self._kind[task], self._bytes[task])
+            self._move(self._wiring.worker_of[task], +1)
+        else:
+            self._end(task)
 
     def _start_work(self, task: int, kind: int, work: float) -> None:
         self._working[task] = True
@@ -123,6 +160,8 @@ class Coupled:
             if not waits[later]:
                 self._begin(later)
         self._delivered[task] = True
+        if (lane := self._wiring.lane[task]) >= 0:
+            self._next_on(lane)
 
     def _die(self, number: int) -> None:
         """Undo all that the worker has done, except what others may have read; nothing where it has done all."""
@@ -133,6 +172,9 @@ class Coupled:
             return
         for task in own:
             self._undo(task)
+        for lane in {self._wiring.lane[task] for task in own} - {-1}:
+            self._taken[lane] = False
+            self._queues[lane].clear()
         self.deaths[worker] += 1
         self._alarm.set(self._now_s + failure.restart_s, self._wiring.tasks + worker)
 

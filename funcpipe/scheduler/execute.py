@@ -26,22 +26,29 @@ def execute(
     step: int,
     cancel: threading.Event,
     open_requests: int = 1,
+    open_downloads: int | None = None,
     clock: Callable[[], float] = time.time,
 ) -> tuple[Event, ...]:
     """Run the tasks of one worker: each lane takes its own in order, each as soon as what it needs is done.
 
-    On the upload and the download lane, up to `open_requests` tasks that follow each other are under way at once; what
-    they move is kept apart below, by a gate through which one body passes at a time. The compute lane runs in the
-    calling thread. The first failure wins: it sets `cancel`, on which blocked tasks must give up, and is raised as
-    TaskFailed once all lanes have stopped. Events are in the seconds of `clock`.
+    On the upload and the download lane, up to `open_requests` tasks (`open_downloads`, if given, of the latter) are
+    under way at once; what they move is kept apart below, by a gate through which one body passes at a time. The upload
+    lane passes over tasks that cannot begin yet, as nothing that it writes waits for other workers. The compute lane
+    runs in the calling thread. The first failure wins: it sets `cancel`, on which blocked tasks must give up, and is
+    raised as TaskFailed once all lanes have stopped. Events are in the seconds of `clock`.
     """
     lanes = {lane.resource: positions for lane, positions in graph.lanes().items()}
     execution = _Execution(graph, run_task, step, cancel, clock)
+    widths = {
+        Resource.UPLOAD: open_requests,
+        Resource.DOWNLOAD: open_requests if open_downloads is None else open_downloads,
+        Resource.MERGE: 1,
+    }
     threads = [
         threading.Thread(target=execution.run_lane, args=(lane,), name=f"funcpipe-{resource.value}-{number}")
-        for resource in (Resource.UPLOAD, Resource.DOWNLOAD)
-        for lane in [_Lane(lanes.get(resource, ()))]
-        for number in range(min(open_requests, len(lanes.get(resource, ()))))
+        for resource, width in widths.items()
+        for lane in [_Lane(lanes.get(resource, ()), in_order=resource is not Resource.UPLOAD)]
+        for number in range(min(width, len(lanes.get(resource, ()))))
     ]
     for thread in threads:
         thread.start()
@@ -62,20 +69,25 @@ def execute(
 
 
 class _Lane:
-    """The tasks of a lane, handed out in order to the threads that work on it."""
+    """The tasks of a lane, by position, that are left to be handed out to the threads that work on it."""
 
-    def __init__(self, positions: Sequence[int]) -> None:
-        self._positions = iter(positions)
+    def __init__(self, positions: Sequence[int], *, in_order: bool = True) -> None:
+        self._left = list(positions)
+        self._in_order = in_order
         self._lock = threading.Lock()
 
-    def next(self, wait_for: Callable[[int], bool]) -> int | None:
-        """The next task, by position, once it can begin; None when there is none, or waiting for it was given up.
+    def next(self, wait_for: Callable[[Sequence[int]], int | None]) -> int | None:
+        """The next task once it can begin; None when there is none, or waiting for it was given up.
 
-        Tasks behind it are not handed out before.
+        In order, none behind it is handed out before; else the first that can begin.
         """
         with self._lock:
-            position = next(self._positions, None)
-            return position if position is not None and wait_for(position) else None
+            if not self._left:
+                return None
+            position = wait_for(self._left[:1] if self._in_order else self._left)
+            if position is not None:
+                self._left.remove(position)
+            return position
 
 
 class _Execution:
@@ -116,11 +128,15 @@ class _Execution:
             self.cancel.set()
             self.changed.notify_all()
 
-    def _wait_for(self, position: int) -> bool:
-        needs = self.graph.needs[position]
+    def _wait_for(self, positions: Sequence[int]) -> int | None:
+        """The first of `positions` that can begin, once one can; None if the step is cancelled."""
         with self.changed:
-            self.changed.wait_for(lambda: self.cancel.is_set() or all(self.done[need] for need in needs))
-            return not self.cancel.is_set()
+            self.changed.wait_for(lambda: self.cancel.is_set() or self._first_ready(positions) is not None)
+            return None if self.cancel.is_set() else self._first_ready(positions)
+
+    def _first_ready(self, positions: Sequence[int]) -> int | None:
+        needs = self.graph.needs
+        return next((p for p in positions if all(self.done[need] for need in needs[p])), None)
 
     def _fail(self, task: Task, error: Exception) -> None:
         with self.changed:

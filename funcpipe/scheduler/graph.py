@@ -94,14 +94,16 @@ def _worker_tasks(shape: StepShape, links: Links, stage: int, replica: int) -> T
     """All that one worker does before its update."""
     mine = range(replica, shape.micro_batches, shape.replicas)
     gradients: tuple[Task, ...] = ()
-    for task, needs in Pipeline(links, shape.schedule, stage, shape.stages, replica, mine).tasks():
+    buckets = shape.pattern.streams.rounds - 1 if shape.replicas > 1 and not _adds_tied(shape, stage) else 0
+    pipeline = Pipeline(links, shape.schedule, stage, shape.stages, replica, mine, buckets)
+    for task, needs in pipeline.tasks():
         gradients = (task,) if task.kind is Kind.BACKWARD else gradients
         yield task, needs
     for task, needs in _add_tied(shape, stage, replica, gradients):
         gradients = (task,) if task.kind is Kind.ADD_TIED else gradients
         yield task, needs
     if shape.replicas > 1:
-        for task, needs in _synchronise(shape, stage, replica, gradients):
+        for task, needs in _synchronise(shape, stage, replica, gradients, pipeline.last_buckets()):
             gradients = (*gradients, task)
             yield task, needs
     yield from _share_tied(shape, stage, replica, gradients)
@@ -148,6 +150,11 @@ def _share_norms(shape: StepShape, stage: int, replica: int, summed: tuple[Task,
             yield Task(Kind.GET_NORM, stage, replica, peer=other), ()
 
 
+def _adds_tied(shape: StepShape, stage: int) -> bool:
+    """Whether later stages hold parameters that this one sums."""
+    return any(stage != route.stages[-1] for _, route in _held_ties(shape, stage))
+
+
 def _held_ties(shape: StepShape, stage: int) -> list[tuple[int, TieRoute]]:
     return [(part, route) for part, route in enumerate(shape.routes.ties) if stage in route.stages]
 
@@ -161,11 +168,18 @@ _KIND_OF_MOVE = {
 }
 
 
-def _synchronise(shape: StepShape, stage: int, replica: int, gradients: tuple[Task, ...]) -> Tasks:
-    """The stage's gradients → sum the replicas' gradients. A replica without micro-batches adds nothing."""
+def _synchronise(
+    shape: StepShape, stage: int, replica: int, gradients: tuple[Task, ...], buckets: tuple[Task, ...]
+) -> Tasks:
+    """The stage's gradients → sum the replicas' gradients. A replica without micro-batches adds nothing.
+
+    A round may begin when the bucket of its gradients is complete, or else when all gradients are.
+    """
     flatten = Task(Kind.FLATTEN, stage, replica)
     yield flatten, gradients
+    released = dict(enumerate(buckets))
     moves: list[Task] = []
     for transfer in transfers(shape.pattern, replica):
         moves.append(Task(_KIND_OF_MOVE[transfer.move], stage, replica, peer=transfer.peer, part=transfer.part))
-        yield moves[-1], (flatten, *(moves[position] for position in transfer.after))
+        own = released.get(shape.pattern.round_of(transfer), flatten)
+        yield moves[-1], (own, *(moves[position] for position in transfer.after))

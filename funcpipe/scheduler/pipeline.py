@@ -50,7 +50,10 @@ def find_links(routes: Routes, stages: int) -> tuple[Links, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """One replica of one stage of `stages`, which works on the micro-batches `mine`."""
+    """One replica of one stage of `stages`, which works on the micro-batches `mine`.
+
+    Its last backward is preceded by `buckets` tasks, the parts of it until so many rounds of gradients are complete.
+    """
 
     links: Links
     schedule: ScheduleKind
@@ -58,6 +61,7 @@ class Pipeline:
     stages: int
     replica: int
     mine: range
+    buckets: int = 0
 
     def tasks(self) -> Tasks:
         """All forwards and backwards in the order of the schedule, with their transfers.
@@ -99,11 +103,23 @@ class Pipeline:
             gets.append(Task(Kind.GET_GRADIENT, self.stage, self.replica, m, consumer))
             yield gets[-1], room
         sent = tuple(put for task in room for put in self._gradient_sends(task.micro_batch))
+        needs = (self._compute(Kind.FORWARD, m), *self._sends(m), *gets, *sent)
         backward = self._compute(Kind.BACKWARD, m)
-        yield backward, (self._compute(Kind.FORWARD, m), *self._sends(m), *gets, *sent)
+        for bucket in self.last_buckets() if len(before) == len(self.mine) - 1 else ():
+            yield bucket, needs
+            needs = (self._compute(Kind.FORWARD, m), bucket)
+            backward = backward._replace(part=self.buckets)
+        yield backward, needs
         before.append(backward)
         for put in self._gradient_sends(m):
             yield put, (backward,)
+
+    def last_buckets(self) -> tuple[Task, ...]:
+        """The parts of the last backward, without its end."""
+        if not self.mine:
+            return ()
+        last = list(actions(self.schedule, self.mine, stage=self.stage, stages=self.stages))[-1].micro_batch
+        return tuple(Task(Kind.BUCKET, self.stage, self.replica, last, None, part) for part in range(self.buckets))
 
     def _compute(self, kind: Kind, m: int) -> Task:
         return Task(kind, self.stage, self.replica, m)

@@ -10,6 +10,7 @@ from funcpipe.scheduler.coupled import Coupled
 from funcpipe.scheduler.graph import Graph
 from funcpipe.scheduler.tasks import RESOURCES, Task
 from funcpipe.scheduler.timeline import Timeline
+from funcpipe.scheduler.turns import Turns
 from funcpipe.scheduler.wiring import Wiring, wire
 
 UNDISTURBED = Conditions()
@@ -30,6 +31,10 @@ def simulate(
 def play(graph: Graph, costs: Costs, *, conditions: Conditions = UNDISTURBED) -> Timeline:
     """Let each task start when all it needs has ended and its lane has ended the task before.
 
+    Transfers of a synchronisation wait for their latency side by side, and then for their lane: of those that could
+    move, the one that comes first in the graph does.
+
+
     Raises PlanError when tasks wait for each other, InvalidValue when `conditions` name workers that there are not.
     """
     wiring = wire(graph)
@@ -42,7 +47,10 @@ def play(graph: Graph, costs: Costs, *, conditions: Conditions = UNDISTURBED) ->
         starts_s, ends_s, lost = coupled.starts_s, coupled.ends_s, tuple(coupled.lost)
         attempts = [coupled.deaths[worker] for worker in wiring.worker_of]
     else:
-        starts_s, ends_s = _play_alone(wiring, costs.alone_s.tolist() + starting_s)
+        if wiring.lanes:
+            starts_s, ends_s = Turns(wiring, costs).play(starting_s)
+        else:
+            starts_s, ends_s = _play_alone(wiring, costs.alone_s.tolist() + starting_s)
         attempts, lost = [0] * wiring.tasks, ()
     _all_ended(graph, wiring, ends_s)
     last = wiring.tasks

@@ -18,6 +18,7 @@ class Kind(Enum):
 
     FORWARD = "forward"
     BACKWARD = "backward"
+    BUCKET = "bucket"
     PUT_ACTIVATION = "put-activation"
     GET_ACTIVATION = "get-activation"
     PUT_GRADIENT = "put-gradient"
@@ -55,12 +56,14 @@ class Kind(Enum):
         """The lane that tasks of this kind run on."""
         if self.is_put:
             return Resource.UPLOAD
+        if self is Kind.MERGE:
+            return Resource.MERGE
         return Resource.DOWNLOAD if self.is_get else Resource.COMPUTE
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """One of the three things that a worker does at the same time: compute, upload, download."""
+    """One of the things that a worker does at the same time: compute, upload, download, merge."""
 
     stage: int
     replica: int
@@ -72,7 +75,8 @@ class Task(NamedTuple):
 
     `micro_batch` counts over all replicas. `peer` is the other stage of a transfer between stages, or the other replica
     of one between replicas. `part` numbers the objects that a stage writes for one micro-batch, the objects or the
-    rounds of a synchronisation, or the routes of tied parameters.
+    rounds of a synchronisation, or the routes of tied parameters. A *bucket* is the part of a worker's last backward
+    until the gradients of a round of the synchronisation are complete; the rest of that backward is numbered after it.
     """
 
     kind: Kind
@@ -109,6 +113,8 @@ class Task(NamedTuple):
 PUTS = frozenset(kind for kind in Kind if kind.is_put)
 GETS = frozenset(kind for kind in Kind if kind.is_get)
 RESOURCES = {kind: kind.resource for kind in Kind}
+OPEN = frozenset({Kind.PUT_SPLIT, Kind.GET_SPLIT, Kind.PUT_MERGED, Kind.GET_MERGED})
+"""Transfers whose requests are open side by side: they take their lane only while their body moves."""
 
 _KINDS = {kind.value: kind for kind in Kind}
 _TASK = re.compile(

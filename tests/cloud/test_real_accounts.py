@@ -14,7 +14,6 @@ from torch.nn import functional as F
 
 from funcpipe.api import FuncPipe
 from funcpipe.core import Plan, PlatformSpec
-from funcpipe.launch import RunResult
 from funcpipe.platforms.aliyun import account as aliyun
 from funcpipe.platforms.aliyun.deployment import Deployer as AliyunDeployer
 from funcpipe.platforms.aliyun.template import container_package, shape_of
@@ -23,6 +22,7 @@ from funcpipe.platforms.aws.deployment import Deployer as AwsDeployer
 from funcpipe.platforms.aws.image import lambda_package
 from funcpipe.platforms.aws.template import Shape
 from funcpipe.platforms.catalog import load_spec
+from funcpipe.results import RunResult
 from tests.e2e import small
 
 NAME, LIFETIME_S = "funcpipe-test", 900

@@ -17,7 +17,6 @@ from torch.nn import functional as F
 from funcpipe.api import FuncPipe
 from funcpipe.core import to_text, write
 from funcpipe.errors import DataError, PlanError, WorkerFailed
-from funcpipe.launch import Progress
 from tests.e2e import small
 from tests.processes import functions_of, hosts_of, runs
 
@@ -68,22 +67,6 @@ class _FailsInFunctions:
         if os.getpid() != self.home:
             raise OSError("only in functions")
         return small.data()
-
-
-@pytest.mark.slow
-def test_a_killed_function_ends_the_run_at_once() -> None:
-    killed_at_s: list[float] = []
-
-    def kill(progress: Progress) -> None:
-        if progress.step == 2:
-            os.kill(functions_of(os.getpid())[1], signal.SIGKILL)
-            killed_at_s.append(time.monotonic())
-
-    with pytest.raises(
-        WorkerFailed, match=r"worker s0\.r1 \(function 2, process \d+\) killed by SIGKILL, without a word"
-    ):
-        pipe().train(small.data, epochs=1000, plan=small.plan(), message_deadline_s=60, on_progress=kill)
-    assert time.monotonic() - killed_at_s[0] < 10
 
 
 @pytest.mark.slow

@@ -10,9 +10,9 @@ from torch.nn import functional as F
 from funcpipe.api import FuncPipe
 from funcpipe.core import PlatformSpec
 from funcpipe.errors import PlanError, WorkerFailed
-from funcpipe.launch import RunResult
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.platforms.cgroup import Groups
+from funcpipe.results import RunResult
 from tests.e2e import small
 
 

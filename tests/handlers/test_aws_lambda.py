@@ -12,13 +12,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from funcpipe.comm import codec
 from funcpipe.comm.keys import Keys
-from funcpipe.core import WorkerReport, from_text, to_text
+from funcpipe.comm.notes import get_note
+from funcpipe.core import WorkerReport, to_text
 from funcpipe.handlers.entry import stop_key
-from funcpipe.launch import Job, upload
+from funcpipe.job import Job
+from funcpipe.life.checkpoints import Checkpoints
 from funcpipe.platforms.aws.image import lambda_package
 from funcpipe.platforms.files import FileStorage
+from funcpipe.upload import upload
 from tests.cloud_emulation.lambda_runtime import Function, Invocation, one_environment
 from tests.cloud_emulation.memory_group import MemoryGroup
 from tests.e2e import small
@@ -66,9 +68,11 @@ def test_a_worker_trains_in_the_runtime_client_and_again_in_the_same_environment
             event = invocation(number, storage, tmp_path)
             environment.run(event)
             assert (event.status, json.loads(event.answer)) == ("success", {"invocation": f"request-{number}"}), lines
-    reference = run_workers(job(), FileStorage(tmp_path / "reference"))["s0.r0"].computation.state()
+    reference = run_workers(job(), FileStorage(tmp_path / "reference"))["s0.r0"].computation.state().state_dict()
     for number in range(2):
-        found = codec.decode(storage.get(Keys(f"run-{number}").result(0)))
+        checkpoints = Checkpoints(storage, Keys(f"run-{number}"))
+        (*_, (_, newest)) = checkpoints.listing()[0]
+        found = checkpoints.load(0, newest).state_dict()
         assert found.keys() == reference.keys()
         assert all(torch.equal(found[name], reference[name]) for name in found)
 
@@ -79,8 +83,8 @@ def test_a_worker_that_fails_is_a_failed_invocation_with_a_report(function: Func
         event = invocation(0, storage, tmp_path, loss=small.failing_loss)
         environment.run(event)
     assert (event.status, json.loads(event.answer)["errorType"]) == ("failure", "WorkerFailed")
-    key = Keys("run-0").worker_report("s0.r0")
-    report = from_text(WorkerReport, storage.get(key).decode(), source=key)
+    key = Keys("run-0").worker_report("s0.r0", 0)
+    report = get_note(storage, WorkerReport, key)
     assert "the loss function fails" in str(report.error)
 
 

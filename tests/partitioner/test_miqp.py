@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from funcpipe.core import Optimality, Plan, Recompute, ScheduleKind, TrainingSpec
+from funcpipe.core import Optimality, Plan, Recompute, ScheduleKind, Sync, TrainingSpec
 from funcpipe.errors import Infeasible, InvalidValue, SolverUnavailable
 from funcpipe.partitioner.exact import exact
 from funcpipe.partitioner.miqp.run import GUROBI, HIGHS, SCIP, Solver
@@ -80,14 +80,20 @@ def test_every_solver_equals_the_exact_search_on_a_hundred_larger_ones(
 @pytest.mark.parametrize("seed", range(4))
 def test_the_papers_form_equals_the_exact_search(seed: int) -> None:
     training = TrainingSpec(
-        global_batch=16, time_value=20.0 * (seed % 2), recompute=Recompute.NEVER, schedule=ScheduleKind.GPIPE
+        global_batch=16,
+        time_value=20.0 * (seed % 2),
+        recompute=Recompute.NEVER,
+        schedule=ScheduleKind.GPIPE,
+        sync=Sync.PIPELINED,
     )
     problem = Problem(profile=chain(4 + seed % 2, 2, seed), spec=platform(2), training=training)
     check(problem, lambda problem: chain_form(problem, GUROBI))
 
 
 def test_the_papers_form_by_scip_within_a_budget() -> None:
-    training = TrainingSpec(global_batch=16, budget_usd=0.01, recompute=Recompute.NEVER, schedule=ScheduleKind.GPIPE)
+    training = TrainingSpec(
+        global_batch=16, budget_usd=0.01, recompute=Recompute.NEVER, schedule=ScheduleKind.GPIPE, sync=Sync.PIPELINED
+    )
     problem = Problem(profile=chain(4, 2, 5), spec=platform(2), training=training)
     check(problem, lambda problem: chain_form(problem, SCIP))
 
@@ -107,7 +113,9 @@ def test_the_papers_form_refuses_what_it_cannot_say(skips: int, training: Traini
 
 
 def test_the_papers_form_is_not_linear() -> None:
-    training = TrainingSpec(global_batch=16, recompute=Recompute.NEVER, schedule=ScheduleKind.GPIPE)
+    training = TrainingSpec(
+        global_batch=16, recompute=Recompute.NEVER, schedule=ScheduleKind.GPIPE, sync=Sync.PIPELINED
+    )
     with pytest.raises(SolverUnavailable, match=r"has products, which this solver refuses; use gurobi or scip"):
         chain_form(Problem(profile=chain(3, 2), spec=platform(2), training=training), HIGHS)
 

@@ -6,6 +6,9 @@ from funcpipe.core import Resource
 from funcpipe.scheduler.conditions import Conditions
 from funcpipe.scheduler.costs import Costs
 from funcpipe.scheduler.graph import Graph
+from funcpipe.scheduler.tasks import OPEN, Lane
+
+LINKS = (Resource.UPLOAD, Resource.DOWNLOAD)
 
 
 def fair_rates(limits: list[float], capacity: float) -> list[float]:
@@ -25,9 +28,12 @@ def plain_ends(graph: Graph, costs: Costs, conditions: Conditions) -> list[float
     ends = [math.inf] * count
     latency, body = list(costs.seconds), list(costs.body_bytes)
     queues = {lane: list(positions) for lane, positions in graph.lanes().items()}
+    holders: dict[Lane, int] = {}
     now = 0.0
     while any(queues.values()):
-        heads = [q[0] for q in queues.values() if q and all(ends[need] <= now for need in graph.needs[q[0]])]
+        heads = []
+        for lane, queue in queues.items():
+            heads += _at_work(graph, lane, queue, holders, latency, [end <= now for end in ends])
         waiting = [i for i in heads if latency[i] > 0 and graph.tasks[i].kind.resource is not Resource.COMPUTE]
         computing = [i for i in heads if graph.tasks[i].kind.resource is Resource.COMPUTE and latency[i] > 0]
         moving = [i for i in heads if i not in waiting and i not in computing and body[i] > 0]
@@ -36,6 +42,7 @@ def plain_ends(graph: Graph, costs: Costs, conditions: Conditions) -> list[float
             for i in over:
                 ends[i] = now
                 queues[graph.tasks[i].lane].remove(i)
+                holders = {lane: holder for lane, holder in holders.items() if holder != i}
             continue
         rates = _rates(graph, costs, conditions, waiting, computing, moving)
         left = {i: body[i] if i in moving else latency[i] for i in heads}
@@ -51,11 +58,24 @@ def plain_ends(graph: Graph, costs: Costs, conditions: Conditions) -> list[float
     return ends
 
 
+def _at_work(
+    graph: Graph, lane: Lane, queue: list[int], holders: dict[Lane, int], latency: list[float], ended: list[bool]
+) -> list[int]:
+    """The tasks of a lane that wait for their latency or have the lane, which one at a time can have."""
+    ready = [i for i in queue if all(ended[need] for need in graph.needs[i])]
+    strict = [i for i in queue if graph.tasks[i].kind not in OPEN][:1]
+    askers = [i for i in ready if graph.tasks[i].kind in OPEN and latency[i] > 0]
+    claims = [i for i in ready if i in strict or (graph.tasks[i].kind in OPEN and i not in askers)]
+    if lane not in holders and claims:
+        holders[lane] = min(claims)
+    return askers + ([holders[lane]] if lane in holders else [])
+
+
 def _rates(
     graph: Graph, costs: Costs, conditions: Conditions, waiting: list[int], computing: list[int], moving: list[int]
 ) -> dict[int, float]:
     rates = dict.fromkeys(waiting, 1.0)
-    for resource in (Resource.UPLOAD, Resource.DOWNLOAD):
+    for resource in LINKS:
         flows = [i for i in moving if graph.tasks[i].kind.resource is resource]
         capacity = conditions.shared_bytes_s or math.inf
         shares = fair_rates([float(costs.link_bytes_s[i]) for i in flows], capacity)

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from funcpipe.core import Routes, ScheduleKind, Sync, TensorProfile, TiedParameter, find_routes
+from funcpipe.core import Routes, ScheduleKind, Streams, Sync, TensorProfile, TiedParameter, find_routes
 from funcpipe.scheduler.graph import StepShape
 
 
@@ -51,5 +51,6 @@ def shapes(draw: st.DrawFn) -> StepShape:
         routes=draw(st.just(chain_routes(stages)) | routes(stages)),
         schedule=draw(st.sampled_from(ScheduleKind)),
         sync=draw(st.sampled_from(Sync)),
+        streams=draw(st.none() | st.builds(Streams, st.integers(1, 6), st.integers(1, 4), st.integers(1, 6))),
         norms=draw(st.booleans()),
     )

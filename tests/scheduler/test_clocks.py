@@ -15,7 +15,12 @@ from tests.scheduler.shapes import chain_routes, shapes
 
 def run(shape: StepShape, latency_s: float = 0.04) -> tuple[Event, ...]:
     """A step whose transfers take some time, the same both ways."""
-    cost = {Resource.COMPUTE: Cost(0.3), Resource.UPLOAD: Cost(latency_s), Resource.DOWNLOAD: Cost(latency_s)}
+    cost = {
+        Resource.COMPUTE: Cost(0.3),
+        Resource.MERGE: Cost(0.01),
+        Resource.UPLOAD: Cost(latency_s),
+        Resource.DOWNLOAD: Cost(latency_s),
+    }
     return simulate(build_graph(shape), lambda task: cost[task.kind.resource]).events
 
 

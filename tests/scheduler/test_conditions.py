@@ -36,8 +36,10 @@ def ends(graph: Graph, costs: list[Cost], conditions: Conditions) -> list[float]
 def mixed(task: Task, seed: int) -> Cost:
     draw = np.random.default_rng((seed, *str(task).encode()))
     if task.kind.resource is Resource.COMPUTE:
-        return Cost(float(draw.choice([0.0, 0.5, 1.25, 3.0])))
-    return Cost(float(draw.choice([0.0, 0.04])), float(draw.integers(0, 100)), float(draw.choice(LINKS)))
+        return Cost(float(draw.choice([0.0, draw.uniform(0, 3)])))
+    if task.kind.resource is Resource.MERGE:
+        return Cost(draw.uniform(0, 0.1))
+    return Cost(draw.uniform(0, 0.1), float(draw.integers(0, 100)), float(draw.choice(LINKS)))
 
 
 conditions = st.builds(

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from funcpipe.core import ScheduleKind, Streams, Sync
+from funcpipe.core import Resource, ScheduleKind, Streams, Sync, TieRoute
 from funcpipe.errors import PlanError
 from funcpipe.scheduler.check import check
 from funcpipe.scheduler.graph import Graph, StepShape, build_graph
@@ -54,10 +54,12 @@ def test_the_lanes_of_a_small_graph() -> None:
         if lane.replica == 0
     }
     assert lanes == {
-        "s0.r0 compute": "forward.m0 backward.m0 flatten merge.k0 update",
+        "s0.r0 compute": "forward.m0 backward.m0 flatten update",
+        "s0.r0 merge": "merge.k0",
         "s0.r0 upload": "put-activation.m0.k0 put-split.k0 put-merged.k0",
         "s0.r0 download": "get-gradient.m0.p1 get-split.p1.k0 get-merged.p1.k0",
-        "s1.r0 compute": "forward.m0 backward.m0 flatten merge.k0 update",
+        "s1.r0 compute": "forward.m0 backward.m0 flatten update",
+        "s1.r0 merge": "merge.k0",
         "s1.r0 upload": "put-gradient.m0.p0 put-split.k0 put-merged.k0",
         "s1.r0 download": "get-activation.m0.p0.k0 get-split.p1.k0 get-merged.p1.k0",
     }
@@ -153,3 +155,29 @@ def test_a_worker_s_part_keeps_its_order_and_its_own_needs() -> None:
     assert [str(t) for t in part.tasks] == [str(t) for t in graph.tasks if (t.stage, t.replica) == (1, 0)]
     forward = part.tasks.index(Task.parse("forward.s1.r0.m0"))
     assert [str(part.tasks[need]) for need in part.needs[forward]] == ["get-activation.s1.r0.m0.p0.k0"]
+
+
+def test_a_round_of_the_synchronisation_waits_for_its_bucket_alone() -> None:
+    """Of three rounds two may begin while the last backward runs; its gradients for earlier stages go up first."""
+    graph = build_graph(replace(small(), micro_batches=4, sync=Sync.STREAMED, streams=Streams(3, 1, 3)))
+    needs = {
+        str(task): {str(graph.tasks[i]) for i in found} for task, found in zip(graph.tasks, graph.needs, strict=True)
+    }
+    assert needs["put-split.s1.r0.k0"] == {"bucket.s1.r0.m0.k0"}
+    assert needs["put-split.s1.r0.k1"] == {"bucket.s1.r0.m0.k1"}
+    assert needs["put-split.s1.r0.k2"] == {"flatten.s1.r0"}
+    assert needs["bucket.s1.r0.m0.k1"] == {"forward.s1.r0.m0", "bucket.s1.r0.m0.k0"}
+    assert needs["backward.s1.r0.m0.k2"] == {"forward.s1.r0.m0", "bucket.s1.r0.m0.k1"}
+    lanes = {
+        lane.resource: [str(graph.tasks[i]) for i in found] for lane, found in graph.lanes().items() if lane.stage == 1
+    }
+    uploads = lanes[Resource.UPLOAD]
+    assert uploads.index("put-gradient.s1.r1.m1.p0") < uploads.index("put-split.s1.r1.k0")
+    assert lanes[Resource.MERGE] == ["merge.s1.r1.k0", "merge.s1.r1.k1", "merge.s1.r1.k2"]
+
+
+def test_stages_that_add_tied_gradients_have_no_buckets() -> None:
+    """What later stages found is known after the backward only."""
+    routes = replace(chain_routes(2), ties=(TieRoute(stages=(0, 1), parameters=("w",), payload_bytes=4),))
+    graph = build_graph(replace(small(), routes=routes, sync=Sync.STREAMED, streams=Streams(3, 1, 3)))
+    assert {task.stage for task in graph.tasks if task.kind is Kind.BUCKET} == {1}

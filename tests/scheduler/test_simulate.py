@@ -10,14 +10,18 @@ from funcpipe.scheduler.conditions import Conditions
 from funcpipe.scheduler.costs import Cost
 from funcpipe.scheduler.graph import Graph, StepShape, build_graph
 from funcpipe.scheduler.simulate import simulate
-from funcpipe.scheduler.tasks import Kind, Task, source_of
+from funcpipe.scheduler.tasks import OPEN, Kind, Task, source_of
 from tests.scheduler.shapes import chain_routes, shapes
 
 
 @given(shapes(), st.integers(0, 2**32))
 def test_nothing_starts_before_what_it_waits_for_and_lanes_do_one_thing_at_a_time(shape: StepShape, seed: int) -> None:
     graph = build_graph(shape)
-    trace = simulate(graph, lambda task: Cost(hash((seed, str(task))) % 1000 / 1000))
+
+    def seconds(task: Task, what: str) -> float:
+        return hash((seed, str(task), what)) % 1000 / 1000
+
+    trace = simulate(graph, lambda task: Cost(seconds(task, "latency"), seconds(task, "body"), 1.0))
     found = {Task.parse(event.task): event for event in trace.events}
     assert found.keys() == set(graph.tasks)
     for task, needs in zip(graph.tasks, graph.needs, strict=True):
@@ -25,8 +29,18 @@ def test_nothing_starts_before_what_it_waits_for_and_lanes_do_one_thing_at_a_tim
         if task.kind.is_get:
             assert found[source_of(task)].end_s <= found[task].start_s
     for positions in graph.lanes().values():
-        events = [found[graph.tasks[i]] for i in positions]
-        assert all(a.end_s <= b.start_s for a, b in itertools.pairwise(events))
+        tasks = [graph.tasks[i] for i in positions]
+        strict = [found[task] for task in tasks if task.kind not in OPEN]
+        assert all(a.end_s <= b.start_s for a, b in itertools.pairwise(strict))
+        taken = [
+            (found[t].end_s - seconds(t, "body") if t.kind in OPEN else found[t].start_s, found[t].end_s) for t in tasks
+        ]
+        assert all(a[1] <= b[0] + 1e-9 for a, b in itertools.pairwise(sorted(taken)))
+        for task in tasks:
+            if task.kind in OPEN:
+                assert (
+                    found[task].end_s - found[task].start_s >= seconds(task, "latency") + seconds(task, "body") - 1e-9
+                )
 
 
 @given(

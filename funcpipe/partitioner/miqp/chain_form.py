@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyomo.environ as pyo
 
-from funcpipe.core import MB, Recompute, ScheduleKind
+from funcpipe.core import MB, Recompute, ScheduleKind, Sync
 from funcpipe.errors import InvalidValue, SolverUnavailable
 from funcpipe.partitioner.formulas import (
     Array,
@@ -49,6 +49,9 @@ def chain_programme(problem: Problem, *, longest_s: float, unit_usd: float) -> C
     if training.schedule is not ScheduleKind.GPIPE:
         chosen = "auto" if training.schedule is None else training.schedule.value
         raise InvalidValue("schedule", chosen, "must be 'gpipe' in the paper's form")
+    if training.sync not in (Sync.THREE_PHASE, Sync.PIPELINED):
+        chosen = "auto" if training.sync is None else training.sync.value
+        raise InvalidValue("sync", chosen, "must be 'three-phase' or 'pipelined' in the paper's form")
     if problem.spec.shared_bytes_s is not None or problem.pins != NO_PINS:
         raise InvalidValue("form", "chain", "cannot be combined with shared links or pins")
     if profile.ties:

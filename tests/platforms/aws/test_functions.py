@@ -12,7 +12,7 @@ from torch import Tensor
 from funcpipe.comm.keys import Keys
 from funcpipe.core import WorkerSpec
 from funcpipe.errors import DeadlineExceeded, PlatformRefused
-from funcpipe.launch import launch, upload
+from funcpipe.launch import launch
 from funcpipe.platforms.aws.account import Account
 from funcpipe.platforms.aws.deployment import Deployer
 from funcpipe.platforms.aws.functions import AwsPlatform
@@ -21,6 +21,7 @@ from funcpipe.platforms.aws.template import Shape
 from funcpipe.platforms.base import Cause, Handle, State, Status, Storage
 from funcpipe.platforms.catalog import load_spec, open_storage
 from funcpipe.platforms.docker import Docker
+from funcpipe.upload import upload
 from tests.cloud_emulation.aws import AwsCloud
 from tests.e2e import small
 from tests.in_process import make_job, run_workers
@@ -79,7 +80,7 @@ def test_a_job_trains_on_lambda_to_the_same_bits(platform: AwsPlatform, storage:
     result = launch(job, platform=platform, storage=storage, storage_url=STORAGE, on_progress=lambda p: None)
     reference: dict[str, Tensor] = {}
     for worker in run_workers(job, open_storage(STORAGE + "-reference")).values():
-        reference |= worker.computation.state()
+        reference |= worker.computation.state().state_dict()
     assert result.tensors.keys() == reference.keys()
     assert all(torch.equal(result.tensors[name], reference[name]) for name in reference)
     assert len([call for call in cloud.calls if call.endswith("/invocations")]) == 4

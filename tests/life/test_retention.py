@@ -1,17 +1,22 @@
 from funcpipe.core import ScheduleKind, Sync
-from funcpipe.retention import Retention, heard_by, readers_of
+from funcpipe.life.retention import Retention, heard_by, readers_of
 from funcpipe.scheduler.graph import StepShape, build_graph
 from tests.scheduler.shapes import chain_routes
 
 A, B = (0, 0), (1, 0)
 
 
-def test_a_message_may_go_once_all_its_readers_were_heard_of_in_a_later_step() -> None:
+def test_a_message_may_go_once_all_its_readers_were_heard_of_in_a_later_step_and_are_saved() -> None:
     retention = Retention()
-    assert retention.after_step({"k0": frozenset({A, B})}, frozenset({A, B})) == []
-    assert retention.after_step({"k1": frozenset({A})}, frozenset({A})) == []
-    assert retention.after_step({}, frozenset({A, B})) == ["k0", "k1"]
-    assert retention.after_step({}, frozenset({A, B})) == []
+    retention.after_step(0, {"k0": frozenset({A, B})}, frozenset({A, B}))
+    assert retention.covered({0: 9, 1: 9}) == []  # nobody was heard of since
+    retention.after_step(1, {"k1": frozenset({A})}, frozenset({A}))
+    assert retention.covered({0: 9, 1: 9}) == []  # B was not
+    retention.after_step(2, {}, frozenset({A, B}))
+    assert retention.covered({0: 0, 1: 1}) == []  # A would read k0 again
+    assert retention.covered({0: 1, 1: 1}) == ["k0"]
+    assert retention.covered({0: 2, 1: 0}) == ["k1"]
+    assert retention.covered({0: 9, 1: 9}) == []
 
 
 def test_who_reads_and_who_is_heard_of_follow_from_the_graph() -> None:

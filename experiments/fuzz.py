@@ -1,0 +1,193 @@
+"""Every reader of what comes from outside, fed with what it should not be fed: nothing but our own errors may come.
+
+Inputs are valid ones with bytes changed, cut, doubled or inserted, or with other JSON values; what carries a checksum
+is sealed again, so that the reader behind it is reached.
+"""
+
+import argparse
+import json
+import random
+import struct
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+from torch import Tensor, nn
+
+from experiments.chaos import job
+from funcpipe.comm import codec, notes
+from funcpipe.comm.keys import Keys
+from funcpipe.core import Heartbeat, Manifest, ModelProfile, Plan, from_text, to_text
+from funcpipe.errors import FuncPipeError
+from funcpipe.life import state as states
+from funcpipe.life.checkpoints import Checkpoints
+from funcpipe.life.state import put_back, take
+from funcpipe.norms import GradientNorm
+from funcpipe.platforms.memory import MemoryStorage
+
+ROOT = Path(__file__).parents[1]
+READ = "read"
+LARGEST = 16
+"""Times the bytes of a message that its tensors may take: bytes may travel for complex numbers of sixteen."""
+
+_VALUES: tuple[Any, ...] = (None, True, -1, 0, 2**63, 1e308, "", "x", "../x", [], {}, [[]], {"tensor": 7})
+
+
+@dataclass(frozen=True)
+class Target:
+    """A reader, inputs that it reads, and how a changed input is sealed."""
+
+    valid: tuple[bytes, ...]
+    read: Callable[[bytes], Any]
+    seal: Callable[[bytes], bytes] = bytes
+    is_json: bool = False
+
+
+def targets() -> Mapping[str, Target]:
+    """All readers by name."""
+    messages = [{"a": torch.randn(3, 4), "b": torch.arange(5)}, {"c": torch.zeros(0, 2).bool()}, {}]
+    plan = to_text(job().plan).encode()
+    profile = (ROOT / "experiments" / "profiles" / "bert-large.json").read_bytes()
+    storage, net = MemoryStorage(), nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(net.parameters())
+    torch.autograd.backward(net(torch.randn(4, 3)).sum())
+    optimizer.step()
+    Checkpoints(storage, Keys("run-1")).save(0, 1, take(net, optimizer, GradientNorm()), writer="w")
+    (manifest_key,) = [key for key in storage.list("run-1/") if key.endswith(".json")]
+    manifest = notes.get_note(storage, Manifest, manifest_key)
+    return {
+        "codec": Target(tuple(bytes(codec.encode(m)) for m in messages), _decode, _seal_message),
+        "codec, unsealed": Target(tuple(bytes(codec.encode(m)) for m in messages), _decode),
+        "keys": Target((b"run-1", b"s0.r1", b"put-activation.s0.r0.m1.k0"), _keys),
+        "note": Target((notes.encode(manifest),), lambda data: notes.decode(Heartbeat, data, source="note")),
+        "manifest": Target(
+            (to_text(manifest).encode(),), lambda data: _load(storage, manifest_key, data), is_json=True
+        ),
+        "settings": Target((manifest.settings.encode(),), lambda data: _restore(storage, manifest, data), is_json=True),
+        "plan": Target((plan,), lambda data: from_text(Plan, data, source="plan"), is_json=True),
+        "profile": Target((profile,), lambda data: from_text(ModelProfile, data, source="profile"), is_json=True),
+    }
+
+
+def attack(target: Target, draw: random.Random) -> str:
+    """Feed one changed input; the name of the error, or `READ`. What is no error of ours is raised."""
+    data = changed(target, draw)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            target.read(data)
+        except FuncPipeError as error:
+            return type(error).__name__
+    return READ
+
+
+def changed(target: Target, draw: random.Random) -> bytes:
+    """A valid input with a few changes."""
+    data = bytearray(draw.choice(target.valid))
+    if target.is_json and draw.random() < 0.7:
+        return json.dumps(_other_json(json.loads(data), draw)).encode()
+    for _ in range(draw.choice((1, 1, 2, 5))):
+        place, length = draw.randrange(len(data) + 1), draw.randrange(1, 9)
+        match draw.randrange(4):
+            case 0 if data:
+                data[place % len(data)] = draw.randrange(256)
+            case 1:
+                del data[place : place + length]
+            case 2:
+                data[place:place] = draw.randbytes(length)
+            case _:
+                data[place:place] = data[place : place + length]
+    return target.seal(bytes(data))
+
+
+def _other_json(value: Any, draw: random.Random) -> Any:
+    """`value` with one of its parts replaced by something else."""
+    if isinstance(value, dict) and value and draw.random() < 0.85:
+        name = draw.choice(sorted(value))
+        if draw.random() < 0.1:
+            return {key: item for key, item in value.items() if key != name}
+        return {**value, name: _other_json(value[name], draw)}
+    if isinstance(value, list) and value and draw.random() < 0.85:
+        place = draw.randrange(len(value))
+        return [*value[:place], _other_json(value[place], draw), *value[place + 1 :]]
+    return draw.choice(_VALUES)
+
+
+def _decode(data: bytes) -> None:
+    found = codec.decode(data)
+    taken = sum(tensor.nbytes for tensor in found.values())
+    assert taken <= LARGEST * len(data), f"{taken} bytes from a message of {len(data)}"
+
+
+def _seal_message(data: bytes) -> bytes:
+    head = struct.Struct("<4sIQ")
+    if len(data) < head.size:
+        return data
+    magic, length, _ = head.unpack_from(data)
+    return head.pack(magic, length, xxhash.xxh3_64_intdigest(data[head.size :])) + data[head.size :]
+
+
+def _keys(data: bytes) -> None:
+    text = data.decode("utf-8", errors="replace")
+    keys = Keys("run-1")
+    for key in (keys.message(text, 1, "put"), keys.message("s0.r0", 1, text), keys.checkpoint(0, text)):
+        assert key.startswith(keys.prefix), key
+        assert all(part not in ("", ".", "..") for part in key.split("/")), key
+    assert Keys(text).record.startswith(f"{text}/")
+
+
+def _load(storage: MemoryStorage, key: str, data: bytes) -> None:
+    """The checkpoint with another manifest; nothing outside its folder may be asked for."""
+    seen = Watching(storage, key, notes.encode(from_text(Manifest, data, source="manifest")))
+    Checkpoints(seen, Keys("run-1")).load(0, key.rpartition("/")[2])
+    assert all(asked.startswith("run-1/g0000/checkpoints/s0/") for asked in seen.asked), seen.asked
+
+
+class Watching(MemoryStorage):
+    """The objects of another storage, one of them replaced; notes what is asked for."""
+
+    def __init__(self, other: MemoryStorage, key: str, data: bytes) -> None:
+        super().__init__()
+        for name in other.list(""):
+            self.put(name, other.get(name))
+        self.put(key, data)
+        self.asked: list[str] = []
+
+    def get(self, key: str, **options: Any) -> bytes:
+        self.asked.append(key)
+        return super().get(key, **options)
+
+
+def _restore(storage: MemoryStorage, manifest: Manifest, data: bytes) -> dict[str, Tensor]:
+    """The checkpoint with other settings, put back into a stage."""
+    whole = Checkpoints(storage, Keys("run-1")).newest(0)
+    assert whole is not None
+    net = nn.Linear(3, 2)
+    settings = states.from_text(data.decode("utf-8", errors="replace"))
+    found = states.StageState(
+        tensors=whole[1].tensors, aliases=manifest.aliases, transient=frozenset(), settings=settings
+    )
+    put_back(found, net, torch.optim.Adam(net.parameters()), GradientNorm())
+    return found.state_dict()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--inputs", type=int, default=20_000, help="for each reader (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    for name, target in targets().items():
+        draw, began_s = random.Random(options.seed), time.monotonic()
+        counts = Counter(attack(target, draw) for _ in range(options.inputs))
+        seen = ", ".join(f"{kind} {count}" for kind, count in counts.most_common())
+        print(f"{name:16} {options.inputs:>8} inputs in {time.monotonic() - began_s:6.1f} s: {seen}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""What is to be trained, and how, from what was said on the command line."""
+
+import argparse
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from funcpipe.cli.factories import load_factory
+from funcpipe.core import Life, OnOutOfMemory, OptimizerKind, Plan, read
+
+if TYPE_CHECKING:
+    from funcpipe.api import FuncPipe
+    from funcpipe.job import Care
+
+
+def pipe_of(options: argparse.Namespace) -> "tuple[Plan, FuncPipe]":
+    """The plan, and the model with its loss and optimiser."""
+    import torch
+
+    from funcpipe.api import FuncPipe
+
+    plan = read(Plan, options.plan)
+    torch.manual_seed(options.seed)
+    model = load_factory(options.model)()
+    loss = None if options.loss == "own" else load_factory(options.loss)
+    return plan, FuncPipe(
+        model,
+        loss_fn=loss,
+        optimizer=_optimizer(options, plan),
+        clip_grad_norm=options.clip_grad_norm,
+        name=options.model,
+    )
+
+
+def care_of(options: argparse.Namespace) -> "Care":
+    """How the run is to be looked after."""
+    from funcpipe.job import Care
+
+    life = Life(
+        checkpoint_steps=options.checkpoint,
+        failure_interval_s=options.failure_interval,
+        max_usd=options.max_usd,
+        deadline_s=options.deadline,
+    )
+    return Care(life=life, on_oom=OnOutOfMemory(options.on_oom))
+
+
+def _optimizer(options: argparse.Namespace, plan: Plan) -> Any:
+    """The optimiser factory that was named, or the plan's kind of optimiser."""
+    import torch
+
+    if options.optimizer:
+        return load_factory(options.optimizer)
+    match plan.optimizer:
+        case OptimizerKind.SGD:
+            return partial(torch.optim.SGD, lr=options.lr)
+        case OptimizerKind.MOMENTUM:
+            return partial(torch.optim.SGD, lr=options.lr, momentum=0.9)
+        case OptimizerKind.ADAM:
+            return partial(torch.optim.Adam, lr=options.lr)

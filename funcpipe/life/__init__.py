@@ -1,0 +1,1 @@
+"""How workers live and die: checkpoints, leases, heartbeats, hand-over, limits."""

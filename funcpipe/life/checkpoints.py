@@ -1,0 +1,170 @@
+"""Checkpoints of stages in the storage: tensors as safetensors files, then a manifest that names them.
+
+The files come first, under names that no other checkpoint has, and the manifest last: whoever is interrupted at any
+byte leaves the checkpoints before as they were, and at most files that no manifest names.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from funcpipe.comm.keys import Keys
+from funcpipe.comm.notes import get_listed, put_note
+from funcpipe.core import Manifest, StoredFile
+from funcpipe.errors import CorruptMessage, KeyMissing, ModelError
+from funcpipe.life import state as states
+from funcpipe.life.state import StageState
+from funcpipe.platforms.base import Storage
+
+PART_BYTES = 64 << 20
+"""Tensors of a checkpoint are written in files of about so many bytes, so that no second copy of all is made."""
+
+_MANIFEST = re.compile(r"(\d{8})\.([a-z0-9.]+)\.json", re.ASCII)
+_READS = 3  # of an object whose bytes are not what they should be
+_LOOKS = 5  # for the newest checkpoint, while others delete what was the newest
+
+Listing = Mapping[int, tuple[tuple[int, str], ...]]
+"""For each stage the step and the name of its checkpoints, in ascending order."""
+
+
+class Checkpoints:
+    """The checkpoints of one generation of a run."""
+
+    def __init__(self, storage: Storage, keys: Keys, *, part_bytes: int = PART_BYTES) -> None:
+        self._storage = storage
+        self._keys = keys
+        self._part_bytes = part_bytes
+
+    def save(self, stage: int, step: int, state: StageState, *, writer: str) -> Manifest:
+        """Write what `stage` has learned after `step` steps. `writer` must be unique among all who may save it."""
+        name = f"{step:08d}.{writer}"
+        files = []
+        for number, part in enumerate(_parts(state.tensors, self._part_bytes)):
+            data = _serialised(part)
+            file = StoredFile(
+                name=f"{name}.{number}.safetensors", bytes=len(data), sha256=hashlib.sha256(data).hexdigest()
+            )
+            self._storage.put(self._keys.checkpoint(stage, file.name), data)
+            files.append(file)
+        manifest = Manifest(
+            stage=stage,
+            step=step,
+            files=tuple(files),
+            aliases=dict(state.aliases),
+            transient=tuple(sorted(state.transient)),
+            settings=states.to_text(state.settings),
+        )
+        put_note(self._storage, self._keys.checkpoint(stage, f"{name}.json"), manifest)
+        return manifest
+
+    def listing(self) -> Listing:
+        """The checkpoints of all stages, by one request."""
+        found: dict[int, list[tuple[int, str]]] = {}
+        for key in self._storage.list(self._keys.checkpoints):
+            folder, _, name = key.removeprefix(self._keys.checkpoints).rpartition("/")
+            match = _MANIFEST.fullmatch(name)
+            if match is not None and folder[1:].isdecimal():
+                found.setdefault(int(folder[1:]), []).append((int(match[1]), name))
+        return {stage: tuple(sorted(entries)) for stage, entries in found.items()}
+
+    def newest(self, stage: int) -> tuple[int, StageState] | None:
+        """The step and the state of the newest checkpoint of `stage`, if there is one."""
+        for look in range(_LOOKS):
+            entries = self.listing().get(stage, ())
+            if not entries:
+                return None
+            try:
+                return entries[-1][0], self.load(stage, entries[-1][1])
+            except KeyMissing:
+                if look == _LOOKS - 1:
+                    raise
+        raise AssertionError("the last look returns or raises")
+
+    def load(self, stage: int, name: str) -> StageState:
+        """The checkpoint whose manifest has that name. Raises KeyMissing, or CorruptMessage with the key."""
+        key = self._keys.checkpoint(stage, name)
+        manifest = get_listed(self._storage, Manifest, key)
+        tensors: dict[str, Tensor] = {}
+        for file in manifest.files:
+            tensors |= self._tensors(stage, file)
+        return StageState(
+            tensors=tensors,
+            aliases=manifest.aliases,
+            transient=frozenset(manifest.transient),
+            settings=states.from_text(manifest.settings),
+        )
+
+    def delete(self, stage: int, names: tuple[str, ...]) -> None:
+        """Delete checkpoints of `stage` by the names of their manifests, which go first."""
+        files = self._storage.list(f"{self._keys.checkpoints}s{stage}/")
+        for name in names:
+            own = self._keys.checkpoint(stage, name.removesuffix(".json")) + "."
+            self._storage.delete(self._keys.checkpoint(stage, name))
+            for key in files:
+                if key.startswith(own):
+                    self._storage.delete(key)
+
+    def _tensors(self, stage: int, file: StoredFile) -> dict[str, Tensor]:
+        key = self._keys.checkpoint(stage, file.name)
+        for read in range(_READS):
+            try:
+                data = self._storage.get(key, stop=file.bytes)
+            except KeyMissing:
+                if read == _READS - 1:
+                    raise
+                continue
+            if len(data) == file.bytes and hashlib.sha256(data).hexdigest() == file.sha256:
+                return _deserialised(key, data)
+        raise CorruptMessage(f"{key} is not what its manifest says: its length or its SHA-256 differs")
+
+
+def common_step(listing: Listing, stages: int, first_step: int) -> int:
+    """The newest step that all stages have a checkpoint of; `first_step` counts as one."""
+    steps = [{step for step, _ in listing.get(stage, ())} for stage in range(stages)]
+    return max(set.intersection(*steps), default=first_step)
+
+
+def outdated(listing: Listing, stage: int, *, common: int) -> tuple[str, ...]:
+    """The checkpoints of `stage` that nobody needs: older than `common` and than the last but one."""
+    entries = listing.get(stage, ())
+    steps = sorted({step for step, _ in entries})
+    least = min([common, *steps[-2:-1]])
+    return tuple(name for step, name in entries if step < least)
+
+
+def _parts(tensors: Mapping[str, Tensor], part_bytes: int) -> Iterator[dict[str, Tensor]]:
+    part: dict[str, Tensor] = {}
+    size = 0
+    for name, tensor in tensors.items():
+        if part and size + tensor.nbytes > part_bytes:
+            yield part
+            part, size = {}, 0
+        part[name] = tensor
+        size += tensor.nbytes
+    if part:
+        yield part
+
+
+def _serialised(tensors: Mapping[str, Tensor]) -> bytes:
+    alone = {name: _alone(tensor) for name, tensor in tensors.items()}
+    try:
+        return safetensors.torch.save(alone)
+    except (ValueError, KeyError, RuntimeError) as error:
+        raise ModelError(f"a checkpoint cannot hold the tensors {sorted(tensors)}: {error}") from error
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    """`tensor` in memory that it shares with no other."""
+    whole = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
+    return tensor if whole else tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _deserialised(key: str, data: bytes) -> dict[str, Tensor]:
+    try:
+        return dict(safetensors.torch.load(data))
+    except (safetensors.SafetensorError, ValueError, KeyError, RuntimeError, TypeError) as error:
+        raise CorruptMessage(f"{key} is no safetensors file: {error}") from error

@@ -1,0 +1,46 @@
+"""Functions are started by clients and by functions; each is noted in the storage, for whoever must end it."""
+
+import json
+import secrets
+from dataclasses import dataclass
+
+from funcpipe.comm.keys import Keys
+from funcpipe.comm.notes import get_note, put_note
+from funcpipe.core import FunctionNote, WorkerSpec
+from funcpipe.core.json_form import from_plain, to_plain
+from funcpipe.errors import KeyMissing
+from funcpipe.platforms.base import Handle, Platform, Storage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """A function that was started for an attempt of a worker, and what it costs a second."""
+
+    worker: str
+    attempt: int
+    handle: Handle
+    usd_s: float
+
+
+def start(platform: Platform, storage: Storage, keys: Keys, spec: WorkerSpec) -> Started:
+    """Invoke a function for the attempt in `spec`."""
+    handle = platform.invoke(spec)
+    note = FunctionNote(
+        worker=spec.worker, attempt=spec.attempt, handle=json.dumps(to_plain(handle)), usd_s=spec.life.usd_s
+    )
+    put_note(storage, keys.function(spec.worker, spec.attempt, secrets.token_hex(4)), note)
+    return Started(worker=spec.worker, attempt=spec.attempt, handle=handle, usd_s=spec.life.usd_s)
+
+
+def started(storage: Storage, keys: Keys, worker: str | None = None) -> tuple[Started, ...]:
+    """The functions that were started for `worker`, or for all, by anybody, in order of worker and attempt."""
+    prefix = keys.functions if worker is None else f"{keys.functions}{worker}/"
+    found = []
+    for key in storage.list(prefix):
+        try:
+            note = get_note(storage, FunctionNote, key)
+        except KeyMissing:
+            continue  # deleted since it was listed
+        handle: Handle = from_plain(Handle, json.loads(note.handle), source=key)
+        found.append(Started(worker=note.worker, attempt=note.attempt, handle=handle, usd_s=note.usd_s))
+    return tuple(found)

@@ -1,0 +1,74 @@
+"""Going on with a run, under the same or another plan: from the newest step that all its stages have saved."""
+
+from dataclasses import dataclass
+
+from funcpipe.comm.keys import Keys
+from funcpipe.comm.notes import get_listed, get_note
+from funcpipe.core import Heartbeat, RunRecord, StepReport
+from funcpipe.errors import KeyMissing
+from funcpipe.life.checkpoints import Checkpoints, common_step
+from funcpipe.life.state import StageState, merge
+from funcpipe.platforms.base import Storage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resumed:
+    """Where a run is taken up: what the whole model had learned after `step` steps, and what these took.
+
+    `state` is None if nothing was saved, so that it begins anew.
+    """
+
+    keys: Keys
+    step: int
+    state: StageState | None
+    losses: tuple[float, ...]
+    spent_usd: float
+    elapsed_s: float
+
+
+def recover(storage: Storage, record: RunRecord) -> Resumed:
+    """What can be gone on with."""
+    keys = Keys(record.run, record.generation)
+    checkpoints = Checkpoints(storage, keys)
+    listing = checkpoints.listing()
+    stages = len(record.plan.stages)
+    step = common_step(listing, stages, -1)
+    state = None
+    if step >= 0:
+        names = [next(name for at, name in reversed(listing[stage]) if at == step) for stage in range(stages)]
+        state = merge([checkpoints.load(stage, name) for stage, name in enumerate(names)])
+    beats = [beat for beat in heartbeats(storage, record) if beat is not None]
+    return Resumed(
+        keys=keys,
+        step=max(step, 0),
+        state=state,
+        losses=_losses(storage, record, max(step, 0)),
+        spent_usd=max([beat.run_usd for beat in beats], default=record.spent_usd),
+        elapsed_s=max([beat.run_s for beat in beats], default=record.elapsed_s),
+    )
+
+
+def heartbeats(storage: Storage, record: RunRecord) -> list[Heartbeat | None]:
+    """The last heartbeat of each worker, stage by stage."""
+    keys = Keys(record.run, record.generation)
+    found: list[Heartbeat | None] = []
+    for stage in range(len(record.plan.stages)):
+        for replica in range(record.plan.replicas):
+            try:
+                found.append(get_note(storage, Heartbeat, keys.heartbeat(f"s{stage}.r{replica}")))
+            except KeyMissing:
+                found.append(None)
+    return found
+
+
+def _losses(storage: Storage, record: RunRecord, step: int) -> tuple[float, ...]:
+    """The mean loss of each of the first `step` steps."""
+    keys, last = Keys(record.run, record.generation), len(record.plan.stages) - 1
+    losses = list(record.losses[:step])
+    for number in range(len(losses), step):
+        reports = [
+            get_listed(storage, StepReport, keys.step_report(number, f"s{last}.r{replica}"))
+            for replica in range(record.plan.replicas)
+        ]
+        losses.append(sum(r.loss_sum for r in reports) / sum(r.samples for r in reports))
+    return tuple(losses)

@@ -1,0 +1,188 @@
+"""Where a run runs: its functions, its storage, and what there is of it already."""
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from funcpipe.comm.keys import Keys
+from funcpipe.core import PlatformSpec, RunRecord
+from funcpipe.errors import InvalidValue, PlanError, PlatformError
+from funcpipe.fleet import Fleet
+from funcpipe.job import Care, Job
+from funcpipe.launch import follow, launch, launch_detached
+from funcpipe.life.functions import started
+from funcpipe.life.records import delete_all, find_run, payloads
+from funcpipe.life.resume import Resumed, recover
+from funcpipe.partitioner.cost import size_of
+from funcpipe.platforms.base import Platform, State, Storage
+from funcpipe.platforms.catalog import LOCAL, load_spec, open_deployment, open_platform, open_storage
+from funcpipe.platforms.local import local_functions
+from funcpipe.results import Progress, RunResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a run runs.
+
+    `platform` is `local`, or the URL of a deployment in a cloud; `like` is the platform whose limits local functions
+    have. `storage` is a URL, or None for the deployment's own, on `local` a temporary folder; `run` a new run's name,
+    None for a drawn one; `resume` the run to go on with.
+    """
+
+    platform: str = LOCAL
+    like: PlatformSpec | None = None
+    storage: str | None = None
+    run: str | None = None
+    resume: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.platform != LOCAL and self.like is not None:
+            raise InvalidValue("like", self.like.name, f"is for the platform {LOCAL!r}; {self.platform} has its own")
+        if self.resume is not None and not self.has_storage:
+            raise InvalidValue("resume", self.resume, "needs the storage that the run lies in")
+
+    @property
+    def has_storage(self) -> bool:
+        """Whether its objects outlive the run, where they are not deleted."""
+        return self.storage is not None or self.platform != LOCAL
+
+
+ANYWHERE = Place()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Earlier:
+    """What there is of a run already."""
+
+    record: RunRecord
+    saved: Resumed
+
+
+def find_earlier(place: Place) -> Earlier | None:
+    """What is to be gone on with; raises RunUnknown."""
+    if place.resume is None:
+        return None
+    with _open_storage(place) as (_, storage):
+        record = find_run(storage, place.resume)
+        return Earlier(record=record, saved=recover(storage, record))
+
+
+def run_job(
+    job: Job, place: Place, care: Care, earlier: Earlier | None, on_progress: Callable[[Progress], None]
+) -> RunResult:
+    """Train `job`, or watch the run that trains it already, and collect what it leaves."""
+    with _open_storage(place) as (url, storage):
+        kept = replace(care, keep=care.keep or place.storage is not None)
+        if earlier is not None:
+            _check_same_job(job, earlier.record)
+            platform = _still_runs(storage, earlier.record)
+            if platform is not None:
+                return _attach(job, platform, storage, earlier, kept, on_progress)
+        with _functions(job, place) as platform:
+            return launch(
+                job,
+                platform=platform,
+                storage=storage,
+                storage_url=url,
+                care=kept,
+                run=place.resume or place.run,
+                resumed=earlier.saved if earlier is not None else None,
+                on_progress=on_progress,
+            )
+
+
+def start_job(job: Job, place: Place, care: Care, earlier: Earlier | None) -> str:
+    """Start to train `job` and leave it to itself; the run's name."""
+    if not place.has_storage:
+        raise InvalidValue("storage", place.storage, "must be given for a run that is left to itself")
+    with _open_storage(place) as (url, storage), _functions(job, place) as platform:
+        if earlier is not None:
+            _check_same_job(job, earlier.record)
+            if _still_runs(storage, earlier.record) is not None:
+                raise PlanError(f"run {earlier.record.run} still runs; there is nothing to go on with")
+        return launch_detached(
+            job,
+            platform=platform,
+            storage=storage,
+            storage_url=url,
+            care=care,
+            run=place.resume or place.run,
+            resumed=earlier.saved if earlier is not None else None,
+        )
+
+
+def _attach(
+    job: Job,
+    platform: Platform,
+    storage: Storage,
+    earlier: Earlier,
+    care: Care,
+    on_progress: Callable[[Progress], None],
+) -> RunResult:
+    """Watch a run that somebody else has started."""
+    record = earlier.record
+    if replace(record.plan, estimate=None, solver=None) != replace(job.plan, estimate=None, solver=None):
+        raise PlanError(f"run {record.run} still runs by another plan; `funcpipe stop {record.run}` ends it before")
+    keys = Keys(record.run, record.generation)
+    with Fleet(platform, storage, keys, prices=job.prices, on_oom=care.on_oom) as fleet:
+        for spec in payloads(storage, keys):
+            fleet.attach(spec)
+        known = replace(earlier.saved, losses=record.losses)
+        result = follow(job, fleet, known, on_progress)
+    delete_all(storage, keys)
+    return result
+
+
+def _check_same_job(job: Job, record: RunRecord) -> None:
+    """Whether the steps that were done are steps of `job`; raises PlanError."""
+    for name, before, now in (
+        ("global_batch", record.plan.global_batch, job.plan.global_batch),
+        ("samples", record.samples, job.samples),
+        ("seed", record.seed, job.seed),
+        ("shuffle", record.shuffle, job.shuffle),
+        ("clip_grad_norm", record.clip_grad_norm, job.clip_grad_norm),
+    ):
+        if before != now:
+            raise PlanError(f"run {record.run} has {name} {before}, not {now}; it can only be gone on with as it began")
+
+
+def _still_runs(storage: Storage, record: RunRecord) -> Platform | None:
+    """The platform that functions of the run still run on, if there are any."""
+    platform = open_platform(record.platform)
+    try:
+        found = started(storage, Keys(record.run, record.generation))
+        alive = any(platform.status(function.handle).state is State.RUNNING for function in found)
+    except PlatformError:
+        return None
+    return platform if alive else None
+
+
+def _functions(job: Job, place: Place) -> contextlib.AbstractContextManager[Platform]:
+    if place.platform != LOCAL:
+        return contextlib.nullcontext(open_deployment(place.platform))
+    if place.like is not None:
+        for stage in job.plan.stages:
+            size_of(stage.size, place.like)  # which refuses a plan for another platform's sizes
+    return local_functions(
+        place.like or load_spec(LOCAL),
+        "funcpipe.worker:main",
+        preload=("torch", "torch._dynamo", "funcpipe.worker"),
+        imposed=place.like is not None,
+    )
+
+
+@contextlib.contextmanager
+def _open_storage(place: Place) -> Iterator[tuple[str, Storage]]:
+    """The URL by which functions open the storage, and the storage."""
+    if place.storage is not None:
+        yield place.storage, open_storage(place.storage)
+        return
+    if place.platform != LOCAL:
+        urls = open_deployment(place.platform).storage_urls
+        yield urls.functions, open_storage(urls.client)
+        return
+    with tempfile.TemporaryDirectory(prefix="funcpipe-", ignore_cleanup_errors=False) as folder:
+        url = Path(folder).resolve().as_uri()
+        yield url, open_storage(url)

@@ -1,0 +1,25 @@
+"""The short form of experiments/chaos.py: each fault once, drawn by a fixed seed."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from experiments.chaos import good, run
+from experiments.faults import Fault
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> dict[str, Tensor]:
+    ending, tensors = run(0, Fault.NONE, None)
+    assert tensors is not None, ending.error
+    return tensors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [fault for fault in Fault if fault is not Fault.NONE])
+def test_a_disturbed_run_ends_with_the_same_bits(fault: Fault, undisturbed: dict[str, Tensor]) -> None:
+    ending, tensors = run(1 + list(Fault).index(fault), fault, undisturbed)
+    assert ending.outcome == "same bits", ending
+    assert good(ending)
+    assert tensors is not None
+    assert all(torch.equal(tensors[name], undisturbed[name]) for name in undisturbed)

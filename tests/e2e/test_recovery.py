@@ -1,0 +1,158 @@
+"""Workers that die are replaced, and nobody can tell from the result: with real processes."""
+
+import os
+import signal
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from funcpipe.api import FuncPipe
+from funcpipe.comm.keys import Keys
+from funcpipe.core import Life, Outcome, Plan
+from funcpipe.errors import RunHalted
+from funcpipe.job import Care
+from funcpipe.life.functions import started
+from funcpipe.life.records import find_run
+from funcpipe.life.resume import recover
+from funcpipe.platforms.catalog import open_platform, open_storage
+from funcpipe.results import Progress, RunResult
+from tests.e2e import small
+from tests.e2e.plans import even_plan
+from tests.processes import functions_of, hosts_of
+
+pytestmark = pytest.mark.slow
+
+adam = partial(torch.optim.Adam, lr=0.01)
+QUICK = Life(heartbeat_s=0.2, lease_s=0.6, checkpoint_steps=4)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever happens in a test, no function runs and no temporary file is left afterwards."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("TMPDIR", str(folder))
+    yield
+    until_s = time.monotonic() + 20
+    while hosts_of(os.getpid()):  # one that was detached ends by itself
+        assert time.monotonic() < until_s
+        time.sleep(0.05)
+    assert list(folder.glob("funcpipe-*")) == []
+
+
+def pipe() -> FuncPipe:
+    torch.manual_seed(5)
+    return FuncPipe(small.model(), loss_fn=F.cross_entropy, optimizer=adam)
+
+
+def train(
+    life: Life,
+    *,
+    epochs: int = 4,
+    plan: Plan | None = None,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+    **options: object,
+) -> RunResult:
+    return pipe().train(
+        small.data,
+        epochs=epochs,
+        plan=plan or small.plan(),
+        message_deadline_s=60,
+        care=Care(life=life),
+        on_progress=on_progress,
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def assert_same(found: RunResult, expected: RunResult) -> None:
+    assert found.losses == expected.losses
+    assert found.state_dict().keys() == expected.state_dict().keys()
+    for name, tensor in expected.state_dict().items():
+        assert torch.equal(found.state_dict()[name], tensor), name
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> RunResult:
+    return train(QUICK)
+
+
+def test_killed_functions_are_replaced_and_the_result_has_the_same_bits(undisturbed: RunResult) -> None:
+    killed: list[int] = []
+
+    def kill(progress: Progress) -> None:
+        if progress.step in (5, 6, 17):
+            victim = functions_of(os.getpid())[len(killed)]
+            os.kill(victim, signal.SIGKILL)
+            killed.append(victim)
+
+    found = train(QUICK, on_progress=kill)
+    assert len(killed) == 3
+    assert_same(found, undisturbed)
+    assert found.bill.functions >= 4 + 3
+
+
+def test_a_function_that_sleeps_is_replaced_and_leaves_when_it_wakes(undisturbed: RunResult) -> None:
+    stopped: list[int] = []
+    slept_s: list[float] = []
+
+    def stop(progress: Progress) -> None:
+        if progress.step == 7:
+            stopped.append(functions_of(os.getpid())[0])
+            os.kill(stopped[0], signal.SIGSTOP)
+            slept_s.append(time.monotonic())
+        if progress.step == 12:
+            os.kill(stopped[0], signal.SIGCONT)
+
+    found = train(QUICK, on_progress=stop)
+    assert_same(found, undisturbed)
+    assert time.monotonic() - slept_s[0] > QUICK.lease_s
+
+
+def test_functions_with_short_lives_hand_over(undisturbed: RunResult) -> None:
+    torch.manual_seed(5)
+    slow = FuncPipe(small.model(), loss_fn=small.slow_loss, optimizer=adam)
+    life = Life(heartbeat_s=0.2, lease_s=0.6, lifetime_s=2.0, cold_start_s=0.3)
+    found = slow.train(small.data, epochs=4, plan=small.plan(), message_deadline_s=60, care=Care(life=life))
+    assert_same(found, undisturbed)
+    ended = Counter((report.worker, report.outcome) for report in found.workers)
+    for worker in ("s0.r0", "s0.r1", "s1.r0", "s1.r1"):
+        assert ended[worker, Outcome.HANDED_OVER] >= 2
+        assert ended[worker, Outcome.FINISHED] == 1
+
+
+def test_a_run_that_would_take_too_long_ends_and_goes_on_under_another_plan(tmp_path: Path) -> None:
+    url = (tmp_path / "objects").as_uri()
+    limited = Life(heartbeat_s=0.2, lease_s=0.6, checkpoint_steps=4, deadline_s=3.0)
+    with pytest.raises(RunHalted, match=r"run moved was ended: it would take longer than 3 s"):
+        train(limited, storage=url, run="moved", epochs=10_000)
+    storage = open_storage(url)
+    done = recover(storage, find_run(storage, "moved")).step
+    assert done > 0
+    epochs = done // 8 + 1
+    other = even_plan(small.model(), small.sample(), stages=3, replicas=1, micro_batch=2, micro_batches=4)
+    moved = train(QUICK, storage=url, resume="moved", epochs=epochs, plan=other)
+    expected = train(QUICK, epochs=epochs)
+    assert len(moved.losses) == len(expected.losses) == 8 * epochs
+    for name, tensor in expected.state_dict().items():
+        assert torch.allclose(moved.state_dict()[name], tensor, rtol=1e-3, atol=1e-4), name
+    assert storage.list("") == ()
+
+
+def test_a_run_that_is_left_to_itself_can_be_collected(undisturbed: RunResult, tmp_path: Path) -> None:
+    url = (tmp_path / "objects").as_uri()
+    run = pipe().start(
+        small.data, storage=url, epochs=4, plan=small.plan(), message_deadline_s=60, care=Care(life=QUICK)
+    )
+    record = find_run(open_storage(url), run)
+    assert started(open_storage(url), Keys(run, record.generation))
+    assert open_platform(record.platform).spec.name == "local"
+    assert_same(train(QUICK, storage=url, resume=run), undisturbed)
+    assert open_storage(url).list("") == ()
