@@ -79,10 +79,9 @@ def two_steps() -> list[tuple[Tensor, Tensor]]:
 
 
 def worker(url: str, spec: PlatformSpec, loss: Callable[..., Tensor] = F.cross_entropy) -> WorkerSpec:
-    (spec,) = upload(
-        job(small.plan(1, 1), loss), Keys("run-1"), open_storage(url), url, "aliyun-fc://funcpipe?region=cn-test"
-    )
-    return spec
+    work = job(small.plan(1, 1), spec, loss)
+    (found,) = upload(work, Keys("run-1"), open_storage(url), url, "aliyun-fc://funcpipe?region=cn-test")
+    return found
 
 
 def ended(platform: AliyunPlatform, handle: Handle) -> Status:
