@@ -213,14 +213,14 @@ class Threads:
         self._numbers = itertools.count()
         self._functions: dict[str, _Function] = {}
 
+    def check(self, plan: Plan) -> None:
+        """Threads run any plan."""
+
     def open(self, url: str) -> Platform:
         """This platform, by its URL."""
         if url != self.url:
             raise PlatformError(f"there is no platform {url}")
         return self
-
-    def check(self, plan: Plan) -> None:
-        """Every plan can be run."""
 
     def invoke(self, worker: WorkerSpec) -> Handle:
         """Start a function and return at once."""

@@ -37,7 +37,7 @@ from funcpipe.platforms.throttle import OwnPace, Throttled
 from funcpipe.platforms.wrappers import Counted
 from funcpipe.scheduler.execute import Outcome, execute
 from funcpipe.scheduler.graph import StepShape, build_graph
-from funcpipe.scheduler.tasks import Kind, Task
+from funcpipe.scheduler.tasks import OPEN, Kind, Task
 from funcpipe.synchronisation import Synchronisation
 
 OPEN_REQUESTS = 16
@@ -48,7 +48,7 @@ WAYS = (Sync.THREE_PHASE.value, Sync.PIPELINED.value, Sync.ALL_REDUCE.value, FAS
 
 @dataclass(frozen=True)
 class Way:
-    """One way to synchronise, of so many replicas and bytes, over such links."""
+    """One way to synchronise, of so many replicas and bytes, over such links, during and after such a backward."""
 
     sync: Sync
     streams: Streams | None
@@ -56,6 +56,7 @@ class Way:
     gradient_bytes: int
     links: Links
     store: str | None = None
+    backward_s: float = 0.0
 
     @property
     def pattern(self) -> Pattern:
@@ -231,7 +232,9 @@ def _repeat(
         pieces = Pieces(vector, way.pattern)
 
         def run_task(task: Task, doer: Synchronisation = doer, pieces: Pieces = pieces) -> Outcome:
-            moves = task.kind not in (Kind.FORWARD, Kind.BACKWARD, Kind.FLATTEN, Kind.UPDATE)
+            if task.kind in (Kind.BUCKET, Kind.BACKWARD):
+                time.sleep(way.backward_s / way.pattern.streams.rounds)
+            moves = task.kind in OPEN or task.kind is Kind.MERGE
             return doer.run(task, pieces) if moves else Outcome()
 
         barrier.wait(timeout=DEADLINE_S)

@@ -4,13 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from funcpipe.adapters import Holder, optimizer_kind, own_loss
 from funcpipe.computation import LossFunction, OptimizerFactory
 from funcpipe.core import (
     ModelProfile,
-    OptimizerKind,
     Plan,
     PlatformSpec,
     Recompute,
@@ -20,14 +19,14 @@ from funcpipe.core import (
     Wire,
 )
 from funcpipe.data import MapDataset, load
-from funcpipe.errors import DataError, PlanError
+from funcpipe.errors import PlanError
 from funcpipe.graph import trace
 from funcpipe.job import Care, Job
 from funcpipe.launch import NO_CARE
 from funcpipe.partitioner.merge import merge_layers
 from funcpipe.partitioner.optimize import optimize
 from funcpipe.partitioner.pins import NO_PINS, Pins
-from funcpipe.place import ANYWHERE, Earlier, Place, find_earlier, run_job, start_job
+from funcpipe.place import ANYWHERE, Earlier, Place, go_back, run_job, start_job
 from funcpipe.platforms.catalog import LOCAL, load_spec
 from funcpipe.predict import predict
 from funcpipe.profiler import profile
@@ -176,7 +175,7 @@ class FuncPipe:
             run=run,
             resume=resume,
         )
-        earlier = self._go_back(place)
+        earlier = go_back(self.model, place)
         job = self._job(dataset, plan, prices, message_deadline_s, epochs=epochs, seed=seed, shuffle=shuffle)
         result = self._run(job, on_progress, place, care, earlier)
         self.model.load_state_dict(result.state_dict())
@@ -210,7 +209,7 @@ class FuncPipe:
             run=run,
             resume=resume,
         )
-        earlier = self._go_back(place)
+        earlier = go_back(self.model, place)
         job = self._job(dataset, plan, prices, message_deadline_s, epochs=epochs, seed=seed, shuffle=shuffle)
         return start_job(job, place, care, earlier)
 
@@ -256,7 +255,7 @@ class FuncPipe:
     ) -> Job:
         """What is to be run, checked; with `steps`, on no more samples than so many steps take."""
         chosen = self._planned(plan)
-        factory = dataset if callable(dataset) else _Holder(dataset)
+        factory = dataset if callable(dataset) else Holder(dataset)
         made = factory()
         first = load(made, range(min(chosen.micro_batch, len(made))))
         return Job(
@@ -273,17 +272,6 @@ class FuncPipe:
             prices=prices or self._spec or load_spec(chosen.platform),
             clip_grad_norm=self._clip_grad_norm,
         )
-
-    def _go_back(self, place: Place) -> Earlier | None:
-        """Give the module what the run that is to be resumed had learned."""
-        earlier = find_earlier(place)
-        if earlier is not None and earlier.saved.state is not None:
-            learned = earlier.saved.state.state_dict()
-            try:
-                self.model.load_state_dict(learned, strict=False)
-            except RuntimeError as error:
-                raise PlanError(f"run {earlier.record.run} is of another model: {error}") from error
-        return earlier
 
     def _run(
         self,
@@ -308,32 +296,3 @@ class FuncPipe:
         if chosen is None:
             raise PlanError("there is no plan yet; call optimize() first, or give one")
         return chosen
-
-
-def own_loss(output: Any, _: Any) -> Tensor:
-    """The loss that a module computed itself: the attribute or the item `loss` of its output."""
-    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    if not isinstance(loss, Tensor):
-        raise DataError(f"the module's output, a {type(output).__name__}, holds no loss; give a loss_fn")
-    return loss
-
-
-class _Holder:
-    """A dataset as its own factory."""
-
-    def __init__(self, dataset: MapDataset) -> None:
-        self._dataset = dataset
-
-    def __call__(self) -> MapDataset:
-        return self._dataset
-
-
-def optimizer_kind(factory: OptimizerFactory) -> OptimizerKind:
-    """How many values per parameter the optimiser keeps, found by taking one step with it."""
-    parameter = nn.Parameter(torch.zeros(2, 3))
-    optimizer = factory([parameter])
-    parameter.grad = torch.ones_like(parameter)
-    optimizer.step()
-    kept = [value for value in optimizer.state[parameter].values() if isinstance(value, Tensor)]
-    count = sum(value.shape == parameter.shape for value in kept)
-    return min(OptimizerKind, key=lambda kind: (kind.values_per_parameter < count, kind.values_per_parameter))

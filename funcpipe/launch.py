@@ -39,11 +39,10 @@ def launch(
 ) -> RunResult:
     """Train `job` on functions of `platform` that share `storage`, which they open by `storage_url`.
 
-    Raises InputError before any function starts; WorkerFailed, RunHalted or DeadlineExceeded, naming run, worker and
+    Raises PlanError before any function starts; WorkerFailed, RunHalted or DeadlineExceeded, naming run, worker and
     task, after that. A worker that dies is started again. At the end no function runs and no object of the run is left,
     unless `care` says otherwise.
     """
-    platform.check(job.plan)
     keys = reserve(storage, run or run_name())
     with (
         _objects_removed(storage, keys, keep=care.keep),
@@ -64,7 +63,6 @@ def launch_detached(
     resumed: Resumed | None = None,
 ) -> str:
     """The same, leaving the run to itself once its functions have been started; its name."""
-    platform.check(job.plan)
     keys = reserve(storage, run or run_name())
     with Fleet(platform, storage, keys, prices=job.prices, on_oom=care.on_oom) as fleet:
         _start(job, fleet, platform, storage_url, care, resumed)
@@ -73,6 +71,7 @@ def launch_detached(
 
 
 def _start(job: Job, fleet: Fleet, platform: Platform, storage_url: str, care: Care, resumed: Resumed | None) -> None:
+    platform.check(job.plan)
     storage, keys, life = fleet.storage, fleet.keys, _life_on(platform.spec, care.life)
     for spec in upload(job, keys, storage, storage_url, platform.url, life=life, resumed=resumed):
         put_note(storage, keys.payload(spec.worker), spec)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from torch import nn
+
 from funcpipe.comm.keys import Keys
 from funcpipe.core import PlatformSpec, RunRecord
 from funcpipe.errors import InvalidValue, PlanError, PlatformError
@@ -26,9 +28,9 @@ from funcpipe.results import Progress, RunResult
 class Place:
     """Where a run runs.
 
-    `platform` is `local`, or the URL of a deployment in a cloud; `like` is the platform whose limits local functions
-    have. `storage` is a URL, or None for the deployment's own, on `local` a temporary folder; `run` a new run's name,
-    None for a drawn one; `resume` the run to go on with.
+    `platform` is the local one, whose functions have the limits of the platform `like`, or a deployment's URL.
+    `storage` is a URL, or None for a temporary folder or the deployment's own; `run` a new run's name, None for a drawn
+    one; `resume` the run to go on with.
     """
 
     platform: str = LOCAL
@@ -39,14 +41,11 @@ class Place:
 
     def __post_init__(self) -> None:
         if self.platform != LOCAL and self.like is not None:
-            raise InvalidValue("like", self.like.name, f"is for the platform {LOCAL!r}; {self.platform} has its own")
-        if self.resume is not None and not self.has_storage:
+            raise InvalidValue(
+                "like", self.like.name, f"is for the platform {LOCAL!r}: {self.platform} has its own limits"
+            )
+        if self.platform == LOCAL and self.resume is not None and self.storage is None:
             raise InvalidValue("resume", self.resume, "needs the storage that the run lies in")
-
-    @property
-    def has_storage(self) -> bool:
-        """Whether its objects outlive the run, where they are not deleted."""
-        return self.storage is not None or self.platform != LOCAL
 
 
 ANYWHERE = Place()
@@ -69,12 +68,23 @@ def find_earlier(place: Place) -> Earlier | None:
         return Earlier(record=record, saved=recover(storage, record))
 
 
+def go_back(model: nn.Module, place: Place) -> Earlier | None:
+    """Find what is to be gone on with, and give `model` what that had learned."""
+    earlier = find_earlier(place)
+    if earlier is not None and earlier.saved.state is not None:
+        try:
+            model.load_state_dict(earlier.saved.state.state_dict(), strict=False)
+        except RuntimeError as error:
+            raise PlanError(f"run {earlier.record.run} is of another model: {error}") from error
+    return earlier
+
+
 def run_job(
     job: Job, place: Place, care: Care, earlier: Earlier | None, on_progress: Callable[[Progress], None]
 ) -> RunResult:
     """Train `job`, or watch the run that trains it already, and collect what it leaves."""
     with _open_storage(place) as (url, storage):
-        kept = replace(care, keep=care.keep or place.storage is not None)
+        kept = replace(care, keep=care.keep or _lasts(place))
         if earlier is not None:
             _check_same_job(job, earlier.record)
             platform = _still_runs(storage, earlier.record)
@@ -95,22 +105,23 @@ def run_job(
 
 def start_job(job: Job, place: Place, care: Care, earlier: Earlier | None) -> str:
     """Start to train `job` and leave it to itself; the run's name."""
-    if not place.has_storage:
+    if not _lasts(place):
         raise InvalidValue("storage", place.storage, "must be given for a run that is left to itself")
-    with _open_storage(place) as (url, storage), _functions(job, place) as platform:
+    with _open_storage(place) as (url, storage):
         if earlier is not None:
             _check_same_job(job, earlier.record)
             if _still_runs(storage, earlier.record) is not None:
                 raise PlanError(f"run {earlier.record.run} still runs; there is nothing to go on with")
-        return launch_detached(
-            job,
-            platform=platform,
-            storage=storage,
-            storage_url=url,
-            care=care,
-            run=place.resume or place.run,
-            resumed=earlier.saved if earlier is not None else None,
-        )
+        with _functions(job, place) as platform:
+            return launch_detached(
+                job,
+                platform=platform,
+                storage=storage,
+                storage_url=url,
+                care=care,
+                run=place.resume or place.run,
+                resumed=earlier.saved if earlier is not None else None,
+            )
 
 
 def _attach(
@@ -159,6 +170,11 @@ def _still_runs(storage: Storage, record: RunRecord) -> Platform | None:
     return platform if alive else None
 
 
+def _lasts(place: Place) -> bool:
+    """Whether the run's objects may stay where they are."""
+    return place.storage is not None or place.platform != LOCAL
+
+
 def _functions(job: Job, place: Place) -> contextlib.AbstractContextManager[Platform]:
     if place.platform != LOCAL:
         return contextlib.nullcontext(open_deployment(place.platform))
@@ -175,7 +191,6 @@ def _functions(job: Job, place: Place) -> contextlib.AbstractContextManager[Plat
 
 @contextlib.contextmanager
 def _open_storage(place: Place) -> Iterator[tuple[str, Storage]]:
-    """The URL by which functions open the storage, and the storage."""
     if place.storage is not None:
         yield place.storage, open_storage(place.storage)
         return

@@ -185,7 +185,7 @@ class Worker:
         if heart.obey(self._done):
             self._keeper.save(self._done)
             return Outcome.HALTED
-        if self._successor.due(step_s=self._pace.long_s, leaving_s=self._pace.checkpoint_s):
+        if self._successor.due(step_s=self._pace.step_s, leaving_s=self._pace.checkpoint_s):
             self._keeper.save(self._done, as_any_replica=True)
             self._successor.leave(self._done)
             return Outcome.HANDED_OVER
@@ -193,11 +193,9 @@ class Worker:
 
     def _look_ahead(self, heart: Heart) -> None:
         """Start the successor, or order the run to end, in time."""
-        age_s, step_s, ending_s = self._successor.age_s, self._pace.long_s, self._pace.checkpoint_s
+        age_s, step_s, ending_s = self._successor.age_s, self._pace.step_s, self._pace.checkpoint_s
         self._successor.prepare(step_s=step_s, leaving_s=ending_s, spent_usd=self._limits.spent_usd(age_s))
-        order = self._limits.order(
-            step=self._done, steps=self.steps, age_s=age_s, step_s=self._pace.step_s, end_s=ending_s
-        )
+        order = self._limits.order(step=self._done, steps=self.steps, age_s=age_s, step_s=step_s, end_s=ending_s)
         if order is not None:
             heart.order(order)
 

@@ -14,6 +14,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 WITH_TORCH = {
     "actions",
+    "adapters",
     "api",
     "cli",
     "comm",

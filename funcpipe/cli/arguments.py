@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from funcpipe.cli.deployment_arguments import add_deploy, add_destroy, add_logs
+from funcpipe.cli.deploy_arguments import add_deploy, add_destroy, add_logs
 from funcpipe.cli.life_arguments import add_clean, add_life, add_status, add_stop
 from funcpipe.cli.parts import add_choice, add_verb
 from funcpipe.core import OptimizerKind, Recompute, ScheduleKind, Wire

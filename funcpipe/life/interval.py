@@ -49,11 +49,6 @@ class Pace:
         """What a step usually takes; 0 before the first."""
         return median(self._steps_s) if self._steps_s else 0.0
 
-    @property
-    def long_s(self) -> float:
-        """What a step took when it last took long."""
-        return max(self._steps_s, default=0.0)
-
     def every(self) -> int:
         """The steps between two checkpoints: as chosen, or a power of two, so that those of all stages coincide."""
         if self._life.checkpoint_steps is not None:

@@ -132,7 +132,10 @@ class _Execution:
         """The first of `positions` that can begin, once one can; None if the step is cancelled."""
         with self.changed:
             self.changed.wait_for(lambda: self.cancel.is_set() or self._first_ready(positions) is not None)
-            return None if self.cancel.is_set() else self._first_ready(positions)
+            if not self.cancel.is_set():
+                return self._first_ready(positions)
+            self.changed.notify_all()  # where it was set from outside, nobody else has told the other lanes
+            return None
 
     def _first_ready(self, positions: Sequence[int]) -> int | None:
         needs = self.graph.needs

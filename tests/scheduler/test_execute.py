@@ -1,5 +1,8 @@
+import contextlib
 import threading
+import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -100,3 +103,47 @@ def test_a_stop_from_outside_is_not_taken_for_the_end() -> None:
     cancel.set()
     with pytest.raises(Cancelled, match="stopped from outside"):
         run(Graph((FORWARD,), ((),)), lambda task: Outcome(), cancel)
+
+
+class Stopped(threading.Event):
+    """Set from outside when the upload lane has looked twice, and waits again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks = 0
+
+    def is_set(self) -> bool:
+        if threading.current_thread().name.startswith("funcpipe-upload"):
+            self.looks += 1
+        return super().is_set()
+
+
+class StopsBefore(tuple[tuple[int, ...], ...]):
+    """What tasks need; somebody sets `cancel` from outside just when the compute lane looks what its second needs."""
+
+    cancel: Stopped
+
+    def __getitem__(self, position: Any) -> Any:
+        if position == 1:
+            self.cancel.set()
+        return super().__getitem__(position)
+
+
+def test_a_lane_that_gives_up_tells_the_others() -> None:
+    """Else the upload lane would wait for ever for a task that the compute lane does not begin any more."""
+    needs, cancel = StopsBefore(((), (), (1,))), Stopped()
+    needs.cancel = cancel
+    ended = threading.Event()
+
+    def do(task: Task) -> Outcome:
+        while not cancel.looks:
+            time.sleep(0.001)
+        return Outcome()
+
+    def train() -> None:
+        with contextlib.suppress(Cancelled):
+            execute(Graph((FORWARD, BACKWARD, PUT), needs), do, step=0, cancel=cancel)
+        ended.set()
+
+    threading.Thread(target=train, daemon=True).start()
+    assert ended.wait(10)

@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from funcpipe.comm.keys import Keys
-from funcpipe.comm.notes import get_note
-from funcpipe.core import Plan, PlatformSpec, WorkerReport, WorkerSpec
+from funcpipe.core import Plan, PlatformSpec, WorkerReport, WorkerSpec, from_text
 from funcpipe.errors import PlatformRefused
 from funcpipe.job import Job
 from funcpipe.launch import launch
@@ -68,20 +67,19 @@ def sized(plan: Plan, size: str = SIZE) -> Plan:
     return replace(plan, stages=tuple(replace(stage, size=size) for stage in plan.stages))
 
 
-def job(plan: Plan, spec: PlatformSpec, loss: Callable[..., Tensor] = F.cross_entropy) -> Job:
+def job(plan: Plan, loss: Callable[..., Tensor] = F.cross_entropy) -> Job:
     torch.manual_seed(0)
-    made = make_job(small.model(), sized(plan), two_steps, loss=loss, optimizer=small.optimizer, deadline_s=120)
-    return replace(made, prices=spec)
+    return make_job(small.model(), sized(plan), two_steps, loss=loss, optimizer=small.optimizer, deadline_s=120)
 
 
 def two_steps() -> list[tuple[Tensor, Tensor]]:
     return small.data()[:16]
 
 
-def worker(url: str, spec: PlatformSpec, loss: Callable[..., Tensor] = F.cross_entropy) -> WorkerSpec:
-    work = job(small.plan(1, 1), spec, loss)
-    (found,) = upload(work, Keys("run-1"), open_storage(url), url, "aliyun-fc://funcpipe?region=cn-test")
-    return found
+def worker(platform: AliyunPlatform, url: str, loss: Callable[..., Tensor] = F.cross_entropy) -> WorkerSpec:
+    work = replace(job(small.plan(1, 1), loss), prices=platform.spec)
+    (spec,) = upload(work, Keys("run-1"), open_storage(url), url, "aliyun-fc://funcpipe?region=cn-test")
+    return spec
 
 
 def ended(platform: AliyunPlatform, handle: Handle) -> Status:
@@ -94,7 +92,7 @@ def ended(platform: AliyunPlatform, handle: Handle) -> Status:
 def test_a_job_trains_on_function_compute_to_the_same_bits(
     platform: AliyunPlatform, spec: PlatformSpec, url: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    work = job(small.plan(2, 2), spec)
+    work = replace(job(small.plan(2, 2)), prices=spec)
     storage = open_storage(url)
     result = launch(work, platform=platform, storage=storage, storage_url=url, on_progress=lambda p: None)
     reference: dict[str, Tensor] = {}
@@ -107,23 +105,21 @@ def test_a_job_trains_on_function_compute_to_the_same_bits(
 
 @pytest.mark.slow
 def test_a_worker_that_fails_is_a_failed_task_with_a_report(
-    platform: AliyunPlatform, spec: PlatformSpec, url: str, cloud: AliyunCloud
+    platform: AliyunPlatform, url: str, deployer: Deployer, cloud: AliyunCloud
 ) -> None:
-    handle = platform.invoke(worker(url, spec, small.failing_loss))
+    handle = platform.invoke(worker(platform, url, small.failing_loss))
     status = ended(platform, handle)
     assert (status.state, status.cause) == (State.FAILED, Cause.CRASHED)
     assert "WorkerFailed" in status.reason
     key = Keys("run-1").worker_report("s0.r0", 0)
-    report = get_note(open_storage(url), WorkerReport, key)
+    report = from_text(WorkerReport, open_storage(url).get(key).decode(), source=key)
     assert "the loss function fails" in str(report.error)
     assert [line for line in cloud.lines if line.startswith("FC Invoke Start RequestId: ")]
 
 
 @pytest.mark.slow
-def test_stop_ends_a_function_and_may_be_repeated(
-    platform: AliyunPlatform, spec: PlatformSpec, url: str, cloud: AliyunCloud
-) -> None:
-    handle = platform.invoke(worker(url, spec, small.sleeping_loss))
+def test_stop_ends_a_function_and_may_be_repeated(platform: AliyunPlatform, url: str, cloud: AliyunCloud) -> None:
+    handle = platform.invoke(worker(platform, url, small.sleeping_loss))
     while not cloud.instances:
         time.sleep(EVERY_S)
     platform.stop(handle)
@@ -132,18 +128,16 @@ def test_stop_ends_a_function_and_may_be_repeated(
 
 
 @pytest.mark.slow
-def test_a_function_past_its_time_is_timed_out(
-    platform: AliyunPlatform, spec: PlatformSpec, url: str, cloud: AliyunCloud
-) -> None:
+def test_a_function_past_its_time_is_timed_out(platform: AliyunPlatform, url: str, cloud: AliyunCloud) -> None:
     cloud.functions[f"funcpipe-{SIZE}"]["timeout"] = 2
-    status = ended(platform, platform.invoke(worker(url, spec, small.sleeping_loss)))
+    status = ended(platform, platform.invoke(worker(platform, url, small.sleeping_loss)))
     assert (status.state, status.cause) == (State.FAILED, Cause.TIMED_OUT)
 
 
 def test_what_the_service_would_not_run_is_refused_before_anything_starts(
     platform: AliyunPlatform, account: Account, spec: PlatformSpec, url: str, cloud: AliyunCloud
 ) -> None:
-    one = worker(url, spec)
+    one = worker(platform, url)
     with pytest.raises(PlatformRefused, match=r"payload of worker s0\.r0 has \d+ bytes, .* at most 100; fold layers"):
         AliyunPlatform(replace(spec, max_payload_bytes=100), account).invoke(one)
     with pytest.raises(PlatformRefused, match=r"no function funcpipe-1vCPU-2048MB in cn-test; run: funcpipe deploy al"):

@@ -1,11 +1,9 @@
-"""What can be said on the command line about deployments in clouds."""
+"""What can be said of deployments on the command line."""
 
 import argparse
 from typing import Any
 
 from funcpipe.cli.parts import add_verb
-
-_MODULE = "deployments"
 
 
 def add_deploy(verbs: Any) -> None:
@@ -15,7 +13,7 @@ def add_deploy(verbs: Any) -> None:
         "deploy",
         "set up what runs on a cloud need: storage, role, image, a function of each size",
         "funcpipe deploy aws --region eu-central-1 --plan plan.json",
-        _MODULE,
+        module="deployments",
     )
     _add_deployment(verb)
     which = verb.add_mutually_exclusive_group()
@@ -36,7 +34,7 @@ def add_destroy(verbs: Any) -> None:
         "destroy",
         "remove what deploy made, with all that lies in it",
         "funcpipe destroy aws --region eu-central-1",
-        _MODULE,
+        module="deployments",
     )
     _add_deployment(verb)
 
@@ -48,7 +46,7 @@ def add_logs(verbs: Any) -> None:
         "logs",
         "show what functions on a cloud said",
         "funcpipe logs aws --region eu-central-1 --minutes 15 --containing Traceback",
-        _MODULE,
+        module="deployments",
     )
     _add_deployment(verb)
     verb.add_argument("--minutes", type=float, default=60.0, help="of the last so many minutes (default: %(default)g)")

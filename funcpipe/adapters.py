@@ -1,0 +1,42 @@
+"""What users leave out or give in other forms: a loss, a dataset's factory, the kind of an optimiser."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from funcpipe.computation import OptimizerFactory
+from funcpipe.core import OptimizerKind
+from funcpipe.data import MapDataset
+from funcpipe.errors import DataError
+
+
+def own_loss(output: Any, _: Any) -> Tensor:
+    """The loss that a module computed itself: the attribute or the item `loss` of its output."""
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if not isinstance(loss, Tensor):
+        raise DataError(f"the module's output, a {type(output).__name__}, holds no loss; give a loss_fn")
+    return loss
+
+
+class Holder:
+    """A dataset as its own factory."""
+
+    def __init__(self, dataset: MapDataset) -> None:
+        self._dataset = dataset
+
+    def __call__(self) -> MapDataset:
+        """The dataset."""
+        return self._dataset
+
+
+def optimizer_kind(factory: OptimizerFactory) -> OptimizerKind:
+    """How many values per parameter the optimiser keeps, found by taking one step with it."""
+    parameter = nn.Parameter(torch.zeros(2, 3))
+    optimizer = factory([parameter])
+    parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    kept = [value for value in optimizer.state[parameter].values() if isinstance(value, Tensor)]
+    count = sum(value.shape == parameter.shape for value in kept)
+    return min(OptimizerKind, key=lambda kind: (kind.values_per_parameter < count, kind.values_per_parameter))
