@@ -28,6 +28,7 @@ WITH_TORCH = {
     "norms",
 }
 WITH_TORCH |= {
+    "probe",
     "profiler",
     "results",
     "rng",
