@@ -178,13 +178,8 @@ class FuncPipe:
         storage is gone on with, by whatever plan. Raises PlanError, DataError or ModelError before any function starts,
         WorkerFailed, RunHalted or DeadlineExceeded afterwards.
         """
-        place = Place(
-            platform=platform,
-            like=load_spec(like) if isinstance(like, str) else like,
-            storage=storage,
-            run=run,
-            resume=resume,
-        )
+        imposed = load_spec(like) if isinstance(like, str) else like
+        place = Place(platform=platform, like=imposed, storage=storage, run=run, resume=resume)
         earlier = go_back(self.model, place)
         job = self._job(dataset, plan, prices, message_deadline_s, epochs=epochs, seed=seed, shuffle=shuffle)
         result = self._run(job, on_progress, place, care, earlier)
@@ -212,13 +207,8 @@ class FuncPipe:
 
         `train` with `resume` waits for it, and collects what it leaves.
         """
-        place = Place(
-            platform=platform,
-            like=load_spec(like) if isinstance(like, str) else like,
-            storage=storage,
-            run=run,
-            resume=resume,
-        )
+        imposed = load_spec(like) if isinstance(like, str) else like
+        place = Place(platform=platform, like=imposed, storage=storage, run=run, resume=resume)
         earlier = go_back(self.model, place)
         job = self._job(dataset, plan, prices, message_deadline_s, epochs=epochs, seed=seed, shuffle=shuffle)
         return start_job(job, place, care, earlier)

@@ -3,6 +3,7 @@
 import json
 
 from funcpipe.core import ProbeSpec, WorkerSpec
+from funcpipe.eager import defer_compiler
 from funcpipe.errors import FormatError
 
 
@@ -15,10 +16,12 @@ def main(payload: str) -> None:
     if told == ProbeSpec.FORMAT:
         from funcpipe.probe.function import main as probe
 
+        defer_compiler()
         probe(payload)
     elif told == WorkerSpec.FORMAT:
         from funcpipe.worker import main as work
 
+        defer_compiler()
         work(payload)
     else:
         expected = f"{WorkerSpec.FORMAT!r} or {ProbeSpec.FORMAT!r}"

@@ -6,7 +6,7 @@ import sys
 
 from funcpipe.errors import RunError
 
-_START = "import os, sys, torch, funcpipe.allocator, funcpipe.worker\n"
+_START = "import os, sys, torch, funcpipe.allocator, funcpipe.worker, funcpipe.eager\n"
 _FORK = """
 import torch._dynamo
 if os.fork():
@@ -14,6 +14,7 @@ if os.fork():
 """
 _WORK = """
 from funcpipe.probe.exercise import exercise, peak_bytes
+funcpipe.eager.defer_compiler()
 funcpipe.allocator.settle()
 torch.set_num_threads(1)
 exercise()
