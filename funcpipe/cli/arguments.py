@@ -42,6 +42,10 @@ def _profile(verbs: Any) -> None:
     verb.add_argument("--micro-batch", type=int, default=4, help="samples of a micro-batch (default: %(default)s)")
     _add_platform(verb, default="aws-lambda")
     verb.add_argument("--layers", type=int, default=30, help="fold light layers down to so many (default: %(default)s)")
+    verb.add_argument(
+        "--on", metavar="NAME", help="time the layers in functions of every size there, instead of in this process"
+    )
+    _add_functions(verb)
     verb.add_argument("-o", "--output", default="profile.json", help="where to write (default: %(default)s)")
 
 
@@ -206,10 +210,15 @@ def _report(verbs: Any) -> None:
 
 def _platforms(verbs: Any) -> None:
     verb = add_verb(
-        verbs, "platforms", "list or show platform specifications", "funcpipe platforms show aws-lambda --json"
+        verbs,
+        "platforms",
+        "list, show or measure platform specifications",
+        "funcpipe platforms show aws-lambda --json\n  funcpipe platforms measure local --like aws-lambda -o mine.json",
     )
-    verb.add_argument("action", choices=["list", "show"], nargs="?", default="list")
-    verb.add_argument("name", nargs="?", help="which one to show")
+    verb.add_argument("action", choices=["list", "show", "measure"], nargs="?", default="list")
+    verb.add_argument("name", nargs="?", help="which one to show, or to run functions on that measure it")
+    _add_functions(verb)
+    verb.add_argument("-o", "--output", metavar="FILE", help="with measure: where to write the specification")
 
 
 def _add_training(verb: argparse.ArgumentParser) -> None:
@@ -237,6 +246,12 @@ def _add_training(verb: argparse.ArgumentParser) -> None:
         metavar="S",
         help="end the run when a message is so late (default: %(default)s)",
     )
+
+
+def _add_functions(verb: argparse.ArgumentParser) -> None:
+    """How functions run that measure something."""
+    verb.add_argument("--like", metavar="NAME", help="impose the limits of this platform on local functions")
+    verb.add_argument("--max-usd", type=float, metavar="USD", help="spend no more on functions than that")
 
 
 def _add_platform(verb: argparse.ArgumentParser, *, default: str | None) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from funcpipe.cli import render
 from funcpipe.cli.factories import load_factory
 from funcpipe.cli.files import write_file
+from funcpipe.cli.functions import measure_platform, open_named_site
 from funcpipe.cli.training import care_of, pipe_of
 from funcpipe.core import (
     ModelProfile,
@@ -42,12 +43,14 @@ def profile(options: argparse.Namespace) -> None:
 
     pipe = FuncPipe(load_factory(options.model)(), loss_fn=_no_loss, optimizer=_no_optimizer, name=options.model)
     sample = load_factory(options.sample)()
-    with render.profiling() as progress:
+    with open_named_site(options.on, options) as site, render.profiling() as progress:
         measured = pipe.profile(
             sample,
             platform=load_spec(options.spec or options.platform),
             micro_batch=options.micro_batch,
             layers=options.layers,
+            on=site,
+            max_usd=options.max_usd,
             progress=progress,
         )
     _write(measured, options.output)
@@ -195,10 +198,13 @@ def report(options: argparse.Namespace) -> None:
 
 
 def platforms(options: argparse.Namespace) -> None:
-    """List or show platform specifications."""
+    """List, show or measure platform specifications."""
     if options.action == "list":
         specs = [load_spec(name) for name in spec_names()]
         render.show(options.json, render.as_json([spec.name for spec in specs]), partial(render.platforms, specs))
+        return
+    if options.action == "measure":
+        measure_platform(options)
         return
     if options.name is None:
         raise InputError(f"say which platform to show: {', '.join(spec_names())}")
