@@ -66,6 +66,7 @@ class Actions:
 
     def run(self, task: Task) -> Outcome:
         """Do `task`."""
+        torch.get_num_threads()  # from here on torch's number of threads holds for the thread of this lane too
         return self._actions[task.kind](task)
 
     def _forward(self, task: Task) -> Outcome:

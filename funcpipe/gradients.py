@@ -151,6 +151,7 @@ class _LastBackward:
         return made
 
     def _run(self) -> None:
+        torch.get_num_threads()  # from here on torch's number of threads holds for this one too
         try:
             self._compute()
         except BaseException as error:  # noqa: BLE001 - raised where the end is waited for
