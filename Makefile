@@ -4,13 +4,14 @@ BIN := .venv/bin
 READY := .venv/.ready
 OUT := out
 
-.PHONY: help setup demo demo-text test test-long check format s3-server s3-server-stop clean
+.PHONY: help setup demo demo-text test test-long chaos check format s3-server s3-server-stop clean
 
 help:
 	@echo "make demo       train a residual network on handwritten digits over local functions"
 	@echo "make demo-text  the same with a character-level transformer on English text"
 	@echo "make test       all tests"
 	@echo "make test-long  those that take many minutes: a hundred instances for each solver"
+	@echo "make chaos      two hundred runs in which things go wrong, and a table of how they ended"
 	@echo "make check      format, lint, types and the quick tests"
 	@echo "make s3-server  install and start a real S3 server (Ceph's) on this machine, for the tests that want one"
 	@echo "make format     put the code in the house format"
@@ -34,6 +35,9 @@ test: $(READY)
 
 test-long: $(READY)
 	$(BIN)/python -m pytest -m long
+
+chaos: $(READY)
+	$(BIN)/python -m experiments.chaos --runs 200
 
 check: $(READY)
 	$(BIN)/ruff format --check

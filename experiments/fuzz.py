@@ -166,13 +166,11 @@ class Watching(MemoryStorage):
 
 def _restore(storage: MemoryStorage, manifest: Manifest, data: bytes) -> dict[str, Tensor]:
     """The checkpoint with other settings, put back into a stage."""
-    whole = Checkpoints(storage, Keys("run-1")).newest(0)
-    assert whole is not None
+    (name,) = (name for _, name in Checkpoints(storage, Keys("run-1")).listing().saved[0])
+    whole = Checkpoints(storage, Keys("run-1")).load(0, name)
     net = nn.Linear(3, 2)
     settings = states.from_text(data.decode("utf-8", errors="replace"))
-    found = states.StageState(
-        tensors=whole[1].tensors, aliases=manifest.aliases, transient=frozenset(), settings=settings
-    )
+    found = states.StageState(tensors=whole.tensors, aliases=manifest.aliases, transient=frozenset(), settings=settings)
     put_back(found, net, torch.optim.Adam(net.parameters()), GradientNorm())
     return found.state_dict()
 

@@ -5,7 +5,6 @@ ever. What the cost model charges for a hand-over is printed beside what it took
 """
 
 import argparse
-import functools
 import json
 import time
 from collections import Counter
@@ -38,6 +37,10 @@ def data() -> list[tuple[Tensor, Tensor]]:
     return [(torch.randn(16, generator=draw), torch.tensor(i % 4)) for i in range(SAMPLES)]
 
 
+def optimizer(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=0.01)
+
+
 def slow_loss(output: Tensor, target: Tensor) -> Tensor:
     """The cross entropy, after half a step."""
     time.sleep(STEP_S / 2)
@@ -59,7 +62,7 @@ def plan() -> Plan:
 
 
 def train(life: Life) -> RunResult:
-    pipe = FuncPipe(model(), loss_fn=slow_loss, optimizer=functools.partial(torch.optim.Adam, lr=0.01))
+    pipe = FuncPipe(model(), loss_fn=slow_loss, optimizer=optimizer)
     return pipe.train(data, epochs=EPOCHS, plan=plan(), care=Care(life=life), message_deadline_s=60)
 
 

@@ -22,8 +22,12 @@ class Background:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._thread.shutdown(wait=True)
         if kind is None:
-            for future in self._pending:
-                future.result()
+            self.flush()
+
+    def flush(self) -> None:
+        """Wait until all is done."""
+        for future in self._pending:
+            future.result()
 
     def put(self, key: str, value: Document) -> None:
         """Write `value` as a note."""

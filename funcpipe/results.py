@@ -8,7 +8,7 @@ from funcpipe.comm.notes import get_listed
 from funcpipe.core import Bill, Event, Events, Plan, PlatformSpec, Source, Trace, WorkerReport, prices_of
 from funcpipe.errors import RunUnknown
 from funcpipe.fleet import Fleet
-from funcpipe.life.checkpoints import Checkpoints, common_step
+from funcpipe.life.checkpoints import Checkpoints
 from funcpipe.life.state import merge
 from funcpipe.scheduler.clocks import aligned
 
@@ -48,21 +48,20 @@ def collect(fleet: Fleet, plan: Plan, prices: PlatformSpec, losses: tuple[float,
     return RunResult(
         run=fleet.keys.run,
         losses=losses,
-        tensors=_trained(fleet, len(plan.stages)),
+        tensors=_trained(fleet, len(plan.stages), len(losses)),
         trace=_trace(fleet, plan, prices),
         bill=fleet.bill(),
         workers=fleet.reports(),
     )
 
 
-def _trained(fleet: Fleet, stages: int) -> dict[str, Tensor]:
+def _trained(fleet: Fleet, stages: int, steps: int) -> dict[str, Tensor]:
     checkpoints = Checkpoints(fleet.storage, fleet.keys)
     listing = checkpoints.listing()
-    step = common_step(listing, stages, -1)
-    if step < 0:
-        raise RunUnknown(f"run {fleet.keys.run} has left no step that all stages have saved")
-    names = [next(name for at, name in reversed(listing[stage]) if at == step) for stage in range(stages)]
-    return merge([checkpoints.load(stage, name) for stage, name in enumerate(names)]).state_dict()
+    names = [listing.name(stage, steps) for stage in range(stages)]
+    if None in names:
+        raise RunUnknown(f"run {fleet.keys.run} has left no checkpoint after its last step, {steps}")
+    return merge([checkpoints.load(stage, str(name)) for stage, name in enumerate(names)]).state_dict()
 
 
 def _trace(fleet: Fleet, plan: Plan, prices: PlatformSpec) -> Trace:

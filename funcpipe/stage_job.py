@@ -1,13 +1,18 @@
 """What a stage's bundle of code holds besides its module."""
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from funcpipe.comm import codec
 from funcpipe.computation import LossFunction, OptimizerFactory
-from funcpipe.core import Plan, Routes, Wire
+from funcpipe.core import Plan, Routes, Wire, WorkerSpec
 from funcpipe.data import MapDataset
+from funcpipe.errors import CorruptMessage
 from funcpipe.graph import Signature
 from funcpipe.norms import GradientNorm, LossScale
+from funcpipe.platforms.base import Storage
+from funcpipe.split import StageModule, load_stage
 
 
 @dataclass(frozen=True)
@@ -27,3 +32,12 @@ class StageJob:
         """What scales the loss, where gradients travel in 16-bit floats of little range, and clips gradients."""
         loss_scale = LossScale() if plan.gradient_wire is Wire.FP16 else None
         return GradientNorm(clip_grad_norm=self.clip_grad_norm, loss_scale=loss_scale)
+
+
+def load_bundle(spec: WorkerSpec, storage: Storage) -> tuple[StageModule, StageJob]:
+    """The stage of `spec` and what comes with it; raises CorruptMessage unless it is the code that `spec` names."""
+    bundle = storage.get(spec.bundle)
+    if hashlib.sha256(bundle).hexdigest() != spec.bundle_sha256:
+        raise CorruptMessage(f"{spec.bundle} is not the code that the invocation names: its SHA-256 differs")
+    stage, job = load_stage(bundle, codec.decode(storage.get(spec.parameters)))
+    return stage, job

@@ -1,11 +1,10 @@
 """One function's life: become a worker, train its stage step by step on three lanes, save it, leave or hand over."""
 
-import hashlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -13,7 +12,6 @@ import torch
 from funcpipe import allocator
 from funcpipe.actions import Actions
 from funcpipe.background import Background
-from funcpipe.comm import codec
 from funcpipe.comm.channel import Channel
 from funcpipe.comm.keys import Keys
 from funcpipe.comm.notes import put_note
@@ -21,7 +19,7 @@ from funcpipe.comm.patience import Patience
 from funcpipe.computation import Batch, Computation
 from funcpipe.core import Event, Events, Heartbeat, Outcome, Resource, StepReport, WorkerSpec, from_text
 from funcpipe.data import Batches, Step, load
-from funcpipe.errors import Cancelled, CorruptMessage, RunHalted, Superseded, TaskFailed
+from funcpipe.errors import Cancelled, RunHalted, Superseded, TaskFailed
 from funcpipe.life.activity import Activity
 from funcpipe.life.hand_over import Successor, await_predecessor
 from funcpipe.life.heart import Heart, peak_memory_bytes
@@ -30,16 +28,14 @@ from funcpipe.life.keeper import Keeper, Written
 from funcpipe.life.last_words import LastWords
 from funcpipe.life.lease import Fenced, Lease
 from funcpipe.life.limits import Limits
-from funcpipe.life.retention import heard_by, readers_of
 from funcpipe.platforms.base import Platform, Storage
 from funcpipe.platforms.catalog import open_platform, open_storage
 from funcpipe.platforms.wrappers import Counted
 from funcpipe.rng import Reseeded
 from funcpipe.scheduler.execute import execute
-from funcpipe.scheduler.graph import Graph, StepShape, build_graph
-from funcpipe.scheduler.tasks import Task
-from funcpipe.split import StageModule, load_stage
-from funcpipe.stage_job import StageJob
+from funcpipe.split import StageModule
+from funcpipe.stage_job import load_bundle
+from funcpipe.work_order import WorkOrder, work_order
 
 OPEN_REQUESTS = 4
 """How many transfers in each direction wait for their turn at once, while the body of one moves."""
@@ -108,7 +104,7 @@ class Worker:
         self._done = spec.first_step
         self._cancel = threading.Event()
         began_s = time.monotonic()
-        stage, self._job = _load_bundle(spec, storage)
+        stage, self._job = load_bundle(spec, storage)
         self._pace.checkpoint_took(time.monotonic() - began_s)  # about as long, until one is written
         self._dataset = self._job.dataset() if self._job.dataset is not None else None
         self.computation = self._computation(stage)
@@ -168,7 +164,7 @@ class Worker:
 
     def _live(self, heart: Heart, background: Background, events: deque[tuple[Event, ...]]) -> Outcome:
         for step in self._steps_left():
-            if (end := self._end_early(heart)) is not None:
+            if (end := self._end_early(heart, background)) is not None:
                 return end
             began_s = time.monotonic()
             events.append(self._train(step, background))
@@ -177,16 +173,22 @@ class Worker:
             self._pace.step_took(time.monotonic() - began_s, received)
             self._keeper.keep(self._done, background.run)
             self._look_ahead(heart)
-        self._keeper.save(self._done)
+        self._save_last(background)
         return Outcome.FINISHED
 
-    def _end_early(self, heart: Heart) -> Outcome | None:
+    def _save_last(self, background: Background, *, as_any_replica: bool = False) -> None:
+        """Save the stage, and leave nothing of its steps unwritten."""
+        self._keeper.save(self._done, as_any_replica=as_any_replica)
+        background.flush()
+        self._keeper.mark(self._done)
+
+    def _end_early(self, heart: Heart, background: Background) -> Outcome | None:
         """End before the work is done, where that is due; the stage is saved first."""
         if heart.obey(self._done):
-            self._keeper.save(self._done)
+            self._save_last(background)
             return Outcome.HALTED
         if self._successor.due(step_s=self._pace.step_s, leaving_s=self._pace.checkpoint_s):
-            self._keeper.save(self._done, as_any_replica=True)
+            self._save_last(background, as_any_replica=True)
             self._successor.leave(self._done)
             return Outcome.HANDED_OVER
         return None
@@ -223,21 +225,9 @@ class Worker:
             yield from (step for step in self._batches.epoch(epoch) if step.number >= self._done)
 
     @lru_cache(maxsize=4)  # noqa: B019 - a worker lives as long as its process
-    def _work_order(self, micro_batches: int) -> "_WorkOrder":
-        plan, worker = self._spec.plan, (self._spec.stage, self._spec.replica)
-        graph = build_graph(
-            StepShape(
-                stages=len(plan.stages),
-                replicas=plan.replicas,
-                micro_batches=micro_batches,
-                routes=self._job.routes,
-                schedule=plan.schedule,
-                sync=plan.sync,
-                norms=self.computation.norm.decides,
-                streams=plan.streams,
-            )
-        )
-        return _WorkOrder(graph.of_worker(*worker), readers_of(graph, worker), heard_by(graph, worker))
+    def _work_order(self, micro_batches: int) -> WorkOrder:
+        norms = self.computation.norm.decides
+        return work_order(self._spec, self._job.routes, norms=norms, micro_batches=micro_batches)
 
     def _written_in(self, step: int) -> Written:
         first = step % self._batches.steps_per_epoch * self._spec.plan.global_batch
@@ -289,20 +279,3 @@ class Worker:
             saved_step=self._keeper.saved,
             busy=self._activity.busy(),
         )
-
-
-@dataclass(frozen=True)
-class _WorkOrder:
-    """A worker's part of a step's graph; who reads each object that it writes; whom it hears from."""
-
-    graph: Graph
-    readers: Mapping[Task, frozenset[tuple[int, int]]]
-    heard: frozenset[tuple[int, int]]
-
-
-def _load_bundle(spec: WorkerSpec, storage: Storage) -> tuple[StageModule, StageJob]:
-    bundle = storage.get(spec.bundle)
-    if hashlib.sha256(bundle).hexdigest() != spec.bundle_sha256:
-        raise CorruptMessage(f"{spec.bundle} is not the code that the invocation names: its SHA-256 differs")
-    stage, job = load_stage(bundle, codec.decode(storage.get(spec.parameters)))
-    return stage, job

@@ -28,6 +28,8 @@ WITH_TORCH = {
     "norms",
 }
 WITH_TORCH |= {
+    "place",
+    "probe",
     "profiler",
     "results",
     "rng",

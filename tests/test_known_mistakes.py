@@ -159,7 +159,8 @@ class NeverTwice(MemoryStorage):
         super().put(key, data, if_absent=True, gate=gate)
 
     def list(self, prefix: str) -> tuple[str, ...]:
-        assert "/checkpoints/" in prefix, "a run lists nothing but checkpoints while it trains"
+        listed = ("/checkpoints/", "/progress/")
+        assert any(part in prefix for part in listed), "a run lists nothing but checkpoints while it trains"
         return super().list(prefix)
 
 

@@ -129,6 +129,19 @@ class Keys:
         """What the keys of all traces begin with."""
         return self._folder("traces")
 
+    def done(self, worker: str, step: int) -> str:
+        """That `worker` has done `step` steps."""
+        return self._key("progress", worker, f"{step:08d}")
+
+    def progress(self, worker: str) -> str:
+        """What the keys begin with that say how many steps `worker` has done."""
+        return self._folder("progress", worker)
+
+    @property
+    def all_progress(self) -> str:
+        """The same for all workers."""
+        return self._folder("progress")
+
     def checkpoint(self, stage: int, name: str) -> str:
         """A file of a checkpoint of `stage`."""
         return self._key("checkpoints", f"s{stage}", name)

@@ -9,7 +9,7 @@ from funcpipe.core.json_form import Document
 from funcpipe.errors import CorruptMessage, FormatError, KeyMissing
 from funcpipe.platforms.base import Storage
 
-_READS = 3  # of a document whose bytes are not what was written
+_READS = 6  # of a document whose bytes are not what was written
 
 D = TypeVar("D", bound=Document)
 

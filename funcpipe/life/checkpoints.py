@@ -7,6 +7,7 @@ byte leaves the checkpoints before as they were, and at most files that no manif
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import safetensors.torch
 import torch
@@ -20,21 +21,63 @@ from funcpipe.life import state as states
 from funcpipe.life.state import StageState
 from funcpipe.platforms.base import Storage
 
+Worker = tuple[int, int]
+"""Stage and replica."""
+
 PART_BYTES = 64 << 20
 """Tensors of a checkpoint are written in files of about so many bytes, so that no second copy of all is made."""
 
 _MANIFEST = re.compile(r"(\d{8})\.([a-z0-9.]+)\.json", re.ASCII)
+_DONE = re.compile(r"s(\d+)\.r(\d+)/(\d{8})", re.ASCII)
 _READS = 3  # of an object whose bytes are not what they should be
 _LOOKS = 5  # for the newest checkpoint, while others delete what was the newest
 
-Listing = Mapping[int, tuple[tuple[int, str], ...]]
-"""For each stage the step and the name of its checkpoints, in ascending order."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """What is saved: for each stage the step and the name of its checkpoints, in ascending order.
+
+    `done` holds how many steps a worker has certainly done, with all that it writes in them. A checkpoint of its stage
+    may be newer: another replica has written it.
+    """
+
+    saved: Mapping[int, tuple[tuple[int, str], ...]]
+    done: Mapping[Worker, int]
+    first_step: int
+
+    def steps(self, stage: int) -> frozenset[int]:
+        """After which steps `stage` is saved; at first it was as it is when nothing is."""
+        return frozenset(step for step, _ in self.saved.get(stage, ())) | {self.first_step}
+
+    def restart(self, worker: Worker) -> int:
+        """Where `worker` starts again if it dies: the newest checkpoint of its stage that it has come to itself."""
+        done = self.done.get(worker, self.first_step)
+        return max(step for step in self.steps(worker[0]) if step <= done)
+
+    def common(self, stages: int, replicas: int) -> int:
+        """The newest step that all stages are saved after, and whose loss all replicas of the last have reported."""
+        reported = min(self.done.get((stages - 1, replica), self.first_step) for replica in range(replicas))
+        steps = frozenset.intersection(*(self.steps(stage) for stage in range(stages)))
+        return max((step for step in steps if step <= reported), default=self.first_step)
+
+    def outdated(self, stage: int, stages: int, replicas: int) -> tuple[str, ...]:
+        """The checkpoints of `stage` that nobody needs; the last two are kept in any case."""
+        entries = self.saved.get(stage, ())
+        last = sorted({step for step, _ in entries})[-2:]
+        restarts = (self.restart((stage, replica)) for replica in range(replicas))
+        least = min([self.common(stages, replicas), *restarts, *last])
+        return tuple(name for step, name in entries if step < least)
+
+    def name(self, stage: int, step: int) -> str | None:
+        """The manifest of a checkpoint of `stage` after `step` steps, if there is one."""
+        return next((name for at, name in reversed(self.saved.get(stage, ())) if at == step), None)
 
 
 class Checkpoints:
-    """The checkpoints of one generation of a run."""
+    """The checkpoints of one generation of a run, which began with `first_step`."""
 
-    def __init__(self, storage: Storage, keys: Keys, *, part_bytes: int = PART_BYTES) -> None:
+    def __init__(self, storage: Storage, keys: Keys, *, first_step: int = 0, part_bytes: int = PART_BYTES) -> None:
+        self._first_step = first_step
         self._storage = storage
         self._keys = keys
         self._part_bytes = part_bytes
@@ -61,24 +104,42 @@ class Checkpoints:
         put_note(self._storage, self._keys.checkpoint(stage, f"{name}.json"), manifest)
         return manifest
 
+    def mark_done(self, worker: Worker, step: int) -> None:
+        """Note that `worker` has done `step` steps, and written all that it writes in them."""
+        name = f"s{worker[0]}.r{worker[1]}"
+        key = self._keys.done(name, step)
+        self._storage.put(key, b"")
+        for other in self._storage.list(self._keys.progress(name)):
+            if other < key:
+                self._storage.delete(other)
+
     def listing(self) -> Listing:
-        """The checkpoints of all stages, by one request."""
-        found: dict[int, list[tuple[int, str]]] = {}
+        """What is saved, by two requests."""
+        saved: dict[int, list[tuple[int, str]]] = {}
+        done: dict[Worker, int] = {}
+        for key in self._storage.list(self._keys.all_progress):
+            match = _DONE.fullmatch(key.removeprefix(self._keys.all_progress))
+            if match is not None:
+                worker = int(match[1]), int(match[2])
+                done[worker] = max(done.get(worker, 0), int(match[3]))
         for key in self._storage.list(self._keys.checkpoints):
             folder, _, name = key.removeprefix(self._keys.checkpoints).rpartition("/")
             match = _MANIFEST.fullmatch(name)
             if match is not None and folder[1:].isdecimal():
-                found.setdefault(int(folder[1:]), []).append((int(match[1]), name))
-        return {stage: tuple(sorted(entries)) for stage, entries in found.items()}
+                saved.setdefault(int(folder[1:]), []).append((int(match[1]), name))
+        entries = {stage: tuple(sorted(found)) for stage, found in saved.items()}
+        return Listing(saved=entries, done=done, first_step=self._first_step)
 
-    def newest(self, stage: int) -> tuple[int, StageState] | None:
-        """The step and the state of the newest checkpoint of `stage`, if there is one."""
+    def restart(self, worker: Worker) -> tuple[int, StageState | None]:
+        """Where `worker` starts again: the step, and the state of its stage then, unless nothing was saved."""
         for look in range(_LOOKS):
-            entries = self.listing().get(stage, ())
-            if not entries:
-                return None
+            listing = self.listing()
+            step = listing.restart(worker)
+            name = listing.name(worker[0], step)
+            if name is None:
+                return step, None
             try:
-                return entries[-1][0], self.load(stage, entries[-1][1])
+                return step, self.load(worker[0], name)
             except KeyMissing:
                 if look == _LOOKS - 1:
                     raise
@@ -120,20 +181,6 @@ class Checkpoints:
             if len(data) == file.bytes and hashlib.sha256(data).hexdigest() == file.sha256:
                 return _deserialised(key, data)
         raise CorruptMessage(f"{key} is not what its manifest says: its length or its SHA-256 differs")
-
-
-def common_step(listing: Listing, stages: int, first_step: int) -> int:
-    """The newest step that all stages have a checkpoint of; `first_step` counts as one."""
-    steps = [{step for step, _ in listing.get(stage, ())} for stage in range(stages)]
-    return max(set.intersection(*steps), default=first_step)
-
-
-def outdated(listing: Listing, stage: int, *, common: int) -> tuple[str, ...]:
-    """The checkpoints of `stage` that nobody needs: older than `common` and than the last but one."""
-    entries = listing.get(stage, ())
-    steps = sorted({step for step, _ in entries})
-    least = min([common, *steps[-2:-1]])
-    return tuple(name for step, name in entries if step < least)
 
 
 def _parts(tensors: Mapping[str, Tensor], part_bytes: int) -> Iterator[dict[str, Tensor]]:

@@ -1,12 +1,13 @@
 """What a worker keeps in the storage for a later attempt, and what it deletes once nobody needs it."""
 
+import functools
 import time
 from collections.abc import Callable, Mapping
 
 from funcpipe.comm.keys import Keys
 from funcpipe.computation import Computation
 from funcpipe.core import WorkerSpec
-from funcpipe.life.checkpoints import Checkpoints, common_step, outdated
+from funcpipe.life.checkpoints import Checkpoints
 from funcpipe.life.interval import Pace
 from funcpipe.life.lease import Lease
 from funcpipe.life.retention import Retention, Worker
@@ -38,19 +39,18 @@ class Keeper:
         self._computation = computation
         self._pace = pace
         self._steps = steps
-        self._checkpoints = Checkpoints(storage, keys)
+        self._checkpoints = Checkpoints(storage, keys, first_step=spec.first_step)
         self._retention = Retention()
         self.saved = spec.first_step
 
     def restore(self, written: Callable[[int], Written]) -> int:
-        """Go back to the stage's newest checkpoint; the step that comes after it.
+        """Go back to the newest checkpoint of the stage that this worker has come to; the step that comes after it.
 
         An attempt that is not the first takes over the messages that those before have left, of the steps before:
         `written` tells of a step what it wrote.
         """
-        found = self._checkpoints.newest(self._spec.stage)
-        if found is not None:
-            self.saved, state = found
+        self.saved, state = self._checkpoints.restart((self._spec.stage, self._spec.replica))
+        if state is not None:
             self._computation.restore(state)
         if self._spec.attempt:
             prefix = self._keys.messages(self._spec.worker)
@@ -66,12 +66,20 @@ class Keeper:
         self._retention.after_step(step, *written)
 
     def keep(self, done: int, in_background: Callable[[Callable[[], None]], None]) -> None:
-        """After `done` steps, save the stage where that is due, and delete what nobody needs any more."""
+        """After `done` steps, save the stage where that is due, and delete what nobody needs any more.
+
+        What is done in the background comes after all that was put there before.
+        """
         every = self._pace.every()
         if done % every == 0 and done < self._steps:
             self.save(done)
+            in_background(lambda: self.mark(done))
         if (done - 1) % every == 0:
             in_background(self._sweep)
+
+    def mark(self, done: int) -> None:
+        """Note that the worker has done so many steps and written all that it writes in them."""
+        self._checkpoints.mark_done((self._spec.stage, self._spec.replica), done)
 
     def save(self, done: int, *, as_any_replica: bool = False) -> None:
         """Save the stage, unless it is saved already or another replica does it."""
@@ -85,11 +93,9 @@ class Keeper:
         self._pace.checkpoint_took(time.monotonic() - began_s)
 
     def _sweep(self) -> None:
-        stages = len(self._spec.plan.stages)
+        plan, stage = self._spec.plan, self._spec.stage
         listing = self._checkpoints.listing()
-        newest = {stage: max((step for step, _ in listing.get(stage, ())), default=0) for stage in range(stages)}
-        for key in self._retention.covered(newest):
+        for key in self._retention.covered(functools.cache(listing.restart)):
             self._storage.delete(key)
         if self._spec.replica == 0:
-            common = common_step(listing, stages, self._spec.first_step)
-            self._checkpoints.delete(self._spec.stage, outdated(listing, self._spec.stage, common=common))
+            self._checkpoints.delete(stage, listing.outdated(stage, len(plan.stages), plan.replicas))

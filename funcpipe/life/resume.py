@@ -6,7 +6,7 @@ from funcpipe.comm.keys import Keys
 from funcpipe.comm.notes import get_listed, get_note
 from funcpipe.core import Heartbeat, RunRecord, StepReport
 from funcpipe.errors import KeyMissing
-from funcpipe.life.checkpoints import Checkpoints, common_step
+from funcpipe.life.checkpoints import Checkpoints
 from funcpipe.life.state import StageState, merge
 from funcpipe.platforms.base import Storage
 
@@ -29,20 +29,20 @@ class Resumed:
 def recover(storage: Storage, record: RunRecord) -> Resumed:
     """What can be gone on with."""
     keys = Keys(record.run, record.generation)
-    checkpoints = Checkpoints(storage, keys)
+    checkpoints = Checkpoints(storage, keys, first_step=record.first_step)
     listing = checkpoints.listing()
     stages = len(record.plan.stages)
-    step = common_step(listing, stages, -1)
+    step = listing.common(stages, record.plan.replicas)
+    names = [listing.name(stage, step) for stage in range(stages)]
     state = None
-    if step >= 0:
-        names = [next(name for at, name in reversed(listing[stage]) if at == step) for stage in range(stages)]
-        state = merge([checkpoints.load(stage, name) for stage, name in enumerate(names)])
+    if None not in names:
+        state = merge([checkpoints.load(stage, str(name)) for stage, name in enumerate(names)])
     beats = [beat for beat in heartbeats(storage, record) if beat is not None]
     return Resumed(
         keys=keys,
-        step=max(step, 0),
+        step=step,
         state=state,
-        losses=_losses(storage, record, max(step, 0)),
+        losses=_losses(storage, record, step),
         spent_usd=max([beat.run_usd for beat in beats], default=record.spent_usd),
         elapsed_s=max([beat.run_s for beat in beats], default=record.elapsed_s),
     )

@@ -1,11 +1,11 @@
 """Which messages a worker may delete: those that nobody will read again.
 
 A message was read once its writer has heard, in a later step, from every reader or from one that heard from it. It may
-be read again by a reader that dies and starts from its stage's newest checkpoint, until that checkpoint covers it: one
-after k steps covers what was written in the steps before k.
+be read again by a reader that dies, until the checkpoint that it would start from covers it: one after k steps covers
+what was written in the steps before k.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from funcpipe.scheduler.graph import Graph
 from funcpipe.scheduler.tasks import Task
@@ -18,21 +18,20 @@ class Retention:
 
     def __init__(self) -> None:
         self._unheard: list[tuple[int, str, frozenset[Worker]]] = []
-        self._read: list[tuple[int, str, frozenset[int]]] = []
+        self._read: list[tuple[int, str, frozenset[Worker]]] = []
 
     def after_step(self, step: int, written: Mapping[str, frozenset[Worker]], heard: frozenset[Worker]) -> None:
         """Note what was written in `step`, by key with its readers; in it something was read of the work of `heard`."""
-        for entry in self._unheard:
-            if entry[2] <= heard:
-                self._read.append((entry[0], entry[1], frozenset(stage for stage, _ in entry[2])))
+        self._read += [entry for entry in self._unheard if entry[2] <= heard]
         self._unheard = [entry for entry in self._unheard if not entry[2] <= heard]
         self._unheard += [(step, key, readers) for key, readers in written.items()]
 
-    def covered(self, saved: Mapping[int, int]) -> list[str]:
-        """The keys that may go, now that each stage has been saved after so many steps; they are forgotten."""
-        free = [key for step, key, stages in self._read if all(step < saved[stage] for stage in stages)]
-        self._read = [entry for entry in self._read if not all(entry[0] < saved[stage] for stage in entry[2])]
-        return free
+    def covered(self, restart: Callable[[Worker], int]) -> list[str]:
+        """The keys that may go, now that each worker would start again at a certain step; they are forgotten."""
+        kept = [entry for entry in self._read if any(restart(reader) <= entry[0] for reader in entry[2])]
+        free = {key for _, key, _ in self._read} - {key for _, key, _ in kept}
+        self._read = kept
+        return sorted(free)
 
 
 def readers_of(graph: Graph, worker: Worker) -> dict[Task, frozenset[Worker]]:

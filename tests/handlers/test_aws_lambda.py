@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from funcpipe.comm.keys import Keys
-from funcpipe.core import WorkerReport, from_text, to_text
+from funcpipe.comm.notes import get_note
+from funcpipe.core import WorkerReport, to_text
 from funcpipe.handlers.entry import stop_key
 from funcpipe.job import Job
 from funcpipe.life.checkpoints import Checkpoints
@@ -70,7 +71,7 @@ def test_a_worker_trains_in_the_runtime_client_and_again_in_the_same_environment
     reference = run_workers(job(), FileStorage(tmp_path / "reference"))["s0.r0"].computation.state().state_dict()
     for number in range(2):
         checkpoints = Checkpoints(storage, Keys(f"run-{number}"))
-        found = checkpoints.load(0, checkpoints.listing()[0][-1][1]).state_dict()
+        found = checkpoints.load(0, checkpoints.listing().saved[0][-1][1]).state_dict()
         assert found.keys() == reference.keys()
         assert all(torch.equal(found[name], reference[name]) for name in found)
 
@@ -82,7 +83,7 @@ def test_a_worker_that_fails_is_a_failed_invocation_with_a_report(function: Func
         environment.run(event)
     assert (event.status, json.loads(event.answer)["errorType"]) == ("failure", "WorkerFailed")
     key = Keys("run-0").worker_report("s0.r0", 0)
-    report = from_text(WorkerReport, storage.get(key).decode(), source=key)
+    report = get_note(storage, WorkerReport, key)
     assert "the loss function fails" in str(report.error)
 
 

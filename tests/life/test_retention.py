@@ -9,14 +9,14 @@ A, B = (0, 0), (1, 0)
 def test_a_message_may_go_once_all_its_readers_were_heard_of_in_a_later_step_and_are_saved() -> None:
     retention = Retention()
     retention.after_step(0, {"k0": frozenset({A, B})}, frozenset({A, B}))
-    assert retention.covered({0: 9, 1: 9}) == []  # nobody was heard of since
+    assert retention.covered(lambda worker: 9) == []  # nobody was heard of since
     retention.after_step(1, {"k1": frozenset({A})}, frozenset({A}))
-    assert retention.covered({0: 9, 1: 9}) == []  # B was not
+    assert retention.covered(lambda worker: 9) == []  # B was not
     retention.after_step(2, {}, frozenset({A, B}))
-    assert retention.covered({0: 0, 1: 1}) == []  # A would read k0 again
-    assert retention.covered({0: 1, 1: 1}) == ["k0"]
-    assert retention.covered({0: 2, 1: 0}) == ["k1"]
-    assert retention.covered({0: 9, 1: 9}) == []
+    assert retention.covered({A: 0, B: 1}.__getitem__) == []  # A would read k0 again
+    assert retention.covered({A: 1, B: 1}.__getitem__) == ["k0"]
+    assert retention.covered({A: 2, B: 0}.__getitem__) == ["k1"]
+    assert retention.covered(lambda worker: 9) == []
 
 
 def test_who_reads_and_who_is_heard_of_follow_from_the_graph() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from funcpipe.comm.keys import Keys
 from funcpipe.errors import CorruptMessage, KeyMissing, ModelError, PlanError
-from funcpipe.life.checkpoints import Checkpoints, common_step, outdated
+from funcpipe.life.checkpoints import Checkpoints
 from funcpipe.life.state import StageState, merge, put_back, select, take
 from funcpipe.norms import GradientNorm, LossScale
 from funcpipe.platforms.base import OPEN, Gate
@@ -65,12 +65,13 @@ def test_a_stage_that_is_put_back_goes_on_with_the_same_bits(make: Optimizer) ->
     trained(model, optimizer, 3)
     checkpoints = Checkpoints(MemoryStorage(), Keys("run-1"), part_bytes=100)
     checkpoints.save(0, 3, take(model, optimizer, GradientNorm()), writer="w")
+    checkpoints.mark_done((0, 0), 3)
     other = Net()
     restored = make(other.parameters())
-    found = checkpoints.newest(0)
-    assert found is not None
-    assert found[0] == 3
-    put_back(found[1], other, restored, GradientNorm())
+    step, state = checkpoints.restart((0, 0))
+    assert step == 3
+    assert state is not None
+    put_back(state, other, restored, GradientNorm())
     trained(model, optimizer, 3, seed=1)
     trained(other, restored, 3, seed=1)
     for name, tensor in {**model.state_dict(), "cache": model.cache}.items():
@@ -185,52 +186,69 @@ def test_whoever_is_interrupted_leaves_the_checkpoint_before_whole() -> None:
         storage = Interrupted(puts + last)
         with pytest.raises(KeyboardInterrupt):
             saved(storage, [1, 2])
-        found = Checkpoints(storage, Keys("run-1")).newest(0)
-        assert found is not None
-        assert found[0] == 1
-        assert found[1].state_dict()["weight"].eq(1).all()
+        storage.left = 1
+        found = Checkpoints(storage, Keys("run-1"))
+        found.mark_done((0, 0), 2)
+        step, state = found.restart((0, 0))
+        assert step == 1
+        assert state is not None
+        assert state.state_dict()["weight"].eq(1).all()
 
 
 def test_a_file_that_was_changed_is_found_out_and_named() -> None:
     storage = MemoryStorage()
     checkpoints = saved(storage, [1])
+    checkpoints.mark_done((0, 0), 1)
     (key,) = [key for key in storage.list("run-1/") if key.endswith(".0.safetensors")]
     data = storage.get(key)
     storage.put(key, data[:-1] + bytes([data[-1] ^ 1]))
     with pytest.raises(CorruptMessage, match=r"run-1/g0000/checkpoints/s0/00000001.*0\.safetensors is not what"):
-        checkpoints.newest(0)
+        checkpoints.restart((0, 0))
     storage.put(key, data[:-1])
     with pytest.raises(CorruptMessage, match="its length or its SHA-256 differs"):
-        checkpoints.newest(0)
+        checkpoints.restart((0, 0))
 
 
 def test_the_newest_and_those_that_others_lack_are_kept() -> None:
     storage = MemoryStorage()
     saved(storage, [2, 4, 6, 8], stage=0)
     checkpoints = saved(storage, [2, 4], stage=1)
+    for worker, step in (((0, 0), 8), ((0, 1), 7), ((1, 0), 4), ((1, 1), 5)):
+        checkpoints.mark_done(worker, step)
     listing = checkpoints.listing()
-    common = common_step(listing, 2, 0)
-    assert common == 4
-    assert [name[:8] for name in outdated(listing, 0, common=common)] == ["00000002"]
-    assert outdated(listing, 1, common=common) == ()
-    checkpoints.delete(0, outdated(listing, 0, common=common))
-    assert [step for step, _ in checkpoints.listing()[0]] == [4, 6, 8]
+    assert listing.common(2, 2) == 4
+    assert [listing.restart(worker) for worker in ((0, 0), (0, 1), (1, 0), (1, 1), (1, 2))] == [8, 6, 4, 4, 0]
+    assert [name[:8] for name in listing.outdated(0, 2, 2)] == ["00000002"]
+    assert listing.outdated(1, 2, 2) == ()
+    checkpoints.delete(0, listing.outdated(0, 2, 2))
+    assert [step for step, _ in checkpoints.listing().saved[0]] == [4, 6, 8]
     assert not any("/s0/00000002" in key for key in storage.list("run-1/"))
+
+
+def test_a_worker_starts_again_no_later_than_it_had_come() -> None:
+    """Its stage may have been saved by another replica after a step in which it had not written everything."""
+    checkpoints = saved(MemoryStorage(), [2, 4])
+    assert checkpoints.restart((0, 1)) == (0, None)
+    checkpoints.mark_done((0, 1), 3)
+    assert checkpoints.restart((0, 1))[0] == 2
+    checkpoints.mark_done((0, 1), 4)
+    assert checkpoints.restart((0, 1))[0] == 4
+    assert len(checkpoints._storage.list("run-1/g0000/progress/")) == 1
 
 
 def test_a_stage_that_was_never_saved_has_no_common_step_but_the_first() -> None:
     checkpoints = saved(MemoryStorage(), [2])
-    assert common_step(checkpoints.listing(), 2, -1) == -1
-    assert checkpoints.newest(1) is None
+    checkpoints.mark_done((1, 0), 2)
+    assert checkpoints.listing().common(2, 1) == 0
+    assert checkpoints.restart((1, 0)) == (0, None)
 
 
 def test_a_checkpoint_that_vanishes_while_it_is_read_is_looked_for_again() -> None:
     storage = Vanishing()
     checkpoints = saved(storage, [1, 2])
+    checkpoints.mark_done((0, 0), 2)
     storage.armed = True
-    found = checkpoints.newest(0)
-    assert found is not None
-    assert found[0] == 1
+    assert checkpoints.restart((0, 0))[0] == 1
 
 
 class Vanishing(MemoryStorage):
