@@ -1,36 +1,26 @@
 """Alibaba Cloud for tests: the API of Function Compute 3.0, and instances that really run the container's entry.
 
-After the documentation of the API (CreateFunction, InvokeFunction, GetAsyncTask, …) and of custom containers: an
-instance is a process that listens on its port, gets `/initialize` once and `/invoke` for each event with the common
-headers. RAM and STS answer the calls that deploying makes. Every request must be signed with ACS3-HMAC-SHA256, which is
-checked in full. Requests are recorded, and may be made to fail.
+After the documentation of the API (CreateFunction, InvokeFunction, GetAsyncTask, …); instances are those of
+`container`. RAM and STS answer the calls that deploying makes. Every request must be signed with ACS3-HMAC-SHA256,
+which is checked in full. Requests are recorded, and may be made to fail.
 """
 
 import hashlib
 import hmac
-import http.client
 import json
-import os
 import re
-import signal
-import site
-import socket
-import subprocess
-import sys
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlsplit
 
-from tests.cloud_emulation.memory_group import MemoryGroup
-from tests.cloud_emulation.moto import free_port
-from tests.contract.oss_server import ACCESS_KEY, REGION, SECRET_KEY
+from tests.cloud_emulation.container import Instance
+from tests.contract.oss_server import ACCESS_KEY, SECRET_KEY
 
 _FUNCTION = re.compile(r"/2023-03-30/functions/(?P<name>[\w-]+)(?P<rest>/.*)?")
 
@@ -62,7 +52,8 @@ class AliyunCloud(ThreadingHTTPServer):
         """One event: an instance, its initialisation, the invocation; no retries unless they are configured."""
         record, function = self.tasks[name, task], self.functions[name]
         record["status"] = "Running"
-        with Instance(function, *self.images[function["customContainerConfig"]["image"]], self) as instance:
+        image, command = self.images[function["customContainerConfig"]["image"]]
+        with Instance(function, image, command, environment=self.environment, lines=self.lines) as instance:
             self.instances[name, task] = instance
             status, message = instance.invoke(payload)
         record.update(status="Stopped" if record["status"] == "Stopping" else status, taskErrorMessage=message)
@@ -77,106 +68,6 @@ class AliyunCloud(ThreadingHTTPServer):
             instance.kill()
         self.pool.shutdown()
         self.server_close()
-
-
-class Instance:
-    """One container: a process in a clean folder with a cleared environment and its size of memory."""
-
-    def __init__(self, function: Mapping[str, Any], folder: Path, command: list[str], cloud: AliyunCloud) -> None:
-        self._function = function
-        self._port = free_port()
-        self._group = MemoryGroup(function["memorySize"])
-        self._request = str(uuid.uuid4())
-        self._lines = cloud.lines
-        variables = {
-            "PATH": "/usr/local/bin:/usr/bin:/bin",
-            "PYTHONPATH": f"{folder}:{site.getsitepackages()[0]}",
-            "PYTHONUNBUFFERED": "1",
-            "OMP_NUM_THREADS": "1",
-            "FC_SERVER_PORT": str(self._port),
-            **(function.get("environmentVariables") or {}),
-            **cloud.environment,
-        }
-        words = [sys.executable, "-S", *command[1:]]
-        self._process = subprocess.Popen(
-            words,
-            cwd=folder,
-            env=variables,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-            preexec_fn=self._group.enter,
-        )
-        self._copying = threading.Thread(target=self._copy_lines, daemon=True)
-        self._copying.start()
-
-    def __enter__(self) -> "Instance":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
-        self._process.wait()
-        self._copying.join()
-        self._group.close()
-
-    def kill(self) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-
-    def invoke(self, payload: bytes) -> tuple[str, str]:
-        """The state and the error's message that the service notes."""
-        try:
-            self._wait_until_it_listens()
-            self._post("/initialize", b"", 300)
-            status, fc_status, body = self._post("/invoke", payload, self._function["timeout"])
-        except TimeoutError:
-            return "Failed", f"Function time out after {self._function['timeout']} seconds"
-        except (OSError, http.client.HTTPException) as error:
-            if self._group.was_exceeded():
-                return "Failed", f"Function instance OOM killed: memory limit of {self._function['memorySize']} MB"
-            return "Failed", f"Process exited unexpectedly before completing request: {error}"
-        if status == 200 and fc_status == "200":
-            return "Succeeded", ""
-        return "Failed", f"UnhandledInvocationError: {body.decode()}"
-
-    def _wait_until_it_listens(self) -> None:
-        until_s = time.monotonic() + 60
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", self._port), timeout=1).close()
-                return
-            except OSError:
-                if time.monotonic() > until_s or self._process.poll() is not None:
-                    raise
-                time.sleep(0.05)
-
-    def _post(self, path: str, body: bytes, timeout_s: float) -> tuple[int, str | None, bytes]:
-        headers = {
-            "Content-Type": "application/octet-stream",
-            "x-fc-request-id": self._request,
-            "x-fc-access-key-id": ACCESS_KEY,
-            "x-fc-access-key-secret": SECRET_KEY,
-            "x-fc-function-name": self._function["functionName"],
-            "x-fc-function-memory": str(self._function["memorySize"]),
-            "x-fc-function-timeout": str(self._function["timeout"]),
-            "x-fc-region": REGION,
-            "x-fc-account-id": "1000",
-            "x-fc-control-path": path,
-        }
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=timeout_s)
-        try:
-            connection.request("POST", path, body=body, headers=headers)
-            answer = connection.getresponse()
-            return answer.status, answer.headers.get("x-fc-status"), answer.read()
-        finally:
-            connection.close()
-
-    def _copy_lines(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as lines:
-            for line in lines:
-                self._lines.append(line.rstrip("\n"))
 
 
 class _Handler(BaseHTTPRequestHandler):

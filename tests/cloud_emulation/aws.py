@@ -15,7 +15,7 @@ import uuid
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -190,7 +190,7 @@ class AwsCloud(ThreadingHTTPServer):
                 "maxMemoryUsedMB": invocation.peak_mb,
             },
         } | ({"errorType": invocation.error_type} if invocation.error_type else {})
-        messages = [*environment_lines(self.lines), json.dumps({"type": "platform.report", "record": record})]
+        messages = [*filter(str.strip, self.lines[-20:]), json.dumps({"type": "platform.report", "record": record})]
         now_ms = int(time.time() * 1000)
         logs.create_log_stream(logGroupName=group, logStreamName=stream)
         events = [{"timestamp": now_ms, "message": message} for message in messages]
@@ -205,11 +205,6 @@ class AwsCloud(ThreadingHTTPServer):
         moment = time.strftime("%Y/%m/%d/%Y-%m-%dT%H.%M.%S", time.gmtime())
         key = f"aws/lambda/async/{name}/{moment}-{uuid.uuid4()}"
         self.client("s3").put_object(Bucket=self._physical(stack, "Bucket"), Key=key, Body=json.dumps(record).encode())
-
-
-def environment_lines(lines: list[str]) -> list[str]:
-    """The last lines that functions have printed, at least one of which is not empty."""
-    return [line for line in lines[-20:] if line.strip()]
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -296,15 +291,10 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def aws_cloud(folder: Path, moto: str | None = None) -> Iterator[AwsCloud]:
     """An account whose images lie below `folder`; on moto's server at `moto`, or one of its own."""
-    if moto is None:
-        with moto_endpoint() as own, aws_cloud(folder, own) as cloud:
+    with nullcontext(moto) if moto else moto_endpoint() as endpoint:
+        cloud = AwsCloud(endpoint, folder)
+        threading.Thread(target=cloud.serve_forever, daemon=True).start()
+        try:
             yield cloud
-        return
-    cloud = AwsCloud(moto, folder)
-    thread = threading.Thread(target=cloud.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield cloud
-    finally:
-        cloud.close()
-        thread.join()
+        finally:
+            cloud.close()

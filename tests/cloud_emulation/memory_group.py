@@ -13,7 +13,7 @@ class MemoryGroup:
     """A cgroup (version 1) of `limit_mb`; without a writable one, no limit."""
 
     def __init__(self, limit_mb: int) -> None:
-        self._folder: Path | None = _ROOT / f"funcpipe-test-{uuid.uuid4().hex[:12]}"
+        self._folder: Path | None = _ROOT / f"cloud-emulation-{uuid.uuid4().hex[:12]}"
         try:
             self._folder.mkdir()
             (self._folder / "memory.limit_in_bytes").write_text(str(limit_mb << 20))

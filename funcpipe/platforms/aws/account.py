@@ -93,6 +93,8 @@ def advice(text: str) -> str | None:
             "this account's functions have at most that much memory: ask AWS Support for more, "
             "or plan with --max-memory and deploy those sizes"
         )
+    if "function not found" in low:
+        return "deploy again, with that size among --sizes"
     if "image size" in low or "image too large" in low:
         return "an image has at most 10 GB unpacked: take packages out of --requirements"
     if "quota" in low or "limit exceeded" in low or "limitexceeded" in low or "toomanybuckets" in low:

@@ -156,6 +156,7 @@ def test_no_credentials_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     [
         ("'MemorySize' value failed to satisfy constraint: less than or equal to 3008", "--max-memory"),
         ("Image size 12 bytes exceeds the maximum image size", "10 GB unpacked"),
+        ("Function not found: arn:aws:lambda:us-east-1:1:function:funcpipe-2048", "among --sizes"),
         ("The quota for functions is exceeded", "Service Quotas"),
         ("User: x is not authorized to perform: iam:CreateRole", "docs/aws.md"),
     ],
