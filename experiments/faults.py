@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from funcpipe.core import Plan, PlatformSpec, WorkerSpec, from_text, to_text
+from funcpipe.core import Invocation, Plan, PlatformSpec, WorkerSpec, from_text, to_text
 from funcpipe.errors import FuncPipeError, KeyMissing, PlatformError, StorageBusy, StorageError
 from funcpipe.platforms.base import OPEN, Cause, Gate, Handle, Platform, State, Status, Storage
 from funcpipe.platforms.memory import MemoryStorage
@@ -222,8 +222,9 @@ class Threads:
             raise PlatformError(f"there is no platform {url}")
         return self
 
-    def invoke(self, worker: WorkerSpec) -> Handle:
+    def invoke(self, worker: Invocation) -> Handle:
         """Start a function and return at once."""
+        assert isinstance(worker, WorkerSpec), "these functions only train"
         number = next(self._numbers)
         if number in self._doubled:
             self._start(worker, _Function(None, Fate(), self._clock_of(number)), f"function {number} again")

@@ -7,6 +7,7 @@ way is run a few times, and the median is given of the time from the common star
 
 import argparse
 import json
+import math
 import multiprocessing
 import multiprocessing.synchronize
 import os
@@ -26,24 +27,26 @@ from experiments.sync_picture import draw
 from funcpipe.comm.channel import Channel
 from funcpipe.comm.patience import Patience
 from funcpipe.comm.pieces import Pieces
-from funcpipe.comm.scatter_reduce import Pattern, pattern
+from funcpipe.comm.scatter_reduce import Pattern, pattern, transfers
 from funcpipe.core import Event, Resource, Routes, ScheduleKind, Streams, Sync
 from funcpipe.partitioner.formulas import sync_time_s
-from funcpipe.partitioner.sync_forms import candidates, limit_s
+from funcpipe.partitioner.sync_forms import candidates, limit_s, parameter_server_s
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import open_storage
 from funcpipe.platforms.files import FileStorage
-from funcpipe.platforms.throttle import OwnPace, Throttled
+from funcpipe.platforms.throttle import OwnPace, Pace, SharedPace, Throttled
 from funcpipe.platforms.wrappers import Counted
 from funcpipe.scheduler.execute import Outcome, execute
-from funcpipe.scheduler.graph import StepShape, build_graph
+from funcpipe.scheduler.graph import Graph, StepShape, build_graph
 from funcpipe.scheduler.tasks import OPEN, Kind, Task
 from funcpipe.synchronisation import Synchronisation
 
 OPEN_REQUESTS = 16
 DEADLINE_S = 120.0
 FASTEST = "fastest"
-WAYS = (Sync.THREE_PHASE.value, Sync.PIPELINED.value, Sync.ALL_REDUCE.value, FASTEST)
+SERVER = "server"
+SERVER_LINKS = 4
+WAYS = (Sync.THREE_PHASE.value, Sync.PIPELINED.value, Sync.ALL_REDUCE.value, SERVER, FASTEST)
 
 
 @dataclass(frozen=True)
@@ -57,13 +60,17 @@ class Way:
     links: Links
     store: str | None = None
     backward_s: float = 0.0
+    server_bytes_s: float | None = None
 
     @property
     def pattern(self) -> Pattern:
-        return pattern(self.sync, self.replicas, self.streams)
+        return replace(pattern(self.sync, self.replicas, self.streams), server=self.server_bytes_s is not None)
 
     @property
     def formula_s(self) -> float:
+        if self.server_bytes_s is not None:
+            links = (self.links.up, self.links.down, self.links.latency_s)
+            return parameter_server_s(self.gradient_bytes, self.replicas, *links, self.server_bytes_s)
         return float(
             sync_time_s(
                 self.sync,
@@ -77,6 +84,8 @@ class Way:
         )
 
     def __str__(self) -> str:
+        if self.server_bytes_s is not None:
+            return f"server {self.server_bytes_s / 1e6:.0f} MB/s"
         if self.streams is None:
             return self.sync.value
         counts = (self.streams.rounds, self.streams.groups, self.streams.merged)
@@ -127,8 +136,14 @@ def main() -> None:
 
 
 def ways(names: Sequence[str], replicas: int, gradient_bytes: int, links: Links) -> list[Way]:
-    """Those of the names; the fastest is the fastest stream or exchange with at most 20 puts."""
-    chosen = [Way(Sync(name), None, replicas, gradient_bytes, links) for name in names if name != FASTEST]
+    """Those of the names; the fastest is the fastest stream or exchange with at most 20 puts.
+
+    A server's link is as fast as those of four replicas.
+    """
+    asked = (replicas, gradient_bytes, links)
+    chosen = [Way(Sync(name), None, *asked) for name in names if name not in (FASTEST, SERVER)]
+    if SERVER in names:
+        chosen.append(Way(Sync.ALL_REDUCE, None, *asked, server_bytes_s=SERVER_LINKS * links.up))
     streams = [
         Way(sync, cut, replicas, gradient_bytes, links)
         for sync, cut in candidates(replicas)
@@ -146,7 +161,9 @@ def figures(way: Way, result: Result) -> dict[str, object]:
         "replicas": way.replicas,
         "gradient_bytes": way.gradient_bytes,
         "formula_s": way.formula_s,
-        "played_s": duration_s(way.pattern, way.gradient_bytes, way.links),
+        "played_s": math.nan
+        if way.server_bytes_s is not None
+        else duration_s(way.pattern, way.gradient_bytes, way.links),
         "measured_s": measured_s,
         "measured/formula": measured_s / way.formula_s,
         "measured/limit": measured_s / least_s,
@@ -160,10 +177,10 @@ def run(way: Way, repeat: int) -> Result:
     """Every replica in a process of its own, `repeat` times and once to warm up."""
     folder = Path(tempfile.mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
     context = multiprocessing.get_context("fork")
-    barrier, results = context.Barrier(way.replicas), context.SimpleQueue()
+    barrier, results = context.Barrier(way.pattern.workers), context.SimpleQueue()
     processes = [
         context.Process(target=_replica, args=(way, replica, repeat, folder, barrier, results))
-        for replica in range(way.replicas)
+        for replica in range(way.pattern.workers)
     ]
     try:
         for process in processes:
@@ -209,25 +226,16 @@ def _replica(
 def _repeat(
     way: Way, replica: int, repeat: int, folder: Path, barrier: "multiprocessing.synchronize.Barrier"
 ) -> tuple[list[tuple[float, float]], float, tuple[int, int, int, int, int], tuple[Event, ...]]:
-    store = Counted(_throttled(way, folder) if way.store is None else open_storage(way.store))
+    store = Counted(_store(way, replica, folder))
     cancel = threading.Event()
     channel = Channel(store, Patience(deadline_s=DEADLINE_S), cancel=cancel)
-    shape = StepShape(
-        stages=1,
-        replicas=way.replicas,
-        micro_batches=way.replicas,
-        routes=Routes(activations=(), gradients=()),
-        schedule=ScheduleKind.GPIPE,
-        sync=way.sync,
-        streams=way.streams,
-    )
-    graph = build_graph(shape).of_worker(0, replica)
+    graph = _graph(way, replica)
     vector = torch.empty(way.gradient_bytes // 4)
     times: list[tuple[float, float]] = []
     events: tuple[Event, ...] = ()
     cpu_s, before = 0.0, store.traffic
     for step in range(repeat + 1):
-        vector.fill_(float(replica + 1))
+        vector.fill_(float(replica + 1) if replica < way.replicas else 0.0)
         doer = Synchronisation(channel, way.pattern, replica, _key_of(folder.name, step))
         pieces = Pieces(vector, way.pattern)
 
@@ -258,11 +266,36 @@ def _key_of(run: str, step: int) -> Callable[[Task], str]:
     return lambda put: f"{run}/{step}/{put}"
 
 
-def _throttled(way: Way, folder: Path) -> Storage:
-    links = way.links
-    return Throttled(
-        FileStorage(folder), latency_s=links.latency_s, upload=[OwnPace(links.up)], download=[OwnPace(links.down)]
+def _graph(way: Way, replica: int) -> Graph:
+    if way.server_bytes_s is not None:
+        moves = transfers(way.pattern, replica)
+        tasks = tuple(Task(Kind(move.move.value), 0, replica, peer=move.peer, part=move.part) for move in moves)
+        return Graph(tasks, tuple(move.after for move in moves))
+    shape = StepShape(
+        stages=1,
+        replicas=way.replicas,
+        micro_batches=way.replicas,
+        routes=Routes(activations=(), gradients=()),
+        schedule=ScheduleKind.GPIPE,
+        sync=way.sync,
+        streams=way.streams,
     )
+    return build_graph(shape).of_worker(0, replica)
+
+
+def _store(way: Way, replica: int, folder: Path) -> Storage:
+    """A server has its objects in its own memory; the others reach them through their links and through its."""
+    if way.store is not None:
+        return open_storage(way.store)
+    files, links = FileStorage(folder), way.links
+    upload: list[Pace] = [OwnPace(links.up)]
+    download: list[Pace] = [OwnPace(links.down)]
+    if way.server_bytes_s is not None:
+        if replica == way.replicas:
+            return files
+        upload.append(SharedPace(way.server_bytes_s, folder / "upload"))
+        download.append(SharedPace(way.server_bytes_s, folder / "download"))
+    return Throttled(files, latency_s=links.latency_s, upload=upload, download=download)
 
 
 def _require_sum(vector: torch.Tensor, replicas: int) -> None:

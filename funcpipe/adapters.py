@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from funcpipe.computation import OptimizerFactory
+from funcpipe.computation import LossFunction, OptimizerFactory
 from funcpipe.core import OptimizerKind
 from funcpipe.data import MapDataset
 from funcpipe.errors import DataError
@@ -18,6 +18,18 @@ def own_loss(output: Any, _: Any) -> Tensor:
     if not isinstance(loss, Tensor):
         raise DataError(f"the module's output, a {type(output).__name__}, holds no loss; give a loss_fn")
     return loss
+
+
+class LossOn:
+    """A loss against one target, which can be sent to functions without what surrounds it."""
+
+    def __init__(self, loss: LossFunction, target: Any) -> None:
+        self._loss = loss
+        self._target = target
+
+    def __call__(self, output: Any) -> Tensor:
+        """The loss of the module's `output`."""
+        return self._loss(output, self._target)
 
 
 class Holder:

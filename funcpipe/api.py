@@ -1,12 +1,13 @@
 """An ordinary module, its loss and its optimiser, with the verbs around them: profile, optimize, simulate, train."""
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
-from funcpipe.adapters import Holder, optimizer_kind, own_loss
+from funcpipe.adapters import Holder, LossOn, optimizer_kind, own_loss
 from funcpipe.computation import LossFunction, OptimizerFactory
 from funcpipe.core import (
     ModelProfile,
@@ -14,6 +15,7 @@ from funcpipe.core import (
     PlatformSpec,
     Recompute,
     ScheduleKind,
+    Sync,
     Trace,
     TrainingSpec,
     Wire,
@@ -33,6 +35,7 @@ from funcpipe.profiler import profile
 from funcpipe.results import Progress, RunResult
 from funcpipe.scheduler.conditions import Conditions
 from funcpipe.scheduler.simulate import UNDISTURBED
+from funcpipe.site import Site
 from funcpipe.verify import TOLERANCE, Verification, compare_states, train_in_one_process
 
 MERGED_LAYERS = 30
@@ -74,22 +77,30 @@ class FuncPipe:
         micro_batch: int = 4,
         sample_target: Any = None,
         layers: int = MERGED_LAYERS,
+        on: Site | None = None,
+        max_usd: float | None = None,
         progress: Callable[[str, float], None] | None = None,
     ) -> ModelProfile:
         """Measure the module's layers for micro-batches of `micro_batch` samples.
+
+        That is done in this process, and scaled to the sizes of `platform`; or, with `on` an open site, in functions of
+        every size of its platform, for at most `max_usd`.
 
         `sample_inputs` are what the module is called with, by position or by name; with `sample_target` the loss is
         measured too. Light neighbouring layers are folded together until `layers` are left. Raises ModelError for a
         module that cannot be turned into layers.
         """
+        if on is not None:
+            platform = on.platform.spec
         spec = load_spec(platform) if isinstance(platform, str) else platform
         named = dict(sample_inputs) if isinstance(sample_inputs, Mapping) else {}
         sample = () if named else (sample_inputs,) if isinstance(sample_inputs, Tensor) else tuple(sample_inputs)
-        target_loss = None if sample_target is None else lambda output: self._loss(output, sample_target)
+        target_loss = None if sample_target is None else LossOn(self._loss, sample_target)
         graph = trace(self.model, sample, named)
-        measured = profile(
-            graph, sample, named, spec=spec, micro_batch=micro_batch, loss=target_loss, progress=progress
-        )
+        with on.timing(max_usd=max_usd) if on is not None else contextlib.nullcontext() as timing:
+            measured = profile(
+                graph, sample, named, spec=spec, micro_batch=micro_batch, loss=target_loss, progress=progress, on=timing
+            )
         self._profile, self._spec = merge_layers(measured, layers), spec
         return self._profile
 
@@ -103,7 +114,9 @@ class FuncPipe:
         replicas: Sequence[int] | None = None,
         wire: Wire = Wire.FP32,
         recompute: Recompute = Recompute.AUTO,
+        wire_back: Wire | None = None,
         schedule: ScheduleKind | None = None,
+        sync: Sync | None = None,
         pins: Pins = NO_PINS,
         policy: str = "funcpipe",
         solver: str = "auto",
@@ -114,14 +127,17 @@ class FuncPipe:
         """The best plan for the profiled module: cheapest if a saved hour is worth `time_value` dollars.
 
         Or the cheapest iteration within `deadline_s`, or the fastest within `budget_usd`; `pins` are decisions that
-        the plan must follow. Without a `schedule` the plan has the best one. Raises Infeasible when no plan fits.
+        the plan must follow. Without a `schedule` or a `sync` the plan has the best one. Activations travel as
+        `wire` says, their gradients as `wire_back` or else alike. Raises Infeasible when no plan fits.
         """
         training = TrainingSpec(
             global_batch=global_batch,
             optimizer=optimizer_kind(self._optimizer),
             wire=wire,
             recompute=recompute,
+            wire_back=wire_back,
             schedule=schedule,
+            sync=sync,
             replicas=None if replicas is None else tuple(replicas),
             time_value=time_value,
             deadline_s=deadline_s,
@@ -168,13 +184,8 @@ class FuncPipe:
         storage is gone on with, by whatever plan. Raises PlanError, DataError or ModelError before any function starts,
         WorkerFailed, RunHalted or DeadlineExceeded afterwards.
         """
-        place = Place(
-            platform=platform,
-            like=load_spec(like) if isinstance(like, str) else like,
-            storage=storage,
-            run=run,
-            resume=resume,
-        )
+        imposed = load_spec(like) if isinstance(like, str) else like
+        place = Place(platform=platform, like=imposed, storage=storage, run=run, resume=resume)
         earlier = go_back(self.model, place)
         job = self._job(dataset, plan, prices, message_deadline_s, epochs=epochs, seed=seed, shuffle=shuffle)
         result = self._run(job, on_progress, place, care, earlier)
@@ -202,13 +213,8 @@ class FuncPipe:
 
         `train` with `resume` waits for it, and collects what it leaves.
         """
-        place = Place(
-            platform=platform,
-            like=load_spec(like) if isinstance(like, str) else like,
-            storage=storage,
-            run=run,
-            resume=resume,
-        )
+        imposed = load_spec(like) if isinstance(like, str) else like
+        place = Place(platform=platform, like=imposed, storage=storage, run=run, resume=resume)
         earlier = go_back(self.model, place)
         job = self._job(dataset, plan, prices, message_deadline_s, epochs=epochs, seed=seed, shuffle=shuffle)
         return start_job(job, place, care, earlier)

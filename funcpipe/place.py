@@ -19,9 +19,9 @@ from funcpipe.life.records import delete_all, find_run, payloads
 from funcpipe.life.resume import Resumed, recover
 from funcpipe.partitioner.cost import size_of
 from funcpipe.platforms.base import Platform, State, Storage
-from funcpipe.platforms.catalog import LOCAL, load_spec, open_deployment, open_platform, open_storage
-from funcpipe.platforms.local import local_functions
+from funcpipe.platforms.catalog import LOCAL, open_deployment, open_platform, open_storage
 from funcpipe.results import Progress, RunResult
+from funcpipe.site import open_local
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,12 +181,7 @@ def _functions(job: Job, place: Place) -> contextlib.AbstractContextManager[Plat
     if place.like is not None:
         for stage in job.plan.stages:
             size_of(stage.size, place.like)  # which refuses a plan for another platform's sizes
-    return local_functions(
-        place.like or load_spec(LOCAL),
-        "funcpipe.worker:main",
-        preload=("torch", "torch._dynamo", "funcpipe.worker"),
-        imposed=place.like is not None,
-    )
+    return open_local(place.like)
 
 
 @contextlib.contextmanager

@@ -29,6 +29,7 @@ WITH_TORCH = {
 }
 WITH_TORCH |= {
     "place",
+    "probe",
     "profiler",
     "results",
     "rng",

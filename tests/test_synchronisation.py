@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from funcpipe.comm.channel import Channel
 from funcpipe.comm.patience import Patience
 from funcpipe.comm.pieces import Pieces
-from funcpipe.comm.scatter_reduce import pattern
+from funcpipe.comm.scatter_reduce import Pattern, Transfer, pattern, transfers
 from funcpipe.core import Routes, ScheduleKind, Streams, Sync
 from funcpipe.platforms.memory import MemoryStorage
 from funcpipe.platforms.wrappers import Counted, Traffic
 from funcpipe.scheduler.check import check
 from funcpipe.scheduler.graph import Graph, StepShape, build_graph
-from funcpipe.scheduler.tasks import Kind
+from funcpipe.scheduler.tasks import Kind, Task, source_of
 from funcpipe.synchronisation import Synchronisation
 
 DTYPES = (torch.float32, torch.float64)
@@ -103,3 +103,30 @@ def test_traffic_is_what_the_formulas_say_and_headers(sync: Sync, cut_as: Stream
         assert one.sent_bytes - 4 * length in headers(pieces + chosen.streams.rounds)
         assert one.received_bytes - 2 * 4 * length * (replicas - 1) // replicas in headers(2 * pieces)
         assert one.empty_gets == 0
+
+
+@given(replicas=st.integers(1, 9), length=st.integers(1, 60), seed=st.integers(0, 2**32 - 1))
+def test_a_parameter_server_gives_every_replica_numpy_s_sum(replicas: int, length: int, seed: int) -> None:
+    values = np.random.default_rng(seed).standard_normal((replicas, length)).astype(np.float32)
+    expected = values[0].copy()
+    for row in values[1:]:
+        expected += row
+    chosen = Pattern(Sync.ALL_REDUCE, replicas, Streams(1, 1, 1), server=True)
+    vectors = torch.from_numpy(np.concatenate([values, np.zeros((1, length), dtype=np.float32)]))
+    storage = MemoryStorage()
+    left = {(worker, i) for worker in range(chosen.workers) for i in range(len(transfers(chosen, worker)))}
+    pieces = [Pieces(row, chosen) for row in vectors]
+    channel = Channel(storage, Patience(deadline_s=0.001), cancel=threading.Event())
+    doers = [Synchronisation(channel, chosen, worker, str) for worker in range(chosen.workers)]
+    for worker in [*range(replicas), replicas, *range(replicas)]:
+        for i, transfer in enumerate(transfers(chosen, worker)):
+            got = transfer.peer is None or storage.list(str(source_of(task_of(transfer, worker))))
+            if (worker, i) in left and got and not any((worker, need) in left for need in transfer.after):
+                doers[worker].run(task_of(transfer, worker), pieces[worker])
+                left.remove((worker, i))
+    assert not left
+    assert all(row.numpy().tobytes() == expected.tobytes() for row in vectors)
+
+
+def task_of(transfer: Transfer, worker: int) -> Task:
+    return Task(Kind(transfer.move.value), 0, worker, peer=transfer.peer, part=transfer.part)

@@ -6,7 +6,7 @@ from typing import Any
 from funcpipe.cli.deploy_arguments import add_deploy, add_destroy, add_logs
 from funcpipe.cli.life_arguments import add_clean, add_life, add_status, add_stop
 from funcpipe.cli.parts import add_choice, add_verb
-from funcpipe.core import OptimizerKind, Recompute, ScheduleKind, Wire
+from funcpipe.core import OptimizerKind, Recompute, ScheduleKind, Sync, Wire
 
 _FACTORY = "MODULE:FACTORY"
 
@@ -42,6 +42,10 @@ def _profile(verbs: Any) -> None:
     verb.add_argument("--micro-batch", type=int, default=4, help="samples of a micro-batch (default: %(default)s)")
     _add_platform(verb, default="aws-lambda")
     verb.add_argument("--layers", type=int, default=30, help="fold light layers down to so many (default: %(default)s)")
+    verb.add_argument(
+        "--on", metavar="NAME", help="time the layers in functions of every size there, instead of in this process"
+    )
+    _add_functions(verb)
     verb.add_argument("-o", "--output", default="profile.json", help="where to write (default: %(default)s)")
 
 
@@ -107,8 +111,10 @@ def _add_wish(verb: argparse.ArgumentParser) -> None:
     )
     add_choice(verb, "--optimizer", [kind.value for kind in OptimizerKind], "sgd", "the optimiser, by its state")
     add_choice(verb, "--wire", [wire.value for wire in Wire], "fp32", "number format of travelling activations")
+    add_choice(verb, "--wire-back", ["same", *(wire.value for wire in Wire)], "same", "that of their gradients")
     add_choice(verb, "--recompute", [r.value for r in Recompute], "auto", "whether stages may recompute activations")
     add_choice(verb, "--schedule", ["auto", *(s.value for s in ScheduleKind)], "auto", "order of micro-batches")
+    add_choice(verb, "--sync", ["auto", *(s.value for s in Sync)], "auto", "how replicas sum their gradients")
     verb.add_argument("--replicas", metavar="N,N", help="degrees of data parallelism to consider (default: all)")
 
 
@@ -204,10 +210,15 @@ def _report(verbs: Any) -> None:
 
 def _platforms(verbs: Any) -> None:
     verb = add_verb(
-        verbs, "platforms", "list or show platform specifications", "funcpipe platforms show aws-lambda --json"
+        verbs,
+        "platforms",
+        "list, show or measure platform specifications",
+        "funcpipe platforms show aws-lambda --json\n  funcpipe platforms measure local --like aws-lambda -o mine.json",
     )
-    verb.add_argument("action", choices=["list", "show"], nargs="?", default="list")
-    verb.add_argument("name", nargs="?", help="which one to show")
+    verb.add_argument("action", choices=["list", "show", "measure"], nargs="?", default="list")
+    verb.add_argument("name", nargs="?", help="which one to show, or to run functions on that measure it")
+    _add_functions(verb)
+    verb.add_argument("-o", "--output", metavar="FILE", help="with measure: where to write the specification")
 
 
 def _add_training(verb: argparse.ArgumentParser) -> None:
@@ -235,6 +246,12 @@ def _add_training(verb: argparse.ArgumentParser) -> None:
         metavar="S",
         help="end the run when a message is so late (default: %(default)s)",
     )
+
+
+def _add_functions(verb: argparse.ArgumentParser) -> None:
+    """How functions run that measure something."""
+    verb.add_argument("--like", metavar="NAME", help="impose the limits of this platform on local functions")
+    verb.add_argument("--max-usd", type=float, metavar="USD", help="spend no more on functions than that")
 
 
 def _add_platform(verb: argparse.ArgumentParser, *, default: str | None) -> None:

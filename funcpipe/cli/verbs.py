@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from funcpipe.cli import render
 from funcpipe.cli.factories import load_factory
 from funcpipe.cli.files import write_file
+from funcpipe.cli.functions import measure_platform, open_named_site
 from funcpipe.cli.training import care_of, pipe_of
 from funcpipe.core import (
     ModelProfile,
@@ -15,6 +16,7 @@ from funcpipe.core import (
     PlatformSpec,
     Recompute,
     ScheduleKind,
+    Sync,
     TrainingSpec,
     Wire,
     read,
@@ -41,12 +43,14 @@ def profile(options: argparse.Namespace) -> None:
 
     pipe = FuncPipe(load_factory(options.model)(), loss_fn=_no_loss, optimizer=_no_optimizer, name=options.model)
     sample = load_factory(options.sample)()
-    with render.profiling() as progress:
+    with open_named_site(options.on, options) as site, render.profiling() as progress:
         measured = pipe.profile(
             sample,
             platform=load_spec(options.spec or options.platform),
             micro_batch=options.micro_batch,
             layers=options.layers,
+            on=site,
+            max_usd=options.max_usd,
             progress=progress,
         )
     _write(measured, options.output)
@@ -194,10 +198,13 @@ def report(options: argparse.Namespace) -> None:
 
 
 def platforms(options: argparse.Namespace) -> None:
-    """List or show platform specifications."""
+    """List, show or measure platform specifications."""
     if options.action == "list":
         specs = [load_spec(name) for name in spec_names()]
         render.show(options.json, render.as_json([spec.name for spec in specs]), partial(render.platforms, specs))
+        return
+    if options.action == "measure":
+        measure_platform(options)
         return
     if options.name is None:
         raise InputError(f"say which platform to show: {', '.join(spec_names())}")
@@ -217,7 +224,9 @@ def _training(options: argparse.Namespace, global_batch: int) -> TrainingSpec:
         optimizer=OptimizerKind(options.optimizer),
         wire=Wire(options.wire),
         recompute=Recompute(options.recompute),
+        wire_back=None if options.wire_back == "same" else Wire(options.wire_back),
         schedule=None if options.schedule == "auto" else ScheduleKind(options.schedule),
+        sync=None if options.sync == "auto" else Sync(options.sync),
         replicas=_numbers("--replicas", options.replicas),
         time_value=options.time_value,
         deadline_s=None if options.deadline is None else options.deadline / options.iterations,

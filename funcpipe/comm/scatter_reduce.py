@@ -13,7 +13,8 @@ All algorithms are this family with other counts and more or fewer dependencies:
   k places on while it gets its own split as written by the replica k-1 places back;
 - *streamed*: several rounds, raw objects for groups of readers, merged objects for groups of rounds, no barriers;
 - *exchange*: everybody puts everything, round by round, and adds up all of it;
-- *all-reduce* (LambdaML): everybody puts everything, the first replica adds it up and puts the sum.
+- *all-reduce* (LambdaML): everybody puts everything, the first replica adds it up and puts the sum;
+- *parameter server* (HybridPS in LambdaML): the same, but a process beside the replicas adds it up.
 """
 
 import itertools
@@ -54,11 +55,20 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """How `replicas` sum a gradient: which pieces there are, who owns them, and which objects they travel in."""
+    """How `replicas` sum a gradient: which pieces there are, who owns them, and which objects they travel in.
+
+    In an all-reduce with a `server` it is that, counted behind the replicas, which adds up what they put.
+    """
 
     sync: Sync
     replicas: int
     streams: Streams
+    server: bool = False
+
+    @property
+    def workers(self) -> int:
+        """Who takes part: the replicas, and the server if there is one."""
+        return self.replicas + self.server
 
     @property
     def splits(self) -> int:
@@ -68,14 +78,14 @@ class Pattern:
     def merges(self, replica: int) -> int | None:
         """The split that `replica` adds up, if any."""
         if self.sync is Sync.ALL_REDUCE:
-            return 0 if replica == 0 else None
+            return 0 if replica == (self.replicas if self.server else 0) else None
         return 0 if self.sync is Sync.EXCHANGE else replica
 
     def raw_pieces(self, writer: int, part: int) -> tuple[Piece, ...]:
         """The pieces in the raw object `part` of `writer`, one behind the other."""
         round_number, group = divmod(part, self.streams.groups)
         if self.splits == 1:
-            return ((round_number, 0),) if self.replicas > 1 else ()
+            return ((round_number, 0),) if self.workers > 1 and writer < self.replicas else ()
         first = 1 + group * self._readers
         distances = range(first, min(first + self._readers, self.replicas))
         return tuple((round_number, (writer + d) % self.replicas) for d in distances)
@@ -139,7 +149,7 @@ def pattern(sync: Sync, replicas: int, streams: Streams | None = None) -> Patter
 def transfers(pattern: Pattern, replica: int) -> tuple[Transfer, ...]:
     """The moves of `replica`, in the order in which its lanes take them: sums are got one round behind raw pieces."""
     moves: list[Transfer] = []
-    distances = range(1, pattern.replicas)
+    distances = range(1, pattern.workers)
     _add_raw(moves, pattern, replica, distances)
     if pattern.merges(replica) is not None:
         _add_merges(moves, pattern, replica)
@@ -153,7 +163,7 @@ def _add_raw(moves: list[Transfer], pattern: Pattern, replica: int, distances: S
     owned = pattern.merges(replica)
     puts = [part for part in objects if _has_readers(pattern, replica, part)]
     gets = [
-        ((replica - d) % pattern.replicas, pattern.object_for((replica - d) % pattern.replicas, q, replica))
+        ((replica - d) % pattern.workers, pattern.object_for((replica - d) % pattern.workers, q, replica))
         for q in range(pattern.streams.rounds)
         for d in distances
         if owned is not None
@@ -183,7 +193,7 @@ def _add_merges(moves: list[Transfer], pattern: Pattern, replica: int) -> None:
     """Add up a round once all of it has come, and once one's own values, which the sum replaces, have been put."""
     gets = [i for i, transfer in enumerate(moves) if transfer.move is Move.GET_SPLIT]
     puts = [i for i, transfer in enumerate(moves) if transfer.move is Move.PUT_SPLIT]
-    each = pattern.replicas - 1
+    each = pattern.workers - 1
     for q in range(pattern.streams.rounds):
         own = tuple(puts[q : q + 1]) if pattern.sync is Sync.EXCHANGE else ()
         moves.append(Transfer(Move.MERGE, q, None, own + tuple(gets[q * each : (q + 1) * each])))
@@ -197,7 +207,7 @@ def _add_spread(moves: list[Transfer], pattern: Pattern, replica: int, distances
         puts.append(len(moves))
         moves.append(Transfer(Move.PUT_MERGED, part, None, tuple(merges[q] for q in pattern.rounds_of(part))))
     barrier = tuple(puts) if pattern.sync is Sync.THREE_PHASE else ()
-    writers = [(replica + d) % pattern.replicas for d in distances]
+    writers = [(replica + d) % pattern.workers for d in distances]
     for part, writer in itertools.product(parts, writers):
         if pattern.merges(writer) is not None:
             moves.append(Transfer(Move.GET_MERGED, part, writer, barrier))
@@ -221,7 +231,7 @@ def _round_by_round(moves: Sequence[Transfer], pattern: Pattern) -> tuple[Transf
 
 
 def _has_readers(pattern: Pattern, replica: int, part: int) -> bool:
-    others = any(pattern.merges(other) is not None for other in range(pattern.replicas) if other != replica)
+    others = any(pattern.merges(other) is not None for other in range(pattern.workers) if other != replica)
     return others and bool(pattern.raw_pieces(replica, part))
 
 

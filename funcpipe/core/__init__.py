@@ -32,9 +32,10 @@ from funcpipe.core.plan import (
     usual_streams,
 )
 from funcpipe.core.platform import MB, FunctionSize, PlatformSpec
+from funcpipe.core.probe import LayerReport, MachineReport, ProbeSpec
 from funcpipe.core.profile import LayerProfile, ModelProfile, TensorProfile, TiedParameter
 from funcpipe.core.routes import ActivationRoute, GradientRoute, Routes, TieRoute, find_routes
-from funcpipe.core.run import Bill, StepReport, WorkerReport, WorkerSpec
+from funcpipe.core.run import Bill, Invocation, StepReport, WorkerReport, WorkerSpec
 from funcpipe.core.trace import (
     Event,
     Events,
@@ -62,9 +63,12 @@ __all__ = [
     "Halt",
     "HandOver",
     "Heartbeat",
+    "Invocation",
     "LayerProfile",
+    "LayerReport",
     "LeaseNote",
     "Life",
+    "MachineReport",
     "Manifest",
     "ModelProfile",
     "OnOutOfMemory",
@@ -74,6 +78,7 @@ __all__ = [
     "Plan",
     "PlatformSpec",
     "Prices",
+    "ProbeSpec",
     "Recompute",
     "Resource",
     "Routes",

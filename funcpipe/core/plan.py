@@ -107,7 +107,8 @@ class TrainingSpec:
 
     `time_value` is what a saved hour is worth in dollars; `deadline_s` and `budget_usd` hold for one iteration, and at
     most one of the two is given. `replicas` restricts the degrees of data parallelism; None admits all that divide the
-    batch. Where `schedule` or `sync` is None, the best is chosen.
+    batch. Where `schedule` or `sync` is None, the best is chosen. Gradients of activations travel as `wire_back` says,
+    or else as activations do.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.training/1"
@@ -115,6 +116,7 @@ class TrainingSpec:
     global_batch: int
     optimizer: OptimizerKind = OptimizerKind.SGD
     wire: Wire = Wire.FP32
+    wire_back: Wire | None = None
     recompute: Recompute = Recompute.AUTO
     schedule: ScheduleKind | None = None
     sync: Sync | None = None

@@ -41,6 +41,8 @@ class PlatformSpec:
     computation while the same function transfers. `shared_bytes_s` caps the traffic of all functions together, and
     `shared_cores` the processors that they compute on, where functions share one machine; None means no such cap.
 
+    `base_memory_bytes`, where it was measured, is what a function needs before it holds any of a model.
+
     Sizes of the same memory may differ in their processors. `sources` says for a field, of this class or of the sizes,
     where and when its values were found or measured.
     """
@@ -63,6 +65,7 @@ class PlatformSpec:
     max_functions: int
     max_payload_bytes: int
     shared_cores: int | None = None
+    base_memory_bytes: int | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -75,7 +78,7 @@ class PlatformSpec:
             checks.at_least(name, getattr(self, name), 0)
         for name in ("contention", "max_functions", "max_payload_bytes"):
             checks.at_least(name, getattr(self, name), 1)
-        for name in ("shared_bytes_s", "lifetime_s", "shared_cores"):
+        for name in ("shared_bytes_s", "lifetime_s", "shared_cores", "base_memory_bytes"):
             if getattr(self, name) is not None:
                 checks.positive(name, getattr(self, name))
         known = {item.name for kind in (PlatformSpec, FunctionSize) for item in fields(kind)}

@@ -1,11 +1,33 @@
 """What a function is told when it is invoked, and what it says when it ends."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 from funcpipe.core import checks
 from funcpipe.core.life import Life, Outcome
 from funcpipe.core.plan import Plan
+
+
+class Invocation(Protocol):
+    """What a function is invoked with: a document that names its run, itself, and its size."""
+
+    FORMAT: ClassVar[str]
+
+    @property
+    def run(self) -> str:
+        """The run that it belongs to."""
+
+    @property
+    def worker(self) -> str:
+        """Its short name."""
+
+    @property
+    def size(self) -> str:
+        """The name of its size."""
+
+    @property
+    def memory_mb(self) -> int:
+        """The memory of its size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +78,11 @@ class WorkerSpec:
     def size(self) -> str:
         """The size of its function."""
         return self.plan.stages[self.stage].size
+
+    @property
+    def memory_mb(self) -> int:
+        """The memory of its function."""
+        return self.plan.stages[self.stage].memory_mb
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ def run(payload: str) -> None:
 
     The function has then left its report in the storage.
     """
-    from funcpipe.worker import main  # torch loads here, not in the start-up phase, which AWS cuts off after 10 s
+    from funcpipe.invocation import main  # torch loads here, not in the start-up phase, which AWS cuts off after 10 s
 
     try:
         main(payload)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from funcpipe.core import Plan, PlatformSpec, WorkerSpec
+from funcpipe.core import Invocation, Plan, PlatformSpec
 
 Gate = AbstractContextManager[object]
 OPEN: Gate = nullcontext()
@@ -92,7 +92,7 @@ class Platform(Protocol):
     def check(self, plan: Plan) -> None:
         """Raise InputError if `plan` cannot be run, as far as that can be told before anything is paid for."""
 
-    def invoke(self, worker: WorkerSpec) -> Handle:
+    def invoke(self, worker: Invocation) -> Handle:
         """Start a function and return at once."""
 
     def status(self, handle: Handle) -> Status:

@@ -10,7 +10,6 @@ from funcpipe.errors import InvalidValue
 from funcpipe.platforms.base import Deployment, Platform, Storage
 from funcpipe.platforms.files import FileStorage
 from funcpipe.platforms.link import read_link
-from funcpipe.platforms.local import LocalPlatform
 from funcpipe.platforms.wrappers import Retried
 
 LOCAL = "local"
@@ -64,7 +63,11 @@ def open_storage(url: str) -> Storage:
 
 def open_platform(url: str) -> Platform:
     """The platform whose `url` this is, such as `local:///folder/socket`: in its client's process, or in a function."""
-    return LocalPlatform(url) if urlsplit(url).scheme == LOCAL else open_deployment(url)
+    if urlsplit(url).scheme != LOCAL:
+        return open_deployment(url)
+    from funcpipe.platforms.local import LocalPlatform  # which not every function needs
+
+    return LocalPlatform(url)
 
 
 def open_deployment(url: str) -> Deployment:

@@ -1,6 +1,7 @@
 """Control groups of Linux, of version 1 or 2: a limit on memory and a share of processors for the processes in one."""
 
 import os
+import re
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -190,9 +191,9 @@ def _unified(folders: Sequence[Path]) -> Path | None:
 
 
 def _sweep(parent: Path) -> None:
-    for folder in parent.glob(f"{_PREFIX}*-*"):
-        pid = folder.name.removeprefix(_PREFIX).split("-")[0]
-        if not Path("/proc", pid).exists():
+    for folder in parent.glob(f"{_PREFIX}*"):
+        made_by = re.fullmatch(rf"{_PREFIX}(\d+)-\d+", folder.name, re.ASCII)
+        if made_by is not None and not Path("/proc", made_by[1]).exists():
             with suppress(OSError):  # a process is left in it
                 folder.rmdir()
 

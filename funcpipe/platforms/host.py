@@ -231,7 +231,7 @@ def main(listener: int, folder: str) -> None:
     try:
         (length,) = LENGTH.unpack(_read(LENGTH.size))
         told = from_text(HostSpec, _read(length), source="what the host of local functions is told")
-        for name in told.preload:
+        for name in (*told.preload, told.entry.partition(":")[0]):
             importlib.import_module(name)
         gc.freeze()  # what is loaded stays, and its pages are shared with functions longer if nobody counts it
         processors = len(os.sched_getaffinity(0))

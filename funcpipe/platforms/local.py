@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import quote, unquote, urlsplit
 
-from funcpipe.core import Plan, PlatformSpec, WorkerSpec, to_text
+from funcpipe.core import Invocation, Plan, PlatformSpec, to_text
 from funcpipe.core.json_form import from_plain
 from funcpipe.errors import InvalidValue, PlanError, PlatformError
 from funcpipe.platforms.base import Handle, Status
@@ -53,7 +53,7 @@ class LocalPlatform:
     def check(self, plan: Plan) -> None:
         """Nothing to do: functions of this machine cost nothing, and `invoke` says what is too large."""
 
-    def invoke(self, worker: WorkerSpec) -> Handle:
+    def invoke(self, worker: Invocation) -> Handle:
         """Start a function and return at once."""
         payload = to_text(worker)
         size, most = len(payload.encode()), self.spec.max_payload_bytes

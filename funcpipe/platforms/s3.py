@@ -7,7 +7,14 @@ from typing import Any
 
 import boto3
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, NoCredentialsError
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    ConnectionError,
+    HTTPClientError,
+    IncompleteReadError,
+    NoCredentialsError,
+)
 
 from funcpipe.errors import KeyExists, KeyMissing, StorageBusy, StorageError
 from funcpipe.platforms.base import OPEN, Gate
@@ -98,8 +105,10 @@ class S3Storage:
                 f"s3://{self._bucket}: there are no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
                 "or configure them as for the AWS command line"
             ) from error
-        except (HTTPClientError, BotoCoreError) as error:
+        except (HTTPClientError, ConnectionError, IncompleteReadError) as error:
             raise StorageBusy(f"s3://{self._bucket}/{self._prefix}{key}: {error}") from error
+        except BotoCoreError as error:
+            raise StorageError(f"s3://{self._bucket}/{self._prefix}{key}: {error}") from error
 
     def _explained(self, key: str, error: ClientError) -> StorageError:
         code = error.response["Error"]["Code"]

@@ -6,30 +6,19 @@ import sys
 
 from funcpipe.errors import RunError
 
-_START = """
-import os, resource, sys, torch, funcpipe.allocator, funcpipe.worker
-"""
+_START = "import os, sys, torch, funcpipe.allocator, funcpipe.worker, funcpipe.eager\n"
 _FORK = """
 import torch._dynamo
 if os.fork():
     sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
 """
 _WORK = """
-from torch import nn
+from funcpipe.probe.exercise import exercise, peak_bytes
+funcpipe.eager.defer_compiler()
 funcpipe.allocator.settle()
 torch.set_num_threads(1)
-sight = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, 8))
-words = nn.Sequential(nn.Embedding(9, 16), nn.TransformerEncoderLayer(16, 2, 32, activation="gelu", batch_first=True))
-loss = nn.functional.cross_entropy(sight(torch.rand(4, 3, 8, 8)), torch.arange(4))
-(loss + words(torch.ones(2, 8).long()).sum()).backward()
-for parameters, optimizer in ((sight, torch.optim.SGD), (words, torch.optim.AdamW)):
-    optimizer(parameters.parameters(), lr=0.1).step()
-if os.path.exists("/proc/self/status"):  # what getrusage says includes the process that started this one
-    lines = dict(line.split(":", 1) for line in open("/proc/self/status"))
-    print(int(lines["VmHWM"].split()[0]) * 1024)
-else:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(peak if sys.platform == "darwin" else peak * 1024)
+exercise()
+print(peak_bytes())
 """
 
 

@@ -2,13 +2,13 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 
-from funcpipe.core import LayerProfile, PlatformSpec, TensorProfile
+from funcpipe.core import LayerProfile, TensorProfile
 from funcpipe.graph import LayerGraph
-from funcpipe.profiler.measure import Run, Times
+from funcpipe.profiler.measure import Run, Times, Timing
 
 
 class Book:
@@ -17,20 +17,20 @@ class Book:
     A storage that several layers save for their backwards counts with the first of them.
     """
 
-    def __init__(self, graph: LayerGraph, spec: PlatformSpec, inputs: Mapping[str, Tensor]) -> None:
+    def __init__(self, graph: LayerGraph, sizes: int, inputs: Mapping[str, Tensor]) -> None:
         self._graph = graph
-        self._spec = spec
+        self._sizes = sizes
         self._inputs = inputs
         self._alive: dict[int, _Storage] = {}  # by address: where the values lie that are still to be read
         self._saved_by: dict[str, tuple[int, ...]] = {}
         self._bytes: dict[str, int] = {}
         for name, tensor in inputs.items():
             self._alive.setdefault(_address(tensor), _Storage()).names.add(name)
-        self.layers: list[LayerProfile] = []
+        self._entered: list[tuple[LayerProfile, Timing]] = []
 
-    def enter(self, run: Run, times: Times) -> None:
-        """Add the next layer: its run on the values that are used further, and what it takes."""
-        number = len(self.layers)
+    def enter(self, run: Run, timing: Timing) -> None:
+        """Add the next layer: its run on the values that are used further, and what will tell what it takes."""
+        number = len(self._entered)
         layer = self._graph.layers[number]
         tensors = {id(tensor): tensor for tensor in self._graph.tensors_of(layer).values()}.values()
         trainable = [tensor for tensor in tensors if isinstance(tensor, nn.Parameter) and tensor.requires_grad]
@@ -38,21 +38,21 @@ class Book:
         for name, tensor in run.sent.items():
             self._bytes[name] = tensor.numel() * tensor.itemsize
             self._alive.setdefault(_address(tensor), _Storage()).names.add(name)
-        self.layers.append(
-            LayerProfile(
-                name=layer.name,
-                parameter_bytes=parameter_bytes,
-                constant_bytes=sum(tensor.nbytes for tensor in tensors) - parameter_bytes,
-                activation_bytes=self._newly_saved(number, run),
-                input_bytes=sum(self._inputs[name].nbytes for name in layer.inputs),
-                forward_s=self._scaled(times.forward_s),
-                backward_s=self._scaled(times.backward_s),
-                workspace_bytes=times.workspace_bytes,
-                forward_spread=_spread(times.forward_s),
-                backward_spread=_spread(times.backward_s),
-            )
+        untimed = LayerProfile(
+            name=layer.name,
+            parameter_bytes=parameter_bytes,
+            constant_bytes=sum(tensor.nbytes for tensor in tensors) - parameter_bytes,
+            activation_bytes=self._newly_saved(number, run),
+            input_bytes=sum(self._inputs[name].nbytes for name in layer.inputs),
+            forward_s=(0.0,) * self._sizes,
+            backward_s=(0.0,) * self._sizes,
         )
+        self._entered.append((untimed, timing))
         self._forget(number)
+
+    def layers(self) -> list[LayerProfile]:
+        """All layers with what they take, once all are entered."""
+        return [_timed(layer, timing()) for layer, timing in self._entered]
 
     def tensors(self) -> tuple[TensorProfile, ...]:
         """The values that pass between layers, once all layers are entered."""
@@ -79,9 +79,6 @@ class Book:
                 storage.saved_by.append(number)
         return new
 
-    def _scaled(self, seconds: Sequence[float]) -> tuple[float, ...]:
-        return tuple(statistics.median(seconds) / size.vcpu for size in self._spec.sizes)
-
     def _forget(self, number: int) -> None:
         """Drop the values that nobody reads after layer `number`: their addresses will be used again."""
         gone = {value.name for value in self._graph.values if value.consumers[-1] == number}
@@ -99,6 +96,18 @@ class _Storage:
 
     names: set[str] = field(default_factory=set)
     saved_by: list[int] = field(default_factory=list)
+
+
+def _timed(layer: LayerProfile, times: Sequence[Times]) -> LayerProfile:
+    largest = times[-1]
+    return replace(
+        layer,
+        forward_s=tuple(statistics.median(size.forward_s) for size in times),
+        backward_s=tuple(statistics.median(size.backward_s) for size in times),
+        workspace_bytes=max(size.workspace_bytes for size in times),
+        forward_spread=_spread(largest.forward_s),
+        backward_spread=_spread(largest.backward_s),
+    )
 
 
 def _spread(seconds: Sequence[float]) -> float:

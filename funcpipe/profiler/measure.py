@@ -1,13 +1,14 @@
 """One layer at a time: what its forward and backward take, and what it keeps between them."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from funcpipe.core import PlatformSpec
 from funcpipe.graph.tree import take_apart
 from funcpipe.profiler.live import live_bytes
 from funcpipe.split import StageModule
@@ -31,9 +32,17 @@ class Times:
     backward_s: tuple[float, ...]
     workspace_bytes: int
 
+    def faster(self, factor: float) -> "Times":
+        """On a machine that is so many times faster."""
+        forward_s, backward_s = (tuple(s / factor for s in kind) for kind in (self.forward_s, self.backward_s))
+        return Times(forward_s, backward_s, self.workspace_bytes)
 
-Measure = Callable[[StageModule, Mapping[str, Tensor], Loss | None, int], Times]
-"""Measures a layer on given values, with a loss if it is the last, so many times."""
+
+Timing = Callable[[], Sequence[Times]]
+"""What a layer takes in each of a platform's sizes; may be asked when all layers have been given to be measured."""
+
+Measure = Callable[[StageModule, Mapping[str, Tensor], Loss | None, int], Timing]
+"""Measures a layer on given values, with a loss if it is the last, so many times: now or when the Timing is asked."""
 
 
 def run_layer(stage: StageModule, values: Mapping[str, Tensor]) -> Run:
@@ -52,6 +61,16 @@ def run_layer(stage: StageModule, values: Mapping[str, Tensor]) -> Run:
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         sent, _ = stage(_leaves(stage, values))
     return Run({name: tensor.detach() for name, tensor in sent.items()}, saved)
+
+
+def on_this_machine(spec: PlatformSpec) -> Measure:
+    """Measure layers in this process, and divide by the vCPUs of each of the sizes of `spec`."""
+
+    def measure(stage: StageModule, values: Mapping[str, Tensor], loss: Loss | None, repeats: int) -> Timing:
+        here = measure_here(stage, values, loss, repeats)
+        return lambda: [here.faster(size.vcpu) for size in spec.sizes]
+
+    return measure
 
 
 def measure_here(stage: StageModule, values: Mapping[str, Tensor], loss: Loss | None, repeats: int) -> Times:

@@ -15,7 +15,7 @@ from funcpipe.graph.signature import resized
 from funcpipe.profiler.base_memory import base_memory_bytes
 from funcpipe.profiler.book import Book
 from funcpipe.profiler.likeness import likeness
-from funcpipe.profiler.measure import Loss, Measure, Times, measure_here, run_layer
+from funcpipe.profiler.measure import Loss, Measure, Timing, on_this_machine, run_layer
 from funcpipe.split import StageModule
 from funcpipe.split.bundle import dump_stage, imported_modules
 from funcpipe.split.cut import stage_of
@@ -31,27 +31,30 @@ def profile(
     loss: Loss | None = None,
     repeats: int = 5,
     progress: Callable[[str, float], None] | None = None,
-    on: Measure = measure_here,
+    on: Measure | None = None,
 ) -> ModelProfile:
     """Measure the layers of `graph`, with one thread, on `micro_batch` samples cut or repeated from the sample.
 
-    Seconds are the median of `repeats` runs, divided by the vCPUs of each of the sizes of `spec`; on any platform but
-    the local one they are marked as estimated. Equal layers are measured once. `loss` turns the model's output into a
-    number; what it costs counts with the last layer. `progress` is told each layer's name and the share of layers
-    that is done. `on` is where layers are timed: by default this process.
+    Seconds are the median of `repeats` runs in functions of every size, which `on` knows to run; by default in this
+    process, divided by the vCPUs of each size, and then marked as estimated on any platform but the local one. Equal
+    layers are measured once. `loss` turns the model's output into a number; what it costs counts with the last layer.
+    `progress` is told each layer's name and the share of layers that is done.
     """
     values: dict[str, Tensor] = resized(graph.signature.bind(sample, sample_kwargs), micro_batch)
-    book = Book(graph, spec, dict(values))
+    book = Book(graph, len(spec.sizes), dict(values))
+    time = on or on_this_machine(spec)
 
-    def measure(stage: StageModule, given: dict[str, Tensor]) -> Times:
-        return on(stage, given, loss, repeats)
+    def measure(stage: StageModule, given: dict[str, Tensor]) -> Timing:
+        return time(stage, given, loss, repeats)
 
     with untouched(graph.module), one_thread(), gradients_kept(graph.module):
         for i, layer in enumerate(_measured(graph, book, values, measure)):
             if progress is not None:
                 progress(layer.name, (i + 1) / len(graph.layers))
+    *layers, end = book.layers()
     base_bytes, end_bytes = _code_bytes(graph, forked=spec.name == "local")
-    *layers, end = book.layers
+    if spec.base_memory_bytes is not None:
+        base_bytes += spec.base_memory_bytes - base_memory_bytes(forked=spec.name == "local")
     return ModelProfile(
         model=graph.name,
         micro_batch=micro_batch,
@@ -63,15 +66,18 @@ def profile(
         ties=tuple(
             TiedParameter(name=tie.names[0], layers=tie.layers, parameter_bytes=tie.bytes) for tie in graph.ties
         ),
-        estimated=spec.name != "local",
+        estimated=on is None and spec.name != "local",
     )
 
 
 def _measured(
-    graph: LayerGraph, book: Book, values: dict[str, Tensor], measure: Callable[[StageModule, dict[str, Tensor]], Times]
+    graph: LayerGraph,
+    book: Book,
+    values: dict[str, Tensor],
+    measure: Callable[[StageModule, dict[str, Tensor]], Timing],
 ) -> Iterator[Layer]:
     """Each layer, once it is entered in `book`; `values` are those that the layers behind it will read."""
-    known: dict[str, Times] = {}
+    known: dict[str, Timing] = {}
     for i, layer in enumerate(graph.layers):
         stage = stage_of(graph, i, i + 1)
         run = run_layer(stage, values)

@@ -10,7 +10,7 @@ import pytest
 from experiments import chaos
 from experiments.faults import Fate, Threads
 from funcpipe.comm.keys import Keys
-from funcpipe.core import FunctionSize, Halt, Life, OnOutOfMemory, Outcome, WorkerSpec
+from funcpipe.core import FunctionSize, Halt, Invocation, Life, OnOutOfMemory, Outcome, WorkerSpec
 from funcpipe.errors import RunHalted, RunUnknown, WorkerFailed
 from funcpipe.job import Care
 from funcpipe.launch import launch
@@ -113,7 +113,8 @@ class Small(Threads):
 
     sizes: list[str]
 
-    def invoke(self, worker: WorkerSpec) -> Handle:
+    def invoke(self, worker: Invocation) -> Handle:
+        assert isinstance(worker, WorkerSpec)
         self.sizes.append(worker.plan.stages[1].size)
         return super().invoke(worker)
 

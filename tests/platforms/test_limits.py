@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import tempfile
 import time
 import warnings
@@ -26,12 +27,19 @@ cpu_is_limited = pytest.mark.skipif(not groups.cpu, reason="no control group for
 
 
 def fill(payload: str) -> None:
-    """Use more and more memory; the last note says how much there was, in bytes."""
+    """Use more and more memory; the last note says how much there was, in bytes.
+
+    A process of its own would have had the pages of files that its host has, too.
+    """
     path, kept, step = Path(json.loads(payload)["run"]), [], 2 * MB
     while True:
         kept.append(b"x" * step)
-        resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        path.write_text(str(resident))
+        path.write_text(str(resident_bytes("self", "RssAnon") + resident_bytes(os.getppid(), "RssFile")))
+
+
+def resident_bytes(process: int | str, kind: str) -> int:
+    (line,) = [line for line in Path(f"/proc/{process}/status").read_text().splitlines() if line.startswith(kind)]
+    return int(line.split()[1]) * 1024
 
 
 def burn(payload: str) -> None:
@@ -72,8 +80,8 @@ def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     yield
     assert list(tmp_path.glob("funcpipe-*")) == []
-    made = [folder.name for folder in Path("/sys/fs/cgroup").rglob("funcpipe-*")]
-    assert [name for name in made if not runs(int(name.split("-")[1]))] == []
+    made = [re.fullmatch(r"funcpipe-(\d+)-\d+", folder.name) for folder in Path("/sys/fs/cgroup").rglob("funcpipe-*")]
+    assert [match[0] for match in made if match is not None and not runs(int(match[1]))] == []
 
 
 @memory_is_limited

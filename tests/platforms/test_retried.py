@@ -128,3 +128,11 @@ def test_a_refusal_is_final(answers: tuple[str, list[bytes]]) -> None:
     with pytest.raises(StorageError, match=r"AccessDenied \(403\): no") as refused:
         Retried(S3Storage("bucket", endpoint=endpoint)).get("k")
     assert not isinstance(refused.value, StorageBusy)
+
+
+def test_a_request_that_cannot_be_sent_is_not_tried_again(answers: tuple[str, list[bytes]]) -> None:
+    pauses: list[float] = []
+    with pytest.raises(StorageError, match="Invalid bucket name") as refused:
+        Retried(S3Storage("no/bucket", endpoint=answers[0]), sleep=pauses.append).get("k")
+    assert not isinstance(refused.value, StorageBusy)
+    assert pauses == []

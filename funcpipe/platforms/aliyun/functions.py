@@ -10,7 +10,7 @@ from alibabacloud_fc20230330 import models
 from darabonba.exceptions import DaraException
 from darabonba.runtime import RuntimeOptions
 
-from funcpipe.core import FunctionSize, Plan, PlatformSpec, WorkerSpec, to_text
+from funcpipe.core import FunctionSize, Invocation, Plan, PlatformSpec, to_text
 from funcpipe.errors import DeadlineExceeded, PlatformRefused
 from funcpipe.platforms.aliyun.account import Account, code_of, explained
 from funcpipe.platforms.aliyun.names import bucket_name, function_name, storage_url
@@ -80,7 +80,7 @@ class AliyunPlatform:
                 f"{self._region}; request more in the Quota Center and say so with --spec, or plan with --max-functions"
             )
 
-    def invoke(self, worker: WorkerSpec) -> Handle:
+    def invoke(self, worker: Invocation) -> Handle:
         """Start a function and return at once; raises PlatformRefused for what the service would not run."""
         payload = to_text(worker).encode()
         if len(payload) > self._spec.max_payload_bytes:
@@ -88,7 +88,7 @@ class AliyunPlatform:
                 f"the payload of worker {worker.worker} has {len(payload)} bytes, an asynchronous one at most "
                 f"{self._spec.max_payload_bytes}; fold layers together with profile --layers"
             )
-        function, task = function_name(self._deployment, worker.plan.stages[worker.stage].size), f"task-{uuid.uuid4()}"
+        function, task = function_name(self._deployment, worker.size), f"task-{uuid.uuid4()}"
         with explained(f"invoking {function}"):
             self._client.invoke_function_with_options(
                 function,

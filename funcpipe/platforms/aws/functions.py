@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from funcpipe.core import Plan, PlatformSpec, WorkerSpec, to_text
+from funcpipe.core import Invocation, Plan, PlatformSpec, to_text
 from funcpipe.errors import DeadlineExceeded, PlatformRefused
 from funcpipe.platforms.aws import endings
 from funcpipe.platforms.aws.account import Account, explained
@@ -81,7 +81,7 @@ class AwsPlatform:
                 f"or plan with --max-functions {allowed}"
             )
 
-    def invoke(self, worker: WorkerSpec) -> Handle:
+    def invoke(self, worker: Invocation) -> Handle:
         """Start a function and return at once; raises PlatformRefused for what Lambda would not run."""
         payload = to_text(worker).encode()
         if len(payload) > self._spec.max_payload_bytes:
@@ -89,7 +89,7 @@ class AwsPlatform:
                 f"the payload of worker {worker.worker} has {len(payload)} bytes, an event of Lambda at most "
                 f"{self._spec.max_payload_bytes}; fold layers together with profile --layers"
             )
-        function = function_name(self._deployment, worker.plan.stages[worker.stage].memory_mb)
+        function = function_name(self._deployment, worker.memory_mb)
         with explained(f"invoking {function}"):
             answer = self._lambda.invoke(FunctionName=function, InvocationType="Event", Payload=payload)
         request = answer["ResponseMetadata"]["RequestId"]

@@ -1,0 +1,129 @@
+"""From nothing to a worker's first task, in a process of its own: what takes how long. The data is in memory.
+
+Each figure is the median of several processes, in seconds of wall and of processor time.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+STEPS = ("interpreter", "torch", "funcpipe", "storage", "bundle, optimiser", "first task", "first step")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--function", metavar="PAYLOAD", help="be the function, and print when what was done")
+    options = parser.parse_args()
+    if options.function:
+        print(json.dumps(function(Path(options.function).read_text())))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        payload = Path(folder, "payload.json")
+        payload.write_text(prepare(Path(folder).as_uri()))
+        rows = [start(payload) for _ in range(options.repeats)]
+    print(f"{'':18} {'wall s':>8} {'cpu s':>8}")
+    for i, name in enumerate(STEPS):
+        print(f"{name:18} " + " ".join(f"{median(row[kind][i] for row in rows):8.3f}" for kind in (0, 1)))
+    upto = STEPS.index("first task") + 1
+    total = [median(sum(row[kind][:upto]) for row in rows) for kind in (0, 1)]
+    print(f"{'to the first task':18} {total[0]:8.3f} {total[1]:8.3f}")
+
+
+def start(payload: Path) -> tuple[list[float], list[float]]:
+    """Wall and processor seconds of each step of one process."""
+    words = [sys.executable, "-m", "experiments.cold_start", "--function", str(payload)]
+    began_s = time.time()
+    done = subprocess.run(words, capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    moments = [(began_s, 0.0), *json.loads(done.stdout)]
+    walls, cpus = ([row[kind] for row in moments] for kind in (0, 1))
+    return [b - a for a, b in pairwise(walls)], [b - a for a, b in pairwise(cpus)]
+
+
+def function(payload: str) -> list[tuple[float, float]]:
+    """Do what `funcpipe.invocation.main` does; the moment after each step, in wall and processor time."""
+    moments = [(time.time(), time.process_time())]
+
+    def note() -> None:
+        moments.append((time.time(), time.process_time()))
+
+    import torch
+
+    note()
+    from funcpipe import allocator, eager
+    from funcpipe.core import WorkerSpec, from_text
+    from funcpipe.worker import Worker
+
+    note()
+    from funcpipe.platforms.catalog import open_storage
+
+    spec = from_text(WorkerSpec, payload, source=payload)
+    allocator.settle()
+    eager.defer_compiler()
+    torch.set_num_threads(1)
+    storage = open_storage(spec.storage)
+    note()
+    worker = Worker(spec, storage)
+    note()
+    forward = worker.computation.forward
+    seen: list[bool] = []
+
+    def noted(*args: object) -> object:
+        result = forward(*args)  # type: ignore[arg-type]
+        if not seen:
+            seen.append(True)
+            note()
+        return result
+
+    worker.computation.forward = noted  # type: ignore[method-assign, assignment]
+    worker.run()
+    note()
+    return moments
+
+
+def prepare(url: str) -> str:
+    """Put what a worker needs into the storage at `url`; its payload, for one step of a residual network."""
+    import torch
+    from torch.utils.data import TensorDataset
+
+    from experiments.models import digits
+    from funcpipe.api import FuncPipe
+    from funcpipe.comm.keys import Keys
+    from funcpipe.core import to_text
+    from funcpipe.graph import trace
+    from funcpipe.job import Job
+    from funcpipe.platforms.catalog import load_spec, open_storage
+    from funcpipe.upload import upload
+
+    torch.manual_seed(0)
+    model = digits.model()
+    pipe = FuncPipe(model, loss_fn=digits.loss, optimizer=digits.optimizer)
+    pipe.profile(digits.sample(), platform="local", micro_batch=8)
+    plan = pipe.optimize(global_batch=8, replicas=[1])
+    job = Job(
+        graph=trace(model, digits.sample()),
+        plan=plan,
+        loss=digits.loss,
+        optimizer=digits.optimizer,
+        dataset=partial(TensorDataset, torch.rand(8, 1, 8, 8), torch.arange(8)),
+        samples=8,
+        epochs=1,
+        seed=0,
+        shuffle=False,
+        message_deadline_s=60.0,
+        prices=load_spec("local"),
+    )
+    (spec,) = upload(job, Keys("run-cold"), open_storage(url), url, "local:///none")
+    return to_text(spec)
+
+
+if __name__ == "__main__":
+    main()

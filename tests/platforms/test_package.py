@@ -1,0 +1,45 @@
+"""What an image is built from: funcpipe, what functions need and nothing else; the same for the same contents."""
+
+import io
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import funcpipe
+from funcpipe.errors import InvalidValue
+from funcpipe.platforms.package import make_package, read_requirements
+
+COMMAND = ("python", "-m", "somewhere")
+
+
+def test_it_holds_funcpipe_and_pins_what_functions_need() -> None:
+    package = make_package(COMMAND, ["boto3"], ["einops>=0.8"])
+    source = Path(funcpipe.__file__).parent
+    modules = {f"funcpipe/{file.relative_to(source).as_posix()}" for file in source.rglob("*.py")}
+    assert modules <= package.files.keys()
+    assert package.files["funcpipe/worker.py"] == (source / "worker.py").read_bytes()
+    lines = package.files["requirements.txt"].decode().splitlines()
+    assert f"boto3=={metadata.version('boto3')}" in lines
+    assert lines[-1] == "einops>=0.8"
+    assert any(line.startswith("torch==") and line.endswith("+cpu") for line in lines)
+    assert not [line for line in lines if line.startswith(("pyomo", "highspy", "rich"))]
+    assert package.files["Dockerfile"].decode().endswith('ENTRYPOINT ["python", "-m", "somewhere"]\n')
+
+
+def test_the_digest_and_the_archive_follow_from_the_contents() -> None:
+    package, again = make_package(COMMAND, ()), make_package(COMMAND, ())
+    assert (package.digest, package.archive()) == (again.digest, again.archive())
+    assert make_package(COMMAND, (), ("einops",)).digest != package.digest
+    with zipfile.ZipFile(io.BytesIO(package.archive())) as archive:
+        assert {name: archive.read(name) for name in archive.namelist()} == dict(package.files)
+
+
+def test_what_is_not_installed_or_cannot_be_read_is_told(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValue, match="'no-such-distribution'"):
+        make_package(COMMAND, ["no-such-distribution"])
+    with pytest.raises(InvalidValue, match="requirements must be a file that can be read"):
+        read_requirements(str(tmp_path / "none"))
+    (tmp_path / "some").write_text("# a comment\n\neinops>=0.8\n")
+    assert read_requirements(str(tmp_path / "some")) == ("einops>=0.8",)

@@ -1,0 +1,32 @@
+import subprocess
+import sys
+
+import pytest
+
+EAGER = """
+import sys
+import torch
+from funcpipe.eager import defer_compiler
+defer_compiler()
+model = torch.nn.Linear(4, 3)
+for kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop):
+    optimizer = kind(model.parameters(), lr=0.1)
+    before = model.weight.clone()
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert not torch.equal(before, model.weight), kind
+assert "torch._dynamo.config" not in sys.modules, "the compiler was loaded"
+double = torch.compile(lambda x: x * 2, backend="eager")
+assert torch.equal(double(torch.ones(3)), torch.full((3,), 2.0))
+assert "torch._dynamo.config" in sys.modules
+import torch._dynamo
+assert torch._dynamo is sys.modules["torch._dynamo"]
+optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_optimisers_work_without_the_compiler_and_the_compiler_is_there_when_it_is_wanted() -> None:
+    subprocess.run([sys.executable, "-c", EAGER], check=True, timeout=120)
