@@ -154,6 +154,7 @@ class Worker:
                 self._done = self._keeper.restore(self._written_in)
                 outcome = self._live(heart, background, events)
                 self._leave_trace([event for step_events in events for event in step_events])
+                heart.beat_last()
         except (TaskFailed, Cancelled) as error:
             if isinstance(error.__cause__, Superseded):
                 raise error.__cause__ from None
@@ -276,6 +277,6 @@ class Worker:
             run_usd=self._limits.spent_usd(age_s),
             run_s=self._spec.life.elapsed_s + age_s,
             sent_at_s=self._clock(),
-            saved_step=self._keeper.saved,
+            saved_step=max(self._keeper.saved, self._keeper.marked),
             busy=self._activity.busy(),
         )

@@ -37,7 +37,7 @@ class Heart:
         self._heartbeat_s = heartbeat_s
         self._cancel = cancel
         self._stop = threading.Event()
-        self._late_beats = 0
+        self._beats = self._late_beats = 0
         self._thread = threading.Thread(target=self._live, name="funcpipe-heart", daemon=True)
         self.halt: Halt | None = None
         self.verdict: Exception | None = None
@@ -50,6 +50,12 @@ class Heart:
         self._stop.set()
         self._thread.join()
 
+    def beat_last(self) -> None:
+        """Say how the worker fared in the end, unless it is somebody else by now."""
+        self._lease.check_now()
+        heartbeat = self._describe(self._beats + 1)
+        put_note(self._storage, self._keys.heartbeat(heartbeat.worker), heartbeat)
+
     def obey(self, step: int) -> bool:
         """Whether the worker is to end now, having done `step` steps."""
         return self.halt is not None and self.halt.step is not None and step >= self.halt.step
@@ -60,11 +66,11 @@ class Heart:
             self.halt = halt_run(self._storage, self._keys, halt)
 
     def _live(self) -> None:
-        beat, troubles = 0, 0
-        while not self._stop.wait(self._heartbeat_s if beat else 0):
-            beat += 1
+        troubles = 0
+        while not self._stop.wait(self._heartbeat_s if self._beats else 0):
+            self._beats += 1
             try:
-                self._beat(beat)
+                self._beat(self._beats)
                 troubles = 0
             except StorageError as error:
                 troubles += 1

@@ -41,7 +41,7 @@ class Keeper:
         self._steps = steps
         self._checkpoints = Checkpoints(storage, keys, first_step=spec.first_step)
         self._retention = Retention()
-        self.saved = spec.first_step
+        self.saved = self.marked = spec.first_step
 
     def restore(self, written: Callable[[int], Written]) -> int:
         """Go back to the newest checkpoint of the stage that this worker has come to; the step that comes after it.
@@ -80,6 +80,7 @@ class Keeper:
     def mark(self, done: int) -> None:
         """Note that the worker has done so many steps and written all that it writes in them."""
         self._checkpoints.mark_done((self._spec.stage, self._spec.replica), done)
+        self.marked = done
 
     def save(self, done: int, *, as_any_replica: bool = False) -> None:
         """Save the stage, unless it is saved already or another replica does it."""
