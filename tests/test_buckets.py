@@ -65,8 +65,10 @@ def trained(sync: Sync, streams: Streams | None, *, replicas: int, recompute: bo
     return found
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize(
+    ("replicas", "recompute"),
+    [(2, True), pytest.param(3, False, marks=pytest.mark.slow), pytest.param(3, True, marks=pytest.mark.slow)],
+)
 def test_every_way_to_cut_the_gradients_gives_the_same_bits(replicas: int, recompute: bool) -> None:
     plain = trained(Sync.THREE_PHASE, None, replicas=replicas, recompute=recompute)
     for sync, streams in WAYS:

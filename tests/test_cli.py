@@ -160,6 +160,7 @@ def test_planning_in_a_shell_loads_neither_torch_nor_a_solver(profile: str) -> N
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.slow
 def test_every_solver_can_be_named_in_a_shell(profile: str) -> None:
     for solver in solvers():
         words = ["optimize", profile, "--global-batch", "64", "--replicas", "4", "--memory", "10240"]
