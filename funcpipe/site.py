@@ -15,7 +15,7 @@ from funcpipe.platforms.local import LocalPlatform, local_functions
 from funcpipe.probe.layers import OnPlatform, on_platform
 from funcpipe.probe.platform import measure_platform
 
-_PRELOADED = ("torch", "torch._dynamo", "funcpipe.worker", "funcpipe.probe.function")
+_PRELOADED = ("torch", "funcpipe.worker", "funcpipe.probe.function")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from funcpipe.core import Plan, ScheduleKind, Sync
 from tests.e2e.plans import even_plan, momentum, sample_numbers
 from tests.e2e.reference import largest_difference, train
 
-SHAPES = [(1, 1), (3, 1), (1, 3), (2, 2), (3, 2)]
+LONG = pytest.mark.long
+SHAPES = [(1, 3), (3, 2), *(pytest.param(*shape, marks=LONG) for shape in [(1, 1), (3, 1), (2, 2)])]
 
 
 class First(Dataset[tuple[torch.Tensor, torch.Tensor]]):
@@ -85,7 +86,7 @@ def test_twenty_steps_in_double_precision_equal_one_process(module: ModuleType, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("stages", "replicas"), [(1, 3), (3, 2)])
+@pytest.mark.parametrize(("stages", "replicas"), [(3, 2), pytest.param(1, 3, marks=LONG)])
 def test_twenty_steps_in_single_precision_equal_one_process(stages: int, replicas: int) -> None:
     loss, state = trained(characters, torch.float32, stages, replicas)
     assert loss < 1e-6
@@ -93,7 +94,9 @@ def test_twenty_steps_in_single_precision_equal_one_process(stages: int, replica
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", [digits, characters], ids=["digits", "characters"])
+@pytest.mark.parametrize(
+    "module", [pytest.param(digits, id="digits"), pytest.param(characters, id="characters", marks=LONG)]
+)
 def test_recomputed_activations_and_three_phases_change_nothing(module: ModuleType) -> None:
     loss, state = trained(module, torch.float64, 2, 3, recompute=True, sync=Sync.THREE_PHASE)
     assert loss < 1e-12
@@ -101,7 +104,9 @@ def test_recomputed_activations_and_three_phases_change_nothing(module: ModuleTy
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sync", [Sync.STREAMED, Sync.EXCHANGE, Sync.ALL_REDUCE])
+@pytest.mark.parametrize(
+    "sync", [Sync.STREAMED, pytest.param(Sync.EXCHANGE, marks=LONG), pytest.param(Sync.ALL_REDUCE, marks=LONG)]
+)
 def test_every_way_to_synchronise_changes_nothing(sync: Sync) -> None:
     loss, state = trained(digits, torch.float64, 2, 3, sync=sync)
     assert loss < 1e-12
@@ -109,8 +114,15 @@ def test_every_way_to_synchronise_changes_nothing(sync: Sync) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
-@pytest.mark.parametrize("schedule", [ScheduleKind.ONE_F_ONE_B, ScheduleKind.EAGER_ONE_F_ONE_B])
+@pytest.mark.parametrize(
+    ("schedule", "recompute"),
+    [
+        (ScheduleKind.ONE_F_ONE_B, True),
+        pytest.param(ScheduleKind.ONE_F_ONE_B, False, marks=LONG),
+        pytest.param(ScheduleKind.EAGER_ONE_F_ONE_B, False, marks=LONG),
+        pytest.param(ScheduleKind.EAGER_ONE_F_ONE_B, True, marks=LONG),
+    ],
+)
 def test_one_forward_one_backward_changes_nothing(schedule: ScheduleKind, recompute: bool) -> None:
     loss, state = trained(digits, torch.float64, 3, 2, recompute=recompute, schedule=schedule)
     assert loss < 1e-12

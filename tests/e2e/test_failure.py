@@ -162,7 +162,7 @@ def test_data_too_short_for_a_batch_is_refused_before_any_function_starts() -> N
         ({}, ("--data", "tests.e2e.small:nothing"), "the module tests.e2e.small has no 'nothing'"),
         ({}, ("--data", "tests.e2e.nowhere:data"), "the module tests.e2e.nowhere cannot be imported"),
         ({}, ("--data", "small"), "'small' must read MODULE:FACTORY"),
-        ({}, ("--platform", "mars"), "platform must be 'local'"),
+        ({}, ("--platform", "mars"), "platform must be local"),
     ],
 )
 def test_bad_input_ends_the_command_with_2(

@@ -124,7 +124,7 @@ def test_functions_with_short_lives_hand_over(undisturbed: RunResult) -> None:
     assert_same(found, undisturbed)
     ended = Counter((report.worker, report.outcome) for report in found.workers)
     for worker in ("s0.r0", "s0.r1", "s1.r0", "s1.r1"):
-        assert ended[worker, Outcome.HANDED_OVER] >= 2
+        assert ended[worker, Outcome.HANDED_OVER] >= 1
         assert ended[worker, Outcome.FINISHED] == 1
 
 
