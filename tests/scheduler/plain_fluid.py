@@ -31,9 +31,10 @@ def plain_ends(graph: Graph, costs: Costs, conditions: Conditions) -> list[float
     holders: dict[Lane, int] = {}
     now = 0.0
     while any(queues.values()):
+        ended = [end <= now for end in ends]
         heads = []
         for lane, queue in queues.items():
-            heads += _at_work(graph, lane, queue, holders, latency, [end <= now for end in ends])
+            heads += _at_work(graph, lane, queue, holders, latency, ended)
         waiting = [i for i in heads if latency[i] > 0 and graph.tasks[i].kind.resource is not Resource.COMPUTE]
         computing = [i for i in heads if graph.tasks[i].kind.resource is Resource.COMPUTE and latency[i] > 0]
         moving = [i for i in heads if i not in waiting and i not in computing and body[i] > 0]

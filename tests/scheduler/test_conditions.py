@@ -50,8 +50,7 @@ conditions = st.builds(
 )
 
 
-@pytest.mark.slow
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(shapes(), st.integers(0, 2**32), conditions)
 def test_shared_links_processors_and_contention_as_computed_the_slow_way(
     shape: StepShape, seed: int, found: Conditions

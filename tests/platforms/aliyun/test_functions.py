@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from funcpipe.comm.keys import Keys
-from funcpipe.core import Plan, PlatformSpec, WorkerReport, WorkerSpec, from_text
+from funcpipe.comm.notes import get_note
+from funcpipe.core import Plan, PlatformSpec, WorkerReport, WorkerSpec
 from funcpipe.errors import PlatformRefused
 from funcpipe.job import Job
 from funcpipe.launch import launch
@@ -112,7 +113,7 @@ def test_a_worker_that_fails_is_a_failed_task_with_a_report(
     assert (status.state, status.cause) == (State.FAILED, Cause.CRASHED)
     assert "WorkerFailed" in status.reason
     key = Keys("run-1").worker_report("s0.r0", 0)
-    report = from_text(WorkerReport, open_storage(url).get(key).decode(), source=key)
+    report = get_note(open_storage(url), WorkerReport, key)
     assert "the loss function fails" in str(report.error)
     assert [line for line in cloud.lines if line.startswith("FC Invoke Start RequestId: ")]
 
