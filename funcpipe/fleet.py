@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from funcpipe.comm.keys import Keys
@@ -16,6 +17,8 @@ from funcpipe.platforms.base import Cause, Handle, Platform, State, Status, Stor
 
 POLL_S = 0.02
 """Pause between two looks at functions or at what they wrote."""
+
+_STOPS_AT_ONCE = 16
 
 RESTARTS = 5
 """A worker that has died so often since a step of the run last ended is given up."""
@@ -90,12 +93,15 @@ class Fleet:
         self._detached = True
 
     def stop(self) -> None:
-        """End all functions, also those that functions have started."""
+        """End all functions, also those that functions have started; side by side, as a cloud may take seconds."""
         known = {f.started.handle.name: f.started.handle for post in self._posts.values() for f in post.functions}
         known |= {found.handle.name: found.handle for found in started(self.storage, self.keys)}
-        for handle in known.values():
-            with contextlib.suppress(PlatformError):  # it has ended long ago, and its platform has forgotten it
-                self._platform.stop(handle)
+        with ThreadPoolExecutor(_STOPS_AT_ONCE) as pool:
+            list(pool.map(self._end, known.values()))
+
+    def _end(self, handle: Handle) -> None:
+        with contextlib.suppress(PlatformError):  # it has ended long ago, and its platform has forgotten it
+            self._platform.stop(handle)
 
     def progress(self) -> None:
         """Note that the run goes on."""

@@ -161,3 +161,20 @@ def test_two_clients_never_begin_the_same_generation() -> None:
     assert [reserve(storage, "run-1").generation for _ in range(3)] == [0, 1, 2]
     with pytest.raises(RunUnknown, match="there is no run 'run-1'"):
         find_run(storage, "run-1")  # none of them has begun
+
+
+class StoppedTogether(Threads):
+    """Each function ends only when all six have been told to."""
+
+    together = threading.Barrier(6, timeout=10)
+
+    def stop(self, handle: Handle) -> None:
+        self.together.wait()
+        super().stop(handle)
+
+
+def test_functions_are_stopped_side_by_side() -> None:
+    storage = MemoryStorage()
+    functions = StoppedTogether(load_spec("local"), storage, fate_of=lambda number: Fate())
+    train(storage, functions, epochs=1)
+    assert not functions.together.broken
