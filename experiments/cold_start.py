@@ -26,10 +26,12 @@ def main() -> None:
     if options.function:
         print(json.dumps(function(Path(options.function).read_text())))
         return
-    with tempfile.TemporaryDirectory() as folder:
-        payload = Path(folder, "payload.json")
-        payload.write_text(prepare(Path(folder).as_uri()))
-        rows = [start(payload) for _ in range(options.repeats)]
+    rows = []
+    for _ in range(options.repeats):  # of runs, as a worker's lease is taken once
+        with tempfile.TemporaryDirectory() as folder:
+            payload = Path(folder, "payload.json")
+            payload.write_text(prepare(Path(folder).as_uri()))
+            rows.append(start(payload))
     print(f"{'':18} {'wall s':>8} {'cpu s':>8}")
     for i, name in enumerate(STEPS):
         print(f"{name:18} " + " ".join(f"{median(row[kind][i] for row in rows):8.3f}" for kind in (0, 1)))
@@ -42,7 +44,9 @@ def start(payload: Path) -> tuple[list[float], list[float]]:
     """Wall and processor seconds of each step of one process."""
     words = [sys.executable, "-m", "experiments.cold_start", "--function", str(payload)]
     began_s = time.time()
-    done = subprocess.run(words, capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    done = subprocess.run(
+        words, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
     moments = [(began_s, 0.0), *json.loads(done.stdout)]
     walls, cpus = ([row[kind] for row in moments] for kind in (0, 1))
     return [b - a for a, b in pairwise(walls)], [b - a for a, b in pairwise(cpus)]
