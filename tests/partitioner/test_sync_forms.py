@@ -24,8 +24,9 @@ latencies = st.floats(0, 0.1)
 rates = st.floats(1e7, 1e8)
 
 
-@settings(max_examples=10)
-@given(sizes, latencies, rates, st.integers(3, 5), st.data())
+@pytest.mark.slow
+@settings(max_examples=20)
+@given(sizes, latencies, rates, st.integers(3, 8), st.data())
 def test_streamed_takes_the_time_of_its_form(
     size: float, latency_s: float, rate: float, replicas: int, data: st.DataObject
 ) -> None:

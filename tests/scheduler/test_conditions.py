@@ -50,7 +50,8 @@ conditions = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=25)
+@pytest.mark.slow
+@settings(deadline=None, max_examples=60)
 @given(shapes(), st.integers(0, 2**32), conditions)
 def test_shared_links_processors_and_contention_as_computed_the_slow_way(
     shape: StepShape, seed: int, found: Conditions
