@@ -23,6 +23,8 @@ class Resource(Enum):
     DOWNLOAD = "download"
     MERGE = "merge"
 
+    __hash__ = object.__hash__  # as in `scheduler.tasks.Kind`: large graphs look lanes up for every task
+
 
 class Source(Enum):
     """Where a trace comes from: a virtual clock or real functions."""

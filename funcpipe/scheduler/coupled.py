@@ -153,7 +153,7 @@ class Coupled:
     def _end(self, task: int) -> None:
         self.ends_s[task] = self._now_s
         waits, worker_of, again = self._waits, self._wiring.worker_of, self._delivered[task]
-        for later in self._wiring.releases[task]:
+        for later in self._wiring.releases(task):
             if again and worker_of[later] != worker_of[task]:
                 continue
             waits[later] -= 1
@@ -181,7 +181,7 @@ class Coupled:
     def _undo(self, task: int) -> None:
         """Take back what the end of `task` released in its own worker, or let it stop."""
         worker, start_s, end_s = self._wiring.worker_of[task], self.starts_s[task], self.ends_s[task]
-        for later in self._wiring.releases[task] if end_s >= 0 else ():
+        for later in self._wiring.releases(task) if end_s >= 0 else ():
             if self._wiring.worker_of[later] == worker:
                 self._waits[later] += 1
         if start_s >= 0:

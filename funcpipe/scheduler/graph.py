@@ -24,8 +24,8 @@ class Graph:
     def lanes(self) -> Mapping[Lane, Sequence[int]]:
         """For each lane the positions of its tasks, in the order in which it takes them."""
         found: dict[tuple[int, int, Resource], list[int]] = defaultdict(list)
-        for position, (kind, stage, replica, *_) in enumerate(self.tasks):
-            found[stage, replica, RESOURCES[kind]].append(position)
+        for position, task in enumerate(self.tasks):
+            found[task[1], task[2], RESOURCES[task[0]]].append(position)
         return {Lane(*lane): positions for lane, positions in found.items()}
 
     def of_worker(self, stage: int, replica: int) -> "Graph":

@@ -61,13 +61,13 @@ def play(graph: Graph, costs: Costs, *, conditions: Conditions = UNDISTURBED) ->
 
 def _play_alone(wiring: Wiring, seconds: list[float]) -> tuple[list[float], list[float]]:
     """When each task starts and ends (below nought: never), each taking its `seconds` whatever else is running."""
-    releases, waits = wiring.releases, list(wiring.waits)
+    first, released, waits = wiring.first, wiring.released, list(wiring.waits)
     starts, ends = [0.0] * len(waits), [-1.0] * len(waits)
     ready = list(range(wiring.tasks, len(waits)))
     while ready:
         position = ready.pop()
         end = ends[position] = starts[position] + seconds[position]
-        for later in releases[position]:
+        for later in released[first[position] : first[position + 1]]:
             if starts[later] < end:
                 starts[later] = end
             waits[later] -= 1

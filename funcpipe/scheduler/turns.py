@@ -1,6 +1,6 @@
 """The simulator where open tasks take turns on their lanes, and every task is as fast as if it ran alone."""
 
-import heapq
+from heapq import heapify, heappop, heappush
 
 from funcpipe.scheduler.costs import Costs
 from funcpipe.scheduler.wiring import Wiring
@@ -10,64 +10,72 @@ class Turns:
     """One play, from moment to moment: what ends next, what it releases, who has each lane.
 
     An open task waits for its latency first and then for its lane. Of those that wait for a lane, the one that comes
-    first in the graph is next.
+    first in the graph is next. Almost all the time of a play goes into the loop and into `_begin`, which is why both
+    hold on to what they read in local names.
     """
 
     def __init__(self, wiring: Wiring, costs: Costs) -> None:
+        count = len(wiring.waits)
         self._wiring = wiring
-        self._waits = list(wiring.waits)
         self._latency_s: list[float] = costs.seconds.tolist()
         self._body_s: list[float] = (costs.alone_s - costs.seconds).tolist()
+        self._whole_s: list[float] = costs.alone_s.tolist()
         self._coming: list[tuple[float, int]] = []  # heap of (when, task), and beyond all tasks ends of latencies
         self._taken = [False] * wiring.lanes
         self._queues: list[list[int]] = [[] for _ in range(wiring.lanes)]
-        self._starts_s = [-1.0] * len(self._waits)
-        self._ends_s = [-1.0] * len(self._waits)
+        self._starts_s = [-1.0] * count
+        self._ends_s = [-1.0] * count
 
     def play(self, starting_s: list[float]) -> tuple[list[float], list[float]]:
         """When each task starts and ends (below nought: never); workers start after `starting_s`."""
-        wiring, coming, ends_s, waits = self._wiring, self._coming, self._ends_s, self._waits
-        count, lane_of, releases = len(waits), wiring.lane, wiring.releases
-        coming += ((seconds, wiring.tasks + worker) for worker, seconds in enumerate(starting_s))
-        heapq.heapify(coming)
+        coming, ends_s, waits, begin = self._coming, self._ends_s, list(self._wiring.waits), self._begin
+        count, lane_of, queues, taken = len(waits), self._wiring.lane, self._queues, self._taken
+        first, released = self._wiring.first, self._wiring.released
+        coming += ((seconds, self._wiring.tasks + worker) for worker, seconds in enumerate(starting_s))
+        heapify(coming)
         while coming:
-            now_s, task = heapq.heappop(coming)
+            now_s, task = heappop(coming)
             if task >= count:
                 self._queue(task - count, now_s)
                 continue
             ends_s[task] = now_s
-            for later in releases[task]:
+            for later in released[first[task] : first[task + 1]]:
                 waits[later] -= 1
                 if not waits[later]:
-                    self._begin(later, now_s)
-            if lane_of[task] >= 0:
-                self._next_on(lane_of[task], now_s)
+                    begin(later, now_s)
+            lane = lane_of[task]
+            if lane >= 0:
+                if queues[lane]:
+                    self._start(heappop(queues[lane]), now_s)
+                else:
+                    taken[lane] = False
         return self._starts_s, ends_s
 
     def _begin(self, task: int, now_s: float) -> None:
-        if self._wiring.open[task]:
+        """All that `task` needs has ended."""
+        wiring = self._wiring
+        lane = wiring.lane[task]
+        if lane < 0:
             self._starts_s[task] = now_s
-            heapq.heappush(self._coming, (now_s + self._latency_s[task], task + len(self._waits)))
-        elif self._wiring.lane[task] < 0:
-            self._start(task, now_s)
+            heappush(self._coming, (now_s + self._whole_s[task], task))
+        elif wiring.open[task]:
+            self._starts_s[task] = now_s
+            heappush(self._coming, (now_s + self._latency_s[task], task + len(wiring.waits)))
         else:
             self._queue(task, now_s)
 
     def _queue(self, task: int, now_s: float) -> None:
         lane = self._wiring.lane[task]
-        heapq.heappush(self._queues[lane], task)
-        if not self._taken[lane]:
-            self._next_on(lane, now_s)
-
-    def _next_on(self, lane: int, now_s: float) -> None:
-        queue = self._queues[lane]
-        self._taken[lane] = bool(queue)
-        if queue:
-            self._start(heapq.heappop(queue), now_s)
+        if self._taken[lane]:
+            heappush(self._queues[lane], task)
+        else:
+            self._taken[lane] = True
+            self._start(task, now_s)
 
     def _start(self, task: int, now_s: float) -> None:
-        seconds = self._body_s[task]
-        if not self._wiring.open[task]:
+        """`task` has its lane."""
+        if self._wiring.open[task]:
+            heappush(self._coming, (now_s + self._body_s[task], task))
+        else:
             self._starts_s[task] = now_s
-            seconds += self._latency_s[task]
-        heapq.heappush(self._coming, (now_s + seconds, task))
+            heappush(self._coming, (now_s + self._whole_s[task], task))

@@ -2,11 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
 
 from funcpipe.scheduler.graph import Graph
-from funcpipe.scheduler.tasks import OPEN
+from funcpipe.scheduler.tasks import OPEN, RESOURCES, Kind
 
 Worker = tuple[int, int]
+Array = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,13 +20,15 @@ class Wiring:
 
     After the tasks comes one more entry for each worker, its start, on which the first tasks of its lanes wait. Open
     tasks (`OPEN`) have no place in the order of their lane: they take it when their latency is over and it is free.
-    `lane` numbers the lanes on which there are any; -1 is every other lane, whose order says all.
+    `lane` numbers the lanes on which there are any; -1 is every other lane, whose order says all. An entry releases
+    `released[first[entry] : first[entry + 1]]`; a list for each would be hundreds of thousands of them.
     """
 
     tasks: int
     workers: dict[Worker, int]
     worker_of: Sequence[int]
-    releases: Sequence[Sequence[int]]
+    first: Sequence[int]
+    released: Sequence[int]
     waits: Sequence[int]
     lane: Sequence[int]
     open: Sequence[bool]
@@ -31,29 +38,57 @@ class Wiring:
         """How many lanes there are that have open tasks."""
         return 1 + max(self.lane, default=-1)
 
+    def releases(self, entry: int) -> Sequence[int]:
+        """What waits on the end of `entry`."""
+        return self.released[self.first[entry] : self.first[entry + 1]]
+
 
 def wire(graph: Graph) -> Wiring:
     """`graph` with its lanes turned into dependencies."""
-    count = len(graph.tasks)
+    tasks = graph.tasks
+    count = len(tasks)
     workers: dict[Worker, int] = {}
-    worker_of = [workers.setdefault((task.stage, task.replica), len(workers)) for task in graph.tasks]
-    releases: list[list[int]] = [[] for _ in range(count + len(workers))]
-    waits = [len(needs) + 1 for needs in graph.needs] + [0] * len(workers)
-    for position, needs in enumerate(graph.needs):
-        for need in needs:
-            releases[need].append(position)
-    is_open = [task[0] in OPEN for task in graph.tasks] + [False] * len(workers)
-    lane, lanes = [-1] * (count + len(workers)), 0
-    for positions in graph.lanes().values():
-        before = start = count + worker_of[positions[0]]
-        shared = any(is_open[position] for position in positions)
-        for position in positions:
-            if shared:
-                lane[position] = lanes
-            if is_open[position]:
-                releases[start].append(position)
-            else:
-                releases[before].append(position)
-                before = position
-        lanes += shared
-    return Wiring(count, workers, worker_of + list(range(len(workers))), releases, waits, lane, is_open)
+    worker_of = np.array([workers.setdefault(task[1:3], len(workers)) for task in tasks], np.int64)
+    kinds = np.array([_NUMBERS[task[0]] for task in tasks], np.int64)
+    is_open = _IS_OPEN[kinds]
+    lane = worker_of * len(_LANES) + _LANE_OF[kinds]
+    sources, targets = _needs(graph)
+    before, after = _lane_order(count + worker_of, lane, is_open)
+    sources, targets = np.concatenate([sources, before]), np.concatenate([targets, after])
+    entries = count + len(workers)
+    shared, numbers = np.unique(lane[is_open]), np.full(len(_LANES) * len(workers), -1)
+    numbers[shared] = np.arange(len(shared))
+    starts = [-1] * len(workers)
+    return Wiring(
+        tasks=count,
+        workers=workers,
+        worker_of=worker_of.tolist() + list(range(len(workers))),
+        first=[0, *np.cumsum(np.bincount(sources, minlength=entries)).tolist()],
+        released=targets[np.argsort(sources, kind="stable")].tolist(),
+        waits=np.bincount(targets, minlength=entries).tolist(),
+        lane=numbers[lane].tolist() + starts,
+        open=is_open.tolist() + [False] * len(workers),
+    )
+
+
+def _needs(graph: Graph) -> tuple[Array, Array]:
+    """Each dependency of the graph: on what, and whose."""
+    lengths = np.fromiter(map(len, graph.needs), np.int64, len(graph.needs))
+    sources = np.fromiter(chain.from_iterable(graph.needs), np.int64, int(lengths.sum()))
+    return sources, np.repeat(np.arange(len(lengths)), lengths)
+
+
+def _lane_order(start: Array, lane: Array, is_open: npt.NDArray[np.bool_]) -> tuple[Array, Array]:
+    """What each task has before it: the task before on its lane, or else, and for open tasks, its worker's `start`."""
+    order = np.argsort(lane, kind="stable")
+    order = order[~is_open[order]]
+    before = start.copy()
+    follows = lane[order[1:]] == lane[order[:-1]]
+    before[order[1:][follows]] = order[:-1][follows]
+    return before, np.arange(len(lane))
+
+
+_NUMBERS = {kind: number for number, kind in enumerate(Kind)}
+_LANES = {resource: number for number, resource in enumerate(dict.fromkeys(RESOURCES.values()))}
+_LANE_OF = np.array([_LANES[RESOURCES[kind]] for kind in Kind], np.int64)
+_IS_OPEN = np.array([kind in OPEN for kind in Kind])
