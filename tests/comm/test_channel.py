@@ -134,6 +134,18 @@ def test_what_comes_earlier_than_it_used_to_is_soon_expected_then() -> None:
     assert waited_s[-1] < 1.2
 
 
+def test_a_first_step_in_which_all_is_late_does_not_make_the_others_late() -> None:
+    clock = Clock()
+    store = Arriving(clock, 0.0)
+    steady = Channel(store, Patience(deadline_s=60), cancel=threading.Event(), clock=clock)
+    waited_s = []
+    for step in range(6):
+        store.arrives_s = clock.now_s + (5.0 if step == 0 else 1.0)
+        steady.begin_step()
+        waited_s.append(steady.get(f"run/{step}/m").waited_s)
+    assert max(waited_s[1:]) < 1.2
+
+
 def test_bodies_move_one_at_a_time_while_requests_wait_side_by_side() -> None:
     moving, most = [0], [0]
     lock = threading.Lock()
