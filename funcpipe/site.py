@@ -45,14 +45,14 @@ def open_local(like: PlatformSpec | None = None) -> AbstractContextManager[Local
 
 @contextmanager
 def open_site(platform: str = LOCAL, *, like: PlatformSpec | None = None) -> Iterator[Site]:
-    """The local platform with a temporary folder, `like` another one; or the deployment with that URL.
+    """The local platform with a temporary folder, `like` another one; or the deployment with that URL, and its sizes.
 
     Raises InvalidValue for a platform that functions cannot run on.
     """
     if platform != LOCAL:
         if like is not None:
             raise InvalidValue("like", like.name, f"is for the platform {LOCAL!r}: {platform} has its own limits")
-        deployment = open_deployment(platform)
+        deployment = open_deployment(platform).of_deployed_sizes()
         urls = deployment.storage_urls
         yield Site(deployment, open_storage(urls.client), urls.functions)
         return

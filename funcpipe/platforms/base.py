@@ -119,3 +119,6 @@ class Deployment(Platform, Protocol):
     @property
     def storage_urls(self) -> StorageUrls:
         """The storage that belongs to it."""
+
+    def of_deployed_sizes(self) -> "Deployment":
+        """The same, whose specification has only the sizes that there are functions of; raises PlatformRefused."""

@@ -73,7 +73,8 @@ def open_platform(url: str) -> Platform:
 def open_deployment(url: str) -> Deployment:
     """What `funcpipe deploy` made: `aws-lambda://NAME?region=…` or `aliyun-fc://NAME?region=…`.
 
-    A bare scheme stands for the name funcpipe in the environment's region.
+    A bare scheme stands for the name funcpipe in the environment's region. An `endpoint` in a URL of Alibaba Cloud
+    stands for all its services; for AWS the environment's AWS_ENDPOINT_URL does.
     """
     parts = urlsplit(url if "://" in url else f"{url}://funcpipe")
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
@@ -83,7 +84,7 @@ def open_deployment(url: str) -> Deployment:
             from funcpipe.platforms.aws.functions import AwsPlatform
 
             return AwsPlatform(load_spec(parts.scheme), aws.Account(**options), deployment=parts.netloc)
-        case "aliyun-fc" if parts.netloc and not parts.path and options.keys() <= {"region"}:
+        case "aliyun-fc" if parts.netloc and not parts.path and options.keys() <= {"region", "endpoint"}:
             from funcpipe.platforms.aliyun import account as aliyun
             from funcpipe.platforms.aliyun.functions import AliyunPlatform
 

@@ -46,7 +46,7 @@ class AliyunCloud(ThreadingHTTPServer):
 
     @property
     def endpoint(self) -> str:
-        return f"127.0.0.1:{self.server_address[1]}"
+        return f"http://127.0.0.1:{self.server_address[1]}"
 
     def run(self, name: str, task: str, payload: bytes) -> None:
         """One event: an instance, its initialisation, the invocation; no retries unless they are configured."""

@@ -68,6 +68,11 @@ class AwsCloud(ThreadingHTTPServer):
         """The calls that change something."""
         return [call for call in self.calls if not call.startswith(_READS)]
 
+    @property
+    def busy(self) -> int:
+        """How many functions run."""
+        return sum(environment.alive and environment.current is not None for environment in self._all)
+
     def client(self, service: str) -> Any:
         """A client of moto itself, past the proxy."""
         with self._lock:

@@ -56,3 +56,11 @@ def slow_loss(output: Tensor, target: Tensor) -> Tensor:
 
     time.sleep(0.05)
     return nn.functional.cross_entropy(output, target)
+
+
+def very_slow_loss(output: Tensor, target: Tensor) -> Tensor:
+    """The cross entropy, after a longer while."""
+    import time
+
+    time.sleep(0.25)
+    return nn.functional.cross_entropy(output, target)

@@ -24,7 +24,7 @@ _TOO_MANY = ("Quota", "ResourceExhausted", "LimitExceeded", "TooMany")
 class Account:
     """Who is at work, and where. Credentials are the environment's OSS_ACCESS_KEY_ID and OSS_ACCESS_KEY_SECRET.
 
-    `endpoint` (host and port, spoken to without TLS) stands for every service, for tests.
+    `endpoint`, a URL, stands for every service, for tests.
     """
 
     def __init__(self, *, region: str | None = None, endpoint: str | None = None) -> None:
@@ -37,7 +37,8 @@ class Account:
                 "OSS_SESSION_TOKEN if they are temporary"
             )
         self.region: str = found
-        self._endpoint = endpoint
+        self.endpoint = endpoint
+        self._protocol, _, self._host = (endpoint or "https://").partition("://")
         self._check_region()
 
     @cached_property
@@ -49,7 +50,7 @@ class Account:
     @cached_property
     def functions(self) -> Any:
         """The client of Function Compute."""
-        return FunctionClient(self._config(self._endpoint))
+        return FunctionClient(self._config(self._host or None))
 
     def call(self, service: str, action: str, version: str, query: Mapping[str, str]) -> Mapping[str, Any]:
         """One call of a service whose SDK is not needed for more: its answer."""
@@ -64,13 +65,9 @@ class Account:
             req_body_type="formData",
             body_type="json",
         )
-        client = OpenClient(self._config(self._endpoint or f"{service}.aliyuncs.com"))
+        client = OpenClient(self._config(self._host or f"{service}.aliyuncs.com"))
         answer: Mapping[str, Any] = client.call_api(params, OpenApiRequest(query=dict(query)), RuntimeOptions())["body"]
         return answer
-
-    @property
-    def _protocol(self) -> str:
-        return "https" if self._endpoint is None else "http"
 
     def _config(self, endpoint: str | None) -> Config:
         return Config(
@@ -85,7 +82,7 @@ class Account:
         )
 
     def _check_region(self) -> None:
-        known = sorted(self.functions._endpoint_map) if self._endpoint is None else [self.region]
+        known = sorted(self.functions._endpoint_map) if self.endpoint is None else [self.region]
         if self.region not in known:
             raise InvalidValue("region", self.region, f"must be one of {', '.join(known)}")
 

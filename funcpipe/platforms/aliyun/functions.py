@@ -4,6 +4,7 @@ import io
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from alibabacloud_fc20230330 import models
@@ -20,6 +21,7 @@ POLL_S = 2.0
 """Pause between two questions how a function fares; they are free."""
 
 STOP_WITHIN_S = 90.0
+_DEPLOY = "`funcpipe deploy aliyun --sizes …` makes them"
 _AT_WORK = {"Enqueued", "Dequeued", "Running", "Retrying", "Stopping"}
 _OUT_OF_MEMORY = ("out of memory", "oom", "memory limit", "memory usage exceeds")
 _TIMED_OUT = ("time out after", "timed out after", "timeout")
@@ -53,7 +55,8 @@ class AliyunPlatform:
     @property
     def url(self) -> str:
         """What `catalog.open_platform` opens it again by."""
-        return f"aliyun-fc://{self._deployment}?region={self._region}"
+        endpoint = f"&endpoint={self._account.endpoint}" if self._account.endpoint else ""
+        return f"aliyun-fc://{self._deployment}?region={self._region}{endpoint}"
 
     @property
     def storage_urls(self) -> StorageUrls:
@@ -79,6 +82,21 @@ class AliyunPlatform:
                 f"the plan needs {needed} functions at once, an account has {self._spec.max_functions} instances in "
                 f"{self._region}; request more in the Quota Center and say so with --spec, or plan with --max-functions"
             )
+
+    def of_deployed_sizes(self) -> "AliyunPlatform":
+        """The same, whose specification has only the sizes that there are functions of."""
+        names = {size: function_name(self._deployment, size.name) for size in self._spec.sizes}
+        sizes = tuple(size for size, name in names.items() if self._found(name) is not None)
+        if not sizes:
+            raise PlatformRefused(f"there are no functions of {self._deployment} in {self._region}; {_DEPLOY}")
+        return AliyunPlatform(
+            replace(self._spec, sizes=sizes),
+            self._account,
+            deployment=self._deployment,
+            poll_s=self._poll_s,
+            clock=self._clock,
+            sleep=self._sleep,
+        )
 
     def invoke(self, worker: Invocation) -> Handle:
         """Start a function and return at once; raises PlatformRefused for what the service would not run."""
@@ -124,19 +142,25 @@ class AliyunPlatform:
 
     def _check_function(self, size: FunctionSize, command: str) -> None:
         name = function_name(self._deployment, size.name)
-        with explained(f"looking at {name}"):
-            try:
-                found = self._client.get_function(name, models.GetFunctionRequest()).body
-            except DaraException as error:
-                if code_of(error) != "FunctionNotFound":
-                    raise
-                raise PlatformRefused(f"there is no function {name} in {self._region}; run: {command}") from None
+        found = self._found(name)
+        if found is None:
+            raise PlatformRefused(f"there is no function {name} in {self._region}; run: {command}")
         if (found.memory_size, found.cpu) != (size.memory_mb, size.vcpu):
             raise PlatformRefused(
                 f"{name} has {found.cpu:g} vCPU and {found.memory_size} MB: somebody changed it; run: {command}"
             )
         if (found.state or "Active") != "Active":
             raise PlatformRefused(f"{name} is {found.state}: {found.state_reason}; run: {command}")
+
+    def _found(self, function: str) -> Any:
+        """What the service knows of a function; None where there is none."""
+        with explained(f"looking at {function}"):
+            try:
+                return self._client.get_function(function, models.GetFunctionRequest()).body
+            except DaraException as error:
+                if code_of(error) != "FunctionNotFound":
+                    raise
+                return None
 
 
 def status_of(state: str, message: str) -> Status:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from funcpipe.core import Invocation, Plan, PlatformSpec, to_text
@@ -16,6 +17,7 @@ POLL_S = 3.0
 
 STOP_WITHIN_S = 90.0
 _SKEW_S = 120  # how far the clocks of this machine and of AWS may differ
+_DEPLOY = "`funcpipe deploy aws --sizes …` makes them"
 _RUNNING = Status(state=State.RUNNING)
 
 
@@ -81,6 +83,21 @@ class AwsPlatform:
                 f"or plan with --max-functions {allowed}"
             )
 
+    def of_deployed_sizes(self) -> "AwsPlatform":
+        """The same, whose specification has only the sizes that there are functions of."""
+        names = {size: function_name(self._deployment, size.memory_mb) for size in self._spec.sizes}
+        sizes = tuple(size for size, name in names.items() if self._configuration(name) is not None)
+        if not sizes:
+            raise PlatformRefused(f"there are no functions of {self._deployment} in {self._region}; {_DEPLOY}")
+        return AwsPlatform(
+            replace(self._spec, sizes=sizes),
+            self._account,
+            deployment=self._deployment,
+            poll_s=self._poll_s,
+            clock=self._clock,
+            sleep=self._sleep,
+        )
+
     def invoke(self, worker: Invocation) -> Handle:
         """Start a function and return at once; raises PlatformRefused for what Lambda would not run."""
         payload = to_text(worker).encode()
@@ -131,11 +148,9 @@ class AwsPlatform:
         name = function_name(self._deployment, memory_mb)
         sizes = ",".join(f"{m}MB" for m in sorted({stage.memory_mb for stage in plan.stages}))
         command = f"funcpipe deploy aws --name {self._deployment} --region {self._region} --sizes {sizes}"
-        with explained(f"looking at {name}"):
-            try:
-                found = self._lambda.get_function_configuration(FunctionName=name)
-            except self._lambda.exceptions.ResourceNotFoundException:
-                raise PlatformRefused(f"there is no function {name} in {self._region}; run: {command}") from None
+        found = self._configuration(name)
+        if found is None:
+            raise PlatformRefused(f"there is no function {name} in {self._region}; run: {command}")
         if found["MemorySize"] != memory_mb:
             raise PlatformRefused(f"{name} has {found['MemorySize']} MB: somebody changed it; run: {command}")
         if found.get("State", "Active") != "Active":
@@ -143,6 +158,14 @@ class AwsPlatform:
                 f"{name} is {found['State']}: {found.get('StateReason', 'no reason given')}; try again in a minute, or "
                 f"run: {command}"
             )
+
+    def _configuration(self, function: str) -> Any:
+        """What Lambda knows of a function; None where there is none."""
+        with explained(f"looking at {function}"):
+            try:
+                return self._lambda.get_function_configuration(FunctionName=function)
+            except self._lambda.exceptions.ResourceNotFoundException:
+                return None
 
     def _look(self) -> None:
         """Read what has come since the oldest function that is not known to have ended, but not too often."""

@@ -5,13 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from funcpipe.core import FunctionSize, PlatformSpec
+from funcpipe.core import FunctionSize, Plan, PlatformSpec
 from funcpipe.platforms.aliyun.account import Account
 from funcpipe.platforms.aliyun.deployment import Deployer
+from funcpipe.platforms.aliyun.functions import AliyunPlatform
+from funcpipe.platforms.aliyun.template import container_package, shape_of
 from funcpipe.platforms.catalog import load_spec
 from tests.cloud_emulation.aliyun import AliyunCloud, aliyun_cloud
 from tests.cloud_emulation.docker import RegistryDocker
 from tests.contract.oss_server import ACCESS_KEY, REGION, SECRET_KEY, OssServer
+
+SIZE = "1vCPU-1024MB"
+EVERY_S = 0.2
 
 
 def size(vcpu: float, memory_mb: int) -> FunctionSize:
@@ -56,3 +61,24 @@ def account(cloud: AliyunCloud) -> Account:
 def deployer(account: Account, cloud: AliyunCloud, oss: OssServer, tmp_path: Path) -> Deployer:
     docker = RegistryDocker(cloud, tmp_path / "images")
     return Deployer(account, say=lambda text: None, docker=docker, oss=oss.endpoint)
+
+
+@pytest.fixture
+def url(oss: OssServer) -> str:
+    return f"oss://funcpipe-1000-cn-test/runs?endpoint={oss.endpoint}&region=cn-test"
+
+
+@pytest.fixture
+def deployed(deployer: Deployer, account: Account, spec: PlatformSpec) -> Account:
+    shape = shape_of(spec, name="funcpipe", sizes=(SIZE,), repository="registry.test/you/funcpipe")
+    deployer.deploy(replace(shape, lifetime_s=40), container_package())
+    return account
+
+
+@pytest.fixture
+def platform(deployed: Account, spec: PlatformSpec) -> AliyunPlatform:
+    return AliyunPlatform(spec, deployed, poll_s=EVERY_S)
+
+
+def sized(plan: Plan, size: str = SIZE) -> Plan:
+    return replace(plan, stages=tuple(replace(stage, size=size) for stage in plan.stages))

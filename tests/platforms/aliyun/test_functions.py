@@ -18,18 +18,14 @@ from funcpipe.launch import launch
 from funcpipe.platforms.aliyun.account import Account
 from funcpipe.platforms.aliyun.deployment import Deployer
 from funcpipe.platforms.aliyun.functions import AliyunPlatform, status_of
-from funcpipe.platforms.aliyun.template import container_package, shape_of
 from funcpipe.platforms.base import Cause, Handle, State, Status
 from funcpipe.platforms.catalog import open_storage
 from funcpipe.platforms.files import FileStorage
 from funcpipe.upload import upload
 from tests.cloud_emulation.aliyun import AliyunCloud
-from tests.contract.oss_server import OssServer
 from tests.e2e import small
 from tests.in_process import make_job, run_workers
-
-SIZE = "1vCPU-1024MB"
-EVERY_S = 0.2
+from tests.platforms.aliyun.conftest import EVERY_S, SIZE, sized
 
 
 @pytest.mark.parametrize(
@@ -50,22 +46,6 @@ def test_a_task_s_state_tells_state_and_cause(state: str, message: str, expected
     status = status_of(state, message)
     assert (status.state, status.cause) == (expected, cause)
     assert expected is not State.FAILED or state.lower() in status.reason
-
-
-@pytest.fixture
-def url(oss: OssServer) -> str:
-    return f"oss://funcpipe-1000-cn-test/runs?endpoint={oss.endpoint}&region=cn-test"
-
-
-@pytest.fixture
-def platform(deployer: Deployer, account: Account, spec: PlatformSpec) -> AliyunPlatform:
-    shape = shape_of(spec, name="funcpipe", sizes=(SIZE,), repository="registry.test/you/funcpipe")
-    deployer.deploy(replace(shape, lifetime_s=40), container_package())
-    return AliyunPlatform(spec, account, poll_s=EVERY_S)
-
-
-def sized(plan: Plan, size: str = SIZE) -> Plan:
-    return replace(plan, stages=tuple(replace(stage, size=size) for stage in plan.stages))
 
 
 def job(plan: Plan, loss: Callable[..., Tensor] = F.cross_entropy) -> Job:

@@ -4,9 +4,20 @@ from pathlib import Path
 import pytest
 
 from funcpipe.platforms.aws.account import Account
+from funcpipe.platforms.aws.deployment import Deployer
+from funcpipe.platforms.aws.functions import AwsPlatform
+from funcpipe.platforms.aws.image import lambda_package
+from funcpipe.platforms.aws.template import Shape
+from funcpipe.platforms.base import Storage
+from funcpipe.platforms.catalog import load_spec, open_storage
+from funcpipe.platforms.docker import Docker
 from tests.cloud_emulation.aws import AwsCloud, aws_cloud
 from tests.cloud_emulation.lambda_runtime import REGION
 from tests.cloud_emulation.moto import moto_endpoint
+
+STORAGE = "s3://funcpipe-123456789012-us-east-1/runs"
+PLATFORM = "aws-lambda://funcpipe?region=us-east-1"
+EVERY_S = 0.2
 
 
 @pytest.fixture(scope="session")
@@ -28,6 +39,29 @@ def cloud(moto_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 @pytest.fixture
 def account(cloud: AwsCloud) -> Account:
     return Account(region=REGION, endpoint=cloud.endpoint)
+
+
+@pytest.fixture
+def deployed(cloud: AwsCloud, account: Account, monkeypatch: pytest.MonkeyPatch) -> Account:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", cloud.moto)  # for the storage, whose URL is the same in functions
+    monkeypatch.setenv("AWS_ENDPOINT_URL_LAMBDA", cloud.endpoint)
+    cloud.environment["AWS_ENDPOINT_URL_LAMBDA"] = cloud.endpoint
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    shape = Shape(name="funcpipe", memory_mb=(1024,))
+    Deployer(account, sleep=lambda s: None, docker=Docker("a-docker-that-is-not-there")).deploy(shape, lambda_package())
+    return account
+
+
+@pytest.fixture
+def platform(deployed: Account) -> AwsPlatform:
+    return AwsPlatform(load_spec("aws-lambda"), deployed, poll_s=EVERY_S)
+
+
+@pytest.fixture
+def storage(deployed: Account) -> Iterator[Storage]:
+    store = open_storage(STORAGE)
+    yield store
+    assert store.list("") == ()
 
 
 def reset(url: str) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -16,42 +16,15 @@ from funcpipe.launch import launch
 from funcpipe.platforms.aws.account import Account
 from funcpipe.platforms.aws.deployment import Deployer
 from funcpipe.platforms.aws.functions import AwsPlatform
-from funcpipe.platforms.aws.image import lambda_package
-from funcpipe.platforms.aws.template import Shape
 from funcpipe.platforms.base import Cause, Handle, State, Status, Storage
 from funcpipe.platforms.catalog import load_spec, open_storage
-from funcpipe.platforms.docker import Docker
 from funcpipe.upload import upload
 from tests.cloud_emulation.aws import AwsCloud
 from tests.e2e import small
 from tests.in_process import make_job, run_workers
+from tests.platforms.aws.conftest import EVERY_S, PLATFORM, STORAGE
 
 pytestmark = pytest.mark.slow
-
-STORAGE = "s3://funcpipe-123456789012-us-east-1/runs"
-PLATFORM = "aws-lambda://funcpipe?region=us-east-1"
-EVERY_S = 0.2
-
-
-@pytest.fixture
-def deployed(cloud: AwsCloud, account: Account, monkeypatch: pytest.MonkeyPatch) -> Account:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", cloud.moto)  # for the storage, whose URL is the same in functions
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    shape = Shape(name="funcpipe", memory_mb=(1024,))
-    Deployer(account, sleep=lambda s: None, docker=Docker("a-docker-that-is-not-there")).deploy(shape, lambda_package())
-    return account
-
-
-@pytest.fixture
-def platform(deployed: Account) -> AwsPlatform:
-    return AwsPlatform(load_spec("aws-lambda"), deployed, poll_s=EVERY_S)
-
-
-@pytest.fixture
-def storage(deployed: Account) -> Iterator[Storage]:
-    store = open_storage(STORAGE)
-    yield store
-    assert store.list("") == ()
 
 
 def spec(storage: Storage, loss: Callable[..., Tensor] = torch.nn.functional.cross_entropy) -> WorkerSpec:

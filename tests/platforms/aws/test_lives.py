@@ -1,0 +1,61 @@
+"""Runs on AWS that outlive their functions, and their client."""
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from funcpipe.cli import main
+from funcpipe.core import write
+from funcpipe.launch import launch
+from funcpipe.platforms.aws.account import Account
+from funcpipe.platforms.aws.functions import AwsPlatform
+from funcpipe.platforms.base import Storage
+from funcpipe.platforms.catalog import load_spec
+from tests.cloud_emulation.aws import AwsCloud
+from tests.e2e import small
+from tests.platforms.aws.conftest import EVERY_S, PLATFORM, STORAGE
+from tests.platforms.lives import SHORT, assert_handed_over, long_job
+
+ROOT = Path(__file__).parents[3]
+
+pytestmark = pytest.mark.slow
+
+
+def test_functions_hand_over_to_functions_that_they_invoke(
+    deployed: Account, storage: Storage, cloud: AwsCloud
+) -> None:
+    job = long_job(small.plan(2, 1))
+    platform = AwsPlatform(replace(load_spec("aws-lambda"), cold_start_s=1.0), deployed, poll_s=EVERY_S)
+    result = launch(job, platform=platform, storage=storage, storage_url=STORAGE, care=SHORT)
+    assert_handed_over(result, job)
+    assert len([call for call in cloud.calls if call.endswith("/invocations")]) >= len(result.workers)
+
+
+def test_a_run_without_its_client_is_watched_stopped_and_removed(
+    storage: Storage, cloud: AwsCloud, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(small.plan(1, 1), tmp_path / "plan.json")
+    words = ["train", "tests.e2e.small:model", "--data", "tests.e2e.small:data", "--plan", str(tmp_path / "plan.json")]
+    words += ["--loss", "tests.e2e.small:slow_loss", "--epochs", "1000", "--platform", PLATFORM, "--storage", STORAGE]
+    client = [sys.executable, "-m", "funcpipe", *words, "--run", "left", "--detach"]
+    subprocess.run(client, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+
+    def said(verb: str) -> dict[str, Any]:
+        capsys.readouterr()
+        assert main([verb, "left", "--storage", STORAGE, "--json"]) == 0
+        return dict(json.loads(capsys.readouterr().out))
+
+    while not [worker for worker in said("status")["workers"] if worker["step"] > 2]:
+        time.sleep(EVERY_S)
+    stopped = said("stop")
+    assert stopped["halt"] == "it was stopped"
+    assert [worker["outcome"] for worker in stopped["workers"]] == ["halted"]
+    assert cloud.busy == 0
+    assert storage.list("left/")
+    assert said("clean")["objects"] > 0

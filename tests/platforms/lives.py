@@ -1,0 +1,40 @@
+"""A run whose functions must hand over, for tests of platforms."""
+
+from collections import Counter
+
+import torch
+from torch import Tensor
+
+from funcpipe.core import Life, Outcome, Plan
+from funcpipe.job import Care, Job
+from funcpipe.platforms.memory import MemoryStorage
+from funcpipe.results import RunResult
+from tests.e2e import small
+from tests.in_process import make_job, run_workers
+
+SHORT = Care(life=Life(lifetime_s=4.0))
+"""A function with this life must leave some 3 s after it began; the eight steps of `long_job` take 4 s and more."""
+
+
+def long_job(plan: Plan) -> Job:
+    """Eight steps of half a second, for a plan of one replica."""
+    torch.manual_seed(0)
+    loss, optimizer = small.very_slow_loss, small.optimizer
+    return make_job(small.model(), plan, eight_steps, loss=loss, optimizer=optimizer, deadline_s=60)
+
+
+def eight_steps() -> list[tuple[Tensor, Tensor]]:
+    return small.data()[:32]
+
+
+def assert_handed_over(result: RunResult, job: Job) -> None:
+    """Each worker was several functions, and the result has the bits of a run in one process."""
+    ended = Counter((report.worker, report.outcome) for report in result.workers)
+    for stage in range(len(job.plan.stages)):
+        assert ended[f"s{stage}.r0", Outcome.HANDED_OVER] >= 1
+        assert ended[f"s{stage}.r0", Outcome.FINISHED] == 1
+    reference: dict[str, Tensor] = {}
+    for worker in run_workers(job, MemoryStorage()).values():
+        reference |= worker.computation.state().state_dict()
+    assert result.tensors.keys() == reference.keys()
+    assert all(torch.equal(result.tensors[name], reference[name]) for name in reference)
