@@ -7,8 +7,9 @@ ever. What the cost model charges for a hand-over is printed beside what it took
 import argparse
 import json
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from experiments.cuts import even_stages
 from funcpipe import FuncPipe
-from funcpipe.core import Life, Outcome, Plan, ScheduleKind, Sync, Wire
+from funcpipe.core import Event, Life, Outcome, Plan, ScheduleKind, Sync, Wire
 from funcpipe.graph import trace
 from funcpipe.job import Care
 from funcpipe.platforms.catalog import load_spec
@@ -72,6 +73,18 @@ def seconds(result: RunResult) -> float:
     return max(r.ended_at_s for r in reports) - min(r.started_at_s for r in reports)
 
 
+def pauses_s(result: RunResult) -> list[float]:
+    """How long each worker did nothing from the last task of a life to the first of its next."""
+    lives: dict[tuple[int, int, int], list[Event]] = defaultdict(list)
+    for event in result.trace.events:
+        lives[event.stage, event.replica, event.attempt].append(event)
+    return [
+        min(e.start_s for e in following) - max(e.end_s for e in life)
+        for (stage, replica, attempt), life in lives.items()
+        if (following := lives.get((stage, replica, attempt + 1)))
+    ]
+
+
 def charged_s() -> float:
     """What the cost model takes for a hand-over: the slowest stage's state goes up and comes down again."""
     spec, state = load_spec("local"), dict(model().named_parameters())
@@ -102,6 +115,7 @@ def main() -> None:
         "seconds, functions that live for ever": seconds(undisturbed),
         "seconds, short lives": seconds(short),
         "seconds more for each life": extra_s,
+        "median pause between two lives, seconds": median(pauses_s(short)),
         "charged for a hand-over, seconds": charged_s(),
         "dollars, functions that live for ever": undisturbed.bill.cost_usd,
         "dollars, short lives": short.bill.cost_usd,

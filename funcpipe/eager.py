@@ -29,6 +29,8 @@ class _Deferred(ModuleType):
         return fn
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name != "__path__":  # read by whoever looks through all modules
+            raise AttributeError(name)
         if sys.modules.get(_NAME) is self:
             del sys.modules[_NAME]
         return getattr(importlib.import_module(_NAME), name)

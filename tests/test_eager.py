@@ -30,3 +30,21 @@ optimizer.step()
 @pytest.mark.slow
 def test_optimisers_work_without_the_compiler_and_the_compiler_is_there_when_it_is_wanted() -> None:
     subprocess.run([sys.executable, "-c", EAGER], check=True, timeout=120)
+
+
+LOOKED_AT = """
+import inspect
+import sys
+import torch
+from funcpipe.eager import defer_compiler
+defer_compiler()
+inspect.getmodule(sys._getframe())
+assert "torch._dynamo.config" not in sys.modules, "the compiler was loaded"
+import torch.distributed.tensor
+"""
+
+
+@pytest.mark.slow
+def test_whoever_looks_through_all_modules_does_not_load_the_compiler() -> None:
+    """As torch does while operators are defined, in the middle of imports that the compiler needs itself."""
+    subprocess.run([sys.executable, "-c", LOOKED_AT], check=True, timeout=120)
