@@ -20,13 +20,16 @@ from torch import Tensor, nn
 
 from experiments.cuts import even_stages
 from experiments.faults import STORAGE_FAULTS, Fate, Fault, Faulty, Threads
+from funcpipe.comm.keys import Keys
 from funcpipe.core import Life, Plan, ScheduleKind, Sync, Wire
 from funcpipe.errors import FuncPipeError
 from funcpipe.graph import trace
 from funcpipe.job import Care, Job
-from funcpipe.launch import launch
+from funcpipe.launch import launch, launch_detached
+from funcpipe.life.functions import started
 from funcpipe.life.records import find_run
 from funcpipe.life.resume import recover
+from funcpipe.platforms.base import State
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.platforms.memory import MemoryStorage
 from funcpipe.platforms.wrappers import Retried
@@ -99,7 +102,8 @@ def run(seed: int, fault: Fault, expected: dict[str, Tensor] | None) -> tuple[En
     platform = threads(storage, fault, draw)
     error, restarts, tensors = "", 0, None
     try:
-        result = (killed_client if fault is Fault.CLIENT else train)(Retried(storage), platform, draw)
+        way = {Fault.CLIENT: killed_client, Fault.ORPHAN: left_alone}.get(fault, train)
+        result = way(Retried(storage), platform, draw)
         tensors, restarts = result.state_dict(), result.bill.functions - STAGES * REPLICAS
     except FuncPipeError as caught:
         error = f"{type(caught).__name__}: {caught}".splitlines()[0]
@@ -154,6 +158,19 @@ def killed_client(storage: Any, platform: Threads, draw: random.Random) -> Any:
             again.stop_all()
 
 
+def left_alone(storage: Any, platform: Threads, draw: random.Random) -> Any:
+    """The client leaves once the functions are started; another one collects when none of them runs any more."""
+    launch_detached(
+        job(), platform=platform, storage=storage, storage_url="memory://here", care=Care(life=LIFE), run="chaos"
+    )
+    until_s = time.monotonic() + DEADLINE_S
+    while time.monotonic() < until_s and any(
+        platform.status(function.handle).state is State.RUNNING for function in started(storage, Keys("chaos"))
+    ):
+        time.sleep(0.05)
+    return train(storage, platform, draw, resumed=recover(storage, find_run(storage, "chaos")))
+
+
 def threads(storage: Any, fault: Fault, draw: random.Random) -> Threads:
     """A platform on which `fault` befalls one or two of the first functions."""
     workers = STAGES * REPLICAS
@@ -164,7 +181,7 @@ def threads(storage: Any, fault: Fault, draw: random.Random) -> Threads:
         if number not in victims:
             return Fate()
         match fault:
-            case Fault.KILL:
+            case Fault.KILL | Fault.ORPHAN:
                 return Fate(dies_at=moment)
             case Fault.SLEEP:
                 return Fate(sleeps_at=moment, sleeps_s=draw.uniform(1.0, 3.0))

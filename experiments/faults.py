@@ -32,6 +32,7 @@ class Fault(Enum):
     FULL = "disk full for a while"
     SKEW = "clocks minutes apart"
     CLIENT = "client killed, run resumed"
+    ORPHAN = "client gone, a function SIGKILLed"
 
 
 STORAGE_FAULTS = frozenset({Fault.BUSY, Fault.TRUNCATED, Fault.FLIPPED, Fault.STALE, Fault.SLOW})

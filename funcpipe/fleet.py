@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from funcpipe.comm.keys import Keys
-from funcpipe.comm.notes import get_listed, get_note
+from funcpipe.comm.notes import get_listed, get_note, put_note
 from funcpipe.core import MB, Bill, Heartbeat, OnOutOfMemory, Outcome, PlatformSpec, WorkerReport, WorkerSpec
 from funcpipe.errors import DeadlineExceeded, KeyMissing, PlatformError, RunHalted, WorkerFailed
-from funcpipe.life.functions import Started, start, started
+from funcpipe.life.functions import RESTARTS, Started, start, started
 from funcpipe.life.heart import standing_order
 from funcpipe.life.lease import newest_attempt
 from funcpipe.platforms.base import Cause, Handle, Platform, State, Status, Storage
@@ -19,9 +19,6 @@ POLL_S = 0.02
 """Pause between two looks at functions or at what they wrote."""
 
 _STOPS_AT_ONCE = 16
-
-RESTARTS = 5
-"""A worker that has died so often since a step of the run last ended is given up."""
 
 
 @dataclass
@@ -271,6 +268,7 @@ class Fleet:
             if other.spec.stage == number:
                 life = replace(life, usd_s=larger[0].price_usd_s)
             other.spec = replace(other.spec, plan=replace(other.spec.plan, stages=stages), life=life)
+            put_note(self.storage, self.keys.payload(other.spec.worker), other.spec)
         self._restart(post, message)
 
     def _report(self, worker: str, attempt: int) -> WorkerReport | None:

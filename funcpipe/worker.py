@@ -28,6 +28,7 @@ from funcpipe.life.keeper import Keeper, Written
 from funcpipe.life.last_words import LastWords
 from funcpipe.life.lease import Fenced, Lease
 from funcpipe.life.limits import Limits
+from funcpipe.life.peers import Peers
 from funcpipe.platforms.base import Platform, Storage
 from funcpipe.platforms.catalog import open_platform, open_storage
 from funcpipe.platforms.wrappers import Counted
@@ -98,6 +99,7 @@ class Worker:
         self._lease = Lease(storage, self._keys, spec.worker, spec.attempt, fresh_s=spec.life.lease_s)
         self._storage = Fenced(storage, self._lease)
         self._successor = Successor(spec, self._storage, self._keys, open_platform, time.monotonic())
+        self._peers = Peers(spec, self._storage, self._keys, open_platform)
         self._pace = Pace(spec.life, replicas=spec.plan.replicas)
         self._limits = Limits(spec.life)
         self._activity = Activity()
@@ -145,6 +147,7 @@ class Worker:
             self._lease,
             describe=self._heartbeat,
             exceeded=lambda: self._limits.exceeded(self._successor.age_s),
+            look_around=self._look_after_peers,
             heartbeat_s=self._spec.life.heartbeat_s,
             cancel=self._cancel,
         )
@@ -259,6 +262,15 @@ class Worker:
             number=spec.stage,
             ties=self._job.routes.ties,
             norm=self._job.norm(spec.plan),
+        )
+
+    def _look_after_peers(self) -> None:
+        age_s, life = self._successor.age_s, self._spec.life
+        self._peers.look(
+            self._activity.awaited(life.heartbeat_s) - {self._spec.worker},
+            step=self._done,
+            spent_usd=self._limits.spent_usd(age_s),
+            elapsed_s=life.elapsed_s + age_s,
         )
 
     def _heartbeat(self, beat: int) -> Heartbeat:

@@ -102,6 +102,10 @@ class Keys:
         """What an attempt of `worker` says to the next when it leaves."""
         return self._key("hand-overs", worker, f"{attempt:08d}")
 
+    def restart(self, worker: str, number: int) -> str:
+        """Who starts `worker` again, the how-manieth of those that wait for it."""
+        return self._key("restarts", worker, f"{number:08d}")
+
     def function(self, worker: str, attempt: int, token: str) -> str:
         """The handle of a function that was started for an attempt of `worker`."""
         return self._key("functions", worker, f"{attempt:08d}.{token}")

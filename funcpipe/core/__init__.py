@@ -12,6 +12,7 @@ from funcpipe.core.life import (
     Manifest,
     OnOutOfMemory,
     Outcome,
+    Restart,
     RunRecord,
     StoredFile,
 )
@@ -81,6 +82,7 @@ __all__ = [
     "ProbeSpec",
     "Recompute",
     "Resource",
+    "Restart",
     "Routes",
     "RunRecord",
     "ScheduleKind",

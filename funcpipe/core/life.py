@@ -111,6 +111,17 @@ class HandOver:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Restart:
+    """That a worker is started again, as `attempt`, by one that waits for it in `step`: the how-manieth time there."""
+
+    FORMAT: ClassVar[str] = "funcpipe.restart/1"
+
+    attempt: int
+    step: int
+    tries: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Halt:
     """The order to end after `step` steps, or at once; `reason` says why."""
 

@@ -31,6 +31,14 @@ class Activity:
 
         return noted
 
+    def awaited(self, least_s: float) -> frozenset[str]:
+        """The workers for whose objects this one has waited that long or longer."""
+        now_s = self._clock()
+        with self._lock:
+            gets = [task for task, began_s in self._running.items() if task.kind.is_get and now_s - began_s >= least_s]
+        sources = {source_of(task) for task in gets}
+        return frozenset(f"s{source.stage}.r{source.replica}" for source in sources)
+
     def busy(self) -> tuple[Busy, ...]:
         """What is under way, the longest first."""
         now_s = self._clock()

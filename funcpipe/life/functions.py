@@ -11,6 +11,9 @@ from funcpipe.core.json_form import from_plain, to_plain
 from funcpipe.errors import KeyMissing
 from funcpipe.platforms.base import Handle, Platform, Storage
 
+RESTARTS = 5
+"""A worker that has died so often since a step of the run last ended is given up."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:

@@ -25,15 +25,20 @@ class Heart:
         *,
         describe: Callable[[int], Heartbeat],
         exceeded: Callable[[], str | None],
+        look_around: Callable[[], None],
         heartbeat_s: float,
         cancel: threading.Event,
     ) -> None:
-        """`describe` makes the heartbeat of that number; `exceeded` tells of a limit that is exceeded already."""
+        """`describe` makes the heartbeat of that number; `exceeded` tells of a limit that is exceeded already.
+
+        `look_around` is done with each beat.
+        """
         self._storage = storage
         self._keys = keys
         self._lease = lease
         self._describe = describe
         self._exceeded = exceeded
+        self._look_around = look_around
         self._heartbeat_s = heartbeat_s
         self._cancel = cancel
         self._stop = threading.Event()
@@ -92,6 +97,8 @@ class Heart:
             reason = self.halt.reason
         if reason is not None:
             self._end(RunHalted(reason))
+        else:
+            self._look_around()
 
     def _is_late(self, halt: Halt, step: int) -> bool:
         """Whether the others have ended, or are to end at once: heard of in the midst of a step that they do not do."""
