@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from experiments import handover
+from experiments.processes import functions_of
 from funcpipe import FuncPipe
 from funcpipe.core import Life, ModelProfile, TrainingSpec, read
 from funcpipe.job import Care
@@ -26,7 +27,6 @@ from funcpipe.predict import step_shape, task_cost
 from funcpipe.results import Progress, RunResult
 from funcpipe.scheduler.graph import build_graph
 from funcpipe.scheduler.simulate import simulate
-from tests.processes import functions_of
 
 PROFILE = Path(__file__).parent / "profiles" / "amoebanet-d18.json"
 EVERY = 10

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from experiments.processes import functions_of, hosts_of
 from funcpipe.api import FuncPipe
 from funcpipe.comm.keys import Keys
 from funcpipe.core import Life, Outcome, Plan
@@ -23,9 +24,9 @@ from funcpipe.life.records import find_run
 from funcpipe.life.resume import recover
 from funcpipe.platforms.catalog import open_platform, open_storage
 from funcpipe.results import Progress, RunResult
+from funcpipe.supervision import status
 from tests.e2e import small
 from tests.e2e.plans import even_plan
-from tests.processes import functions_of, hosts_of
 
 pytestmark = pytest.mark.slow
 
@@ -156,3 +157,24 @@ def test_a_run_that_is_left_to_itself_can_be_collected(undisturbed: RunResult, t
     assert open_platform(record.platform).spec.name == "local"
     assert_same(train(QUICK, storage=url, resume=run), undisturbed)
     assert open_storage(url).list("") == ()
+
+
+def test_a_run_that_is_left_to_itself_outlives_the_death_of_a_function(undisturbed: RunResult, tmp_path: Path) -> None:
+    url = (tmp_path / "objects").as_uri()
+    storage = open_storage(url)
+    run = pipe().start(
+        small.data, storage=url, epochs=4, plan=small.plan(), message_deadline_s=60, care=Care(life=QUICK)
+    )
+    until_s = time.monotonic() + 60
+    while not [worker for worker in status(storage, run).workers if worker.step >= 2]:
+        assert time.monotonic() < until_s
+        time.sleep(0.05)
+    os.kill(functions_of(os.getpid())[2], signal.SIGKILL)
+    while [worker for worker in status(storage, run).workers if worker.outcome is not Outcome.FINISHED]:
+        assert time.monotonic() < until_s
+        time.sleep(0.05)
+    assert [(worker.worker, worker.attempt) for worker in status(storage, run).workers if worker.attempt] == [
+        ("s1.r0", 1)
+    ]
+    assert_same(train(QUICK, storage=url, resume=run), undisturbed)
+    assert storage.list("") == ()

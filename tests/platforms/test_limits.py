@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments.processes import runs
 from funcpipe.core import MB, FunctionSize, PlatformSpec, WorkerSpec
 from funcpipe.errors import PlanError, PlatformError
 from funcpipe.platforms.base import Cause, State, Status
@@ -19,7 +20,6 @@ from funcpipe.platforms.limits import Limits
 from funcpipe.platforms.link import Link
 from funcpipe.platforms.local import LocalPlatform, local_functions
 from tests.platforms.test_local import ended, sleep, worker
-from tests.processes import runs
 
 groups = Groups()
 memory_is_limited = pytest.mark.skipif(not groups.memory, reason="no control group for memory can be made here")

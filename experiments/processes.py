@@ -1,4 +1,4 @@
-"""The processes of this machine, as tests look for what a run has started or left."""
+"""The processes of this machine, as tests and experiments look for what a run has started or left."""
 
 import os
 from pathlib import Path
