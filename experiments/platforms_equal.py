@@ -43,6 +43,7 @@ from funcpipe.platforms.aws.template import Shape
 from funcpipe.platforms.base import Platform
 from funcpipe.platforms.catalog import load_spec, open_storage
 from funcpipe.platforms.docker import Docker
+from funcpipe.platforms.polling import Polling
 from funcpipe.results import Progress, RunResult
 from tests.cloud_emulation.aliyun import aliyun_cloud
 from tests.cloud_emulation.aws import aws_cloud
@@ -96,7 +97,7 @@ def on_aws() -> RunResult:
         said(f"storage {url}")
         if real:
             boto3.client("s3", endpoint_url=real, region_name="us-east-1").create_bucket(Bucket=found.bucket)
-        platform = AwsPlatform(load_spec("aws-lambda"), account, poll_s=POLL_S)
+        platform = AwsPlatform(load_spec("aws-lambda"), account, polling=Polling(every_s=POLL_S))
         result = train(platform, plan("1024MB", 1024), url)
         said(f"calls of the control plane: {dict(Counter(map(kind, cloud.calls)))}")
         deployer.destroy("funcpipe")
@@ -113,7 +114,7 @@ def on_aliyun() -> RunResult:
         found = deployer.deploy(shape, container_package())
         url = f"oss://{found.bucket}/runs?endpoint={oss.endpoint}&region={REGION}"
         said(f"storage {url}")
-        result = train(AliyunPlatform(spec, account, poll_s=POLL_S), plan("1vCPU-1024MB", 1024), url)
+        result = train(AliyunPlatform(spec, account, polling=Polling(every_s=POLL_S)), plan("1vCPU-1024MB", 1024), url)
         said(f"calls of the control plane: {dict(Counter(cloud.calls))}")
         deployer.destroy("funcpipe")
     return result

@@ -25,10 +25,10 @@ from funcpipe.errors import PlanError
 from funcpipe.graph import trace
 from funcpipe.job import Care, Job
 from funcpipe.launch import NO_CARE
-from funcpipe.partitioner.merge import merge_layers
+from funcpipe.partitioner.merge import MERGED_LAYERS, merge_layers
 from funcpipe.partitioner.optimize import optimize
 from funcpipe.partitioner.pins import NO_PINS, Pins
-from funcpipe.place import ANYWHERE, Earlier, Place, go_back, run_job, start_job
+from funcpipe.place import ANYWHERE, Earlier, Place, go_back, place_of, run_job, start_job
 from funcpipe.platforms.catalog import LOCAL, load_spec
 from funcpipe.predict import predict
 from funcpipe.profiler import profile
@@ -37,9 +37,6 @@ from funcpipe.scheduler.conditions import Conditions
 from funcpipe.scheduler.simulate import UNDISTURBED
 from funcpipe.site import Site
 from funcpipe.verify import TOLERANCE, Verification, compare_states, train_in_one_process
-
-MERGED_LAYERS = 30
-"""Layers that a profile is folded down to, unless told otherwise."""
 
 
 class FuncPipe:
@@ -184,8 +181,7 @@ class FuncPipe:
         storage is gone on with, by whatever plan. Raises PlanError, DataError or ModelError before any function starts,
         WorkerFailed, RunHalted or DeadlineExceeded afterwards.
         """
-        imposed = load_spec(like) if isinstance(like, str) else like
-        place = Place(platform=platform, like=imposed, storage=storage, run=run, resume=resume)
+        place = place_of(platform, like, storage=storage, run=run, resume=resume)
         earlier = go_back(self.model, place)
         job = self._job(dataset, plan, prices, message_deadline_s, epochs=epochs, seed=seed, shuffle=shuffle)
         result = self._run(job, on_progress, place, care, earlier)
@@ -213,8 +209,7 @@ class FuncPipe:
 
         `train` with `resume` waits for it, and collects what it leaves.
         """
-        imposed = load_spec(like) if isinstance(like, str) else like
-        place = Place(platform=platform, like=imposed, storage=storage, run=run, resume=resume)
+        place = place_of(platform, like, storage=storage, run=run, resume=resume)
         earlier = go_back(self.model, place)
         job = self._job(dataset, plan, prices, message_deadline_s, epochs=epochs, seed=seed, shuffle=shuffle)
         return start_job(job, place, care, earlier)

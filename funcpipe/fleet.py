@@ -1,24 +1,21 @@
 """The functions of one run, as their client sees them: starts them, starts them again, tells what they cost."""
 
-import contextlib
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from funcpipe.comm.keys import Keys
 from funcpipe.comm.notes import get_listed, get_note, put_note
 from funcpipe.core import MB, Bill, Heartbeat, OnOutOfMemory, Outcome, PlatformSpec, WorkerReport, WorkerSpec
 from funcpipe.errors import DeadlineExceeded, KeyMissing, PlatformError, RunHalted, WorkerFailed
-from funcpipe.life.functions import RESTARTS, Started, start, started
+from funcpipe.failures import how_it_ended, worst
+from funcpipe.life.functions import RESTARTS, Started, end, start, started
 from funcpipe.life.heart import standing_order
 from funcpipe.life.lease import newest_attempt
-from funcpipe.platforms.base import Cause, Handle, Platform, State, Status, Storage
+from funcpipe.platforms.base import Cause, Platform, State, Status, Storage
 
 POLL_S = 0.02
 """Pause between two looks at functions or at what they wrote."""
-
-_STOPS_AT_ONCE = 16
 
 
 @dataclass
@@ -90,15 +87,10 @@ class Fleet:
         self._detached = True
 
     def stop(self) -> None:
-        """End all functions, also those that functions have started; side by side, as a cloud may take seconds."""
+        """End all functions, also those that functions have started."""
         known = {f.started.handle.name: f.started.handle for post in self._posts.values() for f in post.functions}
         known |= {found.handle.name: found.handle for found in started(self.storage, self.keys)}
-        with ThreadPoolExecutor(_STOPS_AT_ONCE) as pool:
-            list(pool.map(self._end, known.values()))
-
-    def _end(self, handle: Handle) -> None:
-        with contextlib.suppress(PlatformError):  # it has ended long ago, and its platform has forgotten it
-            self._platform.stop(handle)
+        end(self._platform, known.values())
 
     def progress(self) -> None:
         """Note that the run goes on."""
@@ -185,11 +177,11 @@ class Fleet:
         elif report is not None and report.outcome is Outcome.FAILED and not report.retryable:
             if not report.out_of_memory:
                 raise self._worst()
-            self._out_of_memory(post)
+            self._out_of_memory(post, report.peak_memory_bytes)
         elif status.cause is Cause.OUT_OF_MEMORY:
-            self._out_of_memory(post)
+            self._out_of_memory(post, status.peak_bytes or 0)
         elif not self._adopt(post):
-            self._restart(post, _end(function.started.handle, status, report))
+            self._restart(post, how_it_ended(function.started.handle, status, report))
 
     def _status(self, function: Started) -> Status:
         try:
@@ -247,13 +239,12 @@ class Fleet:
         attempt = 0 if newest is None else newest + 1
         self._invoke(post, replace(post.spec, attempt=attempt, life=life))
 
-    def _out_of_memory(self, post: _Post) -> None:
+    def _out_of_memory(self, post: _Post, peak_bytes: int) -> None:
         """Give the stage a larger function, if that is wanted and there is one."""
         number = post.spec.stage
         stage = post.spec.plan.stages[number]
         self._sign(post)
-        said = self._report(post.spec.worker, post.functions[-1].started.attempt)
-        peak = max(post.peak_bytes, said.peak_memory_bytes if said is not None else 0)
+        peak = max(post.peak_bytes, peak_bytes)
         message = f"worker {post.spec.worker} ran out of memory: peak {peak / MB:.0f} of {stage.memory_mb} MB"
         larger = [size for size in self._prices.sizes if size.memory_mb > stage.memory_mb]
         if self._on_oom is OnOutOfMemory.FAIL or not larger:
@@ -288,21 +279,4 @@ class Fleet:
             raise RunHalted(f"run {self.keys.run} was ended: {reason}")
 
     def _worst(self, otherwise: str = "failed") -> WorkerFailed:
-        """The error of the worker that failed first; one that only waited in vain comes after all others."""
-
-        def rank(report: WorkerReport) -> tuple[bool, float]:
-            return str(report.error).startswith(DeadlineExceeded.__name__), report.ended_at_s
-
-        run = self.keys.run
-        report = min((r for r in self.reports() if r.outcome is Outcome.FAILED), key=rank, default=None)
-        if report is None:
-            return WorkerFailed(f"run {run}: {otherwise}")
-        where = f"in task {report.task}" if report.task else "outside its tasks"
-        return WorkerFailed(f"run {run}: worker {report.worker} failed {where}: {report.error}\n\n{report.traceback}")
-
-
-def _end(handle: Handle, status: Status, report: WorkerReport | None) -> str:
-    """How a function ended, for people."""
-    if report is not None and report.error is not None:
-        return f"({handle.name}) failed: {report.error}"
-    return f"({handle.name}) {status.reason or 'left'}, without a word"
+        return worst(self.keys.run, self.reports(), otherwise)

@@ -19,7 +19,7 @@ from funcpipe.life.records import delete_all, find_run, payloads
 from funcpipe.life.resume import Resumed, recover
 from funcpipe.partitioner.cost import size_of
 from funcpipe.platforms.base import Platform, State, Storage
-from funcpipe.platforms.catalog import LOCAL, open_deployment, open_platform, open_storage
+from funcpipe.platforms.catalog import LOCAL, load_spec, open_deployment, open_platform, open_storage
 from funcpipe.results import Progress, RunResult
 from funcpipe.site import open_local
 
@@ -49,6 +49,14 @@ class Place:
 
 
 ANYWHERE = Place()
+
+
+def place_of(
+    platform: str, like: str | PlatformSpec | None, *, storage: str | None, run: str | None, resume: str | None
+) -> Place:
+    """The place of these names."""
+    imposed = load_spec(like) if isinstance(like, str) else like
+    return Place(platform=platform, like=imposed, storage=storage, run=run, resume=resume)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +120,7 @@ def start_job(job: Job, place: Place, care: Care, earlier: Earlier | None) -> st
             _check_same_job(job, earlier.record)
             if _still_runs(storage, earlier.record) is not None:
                 raise PlanError(f"run {earlier.record.run} still runs; there is nothing to go on with")
-        with _functions(job, place) as platform:
+        with _functions(job, place, silent=True) as platform:
             return launch_detached(
                 job,
                 platform=platform,
@@ -175,13 +183,13 @@ def _lasts(place: Place) -> bool:
     return place.storage is not None or place.platform != LOCAL
 
 
-def _functions(job: Job, place: Place) -> contextlib.AbstractContextManager[Platform]:
+def _functions(job: Job, place: Place, *, silent: bool = False) -> contextlib.AbstractContextManager[Platform]:
     if place.platform != LOCAL:
         return contextlib.nullcontext(open_deployment(place.platform))
     if place.like is not None:
         for stage in job.plan.stages:
             size_of(stage.size, place.like)  # which refuses a plan for another platform's sizes
-    return open_local(place.like)
+    return open_local(place.like, silent=silent)
 
 
 @contextlib.contextmanager

@@ -35,11 +35,18 @@ class Site:
         return measure_platform(self.platform, self.storage, self.storage_url, max_usd=max_usd)
 
 
-def open_local(like: PlatformSpec | None = None) -> AbstractContextManager[LocalPlatform]:
-    """Functions of this machine, which train or measure; with the limits of `like` imposed on them, if given."""
+def open_local(like: PlatformSpec | None = None, *, silent: bool = False) -> AbstractContextManager[LocalPlatform]:
+    """Functions of this machine, which train or measure; with the limits of `like` imposed on them, if given.
+
+    With `silent`, what they print is lost.
+    """
     imposed = None if like is None else replace(like, shared_cores=len(os.sched_getaffinity(0)))
     return local_functions(
-        imposed or load_spec(LOCAL), "funcpipe.invocation:main", preload=_PRELOADED, imposed=imposed is not None
+        imposed or load_spec(LOCAL),
+        "funcpipe.invocation:main",
+        preload=_PRELOADED,
+        imposed=imposed is not None,
+        silent=silent,
     )
 
 

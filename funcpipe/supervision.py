@@ -9,8 +9,8 @@ from typing import ClassVar
 from funcpipe.comm.keys import Keys
 from funcpipe.comm.notes import get_note
 from funcpipe.core import Busy, Halt, Heartbeat, Outcome, RunRecord, WorkerReport
-from funcpipe.errors import KeyMissing, PlatformError, RunUnknown
-from funcpipe.life.functions import Started, started
+from funcpipe.errors import KeyMissing, RunUnknown
+from funcpipe.life.functions import Started, end, started
 from funcpipe.life.heart import halt_run, standing_order
 from funcpipe.life.limits import notice_steps
 from funcpipe.life.records import delete_all, find_run, generations, payloads
@@ -140,9 +140,8 @@ def _all_ended(storage: Storage, keys: Keys, record: RunRecord) -> bool:
 
 def _end_functions(record: RunRecord, functions: tuple[Started, ...], open_platform: OpenPlatform) -> None:
     """A platform that is gone has taken its functions with it."""
-    for function in functions:
-        with contextlib.suppress(PlatformError):
-            open_platform(record.platform).stop(function.handle)
+    if functions:
+        end(open_platform(record.platform), [function.handle for function in functions])
 
 
 def _report(storage: Storage, keys: Keys, worker: str, attempt: int) -> WorkerReport | None:

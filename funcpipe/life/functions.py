@@ -1,18 +1,23 @@
 """Functions are started by clients and by functions; each is noted in the storage, for whoever must end it."""
 
+import contextlib
 import json
 import secrets
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from funcpipe.comm.keys import Keys
 from funcpipe.comm.notes import get_note, put_note
 from funcpipe.core import FunctionNote, WorkerSpec
 from funcpipe.core.json_form import from_plain, to_plain
-from funcpipe.errors import KeyMissing
+from funcpipe.errors import KeyMissing, PlatformError
 from funcpipe.platforms.base import Handle, Platform, Storage
 
 RESTARTS = 5
 """A worker that has died so often since a step of the run last ended is given up."""
+
+_STOPS_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +38,17 @@ def start(platform: Platform, storage: Storage, keys: Keys, spec: WorkerSpec) ->
     )
     put_note(storage, keys.function(spec.worker, spec.attempt, secrets.token_hex(4)), note)
     return Started(worker=spec.worker, attempt=spec.attempt, handle=handle, usd_s=spec.life.usd_s)
+
+
+def end(platform: Platform, handles: Iterable[Handle]) -> None:
+    """End functions, side by side, as a cloud may take seconds for each; one that it has forgotten has ended."""
+
+    def stop(handle: Handle) -> None:
+        with contextlib.suppress(PlatformError):
+            platform.stop(handle)
+
+    with ThreadPoolExecutor(_STOPS_AT_ONCE) as pool:
+        list(pool.map(stop, handles))
 
 
 def started(storage: Storage, keys: Keys, worker: str | None = None) -> tuple[Started, ...]:

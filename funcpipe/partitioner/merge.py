@@ -9,8 +9,11 @@ from funcpipe.core import LayerProfile, ModelProfile, TensorProfile, TiedParamet
 from funcpipe.errors import InvalidValue
 from funcpipe.partitioner.formulas import Array
 
+MERGED_LAYERS = 30
+"""Layers that a profile is folded down to, unless told otherwise."""
 
-def merge_layers(profile: ModelProfile, limit: int = 30, *, keep: Collection[int] = ()) -> ModelProfile:
+
+def merge_layers(profile: ModelProfile, limit: int = MERGED_LAYERS, *, keep: Collection[int] = ()) -> ModelProfile:
     """`profile` with at most `limit` layers; each names in `parts` the layers it was made of.
 
     The cuts before the layers `keep` stay possible, even if that takes more layers than `limit`. Raises InvalidValue

@@ -68,11 +68,15 @@ class Cause(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """The state of a function and, if it failed, why: in words that name signal or exit code, and as a cause."""
+    """The state of a function and, if it failed, why: in words that name signal or exit code, and as a cause.
+
+    `peak_bytes` is the most memory that it used, where the platform knows.
+    """
 
     state: State
     reason: str = ""
     cause: Cause | None = None
+    peak_bytes: int | None = None
 
 
 class Platform(Protocol):

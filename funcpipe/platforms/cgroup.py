@@ -34,6 +34,10 @@ class Group(ABC):
     def kills(self) -> int:
         """How many processes were killed as the memory was used up."""
 
+    @abstractmethod
+    def peak_bytes(self) -> int:
+        """The most memory that the processes of the group have used together, 0 where the system does not tell."""
+
     def join(self) -> None:
         """Move this process into the group, and those that it will start."""
         for folder in self._folders:
@@ -80,6 +84,10 @@ class GroupV1(Group):
         """How many processes were killed as the memory was used up."""
         return 0 if self._memory is None else _count(self._memory / "memory.oom_control", "oom_kill")
 
+    def peak_bytes(self) -> int:
+        """The most memory that the processes of the group have used together, 0 where it is not counted."""
+        return 0 if self._memory is None else int(_read(self._memory / "memory.max_usage_in_bytes") or 0)
+
 
 class GroupV2(Group):
     """A group in the one hierarchy of version 2."""
@@ -102,6 +110,10 @@ class GroupV2(Group):
     def kills(self) -> int:
         """How many processes were killed as the memory was used up."""
         return _count(self._folder / "memory.events", "oom_kill")
+
+    def peak_bytes(self) -> int:
+        """The most memory that the processes of the group have used together; Linux tells since 5.19."""
+        return int(_read(self._folder / "memory.peak") or 0)
 
 
 class Groups:

@@ -144,7 +144,8 @@ class Host:
     def _become(self, payload: str, leash: Leash | None) -> None:
         """Turn this process, just forked, into a function."""
         os.close(self._own_end)
-        for key in list(self._selector.get_map().values()):
+        kept = list(self._selector.get_map().values())  # or Python complains of the host's tasks, which go with them
+        for key in kept:
             if key.fd != CLIENT:
                 os.close(key.fd)
         self._selector.close()

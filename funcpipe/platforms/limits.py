@@ -16,8 +16,10 @@ _REMOVAL_S = 2.0  # for processes that were killed to leave their group
 class Leash:
     """The limits of one function."""
 
-    def __init__(self, spec: PlatformSpec, size: FunctionSize, group: Group, folder: str) -> None:
+    def __init__(self, spec: PlatformSpec, size: FunctionSize, group: Group, folder: str, *, shared_bytes: int) -> None:
+        """`shared_bytes` are charged to the function besides what its group uses."""
         self._spec = spec
+        self._shared_bytes = shared_bytes
         self._size = size
         self.group = group
         self._link = link_of(spec, size, folder)
@@ -44,7 +46,9 @@ class Leash:
             return Status(state=State.FAILED, reason=reason, cause=Cause.TIMED_OUT)
         if status.state is State.FAILED and self.group.kills():
             reason = f"out of memory: {self._size.memory_mb} MB"
-            return Status(state=State.FAILED, reason=reason, cause=Cause.OUT_OF_MEMORY)
+            peak = self.group.peak_bytes()
+            peak_bytes = peak + self._shared_bytes if peak else None
+            return Status(state=State.FAILED, reason=reason, cause=Cause.OUT_OF_MEMORY, peak_bytes=peak_bytes)
         return status
 
 
@@ -71,7 +75,7 @@ class Limits:
         group = self._groups.make()
         group.limit_memory(max(size.memory_bytes - self._shared_bytes, MB))
         group.limit_cpu(size.vcpu)
-        leash = Leash(self._spec, size, group, self._folder)
+        leash = Leash(self._spec, size, group, self._folder, shared_bytes=self._shared_bytes)
         self._vcpus[leash] = size.vcpu
         return leash
 

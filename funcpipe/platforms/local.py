@@ -106,12 +106,13 @@ class LocalPlatform:
 
 @contextlib.contextmanager
 def local_functions(
-    spec: PlatformSpec, entry: str, *, preload: Sequence[str] = (), imposed: bool = False
+    spec: PlatformSpec, entry: str, *, preload: Sequence[str] = (), imposed: bool = False, silent: bool = False
 ) -> Iterator[LocalPlatform]:
     """A platform whose functions call `entry`, `MODULE:FUNCTION`, with the invocation payload, as JSON text.
 
     Their host imports the modules `preload` once. With `imposed`, the limits of `spec` hold for each function, as far
-    as this system can impose them; a warning names those that it cannot.
+    as this system can impose them; a warning names those that it cannot. With `silent`, what functions print is lost:
+    they do not hold on to the client's output.
 
     Afterwards no function runs, unless the platform was told to detach.
     """
@@ -122,6 +123,8 @@ def local_functions(
         host = subprocess.Popen(
             [sys.executable, "-c", _HOST, json.dumps(sys.path), str(listener.fileno()), folder],
             stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL if silent else None,
+            stderr=subprocess.DEVNULL if silent else None,
             pass_fds=(listener.fileno(),),
             start_new_session=True,
         )

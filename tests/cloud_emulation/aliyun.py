@@ -66,7 +66,7 @@ class AliyunCloud(ThreadingHTTPServer):
         self.shutdown()
         for instance in self.instances.values():
             instance.kill()
-        self.pool.shutdown()
+        self.pool.shutdown(cancel_futures=True)
         self.server_close()
 
 

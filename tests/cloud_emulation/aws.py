@@ -119,7 +119,7 @@ class AwsCloud(ThreadingHTTPServer):
         self.shutdown()
         for environment in self._all:
             environment.close()
-        self._pool.shutdown()
+        self._pool.shutdown(cancel_futures=True)
         self.server_close()
 
     def _run(self, name: str, payload: bytes, request: str) -> None:

@@ -1,11 +1,14 @@
 """A memory limit as clouds impose it: a control group, where this machine lets one be made."""
 
 import contextlib
+import ctypes
 import os
+import signal
 import time
 import uuid
 from pathlib import Path
 
+_PR_SET_PDEATHSIG = 1
 _ROOT = Path("/sys/fs/cgroup/memory")
 
 
@@ -25,7 +28,8 @@ class MemoryGroup:
         return self._folder is not None
 
     def enter(self) -> None:
-        """Put the calling process into the group."""
+        """Put the calling process into the group; it ends when the thread that started it does, however that ends."""
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if self._folder is not None:
             (self._folder / "cgroup.procs").write_text(str(os.getpid()))
 

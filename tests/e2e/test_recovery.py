@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -16,7 +18,7 @@ from torch.nn import functional as F
 from experiments.processes import functions_of, hosts_of
 from funcpipe.api import FuncPipe
 from funcpipe.comm.keys import Keys
-from funcpipe.core import Life, Outcome, Plan
+from funcpipe.core import Life, Outcome, Plan, write
 from funcpipe.errors import RunHalted
 from funcpipe.job import Care
 from funcpipe.life.functions import started
@@ -24,9 +26,11 @@ from funcpipe.life.records import find_run
 from funcpipe.life.resume import recover
 from funcpipe.platforms.catalog import open_platform, open_storage
 from funcpipe.results import Progress, RunResult
-from funcpipe.supervision import status
+from funcpipe.supervision import clean, status
 from tests.e2e import small
 from tests.e2e.plans import even_plan
+
+ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.slow
 
@@ -178,3 +182,33 @@ def test_a_run_that_is_left_to_itself_outlives_the_death_of_a_function(undisturb
     ]
     assert_same(train(QUICK, storage=url, resume=run), undisturbed)
     assert storage.list("") == ()
+
+
+def test_a_client_that_leaves_holds_on_to_nothing(tmp_path: Path) -> None:
+    """`funcpipe train --detach | tee log` ends, although the functions run on."""
+    url = (tmp_path / "objects").as_uri()
+    write(small.plan(1, 1), tmp_path / "plan.json")
+    words = ["train", "tests.e2e.small:model", "--data", "tests.e2e.small:data", "--plan", str(tmp_path / "plan.json")]
+    words += [
+        "--loss",
+        "tests.e2e.small:slow_loss",
+        "--epochs",
+        "100000",
+        "--storage",
+        url,
+        "--run",
+        "left",
+        "--detach",
+    ]
+    client = subprocess.run(
+        [sys.executable, "-m", "funcpipe", *words, "--detach"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=100,
+    )
+    assert "left" in client.stdout
+    assert client.stderr == ""
+    assert [worker.outcome for worker in status(open_storage(url), "left").workers] in ([], [None])
+    assert clean(open_storage(url), "left", open_platform) > 0

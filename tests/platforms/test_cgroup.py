@@ -71,6 +71,9 @@ def test_a_group_of_version_1_lies_in_the_own_group_of_each_hierarchy(tmp_path: 
     assert group.kills() == 0
     (memory / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 1\n")
     assert group.kills() == 1
+    assert group.peak_bytes() == 0
+    (memory / "memory.max_usage_in_bytes").write_text("12345\n")
+    assert group.peak_bytes() == 12345
     for folder in (memory, cpu):
         (folder / "cgroup.procs").write_text("")
     group.kill()
@@ -98,6 +101,10 @@ def test_a_group_of_version_2_lies_in_the_nearest_group_that_takes_limits(tmp_pa
     assert (folder / "cpu.max").read_text() == f"{PERIOD_US * 3 // 2} {PERIOD_US}"
     (folder / "memory.events").write_text("low 0\noom 2\noom_kill 2\n")
     assert group.kills() == 2
+    assert group.peak_bytes() == 0
+    (folder / "memory.peak").write_text("12345\n")
+    assert group.peak_bytes() == 12345
+    (folder / "memory.peak").unlink()
     assert group.remove()
 
 

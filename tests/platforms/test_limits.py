@@ -87,7 +87,8 @@ def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 @memory_is_limited
 def test_a_function_that_uses_more_memory_than_its_size_has_dies_of_it(tmp_path: Path) -> None:
     status = run(fill, spec(), tmp_path)
-    assert status == Status(state=State.FAILED, reason="out of memory: 160 MB", cause=Cause.OUT_OF_MEMORY)
+    assert (status.reason, status.cause) == ("out of memory: 160 MB", Cause.OUT_OF_MEMORY)
+    assert status.peak_bytes == pytest.approx(160 * MB, rel=0.05)
     assert int((tmp_path / "said").read_text()) == pytest.approx(160 * MB, rel=0.05)
 
 

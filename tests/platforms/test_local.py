@@ -1,3 +1,4 @@
+import gc
 import json
 import os
 import signal
@@ -34,6 +35,10 @@ def fail(payload: str) -> None:
 
 def fall(payload: str) -> None:
     raise ValueError("as it should")
+
+
+def collect_garbage(payload: str) -> None:
+    gc.collect()
 
 
 def sleep(payload: str) -> None:
@@ -142,6 +147,21 @@ def test_a_function_gets_its_payload_and_its_end_is_seen(
     out, errors = capfd.readouterr()
     assert ("all is well" in out) == (entry is succeed)
     assert ("ValueError: as it should" in errors) == (entry is fall)
+
+
+def test_functions_do_not_complain_of_what_their_host_was_doing(capfd: pytest.CaptureFixture[str]) -> None:
+    with functions(collect_garbage) as platform:
+        other = LocalPlatform(platform.url)
+        assert other.spec == platform.spec  # so that its connection is open, and waited for by the host
+        assert ended(platform, platform.invoke(worker())) == Status(state=State.DONE)
+    assert capfd.readouterr().err == ""
+
+
+def test_what_silent_functions_print_is_lost(capfd: pytest.CaptureFixture[str]) -> None:
+    entry = f"tests.platforms.test_local:{succeed.__name__}"
+    with local_functions(load_spec("local"), entry, silent=True) as platform:
+        assert ended(platform, platform.invoke(worker())) == Status(state=State.DONE)
+    assert capfd.readouterr().out == ""
 
 
 def test_a_killed_function_is_named_with_its_signal_and_stop_returns_when_it_has_ended() -> None:

@@ -1,9 +1,7 @@
 """Functions on Alibaba Function Compute: asynchronous tasks, which the service itself watches and stops."""
 
 import io
-import time
 import uuid
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,16 +9,16 @@ from alibabacloud_fc20230330 import models
 from darabonba.exceptions import DaraException
 from darabonba.runtime import RuntimeOptions
 
-from funcpipe.core import FunctionSize, Invocation, Plan, PlatformSpec, to_text
-from funcpipe.errors import DeadlineExceeded, PlatformRefused
+from funcpipe.core import FunctionSize, Invocation, Plan, PlatformSpec
+from funcpipe.errors import PlatformRefused
 from funcpipe.platforms.aliyun.account import Account, code_of, explained
 from funcpipe.platforms.aliyun.names import bucket_name, function_name, storage_url
 from funcpipe.platforms.base import Cause, Handle, State, Status, StorageUrls
+from funcpipe.platforms.polling import STOP_WITHIN_S, Polling, payload_of
 
-POLL_S = 2.0
+POLLING = Polling(every_s=2.0)
 """Pause between two questions how a function fares; they are free."""
 
-STOP_WITHIN_S = 90.0
 _DEPLOY = "`funcpipe deploy aliyun --sizes …` makes them"
 _AT_WORK = {"Enqueued", "Dequeued", "Running", "Retrying", "Stopping"}
 _OUT_OF_MEMORY = ("out of memory", "oom", "memory limit", "memory usage exceeds")
@@ -36,15 +34,13 @@ class AliyunPlatform:
         account: Account,
         *,
         deployment: str = "funcpipe",
-        poll_s: float = POLL_S,
-        clock: Callable[[], float] = time.time,
-        sleep: Callable[[float], None] = time.sleep,
+        polling: Polling = POLLING,
     ) -> None:
         self._spec = spec
         self._account, self._region = account, account.region
         self._client: Any = account.functions
         self._deployment = deployment
-        self._poll_s, self._clock, self._sleep = poll_s, clock, sleep
+        self._polling = polling
         self._known: dict[Handle, tuple[float, Status]] = {}
 
     @property
@@ -93,19 +89,12 @@ class AliyunPlatform:
             replace(self._spec, sizes=sizes),
             self._account,
             deployment=self._deployment,
-            poll_s=self._poll_s,
-            clock=self._clock,
-            sleep=self._sleep,
+            polling=self._polling,
         )
 
     def invoke(self, worker: Invocation) -> Handle:
         """Start a function and return at once; raises PlatformRefused for what the service would not run."""
-        payload = to_text(worker).encode()
-        if len(payload) > self._spec.max_payload_bytes:
-            raise PlatformRefused(
-                f"the payload of worker {worker.worker} has {len(payload)} bytes, an asynchronous one at most "
-                f"{self._spec.max_payload_bytes}; fold layers together with profile --layers"
-            )
+        payload = payload_of(worker, self._spec)
         function, task = function_name(self._deployment, worker.size), f"task-{uuid.uuid4()}"
         with explained(f"invoking {function}"):
             self._client.invoke_function_with_options(
@@ -117,14 +106,14 @@ class AliyunPlatform:
         return Handle(worker=worker.worker, name=f"{function}/{task}")
 
     def status(self, handle: Handle) -> Status:
-        """How the function fares, as of at most `poll_s` ago."""
+        """How the function fares, as of at most `polling.every_s` ago."""
         asked_s, status = self._known.get(handle, (float("-inf"), Status(state=State.RUNNING)))
-        if status.state is State.RUNNING and self._clock() - asked_s >= self._poll_s:
+        if status.state is State.RUNNING and self._polling.is_due(asked_s):
             function, task = handle.name.split("/")
             with explained(f"asking how {handle.name} fares"):
                 found = self._client.get_async_task(function, task, models.GetAsyncTaskRequest()).body
             status = status_of(found.status, found.task_error_message or "")
-            self._known[handle] = self._clock(), status
+            self._known[handle] = self._polling.clock(), status
         return status
 
     def stop(self, handle: Handle) -> None:
@@ -134,11 +123,8 @@ class AliyunPlatform:
         function, task = handle.name.split("/")
         with explained(f"stopping {handle.name}"):
             self._client.stop_async_task(function, task, models.StopAsyncTaskRequest())
-        until_s = self._clock() + STOP_WITHIN_S
-        while self.status(handle).state is State.RUNNING:
-            if self._clock() > until_s:
-                raise DeadlineExceeded(f"{handle.name} has not ended {STOP_WITHIN_S:g} s after it was told to")
-            self._sleep(self._poll_s)
+        late = f"{handle.name} has not ended {STOP_WITHIN_S:g} s after it was told to"
+        self._polling.await_end(lambda: self.status(handle), late)
 
     def _check_function(self, size: FunctionSize, command: str) -> None:
         name = function_name(self._deployment, size.name)

@@ -2,8 +2,10 @@
 
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
+from funcpipe.core import MB
 from funcpipe.platforms.base import Cause, State, Status
 
 _OUT_OF_MEMORY = "Runtime.OutOfMemory"
@@ -36,7 +38,8 @@ def _of_record(record: dict[str, Any]) -> Status:
         case "timeout":
             return _failed(f"timed out after {metrics.get('durationMs', 0) / 1000:.0f} s", Cause.TIMED_OUT)
         case "error" if kind == _OUT_OF_MEMORY or full:
-            return _failed(f"out of memory: {peak_mb} of {size_mb} MB used", Cause.OUT_OF_MEMORY)
+            text = f"out of memory: {peak_mb} of {size_mb} MB used"
+            return replace(_failed(text, Cause.OUT_OF_MEMORY), peak_bytes=peak_mb * MB or None)
         case status:
             return _failed(f"ended with {kind or status}, {peak_mb} of {size_mb} MB used", Cause.CRASHED)
 

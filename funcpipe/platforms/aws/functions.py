@@ -1,21 +1,21 @@
 """Functions on AWS Lambda: invoked as events, watched through their deployment's logs and records of failures."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from funcpipe.core import Invocation, Plan, PlatformSpec, to_text
-from funcpipe.errors import DeadlineExceeded, PlatformRefused
+from funcpipe.core import Invocation, Plan, PlatformSpec
+from funcpipe.errors import PlatformRefused
 from funcpipe.platforms.aws import endings
 from funcpipe.platforms.aws.account import Account, explained
 from funcpipe.platforms.aws.template import FAILURES, LEAST_MEMORY_MB, MOST_MEMORY_MB, RUNS, function_name, log_group
 from funcpipe.platforms.base import Handle, State, Status, StorageUrls
+from funcpipe.platforms.polling import STOP_WITHIN_S, Polling, payload_of
 
-POLL_S = 3.0
+POLLING = Polling(every_s=3.0)
 """Pause between two looks at logs and records: a listing, $0.006 an hour, and a search that is free."""
 
-STOP_WITHIN_S = 90.0
 _SKEW_S = 120  # how far the clocks of this machine and of AWS may differ
 _DEPLOY = "`funcpipe deploy aws --sizes …` makes them"
 _RUNNING = Status(state=State.RUNNING)
@@ -33,14 +33,12 @@ class AwsPlatform:
         account: Account,
         *,
         deployment: str = "funcpipe",
-        poll_s: float = POLL_S,
-        clock: Callable[[], float] = time.time,
-        sleep: Callable[[float], None] = time.sleep,
+        polling: Polling = POLLING,
     ) -> None:
         self._spec = spec
         self._account, self._region = account, account.region
         self._deployment = deployment
-        self._poll_s, self._clock, self._sleep = poll_s, clock, sleep
+        self._polling = polling
         self._lambda: Any = account.client("lambda")
         self._objects: Any = account.client("s3")
         self._logs: Any = account.client("logs")
@@ -93,29 +91,22 @@ class AwsPlatform:
             replace(self._spec, sizes=sizes),
             self._account,
             deployment=self._deployment,
-            poll_s=self._poll_s,
-            clock=self._clock,
-            sleep=self._sleep,
+            polling=self._polling,
         )
 
     def invoke(self, worker: Invocation) -> Handle:
         """Start a function and return at once; raises PlatformRefused for what Lambda would not run."""
-        payload = to_text(worker).encode()
-        if len(payload) > self._spec.max_payload_bytes:
-            raise PlatformRefused(
-                f"the payload of worker {worker.worker} has {len(payload)} bytes, an event of Lambda at most "
-                f"{self._spec.max_payload_bytes}; fold layers together with profile --layers"
-            )
+        payload = payload_of(worker, self._spec)
         function = function_name(self._deployment, worker.memory_mb)
         with explained(f"invoking {function}"):
             answer = self._lambda.invoke(FunctionName=function, InvocationType="Event", Payload=payload)
         request = answer["ResponseMetadata"]["RequestId"]
-        handle = Handle(worker=worker.worker, name=f"{function}/{request}/{int(self._clock())}")
+        handle = Handle(worker=worker.worker, name=f"{function}/{request}/{int(self._polling.clock())}")
         self._open[handle] = None
         return handle
 
     def status(self, handle: Handle) -> Status:
-        """How the function fares, as of at most `poll_s` ago."""
+        """How the function fares, as of at most `polling.every_s` ago."""
         request = handle.name.split("/")[1]
         if request not in self._ended:
             self._open[handle] = None
@@ -129,14 +120,11 @@ class AwsPlatform:
         key = f"stops/{handle.name.split('/')[1]}"
         with explained(f"stopping {handle.name}"):
             self._objects.put_object(Bucket=self._bucket, Key=key, Body=b"")
-        until_s = self._clock() + STOP_WITHIN_S
-        while self.status(handle).state is State.RUNNING:
-            if self._clock() > until_s:
-                raise DeadlineExceeded(
-                    f"{handle.name} has not ended {STOP_WITHIN_S:g} s after it was told to; it is paid for until its "
-                    f"time is over, {self._spec.lifetime_s or 0:g} s after its start"
-                )
-            self._sleep(self._poll_s)
+        late = (
+            f"{handle.name} has not ended {STOP_WITHIN_S:g} s after it was told to; it is paid for until its "
+            f"time is over, {self._spec.lifetime_s or 0:g} s after its start"
+        )
+        self._polling.await_end(lambda: self.status(handle), late)
         with explained(f"stopping {handle.name}"):
             self._objects.delete_object(Bucket=self._bucket, Key=key)
 
@@ -169,9 +157,9 @@ class AwsPlatform:
 
     def _look(self) -> None:
         """Read what has come since the oldest function that is not known to have ended, but not too often."""
-        if self._clock() - self._looked_s < self._poll_s:
+        if not self._polling.is_due(self._looked_s):
             return
-        self._looked_s = self._clock()
+        self._looked_s = self._polling.clock()
         waiting = [handle for handle in self._open if handle.name.split("/")[1] not in self._ended]
         if not waiting:
             return

@@ -11,12 +11,14 @@ from funcpipe.platforms.aliyun.deployment import Deployer
 from funcpipe.platforms.aliyun.functions import AliyunPlatform
 from funcpipe.platforms.aliyun.template import container_package, shape_of
 from funcpipe.platforms.catalog import load_spec
+from funcpipe.platforms.polling import Polling
 from tests.cloud_emulation.aliyun import AliyunCloud, aliyun_cloud
 from tests.cloud_emulation.docker import RegistryDocker
 from tests.contract.oss_server import ACCESS_KEY, REGION, SECRET_KEY, OssServer
 
 SIZE = "1vCPU-1024MB"
 EVERY_S = 0.2
+OFTEN = Polling(every_s=EVERY_S)
 
 
 def size(vcpu: float, memory_mb: int) -> FunctionSize:
@@ -77,7 +79,7 @@ def deployed(deployer: Deployer, account: Account, spec: PlatformSpec) -> Accoun
 
 @pytest.fixture
 def platform(deployed: Account, spec: PlatformSpec) -> AliyunPlatform:
-    return AliyunPlatform(spec, deployed, poll_s=EVERY_S)
+    return AliyunPlatform(spec, deployed, polling=OFTEN)
 
 
 def sized(plan: Plan, size: str = SIZE) -> Plan:

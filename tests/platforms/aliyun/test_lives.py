@@ -11,7 +11,7 @@ from funcpipe.platforms.aliyun.functions import AliyunPlatform
 from funcpipe.platforms.catalog import open_storage
 from tests.cloud_emulation.aliyun import AliyunCloud
 from tests.e2e import small
-from tests.platforms.aliyun.conftest import EVERY_S, sized
+from tests.platforms.aliyun.conftest import OFTEN, sized
 from tests.platforms.lives import SHORT, assert_handed_over, long_job
 
 pytestmark = pytest.mark.slow
@@ -21,7 +21,7 @@ def test_functions_hand_over_to_functions_that_they_invoke(
     deployed: Account, spec: PlatformSpec, url: str, cloud: AliyunCloud
 ) -> None:
     job = replace(long_job(sized(small.plan(1, 1))), prices=spec)
-    platform = AliyunPlatform(replace(spec, cold_start_s=1.0), deployed, poll_s=EVERY_S)
+    platform = AliyunPlatform(replace(spec, cold_start_s=1.0), deployed, polling=OFTEN)
     storage = open_storage(url)
     result = launch(job, platform=platform, storage=storage, storage_url=url, care=SHORT)
     assert_handed_over(result, job)

@@ -10,12 +10,12 @@ from funcpipe.platforms.aliyun.functions import AliyunPlatform
 from funcpipe.platforms.catalog import load_spec, open_storage
 from funcpipe.site import Site
 from tests.e2e import small
-from tests.platforms.aliyun.conftest import EVERY_S, SIZE
+from tests.platforms.aliyun.conftest import OFTEN, SIZE
 
 
 @pytest.fixture
 def site(deployed: Account, url: str) -> Site:
-    platform = AliyunPlatform(load_spec("aliyun-fc"), deployed, poll_s=EVERY_S).of_deployed_sizes()
+    platform = AliyunPlatform(load_spec("aliyun-fc"), deployed, polling=OFTEN).of_deployed_sizes()
     return Site(platform, open_storage(url), url)
 
 

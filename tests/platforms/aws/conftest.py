@@ -11,6 +11,7 @@ from funcpipe.platforms.aws.template import Shape
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import load_spec, open_storage
 from funcpipe.platforms.docker import Docker
+from funcpipe.platforms.polling import Polling
 from tests.cloud_emulation.aws import AwsCloud, aws_cloud
 from tests.cloud_emulation.lambda_runtime import REGION
 from tests.cloud_emulation.moto import moto_endpoint
@@ -18,6 +19,7 @@ from tests.cloud_emulation.moto import moto_endpoint
 STORAGE = "s3://funcpipe-123456789012-us-east-1/runs"
 PLATFORM = "aws-lambda://funcpipe?region=us-east-1"
 EVERY_S = 0.2
+OFTEN = Polling(every_s=EVERY_S)
 
 
 @pytest.fixture(scope="session")
@@ -54,7 +56,7 @@ def deployed(cloud: AwsCloud, account: Account, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def platform(deployed: Account) -> AwsPlatform:
-    return AwsPlatform(load_spec("aws-lambda"), deployed, poll_s=EVERY_S)
+    return AwsPlatform(load_spec("aws-lambda"), deployed, polling=OFTEN)
 
 
 @pytest.fixture

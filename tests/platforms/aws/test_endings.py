@@ -34,6 +34,7 @@ def test_a_report_tells_state_and_cause(message: str, state: State, cause: Cause
     request, status = found
     assert (request, status.state, status.cause) == ("r", state, cause)
     assert words in status.reason
+    assert (status.peak_bytes is not None) == (cause is Cause.OUT_OF_MEMORY)
 
 
 @pytest.mark.parametrize("message", ["", "a line", "[1]", '"text"', "{}", '{"type": "platform.start", "record": {}}'])

@@ -18,11 +18,12 @@ from funcpipe.platforms.aws.deployment import Deployer
 from funcpipe.platforms.aws.functions import AwsPlatform
 from funcpipe.platforms.base import Cause, Handle, State, Status, Storage
 from funcpipe.platforms.catalog import load_spec, open_storage
+from funcpipe.platforms.polling import Polling
 from funcpipe.upload import upload
 from tests.cloud_emulation.aws import AwsCloud
 from tests.e2e import small
 from tests.in_process import make_job, run_workers
-from tests.platforms.aws.conftest import EVERY_S, PLATFORM, STORAGE
+from tests.platforms.aws.conftest import EVERY_S, OFTEN, PLATFORM, STORAGE
 
 pytestmark = pytest.mark.slow
 
@@ -65,7 +66,7 @@ def test_a_worker_that_fails_is_seen_once_and_not_retried(
     handle = platform.invoke(spec(open_storage(STORAGE), small.failing_loss))
     status = ended(platform, handle)
     assert (status.state, status.cause) == (State.FAILED, Cause.CRASHED)
-    assert ended(AwsPlatform(load_spec("aws-lambda"), deployed, poll_s=EVERY_S), handle).state is State.FAILED
+    assert ended(AwsPlatform(load_spec("aws-lambda"), deployed, polling=OFTEN), handle).state is State.FAILED
     lines = [json.loads(line.split(" ", 3)[3]) for line in reports(deployed)]
     assert [line["record"]["requestId"] for line in lines] == [handle.name.split("/")[1]]
 
@@ -100,9 +101,8 @@ def test_a_function_past_its_time_is_timed_out(platform: AwsPlatform, cloud: Aws
 
 def test_a_function_that_does_not_end_is_told(deployed: Account, cloud: AwsCloud) -> None:
     now_s = iter(range(0, 100_000, 50))
-    platform = AwsPlatform(
-        load_spec("aws-lambda"), deployed, poll_s=0, clock=lambda: float(next(now_s)), sleep=lambda s: None
-    )
+    polling = Polling(every_s=0, clock=lambda: float(next(now_s)), sleep=lambda s: None)
+    platform = AwsPlatform(load_spec("aws-lambda"), deployed, polling=polling)
     with pytest.raises(DeadlineExceeded, match=r"has not ended 90 s after it was told to; .* 900 s after its start"):
         platform.stop(Handle(worker="s0.r0", name="funcpipe-1024/nobody/1000"))
 

@@ -19,7 +19,7 @@ from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import load_spec
 from tests.cloud_emulation.aws import AwsCloud
 from tests.e2e import small
-from tests.platforms.aws.conftest import EVERY_S, PLATFORM, STORAGE
+from tests.platforms.aws.conftest import EVERY_S, OFTEN, PLATFORM, STORAGE
 from tests.platforms.lives import SHORT, assert_handed_over, long_job
 
 ROOT = Path(__file__).parents[3]
@@ -31,7 +31,7 @@ def test_functions_hand_over_to_functions_that_they_invoke(
     deployed: Account, storage: Storage, cloud: AwsCloud
 ) -> None:
     job = long_job(small.plan(2, 1))
-    platform = AwsPlatform(replace(load_spec("aws-lambda"), cold_start_s=1.0), deployed, poll_s=EVERY_S)
+    platform = AwsPlatform(replace(load_spec("aws-lambda"), cold_start_s=1.0), deployed, polling=OFTEN)
     result = launch(job, platform=platform, storage=storage, storage_url=STORAGE, care=SHORT)
     assert_handed_over(result, job)
     assert len([call for call in cloud.calls if call.endswith("/invocations")]) >= len(result.workers)
