@@ -1,1 +1,1 @@
-"""How workers live and die: checkpoints, leases, heartbeats, hand-over, limits."""
+"""How workers live and die: checkpoints, leases, heartbeats, hand-over, restarts by peers, limits."""
