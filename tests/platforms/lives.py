@@ -20,7 +20,7 @@ def long_job(plan: Plan) -> Job:
     """Eight steps of half a second, for a plan of one replica."""
     torch.manual_seed(0)
     loss, optimizer = small.very_slow_loss, small.optimizer
-    return make_job(small.model(), plan, eight_steps, loss=loss, optimizer=optimizer, deadline_s=60)
+    return make_job(small.model(), plan, eight_steps, loss=loss, optimizer=optimizer, deadline_s=200)
 
 
 def eight_steps() -> list[tuple[Tensor, Tensor]]:
@@ -32,7 +32,7 @@ def assert_handed_over(result: RunResult, job: Job) -> None:
     ended = Counter((report.worker, report.outcome) for report in result.workers)
     for stage in range(len(job.plan.stages)):
         assert ended[f"s{stage}.r0", Outcome.HANDED_OVER] >= 1
-        assert ended[f"s{stage}.r0", Outcome.FINISHED] == 1
+        assert ended[f"s{stage}.r0", Outcome.FINISHED] >= 1
     reference: dict[str, Tensor] = {}
     for worker in run_workers(job, MemoryStorage()).values():
         reference |= worker.computation.state().state_dict()
