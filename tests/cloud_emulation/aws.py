@@ -55,7 +55,7 @@ class AwsCloud(ThreadingHTTPServer):
         self._session = boto3.session.Session(aws_access_key_id="test", aws_secret_access_key="test")
         self._clients: dict[str, Any] = {}
         self._idle: list[Environment] = []
-        self._all: list[Environment] = []
+        self.environments: list[Environment] = []
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(32)
 
@@ -67,11 +67,6 @@ class AwsCloud(ThreadingHTTPServer):
     def changes(self) -> list[str]:
         """The calls that change something."""
         return [call for call in self.calls if not call.startswith(_READS)]
-
-    @property
-    def busy(self) -> int:
-        """How many functions run."""
-        return sum(environment.alive and environment.current is not None for environment in self._all)
 
     def client(self, service: str) -> Any:
         """A client of moto itself, past the proxy."""
@@ -117,7 +112,7 @@ class AwsCloud(ThreadingHTTPServer):
 
     def close(self) -> None:
         self.shutdown()
-        for environment in self._all:
+        for environment in self.environments:
             environment.close()
         self._pool.shutdown(cancel_futures=True)
         self.server_close()
@@ -151,7 +146,7 @@ class AwsCloud(ThreadingHTTPServer):
                     self._idle.remove(environment)
                     return environment
         environment = Environment(function, self.lines.append)
-        self._all.append(environment)
+        self.environments.append(environment)
         return environment
 
     def _function(self, name: str) -> Function:

@@ -81,6 +81,10 @@ class Environment:
     def alive(self) -> bool:
         return self._process.poll() is None
 
+    @property
+    def busy(self) -> bool:
+        return self.alive and self.current is not None
+
     def run(self, invocation: Invocation) -> None:
         """Serve `invocation`; returns when it has ended, one way or another."""
         invocation.deadline_s = time.time() + self.function.timeout_s

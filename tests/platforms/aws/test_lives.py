@@ -56,6 +56,6 @@ def test_a_run_without_its_client_is_watched_stopped_and_removed(
     stopped = said("stop")
     assert stopped["halt"] == "it was stopped"
     assert [worker["outcome"] for worker in stopped["workers"]] == ["halted"]
-    assert cloud.busy == 0
+    assert not any(environment.busy for environment in cloud.environments)
     assert storage.list("left/")
     assert said("clean")["objects"] > 0
