@@ -1,11 +1,11 @@
-"""How fast the way to the storage is: links that are throttled, the codec, what a channel adds, what waiting costs.
+"""How fast the way to the storage is: links that are throttled, the codec, what a channel adds.
 
-Rates of the codec are for 64 MB of 32-bit floats on one core, into memory that is used again; the channel's overhead is
-its time for a small object less the storage's own. With ``--store URL`` the storage is measured too.
+Rates of the codec are for 64 MB of 32-bit floats on one core, into memory that is used again and into fresh memory; the
+channel's overhead is its time for a small object less the storage's own. With ``--store URL`` the storage is measured
+too. What waiting costs is measured by `experiments.waiting`.
 """
 
 import argparse
-import statistics
 import threading
 import time
 from collections.abc import Callable
@@ -21,11 +21,8 @@ from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import open_storage
 from funcpipe.platforms.memory import MemoryStorage
 from funcpipe.platforms.throttle import OwnPace, Throttled
-from funcpipe.platforms.wrappers import Counted
 
 VALUES = 16_000_000
-STEPS, LATENCY_S, WORK_S = 40, 0.02, 0.25
-PUT_USD, GET_USD = 5e-6, 4e-7
 
 
 def main() -> None:
@@ -36,7 +33,6 @@ def main() -> None:
     throttle()
     coding()
     overhead()
-    waiting()
     if options.store:
         storage(open_storage(options.store))
 
@@ -77,11 +73,14 @@ def coding() -> None:
     print("codec: GB/s of 32-bit floats")
     for wire in Wire:
         message = bytes(codec.encode({"x": values}, wire))
-        encode_s = best(partial(codec.encode, {"x": values}, wire, buffer=buffer))
-        decode_s = best(partial(codec.decode, message, into=target))
-        print(
-            f"  {wire.value}: encode {values.nbytes / encode_s / 1e9:.2f}, decode {values.nbytes / decode_s / 1e9:.2f}"
-        )
+        ways: dict[str, Callable[[], object]] = {
+            "encode": partial(codec.encode, {"x": values}, wire, buffer=buffer),
+            "decode": partial(codec.decode, message, into=target),
+            "encode into fresh memory": partial(codec.encode, {"x": values}, wire),
+            "decode into fresh memory": partial(codec.decode, message),
+        }
+        rates = ", ".join(f"{name} {values.nbytes / best(way) / 1e9:.2f}" for name, way in ways.items())
+        print(f"  {wire.value}: {rates}")
 
 
 def overhead() -> None:
@@ -92,30 +91,6 @@ def overhead() -> None:
     put_s = best(lambda: channel.put("k", small), 2000) - best(lambda: store.put("k", message), 2000)
     get_s = best(lambda: channel.get("k"), 2000) - best(lambda: store.get("k"), 2000)
     print(f"channel: adds {put_s * 1e3:.3f} ms to a small put, {get_s * 1e3:.3f} ms to a small get")
-
-
-def waiting() -> None:
-    """A pipeline in which an object is due a quarter of a second into every step; before and after it has learned."""
-    far = Counted(Throttled(near := MemoryStorage(), latency_s=LATENCY_S))
-    channel = Channel(far, Patience(deadline_s=10), cancel=threading.Event())
-    message = bytes(codec.encode({"x": torch.ones(8)}))
-    vain, late_s = [], []
-    for step in range(STEPS):
-        channel.begin_step()
-        before, began_s = far.traffic.empty_gets, time.monotonic()
-        timer = threading.Timer(WORK_S, near.put, (f"{step}/m", message))
-        timer.start()
-        channel.get(f"{step}/m")
-        late_s.append(time.monotonic() - began_s - WORK_S - LATENCY_S)
-        vain.append(far.traffic.empty_gets - before)
-        timer.join()
-    for name, part in (("first step", slice(0, 1)), ("steps 11 on", slice(10, None))):
-        empty = statistics.mean(vain[part])
-        usd = PUT_USD + (1 + empty) * GET_USD
-        print(
-            f"waiting, {name}: {empty:.2f} vain gets for an awaited object, "
-            f"{statistics.mean(late_s[part]) * 1e3:.1f} ms late, {usd * 1e6:.2f} millionths of a dollar"
-        )
 
 
 def storage(store: Storage) -> None:
