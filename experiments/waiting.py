@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import mean
 
 import torch
@@ -90,7 +91,9 @@ def run(way: str, steps: int) -> Log:
     workers = sorted({(task.stage, task.replica) for task in graph.tasks})
     with ThreadPoolExecutor(len(workers)) as pool:
         done = [
-            pool.submit(Worker(graph, worker, far(near, way, random.Random(f"{worker}")), log, cancel).run, steps)
+            pool.submit(
+                Worker(graph, worker, far(near, way, random.Random(f"{worker}")), log, cancel, near.delete).run, steps
+            )
             for worker in workers
         ]
         for future in done:
@@ -186,10 +189,17 @@ class Worker:
     """One function of the pipeline: its lanes and its channel."""
 
     def __init__(
-        self, graph: Graph, worker: tuple[int, int], store: Storage, log: Log, cancel: threading.Event
+        self,
+        graph: Graph,
+        worker: tuple[int, int],
+        store: Storage,
+        log: Log,
+        cancel: threading.Event,
+        forget: Callable[[str], None],
     ) -> None:
         stage, self.replica = worker
         self.graph, self.log, self.cancel = graph.of_worker(stage, self.replica), log, cancel
+        self.forget = forget
         self.asked = Asked(store, log)
         self.counted = Counted(self.asked)
         self.channel = Channel(self.counted, Patience(deadline_s=DEADLINE_S), cancel=cancel)
@@ -201,25 +211,25 @@ class Worker:
             began_s, before = time.monotonic(), self.counted.traffic
             self.channel.begin_step()
             execute(self.graph, self.doer(step), step=step, cancel=self.cancel, open_requests=OPEN_REQUESTS)
+            for task in self.graph.tasks:  # all have read what was put two steps ago
+                if task.kind.is_put and step >= 2:
+                    self.forget(key_of(task, step - 2))
             after = self.counted.traffic
             counts = (after.puts - before.puts, after.gets - before.gets, after.empty_gets - before.empty_gets)
             self.log.steps.append((step, time.monotonic() - began_s, *counts))
 
     def doer(self, step: int) -> Callable[[Task], Outcome]:
         """What does the tasks of `step`."""
-
-        def key_of(put: Task) -> str:
-            return f"s{put.stage}.r{put.replica}/{step}/{put}"
-
-        synchronisation = Synchronisation(self.channel, PATTERN, self.replica, key_of)
+        key_of_put = partial(key_of, step=step)
+        synchronisation = Synchronisation(self.channel, PATTERN, self.replica, key_of_put)
         pieces = Pieces(self.gradient, PATTERN)
 
         def move(task: Task) -> Outcome:
             if task.kind in OPEN or task.kind is Kind.MERGE:
                 return synchronisation.run(task, pieces)
             if task.kind.is_put:
-                return Outcome(self.channel.put(key_of(task), ACTIVATION))
-            return Outcome(self.channel.get(key_of(source_of(task))).payload_bytes)
+                return Outcome(self.channel.put(key_of_put(task), ACTIVATION))
+            return Outcome(self.channel.get(key_of_put(source_of(task))).payload_bytes)
 
         def do(task: Task) -> Outcome:
             if task.kind.resource is Resource.COMPUTE:
@@ -228,10 +238,14 @@ class Worker:
             wanted_s = time.monotonic()
             outcome = move(task)
             if task.kind.is_get:
-                self.log.note_read(step, key_of(source_of(task)), wanted_s, self.asked.found_s)
+                self.log.note_read(step, key_of_put(source_of(task)), wanted_s, self.asked.found_s)
             return outcome
 
         return do
+
+
+def key_of(put: Task, step: int) -> str:
+    return f"s{put.stage}.r{put.replica}/{step}/{put}"
 
 
 def show(name: str, log: Log, steps: range) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from funcpipe.comm import codec
 from funcpipe.comm.buffers import Buffers
-from funcpipe.comm.patience import Expectation, Patience
+from funcpipe.comm.patience import Due, Expectation, Patience
 from funcpipe.comm.turns import Turns
 from funcpipe.core import Wire
 from funcpipe.errors import Cancelled, CorruptMessage, DeadlineExceeded, KeyMissing
@@ -114,28 +114,30 @@ class Channel:
     def _read(self, key: str, start: int, stop: int | None) -> tuple[bytes, float]:
         expected = self._expected[key.rsplit("/", 1)[-1]]
         began_s = self._clock()
-        paused = not self._storage.watches and expected.due_s > began_s - self._step_s
+        starts_s = (self._step_s, began_s)
+        due = expected.due(starts_s)
+        paused = not self._storage.watches and due.start_s + due.due_s > began_s
         if paused:
-            self._pause(key, began_s, expected)
+            self._pause(key, began_s, due)
         vain_s, trip_s = None, 0.0
         while True:
             asked_s = self._clock()
             try:
                 message = self._storage.get(key, start=start, stop=stop, gate=self._downloading)
             except KeyMissing:
-                vain_s, trip_s = asked_s - self._step_s, self._clock() - asked_s
-                self._pause(key, began_s, expected, trip_s)
+                vain_s, trip_s = asked_s, self._clock() - asked_s
+                self._pause(key, began_s, due, trip_s)
                 continue
             if paused or vain_s is not None:
-                expected.learn(vain_s, asked_s - self._step_s, trip_s)
+                expected.learn(starts_s, vain_s, asked_s, trip_s)
             return message, asked_s - began_s
 
-    def _pause(self, key: str, began_s: float, expected: Expectation, trip_s: float = 0.0) -> None:
+    def _pause(self, key: str, began_s: float, due: Due, trip_s: float = 0.0) -> None:
         now_s = self._clock()
         left_s = self._patience.deadline_s - (now_s - began_s)
         if left_s <= 0:
             raise DeadlineExceeded(f"{key} has not come within {self._patience.deadline_s:g} s")
-        learned_s = self._patience.pause_s(now_s - self._step_s, expected.due_s, expected.spread_s, trip_s)
+        learned_s = self._patience.pause_s(now_s - due.start_s, due.due_s, due.spread_s, trip_s)
         self._storage.wait(key, left_s if self._storage.watches else min(learned_s, left_s), self._cancel)
         if self._cancel.is_set():
             raise Cancelled(f"stopped waiting for {key}")

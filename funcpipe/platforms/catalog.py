@@ -50,7 +50,11 @@ def open_storage(url: str) -> Storage:
         case "s3" if parts.netloc and options.keys() <= {"endpoint", "region"} and all(options.values()):
             from funcpipe.platforms.s3 import S3Storage
 
-            return Retried(S3Storage(parts.netloc, unquote(parts.path), **options))
+            return Retried(
+                S3Storage(
+                    parts.netloc, unquote(parts.path), endpoint=options.get("endpoint"), region=options.get("region")
+                )
+            )
         case "oss" if parts.netloc and options.keys() == {"endpoint", "region"} and all(options.values()):
             from funcpipe.platforms.oss import OssStorage
 

@@ -6,25 +6,35 @@ from contextlib import contextmanager
 from typing import Any
 
 import oss2
+import requests
 
 from funcpipe.errors import KeyExists, KeyMissing, StorageBusy, StorageError
 from funcpipe.platforms.base import OPEN, Gate
 from funcpipe.platforms.body import GatedBody
 
 _OUT_OF_RANGE = 416
-_TIMEOUT_S = 30
 
 
 class OssStorage:
     """Keys below `prefix` in `bucket`, at `endpoint` in `region`.
 
     Credentials are the environment's OSS_ACCESS_KEY_ID, OSS_ACCESS_KEY_SECRET and, if need be, OSS_SESSION_TOKEN.
-    Every request is made once: a failure that may pass is StorageBusy, for others to try again.
+    Every request is made once: a failure that may pass is StorageBusy, for others to try again. So is a server that is
+    silent for `timeout_s`.
     """
 
     watches = False
 
-    def __init__(self, bucket: str, prefix: str = "", *, endpoint: str, region: str, path_style: bool = False) -> None:
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str = "",
+        *,
+        endpoint: str,
+        region: str,
+        path_style: bool = False,
+        timeout_s: float = 30,
+    ) -> None:
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         self._name = f"oss://{bucket}"
         with self._errors_of(""):
@@ -34,7 +44,7 @@ class OssStorage:
             endpoint,
             bucket,
             session=oss2.Session(pool_size=64),
-            connect_timeout=_TIMEOUT_S,
+            connect_timeout=timeout_s,
             enable_crc=False,
             region=region,
             is_path_style=path_style,
@@ -73,7 +83,7 @@ class OssStorage:
     def list(self, prefix: str) -> tuple[str, ...]:
         """The keys that begin with `prefix`, sorted."""
         with self._errors_of(prefix):
-            found = oss2.ObjectIteratorV2(self._bucket, prefix=self._prefix + prefix, max_keys=1000)
+            found = oss2.ObjectIteratorV2(self._bucket, prefix=self._prefix + prefix, max_keys=1000, max_retries=1)
             return tuple(sorted(item.key[len(self._prefix) :] for item in found))
 
     def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
@@ -95,5 +105,7 @@ class OssStorage:
             raise (StorageBusy(text) if busy else StorageError(text)) from error
         except oss2.exceptions.RequestError as error:
             raise StorageBusy(f"{where}: {error.exception}") from error
+        except requests.RequestException as error:  # while the body is read
+            raise StorageBusy(f"{where}: {error}") from error
         except oss2.exceptions.OssError as error:
             raise StorageError(f"{where}: {error}") from error

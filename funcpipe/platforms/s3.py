@@ -29,14 +29,21 @@ _OUT_OF_RANGE = {"InvalidRange", "416"}
 class S3Storage:
     """Keys below `prefix` in `bucket`, at `endpoint` or at Amazon's. Credentials come from where boto3 finds them.
 
-    Every request is made once: a failure that may pass is StorageBusy, for others to try again. Messages carry their
-    own checksums; those of boto3 are left out, since they halve its throughput.
+    Every request is made once: a failure that may pass is StorageBusy, for others to try again. So is a server that is
+    silent for `timeout_s`. Messages carry their own checksums; those of boto3 are left out, since they halve its
+    throughput.
     """
 
     watches = False
 
     def __init__(
-        self, bucket: str, prefix: str = "", *, endpoint: str | None = None, region: str | None = None
+        self,
+        bucket: str,
+        prefix: str = "",
+        *,
+        endpoint: str | None = None,
+        region: str | None = None,
+        timeout_s: float = 30,
     ) -> None:
         self._bucket = bucket
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
@@ -47,8 +54,8 @@ class S3Storage:
             config=Config(
                 retries={"total_max_attempts": 1},
                 max_pool_connections=64,
-                connect_timeout=10,
-                read_timeout=30,
+                connect_timeout=min(timeout_s, 10),
+                read_timeout=timeout_s,
                 request_checksum_calculation="when_required",
                 response_checksum_validation="when_required",
                 s3={"payload_signing_enabled": False, "addressing_style": "auto" if endpoint is None else "path"},

@@ -1,0 +1,186 @@
+"""What networks and busy services do, between the real clients and servers that the contract suite runs."""
+
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import boto3
+import pytest
+import torch
+
+from funcpipe.comm.channel import Channel
+from funcpipe.comm.patience import Patience
+from funcpipe.errors import CorruptMessage, KeyExists, KeyMissing, StorageBusy, StorageError
+from funcpipe.platforms.base import Storage
+from funcpipe.platforms.oss import OssStorage
+from funcpipe.platforms.s3 import S3Storage
+from funcpipe.platforms.wrappers import Retried
+from tests.contract.conftest import S3Server
+from tests.contract.faulty_proxy import (
+    Fault,
+    FaultyProxy,
+    breaks_off,
+    faulty_proxy,
+    flips_a_bit,
+    loses_the_answer,
+    refuses,
+    resets,
+    stalls,
+)
+from tests.contract.oss_server import ACCESS_KEY, REGION, SECRET_KEY, OssServer
+
+BUCKET, SILENT_S = "funcpipe-faults", 0.5
+PASSING: dict[str, Fault] = {
+    "500": refuses(500, "InternalError"),
+    "503": refuses(503, "ServiceUnavailable"),
+    "slow down": refuses(503, "SlowDown"),
+    "429": refuses(429, "TooManyRequests"),
+    "reset": resets,
+    "lost answer": loses_the_answer,
+    "stall": stalls,
+}
+FINAL = {"403": refuses(403, "AccessDenied"), "no bucket": refuses(404, "NoSuchBucket")}
+REQUESTS: dict[str, Callable[[Storage], object]] = {
+    "put": lambda store: store.put("new", b"1"),
+    "get": lambda store: store.get("k"),
+    "range": lambda store: store.get("k", start=1, stop=3),
+    "delete": lambda store: store.delete("k"),
+    "list": lambda store: store.list(""),
+}
+
+
+@dataclass(frozen=True)
+class Spoilt:
+    """A storage whose requests pass a proxy, and the same without it."""
+
+    proxy: FaultyProxy
+    store: Storage
+    plain: Storage
+
+    @property
+    def retried(self) -> Retried:
+        return Retried(self.store, attempts=4, sleep=lambda _: None)
+
+
+@pytest.fixture(params=["moto_server", "real_s3_server", "oss"])
+def spoilt(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spoilt]:
+    """Holds the object k, of 1,000 bytes."""
+    prefix = secrets.token_hex(8)
+    if request.param == "oss":
+        server: OssServer = request.getfixturevalue("oss_server")
+        monkeypatch.setenv("OSS_ACCESS_KEY_ID", ACCESS_KEY)
+        monkeypatch.setenv("OSS_ACCESS_KEY_SECRET", SECRET_KEY)
+
+        def open_at(endpoint: str) -> Storage:
+            return OssStorage(BUCKET, prefix, endpoint=endpoint, region=REGION, path_style=True, timeout_s=SILENT_S)
+
+        endpoint = server.endpoint
+    else:
+        s3_server: S3Server = request.getfixturevalue(request.param)
+        s3_server.use(monkeypatch)
+        endpoint = s3_server.endpoint
+        client = boto3.session.Session().client("s3", endpoint_url=endpoint, region_name="us-east-1")
+        if BUCKET not in {bucket["Name"] for bucket in client.list_buckets()["Buckets"]}:
+            client.create_bucket(Bucket=BUCKET)
+
+        def open_at(endpoint: str) -> Storage:
+            return S3Storage(BUCKET, prefix, endpoint=endpoint, timeout_s=SILENT_S)
+
+    plain = open_at(endpoint)
+    plain.put("k", bytes(range(250)) * 4)
+    with faulty_proxy(endpoint) as proxy:
+        yield Spoilt(proxy, open_at(proxy.endpoint), plain)
+
+
+def test_what_nothing_spoils_passes_the_proxy(spoilt: Spoilt) -> None:
+    assert spoilt.store.get("k") == spoilt.plain.get("k")
+    spoilt.store.put("l", b"12")
+    assert spoilt.store.list("") == ("k", "l")
+    assert spoilt.proxy.requests == 3
+
+
+@pytest.mark.parametrize("request_name", REQUESTS)
+@pytest.mark.parametrize("fault", PASSING)
+def test_a_failure_that_passes_is_told_as_such_and_retried(spoilt: Spoilt, fault: str, request_name: str) -> None:
+    work = REQUESTS[request_name]
+    expected = work(spoilt.plain)
+    spoilt.plain.put("k", bytes(range(250)) * 4)
+    spoilt.proxy.faults[:] = [PASSING[fault]]
+    with pytest.raises(StorageBusy) as busy:
+        work(spoilt.store)
+    assert spoilt.proxy.requests == 1
+    assert SECRET_KEY not in str(busy.value)
+    spoilt.proxy.faults[:] = [PASSING[fault]] * 2
+    assert work(spoilt.retried) == expected
+    assert spoilt.proxy.requests == 4
+
+
+@pytest.mark.parametrize("request_name", REQUESTS)
+@pytest.mark.parametrize("fault", FINAL)
+def test_a_refusal_is_final(spoilt: Spoilt, fault: str, request_name: str) -> None:
+    spoilt.proxy.faults[:] = [FINAL[fault]] * 2
+    with pytest.raises(StorageError) as refused:
+        REQUESTS[request_name](spoilt.retried)
+    assert not isinstance(refused.value, StorageBusy | KeyMissing)
+    assert spoilt.proxy.requests == 1
+
+
+@pytest.mark.parametrize("start", [0, 100])
+def test_a_body_that_breaks_off_is_read_again_whole(spoilt: Spoilt, start: int) -> None:
+    spoilt.proxy.faults[:] = [breaks_off]
+    with pytest.raises(StorageBusy):
+        spoilt.store.get("k", start=start)
+    spoilt.proxy.faults[:] = [breaks_off, resets, breaks_off]
+    assert spoilt.retried.get("k", start=start) == spoilt.plain.get("k")[start:]
+
+
+def test_the_gate_is_left_whatever_happens(spoilt: Spoilt) -> None:
+    passed = []
+
+    @contextmanager
+    def gate() -> Iterator[None]:
+        passed.append("in")
+        try:
+            yield
+        finally:
+            passed.append("out")
+
+    for fault in (resets, stalls, refuses(503, "SlowDown"), breaks_off):
+        spoilt.proxy.faults[:] = [fault]
+        with pytest.raises(StorageBusy):
+            spoilt.store.get("k", gate=gate())
+    for fault in (resets, stalls, refuses(503, "SlowDown"), loses_the_answer):
+        spoilt.proxy.faults[:] = [fault]
+        with pytest.raises(StorageBusy):
+            spoilt.store.put("l", bytes(100), gate=gate())
+    assert passed == ["in", "out"] * 5  # only the last of the gets had a body
+
+
+def test_a_conditional_put_whose_answer_was_lost_has_succeeded(spoilt: Spoilt) -> None:
+    spoilt.proxy.faults[:] = [loses_the_answer]
+    spoilt.retried.put("lease", b"mine", if_absent=True)
+    assert spoilt.plain.get("lease") == b"mine"
+    spoilt.proxy.faults[:] = [loses_the_answer]
+    with pytest.raises(KeyExists):
+        spoilt.retried.put("lease", b"yours", if_absent=True)
+    assert spoilt.plain.get("lease") == b"mine"
+
+
+def test_a_service_that_stays_busy_is_an_error(spoilt: Spoilt) -> None:
+    spoilt.proxy.faults[:] = [refuses(503, "SlowDown")] * 4
+    with pytest.raises(StorageBusy, match="SlowDown"):
+        spoilt.retried.get("k")
+    assert spoilt.proxy.requests == 4
+
+
+def test_a_changed_bit_is_noticed_by_the_reader_who_reads_again(spoilt: Spoilt) -> None:
+    channel = Channel(spoilt.retried, Patience(deadline_s=20), cancel=threading.Event())
+    sent = torch.randn(100)
+    channel.put("m", {"x": sent})
+    spoilt.proxy.faults[:] = [flips_a_bit] * 2
+    assert torch.equal(channel.get("m").tensors["x"], sent)
+    spoilt.proxy.faults[:] = [flips_a_bit] * 3
+    with pytest.raises(CorruptMessage, match=r"^m: the checksum"):
+        channel.get("m")
