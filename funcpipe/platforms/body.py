@@ -2,7 +2,11 @@
 
 from types import TracebackType
 
+from funcpipe.errors import StorageError
 from funcpipe.platforms.base import Gate
+
+MOST_BYTES = 5 * 2**30
+"""What S3 and OSS take as one put: docs.aws.amazon.com/AmazonS3/latest/API/API_PutObject.html, and PutObject of OSS."""
 
 _BLOCK_BYTES = 1024 * 1024  # more than clients ask for: fewer calls for the same bytes
 
@@ -53,3 +57,13 @@ class GatedBody:
         if self._held:
             self._held = False
             self._gate.__exit__(None, None, None)
+
+
+def require_one_put(where: str, data: bytes | memoryview) -> None:
+    """Raise StorageError if `data` is more than a service takes at once, before any of it is sent."""
+    size = memoryview(data).nbytes
+    if size > MOST_BYTES:
+        raise StorageError(
+            f"{where}: an object of {size} bytes is larger than the {MOST_BYTES} that one put may hold; more stages, "
+            "or smaller micro-batches, make smaller objects"
+        )

@@ -10,7 +10,7 @@ import requests
 
 from funcpipe.errors import KeyExists, KeyMissing, StorageBusy, StorageError
 from funcpipe.platforms.base import OPEN, Gate
-from funcpipe.platforms.body import GatedBody
+from funcpipe.platforms.body import GatedBody, require_one_put
 
 _OUT_OF_RANGE = 416
 
@@ -52,6 +52,7 @@ class OssStorage:
 
     def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
         """Write an object; with `if_absent`, raise KeyExists rather than replace one."""
+        require_one_put(self._where(key), data)
         headers = {"x-oss-forbid-overwrite": "true"} if if_absent else {}
         with self._errors_of(key), GatedBody(data, gate) as body:
             self._bucket.put_object(self._prefix + key, body, headers=headers)
@@ -72,7 +73,7 @@ class OssStorage:
             with gate:
                 data: bytes = answer.read()
             if answer.content_length is not None and len(data) != answer.content_length:
-                raise StorageBusy(f"{self._name}/{self._prefix}{key}: the body broke off after {len(data)} bytes")
+                raise StorageBusy(f"{self._where(key)}: the body broke off after {len(data)} bytes")
         return data if stop is None else data[: max(stop - start, 0)]
 
     def delete(self, key: str) -> None:
@@ -90,9 +91,12 @@ class OssStorage:
         """Pause for `timeout_s`, or until `cancel` is set: a bucket does not tell what comes."""
         cancel.wait(timeout_s)
 
+    def _where(self, key: str) -> str:
+        return f"{self._name}/{self._prefix}{key}"
+
     @contextmanager
     def _errors_of(self, key: str) -> Iterator[None]:
-        where = f"{self._name}/{self._prefix}{key}"
+        where = self._where(key)
         try:
             yield
         except oss2.exceptions.NoSuchKey:

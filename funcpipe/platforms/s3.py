@@ -18,7 +18,7 @@ from botocore.exceptions import (
 
 from funcpipe.errors import KeyExists, KeyMissing, StorageBusy, StorageError
 from funcpipe.platforms.base import OPEN, Gate
-from funcpipe.platforms.body import GatedBody
+from funcpipe.platforms.body import GatedBody, require_one_put
 
 _MISSING = {"NoSuchKey", "404", "NotFound"}
 _EXISTS = {"PreconditionFailed", "412"}
@@ -64,6 +64,7 @@ class S3Storage:
 
     def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
         """Write an object; with `if_absent`, raise KeyExists rather than replace one."""
+        require_one_put(self._where(key), data)
         condition = {"IfNoneMatch": "*"} if if_absent else {}
         with self._errors_of(key), GatedBody(data, gate) as body:
             self._client.put_object(Bucket=self._bucket, Key=self._prefix + key, Body=body, **condition)
@@ -101,6 +102,9 @@ class S3Storage:
         """Pause for `timeout_s`, or until `cancel` is set: a bucket does not tell what comes."""
         cancel.wait(timeout_s)
 
+    def _where(self, key: str) -> str:
+        return f"s3://{self._bucket}/{self._prefix}{key}"
+
     @contextmanager
     def _errors_of(self, key: str) -> Iterator[None]:
         try:
@@ -113,9 +117,9 @@ class S3Storage:
                 "or configure them as for the AWS command line"
             ) from error
         except (HTTPClientError, ConnectionError, IncompleteReadError) as error:
-            raise StorageBusy(f"s3://{self._bucket}/{self._prefix}{key}: {error}") from error
+            raise StorageBusy(f"{self._where(key)}: {error}") from error
         except BotoCoreError as error:
-            raise StorageError(f"s3://{self._bucket}/{self._prefix}{key}: {error}") from error
+            raise StorageError(f"{self._where(key)}: {error}") from error
 
     def _explained(self, key: str, error: ClientError) -> StorageError:
         code = error.response["Error"]["Code"]
@@ -124,9 +128,7 @@ class S3Storage:
             return KeyMissing(key)
         if code in _EXISTS:
             return KeyExists(key)
-        text = (
-            f"s3://{self._bucket}/{self._prefix}{key}: {code} ({status}): {error.response['Error'].get('Message', '')}"
-        )
+        text = f"{self._where(key)}: {code} ({status}): {error.response['Error'].get('Message', '')}"
         return StorageBusy(text) if status >= 500 or status == 429 or code in _BUSY else StorageError(text)
 
 

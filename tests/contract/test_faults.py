@@ -1,5 +1,6 @@
 """What networks and busy services do, between the real clients and servers that the contract suite runs."""
 
+import mmap
 import secrets
 import threading
 from collections.abc import Callable, Iterator
@@ -173,6 +174,18 @@ def test_a_service_that_stays_busy_is_an_error(spoilt: Spoilt) -> None:
     with pytest.raises(StorageBusy, match="SlowDown"):
         spoilt.retried.get("k")
     assert spoilt.proxy.requests == 4
+
+
+def test_what_is_too_large_for_one_put_is_refused_before_it_is_sent(spoilt: Spoilt) -> None:
+    too_large = r"/large: .* larger than the 5368709120 .* more stages"
+    with (
+        mmap.mmap(-1, 5 * 2**30 + 1) as memory,  # of which no page is touched
+        memoryview(memory) as large,
+        pytest.raises(StorageError, match=too_large) as refused,
+    ):
+        spoilt.retried.put("large", large)
+    assert not isinstance(refused.value, StorageBusy)
+    assert spoilt.proxy.requests == 0
 
 
 def test_a_changed_bit_is_noticed_by_the_reader_who_reads_again(spoilt: Spoilt) -> None:
