@@ -31,7 +31,7 @@ REPEATS = 3
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--store", help="the URL of a storage that speaks S3")
-    parser.add_argument("--megabytes", type=int, nargs="+", default=[16, 64])
+    parser.add_argument("--megabytes", type=int, nargs="+", default=[64], help="at least 42: parts have 5 MiB")
     options = parser.parse_args()
     print(f"{'':>24} {'MB':>4}  MB/s in " + "".join(f"{parts:>7}" for parts in PARTS) + "  parts")
     for megabytes in options.megabytes:

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import boto3
 import pytest
 
 from tests.cloud_emulation.moto import moto_endpoint
@@ -22,6 +23,12 @@ class S3Server:
         patch.setenv("AWS_SECRET_ACCESS_KEY", self.secret_key)
         patch.delenv("AWS_SESSION_TOKEN", raising=False)
         patch.delenv("AWS_PROFILE", raising=False)
+
+    def make_bucket(self, name: str) -> None:
+        """Make the bucket be there; its credentials are in use."""
+        client = boto3.session.Session().client("s3", endpoint_url=self.endpoint, region_name="us-east-1")
+        if name not in {bucket["Name"] for bucket in client.list_buckets()["Buckets"]}:
+            client.create_bucket(Bucket=name)
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import boto3
 import pytest
 import torch
 
@@ -82,9 +81,7 @@ def spoilt(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         s3_server: S3Server = request.getfixturevalue(request.param)
         s3_server.use(monkeypatch)
         endpoint = s3_server.endpoint
-        client = boto3.session.Session().client("s3", endpoint_url=endpoint, region_name="us-east-1")
-        if BUCKET not in {bucket["Name"] for bucket in client.list_buckets()["Buckets"]}:
-            client.create_bucket(Bucket=BUCKET)
+        s3_server.make_bucket(BUCKET)
 
         def open_at(endpoint: str) -> Storage:
             return S3Storage(BUCKET, prefix, endpoint=endpoint, timeout_s=SILENT_S)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import boto3
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -53,14 +52,8 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         )
     server: S3Server = request.getfixturevalue(SERVERS[request.param])
     server.use(monkeypatch)
-    make_bucket(server)
+    server.make_bucket("funcpipe-contract")
     return open_storage(f"s3://funcpipe-contract/{secrets.token_hex(8)}?endpoint={server.endpoint}")
-
-
-def make_bucket(server: S3Server) -> None:
-    client = boto3.session.Session().client("s3", endpoint_url=server.endpoint, region_name="us-east-1")
-    if "funcpipe-contract" not in {bucket["Name"] for bucket in client.list_buckets()["Buckets"]}:
-        client.create_bucket(Bucket="funcpipe-contract")
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
