@@ -29,7 +29,7 @@ class Patience:
     most_s: float = 0.1
     late_share: float = 0.25
     due_share: float = 0.005
-    spread_share: float = 0.33
+    spread_share: float = 0.5
     early_share: float = 0.002
     early_trips: float = 1.5
 
