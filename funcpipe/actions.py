@@ -94,8 +94,8 @@ class Actions:
         """Cut the step's gradients as they travel, unless it was done for its buckets."""
         flat = self._computation.flat
         if self._pieces is None:
-            self._pieces = Pieces(flat.vector, self._pattern, flat.head)
-            self._rounds = cut_rounds(flat.vector.numel(), self._pattern, flat.head)
+            self._pieces = Pieces(flat.vector, self._pattern, flat.layout.head)
+            self._rounds = cut_rounds(flat.vector.numel(), self._pattern, flat.layout.head)
 
     def _synchronise(self, task: Task) -> Outcome:
         assert self._pieces is not None, f"{task} comes before its gradients"
