@@ -29,7 +29,7 @@ class Actions:
         self._wire, self._gradient_wire = plan.wire, plan.gradient_wire
         self._routes = _RouteTable(routes)
         self._pattern = pattern(plan.sync, plan.replicas, plan.streams)
-        self._synchronisation = Synchronisation(channel, self._pattern, replica, self._key_of)
+        self._synchronisation = Synchronisation(channel, self._pattern, replica, self._key_of, computation.merged)
         self._step = -1
         self._pieces: Pieces | None = None
         self._actions: Mapping[Kind, Callable[[Task], Outcome]] = {

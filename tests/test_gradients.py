@@ -54,7 +54,9 @@ def test_every_replica_ends_with_the_same_bits_of_the_sum(
 
 def test_a_gradient_of_zeros_is_a_gradient_whatever_their_signs() -> None:
     zeros = torch.tensor([[-0.0, 0.0], [-0.0, -0.0], [0.0, -0.0]])
-    for (parameter,) in summed(2, [[zeros], [zeros.clone()]], [[], []]) + summed(2, [[zeros.clone()], [None]], [[], []]):
+    for (parameter,) in summed(2, [[zeros], [zeros.clone()]], [[], []]) + summed(
+        2, [[zeros.clone()], [None]], [[], []]
+    ):
         assert parameter.grad is not None
         assert not parameter.grad.any()
 
