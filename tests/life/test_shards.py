@@ -78,7 +78,12 @@ def tensors(resumed: Resumed) -> dict[str, Tensor]:
     return dict(resumed.state.tensors)
 
 
-MAKERS = [partial(optim.Adam, lr=0.02), grouped, partial(optim.SGD, lr=0.05, momentum=0.9), partial(optim.SGD, lr=0.1)]
+MAKERS: list[Callable[[Any], optim.Optimizer]] = [
+    partial(optim.Adam, lr=0.02),
+    grouped,
+    partial(optim.SGD, lr=0.05, momentum=0.9),
+    partial(optim.SGD, lr=0.1),
+]
 
 
 @pytest.mark.parametrize("make", MAKERS, ids=["adam", "groups", "momentum", "sgd"])
