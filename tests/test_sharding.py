@@ -229,8 +229,8 @@ def scheduled(parameters: Any) -> optim.Optimizer:
 
 
 class Noisy(optim.SGD):
-    def step(self, closure: Any = None) -> None:
-        super().step()
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:

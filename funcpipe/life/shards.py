@@ -91,15 +91,12 @@ def put_back(state: StageState, stage: nn.Module, sharded: ShardedOptimizer, nor
     name_of = _name_of(stage)
     with states.matching():
         states.put_back_groups(state, sharded.optimizer, [[name_of[id(p)] for p in own] for own in sharded.groups])
-        own_shards = {
-            (name, start, stop): plain
-            for name, found in saved.get("shards", {}).items()
-            for start, stop, plain in found
-        }
+        shards = saved.get("shards", {})
         for segment in sharded.segments:
             name = name_of[id(segment.parameter)]
-            if (name, segment.start, segment.stop) in own_shards:
-                plain = own_shards[name, segment.start, segment.stop]
+            if name in shards:
+                own = {(start, stop): plain for start, stop, plain in shards[name]}
+                plain = own[segment.start, segment.stop]
                 sharded.optimizer.state[segment.own] = states.build(plain, state.tensors)
             elif name in saved["state"]:
                 kept = states.build(saved["state"][name], state.tensors)

@@ -151,6 +151,18 @@ def test_a_missing_part_is_found_out_and_no_part_holds_more_than_its_own() -> No
         whole(replace(first, settings={**first.settings, "optimizer": broken}))
 
 
+def test_a_part_of_another_division_is_refused() -> None:
+    first, second, _ = parts()
+    storage = MemoryStorage()
+    specs = list(
+        upload(job_of(plan_of(3, 1, sharded=True), MAKERS[0], 1), Keys("run-1"), storage, "file:///", "local:")
+    )
+    computation = Worker(specs[1], storage).computation
+    computation.restore(together([second, first]))
+    with pytest.raises(CorruptMessage, match="does not match its stage: KeyError"):
+        computation.restore(first)
+
+
 def listing(*saved: tuple[int, str], done: int = 8) -> Listing:
     entries = tuple(sorted((step, f"{step:08d}.{name}.json") for step, name in saved))
     return Listing(saved={0: entries}, done={(0, replica): done for replica in range(2)}, first_step=0)
