@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from funcpipe.core import OptimizerKind, Sync, TiedParameter, TrainingSpec, Wire
-from funcpipe.errors import InvalidValue
+from funcpipe.core import OptimizerKind, Recompute, Sync, TiedParameter, TrainingSpec, Wire
+from funcpipe.errors import Infeasible, InvalidValue
 from funcpipe.partitioner.baselines.data_parallel import hybridps
 from funcpipe.partitioner.cost import plan_loads
 from funcpipe.partitioner.exact import exact
@@ -35,12 +35,14 @@ def test_a_plan_costs_no_more_and_synchronises_so_that_each_sums_its_own(replica
 
 
 def test_a_stage_fits_a_smaller_function() -> None:
-    """One function size, so small that only a share of Adam's state fits."""
-    needs = optimize(PROFILE, SPEC, replace(SHARDED, replicas=(4,), sync=Sync.PIPELINED)).estimate
-    whole = optimize(PROFILE, SPEC, replace(ADAM, replicas=(4,), sync=Sync.PIPELINED)).estimate
-    assert needs is not None
-    assert whole is not None
-    assert needs.cost_usd < whole.cost_usd or needs.peak_memory_bytes < whole.peak_memory_bytes
+    """A base at which the hungriest layer leaves no room for Adam's whole state."""
+    small = replace(PROFILE, base_memory_bytes=2000 * 2**20)
+    training = replace(SHARDED, replicas=(4,), sync=Sync.PIPELINED, recompute=Recompute.NEVER)
+    found = optimize(small, SPEC, training)
+    assert found.estimate is not None
+    assert all(s.memory_bytes <= t.memory_mb * 2**20 for s, t in zip(found.estimate.stages, found.stages, strict=True))
+    with pytest.raises(Infeasible, match="use plain SGD"):
+        optimize(small, SPEC, replace(training, shard_optimizer=False))
 
 
 def test_stages_that_share_parameters_are_no_choice() -> None:
@@ -53,6 +55,16 @@ def test_stages_that_share_parameters_are_no_choice() -> None:
         assert found.solver
         assert found.solver.objective == pytest.approx(expected.solver.objective, rel=1e-9)
         assert bool(plan_loads(found, tied, SPEC).ties.upload_objects.any()) == apart
+
+
+def test_shared_parameters_that_cannot_stay_together_are_named() -> None:
+    """Either half of the layers fits a function, all of them do not."""
+    tie = TiedParameter(name="tied", layers=(0, 4), parameter_bytes=PROFILE.layers[0].parameter_bytes // 2)
+    small = replace(PROFILE, ties=(tie,), base_memory_bytes=1600 * 2**20)
+    training = replace(SHARDED, replicas=(2,))
+    assert optimize(small, SPEC, replace(training, shard_optimizer=False)).replicas == 2
+    with pytest.raises(Infeasible, match="no plan keeps all layers that share parameters in one stage"):
+        optimize(small, SPEC, training)
 
 
 def test_an_explanation_shows_the_share() -> None:
