@@ -133,7 +133,7 @@ def test_functions_with_short_lives_hand_over(undisturbed: RunResult, sharded: b
     ended = Counter((report.worker, report.outcome) for report in found.workers)
     for worker in ("s0.r0", "s0.r1", "s1.r0", "s1.r1"):
         assert ended[worker, Outcome.HANDED_OVER] >= 1
-        assert ended[worker, Outcome.FINISHED] == 1
+        assert ended[worker, Outcome.FINISHED] >= 1  # so does a successor that was started in vain
 
 
 def test_a_run_that_would_take_too_long_ends_and_goes_on_under_another_plan(tmp_path: Path) -> None:
