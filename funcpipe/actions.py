@@ -29,7 +29,7 @@ class Actions:
         self._wire, self._gradient_wire = plan.wire, plan.gradient_wire
         self._routes = _RouteTable(routes)
         self._pattern = pattern(plan.sync, plan.replicas, plan.streams)
-        self._synchronisation = Synchronisation(channel, self._pattern, replica, self._key_of)
+        self._synchronisation = Synchronisation(channel, self._pattern, replica, self._key_of, computation.merged)
         self._step = -1
         self._pieces: Pieces | None = None
         self._actions: Mapping[Kind, Callable[[Task], Outcome]] = {
@@ -94,8 +94,8 @@ class Actions:
         """Cut the step's gradients as they travel, unless it was done for its buckets."""
         flat = self._computation.flat
         if self._pieces is None:
-            self._pieces = Pieces(flat.vector, self._pattern, flat.head)
-            self._rounds = cut_rounds(flat.vector.numel(), self._pattern, flat.head)
+            self._pieces = Pieces(flat.vector, self._pattern, flat.layout.head)
+            self._rounds = cut_rounds(flat.vector.numel(), self._pattern, flat.layout.head)
 
     def _synchronise(self, task: Task) -> Outcome:
         assert self._pieces is not None, f"{task} comes before its gradients"

@@ -114,6 +114,7 @@ class FuncPipe:
         wire_back: Wire | None = None,
         schedule: ScheduleKind | None = None,
         sync: Sync | None = None,
+        shard_optimizer: bool = False,
         pins: Pins = NO_PINS,
         policy: str = "funcpipe",
         solver: str = "auto",
@@ -125,7 +126,8 @@ class FuncPipe:
 
         Or the cheapest iteration within `deadline_s`, or the fastest within `budget_usd`; `pins` are decisions that
         the plan must follow. Without a `schedule` or a `sync` the plan has the best one. Activations travel as
-        `wire` says, their gradients as `wire_back` or else alike. Raises Infeasible when no plan fits.
+        `wire` says, their gradients as `wire_back` or else alike. `shard_optimizer` divides the optimiser's state
+        over replicas. Raises Infeasible when no plan fits.
         """
         training = TrainingSpec(
             global_batch=global_batch,
@@ -135,6 +137,7 @@ class FuncPipe:
             wire_back=wire_back,
             schedule=schedule,
             sync=sync,
+            shard_optimizer=shard_optimizer,
             replicas=None if replicas is None else tuple(replicas),
             time_value=time_value,
             deadline_s=deadline_s,

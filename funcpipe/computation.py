@@ -8,13 +8,16 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from funcpipe.comm.scatter_reduce import Pattern, cut
 from funcpipe.core import TieRoute
 from funcpipe.data import Step
 from funcpipe.errors import DataError
-from funcpipe.gradients import FlatGradient
+from funcpipe.gradients import FlatGradient, Layout
+from funcpipe.life import shards
 from funcpipe.life.state import StageState, put_back, take
 from funcpipe.norms import GradientNorm, sum_of_squares
 from funcpipe.rng import layer_seed, reseed
+from funcpipe.sharding import ShardedOptimizer
 from funcpipe.split import StageModule
 from funcpipe.statistics import RunningStatistics
 from funcpipe.ties import TiedParameters
@@ -61,10 +64,12 @@ class Computation:
         number: int = 0,
         ties: Sequence[TieRoute] = (),
         norm: GradientNorm | None = None,
+        shards: Pattern | None = None,
     ) -> None:
         """Stage `number` of the model, which sums the gradients of its parameters in `ties` with other stages.
 
-        With `norm`, the step depends on the norm of all stages' gradients.
+        With `norm`, the step depends on the norm of all stages' gradients. With `shards`, the optimiser is divided over
+        the replicas as that pattern cuts the gradient.
         """
         self._stage = stage
         self._loss = loss
@@ -75,11 +80,12 @@ class Computation:
         self._number = number
         self.norm = norm or GradientNorm()
         self._parameters = [p for p in stage.parameters() if p.requires_grad]
-        self._optimizer = optimizer(self._parameters) if self._parameters else None
         held = dict(stage.named_parameters(remove_duplicate=False))
         self.tied = TiedParameters({common: held[name] for name, common in stage.shared.items()}, ties, number)
         self._summed_here = [p for p in self._parameters if not self.tied.is_borrowed(p)]
         self._statistics = RunningStatistics(stage)
+        self._optimizer = optimizer(self._parameters) if self._parameters else None
+        self._shards = self._divided(shards) if shards is not None else None
         self._flat: FlatGradient | None = None
         self._held: dict[int, _MicroBatch] = {}
         self.loss_sum = 0.0
@@ -159,6 +165,16 @@ class Computation:
         assert self._flat is not None, "the vector is made before its pieces travel"
         return self._flat
 
+    @property
+    def is_sharded(self) -> bool:
+        """Whether this replica keeps a part of the optimiser's state only."""
+        return self._shards is not None
+
+    def merged(self, round_number: int, values: Tensor) -> None:
+        """Replace what this replica has summed in a round by the updated parameters, if it updates its own split."""
+        if self._shards is not None:
+            self._shards.update(round_number, values)
+
     def tied_sums(self, names: Iterable[str]) -> dict[str, Tensor]:
         """The gradients of the whole global batch of tied parameters that this stage sums."""
         if self._flat is None:
@@ -173,10 +189,10 @@ class Computation:
 
     def update(self) -> None:
         """Take the optimiser's step with the gradients of the whole global batch, and the running statistics'."""
-        summed = list(self._flat.unpack()) if self._flat is not None else self._statistics.contributions()
+        summed = list(self._unpack(self._flat)) if self._flat is not None else self._statistics.contributions()
         self.tied.finish()
         factor = self.norm.finish()
-        if self._optimizer is not None:
+        if self._optimizer is not None and self._shards is None:
             if factor is not None:
                 reseed(layer_seed(self._seed, self._step.number, 0, "optimizer"))
                 self._scale_gradients(factor)
@@ -187,12 +203,30 @@ class Computation:
         self._held = {}
 
     def state(self) -> StageState:
-        """What the stage has learned, between two steps."""
+        """What the stage has learned, between two steps; of a divided optimiser, this replica's part."""
+        if self._shards is not None:
+            return shards.take(self._stage, self._shards, self.norm)
         return take(self._stage, self._optimizer, self.norm)
 
     def restore(self, state: StageState) -> None:
         """Go back to `state`. Raises CorruptMessage if it is not this stage's."""
-        put_back(state, self._stage, self._optimizer, self.norm)
+        if self._shards is not None:
+            shards.put_back(state, self._stage, self._shards, self.norm)
+        else:
+            put_back(state, self._stage, self._optimizer, self.norm)
+
+    def _divided(self, pattern: Pattern) -> ShardedOptimizer | None:
+        if self._optimizer is None:
+            return None
+        own = pattern.merges(self._replica)
+        assert own is not None, "every replica sums a split of its own"
+        layout = Layout(self._summed_here, self._statistics.contributions())
+        return ShardedOptimizer(
+            self._optimizer, layout, [splits[own] for splits in cut(layout.elements, pattern, layout.head)]
+        )
+
+    def _unpack(self, flat: FlatGradient) -> tuple[Tensor, ...]:
+        return flat.unpack() if self._shards is None else flat.unpack_parameters()
 
     def _scale_gradients(self, factor: float) -> None:
         for parameter in self._parameters:

@@ -1,13 +1,14 @@
 """The gradients of a stage as one flat vector, which its replicas sum.
 
-The vector begins with a *head*: one mark for each parameter, how many replicas had a gradient for it, and extra tensors
-to be summed alike. The gradients of all trainable parameters follow, in order. A parameter without one anywhere keeps
+The vector begins with a *head*, extra tensors to be summed alike; the gradients of all trainable parameters follow, in
+order. A parameter without a gradient is -0.0 throughout, and no gradient has a -0.0: adding -0.0 changes no number, not
+even -0.0. So whatever is cut out of the sum tells of a parameter that it has no gradient anywhere; it keeps
 `grad = None`, as in a single process, where optimisers pass over it.
 """
 
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,36 @@ from torch import Tensor, nn
 from funcpipe.comm.blocks import block
 from funcpipe.errors import PlanError
 from funcpipe.norms import sum_of_squares
+
+_NO_GRADIENT = -0.0
+
+
+class Layout:
+    """Where the extras and the parameters of a stage lie in its flat vector."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], extras: Sequence[Tensor]) -> None:
+        self.parameters = tuple(parameters)
+        self.shapes = tuple(extra.shape for extra in extras)
+        dtypes = {tensor.dtype for tensor in (*parameters, *extras)}
+        self.dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+        self.head = sum(shape.numel() for shape in self.shapes)
+        starts = itertools.accumulate((parameter.numel() for parameter in self.parameters), initial=self.head)
+        self._starts = tuple(starts)
+
+    @property
+    def elements(self) -> int:
+        """The length of the vector."""
+        return self._starts[-1]
+
+    def place(self, number: int) -> slice:
+        """The elements of that parameter."""
+        return slice(self._starts[number], self._starts[number + 1])
+
+    def within(self, start: int, stop: int) -> Iterator[int]:
+        """The numbers of the parameters that have some of the elements [start, stop)."""
+        for number in range(len(self.parameters)):
+            if self._starts[number] < stop and self._starts[number + 1] > start:
+                yield number
 
 
 class FlatGradient:
@@ -25,17 +56,12 @@ class FlatGradient:
 
     def __init__(self, parameters: Sequence[nn.Parameter], extras: Sequence[Tensor]) -> None:
         """`extras` are the tensors that `take` will be given, or such as have their shapes."""
-        self._parameters = tuple(parameters)
-        self._shapes = [extra.shape for extra in extras]
+        self.layout = Layout(parameters, extras)
         self._extra_dtypes = [extra.dtype for extra in extras]
-        dtypes = {tensor.dtype for tensor in (*parameters, *extras)}
-        dtype = torch.float64 if torch.float64 in dtypes else torch.float32
-        self.head = len(self._parameters) + sum(shape.numel() for shape in self._shapes)
-        starts = itertools.accumulate((parameter.numel() for parameter in self._parameters), initial=self.head)
-        self._starts = list(starts)
-        self._number = {id(parameter): i for i, parameter in enumerate(self._parameters)}
-        self._flat = block(self._starts[-1] * dtype.itemsize).view(dtype).zero_()
-        self._taken = [False] * len(self._parameters)
+        self._number = {id(parameter): i for i, parameter in enumerate(self.layout.parameters)}
+        size = self.layout.elements * self.layout.dtype.itemsize
+        self._flat = block(size).view(self.layout.dtype).fill_(_NO_GRADIENT)
+        self._taken = [False] * len(self.layout.parameters)
         self._backward: _LastBackward | None = None
 
     @property
@@ -48,7 +74,7 @@ class FlatGradient:
 
         `wait_for` and `end_backward` follow it.
         """
-        self._backward = _LastBackward(compute, self._parameters, self._take_one)
+        self._backward = _LastBackward(compute, self.layout.parameters, self._take_one)
 
     def wait_for(self, start: int, stop: int) -> None:
         """Return when the elements [start, stop) behind the head are complete, or the backward has ended.
@@ -56,7 +82,7 @@ class FlatGradient:
         An error of the backward is raised here.
         """
         assert self._backward is not None, "last_backward comes first"
-        within = [i for i, first in enumerate(self._starts[:-1]) if first < stop and self._starts[i + 1] > start]
+        within = tuple(self.layout.within(start, stop))
         if self._backward.wait(lambda: all(self._taken[i] for i in within)):
             self._take_all()
 
@@ -70,31 +96,40 @@ class FlatGradient:
     def take(self, extras: Sequence[Tensor]) -> None:
         """Complete the vector: the gradients that it does not hold yet, which are freed one by one, and the head."""
         self._take_all()
-        self._flat[: len(self._parameters)].copy_(torch.tensor([float(taken) for taken in self._taken]))
         for view, extra in zip(self._extras(), extras, strict=True):
             view.copy_(extra)
 
     def squares(self) -> float:
         """The sum of the squares of all gradients, of the summed vector."""
-        return sum_of_squares([self._flat[self.head :]])
+        return sum_of_squares([self._flat[self.layout.head :]])
 
     def summed(self, parameter: nn.Parameter) -> Tensor | None:
         """The gradient of `parameter` in the summed vector, a view of it; None if no replica has one."""
-        number = self._number[id(parameter)]
-        return self._values(number).view_as(parameter).to(parameter.dtype) if self._flat[number] else None
+        values = self._values(self._number[id(parameter)])
+        return None if is_absent(values) else values.view_as(parameter).to(parameter.dtype)
 
     def unpack(self) -> tuple[Tensor, ...]:
         """Give every parameter its summed gradient; returns the summed extras."""
-        for parameter in self._parameters:
+        for parameter in self.layout.parameters:
             parameter.grad = self.summed(parameter)
+        return self._summed_extras()
+
+    def unpack_parameters(self) -> tuple[Tensor, ...]:
+        """Where the updated parameters have taken their gradients' place: set them; returns the summed extras."""
+        with torch.no_grad():
+            for number, parameter in enumerate(self.layout.parameters):
+                parameter.copy_(self._values(number).view_as(parameter))
+        return self._summed_extras()
+
+    def _summed_extras(self) -> tuple[Tensor, ...]:
         return tuple(view.to(dtype) for view, dtype in zip(self._extras(), self._extra_dtypes, strict=True))
 
     def _values(self, number: int) -> Tensor:
-        return self._flat[self._starts[number] : self._starts[number + 1]]
+        return self._flat[self.layout.place(number)]
 
     def _extras(self) -> list[Tensor]:
-        parts = torch.split(self._flat[len(self._parameters) : self.head], [shape.numel() for shape in self._shapes])
-        return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
+        parts = torch.split(self._flat[: self.layout.head], [shape.numel() for shape in self.layout.shapes])
+        return [part.view(shape) for part, shape in zip(parts, self.layout.shapes, strict=True)]
 
     def _take_one(self, parameter: nn.Parameter) -> None:
         number, gradient = self._number[id(parameter)], parameter.grad
@@ -106,13 +141,18 @@ class FlatGradient:
                 "use non-reentrant checkpoints (torch.utils.checkpoint with use_reentrant=False), or a plan whose "
                 "synchronisation has one round"
             )
-        self._values(number).copy_(gradient.reshape(-1))
+        torch.add(gradient.detach().reshape(-1), 0.0, out=self._values(number))  # which makes 0.0 of -0.0
         parameter.grad = None  # the vector holds it now
         self._taken[number] = True
 
     def _take_all(self) -> None:
-        for parameter in self._parameters:
+        for parameter in self.layout.parameters:
             self._take_one(parameter)
+
+
+def is_absent(values: Tensor) -> bool:
+    """Whether no replica had a gradient of the parameter of which `values` is the sum, or a part of it."""
+    return not values[:1].any() and bool(values.signbit().all()) and not values.any()
 
 
 class _LastBackward:

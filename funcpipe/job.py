@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from funcpipe.computation import LossFunction, OptimizerFactory
 from funcpipe.core import Life, OnOutOfMemory, Plan, PlatformSpec, checks
 from funcpipe.data import Batches, MapDataset
+from funcpipe.errors import PlanError
 from funcpipe.graph import LayerGraph
 
 
@@ -33,6 +34,11 @@ class Job:
     def __post_init__(self) -> None:
         if self.clip_grad_norm is not None:
             checks.positive("clip_grad_norm", self.clip_grad_norm)
+            if self.plan.is_sharded:
+                raise PlanError(
+                    "the plan divides the optimiser over replicas, each of which updates its split before the norm of "
+                    "the whole gradient is known; train without clip_grad_norm, or plan without shard_optimizer"
+                )
         _ = self.batches  # which checks that the data is enough
 
     @property

@@ -9,6 +9,7 @@ from funcpipe.core import Bill, Event, Events, Plan, PlatformSpec, Source, Trace
 from funcpipe.errors import RunUnknown
 from funcpipe.fleet import Fleet
 from funcpipe.life.checkpoints import Checkpoints
+from funcpipe.life.shards import whole
 from funcpipe.life.state import merge
 from funcpipe.scheduler.clocks import aligned
 
@@ -58,10 +59,10 @@ def collect(fleet: Fleet, plan: Plan, prices: PlatformSpec, losses: tuple[float,
 def _trained(fleet: Fleet, stages: int, steps: int) -> dict[str, Tensor]:
     checkpoints = Checkpoints(fleet.storage, fleet.keys)
     listing = checkpoints.listing()
-    names = [listing.name(stage, steps) for stage in range(stages)]
-    if None in names:
+    names = [listing.names(stage, steps) for stage in range(stages)]
+    if not all(names):
         raise RunUnknown(f"run {fleet.keys.run} has left no checkpoint after its last step, {steps}")
-    return merge([checkpoints.load(stage, str(name)) for stage, name in enumerate(names)]).state_dict()
+    return merge([whole(checkpoints.load_together(stage, own)) for stage, own in enumerate(names)]).state_dict()
 
 
 def _trace(fleet: Fleet, plan: Plan, prices: PlatformSpec) -> Trace:

@@ -14,13 +14,25 @@ from funcpipe.scheduler.tasks import Kind, Task, source_of
 
 
 class Synchronisation:
-    """Does those tasks of one replica. `key_of` names the object that a put writes."""
+    """Does those tasks of one replica. `key_of` names the object that a put writes.
 
-    def __init__(self, channel: Channel, pattern: Pattern, replica: int, key_of: Callable[[Task], str]) -> None:
+    `merged` is called with the number of each round that the replica has summed, and may change the sum before others
+    read it.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        pattern: Pattern,
+        replica: int,
+        key_of: Callable[[Task], str],
+        merged: Callable[[int, Tensor], None] = lambda round_number, values: None,
+    ) -> None:
         self._channel = channel
         self._pattern = pattern
         self._replica = replica
         self._key_of = key_of
+        self._merged = merged
 
     def run(self, task: Task, pieces: Pieces) -> Outcome:
         """Do `task`; numbers travel as they are, whatever the wire format of activations."""
@@ -38,6 +50,7 @@ class Synchronisation:
                 split = self._pattern.merges(self._replica)
                 assert split is not None, f"{task} is no task of this replica"
                 pieces.merge((task.part, split), self._replica)
+                self._merged(task.part, pieces[task.part, split])
                 return Outcome()
             case _:
                 raise InvalidValue("task", str(task), "must be part of a synchronisation")

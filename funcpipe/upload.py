@@ -13,6 +13,7 @@ from funcpipe.life.checkpoints import Checkpoints
 from funcpipe.life.resume import Resumed
 from funcpipe.life.state import select
 from funcpipe.platforms.base import Storage
+from funcpipe.sharding import check_sharding
 from funcpipe.split import StageModule, dump_stage, split, stage_bounds
 from funcpipe.stage_job import StageJob
 
@@ -31,6 +32,8 @@ def upload(
     bounds = stage_bounds(job.graph, job.plan)
     stage_of_layer = [stage for stage, (first, stop) in enumerate(bounds) for _ in range(first, stop)]
     routes = _routes(job.graph, stage_of_layer)
+    if job.plan.is_sharded:
+        check_sharding(job.optimizer, routes)
     stages = split(job.graph, bounds)
     lives = _lives(job, life or Life(), resumed)
     for number, stage in enumerate(stages):

@@ -16,6 +16,7 @@ from funcpipe.comm.channel import Channel
 from funcpipe.comm.keys import Keys
 from funcpipe.comm.notes import put_note
 from funcpipe.comm.patience import Patience
+from funcpipe.comm.scatter_reduce import pattern
 from funcpipe.computation import Batch, Computation
 from funcpipe.core import Event, Events, Heartbeat, Outcome, Resource, StepReport, WorkerSpec, from_text
 from funcpipe.data import Batches, Step, load
@@ -180,9 +181,9 @@ class Worker:
         self._save_last(background)
         return Outcome.FINISHED
 
-    def _save_last(self, background: Background, *, as_any_replica: bool = False) -> None:
+    def _save_last(self, background: Background, *, leaving: bool = False) -> None:
         """Save the stage, and leave nothing of its steps unwritten."""
-        self._keeper.save(self._done, as_any_replica=as_any_replica)
+        self._keeper.save(self._done, leaving=leaving)
         background.flush()
         self._keeper.mark(self._done)
 
@@ -192,7 +193,7 @@ class Worker:
             self._save_last(background)
             return Outcome.HALTED
         if self._successor.due(step_s=self._pace.step_s, leaving_s=self._pace.checkpoint_s):
-            self._save_last(background, as_any_replica=True)
+            self._save_last(background, leaving=True)
             self._successor.leave(self._done)
             return Outcome.HANDED_OVER
         return None
@@ -262,6 +263,7 @@ class Worker:
             number=spec.stage,
             ties=self._job.routes.ties,
             norm=self._job.norm(spec.plan),
+            shards=pattern(spec.plan.sync, spec.plan.replicas, spec.plan.streams) if spec.plan.is_sharded else None,
         )
 
     def _look_after_peers(self) -> None:

@@ -1,3 +1,4 @@
+import functools
 import threading
 
 import pytest
@@ -21,7 +22,7 @@ def summed(replicas: int, gradients: list[list[Tensor | None]], extras: list[lis
         parameters.append(made)
         flats.append(FlatGradient(made, own_extras))
         flats[-1].take(own_extras)
-    total = torch.stack([flat.vector for flat in flats]).sum(0)
+    total = functools.reduce(torch.add, [flat.vector for flat in flats])
     for flat in flats:
         flat.vector.copy_(total)
         flat.unpack()
@@ -49,6 +50,15 @@ def test_every_replica_ends_with_the_same_bits_of_the_sum(
                 assert torch.equal(replica[k].grad, found[0][k].grad)  # type: ignore[arg-type]
             else:
                 assert replica[k].grad is None
+
+
+def test_a_gradient_of_zeros_is_a_gradient_whatever_their_signs() -> None:
+    zeros = torch.tensor([[-0.0, 0.0], [-0.0, -0.0], [0.0, -0.0]])
+    for (parameter,) in summed(2, [[zeros], [zeros.clone()]], [[], []]) + summed(
+        2, [[zeros.clone()], [None]], [[], []]
+    ):
+        assert parameter.grad is not None
+        assert not parameter.grad.any()
 
 
 def test_extras_are_summed_and_precision_is_the_parameters() -> None:
@@ -83,16 +93,16 @@ def test_gradients_are_complete_from_the_end_while_the_backward_goes_on() -> Non
     loss = model[2](hidden).sum()
     flat = FlatGradient(list(model.parameters()), [torch.zeros(2)])
     flat.last_backward(loss.backward)
-    start = flat.head + 2 * 16
+    start = flat.layout.head + 2 * 16
     flat.wait_for(start, start + 16)
     assert torch.equal(flat.vector[start:], whole[-16:])
-    assert not flat.vector[flat.head : start].any()
+    assert not flat.vector[flat.layout.head : start].any()
     go_on.set()
-    flat.wait_for(flat.head, start)
+    flat.wait_for(flat.layout.head, start)
     assert flat.end_backward()
     flat.take([torch.tensor([5.0, 6.0])])
-    assert flat.vector.tolist()[: flat.head] == [1, 1, 1, 5, 6]
-    assert torch.equal(flat.vector[flat.head :], whole)
+    assert flat.vector.tolist()[: flat.layout.head] == [5, 6]
+    assert torch.equal(flat.vector[flat.layout.head :], whole)
     assert all(p.grad is None for p in model.parameters())
 
 
@@ -101,8 +111,8 @@ def test_what_earlier_micro_batches_added_and_the_last_one_lacks_is_taken_at_the
     model[1].weight.grad = torch.ones(4, 4)
     flat = FlatGradient(list(model.parameters()), [])
     flat.last_backward(model[0](torch.ones(1, 4)).sum().backward)
-    flat.wait_for(flat.head + 16, flat.head + 32)
-    assert torch.equal(flat.vector[flat.head + 16 :], torch.ones(16))
+    flat.wait_for(flat.layout.head + 16, flat.layout.head + 32)
+    assert torch.equal(flat.vector[flat.layout.head + 16 :], torch.ones(16))
 
 
 def test_an_error_of_the_backward_is_raised_where_it_is_waited_for() -> None:
@@ -112,7 +122,7 @@ def test_an_error_of_the_backward_is_raised_where_it_is_waited_for() -> None:
     flat = FlatGradient(list(layers(1).parameters()), [])
     flat.last_backward(fail)
     with pytest.raises(ValueError, match="no"):
-        flat.wait_for(flat.head, flat.head + 16)
+        flat.wait_for(flat.layout.head, flat.layout.head + 16)
     with pytest.raises(ValueError, match="no"):
         flat.end_backward()
 

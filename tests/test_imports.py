@@ -33,6 +33,7 @@ WITH_TORCH |= {
     "profiler",
     "results",
     "rng",
+    "sharding",
     "split",
     "stage_job",
     "statistics",

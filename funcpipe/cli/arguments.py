@@ -115,6 +115,9 @@ def _add_wish(verb: argparse.ArgumentParser) -> None:
     add_choice(verb, "--recompute", [r.value for r in Recompute], "auto", "whether stages may recompute activations")
     add_choice(verb, "--schedule", ["auto", *(s.value for s in ScheduleKind)], "auto", "order of micro-batches")
     add_choice(verb, "--sync", ["auto", *(s.value for s in Sync)], "auto", "how replicas sum their gradients")
+    verb.add_argument(
+        "--shard-optimizer", action="store_true", help="divide the optimiser's state over replicas (ZeRO, stage 1)"
+    )
     verb.add_argument("--replicas", metavar="N,N", help="degrees of data parallelism to consider (default: all)")
 
 

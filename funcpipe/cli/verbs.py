@@ -227,6 +227,7 @@ def _training(options: argparse.Namespace, global_batch: int) -> TrainingSpec:
         wire_back=None if options.wire_back == "same" else Wire(options.wire_back),
         schedule=None if options.schedule == "auto" else ScheduleKind(options.schedule),
         sync=None if options.sync == "auto" else Sync(options.sync),
+        shard_optimizer=options.shard_optimizer,
         replicas=_numbers("--replicas", options.replicas),
         time_value=options.time_value,
         deadline_s=None if options.deadline is None else options.deadline / options.iterations,

@@ -75,7 +75,7 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """A checkpoint of a stage after `step` steps, the same for all its replicas.
+    """A checkpoint of a stage after `step` steps, the same for all its replicas; or the part that one of them saves.
 
     `aliases` maps further names of a tensor to the one it is stored under; `transient` names buffers that are no part
     of the model's `state_dict`. `settings` is the JSON text of what is no tensor: the optimiser's state and groups, in

@@ -33,6 +33,10 @@ class OptimizerKind(Enum):
         """How many numbers the optimiser keeps for each parameter."""
         return {OptimizerKind.SGD: 0, OptimizerKind.MOMENTUM: 1, OptimizerKind.ADAM: 2}[self]
 
+    def values_each(self, replicas: int, *, sharded: bool) -> float:
+        """How many of them each replica of a stage keeps: all, or its share where they are divided."""
+        return self.values_per_parameter / replicas if sharded else self.values_per_parameter
+
 
 class Recompute(Enum):
     """Whether a stage may drop its activations and compute its forward again before its backward."""
@@ -61,6 +65,11 @@ class Sync(Enum):
     STREAMED = "streamed"
     EXCHANGE = "exchange"
     ALL_REDUCE = "all-reduce"
+
+    @property
+    def shares_sums(self) -> bool:
+        """Whether each replica sums a part of the gradients for all others."""
+        return self not in (Sync.EXCHANGE, Sync.ALL_REDUCE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +117,7 @@ class TrainingSpec:
     `time_value` is what a saved hour is worth in dollars; `deadline_s` and `budget_usd` hold for one iteration, and at
     most one of the two is given. `replicas` restricts the degrees of data parallelism; None admits all that divide the
     batch. Where `schedule` or `sync` is None, the best is chosen. Gradients of activations travel as `wire_back` says,
-    or else as activations do.
+    or else as activations do. With `shard_optimizer`, the state of the optimiser is divided over replicas.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.training/1"
@@ -120,6 +129,7 @@ class TrainingSpec:
     recompute: Recompute = Recompute.AUTO
     schedule: ScheduleKind | None = None
     sync: Sync | None = None
+    shard_optimizer: bool = False
     replicas: tuple[int, ...] | None = None
     time_value: float = 0.0
     deadline_s: float | None = None
@@ -135,6 +145,8 @@ class TrainingSpec:
                 checks.positive(field, getattr(self, field))
         if self.deadline_s is not None and self.budget_usd is not None:
             raise InvalidValue("budget_usd", self.budget_usd, "cannot be given together with deadline_s")
+        if self.shard_optimizer:
+            _check_sharding(self.sync, self.wire_back or self.wire)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,7 +230,8 @@ class Plan:
 
     Micro-batch m belongs to replica m mod `replicas` of every stage. Activations travel as `wire`; the gradients that
     stages return for them as `wire_back`, where that is given, else like activations. `streams` cuts a streamed
-    synchronisation or an exchange; None stands for the usual cut.
+    synchronisation or an exchange; None stands for the usual cut. With `shard_optimizer`, each replica keeps the
+    optimiser's state of the split that it sums, updates that, and sends updated parameters in place of sums.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.plan/1"
@@ -234,6 +247,7 @@ class Plan:
     model: str = ""
     platform: str = ""
     streams: Streams | None = None
+    shard_optimizer: bool = False
     optimizer: OptimizerKind = OptimizerKind.SGD
     estimate: Estimate | None = None
     solver: SolverReport | None = None
@@ -253,6 +267,13 @@ class Plan:
                     f"stages[{i}].first", stage.first, f"must be {expected}, where the stage before stops"
                 )
             expected = stage.stop
+        if self.is_sharded:
+            _check_sharding(self.sync, self.gradient_wire)
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether there are replicas over which the optimiser's state is divided."""
+        return self.shard_optimizer and self.replicas > 1
 
     @property
     def gradient_wire(self) -> Wire:
@@ -268,3 +289,12 @@ class Plan:
     def workers(self) -> int:
         """Functions that run at once."""
         return len(self.stages) * self.replicas
+
+
+def _check_sharding(sync: Sync | None, gradient_wire: Wire) -> None:
+    """Whether the optimiser can be divided. With fp16, a step may turn out to be left out after it was begun."""
+    if sync is not None and not sync.shares_sums:
+        ways = ", ".join(way.value for way in Sync if way.shares_sums)
+        raise InvalidValue("sync", sync.value, f"must be one of {ways} with shard_optimizer")
+    if gradient_wire is Wire.FP16:
+        raise InvalidValue("wire_back", gradient_wire.value, "must be fp32 or bf16 with shard_optimizer")

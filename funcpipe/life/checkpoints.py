@@ -2,12 +2,13 @@
 
 The files come first, under names that no other checkpoint has, and the manifest last: whoever is interrupted at any
 byte leaves the checkpoints before as they were, and at most files that no manifest names.
+
+A stage whose optimiser is divided over its replicas is saved in parts, each by its replica under a manifest of its own.
 """
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 
 import safetensors.torch
 import torch
@@ -18,11 +19,10 @@ from funcpipe.comm.notes import get_listed, put_note
 from funcpipe.core import Manifest, StoredFile
 from funcpipe.errors import CorruptMessage, KeyMissing, ModelError
 from funcpipe.life import state as states
+from funcpipe.life.listing import Listing, Part, Worker
+from funcpipe.life.shards import together
 from funcpipe.life.state import StageState
 from funcpipe.platforms.base import Storage
-
-Worker = tuple[int, int]
-"""Stage and replica."""
 
 PART_BYTES = 64 << 20
 """Tensors of a checkpoint are written in files of about so many bytes, so that no second copy of all is made."""
@@ -31,46 +31,6 @@ _MANIFEST = re.compile(r"(\d{8})\.([a-z0-9.]+)\.json", re.ASCII)
 _DONE = re.compile(r"s(\d+)\.r(\d+)/(\d{8})", re.ASCII)
 _READS = 3  # of an object whose bytes are not what they should be
 _LOOKS = 5  # for the newest checkpoint, while others delete what was the newest
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
-    """What is saved: for each stage the step and the name of its checkpoints, in ascending order.
-
-    `done` holds how many steps a worker has certainly done, with all that it writes in them. A checkpoint of its stage
-    may be newer: another replica has written it.
-    """
-
-    saved: Mapping[int, tuple[tuple[int, str], ...]]
-    done: Mapping[Worker, int]
-    first_step: int
-
-    def steps(self, stage: int) -> frozenset[int]:
-        """After which steps `stage` is saved; at first it was as it is when nothing is."""
-        return frozenset(step for step, _ in self.saved.get(stage, ())) | {self.first_step}
-
-    def restart(self, worker: Worker) -> int:
-        """Where `worker` starts again if it dies: the newest checkpoint of its stage that it has come to itself."""
-        done = self.done.get(worker, self.first_step)
-        return max(step for step in self.steps(worker[0]) if step <= done)
-
-    def common(self, stages: int, replicas: int) -> int:
-        """The newest step that all stages are saved after, and whose loss all replicas of the last have reported."""
-        reported = min(self.done.get((stages - 1, replica), self.first_step) for replica in range(replicas))
-        steps = frozenset.intersection(*(self.steps(stage) for stage in range(stages)))
-        return max((step for step in steps if step <= reported), default=self.first_step)
-
-    def outdated(self, stage: int, stages: int, replicas: int) -> tuple[str, ...]:
-        """The checkpoints of `stage` that nobody needs; the last two are kept in any case."""
-        entries = self.saved.get(stage, ())
-        last = sorted({step for step, _ in entries})[-2:]
-        restarts = (self.restart((stage, replica)) for replica in range(replicas))
-        least = min([self.common(stages, replicas), *restarts, *last])
-        return tuple(name for step, name in entries if step < least)
-
-    def name(self, stage: int, step: int) -> str | None:
-        """The manifest of a checkpoint of `stage` after `step` steps, if there is one."""
-        return next((name for at, name in reversed(self.saved.get(stage, ())) if at == step), None)
 
 
 class Checkpoints:
@@ -82,12 +42,14 @@ class Checkpoints:
         self._keys = keys
         self._part_bytes = part_bytes
 
-    def save(self, stage: int, step: int, state: StageState, *, writer: str) -> Manifest:
-        """Write what `stage` has learned after `step` steps. `writer` must be unique among all who may save it."""
-        name = f"{step:08d}.{writer}"
+    def save(self, stage: int, step: int, state: StageState, *, writer: str, part: Part | None = None) -> Manifest:
+        """Write what `stage` has learned after `step` steps, or a part of it. `writer` must be unique among all who may
+        save it.
+        """
+        name = f"{step:08d}.{writer}" if part is None else f"{step:08d}.{part}.{writer}"
         files = []
-        for number, part in enumerate(_parts(state.tensors, self._part_bytes)):
-            data = _serialised(part)
+        for number, tensors in enumerate(_parts(state.tensors, self._part_bytes)):
+            data = _serialised(tensors)
             file = StoredFile(
                 name=f"{name}.{number}.safetensors", bytes=len(data), sha256=hashlib.sha256(data).hexdigest()
             )
@@ -131,19 +93,23 @@ class Checkpoints:
         return Listing(saved=entries, done=done, first_step=self._first_step)
 
     def restart(self, worker: Worker) -> tuple[int, StageState | None]:
-        """Where `worker` starts again: the step, and the state of its stage then, unless nothing was saved."""
+        """Where `worker` starts again: the step, and its state then, unless nothing was saved."""
         for look in range(_LOOKS):
             listing = self.listing()
             step = listing.restart(worker)
-            name = listing.name(worker[0], step)
-            if name is None:
+            names = listing.names_for(worker, step)
+            if not names:
                 return step, None
             try:
-                return step, self.load(worker[0], name)
+                return step, self.load_together(worker[0], names)
             except KeyMissing:
                 if look == _LOOKS - 1:
                     raise
         raise AssertionError("the last look returns or raises")
+
+    def load_together(self, stage: int, names: Sequence[str]) -> StageState:
+        """The checkpoints of those manifests as one state. Raises as `load` does."""
+        return together([self.load(stage, name) for name in names])
 
     def load(self, stage: int, name: str) -> StageState:
         """The checkpoint whose manifest has that name. Raises KeyMissing, or CorruptMessage with the key."""

@@ -10,7 +10,9 @@ from funcpipe.core import WorkerSpec
 from funcpipe.life.checkpoints import Checkpoints
 from funcpipe.life.interval import Pace
 from funcpipe.life.lease import Lease
+from funcpipe.life.listing import Part
 from funcpipe.life.retention import Retention, Worker
+from funcpipe.life.shards import without_model
 from funcpipe.platforms.base import Storage
 
 Written = tuple[Mapping[str, frozenset[Worker]], frozenset[Worker]]
@@ -18,7 +20,10 @@ Written = tuple[Mapping[str, frozenset[Worker]], frozenset[Worker]]
 
 
 class Keeper:
-    """The checkpoints of a worker's stage, which its first replica writes, and the worker's own messages."""
+    """The checkpoints of a worker's stage, which its first replica writes, and the worker's own messages.
+
+    Where the optimiser is divided, every replica writes its part, and the first one the model.
+    """
 
     def __init__(
         self,
@@ -82,14 +87,23 @@ class Keeper:
         self._checkpoints.mark_done((self._spec.stage, self._spec.replica), done)
         self.marked = done
 
-    def save(self, done: int, *, as_any_replica: bool = False) -> None:
-        """Save the stage, unless it is saved already or another replica does it."""
-        if (self.saved == done and done > self._spec.first_step) or (self._spec.replica and not as_any_replica):
+    def save(self, done: int, *, leaving: bool = False) -> None:
+        """Save the stage, unless it is saved already or another replica does it; in any case what a successor needs of
+        a worker that is `leaving`.
+        """
+        sharded, first = self._computation.is_sharded, self._spec.replica == 0
+        if self.saved == done > self._spec.first_step and not (sharded and leaving and not first):
+            return
+        if not (first or sharded or leaving):
             return
         began_s = time.monotonic()
         self._lease.check_now()
+        state, part = self._computation.state(), None
+        if sharded:
+            part = Part(self._spec.replica, self._spec.plan.replicas, model=first or leaving)
+            state = state if part.model else without_model(state)
         writer = f"{self._spec.worker}.a{self._spec.attempt:08d}"
-        self._checkpoints.save(self._spec.stage, done, self._computation.state(), writer=writer)
+        self._checkpoints.save(self._spec.stage, done, state, writer=writer, part=part)
         self.saved = done
         self._pace.checkpoint_took(time.monotonic() - began_s)
 

@@ -7,6 +7,7 @@ from funcpipe.comm.notes import get_listed, get_note
 from funcpipe.core import Heartbeat, RunRecord, StepReport
 from funcpipe.errors import KeyMissing
 from funcpipe.life.checkpoints import Checkpoints
+from funcpipe.life.shards import whole
 from funcpipe.life.state import StageState, merge
 from funcpipe.platforms.base import Storage
 
@@ -33,10 +34,10 @@ def recover(storage: Storage, record: RunRecord) -> Resumed:
     listing = checkpoints.listing()
     stages = len(record.plan.stages)
     step = listing.common(stages, record.plan.replicas)
-    names = [listing.name(stage, step) for stage in range(stages)]
+    names = [listing.names(stage, step) for stage in range(stages)]
     state = None
-    if None not in names:
-        state = merge([checkpoints.load(stage, str(name)) for stage, name in enumerate(names)])
+    if all(names):
+        state = merge([whole(checkpoints.load_together(stage, own)) for stage, own in enumerate(names)])
     beats = [beat for beat in heartbeats(storage, record) if beat is not None]
     return Resumed(
         keys=keys,

@@ -3,6 +3,7 @@
 It can be taken from a stage and put back, merged over stages, and selected from for a stage cut otherwise.
 """
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from funcpipe.errors import CorruptMessage, ModelError, PlanError
 from funcpipe.norms import GradientNorm, LossScale
 
-_MODEL, _OPTIMIZER = "model/", "optimizer/"
+MODEL, OPTIMIZER = "model/", "optimizer/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,28 +33,28 @@ class StageState:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The model's, as far as the stage holds it, under all names."""
-        names = [name.removeprefix(_MODEL) for name in self.tensors if name.startswith(_MODEL)]
-        held = {name: self.tensors[_MODEL + name] for name in names}
+        names = [name.removeprefix(MODEL) for name in self.tensors if name.startswith(MODEL)]
+        held = {name: self.tensors[MODEL + name] for name in names}
         held |= {alias: held[name] for alias, name in self.aliases.items()}
         return {name: tensor for name, tensor in held.items() if name not in self.transient}
 
 
 def take(stage: nn.Module, optimizer: torch.optim.Optimizer | None, norm: GradientNorm) -> StageState:
     """What `stage` has learned, without copying it. Raises ModelError if the optimiser keeps what is not data."""
-    names, aliases = _names(stage)
-    tensors = {_MODEL + name: tensor.detach() for name, tensor in names.items()}
+    names, aliases = names_of(stage)
+    tensors = {MODEL + name: tensor.detach() for name, tensor in names.items()}
     name_of = {id(tensor): name for name, tensor in names.items()}
     settings: dict[str, Any] = {"optimizer": None, "loss_scale": None}
     if optimizer is not None:
         settings["optimizer"] = {
             "state": {
-                name_of[id(p)]: _flatten(state, f"{_OPTIMIZER}{name_of[id(p)]}", tensors)
+                name_of[id(p)]: flatten(state, f"{OPTIMIZER}{name_of[id(p)]}", tensors)
                 for p, state in optimizer.state.items()
             },
             "groups": [
                 {
                     "parameters": [name_of[id(p)] for p in group["params"]],
-                    "settings": _flatten(_without_params(group), f"{_OPTIMIZER}group/{i}", tensors),
+                    "settings": flatten(without_params(group), f"{OPTIMIZER}group/{i}", tensors),
                 }
                 for i, group in enumerate(optimizer.param_groups)
             ],
@@ -65,15 +66,22 @@ def take(stage: nn.Module, optimizer: torch.optim.Optimizer | None, norm: Gradie
 
 def put_back(state: StageState, stage: nn.Module, optimizer: torch.optim.Optimizer | None, norm: GradientNorm) -> None:
     """Make `stage`, its optimiser and its loss scale what they were. Raises CorruptMessage if they do not match."""
-    names, _ = _names(stage)
-    try:
+    names, _ = names_of(stage)
+    with matching():
         with torch.no_grad():
             for name, tensor in names.items():
-                tensor.copy_(state.tensors[_MODEL + name])
+                tensor.copy_(state.tensors[MODEL + name])
         if optimizer is not None:
             _put_back_optimizer(state, optimizer, {id(tensor): name for name, tensor in names.items()})
         if norm.loss_scale is not None and state.settings["loss_scale"] is not None:
             norm.loss_scale = LossScale(*state.settings["loss_scale"])
+
+
+@contextlib.contextmanager
+def matching() -> Iterator[None]:
+    """Raise CorruptMessage for what goes wrong when a state that is not a stage's is put into it."""
+    try:
+        yield
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise CorruptMessage(f"a checkpoint does not match its stage: {type(error).__name__}: {error}") from error
 
@@ -98,19 +106,19 @@ def merge(states: Sequence[StageState]) -> StageState:
 
 def select(whole: StageState, stage: nn.Module) -> StageState:
     """The part of `whole` that `stage` needs, under its names. Raises PlanError if something is not there."""
-    names, aliases = _names(stage)
+    names, aliases = names_of(stage)
     source = {name: whole.aliases.get(name, name) for name in names}
-    missing = [name for name, stored in source.items() if _MODEL + stored not in whole.tensors]
+    missing = [name for name, stored in source.items() if MODEL + stored not in whole.tensors]
     if missing:
         raise PlanError(f"the checkpoints are of another model: they do not hold {missing[0]!r}")
     for name, tensor in names.items():
-        stored = whole.tensors[_MODEL + source[name]]
+        stored = whole.tensors[MODEL + source[name]]
         if stored.shape != tensor.shape or stored.dtype != tensor.dtype:
             raise PlanError(
                 f"the checkpoints are of another model: {name!r} has shape {list(stored.shape)} of {stored.dtype} "
                 f"there, {list(tensor.shape)} of {tensor.dtype} here"
             )
-    tensors = {_MODEL + name: whole.tensors[_MODEL + stored] for name, stored in source.items()}
+    tensors = {MODEL + name: whole.tensors[MODEL + stored] for name, stored in source.items()}
     optimizer = whole.settings["optimizer"]
     if optimizer is not None:
         optimizer = _select_optimizer(optimizer, source)
@@ -135,7 +143,7 @@ def from_text(text: str) -> Mapping[str, Any]:
     return settings
 
 
-def _names(stage: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+def names_of(stage: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The parameters and buffers of `stage` by their first name; their further names."""
     names: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
@@ -161,18 +169,25 @@ def _put_back_optimizer(state: StageState, optimizer: torch.optim.Optimizer, nam
     saved = state.settings["optimizer"]
     if saved is None:
         return
-    settings_of = {name: group["settings"] for group in saved["groups"] for name in group["parameters"]}
+    put_back_groups(state, optimizer, [[name_of[id(p)] for p in group["params"]] for group in optimizer.param_groups])
     for group in optimizer.param_groups:
-        found = [_build(settings_of[name_of[id(p)]], state.tensors) for p in group["params"]]
+        for p in group["params"]:
+            if name_of[id(p)] in saved["state"]:
+                optimizer.state[p] = build(saved["state"][name_of[id(p)]], state.tensors)
+
+
+def put_back_groups(state: StageState, optimizer: torch.optim.Optimizer, names: Sequence[Sequence[str]]) -> None:
+    """Give the groups of `optimizer`, of which `names` names the parameters, the settings that they had."""
+    groups = state.settings["optimizer"]["groups"]
+    settings_of = {name: group["settings"] for group in groups for name in group["parameters"]}
+    for group, own in zip(optimizer.param_groups, names, strict=True):
+        found = [build(settings_of[name], state.tensors) for name in own]
         if any(other != found[0] for other in found):
             raise PlanError(
                 "parameters that had different settings of the optimiser are in one group now; "
                 "keep the optimiser as it was"
             )
         group.update(found[0])
-        for p in group["params"]:
-            if name_of[id(p)] in saved["state"]:
-                optimizer.state[p] = _build(saved["state"][name_of[id(p)]], state.tensors)
 
 
 def _select_optimizer(optimizer: Mapping[str, Any], source: Mapping[str, str]) -> dict[str, Any]:
@@ -190,19 +205,20 @@ def _select_optimizer(optimizer: Mapping[str, Any], source: Mapping[str, str]) -
 
 def _moved_groups(state: StageState, number: int) -> StageState:
     """`state` with the tensors of its optimiser's groups under names of their own, for there may be such in others."""
-    prefix = f"{_OPTIMIZER}group/"
-    renamed = {name: f"{_OPTIMIZER}group/s{number}/{name.removeprefix(prefix)}" for name in state.tensors}
+    prefix = f"{OPTIMIZER}group/"
+    renamed = {name: f"{OPTIMIZER}group/s{number}/{name.removeprefix(prefix)}" for name in state.tensors}
     renamed = {name: new for name, new in renamed.items() if name.startswith(prefix)}
     tensors = {renamed.get(name, name): tensor for name, tensor in state.tensors.items()}
     settings = {**state.settings, "optimizer": _renamed(state.settings["optimizer"], renamed)}
     return StageState(tensors=tensors, aliases=state.aliases, transient=state.transient, settings=settings)
 
 
-def _without_params(group: Mapping[str, Any]) -> dict[str, Any]:
+def without_params(group: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of an optimiser's group."""
     return {name: value for name, value in group.items() if name != "params"}
 
 
-def _flatten(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+def flatten(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     """`value` as plain JSON, its tensors put into `tensors` under `name` and where in `value` they are."""
     if isinstance(value, Tensor):
         tensors[name] = value.detach()
@@ -210,9 +226,9 @@ def _flatten(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return {"dict": {key: _flatten(item, f"{name}/{key}", tensors) for key, item in value.items()}}
+        return {"dict": {key: flatten(item, f"{name}/{key}", tensors) for key, item in value.items()}}
     if isinstance(value, list | tuple):
-        items = [_flatten(item, f"{name}/{i}", tensors) for i, item in enumerate(value)]
+        items = [flatten(item, f"{name}/{i}", tensors) for i, item in enumerate(value)]
         return {type(value).__name__: items}
     raise ModelError(
         f"the optimiser keeps a {type(value).__name__} ({name}), which a checkpoint cannot hold: "
@@ -220,8 +236,8 @@ def _flatten(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     )
 
 
-def _build(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The inverse of `_flatten`; tensors are copied."""
+def build(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """The inverse of `flatten`; tensors are copied."""
     if not isinstance(plain, dict):
         return plain
     ((kind, content),) = plain.items()
@@ -229,11 +245,11 @@ def _build(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
         case "tensor":
             return tensors[content].clone()
         case "dict":
-            return {key: _build(item, tensors) for key, item in content.items()}
+            return {key: build(item, tensors) for key, item in content.items()}
         case "list":
-            return [_build(item, tensors) for item in content]
+            return [build(item, tensors) for item in content]
         case "tuple":
-            return tuple(_build(item, tensors) for item in content)
+            return tuple(build(item, tensors) for item in content)
         case _:
             raise TypeError(f"unknown kind {kind!r}")
 

@@ -81,7 +81,7 @@ def plan_setting(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Setti
     return Setting(
         micro_batches=plan.micro_batches,
         replicas=plan.replicas,
-        values_per_parameter=plan.optimizer.values_per_parameter,
+        values_per_parameter=plan.optimizer.values_each(plan.replicas, sharded=plan.is_sharded),
         sync=plan.sync,
         wire_ratio=plan.wire.ratio,
         gradient_wire_ratio=plan.gradient_wire.ratio,
@@ -89,6 +89,7 @@ def plan_setting(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Setti
         spec=spec,
         streams=plan.streams,
         schedule=plan.schedule,
+        sharded=plan.is_sharded,
     )
 
 

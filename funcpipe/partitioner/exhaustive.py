@@ -69,6 +69,8 @@ def price_variants(
     fits = (memory_use(loads, setting, held).total_bytes <= memory).all(-1)
     sizes = [problem.placed.sizes_of(first, stop) for first, stop in cuts]
     fits &= [all(size in admitted for (size, _), admitted in zip(v, sizes, strict=True)) for v in variants]
+    if setting.sharded:
+        fits &= (loads.ties.upload_objects == 0).all(-1)
     lanes, sync_s = lane_times(loads, setting, workers=workers), sync_times(loads, setting, workers=workers)
     iteration_s = iteration_time_s(lanes, sync_s, setting)
     puts, gets = requests(loads, setting)

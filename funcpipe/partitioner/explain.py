@@ -105,7 +105,8 @@ def _stage(plan: Plan, number: int, problem: Problem) -> StageExplanation:
     stage, estimate = plan.stages[number], plan.estimate.stages[number]
     layers = problem.profile.layers[stage.first : stage.stop]
     parameters = problem.profile.parameter_bytes(stage.first, stage.stop)
-    copies, constant = 2 + plan.optimizer.values_per_parameter, sum(layer.constant_bytes for layer in layers)
+    optimizer = round(plan.optimizer.values_each(plan.replicas, sharded=plan.is_sharded) * parameters)
+    constant = sum(layer.constant_bytes for layer in layers)
     workspace = max(layer.workspace_bytes for layer in layers)
     each = plan.micro_batches // plan.replicas
     return StageExplanation(
@@ -116,8 +117,8 @@ def _stage(plan: Plan, number: int, problem: Problem) -> StageExplanation:
         base_bytes=estimate.base_bytes,
         parameter_bytes=parameters,
         gradient_bytes=parameters,
-        optimizer_bytes=plan.optimizer.values_per_parameter * parameters,
-        sync_buffer_bytes=estimate.state_bytes - copies * parameters - constant,
+        optimizer_bytes=optimizer,
+        sync_buffer_bytes=estimate.state_bytes - 2 * parameters - optimizer - constant,
         constant_bytes=constant,
         activation_bytes=estimate.activation_bytes - workspace,
         workspace_bytes=workspace,

@@ -17,7 +17,7 @@ def _lines(explanation: Explanation) -> Iterator[str]:
     yield (
         f"{plan.model or 'model'} on {plan.platform or 'platform'}: {_count(len(plan.stages), 'stage')} × "
         f"{_count(plan.replicas, 'replica')}, {plan.schedule.value}, synchronisation {plan.sync.value}, "
-        f"{plan.wire.value} on the wire"
+        f"{plan.wire.value} on the wire" + (", optimiser divided over the replicas" if plan.is_sharded else "")
     )
     yield (
         f"an iteration of {plan.global_batch} samples: {estimate.iteration_s:.4g} s, {estimate.cost_usd:.4g} $ "

@@ -72,12 +72,14 @@ class Loads:
 class Setting:
     """What holds for all stages of a plan. `micro_batches` counts those of all replicas together.
 
-    `gradient_wire_ratio` is the wire ratio of the gradients that stages return, where it is not that of activations.
+    `values_per_parameter` is what each function keeps for the optimiser. `gradient_wire_ratio` is the wire ratio of the
+    gradients that stages return, where it is not that of activations. Where the optimiser is `sharded` over replicas,
+    no stage may have parameters of another one.
     """
 
     micro_batches: int
     replicas: int
-    values_per_parameter: int
+    values_per_parameter: float
     sync: Sync
     wire_ratio: float
     base_bytes: int
@@ -85,6 +87,7 @@ class Setting:
     schedule: ScheduleKind = ScheduleKind.GPIPE
     gradient_wire_ratio: float | None = None
     streams: Streams | None = None
+    sharded: bool = False
 
     @property
     def micro_batches_each(self) -> int:

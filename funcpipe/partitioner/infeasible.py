@@ -26,6 +26,13 @@ def explain_infeasible(problem: Problem) -> Infeasible:
     pins = _pins_in_the_way(unlimited)
     if pins:
         return Infeasible(f"no plan follows all pins; without {' or without '.join(pins)} there are plans")
+    if problem.training.shard_optimizer:
+        plain = replace(unlimited, training=replace(unlimited.training, shard_optimizer=False))
+        if _fastest(plain) is not None:
+            return Infeasible(
+                "no plan keeps all layers that share parameters in one stage, as an optimiser divided over replicas "
+                "asks; without shard_optimizer, or with a single replica, there are plans"
+            )
     many = replace(unlimited, spec=replace(problem.spec, max_functions=10**9))
     if _fastest(many) is not None:
         return Infeasible(

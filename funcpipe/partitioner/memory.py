@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from funcpipe.partitioner.formulas import Array, Loads, Setting
 
@@ -50,3 +51,8 @@ def memory_use(loads: Loads, setting: Setting, held: Array | float) -> MemoryUse
         activation_bytes=activation_bytes,
         waste_bytes=WASTE * (state_bytes + activation_bytes),
     )
+
+
+def admitted(loads: Loads, setting: Setting) -> npt.NDArray[np.bool_]:
+    """Whether a stage may be so: one that shares parameters with others has no optimiser divided over replicas."""
+    return ~(setting.sharded & (loads.ties.upload_objects > 0))

@@ -19,7 +19,7 @@ from funcpipe.partitioner.formulas import (
     requests,
     sync_times,
 )
-from funcpipe.partitioner.memory import memory_use
+from funcpipe.partitioner.memory import admitted, memory_use
 from funcpipe.partitioner.pins import NO_PINS
 from funcpipe.partitioner.problem import Choice, Problem
 from funcpipe.partitioner.stage_graph import IntArray, StageGraph
@@ -110,7 +110,7 @@ def _most_behind(problem: Problem, graph: StageGraph, setting: Setting, loads: L
     for behind in np.flatnonzero(np.diff(held, append=np.inf)):  # the last of those that hold as many
         fits = memory_use(loads, setting, held[behind]).total_bytes <= memory_bytes
         most_behind = np.where(fits, behind, most_behind)
-    possible = _admitted(problem, graph) & (most_behind >= _least_behind(graph)[:, None])
+    possible = admitted(loads, setting) & _admitted(problem, graph) & (most_behind >= _least_behind(graph)[:, None])
     return np.where(possible, most_behind, -1)
 
 

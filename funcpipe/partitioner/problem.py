@@ -165,6 +165,7 @@ class Problem:
                 price_usd_s=size.price_usd_s,
                 spec=self.spec,
                 time_value=value,
+                sharded=self.training.shard_optimizer,
             )
             for value in SYNC_TIME_VALUES
         ]
@@ -178,10 +179,11 @@ class Problem:
 
     def setting(self, replicas: int, sync: Sync, schedule: ScheduleKind, streams: Streams | None = None) -> Setting:
         """The setting with so many replicas that synchronise so and run their micro-batches in this order."""
+        sharded = self.training.shard_optimizer and replicas > 1
         return Setting(
             micro_batches=self.micro_batches,
             replicas=replicas,
-            values_per_parameter=self.training.optimizer.values_per_parameter,
+            values_per_parameter=self.training.optimizer.values_each(replicas, sharded=sharded),
             sync=sync,
             wire_ratio=self.training.wire.ratio,
             gradient_wire_ratio=None if self.training.wire_back is None else self.training.wire_back.ratio,
@@ -189,6 +191,7 @@ class Problem:
             spec=self.spec,
             schedule=schedule,
             streams=streams,
+            sharded=sharded,
         )
 
     def plan(self, setting: Setting, choices: Sequence[Choice]) -> Plan:
@@ -212,6 +215,7 @@ class Problem:
             schedule=setting.schedule,
             sync=setting.sync,
             streams=setting.streams,
+            shard_optimizer=self.training.shard_optimizer,
             wire=self.training.wire,
             wire_back=self.training.wire_back,
             stages=stages,

@@ -26,7 +26,7 @@ def tuned(plan: Plan, problem: Problem) -> Plan:
 
 def _variants(plan: Plan, problem: Problem) -> Iterator[Plan]:
     ways: list[tuple[Sync, Streams | None]] = [(Sync.THREE_PHASE, None), (Sync.PIPELINED, None)]
-    for sync, streams in [*ways, *candidates(plan.replicas)]:
+    for sync, streams in [*ways, *candidates(plan.replicas, sharded=plan.is_sharded)]:
         variant = replace(plan, sync=sync, streams=streams)
         estimate = evaluate(variant, problem.profile, problem.spec)
         try:

@@ -148,12 +148,13 @@ class Choice:
     cost_usd: float
 
 
-def candidates(replicas: int) -> Iterator[tuple[Sync, Streams]]:
-    """The exchanges and streams worth comparing."""
-    for rounds in (*_ROUNDS, 32, 48):
-        yield Sync.EXCHANGE, Streams(rounds, 1, 1)
-    if replicas < 3:
-        return
+def candidates(replicas: int, *, sharded: bool = False) -> Iterator[tuple[Sync, Streams]]:
+    """The exchanges and streams worth comparing; with a `sharded` optimiser there are no exchanges."""
+    if not sharded:
+        for rounds in (*_ROUNDS, 32, 48):
+            yield Sync.EXCHANGE, Streams(rounds, 1, 1)
+        if replicas < 3:
+            return
     for rounds in _ROUNDS:
         for groups in sorted({*(g for g in _GROUPS if g < replicas), replicas - 1}):
             for merged in sorted({*(m for m in _MERGED if rounds % m == 0), rounds}):
@@ -169,6 +170,7 @@ def choose(
     price_usd_s: float,
     spec: PlatformSpec,
     time_value: float = 0.0,
+    sharded: bool = False,
 ) -> Choice:
     """The way that costs least, for functions of `price_usd_s`, where a saved hour is worth `time_value` dollars."""
 
@@ -180,5 +182,5 @@ def choose(
         cost_usd = replicas * (time_s * price_usd_s + request_usd)
         return Choice(sync=sync, streams=streams, time_s=time_s, cost_usd=cost_usd)
 
-    choices = [priced(sync, streams) for sync, streams in candidates(replicas)]
+    choices = [priced(sync, streams) for sync, streams in candidates(replicas, sharded=sharded)]
     return min(choices, key=lambda choice: (choice.cost_usd + time_value / 3600 * choice.time_s, choice.time_s))

@@ -165,13 +165,16 @@ def plans(draw: st.DrawFn) -> Plan:
         for first, stop in zip([0, *cuts], cuts, strict=False)
     )
     micro_batch, replicas = draw(st.integers(1, 8)), draw(st.integers(1, 8))
+    sync, wire = draw(st.sampled_from(Sync)), draw(st.sampled_from(Wire))
+    divisible = sync.shares_sums and wire is not Wire.FP16
     return Plan(
         global_batch=micro_batch * replicas * draw(st.integers(1, 8)),
         micro_batch=micro_batch,
         replicas=replicas,
         schedule=draw(st.sampled_from(ScheduleKind)),
-        sync=draw(st.sampled_from(Sync)),
-        wire=draw(st.sampled_from(Wire)),
+        sync=sync,
+        wire=wire,
+        shard_optimizer=divisible and draw(st.booleans()),
         stages=stages,
         optimizer=draw(st.sampled_from(OptimizerKind)),
         estimate=draw(st.none() | estimates),

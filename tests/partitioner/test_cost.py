@@ -149,6 +149,15 @@ def test_copies_of_the_parameters(kind: OptimizerKind, copies: int) -> None:
     assert evaluate(shared, PROFILE, SPEC).stages[0].state_bytes == (copies + 3) * 24_000_000 + 3000
 
 
+def test_a_divided_optimiser_is_kept_once_by_all_replicas_together() -> None:
+    adam = replace(plan((0, 3, "1024MB", False), replicas=4), optimizer=OptimizerKind.ADAM)
+    whole, divided = (evaluate(replace(adam, shard_optimizer=s), PROFILE, SPEC).stages[0] for s in (False, True))
+    assert whole.state_bytes - divided.state_bytes == 2 * 24_000_000 * 3 // 4
+    assert whole.sync_s == divided.sync_s
+    alone = replace(adam, replicas=1, shard_optimizer=True)
+    assert evaluate(alone, PROFILE, SPEC).stages[0].state_bytes == 4 * 24_000_000 + 3000
+
+
 def test_half_precision_halves_the_bytes_and_not_the_latency() -> None:
     half = replace(plan((0, 1, "1024MB", False), (1, 3, "1024MB", False)), wire=Wire.BF16)
     assert evaluate(half, PROFILE, SPEC).stages[0].forward_upload_s == pytest.approx(0.25 + 0.5)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from funcpipe.core import Optimality, Plan, Recompute, Sync, TrainingSpec
+from funcpipe.core import Optimality, Plan, Recompute, Sync, TrainingSpec, Wire
 from funcpipe.errors import Infeasible, PlanError
 from funcpipe.partitioner.cost import evaluate
 from funcpipe.partitioner.exact import exact
@@ -32,8 +32,7 @@ def best(problem: Problem, policy: object) -> Plan | None:
     return found
 
 
-def compare(seed: int) -> None:
-    problem = draw_problem(seed)
+def compare(problem: Problem, seed: int) -> None:
     plain = best(problem, exhaustive)
     if plain is None:
         assert best(problem, exact) is None
@@ -53,14 +52,25 @@ def compare(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_exact_equals_exhaustive_in_all_modes(seed: int) -> None:
-    compare(seed)
+    compare(draw_problem(seed), seed)
+
+
+def divided(seed: int) -> Problem:
+    problem = draw_problem(seed)
+    wire = Wire.BF16 if problem.training.wire is Wire.FP16 else problem.training.wire
+    return replace(problem, training=replace(problem.training, wire=wire, shard_optimizer=True))
+
+
+@pytest.mark.parametrize("seed", [*range(8), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 80))])
+def test_exact_equals_exhaustive_with_an_optimiser_divided_over_replicas(seed: int) -> None:
+    compare(divided(seed), seed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tens", [*range(8), *(pytest.param(tens, marks=pytest.mark.long) for tens in range(8, 50))])
 def test_exact_equals_exhaustive_on_five_hundred(tens: int) -> None:
     for seed in range(1000 + 10 * tens, 1010 + 10 * tens):
-        compare(seed)
+        compare(draw_problem(seed), seed)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from funcpipe.core import Estimate, Plan, ScheduleKind, Sync
-from funcpipe.errors import Infeasible
+from funcpipe.errors import Infeasible, InvalidValue
 from funcpipe.partitioner.cost import evaluate
 from funcpipe.partitioner.formulas import Setting
 from funcpipe.partitioner.problem import Choice, Problem, report
@@ -51,6 +51,8 @@ def hybridps_ga(problem: Problem, *, time_limit_s: float | None = None) -> Plan:
 
 def _data_parallel(problem: Problem, policy: str, schedule: ScheduleKind, *, server: Server | None = None) -> Plan:
     started_s = time.monotonic()
+    if server is not None and problem.training.shard_optimizer:
+        raise InvalidValue("shard_optimizer", True, f"does not go with the policy {policy}: its server updates")
     size = max(problem.placed.open_sizes, key=lambda number: problem.spec.sizes[number].memory_mb)
     for degree in problem.degrees:
         setting = problem.setting(degree, Sync.THREE_PHASE, schedule)
