@@ -11,7 +11,7 @@ help:
 	@echo "make demo-text  the same with a character-level transformer on English text"
 	@echo "make test       all tests"
 	@echo "make test-long  those that take many minutes: a hundred instances for each solver"
-	@echo "make chaos      two hundred runs in which things go wrong, and a table of how they ended"
+	@echo "make chaos      two hundred and thirty runs in which things go wrong, and how they ended"
 	@echo "make check      format, lint, types and the quick tests"
 	@echo "make s3-server  install and start a real S3 server (Ceph's) on this machine, for the tests that want one"
 	@echo "make format     put the code in the house format"
@@ -39,6 +39,7 @@ test-long: $(READY)
 
 chaos: $(READY)
 	$(BIN)/python -m experiments.chaos --runs 200
+	$(BIN)/python -m experiments.chaos_processes --runs 30
 
 check: $(READY)
 	$(BIN)/ruff format --check

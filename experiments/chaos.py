@@ -54,7 +54,7 @@ class Ending:
     restarts: int
     error: str = ""
     left_objects: int = 0
-    left_threads: int = 0
+    left_functions: int = 0
 
 
 def model() -> nn.Module:
@@ -122,7 +122,7 @@ def run(seed: int, fault: Fault, expected: dict[str, Tensor] | None) -> tuple[En
         restarts=restarts,
         error=error,
         left_objects=len(objects.list("")),
-        left_threads=sum(thread.name.startswith("function ") for thread in threading.enumerate()),
+        left_functions=sum(thread.name.startswith("function ") for thread in threading.enumerate()),
     )
     return ending, tensors
 
@@ -234,7 +234,7 @@ def main() -> None:
 def good(ending: Ending) -> bool:
     """Whether a run ended as it may: in time, with the same bits or an error that says why, and nothing left."""
     ended = ending.outcome != "OTHER BITS" and ending.seconds < DEADLINE_S
-    return ended and not ending.left_objects and not ending.left_threads
+    return ended and not ending.left_objects and not ending.left_functions
 
 
 def show(endings: list[Ending]) -> None:
@@ -247,7 +247,7 @@ def show(endings: list[Ending]) -> None:
             restarts, longest_s = sum(e.restarts for e in some), max(e.seconds for e in some)
             cells = "  ".join(f"{counts[name]:>{len(name)}}" for name in outcomes)
             print(f"{fault.value:34} {len(some):>5} {restarts:>9} {longest_s:>10.1f}  {cells}")
-    left = sum(e.left_objects for e in endings), sum(e.left_threads for e in endings)
+    left = sum(e.left_objects for e in endings), sum(e.left_functions for e in endings)
     print(f"{len(endings)} runs; left behind: {left[0]} objects, {left[1]} functions")
 
 
