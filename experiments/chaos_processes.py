@@ -32,9 +32,9 @@ from funcpipe import FuncPipe
 from funcpipe.core import Life, Plan
 from funcpipe.errors import FuncPipeError
 from funcpipe.job import Care
-from funcpipe.supervision import clean
 from funcpipe.platforms.catalog import open_platform, open_storage
 from funcpipe.results import RunResult
+from funcpipe.supervision import clean
 
 FAULTS = (Fault.KILL, Fault.SLEEP, Fault.CLIENT)
 RUN = "chaos"
