@@ -51,7 +51,7 @@ OPTIMIZERS: dict[str, Callable[[Any], optim.Optimizer]] = {
     "momentum": partial(optim.SGD, lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.01),
     "adam": partial(optim.Adam, lr=0.02, amsgrad=True),
     "adamw": grouped,
-    "adagrad": partial(optim.Adagrad, lr=0.05),
+    "adagrad": partial(optim.Adagrad, lr=0.05, initial_accumulator_value=0.1),
 }
 WAYS = [(Sync.THREE_PHASE, None), (Sync.PIPELINED, None), (Sync.STREAMED, Streams(4, 2, 2))]
 
