@@ -1,7 +1,8 @@
 """Steps that are executed for real, except that tasks only occupy their lanes and links only take their time.
 
 All workers are threads of one process. The lanes, the waiting and the messages are those of training; a computation
-sleeps, and the storage sleeps for its latency and for the bytes that a message stands for.
+sleeps, and the storage sleeps for its latency and for the bytes that a message stands for. As in the simulator,
+requests of a synchronisation wait for their latency side by side, and all others while they have their lane.
 """
 
 import threading
@@ -14,15 +15,17 @@ import torch
 from funcpipe.comm.channel import Channel
 from funcpipe.comm.patience import Patience
 from funcpipe.core import Event, Source, Trace
-from funcpipe.platforms.base import OPEN, Gate
+from funcpipe.platforms.base import OPEN as AT_ONCE
+from funcpipe.platforms.base import Gate
 from funcpipe.platforms.memory import MemoryStorage
 from funcpipe.scheduler.costs import Cost
 from funcpipe.scheduler.execute import Outcome, execute
 from funcpipe.scheduler.graph import Graph
-from funcpipe.scheduler.tasks import Task, source_of
+from funcpipe.scheduler.tasks import OPEN, Task, source_of
 
 MESSAGE = {"x": torch.zeros(1)}
 DEADLINE_S = 60.0
+OPEN_REQUESTS = 16
 LONGEST_PAUSE_S = 0.002  # looking costs nothing here, and what it misses is not what is tried
 
 
@@ -39,7 +42,7 @@ def run(graph: Graph, cost: Callable[[Task], Cost], *, steps: int) -> Trace:
         found: list[Event] = []
         for step in range(steps):
             together.wait()
-            found += execute(part, lanes.of_step(step), step=step, cancel=cancel)
+            found += execute(part, lanes.of_step(step), step=step, cancel=cancel, open_requests=OPEN_REQUESTS)
         return found
 
     with ThreadPoolExecutor(len(workers)) as pool:
@@ -60,14 +63,19 @@ class _Lanes:
 
         def do(task: Task) -> Outcome:
             cost = self._cost(task)
-            seconds = cost.seconds + (cost.payload_bytes / cost.link_bytes_s if cost.link_bytes_s else 0.0)
+            body_s = cost.payload_bytes / cost.link_bytes_s if cost.link_bytes_s else 0.0
             if not (task.kind.is_put or task.kind.is_get):
-                time.sleep(seconds)
+                time.sleep(cost.seconds + body_s)
                 return Outcome()
             key = f"{step}/{task if task.kind.is_put else source_of(task)}"
-            self._slow.takes_s[key] = seconds
+            is_open = task.kind in OPEN
+            takes_s = (cost.seconds, body_s) if is_open else (0.0, cost.seconds + body_s)
+            self._slow.takes_s[key, task.kind.is_put] = takes_s
             if task.kind.is_put:
-                self._channel.put(key, MESSAGE)
+                if is_open:
+                    self._channel.put_series(key, (MESSAGE,))
+                else:
+                    self._channel.put(key, MESSAGE)
                 return Outcome(round(cost.payload_bytes))
             return Outcome(round(cost.payload_bytes), self._channel.get(key).waited_s)
 
@@ -75,21 +83,27 @@ class _Lanes:
 
 
 class _Slow:
-    """A storage whose requests for an object take the seconds that `takes_s` names."""
+    """A storage whose requests, puts or not, take what `takes_s` names by key: seconds before the gate, and within."""
 
     watches = True
 
     def __init__(self, store: MemoryStorage) -> None:
         self._store = store
-        self.takes_s: dict[str, float] = {}
+        self.takes_s: dict[tuple[str, bool], tuple[float, float]] = {}
 
-    def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
-        time.sleep(self.takes_s[key])
-        self._store.put(key, data, if_absent=if_absent, gate=gate)
+    def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = AT_ONCE) -> None:
+        before_s, within_s = self.takes_s[key, True]
+        time.sleep(before_s)
+        with gate:
+            time.sleep(within_s)
+            self._store.put(key, data, if_absent=if_absent)
 
-    def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
-        data = self._store.get(key, start=start, stop=stop, gate=gate)
-        time.sleep(self.takes_s[key])
+    def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = AT_ONCE) -> bytes:
+        data = self._store.get(key, start=start, stop=stop)
+        before_s, within_s = self.takes_s[key, False]
+        time.sleep(before_s)
+        with gate:
+            time.sleep(within_s)
         return data
 
     def delete(self, key: str) -> None:

@@ -1,6 +1,7 @@
-"""Torch without its compiler, which eager optimisers load for a mark that only the compiler reads.
+"""Torch without its compiler, which eager code loads for marks that only the compiler reads.
 
-`torch._dynamo` takes as long to load as nearly all the rest of torch, and a third as much memory.
+`torch._dynamo`, which optimisers load, takes as long as nearly all the rest of torch, and a third as much memory; the
+algebra of symbolic shapes, which every backward with given gradients loads, half a second.
 """
 
 import importlib
@@ -9,17 +10,33 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-_NAME = "torch._dynamo"
+_COMPILER = "torch._dynamo"
+_SHAPES = "torch.fx.experimental.symbolic_shapes"
 
 
 def defer_compiler() -> None:
     """Have torch's compiler loaded when something of it is used that eager code does not use, unless it is there."""
-    if _NAME not in sys.modules:
-        sys.modules[_NAME] = _Deferred(_NAME)
+    for name, stand_in in ((_COMPILER, _Compiler), (_SHAPES, _Shapes)):
+        if name not in sys.modules:
+            sys.modules[name] = stand_in(name)
 
 
 class _Deferred(ModuleType):
-    """Stands in for the compiler: does what optimisers ask of it in eager code, and gives way to it for all else."""
+    """Stands in for a module: does what eager code asks of it, and gives way to it for all else."""
+
+    _asked = frozenset[str]()
+    """What import statements ask of it, of the names that are read too by whoever looks through all modules."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name not in self._asked:
+            raise AttributeError(name)
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+class _Compiler(_Deferred):
+    _asked = frozenset({"__path__"})
 
     def graph_break(self, msg: str = "") -> None:
         """Where a graph that is being compiled is to end: nothing is."""
@@ -28,9 +45,12 @@ class _Deferred(ModuleType):
         """`fn`, not to be compiled: as it is."""
         return fn
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name != "__path__":  # read by whoever looks through all modules
-            raise AttributeError(name)
-        if sys.modules.get(_NAME) is self:
-            del sys.modules[_NAME]
-        return getattr(importlib.import_module(_NAME), name)
+
+class _Shapes(_Deferred):
+    def expect_true(self, condition: bool) -> bool:
+        """`condition`, which no compiler takes for granted: as it is."""
+        return condition
+
+    def sym_eq(self, left: object, right: object) -> bool:
+        """Whether two shapes are equal."""
+        return left == right

@@ -12,12 +12,20 @@ model = torch.nn.Linear(4, 3)
 for kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop):
     optimizer = kind(model.parameters(), lr=0.1)
     before = model.weight.clone()
-    model(torch.ones(2, 4)).sum().backward()
+    output = model(torch.ones(2, 4))
+    torch.autograd.backward([output], [torch.ones_like(output)])
     optimizer.step()
     optimizer.zero_grad()
     optimizer.load_state_dict(optimizer.state_dict())
     assert not torch.equal(before, model.weight), kind
 assert "torch._dynamo.config" not in sys.modules, "the compiler was loaded"
+assert "sympy" not in sys.modules, "the algebra of shapes was loaded"
+try:
+    torch.autograd.backward([model(torch.ones(2, 4))], [torch.ones(3, 2)])
+except RuntimeError as error:
+    assert "Mismatch in shape" in str(error)
+else:
+    raise AssertionError("gradients of any shape are taken")
 double = torch.compile(lambda x: x * 2, backend="eager")
 assert torch.equal(double(torch.ones(3)), torch.full((3,), 2.0))
 assert "torch._dynamo.config" in sys.modules

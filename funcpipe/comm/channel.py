@@ -33,8 +33,10 @@ class Channel:
     """Sends and receives messages through `storage`. Setting `cancel` ends every wait.
 
     It may be used by several threads: their requests are open side by side, while in each direction the bodies of
-    messages move one at a time. Messages of the same name, the last part of their key, come once a step: the last steps
-    tell when in a step they are due, where the storage does not tell when they have come.
+    messages move one at a time. Series, which synchronise, let the messages pass on which other stages wait.
+
+    Messages of the same name, the last part of their key, come once a step: the last steps tell when in a step they are
+    due, where the storage does not tell when they have come.
     """
 
     def __init__(
@@ -66,15 +68,12 @@ class Channel:
             self._expected.clear()
 
     def put(self, key: str, tensors: Mapping[str, Tensor], *, wire: Wire = Wire.FP32) -> int:
-        """Write a message; returns its bytes. 32-bit floats travel as `wire` says."""
-        return self.put_series(key, (tensors,), wire=wire)
+        """Write a message, ahead of all series; returns its bytes. 32-bit floats travel as `wire` says."""
+        return self._put(key, (tensors,), wire, ahead=True)
 
     def put_series(self, key: str, messages: Sequence[Mapping[str, Tensor]], *, wire: Wire = Wire.FP32) -> int:
         """Write messages one behind the other, as one object; returns its bytes."""
-        size = sum(codec.message_bytes(tensors, wire) for tensors in messages)
-        with self._uploading.reserve() as gate, self._buffers.lend(size) as buffer:
-            self._storage.put(key, codec.encode_series(messages, wire, buffer=buffer), gate=gate)
-        return size
+        return self._put(key, messages, wire, ahead=False)
 
     def get(
         self, key: str, *, start: int = 0, stop: int | None = None, into: Mapping[str, Tensor] | None = None
@@ -97,6 +96,12 @@ class Channel:
             return {}
 
         return self._read_whole(key, 0, None, decode)
+
+    def _put(self, key: str, messages: Sequence[Mapping[str, Tensor]], wire: Wire, *, ahead: bool) -> int:
+        size = sum(codec.message_bytes(tensors, wire) for tensors in messages)
+        with self._uploading.reserve(ahead=ahead) as gate, self._buffers.lend(size) as buffer:
+            self._storage.put(key, codec.encode_series(messages, wire, buffer=buffer), gate=gate)
+        return size
 
     def _read_whole(
         self, key: str, start: int, stop: int | None, decode: Callable[[bytes], dict[str, Tensor]]

@@ -11,9 +11,11 @@ from types import TracebackType
 
 from funcpipe.platforms.base import Gate
 
+_Number = tuple[bool, int]
+
 
 class Turns:
-    """Turns are taken in the order in which they were reserved, or else of arrival at the gate.
+    """Turns are taken in the order in which they were reserved, or else of arrival at the gate; some go ahead.
 
     It is itself a gate: one for those that did not reserve.
     """
@@ -21,19 +23,22 @@ class Turns:
     def __init__(self) -> None:
         self._changed = threading.Condition(threading.RLock())
         self._drawn = 0
-        self._pending: set[int] = set()
-        self._moving: int | None = None
+        self._pending: set[_Number] = set()
+        self._moving: _Number | None = None
 
     @contextmanager
-    def reserve(self) -> Iterator[Gate]:
-        """Reserve the next turn; yields the gate for it. It is given up when the context ends."""
-        number = self._draw()
+    def reserve(self, *, ahead: bool = False) -> Iterator[Gate]:
+        """Reserve the next turn, or the next of those that go `ahead` of all others; yields the gate for it.
+
+        It is given up when the context ends.
+        """
+        number = self._draw(ahead)
         try:
             yield _Turn(self, number)
         finally:
             self._leave(number)
 
-    def enter(self, number: int) -> None:
+    def enter(self, number: _Number) -> None:
         """Wait until it is the turn of `number`."""
         with self._changed:
             self._pending.add(number)
@@ -54,13 +59,14 @@ class Turns:
     ) -> None:
         self.leave()
 
-    def _draw(self) -> int:
+    def _draw(self, ahead: bool = False) -> _Number:
         with self._changed:
             self._drawn += 1
-            self._pending.add(self._drawn)
-            return self._drawn
+            number = (not ahead, self._drawn)
+            self._pending.add(number)
+            return number
 
-    def _leave(self, number: int) -> None:
+    def _leave(self, number: _Number) -> None:
         with self._changed:
             self._pending.discard(number)
             if self._moving == number:
@@ -69,7 +75,7 @@ class Turns:
 
 
 class _Turn:
-    def __init__(self, turns: Turns, number: int) -> None:
+    def __init__(self, turns: Turns, number: _Number) -> None:
         self._turns = turns
         self._number = number
 

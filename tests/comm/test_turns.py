@@ -21,6 +21,23 @@ def test_reserved_turns_are_taken_in_the_order_of_reservation() -> None:
     assert passed == list(range(8))
 
 
+def test_some_turns_go_ahead_of_those_that_were_reserved_before() -> None:
+    turns, passed = Turns(), []
+    with ExitStack() as stack:
+        gates = [stack.enter_context(turns.reserve(ahead=ahead)) for ahead in (False, True, False, True)]
+
+        def move(number: int) -> None:
+            with gates[number]:
+                passed.append(number)
+
+        threads = [threading.Thread(target=move, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert passed == [1, 3, 0, 2]
+
+
 def test_a_turn_that_is_given_up_holds_up_nobody() -> None:
     turns = Turns()
     passed = threading.Event()
