@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from experiments.sync_links import Links
-from experiments.sync_speed import OPEN_REQUESTS, Way, run
+from experiments.sync_speed import Way, run
+from funcpipe.comm.scatter_reduce import open_downloads
 from funcpipe.core import Streams, Sync
 from funcpipe.partitioner.sync_forms import exposed_s
 
@@ -25,9 +26,9 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3)
     options = parser.parse_args()
     rate = options.mb_per_s * 1e6
-    links = Links(rate, rate, options.latency_ms / 1e3, OPEN_REQUESTS)
     print(" n   MB  way               backward s  alone s  exposed s  by formula s  hidden")
     for replicas in options.replicas:
+        links = Links(rate, rate, options.latency_ms / 1e3, open_downloads(replicas))
         for megabytes in options.megabytes:
             for rounds in options.rounds:
                 row(way_of(replicas, megabytes * 1_000_000, rounds, links), options.repeat)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from experiments.sync_links import Links, play
 from experiments.sync_picture import draw
-from experiments.sync_speed import FASTEST, OPEN_REQUESTS, Way, run, ways
-from funcpipe.comm.scatter_reduce import Move
+from experiments.sync_speed import FASTEST, Way, run, ways
+from funcpipe.comm.scatter_reduce import Move, open_downloads
 from funcpipe.core import Event, Resource, Sync
 
 UPLOADS = (Move.PUT_SPLIT, Move.PUT_MERGED)
@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("out/sync_lanes.png"))
     parser.add_argument("--only-simulated", action="store_true")
     options = parser.parse_args()
-    links = Links(35e6, 35e6, 0.04, OPEN_REQUESTS)
+    links = Links(35e6, 35e6, 0.04, open_downloads(options.replicas))
     names = (Sync.THREE_PHASE.value, Sync.PIPELINED.value, FASTEST)
     pictures = {}
     for way in ways(names, options.replicas, options.megabytes * 1_000_000, links):

@@ -27,7 +27,7 @@ from experiments.sync_picture import draw
 from funcpipe.comm.channel import Channel
 from funcpipe.comm.patience import Patience
 from funcpipe.comm.pieces import Pieces
-from funcpipe.comm.scatter_reduce import Pattern, pattern, transfers
+from funcpipe.comm.scatter_reduce import Pattern, open_downloads, pattern, transfers
 from funcpipe.core import Event, Resource, Routes, ScheduleKind, Streams, Sync
 from funcpipe.partitioner.formulas import sync_time_s
 from funcpipe.partitioner.sync_forms import candidates, limit_s, parameter_server_s
@@ -41,7 +41,6 @@ from funcpipe.scheduler.graph import Graph, StepShape, build_graph
 from funcpipe.scheduler.tasks import OPEN, Kind, Task
 from funcpipe.synchronisation import Synchronisation
 
-OPEN_REQUESTS = 16
 DEADLINE_S = 120.0
 FASTEST = "fastest"
 SERVER = "server"
@@ -115,10 +114,10 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="write the figures as JSON")
     options = parser.parse_args()
     rate = options.mb_per_s * 1e6
-    links = Links(rate, rate, options.latency_ms / 1e3, OPEN_REQUESTS)
     rows, pictures = [], {}
     print(" n   MB  way                   formula s  played s  measured s  measured/formula  measured/(limit+2lat)")
     for replicas in options.replicas:
+        links = Links(rate, rate, options.latency_ms / 1e3, open_downloads(replicas))
         for megabytes in options.megabytes:
             for way in ways(options.ways, replicas, megabytes * 1_000_000, links):
                 result = run(replace(way, store=options.store), options.repeat)
@@ -250,7 +249,9 @@ def _repeat(
             cpu_s, before = time.process_time(), store.traffic
         channel.begin_step()
         start_s = time.monotonic()
-        events = execute(graph, run_task, step=step, cancel=cancel, open_requests=OPEN_REQUESTS, clock=time.monotonic)
+        events = execute(
+            graph, run_task, step=step, cancel=cancel, open_requests=way.links.open_requests, clock=time.monotonic
+        )
         if step:
             times.append((start_s, time.monotonic()))
         _require_sum(vector, way.replicas)

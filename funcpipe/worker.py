@@ -16,7 +16,7 @@ from funcpipe.comm.channel import Channel
 from funcpipe.comm.keys import Keys
 from funcpipe.comm.notes import put_note
 from funcpipe.comm.patience import Patience
-from funcpipe.comm.scatter_reduce import pattern
+from funcpipe.comm.scatter_reduce import open_downloads, pattern
 from funcpipe.computation import Batch, Computation
 from funcpipe.core import Event, Events, Heartbeat, Outcome, Resource, StepReport, WorkerSpec, from_text
 from funcpipe.data import Batches, Step, load
@@ -40,10 +40,7 @@ from funcpipe.stage_job import load_bundle
 from funcpipe.work_order import WorkOrder, work_order
 
 OPEN_REQUESTS = 4
-"""How many transfers in each direction wait for their turn at once, while the body of one moves."""
-
-MOST_DOWNLOADS = 16
-"""How many downloads do where many replicas synchronise: two from each."""
+"""How many uploads wait for their turn at once, while the body of one moves."""
 
 TRACED_STEPS = 20
 """How many of the last steps a worker's trace holds."""
@@ -215,7 +212,7 @@ class Worker:
             step=step.number,
             cancel=self._cancel,
             open_requests=OPEN_REQUESTS,
-            open_downloads=min(max(OPEN_REQUESTS, 2 * self._spec.plan.replicas), MOST_DOWNLOADS),
+            open_downloads=open_downloads(self._spec.plan.replicas),
             clock=self._clock,
         )
         if self._spec.stage == len(self._spec.plan.stages) - 1:

@@ -28,6 +28,9 @@ Piece = tuple[int, int]
 """A round and a split."""
 
 
+_MOST_DOWNLOADS = 64  # connections of a client
+
+
 class Move(Enum):
     """What a replica does with an object, or with the pieces of a round."""
 
@@ -144,6 +147,14 @@ class Pattern:
 def pattern(sync: Sync, replicas: int, streams: Streams | None = None) -> Pattern:
     """The pattern of `sync`, cut as `streams` says or else as usual."""
     return Pattern(sync, replicas, usual_streams(sync, replicas, streams))
+
+
+def open_downloads(replicas: int) -> int:
+    """How many gets of a replica wait side by side: what is read late in a round must not hold up the rounds after it.
+
+    With four for each replica streams take what their closed form says (`experiments.sync_links`).
+    """
+    return min(4 * replicas, _MOST_DOWNLOADS)
 
 
 def transfers(pattern: Pattern, replica: int) -> tuple[Transfer, ...]:

@@ -34,6 +34,12 @@ from funcpipe.partitioner.ties import stage_ties
 
 IntArray = npt.NDArray[np.int64]
 
+_HAND_OVER_REQUESTS = 11
+"""One after the other: the state, its manifest, two notes; then the note, the lease, the checkpoints, the state."""
+
+_HAND_OVER_S = 0.3
+"""For the successor to look (every 0.2 s), for checksums and threads; `experiments.handover` measures it."""
+
 
 def evaluate(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Estimate:
     """What one iteration of `plan` is predicted to take on `spec`.
@@ -201,12 +207,17 @@ def _life(loads: Loads, setting: Setting, iteration_s: float) -> tuple[float, fl
     if spec.lifetime_s is None:
         return 0.0, 0.0, math.inf
     state_bytes = (1 + setting.values_per_parameter) * loads.parameter_bytes + loads.constant_bytes
-    moved_s = state_bytes / loads.upload_bytes_s + state_bytes / loads.download_bytes_s + 2 * spec.latency_s
-    hand_over_s = float(moved_s.max())
+    moved_s = state_bytes / loads.upload_bytes_s + state_bytes / loads.download_bytes_s
+    hand_over_s = hand_over_time_s(float(moved_s.max()), spec.latency_s)
     one_usd = spec.price_invocation_usd + spec.price_put_usd + spec.price_get_usd
     start_usd = setting.replicas * (len(moved_s) * one_usd + float(loads.price_usd_s.sum()) * spec.cold_start_s)
     steps = max(1.0, (spec.lifetime_s - spec.cold_start_s - hand_over_s) // iteration_s) if iteration_s else math.inf
     return hand_over_s, start_usd, steps
+
+
+def hand_over_time_s(moved_s: float, latency_s: float) -> float:
+    """Seconds from the last task of a function to the first of its successor; state moves for `moved_s` of them."""
+    return moved_s + _HAND_OVER_REQUESTS * latency_s + _HAND_OVER_S
 
 
 def _borders(stages: Sequence[Stage]) -> tuple[IntArray, IntArray]:

@@ -8,7 +8,6 @@ from funcpipe.errors import RunError
 
 _START = "import os, sys, torch, funcpipe.allocator, funcpipe.worker, funcpipe.eager\n"
 _FORK = """
-import torch._dynamo
 if os.fork():
     sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
 """
