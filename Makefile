@@ -31,8 +31,8 @@ demo-text: $(READY)
 	$(BIN)/python -m experiments.demo characters --output $(OUT)/characters
 
 test: $(READY)
-	$(BIN)/python -m pytest -q -n 2 -m "not slow and not long"
-	$(BIN)/python -m pytest -m "slow and not long"
+	$(BIN)/python -m pytest -q -n 2 -m "not alone and not long"
+	$(BIN)/python -m pytest -m "alone and not long"
 
 test-long: $(READY)
 	$(BIN)/python -m pytest -m long

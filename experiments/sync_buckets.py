@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from experiments.sync_links import Links
-from experiments.sync_speed import Way, run
+from experiments.sync_speed import run
+from experiments.sync_ways import Way
 from funcpipe.comm.scatter_reduce import open_downloads
 from funcpipe.core import Streams, Sync
 from funcpipe.partitioner.sync_forms import exposed_s

@@ -6,6 +6,7 @@ way is run a few times, and the median is given of the time from the common star
 """
 
 import argparse
+import itertools
 import json
 import math
 import multiprocessing
@@ -16,21 +17,24 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
+from experiments.sampling import sampled, show
 from experiments.sync_links import Links, duration_s
 from experiments.sync_picture import draw
+from experiments.sync_ways import WAYS, Way, ways
 from funcpipe.comm.channel import Channel
 from funcpipe.comm.patience import Patience
 from funcpipe.comm.pieces import Pieces
-from funcpipe.comm.scatter_reduce import Pattern, open_downloads, pattern, transfers
-from funcpipe.core import Event, Resource, Routes, ScheduleKind, Streams, Sync
-from funcpipe.partitioner.formulas import sync_time_s
-from funcpipe.partitioner.sync_forms import candidates, limit_s, parameter_server_s
+from funcpipe.comm.scatter_reduce import open_downloads, transfers
+from funcpipe.core import Event, Resource, Routes, ScheduleKind
+from funcpipe.partitioner.sync_forms import limit_s
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import open_storage
 from funcpipe.platforms.files import FileStorage
@@ -42,63 +46,20 @@ from funcpipe.scheduler.tasks import OPEN, Kind, Task
 from funcpipe.synchronisation import Synchronisation
 
 DEADLINE_S = 120.0
-FASTEST = "fastest"
-SERVER = "server"
-SERVER_LINKS = 4
-WAYS = (Sync.THREE_PHASE.value, Sync.PIPELINED.value, Sync.ALL_REDUCE.value, SERVER, FASTEST)
-
-
-@dataclass(frozen=True)
-class Way:
-    """One way to synchronise, of so many replicas and bytes, over such links, during and after such a backward."""
-
-    sync: Sync
-    streams: Streams | None
-    replicas: int
-    gradient_bytes: int
-    links: Links
-    store: str | None = None
-    backward_s: float = 0.0
-    server_bytes_s: float | None = None
-
-    @property
-    def pattern(self) -> Pattern:
-        return replace(pattern(self.sync, self.replicas, self.streams), server=self.server_bytes_s is not None)
-
-    @property
-    def formula_s(self) -> float:
-        if self.server_bytes_s is not None:
-            links = (self.links.up, self.links.down, self.links.latency_s)
-            return parameter_server_s(self.gradient_bytes, self.replicas, *links, self.server_bytes_s)
-        return float(
-            sync_time_s(
-                self.sync,
-                gradient_bytes=self.gradient_bytes,
-                replicas=self.replicas,
-                upload_bytes_s=self.links.up,
-                download_bytes_s=self.links.down,
-                latency_s=self.links.latency_s,
-                streams=self.streams,
-            )
-        )
-
-    def __str__(self) -> str:
-        if self.server_bytes_s is not None:
-            return f"server {self.server_bytes_s / 1e6:.0f} MB/s"
-        if self.streams is None:
-            return self.sync.value
-        counts = (self.streams.rounds, self.streams.groups, self.streams.merged)
-        return f"exchange {counts[0]}" if self.sync is Sync.EXCHANGE else f"streamed {counts}"
 
 
 @dataclass(frozen=True)
 class Result:
-    """Seconds of each repetition; of each replica the processor's seconds, requests and bytes of all repetitions."""
+    """Seconds of each repetition; of each replica the processor's seconds, requests and bytes of all repetitions.
+
+    `places` says where the threads were that did not wait, with a real storage.
+    """
 
     seconds: tuple[float, ...]
     cpu_s: tuple[float, ...]
     traffic: tuple[tuple[int, int, int, int, int], ...]
     events: tuple[Event, ...]
+    places: Counter[str]
 
 
 def main() -> None:
@@ -127,28 +88,13 @@ def main() -> None:
                     f"{row['measured_s']:11.3f} {row['measured/formula']:17.3f} {row['measured/limit']:22.3f}",
                     flush=True,
                 )
+                if options.store:
+                    print(show(result.places), flush=True)
                 pictures[str(way)] = result.events
     if options.lanes:
         draw(pictures, options.lanes)
     if options.output:
         options.output.write_text(json.dumps(rows, indent=1) + "\n")
-
-
-def ways(names: Sequence[str], replicas: int, gradient_bytes: int, links: Links) -> list[Way]:
-    """Those of the names; the fastest is the fastest stream or exchange with at most 20 puts.
-
-    A server's link is as fast as those of four replicas.
-    """
-    asked = (replicas, gradient_bytes, links)
-    chosen = [Way(Sync(name), None, *asked) for name in names if name not in (FASTEST, SERVER)]
-    if SERVER in names:
-        chosen.append(Way(Sync.ALL_REDUCE, None, *asked, server_bytes_s=SERVER_LINKS * links.up))
-    streams = [
-        Way(sync, cut, replicas, gradient_bytes, links)
-        for sync, cut in candidates(replicas)
-        if cut.rounds * cut.groups + cut.merged <= 20
-    ]
-    return chosen + [min(streams, key=lambda way: way.formula_s)] * (FASTEST in names)
 
 
 def figures(way: Way, result: Result) -> dict[str, object]:
@@ -197,13 +143,13 @@ def run(way: Way, repeat: int) -> Result:
     failures = [answer for answer in found if isinstance(answer, str)]
     if failures:
         raise RuntimeError(failures[0])
-    starts = [[start for start, _ in times] for times, _, _, _ in found]
-    ends = [[end for _, end in times] for times, _, _, _ in found]
+    starts = [[start for start, _ in times] for times, *_ in found]
+    ends = [[end for _, end in times] for times, *_ in found]
     seconds = tuple(
         max(end) - min(start) for start, end in zip(zip(*starts, strict=True), zip(*ends, strict=True), strict=True)
     )
-    events = tuple(event for _, _, _, own in found for event in own)
-    return Result(seconds, tuple(cpu for _, cpu, _, _ in found), tuple(counts for _, _, counts, _ in found), events)
+    _, cpu_s, traffic, events, places = zip(*found, strict=True)
+    return Result(seconds, cpu_s, traffic, tuple(itertools.chain(*events)), sum(places, Counter()))
 
 
 def _replica(
@@ -216,7 +162,9 @@ def _replica(
 ) -> None:
     torch.set_num_threads(1)
     try:
-        results.put(_repeat(way, replica, repeat, folder, barrier))
+        with sampled() if way.store is not None else nullcontext(Counter[str]()) as places:
+            found = _repeat(way, replica, repeat, folder, barrier)
+        results.put((*found, places))
     except Exception as error:  # noqa: BLE001 - told by the parent process, which waits for an answer
         barrier.abort()
         results.put(f"replica {replica}: {type(error).__name__}: {error}")

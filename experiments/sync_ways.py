@@ -1,0 +1,75 @@
+"""The ways to synchronise that are measured: of so many replicas and bytes, over such links."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from experiments.sync_links import Links
+from funcpipe.comm.scatter_reduce import Pattern, pattern
+from funcpipe.core import Streams, Sync
+from funcpipe.partitioner.formulas import sync_time_s
+from funcpipe.partitioner.sync_forms import candidates, parameter_server_s
+
+FASTEST = "fastest"
+SERVER = "server"
+SERVER_LINKS = 4
+WAYS = (Sync.THREE_PHASE.value, Sync.PIPELINED.value, Sync.ALL_REDUCE.value, SERVER, FASTEST)
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to synchronise, of so many replicas and bytes, over such links, during and after such a backward."""
+
+    sync: Sync
+    streams: Streams | None
+    replicas: int
+    gradient_bytes: int
+    links: Links
+    store: str | None = None
+    backward_s: float = 0.0
+    server_bytes_s: float | None = None
+
+    @property
+    def pattern(self) -> Pattern:
+        return replace(pattern(self.sync, self.replicas, self.streams), server=self.server_bytes_s is not None)
+
+    @property
+    def formula_s(self) -> float:
+        if self.server_bytes_s is not None:
+            links = (self.links.up, self.links.down, self.links.latency_s)
+            return parameter_server_s(self.gradient_bytes, self.replicas, *links, self.server_bytes_s)
+        return float(
+            sync_time_s(
+                self.sync,
+                gradient_bytes=self.gradient_bytes,
+                replicas=self.replicas,
+                upload_bytes_s=self.links.up,
+                download_bytes_s=self.links.down,
+                latency_s=self.links.latency_s,
+                streams=self.streams,
+            )
+        )
+
+    def __str__(self) -> str:
+        if self.server_bytes_s is not None:
+            return f"server {self.server_bytes_s / 1e6:.0f} MB/s"
+        if self.streams is None:
+            return self.sync.value
+        counts = (self.streams.rounds, self.streams.groups, self.streams.merged)
+        return f"exchange {counts[0]}" if self.sync is Sync.EXCHANGE else f"streamed {counts}"
+
+
+def ways(names: Sequence[str], replicas: int, gradient_bytes: int, links: Links) -> list[Way]:
+    """Those of the names; the fastest is the fastest stream or exchange with at most 20 puts.
+
+    A server's link is as fast as those of four replicas.
+    """
+    asked = (replicas, gradient_bytes, links)
+    chosen = [Way(Sync(name), None, *asked) for name in names if name not in (FASTEST, SERVER)]
+    if SERVER in names:
+        chosen.append(Way(Sync.ALL_REDUCE, None, *asked, server_bytes_s=SERVER_LINKS * links.up))
+    streams = [
+        Way(sync, cut, replicas, gradient_bytes, links)
+        for sync, cut in candidates(replicas)
+        if cut.rounds * cut.groups + cut.merged <= 20
+    ]
+    return chosen + [min(streams, key=lambda way: way.formula_s)] * (FASTEST in names)
