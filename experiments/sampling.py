@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-_WAITING = {"wait", "sleep", "acquire", "join", "select", "poll", "wait_for", "sleep_until", "enter", "__enter__"}
+_WAITING = {"wait", "sleep", "acquire", "join", "select", "poll", "next", "wait_for", "sleep_until", "enter"}
 
 
 @contextmanager
