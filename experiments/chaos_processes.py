@@ -174,8 +174,11 @@ def main() -> None:
     endings = []
     for seed in range(options.first_seed, options.first_seed + options.runs):
         endings.append(run(seed, FAULTS[seed % len(FAULTS)], expected))
-        if not good(endings[-1]) or endings[-1].error:
-            print(f"seed {seed}: {endings[-1]}", flush=True)
+        last = endings[-1]
+        print(
+            f"{seed:4} {last.fault.value:32} {last.outcome} {last.seconds:5.1f} s, {last.restarts} restarts {last.error}",
+            flush=True,
+        )
     show(endings)
     if not all(good(ending) for ending in endings):
         raise SystemExit("a run hung, ended with other bits, or left something behind")
