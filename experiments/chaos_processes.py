@@ -175,10 +175,8 @@ def main() -> None:
     for seed in range(options.first_seed, options.first_seed + options.runs):
         endings.append(run(seed, FAULTS[seed % len(FAULTS)], expected))
         last = endings[-1]
-        print(
-            f"{seed:4} {last.fault.value:32} {last.outcome} {last.seconds:5.1f} s, {last.restarts} restarts {last.error}",
-            flush=True,
-        )
+        how = f"{last.outcome} {last.seconds:5.1f} s, {last.restarts} restarts {last.error}"
+        print(f"{seed:4} {last.fault.value:32} {how}", flush=True)
     show(endings)
     if not all(good(ending) for ending in endings):
         raise SystemExit("a run hung, ended with other bits, or left something behind")
