@@ -156,6 +156,8 @@ class Worker:
                 outcome = self._live(heart, background, events)
                 self._leave_trace([event for step_events in events for event in step_events])
                 heart.beat_last()
+                if outcome is Outcome.HANDED_OVER:  # the last word: from here on the worker is somebody else
+                    self._successor.leave(self._done)
         except (TaskFailed, Cancelled) as error:
             if isinstance(error.__cause__, Superseded):
                 raise error.__cause__ from None
@@ -191,7 +193,6 @@ class Worker:
             return Outcome.HALTED
         if self._successor.due(step_s=self._pace.step_s, leaving_s=self._pace.checkpoint_s):
             self._save_last(background, leaving=True)
-            self._successor.leave(self._done)
             return Outcome.HANDED_OVER
         return None
 

@@ -6,52 +6,18 @@ import pytest
 
 from funcpipe.comm.keys import Keys
 from funcpipe.comm.notes import get_note, put_note
-from funcpipe.core import Heartbeat, Invocation, LeaseNote, Life, Plan, PlatformSpec, Restart, WorkerSpec
-from funcpipe.errors import PlatformError
+from funcpipe.core import Heartbeat, LeaseNote, Life, Restart, WorkerSpec
 from funcpipe.life.functions import RESTARTS, started
 from funcpipe.life.heart import standing_order
 from funcpipe.life.peers import Peers
-from funcpipe.platforms.base import Handle, Platform, State, Status
-from funcpipe.platforms.catalog import load_spec
 from funcpipe.platforms.memory import MemoryStorage
 from tests.e2e import small
+from tests.recording import Recording
 
 KEYS = Keys("run-1")
 LIFE = Life(heartbeat_s=1.0, lease_s=2.0, start_s=10.0, cold_start_s=0.5, max_usd=5.0)
 SILENT_S = 2.0 + 3 * 1.0 + 2 * 0.5
 STARTING_S = 10.0 + 2 * 0.5
-
-
-@dataclass
-class Recording:
-    """A platform that notes what it is to start, or cannot."""
-
-    spec: PlatformSpec = field(default_factory=lambda: load_spec("local"))
-    url: str = "recording://here"
-    fails: bool = False
-    invoked: list[Invocation] = field(default_factory=list)
-
-    def check(self, plan: Plan) -> None:
-        raise NotImplementedError
-
-    def invoke(self, worker: Invocation) -> Handle:
-        if self.fails:
-            raise PlatformError("no room")
-        self.invoked.append(worker)
-        return Handle(worker=worker.worker, name=f"function {len(self.invoked)}")
-
-    def status(self, handle: Handle) -> Status:
-        return Status(state=State.RUNNING)
-
-    def stop(self, handle: Handle) -> None:
-        raise NotImplementedError
-
-    def detach(self) -> None:
-        raise NotImplementedError
-
-    def open(self, url: str) -> Platform:
-        assert url == self.url
-        return self
 
 
 @dataclass

@@ -1,0 +1,57 @@
+"""A worker that leaves in time says all it has to say, however quick its successor is."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from funcpipe.comm.keys import Keys
+from funcpipe.comm.notes import get_note
+from funcpipe.core import Events, HandOver, Life, Outcome, WorkerReport, WorkerSpec
+from funcpipe.life.lease import Lease
+from funcpipe.platforms.base import OPEN, Gate
+from funcpipe.platforms.memory import MemoryStorage
+from funcpipe.platforms.wrappers import Counted
+from funcpipe.upload import upload
+from funcpipe.worker import live
+from tests.e2e import small
+from tests.in_process import make_job
+from tests.recording import Recording
+
+KEYS = Keys("run-1")
+WORKER = "s0.r0"
+
+
+class QuickSuccessor(MemoryStorage):
+    """A storage where the next attempt has begun by the time that the one before has said that it leaves."""
+
+    def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
+        super().put(key, data, if_absent=if_absent, gate=gate)
+        if key == KEYS.hand_over(WORKER, 0):
+            Lease(self, KEYS, WORKER, 1, fresh_s=1.0).take()
+
+
+@pytest.mark.slow
+def test_a_worker_that_hands_over_is_not_cut_short_by_its_successor() -> None:
+    storage, platform = QuickSuccessor(), Recording()
+    torch.manual_seed(0)
+    job = make_job(
+        small.model(),
+        small.plan(stages=1, replicas=1),
+        small.data,
+        loss=small.slow_loss,
+        optimizer=small.optimizer,
+        epochs=100,
+    )
+    life = Life(lifetime_s=1.5, cold_start_s=0.1)
+    (spec,) = upload(job, KEYS, storage, "file:///unused", platform.url, life=life)
+    assert live(spec, Counted(storage), platform.open)
+    successor = platform.invoked[-1]
+    assert isinstance(successor, WorkerSpec)
+    assert replace(successor, life=spec.life, follows_within_s=None) == replace(spec, attempt=1)
+    step = get_note(storage, HandOver, KEYS.hand_over(WORKER, 0)).step
+    report = get_note(storage, WorkerReport, KEYS.worker_report(WORKER, 0))
+    assert report.outcome is Outcome.HANDED_OVER
+    assert report.alive_s < 1.5
+    events = get_note(storage, Events, KEYS.trace(WORKER, 0)).events
+    assert max(event.step for event in events) == step - 1
