@@ -1,15 +1,18 @@
 """Iterations and peak memory of real training on this machine, beside what was predicted, schedule by schedule.
 
-No plan has more functions than this machine has processors to spare: two. The profile is measured in the same run.
+No plan has more functions than this machine has processors to spare: two. The speed of a machine that others share
+drifts, by more than what is asked for here: each run is predicted twice, by a profile measured just before and by one
+measured just after, in a function like those that train, and what counts is the mean of the two. All plans are run a
+few times in turn, and the ratio given is the median.
 """
 
 import argparse
 import itertools
 import json
+import statistics
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +24,8 @@ from funcpipe import FuncPipe
 from funcpipe.core import MB, ModelProfile, Plan, Recompute, ScheduleKind
 from funcpipe.partitioner.cost import evaluate
 from funcpipe.partitioner.pins import Pins
-from funcpipe.platforms.catalog import load_spec
 from funcpipe.report import compare
+from funcpipe.site import Site, open_site
 
 MICRO_BATCH, MICRO_BATCHES, WIDTH, BLOCKS, PIXELS = 8, 8, 32, 12, 32
 TIME_BAR, MEMORY_BAR = 0.15, 0.10
@@ -41,35 +44,86 @@ def data() -> list[tuple[Tensor, Tensor]]:
     return [(torch.randn(1, PIXELS, PIXELS, generator=generator), torch.tensor(i % 10)) for i in range(count)]
 
 
+@dataclass
+class Row:
+    """What was predicted and observed of a plan, round by round; bytes by stage."""
+
+    plan: Plan
+    needs: list[int]
+    predicted_s: list[float] = field(default_factory=list)
+    observed_s: list[float] = field(default_factory=list)
+    peaks: list[list[int]] = field(default_factory=list)
+
+    @property
+    def ratios(self) -> list[float]:
+        """Observed by predicted seconds, ascending."""
+        return sorted(o / p for o, p in zip(self.observed_s, self.predicted_s, strict=True))
+
+    @property
+    def peak_bytes(self) -> list[float]:
+        """The median of each stage's peaks."""
+        return [statistics.median(peaks) for peaks in zip(*self.peaks, strict=True)]
+
+    @property
+    def memory_ratios(self) -> list[float]:
+        """Observed by predicted bytes of each stage."""
+        return [peak / need for peak, need in zip(self.peak_bytes, self.needs, strict=True)]
+
+    def line(self) -> str:
+        """The medians, and the range of the ratios."""
+        times = f"{statistics.median(self.predicted_s):11.4f} {statistics.median(self.observed_s):10.4f}"
+        ratios = f"{statistics.median(self.ratios):6.3f} ({self.ratios[0]:.2f}-{self.ratios[-1]:.2f})"
+        stages = zip(self.needs, self.peak_bytes, self.memory_ratios, strict=True)
+        memory = "  ".join(f"{need / MB:6.0f} {peak / MB:6.0f} {ratio:5.2f}" for need, peak, ratio in stages)
+        return f"{times} {ratios}   {memory}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", type=Path, help="write the figures as JSON")
     options = parser.parse_args()
     torch.manual_seed(0)
-    torch.set_num_threads(1)
     pipe = FuncPipe(model(), loss_fn=F.cross_entropy, optimizer=optimizer)
-    sample = torch.zeros(MICRO_BATCH, 1, PIXELS, PIXELS)
-    profile = pipe.profile(
-        sample, platform="local", micro_batch=MICRO_BATCH, sample_target=torch.arange(MICRO_BATCH) % 10
-    )
-    print(f"{'plan':34} {'predicted s':>11} {'observed s':>10} {'ratio':>6}   stage: predicted MB, observed MB, ratio")
-    rows, spec = [], load_spec("local")
-    for name, plan in plans(pipe, profile):
-        result = pipe.train(data, epochs=options.steps, plan=plan)
-        comparison = compare(pipe.simulate(plan), result.trace)
-        peaks = [
-            max(r.peak_memory_bytes for r in result.workers if r.worker.startswith(f"s{s}."))
-            for s in range(len(plan.stages))
-        ]
-        needs = [stage.memory_bytes for stage in evaluate(plan, profile, spec).stages]
-        rows.append(row(name, comparison.predicted_iteration_s, comparison.observed_iteration_s, needs, peaks))
-    times = [abs(found["observed_s"] / found["predicted_s"] - 1) for found in rows]
-    memories = [abs(ratio - 1) for found in rows for ratio in found["memory_ratios"]]
+    rows: dict[str, Row] = {}
+    with open_site() as site:
+        profile = measure(pipe, site)
+        for name, plan in plans(pipe, profile):
+            needs = [stage.memory_bytes for stage in evaluate(plan, profile, site.platform.spec).stages]
+            rows[name] = Row(plan, needs)
+        for _ in range(options.rounds):
+            for row in rows.values():
+                run(pipe, row, site, options.steps)
+    head = f"{'predicted s':>11} {'observed s':>10} {'ratio':>6} {'(range)':11}"
+    print(f"{'plan':28} {head}   stage: predicted MB, observed MB, ratio")
+    for name, row in rows.items():
+        print(f"{name:28} {row.line()}")
+    times = [abs(statistics.median(row.ratios) - 1) for row in rows.values()]
+    memories = [abs(ratio - 1) for row in rows.values() for ratio in row.memory_ratios]
     print(f"largest difference in time {max(times):.1%}, bar {TIME_BAR:.0%}")
     print(f"largest difference in memory {max(memories):.1%}, bar {MEMORY_BAR:.0%}")
     if options.output:
-        options.output.write_text(json.dumps(rows, indent=1) + "\n")
+        figures = {name: {k: v for k, v in vars(row).items() if k != "plan"} for name, row in rows.items()}
+        options.output.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+def measure(pipe: FuncPipe, site: Site) -> ModelProfile:
+    """The profile of this moment."""
+    sample, target = torch.zeros(MICRO_BATCH, 1, PIXELS, PIXELS), torch.arange(MICRO_BATCH) % 10
+    return pipe.profile(sample, micro_batch=MICRO_BATCH, sample_target=target, on=site)
+
+
+def run(pipe: FuncPipe, row: Row, site: Site, steps: int) -> None:
+    """Train by a plan once more; the profile in `pipe` was measured just before."""
+    before = pipe.simulate(row.plan)
+    result = pipe.train(data, epochs=steps, plan=row.plan)
+    measure(pipe, site)
+    reports = [compare(predicted, result.trace) for predicted in (before, pipe.simulate(row.plan))]
+    row.predicted_s.append(statistics.fmean(report.predicted_iteration_s for report in reports))
+    row.observed_s.append(reports[0].observed_iteration_s)
+    workers = [[r for r in result.workers if r.worker.startswith(f"s{s}.")] for s in range(len(row.plan.stages))]
+    row.peaks.append([max(worker.peak_memory_bytes for worker in stage) for stage in workers])
 
 
 def plans(pipe: FuncPipe, profile: ModelProfile) -> Iterator[tuple[str, Plan]]:
@@ -83,21 +137,6 @@ def plans(pipe: FuncPipe, profile: ModelProfile) -> Iterator[tuple[str, Plan]]:
         cut = tuple(replace(stage, recompute=recompute) for stage in base.stages)
         name = f"2 x 1 {schedule.value}{' recompute' if recompute else ''}"
         yield name, replace(base, schedule=schedule, stages=cut)
-
-
-def row(name: str, predicted_s: float, observed_s: float, needs: list[int], peaks: list[int]) -> dict[str, Any]:
-    memory = "  ".join(
-        f"{need / MB:6.0f} {peak / MB:6.0f} {peak / need:5.2f}" for need, peak in zip(needs, peaks, strict=True)
-    )
-    print(f"{name:34} {predicted_s:11.4f} {observed_s:10.4f} {observed_s / predicted_s:6.3f}   {memory}", flush=True)
-    return {
-        "plan": name,
-        "predicted_s": predicted_s,
-        "observed_s": observed_s,
-        "predicted_bytes": needs,
-        "peak_bytes": peaks,
-        "memory_ratios": [peak / need for need, peak in zip(needs, peaks, strict=True)],
-    }
 
 
 if __name__ == "__main__":

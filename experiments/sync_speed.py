@@ -208,7 +208,12 @@ def _repeat(
         getattr(after, name) - getattr(before, name)
         for name in ("puts", "gets", "empty_gets", "sent_bytes", "received_bytes")
     )
-    return times, time.process_time() - cpu_s, counts, tuple(e for e in events if e.lane is not Resource.COMPUTE)
+    return (
+        times,
+        time.process_time() - cpu_s,
+        counts,
+        tuple(e for e in events if e.lane in (Resource.UPLOAD, Resource.DOWNLOAD)),
+    )
 
 
 def _key_of(run: str, step: int) -> Callable[[Task], str]:

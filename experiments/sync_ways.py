@@ -10,6 +10,7 @@ from funcpipe.partitioner.formulas import sync_time_s
 from funcpipe.partitioner.sync_forms import candidates, parameter_server_s
 
 FASTEST = "fastest"
+MOST_PUTS = 20
 SERVER = "server"
 SERVER_LINKS = 4
 WAYS = (Sync.THREE_PHASE.value, Sync.PIPELINED.value, Sync.ALL_REDUCE.value, SERVER, FASTEST)
@@ -59,7 +60,7 @@ class Way:
 
 
 def ways(names: Sequence[str], replicas: int, gradient_bytes: int, links: Links) -> list[Way]:
-    """Those of the names; the fastest is the fastest stream or exchange with at most 20 puts.
+    """Those of the names; the fastest is the fastest stream or exchange with at most `MOST_PUTS` puts of a replica.
 
     A server's link is as fast as those of four replicas.
     """
@@ -70,6 +71,6 @@ def ways(names: Sequence[str], replicas: int, gradient_bytes: int, links: Links)
     streams = [
         Way(sync, cut, replicas, gradient_bytes, links)
         for sync, cut in candidates(replicas)
-        if cut.rounds * cut.groups + cut.merged <= 20
+        if cut.rounds * cut.groups + cut.merged * (sync is Sync.STREAMED) <= MOST_PUTS
     ]
     return chosen + [min(streams, key=lambda way: way.formula_s)] * (FASTEST in names)
