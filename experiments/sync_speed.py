@@ -137,9 +137,7 @@ def run(way: Way, repeat: int) -> Result:
             process.kill()
         shutil.rmtree(folder)
         if way.store is not None:
-            store = open_storage(way.store)
-            for key in store.list(f"{folder.name}/"):
-                store.delete(key)
+            _delete(open_storage(way.store), f"{folder.name}/")
     failures = [answer for answer in found if isinstance(answer, str)]
     if failures:
         raise RuntimeError(failures[0])
@@ -192,6 +190,8 @@ def _repeat(
             moves = task.kind in OPEN or task.kind is Kind.MERGE
             return doer.run(task, pieces) if moves else Outcome()
 
+        if replica == 0 and step > 1:  # all have read what was there two steps ago
+            _delete(store, f"{folder.name}/{step - 2}/")
         barrier.wait(timeout=DEADLINE_S)
         if step == 1:
             cpu_s, before = time.process_time(), store.traffic
@@ -214,6 +214,11 @@ def _repeat(
         counts,
         tuple(e for e in events if e.lane in (Resource.UPLOAD, Resource.DOWNLOAD)),
     )
+
+
+def _delete(store: Storage, prefix: str) -> None:
+    for key in store.list(prefix):
+        store.delete(key)
 
 
 def _key_of(run: str, step: int) -> Callable[[Task], str]:
