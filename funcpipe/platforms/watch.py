@@ -39,15 +39,22 @@ class FolderWatch:
     def wait(self, path: str, timeout_s: float, cancel: threading.Event) -> None:
         """Pause until the file `path` is there, `timeout_s` are over or `cancel` is set."""
         ends_s = time.monotonic() + timeout_s
-        while not os.path.exists(path) and not cancel.is_set() and time.monotonic() < ends_s:
+
+        def over() -> bool:
+            return os.path.exists(path) or cancel.is_set() or time.monotonic() >= ends_s
+
+        while not over():
             folder = _deepest_folder(path)
             with contextlib.suppress(FileNotFoundError), self._watching(folder) as seen:
-                if not os.path.exists(path) and _deepest_folder(path) == folder:
-                    self._wait_for_news(seen, ends_s, cancel)
+                while not over() and _deepest_folder(path) == folder:
+                    seen = self._wait_for_news(seen, ends_s, cancel)
 
     @contextlib.contextmanager
     def _watching(self, folder: str) -> Iterator[int]:
-        """Watch `folder`; yields how much news there was before."""
+        """Watch `folder`; yields how much news there was before.
+
+        That a watch ends is news, too: whoever goes on waiting should go on watching.
+        """
         with self._changed:
             watch = self._checked(self._libc.inotify_add_watch(self._queue, os.fsencode(folder), _COMES_OR_GOES))
             self._users[watch] += 1
@@ -61,16 +68,18 @@ class FolderWatch:
                     del self._users[watch]
                     self._libc.inotify_rm_watch(self._queue, watch)  # fails where the folder is gone, and the watch too
 
-    def _wait_for_news(self, seen: int, ends_s: float, cancel: threading.Event) -> None:
+    def _wait_for_news(self, seen: int, ends_s: float, cancel: threading.Event) -> int:
+        """Pause until there is more news than was `seen`; returns how much there is."""
         with self._changed:
             while self._news == seen and not cancel.is_set():
                 left_s = min(ends_s - time.monotonic(), _CANCEL_S)
                 if left_s <= 0:
-                    return
+                    break
                 if self._somebody_reads:
                     self._changed.wait(left_s)
                 else:
                     self._read(left_s)
+            return self._news
 
     def _read(self, timeout_s: float) -> None:
         """Read the news, without holding the lock meanwhile, and wake those who wait."""
