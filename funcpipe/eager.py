@@ -41,9 +41,9 @@ class _Compiler(_Deferred):
     def graph_break(self, msg: str = "") -> None:
         """Where a graph that is being compiled is to end: nothing is."""
 
-    def disable(self, fn: Callable[..., Any], recursive: bool = True, *, wrapping: bool = True) -> Callable[..., Any]:
-        """`fn`, not to be compiled: as it is."""
-        return fn
+    def disable(self, fn: Callable[..., Any] | None = None, *_: object, **__: object) -> Callable[..., Any]:
+        """`fn`, not to be compiled: as it is. Without one, what does that to a function that it decorates."""
+        return fn if fn is not None else lambda decorated: decorated
 
 
 class _Shapes(_Deferred):
