@@ -45,28 +45,32 @@ class FolderWatch:
 
         while not over():
             folder = _deepest_folder(path)
-            with contextlib.suppress(FileNotFoundError), self._watching(folder) as seen:
-                while not over() and _deepest_folder(path) == folder:
+            with contextlib.suppress(FileNotFoundError), self._watching(folder) as (watch, seen):
+                while not over() and _deepest_folder(path) == folder and self._add(folder) == watch:
                     seen = self._wait_for_news(seen, ends_s, cancel)
 
     @contextlib.contextmanager
-    def _watching(self, folder: str) -> Iterator[int]:
-        """Watch `folder`; yields how much news there was before.
+    def _watching(self, folder: str) -> Iterator[tuple[int, int]]:
+        """Watch `folder`; yields the number of the watch, and how much news there was before.
 
         That a watch ends is news, too: whoever goes on waiting should go on watching.
         """
         with self._changed:
-            watch = self._checked(self._libc.inotify_add_watch(self._queue, os.fsencode(folder), _COMES_OR_GOES))
+            watch = self._add(folder)
             self._users[watch] += 1
             seen = self._news
         try:
-            yield seen
+            yield watch, seen
         finally:
             with self._changed:
                 self._users[watch] -= 1
                 if not self._users[watch]:
                     del self._users[watch]
                     self._libc.inotify_rm_watch(self._queue, watch)  # fails where the folder is gone, and the watch too
+
+    def _add(self, folder: str) -> int:
+        """The number of the watch of `folder`: another one when the folder has gone and come again."""
+        return self._checked(self._libc.inotify_add_watch(self._queue, os.fsencode(folder), _COMES_OR_GOES))
 
     def _wait_for_news(self, seen: int, ends_s: float, cancel: threading.Event) -> int:
         """Pause until there is more news than was `seen`; returns how much there is."""

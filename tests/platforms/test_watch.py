@@ -1,6 +1,7 @@
 """Whoever waits for a file sleeps until something happens in its folder."""
 
 import os
+import shutil
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -59,6 +60,39 @@ def test_a_folder_that_comes_and_goes_is_watched_when_it_is_there(tmp_path: Path
         os.replace(_new(tmp_path / "unfinished"), path)
         wait.result()
     assert path.exists()
+
+
+class Renewing(FolderWatch):
+    """After the first news the folder is another one of the same name."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+        self.renewed = threading.Event()
+
+    def _read(self, timeout_s: float) -> None:
+        before = self._news
+        super()._read(timeout_s)
+        if self._news > before and not self.renewed.is_set():
+            shutil.rmtree(self.folder)
+            self.folder.mkdir()
+            self.renewed.set()
+
+
+def test_a_folder_that_is_made_anew_is_watched_anew(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    watch, cancel = Renewing(folder), threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        wait = pool.submit(watch.wait, str(folder / "mine"), 600, cancel)
+        try:
+            while not watch.renewed.wait(0.01):
+                (folder / "other").touch()
+            cancel.wait(0.3)  # what was told of the old folder has been read
+            (folder / "mine").touch()
+            wait.result(timeout=20)
+        finally:
+            cancel.set()
 
 
 def test_a_wait_can_be_cancelled_and_ends_in_time(tmp_path: Path) -> None:
