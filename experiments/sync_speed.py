@@ -137,7 +137,7 @@ def run(way: Way, repeat: int) -> Result:
             process.kill()
         shutil.rmtree(folder)
         if way.store is not None:
-            _delete(open_storage(way.store), f"{folder.name}/")
+            _delete(_unthrottled(way, folder), f"{folder.name}/")
     failures = [answer for answer in found if isinstance(answer, str)]
     if failures:
         raise RuntimeError(failures[0])
@@ -191,7 +191,7 @@ def _repeat(
             return doer.run(task, pieces) if moves else Outcome()
 
         if replica == 0 and step > 1:  # all have read what was there two steps ago
-            _delete(store, f"{folder.name}/{step - 2}/")
+            _delete(_unthrottled(way, folder), f"{folder.name}/{step - 2}/")
         barrier.wait(timeout=DEADLINE_S)
         if step == 1:
             cpu_s, before = time.process_time(), store.traffic
@@ -214,6 +214,10 @@ def _repeat(
         counts,
         tuple(e for e in events if e.lane in (Resource.UPLOAD, Resource.DOWNLOAD)),
     )
+
+
+def _unthrottled(way: Way, folder: Path) -> Storage:
+    return FileStorage(folder) if way.store is None else open_storage(way.store)
 
 
 def _delete(store: Storage, prefix: str) -> None:
@@ -244,17 +248,17 @@ def _graph(way: Way, replica: int) -> Graph:
 
 def _store(way: Way, replica: int, folder: Path) -> Storage:
     """A server has its objects in its own memory; the others reach them through their links and through its."""
+    plain, links = _unthrottled(way, folder), way.links
     if way.store is not None:
-        return open_storage(way.store)
-    files, links = FileStorage(folder), way.links
+        return plain
     upload: list[Pace] = [OwnPace(links.up)]
     download: list[Pace] = [OwnPace(links.down)]
     if way.server_bytes_s is not None:
         if replica == way.replicas:
-            return files
+            return plain
         upload.append(SharedPace(way.server_bytes_s, folder / "upload"))
         download.append(SharedPace(way.server_bytes_s, folder / "download"))
-    return Throttled(files, latency_s=links.latency_s, upload=upload, download=download)
+    return Throttled(plain, latency_s=links.latency_s, upload=upload, download=download)
 
 
 def _require_sum(vector: torch.Tensor, replicas: int) -> None:

@@ -7,7 +7,7 @@ from experiments.sync_links import Links
 from funcpipe.comm.scatter_reduce import Pattern, pattern
 from funcpipe.core import Streams, Sync
 from funcpipe.partitioner.formulas import sync_time_s
-from funcpipe.partitioner.sync_forms import candidates, parameter_server_s
+from funcpipe.partitioner.sync_forms import candidates, parameter_server_s, requests_each
 
 FASTEST = "fastest"
 MOST_PUTS = 20
@@ -71,6 +71,6 @@ def ways(names: Sequence[str], replicas: int, gradient_bytes: int, links: Links)
     streams = [
         Way(sync, cut, replicas, gradient_bytes, links)
         for sync, cut in candidates(replicas)
-        if cut.rounds * cut.groups + cut.merged * (sync is Sync.STREAMED) <= MOST_PUTS
+        if requests_each(sync, replicas, cut)[0] <= MOST_PUTS
     ]
     return chosen + [min(streams, key=lambda way: way.formula_s)] * (FASTEST in names)

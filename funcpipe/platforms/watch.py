@@ -46,7 +46,7 @@ class FolderWatch:
         while not over():
             folder = _deepest_folder(path)
             with contextlib.suppress(FileNotFoundError), self._watching(folder) as (watch, seen):
-                while not over() and _deepest_folder(path) == folder and self._add(folder) == watch:
+                while not over() and _deepest_folder(path) == folder and self._is_watched(folder, watch):
                     seen = self._wait_for_news(seen, ends_s, cancel)
 
     @contextlib.contextmanager
@@ -64,13 +64,22 @@ class FolderWatch:
         finally:
             with self._changed:
                 self._users[watch] -= 1
-                if not self._users[watch]:
-                    del self._users[watch]
-                    self._libc.inotify_rm_watch(self._queue, watch)  # fails where the folder is gone, and the watch too
+                self._end_unused(watch)
+
+    def _is_watched(self, folder: str, watch: int) -> bool:
+        """Whether `watch` is that of `folder`, still: not of one of that name which has gone."""
+        with self._changed:
+            now = self._add(folder)
+            self._end_unused(now)
+            return now == watch
 
     def _add(self, folder: str) -> int:
-        """The number of the watch of `folder`: another one when the folder has gone and come again."""
         return self._checked(self._libc.inotify_add_watch(self._queue, os.fsencode(folder), _COMES_OR_GOES))
+
+    def _end_unused(self, watch: int) -> None:
+        if not self._users[watch]:
+            del self._users[watch]
+            self._libc.inotify_rm_watch(self._queue, watch)  # fails where the folder is gone, and the watch too
 
     def _wait_for_news(self, seen: int, ends_s: float, cancel: threading.Event) -> int:
         """Pause until there is more news than was `seen`; returns how much there is."""
