@@ -45,7 +45,7 @@ check: $(READY)
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -n 2 -m "not slow and not long"
+	$(BIN)/python -m pytest -q -n 2 -m "not slow and not long" --hypothesis-profile=quick
 
 format: $(READY)
 	$(BIN)/ruff format

@@ -5,7 +5,6 @@ Each figure is the median of several processes, in seconds of wall and of proces
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,8 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+
+from funcpipe.allocator import environment
 
 STEPS = ("interpreter", "torch", "funcpipe", "storage", "bundle, optimiser", "first task", "first step")
 
@@ -45,7 +46,7 @@ def start(payload: Path) -> tuple[list[float], list[float]]:
     words = [sys.executable, "-m", "experiments.cold_start", "--function", str(payload)]
     began_s = time.time()
     done = subprocess.run(
-        words, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        words, stdout=subprocess.PIPE, text=True, check=True, env={**environment(), "OMP_NUM_THREADS": "1"}
     )
     moments = [(began_s, 0.0), *json.loads(done.stdout)]
     walls, cpus = ([row[kind] for row in moments] for kind in (0, 1))

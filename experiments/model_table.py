@@ -130,7 +130,7 @@ def try_model(name: str, schedule: ScheduleKind, model: nn.Module, data: MapData
     pipe = FuncPipe(model, loss_fn=loss, optimizer=optimizer)
     result = pipe.train(data, plan=plan, seed=SEED, message_deadline_s=600.0)
     difference, worst = largest_difference(dict(model.state_dict()), expected)
-    needs = [stage.memory_bytes for stage in evaluate(plan, measured, spec).stages]
+    stages = evaluate(plan, measured, spec).stages
     peaks = [max(w.peak_memory_bytes for w in result.workers if w.worker.startswith(f"s{i}.")) for i in range(STAGES)]
     return {
         "model": name,
@@ -141,7 +141,9 @@ def try_model(name: str, schedule: ScheduleKind, model: nn.Module, data: MapData
         "difference": difference,
         "control": control,
         "worst_tensor": worst,
-        "predicted_mb": [round(size / 2**20) for size in needs],
+        "predicted_mb": [round(stage.memory_bytes / 2**20) for stage in stages],
+        "state_mb": [round(stage.state_bytes / 2**20) for stage in stages],
+        "activation_mb": [round(stage.activation_bytes / 2**20) for stage in stages],
         "measured_mb": [round(size / 2**20) for size in peaks],
         "failed_routes": [f"{attempt.route}: {attempt.failure}" for attempt in graph.attempts if attempt.failure],
         "notes": list(graph.notes),

@@ -38,6 +38,17 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, WIDTH, 3, padding=1), *blocks, *head)
 
 
+def sample() -> tuple[Tensor, ...]:
+    return (torch.zeros(MICRO_BATCH, 1, PIXELS, PIXELS),)
+
+
+def target() -> Tensor:
+    return torch.arange(MICRO_BATCH) % 10
+
+
+loss = F.cross_entropy
+
+
 def data() -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(0)
     count = MICRO_BATCH * MICRO_BATCHES
@@ -85,7 +96,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="write the figures as JSON")
     options = parser.parse_args()
     torch.manual_seed(0)
-    pipe = FuncPipe(model(), loss_fn=F.cross_entropy, optimizer=optimizer)
+    pipe = FuncPipe(model(), loss_fn=loss, optimizer=optimizer)
     rows: dict[str, Row] = {}
     with open_site() as site:
         profile = measure(pipe, site)
@@ -110,8 +121,7 @@ def main() -> None:
 
 def measure(pipe: FuncPipe, site: Site) -> ModelProfile:
     """The profile of this moment."""
-    sample, target = torch.zeros(MICRO_BATCH, 1, PIXELS, PIXELS), torch.arange(MICRO_BATCH) % 10
-    return pipe.profile(sample, micro_batch=MICRO_BATCH, sample_target=target, on=site)
+    return pipe.profile(*sample(), micro_batch=MICRO_BATCH, sample_target=target(), on=site)
 
 
 def run(pipe: FuncPipe, row: Row, site: Site, steps: int) -> None:

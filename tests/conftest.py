@@ -5,15 +5,26 @@ import torch
 from hypothesis import settings
 
 settings.register_profile("funcpipe", deadline=None)  # no test is about time
+settings.register_profile("quick", settings.get_profile("funcpipe"), max_examples=20)  # what `make check` asks for
 settings.load_profile("funcpipe")
 torch.set_num_threads(1)  # as in functions: more threads than free processors make torch many times slower
 
 _TESTS = Path(__file__).parent
-_ALONE = ("chaos", "cloud", "e2e", "handlers", "life", "platforms", "test_cli.py", "test_cli_deployments.py")
+_ALONE = (
+    "chaos/",
+    "cloud/",
+    "e2e/",
+    "handlers/",
+    "life/test_hand_over.py",
+    "life/test_supervision.py",
+    "platforms/",
+    "test_cli.py",
+    "test_cli_deployments.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Slow tests that start functions run alone: beside others their leases and lives would be too short."""
     for item in items:
-        if item.get_closest_marker("slow") and item.path.relative_to(_TESTS).parts[0] in _ALONE:
+        if item.get_closest_marker("slow") and str(item.path.relative_to(_TESTS)).startswith(_ALONE):
             item.add_marker("alone")

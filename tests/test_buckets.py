@@ -15,6 +15,8 @@ from tests.e2e.plans import even_plan, momentum, sample_numbers
 from tests.e2e.reference import largest_difference, train
 from tests.in_process import make_job, run_workers
 
+pytestmark = pytest.mark.slow
+
 WAYS = [(Sync.EXCHANGE, Streams(3, 1, 1)), (Sync.STREAMED, Streams(4, 2, 2)), (Sync.STREAMED, Streams(5, 1, 5))]
 
 
@@ -67,7 +69,7 @@ def trained(sync: Sync, streams: Streams | None, *, replicas: int, recompute: bo
 
 @pytest.mark.parametrize(
     ("replicas", "recompute"),
-    [(2, True), pytest.param(3, False, marks=pytest.mark.slow), pytest.param(3, True, marks=pytest.mark.slow)],
+    [(2, True), (3, False), (3, True)],
 )
 def test_every_way_to_cut_the_gradients_gives_the_same_bits(replicas: int, recompute: bool) -> None:
     plain = trained(Sync.THREE_PHASE, None, replicas=replicas, recompute=recompute)

@@ -124,6 +124,7 @@ def test_a_plan_follows_the_wish_and_the_pins(profile: str, capsys: pytest.Captu
     assert main(["optimize", profile, "--global-batch", "64", "--size", "layer1"]) == 2
 
 
+@pytest.mark.slow
 def test_what_if_sets_the_plan_there_is_beside_the_best_after_the_changes(
     profile: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -167,6 +168,7 @@ def test_every_solver_can_be_named_in_a_shell(profile: str) -> None:
         assert main([*words, "--solver", solver]) == 0
 
 
+@pytest.mark.slow
 def test_the_front_is_drawn_and_its_recommended_plan_written(profile: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["optimize", profile, "--global-batch", "64", "--pareto", "--figure", "front.png"]
     assert main([*words, "--json"]) == 0

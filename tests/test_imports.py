@@ -45,15 +45,16 @@ WITH_TORCH |= {
 }
 """Parts that may import torch when they are loaded (the command line only inside a verb)."""
 
-PURE = {"core", "errors", "partitioner", "scheduler", "platforms"}
+PURE = {"allocator", "core", "errors", "partitioner", "scheduler", "platforms"}
 """Parts that import nothing of ours but what `ALLOWED` names."""
 
 ALLOWED = {
+    "allocator": set[str](),
     "core": {"funcpipe.core", "funcpipe.errors"},
     "errors": set[str](),
     "partitioner": {"funcpipe.core", "funcpipe.errors", "funcpipe.partitioner", "funcpipe.scheduler.schedules"},
     "scheduler": {"funcpipe.core", "funcpipe.errors", "funcpipe.scheduler", "funcpipe.comm.scatter_reduce"},
-    "platforms": {"funcpipe.core", "funcpipe.errors", "funcpipe.platforms"},
+    "platforms": {"funcpipe.allocator", "funcpipe.core", "funcpipe.errors", "funcpipe.platforms"},
     "comm": {"funcpipe.core", "funcpipe.errors", "funcpipe.comm", "funcpipe.platforms.base"},
 }
 

@@ -18,12 +18,14 @@ from tests.e2e.plans import even_plan, momentum, sample_numbers
 from tests.e2e.reference import largest_difference, train
 from tests.in_process import make_job, run_workers
 
+pytestmark = pytest.mark.slow
+
 SHAPES = [
     (1, 1),
     (1, 3),
     (3, 2),
-    pytest.param(2, 1, marks=pytest.mark.slow),
-    pytest.param(6, 1, marks=pytest.mark.slow),
+    (2, 1),
+    (6, 1),
 ]
 
 
@@ -73,7 +75,7 @@ def test_tensors_that_skip_stages_train_as_in_one_process_under_every_schedule(
 
 
 @pytest.mark.parametrize("schedule", [ScheduleKind.GPIPE, ScheduleKind.ONE_F_ONE_B])
-@pytest.mark.parametrize("clip", [0.01, 1.5, pytest.param(1e6, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("clip", [0.01, 1.5, 1e6])
 @pytest.mark.parametrize(("stages", "replicas"), SHAPES)
 def test_gradients_are_clipped_as_in_one_process_and_tied_ones_count_once(
     stages: int, replicas: int, clip: float, schedule: ScheduleKind

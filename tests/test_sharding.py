@@ -36,6 +36,8 @@ from tests.in_process import make_job, run_workers
 from tests.test_buckets import model, vectors
 from tests.test_synchronisation import possible_order, shape_of, streams
 
+pytestmark = pytest.mark.slow
+
 NO_ROUTES = Routes(activations=(), gradients=())
 
 
@@ -95,12 +97,7 @@ def assert_same_bits(found: list[dict[str, Tensor]], expected: list[dict[str, Te
     [
         ("adam", WAYS[2], 3, False),
         ("momentum", WAYS[1], 2, True),
-        *(
-            pytest.param(name, way, replicas, False, marks=pytest.mark.slow)
-            for name in OPTIMIZERS
-            for way in WAYS
-            for replicas in (2, 3)
-        ),
+        *((name, way, replicas, False) for name in OPTIMIZERS for way in WAYS for replicas in (2, 3)),
     ],
 )
 def test_a_divided_optimiser_gives_the_same_bits_and_equals_one_process(

@@ -12,6 +12,7 @@ from torch.export import Dim
 
 from funcpipe.graph.program import attribute
 from funcpipe.graph.routes import Task, Traced, innermost, take_output_apart
+from funcpipe.graph.scopes import replace_scopes
 from funcpipe.graph.signature import batch_of
 from funcpipe.graph.tree import Tree
 
@@ -26,6 +27,7 @@ def trace_export(task: Task) -> Traced:
     with _called_with_tensors(task) as output, quiet:
         program = torch.export.export(task.model, tensors, dynamic_shapes={"tensors": free}, strict=False)
     exported = program.module(check_guards=False)
+    replace_scopes(exported)
     graph = exported.graph
     modules = dict(task.model.named_modules(remove_duplicate=False))
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]

@@ -24,7 +24,9 @@ class MemoryUse:
 
 
 WASTE = 1 / 8
-"""What the allocator loses between its blocks, as a share of what they hold (experiments/model_table.py)."""
+"""What the allocator loses between activations, which come and go, as a share of what they take; what lives as long as
+the function lies without gaps (experiments/model_table.py).
+"""
 
 
 def buffer_copies(replicas: int) -> float:
@@ -49,7 +51,7 @@ def memory_use(loads: Loads, setting: Setting, held: Array | float) -> MemoryUse
         base_bytes=np.full_like(kept, setting.base_bytes),
         state_bytes=state_bytes + np.zeros_like(kept),
         activation_bytes=activation_bytes,
-        waste_bytes=WASTE * (state_bytes + activation_bytes),
+        waste_bytes=WASTE * activation_bytes,
     )
 
 

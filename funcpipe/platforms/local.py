@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import quote, unquote, urlsplit
 
+from funcpipe.allocator import environment
 from funcpipe.core import Invocation, Plan, PlatformSpec, to_text
 from funcpipe.core.json_form import from_plain
 from funcpipe.errors import InvalidValue, PlanError, PlatformError
@@ -126,6 +127,7 @@ def local_functions(
             stdout=subprocess.DEVNULL if silent else None,
             stderr=subprocess.DEVNULL if silent else None,
             pass_fds=(listener.fileno(),),
+            env=environment(),
             start_new_session=True,
         )
     platform = LocalPlatform(f"{SCHEME}://{quote(folder)}/{_SOCKET}")

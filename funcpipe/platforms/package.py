@@ -12,6 +12,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from types import MappingProxyType
 
+from funcpipe.allocator import PACKAGE, variables
 from funcpipe.errors import InvalidValue
 
 _ONLY_FOR_PLANNING = {"pyomo", "highspy", "rich"}
@@ -102,12 +103,15 @@ def _sources(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, bytes
 
 def _dockerfile(command: Sequence[str]) -> str:
     words = ", ".join(f'"{word}"' for word in command)
+    preloaded = " ".join(f"{name}={value}" for name, value in variables().items())
     return f"""FROM public.ecr.aws/docker/library/python:{sys.version_info.major}.{sys.version_info.minor}-slim
 ENV PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1
+RUN apt-get update && apt-get install --yes --no-install-recommends {PACKAGE} && rm -rf /var/lib/apt/lists/*
 WORKDIR /var/task
 COPY requirements.txt .
 RUN pip install --no-cache-dir --requirement requirements.txt
 COPY funcpipe funcpipe
 RUN python -m compileall -q funcpipe
+ENV {preloaded}
 ENTRYPOINT [{words}]
 """

@@ -4,6 +4,7 @@ import functools
 import subprocess
 import sys
 
+from funcpipe.allocator import environment
 from funcpipe.errors import RunError
 
 _START = "import os, sys, torch, funcpipe.allocator, funcpipe.worker, funcpipe.eager\n"
@@ -31,7 +32,8 @@ def base_memory_bytes(*, forked: bool, modules: frozenset[str] = frozenset()) ->
     """
     imports = "".join(f"import {name}\n" for name in sorted(modules))
     code = _START + (_FORK if forked else "") + imports + _WORK
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300, check=False)
     if done.returncode != 0:
         raise RunError(f"the memory of an empty function could not be measured: {done.stderr.strip()[-500:]}")
     return int(done.stdout)

@@ -32,6 +32,8 @@ from tests.contract.faulty_proxy import (
 )
 from tests.contract.oss_server import ACCESS_KEY, REGION, SECRET_KEY, OssServer
 
+pytestmark = pytest.mark.slow
+
 BUCKET, SILENT_S, SLOW_S = "funcpipe-faults", 0.5, 60.0
 PASSING: dict[str, Fault] = {
     "500": refuses(500, "InternalError"),

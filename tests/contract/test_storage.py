@@ -56,6 +56,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     return open_storage(f"s3://funcpipe-contract/{secrets.token_hex(8)}?endpoint={server.endpoint}")
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(key=keys, data=st.binary(max_size=300), start=st.integers(0, 310), length=st.integers(0, 310))
 def test_what_was_put_is_got_whole_and_in_ranges(

@@ -8,9 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._ops import HigherOrderOperator
 
 from funcpipe.errors import DataError, ModelError
 from funcpipe.graph import trace
+from funcpipe.graph.scopes import with_casts_set, with_gradients_set
 from tests.graph.check import check
 
 
@@ -61,6 +63,30 @@ def test_what_fx_cannot_trace_is_exported() -> None:
     assert [attempt.route for attempt in graph.attempts] == ["fx", "export"]
     assert line_of("# raised for what stands for one") in str(graph.attempts[0].failure)
     assert [layer.name for layer in graph.layers] == ["a", "b"]
+
+
+class SetsGradientsAndCasts(AsksForTensors):
+    def between(self, x: Tensor) -> Tensor:
+        x = super().between(x)
+        with torch.no_grad():
+            largest = x.abs().amax(1, keepdim=True)
+            with torch.autocast("cpu", torch.bfloat16):
+                product = x @ x.T
+        with torch.autocast("cpu", torch.bfloat16):
+            x = F.linear(x, self.b.weight)
+        with torch.autocast("cpu", enabled=False):
+            return x.float() / largest + product.float().mean(1, keepdim=True)
+
+
+def test_parts_without_gradients_or_with_casts_are_exported_without_what_loads_the_compiler() -> None:
+    graph = check(SetsGradientsAndCasts(), (torch.randn(3, 4),))
+    assert graph.route == "export"
+    targets = {node.target for layer in graph.layers for node in layer.nodes}
+    assert {with_gradients_set, with_casts_set} <= targets
+    parts = [part for part in graph.module.modules() if isinstance(part, torch.fx.GraphModule)]
+    inside = {node.target for part in parts if part is not graph.module for node in part.graph.nodes}
+    assert with_casts_set in inside
+    assert not [target for target in targets | inside if isinstance(target, HigherOrderOperator)]
 
 
 class EachSample(Two):

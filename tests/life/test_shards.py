@@ -26,6 +26,8 @@ from tests.in_process import make_job
 from tests.test_buckets import model, vectors
 from tests.test_sharding import grouped
 
+pytestmark = pytest.mark.slow
+
 EVERY_STEP = Life(checkpoint_steps=1)
 
 
@@ -106,7 +108,7 @@ def test_parts_of_all_replicas_are_the_checkpoint_of_an_optimiser_that_is_not_di
     [
         (plan_of(3, sharded=True), plan_of(3, sharded=False)),
         (plan_of(3, sharded=False), plan_of(3, sharded=True)),
-        pytest.param(plan_of(3, sharded=True), plan_of(3, sharded=True), marks=pytest.mark.slow),
+        (plan_of(3, sharded=True), plan_of(3, sharded=True)),
     ],
 )
 def test_a_run_goes_on_with_or_without_the_division_with_the_same_bits(before: Plan, after: Plan) -> None:
@@ -118,7 +120,7 @@ def test_a_run_goes_on_with_or_without_the_division_with_the_same_bits(before: P
     assert all(torch.equal(tensors(found)[name], tensor) for name, tensor in tensors(expected).items())
 
 
-@pytest.mark.parametrize(("replicas", "stages"), [(2, 3), pytest.param(1, 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("replicas", "stages"), [(2, 3), (1, 1)])
 def test_a_run_goes_on_with_other_replicas_and_cuts(replicas: int, stages: int) -> None:
     """The sums are taken in another order, so the last bits differ."""
     make, storage = MAKERS[2], MemoryStorage()

@@ -99,6 +99,7 @@ def test_an_order_to_end_at_once_ends_all_functions() -> None:
         train(storage, functions, epochs=100_000, on_progress=order)
 
 
+@pytest.mark.slow
 def test_functions_end_before_the_run_costs_too_much_and_nobody_orders_it_twice() -> None:
     storage = MemoryStorage()
     rate_usd_s = 6 * load_spec("local").sizes[0].price_usd_s
@@ -148,6 +149,7 @@ def test_a_function_that_runs_out_of_memory_is_reported_with_its_peak() -> None:
         train(storage, small(storage))
 
 
+@pytest.mark.slow
 def test_a_stage_that_ran_out_of_memory_goes_on_with_larger_functions() -> None:
     storage = MemoryStorage()
     functions = small(storage)

@@ -78,7 +78,7 @@ def test_accumulating_gradients_one_worker_suffices() -> None:
     assert plan.replicas == 1
     assert plan.estimate
     assert plan.estimate.iteration_s == pytest.approx(8 * 4.5)
-    assert plan.estimate.peak_memory_bytes == (200 + 1.125 * (2 * 60 + 300)) * MB
+    assert plan.estimate.peak_memory_bytes == (200 + 2 * 60 + 1.125 * 300) * MB
 
 
 def test_a_server_synchronises_and_is_paid() -> None:

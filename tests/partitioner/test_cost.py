@@ -77,7 +77,7 @@ def test_one_stage_computes_and_nothing_else() -> None:
     assert estimate.iteration_s == pytest.approx(4 * (7 + 14))
     assert estimate.cost_usd == pytest.approx(84 * 1e-5)
     assert (estimate.puts, estimate.gets, estimate.request_usd) == (0, 0, 0)
-    assert estimate.peak_memory_bytes == 100 + int(1.125 * (2 * 24_000_000 + 3000 + 4 * 9_000_000))
+    assert estimate.peak_memory_bytes == 100 + 2 * 24_000_000 + 3000 + int(1.125 * 4 * 9_000_000)
     assert estimate.bottleneck == "stage 0 compute"
 
 
@@ -225,7 +225,7 @@ def test_a_stage_too_large_for_its_function() -> None:
     tight = plan((0, 3, "1024MB", False))
     large = replace(PROFILE, base_memory_bytes=2000 * MB)
     check_memory(tight, evaluate(tight, PROFILE, SPEC))
-    with pytest.raises(PlanError, match="stage 0 needs 2090 MB, its function has 1024"):
+    with pytest.raises(PlanError, match="stage 0 needs 2084 MB, its function has 1024"):
         check_memory(tight, evaluate(tight, large, SPEC))
 
 

@@ -91,6 +91,7 @@ def test_no_known_plan_beats_the_optimum(layers: int, seed: int, skips: int, bat
     assert optimum.estimate.cost_usd <= dear.estimate.cost_usd * slack
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 10_000), skips=st.integers(0, 3))
 def test_looser_limits_never_make_plans_worse(seed: int, skips: int) -> None:

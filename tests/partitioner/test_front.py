@@ -26,6 +26,7 @@ def points(front: Front) -> list[tuple[float, float]]:
     return [(plan.estimate.iteration_s, plan.estimate.cost_usd) for plan in front.plans if plan.estimate]
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 1000), skips=st.integers(0, 2))
 def test_a_front_falls_and_holds_the_optimum_of_every_weight(seed: int, skips: int) -> None:

@@ -14,6 +14,8 @@ from funcpipe.partitioner.problem import Problem
 from funcpipe.partitioner.solvers import chain_form, gurobi, highs, mip, scip
 from tests.partitioner.instances import MB, chain, platform
 
+pytestmark = pytest.mark.slow
+
 Policy = Callable[[Problem], Plan]
 
 
@@ -60,7 +62,6 @@ def test_gurobi_equals_the_exact_search(seed: int) -> None:
         check(problem, gurobi)
 
 
-@pytest.mark.slow
 def test_scip_equals_the_exact_search() -> None:
     for problem in modes(1, 4, 2, (2,)):
         check(problem, scip)
@@ -153,7 +154,6 @@ def test_solvers_say_infeasible(solver: Policy) -> None:
         solver(Problem(profile=chain(3), spec=platform(), training=late))
 
 
-@pytest.mark.slow
 def test_a_time_limit_leaves_a_plan_and_an_honest_bound() -> None:
     problem = Problem(profile=chain(14, 3, 2), spec=platform(), training=TrainingSpec(global_batch=16, time_value=30.0))
     optimum = exact(problem).solver

@@ -49,6 +49,7 @@ def test_sizes_replicas_and_functions_are_pinned() -> None:
     assert optimize(profile, spec, TRAINING, pins=Pins(max_functions=2)).workers <= 2
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 1000), data=st.data())
 def test_pinned_optima_equal_exhaustive(seed: int, data: st.DataObject) -> None:

@@ -78,6 +78,7 @@ def test_requests_are_those_of_the_transfers(replicas: int) -> None:
         assert requests_each(sync, replicas, streams) == pytest.approx((puts / replicas, gets / replicas))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [64e6, 256e6])
 @pytest.mark.parametrize("replicas", [2, 4, pytest.param(8, marks=pytest.mark.slow)])
 def test_the_choice_is_near_the_limit_and_never_dearer(replicas: int, size: float) -> None:

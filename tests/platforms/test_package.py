@@ -25,7 +25,10 @@ def test_it_holds_funcpipe_and_pins_what_functions_need() -> None:
     assert lines[-1] == "einops>=0.8"
     assert any(line.startswith("torch==") and line.endswith("+cpu") for line in lines)
     assert not [line for line in lines if line.startswith(("pyomo", "highspy", "rich"))]
-    assert package.files["Dockerfile"].decode().endswith('ENTRYPOINT ["python", "-m", "somewhere"]\n')
+    *made, preload, start = package.files["Dockerfile"].decode().splitlines()
+    assert start == 'ENTRYPOINT ["python", "-m", "somewhere"]'
+    assert preload.startswith("ENV LD_PRELOAD=libtcmalloc_minimal.so.4 ")
+    assert any("apt-get install --yes --no-install-recommends libtcmalloc-minimal4 " in line for line in made)
 
 
 def test_the_digest_and_the_archive_follow_from_the_contents() -> None:

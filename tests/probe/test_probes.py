@@ -35,6 +35,8 @@ from funcpipe.probe.platform import measure_platform, measured
 from funcpipe.profiler.measure import Times
 from funcpipe.site import Site
 
+pytestmark = pytest.mark.slow
+
 DONE = Status(state=State.DONE)
 OUT_OF_MEMORY = Status(state=State.FAILED, reason="out of memory: 1 MB", cause=Cause.OUT_OF_MEMORY)
 CRASHED = Status(state=State.FAILED, reason="killed by SIGSEGV", cause=Cause.CRASHED)

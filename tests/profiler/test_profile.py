@@ -56,6 +56,7 @@ def profiled(model: nn.Module, x: Tensor, micro_batch: int, **options: Any) -> M
     )
 
 
+@pytest.mark.slow
 def test_bytes_of_a_chain_counted_by_hand() -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3, bias=False))
     found = profiled(model, torch.randn(5, 4), micro_batch=2)
@@ -111,6 +112,7 @@ def test_bytes_are_those_of_the_micro_batch(micro_batch: int) -> None:
     assert found.tensors[0].forward_bytes == 32 * micro_batch
 
 
+@pytest.mark.slow
 def test_activations_are_what_autograd_holds_in_a_plain_run() -> None:
     for model, x in ((ResidualNet(), torch.randn(4, 1, 8, 8)), (CausalTransformer(), torch.randint(0, 23, (4, 12)))):
         for block in model.modules():
@@ -166,6 +168,7 @@ def test_the_loss_counts_with_the_last_layer() -> None:
     assert found.layers[1].forward_s[1] > 0.02 > found.layers[0].forward_s[1]
 
 
+@pytest.mark.slow
 def test_only_the_local_platform_is_not_estimated() -> None:
     model, x = nn.Sequential(nn.Linear(4, 8)), torch.randn(3, 4)
     assert not profiled(model, x, 3).estimated

@@ -161,12 +161,12 @@ def _add_memory(m: pyo.ConcreteModel, programme: ChainProgramme) -> None:
     def fit(m: Any, i: int, s: int) -> Any:
         setting = programme.settings[s]
         copies = 2 + setting.values_per_parameter + buffer_copies(setting.replicas)
-        factors = {"parameter": copies, "constant": 1, "activation": setting.micro_batches_each}
+        factors = {"parameter": copies, "constant": 1, "activation": (1 + WASTE) * setting.micro_batches_each}
         base_mb = setting.base_bytes / MB
-        needs = m.workspace_mb[i] + sum(factor * held[name][i] for name, factor in factors.items())
-        needs = base_mb + (1 + WASTE) * needs
-        most = most_mb + sum(factor * float(amounts[name].sum()) for name, factor in factors.items())
-        most = base_mb + (1 + WASTE) * most
+        needs = sum(factor * held[name][i] for name, factor in factors.items())
+        needs = base_mb + (1 + WASTE) * m.workspace_mb[i] + needs
+        most = sum(factor * float(amounts[name].sum()) for name, factor in factors.items())
+        most = base_mb + (1 + WASTE) * most_mb + most
         return needs <= of_size(m, i, sizes_mb) + most * (1 - m.chosen[s])
 
     m.a_stage_fits_its_functions = pyo.Constraint(m.layers, m.settings, rule=fit)
