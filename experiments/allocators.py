@@ -37,7 +37,7 @@ def main() -> None:
     if options.train:
         print(json.dumps(train(*options.train)))
         return
-    print(f"{'model':12} {'held MB':>8}" + "".join(f" {name:>22}" for name in ALLOCATORS))
+    print(f"{'model':16} {'held MB':>8}" + "".join(f" {name:>22}" for name in ALLOCATORS))
     for model in MODELS:
         held = 0.0
         rows: dict[str, list[list[float]]] = {name: [] for name in ALLOCATORS}
@@ -46,7 +46,7 @@ def main() -> None:
                 held, *figures = start(model, name)
                 row.append(figures)
         cells = (f"x {median(r[0] for r in row) / held:5.2f} {min(r[1] for r in row):8.3f} s" for row in rows.values())
-        print(f"{model:12} {held / MB:8.0f}" + "".join(f" {cell:>22}" for cell in cells), flush=True)
+        print(f"{model:16} {held / MB:8.0f}" + "".join(f" {cell:>22}" for cell in cells), flush=True)
 
 
 def start(model: str, name: str) -> list[float]:

@@ -1,6 +1,6 @@
 """Parts of a model in which gradients or automatic casts are on or off, as functions of a graph.
 
-torch.export has operators for them that load torch's compiler when they run: 80 MB and two seconds of every function.
+torch.export has operators for them that load torch's compiler when they run: 80 MB and two seconds in a function.
 """
 
 from collections.abc import Callable
