@@ -12,7 +12,7 @@ from funcpipe.comm.scatter_reduce import Pattern, cut
 from funcpipe.core import TieRoute
 from funcpipe.data import Step
 from funcpipe.errors import DataError
-from funcpipe.gradients import FlatGradient, Layout
+from funcpipe.gradients import FlatGradient
 from funcpipe.life import shards
 from funcpipe.life.state import StageState, put_back, take
 from funcpipe.norms import GradientNorm, sum_of_squares
@@ -84,9 +84,9 @@ class Computation:
         self.tied = TiedParameters({common: held[name] for name, common in stage.shared.items()}, ties, number)
         self._summed_here = [p for p in self._parameters if not self.tied.is_borrowed(p)]
         self._statistics = RunningStatistics(stage)
+        self._flat = FlatGradient(self._summed_here, self._statistics.contributions()) if replicas > 1 else None
         self._optimizer = optimizer(self._parameters) if self._parameters else None
         self._shards = self._divided(shards) if shards is not None else None
-        self._flat: FlatGradient | None = None
         self._held: dict[int, _MicroBatch] = {}
         self.loss_sum = 0.0
         self.samples = 0
@@ -97,6 +97,8 @@ class Computation:
         self._load = load
         self._held = {m: _MicroBatch() for m in range(self._replica, len(step.micro_batches), self._replicas)}
         self._statistics.begin(len(step.micro_batches))
+        if self._flat is not None:
+            self._flat.begin()
         self.loss_sum = 0.0
         self.samples = 0
 
@@ -131,9 +133,8 @@ class Computation:
             self._propagate(micro_batch)
 
     def begin_last_backward(self, micro_batch: int) -> None:
-        """Begin the step's last `backward`, whose gradients go into `flat` as it makes them."""
-        self._flat = FlatGradient(self._summed_here, self._statistics.contributions())
-        self._flat.last_backward(lambda: self._propagate(micro_batch))
+        """Begin the step's last `backward`, which completes the elements of `flat` one after the other."""
+        self.flat.last_backward(lambda: self._propagate(micro_batch))
 
     def _propagate(self, micro_batch: int) -> None:
         held = self._held[micro_batch]
@@ -154,15 +155,13 @@ class Computation:
         return {name: owed.pop(name) for name in names if name in owed}
 
     def flatten(self) -> None:
-        """Gather the step's gradients, and what else the replicas sum, into one vector."""
-        extras = self._statistics.contributions()
-        self._flat = self._flat or FlatGradient(self._summed_here, extras)
-        self._flat.take(extras)
+        """Complete the vector of the step's gradients, and of what else the replicas sum."""
+        self.flat.take(self._statistics.contributions())
 
     @property
     def flat(self) -> FlatGradient:
-        """The vector of the step's gradients, since `begin_last_backward` or `flatten`."""
-        assert self._flat is not None, "the vector is made before its pieces travel"
+        """The vector of the step's gradients, which the replicas sum."""
+        assert self._flat is not None, "a single replica sums nothing"
         return self._flat
 
     @property
@@ -199,7 +198,6 @@ class Computation:
                 self._optimizer.step()
             self._optimizer.zero_grad(set_to_none=True)
         self._statistics.finish(summed)
-        self._flat = None
         self._held = {}
 
     def state(self) -> StageState:
@@ -220,7 +218,7 @@ class Computation:
             return None
         own = pattern.merges(self._replica)
         assert own is not None, "every replica sums a split of its own"
-        layout = Layout(self._summed_here, self._statistics.contributions())
+        layout = self.flat.layout
         return ShardedOptimizer(
             self._optimizer, layout, [splits[own] for splits in cut(layout.elements, pattern, layout.head)]
         )

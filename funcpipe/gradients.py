@@ -9,6 +9,7 @@ even -0.0. So whatever is cut out of the sum tells of a parameter that it has no
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -49,9 +50,10 @@ class Layout:
 
 
 class FlatGradient:
-    """The vector of one replica and one step, for which every parameter gives up its own gradient.
+    """The vector of one replica, in which its gradients are made: between `begin` and `take`, a parameter's `grad` is
+    its place in the vector, to which the backwards of a step add.
 
-    Either all of them at once, by `take`; or one by one as the `last_backward` makes them, and `take` the rest.
+    So a replica holds its gradients once. Those of parameters of another dtype than the vector's are copied into it.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], extras: Sequence[Tensor]) -> None:
@@ -59,22 +61,36 @@ class FlatGradient:
         self.layout = Layout(parameters, extras)
         self._extra_dtypes = [extra.dtype for extra in extras]
         self._number = {id(parameter): i for i, parameter in enumerate(self.layout.parameters)}
-        size = self.layout.elements * self.layout.dtype.itemsize
-        self._flat = block(size).view(self.layout.dtype).fill_(_NO_GRADIENT)
-        self._taken = [False] * len(self.layout.parameters)
+        self._flat = block(self.layout.elements * self.layout.dtype.itemsize).view(self.layout.dtype)
         self._backward: _LastBackward | None = None
+        for parameter in self.layout.parameters:
+            parameter.register_post_accumulate_grad_hook(self._made)  # type: ignore[no-untyped-call]
+        self.begin()
 
     @property
     def vector(self) -> Tensor:
         """The vector, to be summed over the replicas in its place."""
         return self._flat
 
+    def begin(self) -> None:
+        """Begin a step: no parameter has a gradient yet."""
+        if self._backward is not None:
+            self._backward.join()  # that of a step which was given up
+            self._backward = None
+        self._flat.fill_(_NO_GRADIENT)
+        self._places = [self._place(number) for number in range(len(self.layout.parameters))]
+        self._touched = [False] * len(self._places)
+        self._taken = [False] * len(self._places)
+        for parameter, place in zip(self.layout.parameters, self._places, strict=True):
+            parameter.grad = place
+
     def last_backward(self, compute: Callable[[], None]) -> None:
-        """Begin `compute`, the last backward of the step, in a thread; gradients go into the vector as it makes them.
+        """Begin `compute`, the last backward of the step, in a thread; what it has made of the vector is complete.
 
         `wait_for` and `end_backward` follow it.
         """
-        self._backward = _LastBackward(compute, self.layout.parameters, self._take_one)
+        self._backward = _LastBackward(compute)
+        self._backward.start()
 
     def wait_for(self, start: int, stop: int) -> None:
         """Return when the elements [start, stop) behind the head are complete, or the backward has ended.
@@ -94,7 +110,7 @@ class FlatGradient:
         return True
 
     def take(self, extras: Sequence[Tensor]) -> None:
-        """Complete the vector: the gradients that it does not hold yet, which are freed one by one, and the head."""
+        """Complete the vector: the gradients that were not complete yet, and the head."""
         self._take_all()
         for view, extra in zip(self._extras(), extras, strict=True):
             view.copy_(extra)
@@ -131,9 +147,24 @@ class FlatGradient:
         parts = torch.split(self._flat[: self.layout.head], [shape.numel() for shape in self.layout.shapes])
         return [part.view(shape) for part, shape in zip(parts, self.layout.shapes, strict=True)]
 
-    def _take_one(self, parameter: nn.Parameter) -> None:
-        number, gradient = self._number[id(parameter)], parameter.grad
-        if gradient is None:
+    def _place(self, number: int) -> Tensor | None:
+        """Where the gradient of that parameter is made; None if a parameter's gradient cannot have such a dtype."""
+        parameter = self.layout.parameters[number]
+        return self._values(number).view_as(parameter) if parameter.dtype is self.layout.dtype else None
+
+    def _made(self, parameter: Tensor) -> None:
+        """A backward has added to that gradient: the last one, for which somebody may wait, or one before."""
+        number = self._number[id(parameter)]
+        self._touched[number] = True
+        if self._backward is not None:
+            with self._backward.news():
+                self._take_one(number)
+
+    def _take_one(self, number: int) -> None:
+        parameter = self.layout.parameters[number]
+        gradient, parameter.grad = parameter.grad, None
+        place = self._places[number]
+        if gradient is None or (gradient is place and not self._touched[number]):
             return
         if self._taken[number]:
             raise PlanError(
@@ -142,12 +173,11 @@ class FlatGradient:
                 "synchronisation has one round"
             )
         torch.add(gradient.detach().reshape(-1), 0.0, out=self._values(number))  # which makes 0.0 of -0.0
-        parameter.grad = None  # the vector holds it now
         self._taken[number] = True
 
     def _take_all(self) -> None:
-        for parameter in self.layout.parameters:
-            self._take_one(parameter)
+        for number in range(len(self._places)):
+            self._take_one(number)
 
 
 def is_absent(values: Tensor) -> bool:
@@ -156,19 +186,22 @@ def is_absent(values: Tensor) -> bool:
 
 
 class _LastBackward:
-    """A backward in a thread of its own, and who waits for the gradients that it makes."""
+    """A backward in a thread of its own, and who waits for what it makes."""
 
-    def __init__(
-        self, compute: Callable[[], None], parameters: Sequence[nn.Parameter], take: Callable[[nn.Parameter], None]
-    ) -> None:
+    def __init__(self, compute: Callable[[], None]) -> None:
         self._compute = compute
         self._changed = threading.Condition()
         self._ended = False
         self._error: BaseException | None = None
-        hook = self._hook(take)
-        self._hooks = [p.register_post_accumulate_grad_hook(hook) for p in parameters]  # type: ignore[no-untyped-call]
         self._thread = threading.Thread(target=self._run, name="funcpipe-backward", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
         self._thread.start()
+
+    def join(self) -> None:
+        """Return when it has ended, however."""
+        self._thread.join()
 
     def wait(self, complete: Callable[[], bool]) -> bool:
         """Wait until `complete`, or until the backward has ended: tell which. An error of it is raised."""
@@ -181,14 +214,12 @@ class _LastBackward:
             raise self._error
         return True
 
-    def _hook(self, take: Callable[[nn.Parameter], None]) -> Callable[[Tensor], None]:
-        def made(parameter: Tensor) -> None:
-            assert isinstance(parameter, nn.Parameter)
-            with self._changed:
-                take(parameter)
-                self._changed.notify_all()
-
-        return made
+    @contextmanager
+    def news(self) -> Iterator[None]:
+        """What changes within may be waited for."""
+        with self._changed:
+            yield
+            self._changed.notify_all()
 
     def _run(self) -> None:
         torch.get_num_threads()  # from here on torch's number of threads holds for this one too
@@ -197,8 +228,5 @@ class _LastBackward:
         except BaseException as error:  # noqa: BLE001 - raised where the end is waited for
             self._error = error
         finally:
-            for hook in self._hooks:
-                hook.remove()
-            with self._changed:
+            with self.news():
                 self._ended = True
-                self._changed.notify_all()

@@ -17,10 +17,10 @@ def summed(replicas: int, gradients: list[list[Tensor | None]], extras: list[lis
     flats = []
     for own, own_extras in zip(gradients, extras, strict=True):
         made = [nn.Parameter(torch.zeros(3, 2)) for _ in own]
-        for parameter, gradient in zip(made, own, strict=True):
-            parameter.grad = gradient
         parameters.append(made)
         flats.append(FlatGradient(made, own_extras))
+        for parameter, gradient in zip(made, own, strict=True):
+            parameter.grad = gradient
         flats[-1].take(own_extras)
     total = functools.reduce(torch.add, [flat.vector for flat in flats])
     for flat in flats:
@@ -63,8 +63,8 @@ def test_a_gradient_of_zeros_is_a_gradient_whatever_their_signs() -> None:
 
 def test_extras_are_summed_and_precision_is_the_parameters() -> None:
     parameter = nn.Parameter(torch.zeros(2, dtype=torch.float64))
-    parameter.grad = torch.tensor([1e-17, 1.0], dtype=torch.float64)
     flat = FlatGradient([parameter], [torch.zeros(1, 1), torch.zeros(0)])
+    parameter.grad = torch.tensor([1e-17, 1.0], dtype=torch.float64)
     flat.take([torch.tensor([[2.0]]), torch.zeros(0)])
     extras = flat.unpack()
     assert [extra.tolist() for extra in extras] == [[[2.0]], []]
@@ -108,8 +108,8 @@ def test_gradients_are_complete_from_the_end_while_the_backward_goes_on() -> Non
 
 def test_what_earlier_micro_batches_added_and_the_last_one_lacks_is_taken_at_the_end() -> None:
     model = layers(2)
-    model[1].weight.grad = torch.ones(4, 4)
     flat = FlatGradient(list(model.parameters()), [])
+    model[1].weight.grad = torch.ones(4, 4)
     flat.last_backward(model[0](torch.ones(1, 4)).sum().backward)
     flat.wait_for(flat.layout.head + 16, flat.layout.head + 32)
     assert torch.equal(flat.vector[flat.layout.head + 16 :], torch.ones(16))
@@ -139,3 +139,56 @@ def test_a_gradient_that_comes_in_two_parts_is_refused() -> None:
     flat.last_backward(twice)
     with pytest.raises(PlanError, match="use_reentrant=False"):
         flat.end_backward()
+
+
+@given(st.lists(st.lists(st.sampled_from([None, -0.0, 0.0, 1e-45, 3.0, -7.5]), max_size=4), min_size=1, max_size=3))
+def test_gradients_are_made_in_the_vector_as_autograd_adds_them_up_elsewhere(
+    added: list[list[float | None]],
+) -> None:
+    """Step by step, with backwards that reach the parameter or do not."""
+    parameter, plain, other = (nn.Parameter(torch.ones(5)) for _ in range(3))
+    flat = FlatGradient([other, parameter], [])
+    for gradients in added:
+        flat.begin()
+        plain.grad = None
+        for value in gradients:
+            for one in (parameter, plain):
+                if value is not None:
+                    torch.autograd.backward([one], [torch.full((5,), value)])
+        assert parameter.grad is not None
+        assert parameter.grad.untyped_storage().data_ptr() == flat.vector.untyped_storage().data_ptr()
+        flat.take([])
+        assert parameter.grad is None
+        flat.unpack()
+        assert other.grad is None
+        if plain.grad is None:
+            assert parameter.grad is None
+        else:
+            assert torch.equal(parameter.grad, plain.grad)
+
+
+def test_gradients_of_another_dtype_or_replaced_by_somebody_are_copied() -> None:
+    half, single = nn.Parameter(torch.ones(3, dtype=torch.bfloat16)), nn.Parameter(torch.ones(2))
+    flat = FlatGradient([half, single], [])
+    for _ in range(2):
+        torch.autograd.backward(half.sum() * 2 + single.sum())
+    assert single.grad is not None
+    single.grad = single.grad * 5
+    flat.take([])
+    assert flat.vector.tolist() == [4, 4, 4, 10, 10]
+
+
+def test_a_step_begins_when_the_backward_of_one_that_was_given_up_has_ended() -> None:
+    model, go_on = layers(1), threading.Event()
+
+    def late() -> None:
+        assert go_on.wait(10)
+        model(torch.ones(1, 4)).sum().backward()
+
+    flat = FlatGradient(list(model.parameters()), [])
+    flat.last_backward(late)
+    threading.Timer(0.05, go_on.set).start()
+    flat.begin()
+    assert go_on.is_set()
+    assert not flat.vector.any()
+    assert not flat.end_backward()

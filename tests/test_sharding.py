@@ -140,9 +140,9 @@ class Replica:
         self.optimizer = optimizer(self.parameters)
 
     def flat(self, gradients: list[Tensor | None], extra: Tensor) -> FlatGradient:
+        flat = FlatGradient(self.parameters, [extra])
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = None if gradient is None else gradient.clone()
-        flat = FlatGradient(self.parameters, [extra])
         flat.take([extra])
         return flat
 

@@ -30,10 +30,10 @@ the function lies without gaps (experiments/model_table.py).
 
 
 def buffer_copies(replicas: int) -> float:
-    """How often a function that synchronises holds its gradients besides the gradients themselves: the flat vector, its
+    """How often a function that synchronises holds its gradients besides the flat vector in which they are made: its
     own split of all the others, two messages that go out and one that comes in.
     """
-    return 2 + 2 / replicas if replicas > 1 else 0
+    return 1 + 2 / replicas if replicas > 1 else 0
 
 
 def memory_use(loads: Loads, setting: Setting, held: Array | float) -> MemoryUse:
