@@ -31,9 +31,8 @@ def simulate(
 def play(graph: Graph, costs: Costs, *, conditions: Conditions = UNDISTURBED) -> Timeline:
     """Let each task start when all it needs has ended and its lane has ended the task before.
 
-    Transfers of a synchronisation wait for their latency side by side, and then for their lane: of those that could
-    move, the one that comes first in the graph does.
-
+    Downloads do not wait for those before them on their lane whose objects are not there yet, and transfers of a
+    synchronisation wait for their latency side by side: of those that could move, the first in the graph does.
 
     Raises PlanError when tasks wait for each other, InvalidValue when `conditions` name workers that there are not.
     """
@@ -47,33 +46,13 @@ def play(graph: Graph, costs: Costs, *, conditions: Conditions = UNDISTURBED) ->
         starts_s, ends_s, lost = coupled.starts_s, coupled.ends_s, tuple(coupled.lost)
         attempts = [coupled.deaths[worker] for worker in wiring.worker_of]
     else:
-        if wiring.lanes:
-            starts_s, ends_s = Turns(wiring, costs).play(starting_s)
-        else:
-            starts_s, ends_s = _play_alone(wiring, costs.alone_s.tolist() + starting_s)
+        starts_s, ends_s = Turns(wiring, costs).play(starting_s)
         attempts, lost = [0] * wiring.tasks, ()
     _all_ended(graph, wiring, ends_s)
     last = wiring.tasks
     return Timeline(
         graph=graph, costs=costs, starts_s=starts_s[:last], ends_s=ends_s[:last], attempts=attempts[:last], lost=lost
     )
-
-
-def _play_alone(wiring: Wiring, seconds: list[float]) -> tuple[list[float], list[float]]:
-    """When each task starts and ends (below nought: never), each taking its `seconds` whatever else is running."""
-    first, released, waits = wiring.first, wiring.released, list(wiring.waits)
-    starts, ends = [0.0] * len(waits), [-1.0] * len(waits)
-    ready = list(range(wiring.tasks, len(waits)))
-    while ready:
-        position = ready.pop()
-        end = ends[position] = starts[position] + seconds[position]
-        for later in released[first[position] : first[position + 1]]:
-            if starts[later] < end:
-                starts[later] = end
-            waits[later] -= 1
-            if not waits[later]:
-                ready.append(later)
-    return starts, ends
 
 
 def _all_ended(graph: Graph, wiring: Wiring, ends_s: list[float]) -> None:

@@ -115,6 +115,8 @@ GETS = frozenset(kind for kind in Kind if kind.is_get)
 RESOURCES = {kind: kind.resource for kind in Kind}
 OPEN = frozenset({Kind.PUT_SPLIT, Kind.GET_SPLIT, Kind.PUT_MERGED, Kind.GET_MERGED})
 """Transfers whose requests are open side by side: they take their lane only while their body moves."""
+UNORDERED = OPEN | GETS
+"""Transfers that have no place in the order of their lane: what has come first is read first."""
 
 _KINDS = {kind.value: kind for kind in Kind}
 _TASK = re.compile(

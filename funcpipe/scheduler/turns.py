@@ -1,4 +1,4 @@
-"""The simulator where open tasks take turns on their lanes, and every task is as fast as if it ran alone."""
+"""The simulator where every task is as fast as if it ran alone."""
 
 from heapq import heapify, heappop, heappush
 

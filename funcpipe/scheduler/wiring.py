@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from funcpipe.scheduler.graph import Graph
-from funcpipe.scheduler.tasks import OPEN, RESOURCES, Kind
+from funcpipe.scheduler.tasks import OPEN, RESOURCES, UNORDERED, Kind
 
 Worker = tuple[int, int]
 Array = npt.NDArray[np.int64]
@@ -18,10 +18,10 @@ Array = npt.NDArray[np.int64]
 class Wiring:
     """What each task of a graph releases when it ends, and on how many ends it waits.
 
-    After the tasks comes one more entry for each worker, its start, on which the first tasks of its lanes wait. Open
-    tasks (`OPEN`) have no place in the order of their lane: they take it when their latency is over and it is free.
-    `lane` numbers the lanes on which there are any; -1 is every other lane, whose order says all. An entry releases
-    `released[first[entry] : first[entry + 1]]`; a list for each would be hundreds of thousands of them.
+    After the tasks comes one more entry for each worker, its start, on which the first tasks of its lanes wait. Tasks
+    without a place in the order of their lane (`UNORDERED`) take it when it is free, open ones (`OPEN`) once their
+    latency is over. `lane` numbers the lanes on which there are any; -1 is every other lane, whose order says all. An
+    entry releases `released[first[entry] : first[entry + 1]]`; a list for each would be hundreds of thousands of them.
     """
 
     tasks: int
@@ -35,7 +35,7 @@ class Wiring:
 
     @property
     def lanes(self) -> int:
-        """How many lanes there are that have open tasks."""
+        """How many lanes there are that have tasks without a place in their order."""
         return 1 + max(self.lane, default=-1)
 
     def releases(self, entry: int) -> Sequence[int]:
@@ -50,13 +50,13 @@ def wire(graph: Graph) -> Wiring:
     workers: dict[Worker, int] = {}
     worker_of = np.array([workers.setdefault(task[1:3], len(workers)) for task in tasks], np.int64)
     kinds = np.array([_NUMBERS[task[0]] for task in tasks], np.int64)
-    is_open = _IS_OPEN[kinds]
+    is_open, unordered = _IS_OPEN[kinds], _IS_UNORDERED[kinds]
     lane = worker_of * len(_LANES) + _LANE_OF[kinds]
     sources, targets = _needs(graph)
-    before, after = _lane_order(count + worker_of, lane, is_open)
+    before, after = _lane_order(count + worker_of, lane, unordered)
     sources, targets = np.concatenate([sources, before]), np.concatenate([targets, after])
     entries = count + len(workers)
-    shared, numbers = np.unique(lane[is_open]), np.full(len(_LANES) * len(workers), -1)
+    shared, numbers = np.unique(lane[unordered]), np.full(len(_LANES) * len(workers), -1)
     numbers[shared] = np.arange(len(shared))
     starts = [-1] * len(workers)
     return Wiring(
@@ -78,10 +78,10 @@ def _needs(graph: Graph) -> tuple[Array, Array]:
     return sources, np.repeat(np.arange(len(lengths)), lengths)
 
 
-def _lane_order(start: Array, lane: Array, is_open: npt.NDArray[np.bool_]) -> tuple[Array, Array]:
-    """What each task has before it: the task before on its lane, or else, and for open tasks, its worker's `start`."""
+def _lane_order(start: Array, lane: Array, unordered: npt.NDArray[np.bool_]) -> tuple[Array, Array]:
+    """What each task has before it: the task before on its lane; or its worker's `start`, as `unordered` ones have."""
     order = np.argsort(lane, kind="stable")
-    order = order[~is_open[order]]
+    order = order[~unordered[order]]
     before = start.copy()
     follows = lane[order[1:]] == lane[order[:-1]]
     before[order[1:][follows]] = order[:-1][follows]
@@ -92,3 +92,4 @@ _NUMBERS = {kind: number for number, kind in enumerate(Kind)}
 _LANES = {resource: number for number, resource in enumerate(dict.fromkeys(RESOURCES.values()))}
 _LANE_OF = np.array([_LANES[RESOURCES[kind]] for kind in Kind], np.int64)
 _IS_OPEN = np.array([kind in OPEN for kind in Kind])
+_IS_UNORDERED = np.array([kind in UNORDERED for kind in Kind])

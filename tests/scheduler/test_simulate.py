@@ -10,7 +10,7 @@ from funcpipe.scheduler.conditions import Conditions
 from funcpipe.scheduler.costs import Cost
 from funcpipe.scheduler.graph import Graph, StepShape, build_graph
 from funcpipe.scheduler.simulate import simulate
-from funcpipe.scheduler.tasks import OPEN, Kind, Task, source_of
+from funcpipe.scheduler.tasks import OPEN, UNORDERED, Kind, Task, source_of
 from tests.scheduler.shapes import chain_routes, shapes
 
 
@@ -30,7 +30,7 @@ def test_nothing_starts_before_what_it_waits_for_and_lanes_do_one_thing_at_a_tim
             assert found[source_of(task)].end_s <= found[task].start_s
     for positions in graph.lanes().values():
         tasks = [graph.tasks[i] for i in positions]
-        strict = [found[task] for task in tasks if task.kind not in OPEN]
+        strict = [found[task] for task in tasks if task.kind not in UNORDERED]
         assert all(a.end_s <= b.start_s for a, b in itertools.pairwise(strict))
         taken = [
             (found[t].end_s - seconds(t, "body") if t.kind in OPEN else found[t].start_s, found[t].end_s) for t in tasks
