@@ -12,6 +12,13 @@ from funcpipe.data import MapDataset
 from funcpipe.errors import DataError
 
 
+def arguments_of(inputs: Tensor | tuple[Any, ...] | Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What a module is called with: its inputs by position, and by name."""
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return ((inputs,) if isinstance(inputs, Tensor) else tuple(inputs)), {}
+
+
 def own_loss(output: Any, _: Any) -> Tensor:
     """The loss that a module computed itself: the attribute or the item `loss` of its output."""
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)

@@ -7,19 +7,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from funcpipe.adapters import Holder, LossOn, optimizer_kind, own_loss
+from funcpipe.adapters import Holder, LossOn, arguments_of, optimizer_kind, own_loss
 from funcpipe.computation import LossFunction, OptimizerFactory
-from funcpipe.core import (
-    ModelProfile,
-    Plan,
-    PlatformSpec,
-    Recompute,
-    ScheduleKind,
-    Sync,
-    Trace,
-    TrainingSpec,
-    Wire,
-)
+from funcpipe.core import ModelProfile, Plan, PlatformSpec, Recompute, ScheduleKind, Sync, Trace, TrainingSpec, Wire
 from funcpipe.data import MapDataset, load
 from funcpipe.errors import PlanError
 from funcpipe.graph import trace
@@ -31,7 +21,7 @@ from funcpipe.partitioner.pins import NO_PINS, Pins
 from funcpipe.place import ANYWHERE, Earlier, Place, go_back, place_of, run_job, start_job
 from funcpipe.platforms.catalog import LOCAL, load_spec
 from funcpipe.predict import predict
-from funcpipe.profiler import profile
+from funcpipe.profiler import REPEATS, profile
 from funcpipe.results import Progress, RunResult
 from funcpipe.scheduler.conditions import Conditions
 from funcpipe.scheduler.simulate import UNDISTURBED
@@ -74,6 +64,7 @@ class FuncPipe:
         micro_batch: int = 4,
         sample_target: Any = None,
         layers: int = MERGED_LAYERS,
+        repeats: int = REPEATS,
         on: Site | None = None,
         max_usd: float | None = None,
         progress: Callable[[str, float], None] | None = None,
@@ -84,19 +75,26 @@ class FuncPipe:
         every size of its platform, for at most `max_usd`.
 
         `sample_inputs` are what the module is called with, by position or by name; with `sample_target` the loss is
-        measured too. Light neighbouring layers are folded together until `layers` are left. Raises ModelError for a
-        module that cannot be turned into layers.
+        measured too. Each layer is timed `repeats` times, more on a machine whose speed others disturb. Light
+        neighbouring layers are folded together until `layers` are left. Raises ModelError for a module that cannot be
+        turned into layers.
         """
-        if on is not None:
-            platform = on.platform.spec
-        spec = load_spec(platform) if isinstance(platform, str) else platform
-        named = dict(sample_inputs) if isinstance(sample_inputs, Mapping) else {}
-        sample = () if named else (sample_inputs,) if isinstance(sample_inputs, Tensor) else tuple(sample_inputs)
+        chosen = platform if on is None else on.platform.spec
+        spec = load_spec(chosen) if isinstance(chosen, str) else chosen
+        sample, named = arguments_of(sample_inputs)
         target_loss = None if sample_target is None else LossOn(self._loss, sample_target)
         graph = trace(self.model, sample, named)
         with on.timing(max_usd=max_usd) if on is not None else contextlib.nullcontext() as timing:
             measured = profile(
-                graph, sample, named, spec=spec, micro_batch=micro_batch, loss=target_loss, progress=progress, on=timing
+                graph,
+                sample,
+                named,
+                spec=spec,
+                micro_batch=micro_batch,
+                loss=target_loss,
+                repeats=repeats,
+                progress=progress,
+                on=timing,
             )
         self._profile, self._spec = merge_layers(measured, layers), spec
         return self._profile

@@ -40,6 +40,7 @@ def _profile(verbs: Any) -> None:
         "--sample", metavar=_FACTORY, required=True, help="a function that makes the inputs: a tuple, or a dict by name"
     )
     verb.add_argument("--micro-batch", type=int, default=4, help="samples of a micro-batch (default: %(default)s)")
+    verb.add_argument("--repeats", type=int, default=5, help="time each layer so many times (default: %(default)s)")
     _add_platform(verb, default="aws-lambda")
     verb.add_argument("--layers", type=int, default=30, help="fold light layers down to so many (default: %(default)s)")
     verb.add_argument(

@@ -48,6 +48,7 @@ def profile(options: argparse.Namespace) -> None:
             sample,
             platform=load_spec(options.spec or options.platform),
             micro_batch=options.micro_batch,
+            repeats=options.repeats,
             layers=options.layers,
             on=site,
             max_usd=options.max_usd,

@@ -1,5 +1,5 @@
 """A layer graph is measured on this machine: seconds, parameters, activations, and the tensors that cross."""
 
-from funcpipe.profiler.profile import profile
+from funcpipe.profiler.profile import REPEATS, profile
 
-__all__ = ["profile"]
+__all__ = ["REPEATS", "profile"]

@@ -1,6 +1,7 @@
 """One layer at a time: what its forward and backward take, and what it keeps between them."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,8 @@ from funcpipe.profiler.live import live_bytes
 from funcpipe.split import StageModule
 
 Loss = Callable[[Any], Tensor]
+
+_CACHE_BYTES = 32 << 20  # more than a core keeps for itself
 
 
 @dataclass(frozen=True)
@@ -76,54 +79,60 @@ def on_this_machine(spec: PlatformSpec) -> Measure:
 def measure_here(stage: StageModule, values: Mapping[str, Tensor], loss: Loss | None, repeats: int) -> Times:
     """Time a layer in this process: one run is dropped, one tells the memory, `repeats` are timed.
 
-    The gradients that come from the layers behind are ones. Gradients are added to the parameters as in training.
+    The gradients that come from the layers behind are ones. Gradients are added to the parameters as in training, and
+    as there forwards come before other forwards' backwards, in whose cache nothing is left of what they saved.
     """
-    _forward_backward(stage, values, loss, _plainly)
-    peaks: list[int] = []
-
-    def watched(compute: Callable[[], Any]) -> Any:
-        result, peak, end = live_bytes(compute)
-        peaks.append(peak - max(end, 0))
-        return result
-
-    _forward_backward(stage, values, loss, watched)
-    seconds: list[float] = []
-
-    def timed(compute: Callable[[], Any]) -> Any:
-        start = time.perf_counter()
-        result = compute()
-        seconds.append(time.perf_counter() - start)
-        return result
-
-    for _ in range(repeats):
-        _forward_backward(stage, values, loss, timed)
-    return Times(tuple(seconds[::2]), tuple(seconds[1::2]), max(peaks))
+    for _ in range(2):
+        trial = _Trial(stage, values, loss)
+        _, forward_peak, kept = live_bytes(trial.forward)
+        trial.turn()
+        _, backward_peak, left = live_bytes(trial.backward)
+    workspace = max(forward_peak - max(kept, 0), backward_peak - max(left, 0))
+    forward_s: list[float] = []
+    backward_s: list[float] = []
+    in_flight = min(repeats, 1 + _CACHE_BYTES // max(kept, 1))
+    while len(forward_s) < repeats:
+        trials: deque[_Trial] = deque()
+        for _ in range(min(in_flight, repeats - len(forward_s))):
+            trials.append(_Trial(stage, values, loss))
+            forward_s.append(_seconds(trials[-1].forward))
+        while trials:
+            trials[0].turn()
+            backward_s.append(_seconds(trials.popleft().backward))
+    return Times(tuple(forward_s), tuple(backward_s), workspace)
 
 
-def _plainly(compute: Callable[[], Any]) -> Any:
-    return compute()
+class _Trial:
+    """A forward of a layer, and its backward: `forward`, `turn`, `backward`."""
+
+    def __init__(self, stage: StageModule, values: Mapping[str, Tensor], loss: Loss | None) -> None:
+        self._stage = stage
+        self._loss = loss if stage.is_last else None
+        own = {name: values[name].clone() for name in stage.receives}
+        self._given = _leaves(stage, {**values, **own})
+
+    def forward(self) -> None:
+        """Run the layer; what it makes and saves is kept."""
+        with torch.enable_grad():
+            sent, output = self._stage(self._given)
+            end = output if self._loss is None else self._loss(output)
+            self._made = [*sent.values(), *take_apart(end)[0]]
+
+    def turn(self) -> None:
+        """Make the gradients that the backward begins with."""
+        self._roots = [made for made in self._made if isinstance(made, Tensor) and made.requires_grad]
+        self._gradients = [torch.ones_like(root) for root in self._roots]
+
+    def backward(self) -> None:
+        """Run the backward, which frees what the forward saved."""
+        if self._roots:
+            torch.autograd.backward(self._roots, self._gradients)
 
 
-def _forward_backward(
-    stage: StageModule, values: Mapping[str, Tensor], loss: Loss | None, do: Callable[[Callable[[], Any]], Any]
-) -> None:
-    """A forward and a backward of a layer, each done by `do`."""
-    given = _leaves(stage, values)
-
-    def forward() -> list[Any]:
-        sent, output = stage(given)
-        return [*sent.values(), *take_apart(loss(output) if loss is not None and stage.is_last else output)[0]]
-
-    with torch.enable_grad():
-        made = do(forward)
-    roots = [tensor for tensor in made if isinstance(tensor, Tensor) and tensor.requires_grad]
-    gradients = [torch.ones_like(root) for root in roots]
-
-    def backward() -> None:
-        if roots:
-            torch.autograd.backward(roots, gradients)
-
-    do(backward)
+def _seconds(compute: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    compute()
+    return time.perf_counter() - start
 
 
 def _leaves(stage: StageModule, values: Mapping[str, Tensor]) -> dict[str, Tensor]:

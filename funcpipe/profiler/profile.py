@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from funcpipe.core import ModelProfile, PlatformSpec, TiedParameter
+from funcpipe.core import ModelProfile, PlatformSpec, TiedParameter, checks
 from funcpipe.graph import Layer, LayerGraph
 from funcpipe.graph.quiet import gradients_kept, untouched
 from funcpipe.graph.signature import resized
@@ -20,6 +20,8 @@ from funcpipe.split import StageModule
 from funcpipe.split.bundle import dump_stage, imported_modules
 from funcpipe.split.cut import stage_of
 
+REPEATS = 5
+
 
 def profile(
     graph: LayerGraph,
@@ -29,7 +31,7 @@ def profile(
     spec: PlatformSpec,
     micro_batch: int,
     loss: Loss | None = None,
-    repeats: int = 5,
+    repeats: int = REPEATS,
     progress: Callable[[str, float], None] | None = None,
     on: Measure | None = None,
 ) -> ModelProfile:
@@ -40,6 +42,7 @@ def profile(
     layers are measured once. `loss` turns the model's output into a number; what it costs counts with the last layer.
     `progress` is told each layer's name and the share of layers that is done.
     """
+    checks.at_least("repeats", repeats, 1)
     values: dict[str, Tensor] = resized(graph.signature.bind(sample, sample_kwargs), micro_batch)
     book = Book(graph, len(spec.sizes), dict(values))
     time = on or on_this_machine(spec)

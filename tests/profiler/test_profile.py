@@ -13,9 +13,11 @@ from torch import Tensor, nn
 
 from funcpipe.api import FuncPipe
 from funcpipe.core import FunctionSize, ModelProfile, PlatformSpec
-from funcpipe.errors import DataError
+from funcpipe.errors import DataError, InvalidValue
 from funcpipe.graph import trace
 from funcpipe.profiler import profile
+from funcpipe.profiler.measure import measure_here
+from funcpipe.split.cut import stage_of
 from tests.graph.models import CausalTransformer, ResidualNet
 from tests.split.chain import assert_same
 
@@ -155,6 +157,27 @@ def test_seconds_scale_with_processors_and_add_up() -> None:
     sums = [sum(layer.forward_s[1] for layer in found.layers), sum(layer.backward_s[1] for layer in found.layers)]
     assert 0.05 < sums[0] / median(forward) < 20  # the order of magnitude, on machines with other work to do
     assert 0.05 < sum(sums) / median(both) < 20
+
+
+@pytest.mark.parametrize(("width", "order"), [(2, "fb fb ffffbbbb"), (1 << 20, "fb fb fb fb fb fb")])
+def test_layers_are_timed_with_as_little_in_the_cache_as_in_training(width: int, order: str) -> None:
+    """Forwards before their backwards, as many as fill a cache; the first two runs are not timed."""
+    model, x, done = nn.Sequential(nn.Linear(1, width)), torch.ones(9, 1), []
+    graph = trace(model, (x,))
+    stage = stage_of(graph, 0, 1)
+    stage.register_forward_hook(lambda *_: done.append("f"))
+    for parameter in stage.parameters():
+        if parameter.dim() == 2:
+            parameter.register_post_accumulate_grad_hook(lambda _: done.append("b"))  # type: ignore[no-untyped-call]
+    times = measure_here(stage, graph.signature.bind((x,), {}), None, repeats=4)
+    assert "".join(done) == order.replace(" ", "")
+    assert len(times.forward_s) == len(times.backward_s) == 4
+
+
+def test_a_layer_is_timed_at_least_once() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 8)), torch.randn(3, 4)
+    with pytest.raises(InvalidValue, match="repeats"):
+        profile(trace(model, (x,)), (x,), spec=SPEC, micro_batch=3, repeats=0)
 
 
 def test_the_loss_counts_with_the_last_layer() -> None:
