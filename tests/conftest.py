@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-settings.register_profile("funcpipe", deadline=None)  # no test is about time
+settings.register_profile("funcpipe", deadline=None, max_examples=50)  # no test is about time
 settings.register_profile("quick", settings.get_profile("funcpipe"), max_examples=20)  # what `make check` asks for
 settings.load_profile("funcpipe")
 torch.set_num_threads(1)  # as in functions: more threads than free processors make torch many times slower
@@ -13,11 +13,17 @@ _TESTS = Path(__file__).parent
 _ALONE = (
     "chaos/",
     "cloud/",
-    "e2e/",
+    "e2e/test_failure.py",
+    "e2e/test_like.py",
+    "e2e/test_measure.py",
+    "e2e/test_recovery.py",
     "handlers/",
     "life/test_hand_over.py",
     "life/test_supervision.py",
-    "platforms/",
+    "platforms/aliyun/",
+    "platforms/aws/test_functions.py",
+    "platforms/aws/test_lives.py",
+    "platforms/aws/test_measure.py",
     "test_cli.py",
     "test_cli_deployments.py",
 )

@@ -9,19 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from funcpipe.core import (
-    Estimate,
     FunctionSize,
-    LayerProfile,
-    ModelProfile,
-    Optimality,
-    OptimizerKind,
     Plan,
     PlatformSpec,
-    Recompute,
     ScheduleKind,
-    SolverReport,
     Stage,
-    StageEstimate,
     Sync,
     TensorProfile,
     TrainingSpec,
@@ -32,167 +24,7 @@ from funcpipe.core import (
     write,
 )
 from funcpipe.errors import FormatError, InvalidValue
-
-counts = st.integers(0, 2**50)
-seconds = st.floats(0, 1e6)
-names = st.text(min_size=1, max_size=12)
-
-
-@st.composite
-def profiles(draw: st.DrawFn) -> ModelProfile:
-    sizes = draw(st.lists(names, min_size=1, max_size=4, unique=True))
-    layer_names = draw(st.lists(names, min_size=1, max_size=6, unique=True))
-    times = st.lists(seconds, min_size=len(sizes), max_size=len(sizes)).map(tuple)
-    layers = tuple(
-        LayerProfile(
-            name=name,
-            parameter_bytes=draw(counts),
-            activation_bytes=draw(counts),
-            forward_s=draw(times),
-            backward_s=draw(times),
-            input_bytes=draw(counts),
-        )
-        for name in layer_names
-    )
-    tensors = []
-    for producer in range(len(layers) - 1):
-        consumers = draw(st.sets(st.integers(producer + 1, len(layers) - 1), min_size=1))
-        tensors.append(
-            TensorProfile(
-                name=f"t{producer}",
-                producer=producer,
-                consumers=tuple(sorted(consumers)),
-                forward_bytes=draw(counts),
-                backward_bytes=draw(counts),
-            )
-        )
-    return ModelProfile(
-        model=draw(names),
-        micro_batch=draw(st.integers(1, 64)),
-        platform=draw(names),
-        sizes=tuple(sizes),
-        base_memory_bytes=draw(counts),
-        layers=layers,
-        tensors=tuple(tensors),
-        estimated=draw(st.booleans()),
-    )
-
-
-@st.composite
-def platforms(draw: st.DrawFn) -> PlatformSpec:
-    memory = sorted(draw(st.lists(st.integers(1, 20_000), min_size=1, max_size=5, unique=True)))
-    rate = st.floats(1, 1e12)
-    sizes = tuple(
-        FunctionSize(
-            name=f"{mb}MB",
-            memory_mb=mb,
-            vcpu=draw(st.floats(0.01, 64)),
-            upload_bytes_s=draw(rate),
-            download_bytes_s=draw(rate),
-            price_usd_s=draw(seconds),
-        )
-        for mb in memory
-    )
-    return PlatformSpec(
-        name=draw(names),
-        region=draw(names),
-        as_of="2026-11",
-        source=draw(names),
-        sources=draw(st.dictionaries(st.sampled_from(["vcpu", "latency_s"]), names)),
-        sizes=sizes,
-        latency_s=draw(seconds),
-        contention=draw(st.floats(1, 10)),
-        shared_bytes_s=draw(st.none() | rate),
-        price_put_usd=draw(seconds),
-        price_get_usd=draw(seconds),
-        price_invocation_usd=draw(seconds),
-        lifetime_s=draw(st.none() | st.floats(1, 1e5)),
-        cold_start_s=draw(seconds),
-        max_functions=draw(st.integers(1, 10_000)),
-        max_payload_bytes=draw(st.integers(1, 2**24)),
-        shared_cores=draw(st.none() | st.integers(1, 128)),
-    )
-
-
-stage_estimates = st.builds(
-    StageEstimate,
-    base_bytes=counts,
-    state_bytes=counts,
-    activation_bytes=counts,
-    forward_s=seconds,
-    forward_upload_s=seconds,
-    forward_download_s=seconds,
-    backward_s=seconds,
-    backward_upload_s=seconds,
-    backward_download_s=seconds,
-    sync_s=seconds,
-)
-estimates = st.builds(
-    Estimate,
-    iteration_s=seconds,
-    cost_usd=seconds,
-    compute_usd=seconds,
-    request_usd=seconds,
-    peak_memory_bytes=counts,
-    puts=counts,
-    gets=counts,
-    bottleneck=names,
-    stages=st.lists(stage_estimates, max_size=3).map(tuple),
-)
-solver_reports = st.builds(
-    SolverReport,
-    name=names,
-    status=st.sampled_from(Optimality),
-    objective=seconds,
-    gap=st.none() | seconds,
-    solve_s=seconds,
-    bound=st.none() | seconds,
-)
-
-
-@st.composite
-def plans(draw: st.DrawFn) -> Plan:
-    cuts = sorted(draw(st.sets(st.integers(1, 40), min_size=1, max_size=5)))
-    stages = tuple(
-        Stage(
-            first=first,
-            stop=stop,
-            size=draw(names),
-            memory_mb=draw(st.integers(1, 20_000)),
-            recompute=draw(st.booleans()),
-            layers=tuple(draw(st.lists(names, max_size=3))),
-        )
-        for first, stop in zip([0, *cuts], cuts, strict=False)
-    )
-    micro_batch, replicas = draw(st.integers(1, 8)), draw(st.integers(1, 8))
-    sync, wire = draw(st.sampled_from(Sync)), draw(st.sampled_from(Wire))
-    divisible = sync.shares_sums and wire is not Wire.FP16
-    return Plan(
-        global_batch=micro_batch * replicas * draw(st.integers(1, 8)),
-        micro_batch=micro_batch,
-        replicas=replicas,
-        schedule=draw(st.sampled_from(ScheduleKind)),
-        sync=sync,
-        wire=wire,
-        shard_optimizer=divisible and draw(st.booleans()),
-        stages=stages,
-        optimizer=draw(st.sampled_from(OptimizerKind)),
-        estimate=draw(st.none() | estimates),
-        solver=draw(st.none() | solver_reports),
-    )
-
-
-training_specs = st.builds(
-    TrainingSpec,
-    global_batch=st.integers(1, 4096),
-    optimizer=st.sampled_from(OptimizerKind),
-    wire=st.sampled_from(Wire),
-    recompute=st.sampled_from(Recompute),
-    schedule=st.none() | st.sampled_from(ScheduleKind),
-    replicas=st.none() | st.lists(st.integers(1, 64), max_size=4).map(tuple),
-    time_value=seconds,
-    deadline_s=st.none() | st.floats(1e-6, 1e6),
-)
+from tests.core.values import plans, platforms, profiles, training_specs
 
 
 @given(st.one_of(profiles(), platforms(), plans(), training_specs))
