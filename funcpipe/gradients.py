@@ -62,6 +62,7 @@ class FlatGradient:
         self._extra_dtypes = [extra.dtype for extra in extras]
         self._number = {id(parameter): i for i, parameter in enumerate(self.layout.parameters)}
         self._flat = block(self.layout.elements * self.layout.dtype.itemsize).view(self.layout.dtype)
+        self._places = [self._place(number) for number in range(len(self.layout.parameters))]
         self._backward: _LastBackward | None = None
         for parameter in self.layout.parameters:
             parameter.register_post_accumulate_grad_hook(self._made)  # type: ignore[no-untyped-call]
@@ -78,7 +79,6 @@ class FlatGradient:
             self._backward.join()  # that of a step which was given up
             self._backward = None
         self._flat.fill_(_NO_GRADIENT)
-        self._places = [self._place(number) for number in range(len(self.layout.parameters))]
         self._touched = [False] * len(self._places)
         self._taken = [False] * len(self._places)
         for parameter, place in zip(self.layout.parameters, self._places, strict=True):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-settings.register_profile("funcpipe", deadline=None, max_examples=50)  # no test is about time
+settings.register_profile("funcpipe", deadline=None)  # no test is about time
 settings.register_profile("quick", settings.get_profile("funcpipe"), max_examples=20)  # what `make check` asks for
 settings.load_profile("funcpipe")
 torch.set_num_threads(1)  # as in functions: more threads than free processors make torch many times slower

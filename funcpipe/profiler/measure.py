@@ -80,7 +80,7 @@ def measure_here(stage: StageModule, values: Mapping[str, Tensor], loss: Loss | 
     """Time a layer in this process: one run is dropped, one tells the memory, `repeats` are timed.
 
     The gradients that come from the layers behind are ones. Gradients are added to the parameters as in training, and
-    as there forwards come before other forwards' backwards, in whose cache nothing is left of what they saved.
+    as there several forwards come before their backwards, so that what they saved has left the processor's cache.
     """
     for _ in range(2):
         trial = _Trial(stage, values, loss)
@@ -91,8 +91,8 @@ def measure_here(stage: StageModule, values: Mapping[str, Tensor], loss: Loss | 
     forward_s: list[float] = []
     backward_s: list[float] = []
     in_flight = min(repeats, 1 + _CACHE_BYTES // max(kept, 1))
+    trials: deque[_Trial] = deque()
     while len(forward_s) < repeats:
-        trials: deque[_Trial] = deque()
         for _ in range(min(in_flight, repeats - len(forward_s))):
             trials.append(_Trial(stage, values, loss))
             forward_s.append(_seconds(trials[-1].forward))
@@ -108,8 +108,7 @@ class _Trial:
     def __init__(self, stage: StageModule, values: Mapping[str, Tensor], loss: Loss | None) -> None:
         self._stage = stage
         self._loss = loss if stage.is_last else None
-        own = {name: values[name].clone() for name in stage.receives}
-        self._given = _leaves(stage, {**values, **own})
+        self._given = _leaves(stage, {**values, **{name: values[name].clone() for name in stage.receives}})
 
     def forward(self) -> None:
         """Run the layer; what it makes and saves is kept."""

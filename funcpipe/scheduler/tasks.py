@@ -116,7 +116,7 @@ RESOURCES = {kind: kind.resource for kind in Kind}
 OPEN = frozenset({Kind.PUT_SPLIT, Kind.GET_SPLIT, Kind.PUT_MERGED, Kind.GET_MERGED})
 """Transfers whose requests are open side by side: they take their lane only while their body moves."""
 UNORDERED = OPEN | GETS
-"""Transfers that have no place in the order of their lane: what has come first is read first."""
+"""Transfers that have no place in the order of their lane: they take it when they can move and it is free."""
 
 _KINDS = {kind.value: kind for kind in Kind}
 _TASK = re.compile(
