@@ -31,9 +31,9 @@ the function lies without gaps (experiments/model_table.py).
 
 def buffer_copies(replicas: int) -> float:
     """How often a function that synchronises holds its gradients besides the flat vector in which they are made: its
-    own split of all the others, two messages that go out and one that comes in.
+    own split of all others and the messages in which it came, (d - 1)/d each, and two messages that go out, 1/d each.
     """
-    return 1 + 2 / replicas if replicas > 1 else 0
+    return 2 if replicas > 1 else 0
 
 
 def memory_use(loads: Loads, setting: Setting, held: Array | float) -> MemoryUse:

@@ -145,8 +145,9 @@ def test_a_stage_keeps_its_own_copy_of_what_another_stage_saved_first() -> None:
 def test_copies_of_the_parameters(kind: OptimizerKind, copies: int) -> None:
     alone = replace(plan((0, 3, "1024MB", False)), optimizer=kind)
     assert evaluate(alone, PROFILE, SPEC).stages[0].state_bytes == copies * 24_000_000 + 3000
-    shared = replace(plan((0, 3, "1024MB", False), replicas=2), optimizer=kind)
-    assert evaluate(shared, PROFILE, SPEC).stages[0].state_bytes == (copies + 2) * 24_000_000 + 3000
+    for replicas in (2, 4):
+        shared = replace(plan((0, 3, "1024MB", False), replicas=replicas), optimizer=kind)
+        assert evaluate(shared, PROFILE, SPEC).stages[0].state_bytes == (copies + 2) * 24_000_000 + 3000
 
 
 def test_a_divided_optimiser_is_kept_once_by_all_replicas_together() -> None:
