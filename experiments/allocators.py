@@ -17,10 +17,10 @@ from statistics import median
 
 import torch
 
-from funcpipe import allocator
 from funcpipe.core import MB
-from funcpipe.probe.exercise import exercise, peak_bytes
+from funcpipe.platforms import allocator
 from funcpipe.profiler.live import live_bytes
+from funcpipe.profiler.remote.exercise import exercise, peak_bytes
 
 MODELS = ("simulator_real", "models.resnet", "models.unet", "models.densenet", "models.mobilenet")
 ALLOCATORS = ("glibc", "glibc, one heap", "tcmalloc")

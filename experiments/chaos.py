@@ -20,20 +20,20 @@ from torch import Tensor, nn
 
 from experiments.cuts import even_stages
 from experiments.faults import STORAGE_FAULTS, Fate, Fault, Faulty, Threads
-from funcpipe.comm.keys import Keys
+from funcpipe.client.job import Care, Job
+from funcpipe.client.launch import launch, launch_detached
+from funcpipe.client.results import Progress
 from funcpipe.core import Life, Plan, ScheduleKind, Sync, Wire
 from funcpipe.errors import FuncPipeError
-from funcpipe.graph import trace
-from funcpipe.job import Care, Job
-from funcpipe.launch import launch, launch_detached
-from funcpipe.life.functions import started
-from funcpipe.life.records import find_run
-from funcpipe.life.resume import recover
+from funcpipe.model.graph import trace
 from funcpipe.platforms.base import State
 from funcpipe.platforms.catalog import load_spec
-from funcpipe.platforms.memory import MemoryStorage
 from funcpipe.platforms.wrappers import Retried
-from funcpipe.results import Progress
+from funcpipe.runstate.functions import started
+from funcpipe.runstate.generations import find_run
+from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.resume import recover
+from funcpipe.testing.memory_storage import MemoryStorage
 
 STAGES, REPLICAS, SAMPLES, EPOCHS = 3, 2, 24, 3
 DEADLINE_S = 60.0

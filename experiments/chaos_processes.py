@@ -29,12 +29,12 @@ from experiments.cuts import even_stages
 from experiments.faults import Fault
 from experiments.processes import children, functions_of, hosts_of, runs
 from funcpipe import FuncPipe
+from funcpipe.client.control import clean
+from funcpipe.client.job import Care
+from funcpipe.client.results import RunResult
 from funcpipe.core import Life, Plan
 from funcpipe.errors import FuncPipeError
-from funcpipe.job import Care
 from funcpipe.platforms.catalog import open_platform, open_storage
-from funcpipe.results import RunResult
-from funcpipe.supervision import clean
 
 FAULTS = (Fault.KILL, Fault.SLEEP, Fault.CLIENT)
 RUN = "chaos"

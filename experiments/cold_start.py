@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from funcpipe.allocator import environment
+from funcpipe.platforms.allocator import environment
 
 STEPS = ("interpreter", "torch", "funcpipe", "storage", "bundle, optimiser", "first task", "first step")
 
@@ -54,7 +54,7 @@ def start(payload: Path) -> tuple[list[float], list[float]]:
 
 
 def function(payload: str) -> list[tuple[float, float]]:
-    """Do what `funcpipe.invocation.main` does; the moment after each step, in wall and processor time."""
+    """Do what `funcpipe.worker.invocation.main` does; the moment after each step, in wall and processor time."""
     moments = [(time.time(), time.process_time())]
 
     def note() -> None:
@@ -63,12 +63,13 @@ def function(payload: str) -> list[tuple[float, float]]:
     import torch
 
     note()
-    from funcpipe import allocator, eager
     from funcpipe.core import WorkerSpec, from_text
-    from funcpipe.worker import Worker
+    from funcpipe.platforms import allocator
+    from funcpipe.worker import eager
+    from funcpipe.worker.loop import Worker
 
     note()
-    from funcpipe.platforms.catalog import open_storage
+    from funcpipe.platforms.catalog import open_platform, open_storage
 
     spec = from_text(WorkerSpec, payload, source=payload)
     allocator.settle()
@@ -76,7 +77,7 @@ def function(payload: str) -> list[tuple[float, float]]:
     torch.set_num_threads(1)
     storage = open_storage(spec.storage)
     note()
-    worker = Worker(spec, storage)
+    worker = Worker(spec, storage, open_platform)
     note()
     forward = worker.computation.forward
     seen: list[bool] = []
@@ -101,12 +102,12 @@ def prepare(url: str) -> str:
 
     from experiments.models import digits
     from funcpipe.api import FuncPipe
-    from funcpipe.comm.keys import Keys
+    from funcpipe.client.job import Job
+    from funcpipe.client.upload import upload
     from funcpipe.core import to_text
-    from funcpipe.graph import trace
-    from funcpipe.job import Job
+    from funcpipe.model.graph import trace
     from funcpipe.platforms.catalog import load_spec, open_storage
-    from funcpipe.upload import upload
+    from funcpipe.runstate.keys import Keys
 
     torch.manual_seed(0)
     model = digits.model()

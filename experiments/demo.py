@@ -14,8 +14,8 @@ from experiments.cuts import even_cuts
 from funcpipe import FuncPipe
 from funcpipe.cli import render
 from funcpipe.core import write, write_trace
-from funcpipe.partitioner.pins import Pins
-from funcpipe.report import compare
+from funcpipe.partitioner.problem.pins import Pins
+from funcpipe.report.compare import compare
 
 SETTINGS = {"digits": {"micro_batch": 8, "epochs": 6}, "characters": {"micro_batch": 16, "epochs": 1}}
 

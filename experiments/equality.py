@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from experiments.models import characters, digits
 from funcpipe import FuncPipe
 from funcpipe.core import OptimizerKind, Plan, ScheduleKind, Stage, Sync, Wire
-from funcpipe.data import Batches
-from funcpipe.graph import trace
-from funcpipe.verify import train_in_one_process
+from funcpipe.model.graph import trace
+from funcpipe.training.data import Batches
+from funcpipe.training.verify import train_in_one_process
 
 SHAPES = ((1, 1), (3, 1), (1, 3), (2, 2), (3, 2))
 STEPS = 20

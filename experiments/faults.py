@@ -11,9 +11,9 @@ from enum import Enum
 from funcpipe.core import Invocation, Plan, PlatformSpec, WorkerSpec, from_text, to_text
 from funcpipe.errors import FuncPipeError, KeyMissing, PlatformError, StorageBusy, StorageError
 from funcpipe.platforms.base import OPEN, Cause, Gate, Handle, Platform, State, Status, Storage
-from funcpipe.platforms.memory import MemoryStorage
 from funcpipe.platforms.wrappers import Counted, Retried
-from funcpipe.worker import live
+from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.worker.loop import live
 
 
 class Fault(Enum):

@@ -21,15 +21,16 @@ import xxhash
 from torch import Tensor, nn
 
 from experiments.chaos import job
-from funcpipe.comm import codec, notes
-from funcpipe.comm.keys import Keys
+from funcpipe.comm import codec
 from funcpipe.core import Heartbeat, Manifest, ModelProfile, Plan, from_text, to_text
 from funcpipe.errors import FuncPipeError
-from funcpipe.life import state as states
-from funcpipe.life.checkpoints import Checkpoints
-from funcpipe.life.state import put_back, take
-from funcpipe.norms import GradientNorm
-from funcpipe.platforms.memory import MemoryStorage
+from funcpipe.runstate import documents as notes
+from funcpipe.runstate.checkpoints import Checkpoints
+from funcpipe.runstate.keys import Keys
+from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.training import state as states
+from funcpipe.training.norms import GradientNorm
+from funcpipe.training.state import put_back, take
 
 ROOT = Path(__file__).parents[1]
 READ = "read"
@@ -60,7 +61,7 @@ def targets() -> Mapping[str, Target]:
     optimizer.step()
     Checkpoints(storage, Keys("run-1")).save(0, 1, take(net, optimizer, GradientNorm()), writer="w")
     (manifest_key,) = [key for key in storage.list("run-1/") if key.endswith(".json")]
-    manifest = notes.get_note(storage, Manifest, manifest_key)
+    manifest = notes.get_document(storage, Manifest, manifest_key)
     return {
         "codec": Target(tuple(bytes(codec.encode(m)) for m in messages), _decode, _seal_message),
         "codec, unsealed": Target(tuple(bytes(codec.encode(m)) for m in messages), _decode),

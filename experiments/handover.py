@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from experiments.cuts import even_stages
 from funcpipe import FuncPipe
+from funcpipe.client.job import Care
+from funcpipe.client.results import RunResult
 from funcpipe.core import Event, Life, Outcome, Plan, ScheduleKind, Sync, Wire
-from funcpipe.graph import trace
-from funcpipe.job import Care
-from funcpipe.partitioner.cost import hand_over_time_s
+from funcpipe.model.graph import trace
+from funcpipe.partitioner.cost.evaluate import hand_over_time_s
 from funcpipe.platforms.catalog import load_spec
-from funcpipe.results import RunResult
 
 SAMPLES, EPOCHS, STEPS = 80, 20, 200
 STEP_S = 0.1

@@ -17,10 +17,10 @@ from experiments.limited import burn, fill, live, move
 from experiments.models import digits
 from funcpipe import FuncPipe
 from funcpipe.core import MB, FunctionSize, PlatformSpec, ProbeSpec
-from funcpipe.partitioner.pins import Pins
+from funcpipe.partitioner.problem.pins import Pins
 from funcpipe.platforms.base import Handle, State, Status
 from funcpipe.platforms.catalog import load_spec
-from funcpipe.platforms.local import LocalPlatform, local_functions
+from funcpipe.platforms.local.platform import LocalPlatform, local_functions
 
 LIFETIME_S = 2.0
 

@@ -23,14 +23,14 @@ from torch import nn
 from experiments.model_zoo import ZOO, Samples
 from funcpipe import FuncPipe
 from funcpipe.core import ModelProfile, OptimizerKind, Plan, PlatformSpec, ScheduleKind, Stage, Sync, Wire
-from funcpipe.data import Batches, MapDataset, load
 from funcpipe.errors import FuncPipeError
-from funcpipe.graph import LayerGraph, trace
-from funcpipe.graph.tree import rebuild
-from funcpipe.partitioner.cost import evaluate
+from funcpipe.model.graph import LayerGraph, trace
+from funcpipe.model.graph.tree import rebuild
+from funcpipe.partitioner.cost.evaluate import evaluate
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.profiler import profile
-from funcpipe.verify import train_in_one_process
+from funcpipe.training.data import Batches, MapDataset, load
+from funcpipe.training.verify import train_in_one_process
 
 STAGES, MICRO_BATCHES, STEPS, SEED = 3, 2, 6, 0
 optimizer: Callable[..., torch.optim.Optimizer] = partial(torch.optim.SGD, lr=0.01)

@@ -19,8 +19,8 @@ from botocore.config import Config
 
 from funcpipe.platforms.base import OPEN, Gate, Storage
 from funcpipe.platforms.catalog import open_storage
-from funcpipe.platforms.memory import MemoryStorage
-from funcpipe.platforms.throttle import OwnPace, Throttled
+from funcpipe.platforms.local.throttle import OwnPace, Throttled
+from funcpipe.testing.memory_storage import MemoryStorage
 
 MB = 1_000_000
 PARTS = (1, 2, 4, 8)

@@ -20,10 +20,10 @@ from rich.table import Table
 from experiments.planner_profiles import SHAPES, platform, profile
 from funcpipe.core import ModelProfile, Optimality, Plan, PlatformSpec, ScheduleKind, Sync, TrainingSpec
 from funcpipe.errors import FuncPipeError
-from funcpipe.partitioner.exact import exact
-from funcpipe.partitioner.front import pareto_front
-from funcpipe.partitioner.problem import Problem
-from funcpipe.partitioner.solvers import gurobi, highs, scip
+from funcpipe.partitioner.analysis.front import pareto_front
+from funcpipe.partitioner.mip.solvers import gurobi, highs, scip
+from funcpipe.partitioner.problem.problem import Problem
+from funcpipe.partitioner.search.exact import exact
 
 BATCH = 64  # with micro-batches of 4: 1, 2, 4, 8 or 16 replicas
 TIME_VALUES = (0.0, 3.84, 30.72, 245.76)

@@ -27,10 +27,11 @@ from torch.utils.data import TensorDataset
 from experiments.equality import even_plan
 from experiments.models import digits
 from funcpipe import FuncPipe
+from funcpipe.client.job import Job
+from funcpipe.client.launch import launch
+from funcpipe.client.results import Progress, RunResult
 from funcpipe.core import Plan
-from funcpipe.graph import trace
-from funcpipe.job import Job
-from funcpipe.launch import launch
+from funcpipe.model.graph import trace
 from funcpipe.platforms.aliyun.account import Account as AliyunAccount
 from funcpipe.platforms.aliyun.deployment import Deployer as AliyunDeployer
 from funcpipe.platforms.aliyun.functions import AliyunPlatform
@@ -42,9 +43,8 @@ from funcpipe.platforms.aws.image import lambda_package
 from funcpipe.platforms.aws.template import Shape
 from funcpipe.platforms.base import Platform
 from funcpipe.platforms.catalog import load_spec, open_storage
-from funcpipe.platforms.docker import Docker
-from funcpipe.platforms.polling import Polling
-from funcpipe.results import Progress, RunResult
+from funcpipe.platforms.shared.docker import Docker
+from funcpipe.platforms.shared.polling import Polling
 from tests.cloud_emulation.aliyun import aliyun_cloud
 from tests.cloud_emulation.aws import aws_cloud
 from tests.cloud_emulation.docker import RegistryDocker

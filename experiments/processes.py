@@ -16,7 +16,7 @@ def functions_of(client: int) -> list[int]:
 
 def hosts_of(client: int) -> list[int]:
     """The hosts of local functions that `client` has started."""
-    return [pid for pid in children(client) if b"funcpipe.platforms.host" in _read(pid, "cmdline")]
+    return [pid for pid in children(client) if b"funcpipe.platforms.local.host" in _read(pid, "cmdline")]
 
 
 def runs(pid: int) -> bool:

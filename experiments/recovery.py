@@ -19,14 +19,14 @@ import torch
 from experiments import handover
 from experiments.processes import functions_of
 from funcpipe import FuncPipe
+from funcpipe.client.job import Care
+from funcpipe.client.results import Progress, RunResult
 from funcpipe.core import Life, ModelProfile, TrainingSpec, read
-from funcpipe.job import Care
 from funcpipe.partitioner.optimize import optimize
 from funcpipe.platforms.catalog import load_spec
-from funcpipe.predict import step_shape, task_cost
-from funcpipe.results import Progress, RunResult
+from funcpipe.report.predict import step_shape, task_cost
 from funcpipe.scheduler.graph import build_graph
-from funcpipe.scheduler.simulate import simulate
+from funcpipe.scheduler.simulator.simulate import simulate
 
 PROFILE = Path(__file__).parent / "profiles" / "amoebanet-d18.json"
 EVERY = 10

@@ -15,8 +15,8 @@ from experiments.cuts import even_cuts
 from experiments.models import digits
 from funcpipe import FuncPipe
 from funcpipe.core import ModelProfile, Plan
-from funcpipe.partitioner.pins import Pins
-from funcpipe.report import compare
+from funcpipe.partitioner.problem.pins import Pins
+from funcpipe.report.compare import compare
 
 MICRO_BATCH, GLOBAL_BATCH, EPOCHS = 8, 64, 3
 

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from funcpipe import FuncPipe
+from funcpipe.client.results import RunResult
 from funcpipe.core import MB, ModelProfile, OptimizerKind, Plan, Resource, ScheduleKind, Stage, Sync, Wire
-from funcpipe.partitioner.cost import evaluate
+from funcpipe.partitioner.cost.evaluate import evaluate
 from funcpipe.platforms.catalog import load_spec
-from funcpipe.results import RunResult
 
 WIDTH, LAYERS, MICRO_BATCH, STEPS = 2048, 6, 4, 6
 SIZE = "4096MB"

@@ -11,9 +11,9 @@ from dataclasses import replace
 from statistics import median
 
 from funcpipe.core import LayerProfile, ModelProfile, Plan, PlatformSpec, ScheduleKind, Stage, Sync, TensorProfile, Wire
-from funcpipe.partitioner.cost import evaluate
+from funcpipe.partitioner.cost.evaluate import evaluate
 from funcpipe.platforms.catalog import load_spec
-from funcpipe.predict import forecast
+from funcpipe.report.predict import forecast
 
 Case = tuple[Plan, ModelProfile, PlatformSpec]
 MICRO_BATCH = 4

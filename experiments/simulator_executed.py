@@ -16,11 +16,11 @@ from statistics import median
 
 from experiments.synthetic import run
 from funcpipe.core import Resource, ScheduleKind, Sync, TensorProfile, find_routes, write_side_by_side
-from funcpipe.gantt import draw
-from funcpipe.report import typical_step
-from funcpipe.scheduler.costs import Cost
+from funcpipe.report.compare import typical_step
+from funcpipe.report.gantt import draw
 from funcpipe.scheduler.graph import StepShape, build_graph
-from funcpipe.scheduler.simulate import simulate
+from funcpipe.scheduler.simulator.costs import Cost
+from funcpipe.scheduler.simulator.simulate import simulate
 from funcpipe.scheduler.tasks import Kind, Task
 
 STEPS = 2

@@ -1,6 +1,6 @@
 """How many tasks a second the simulator plays, on one core: a step of 64 stages, 16 replicas and 64 micro-batches each.
 
-Three rates: making the graph, playing it under different conditions, and writing out the events for a trace.
+Three rates: making the graph, playing it under different disturbances, and writing out the events for a trace.
 """
 
 import argparse
@@ -10,23 +10,23 @@ from functools import partial
 from typing import TypeVar
 
 from funcpipe.core import Resource, ScheduleKind, Sync, TensorProfile, find_routes
-from funcpipe.scheduler.conditions import Conditions, Failure
-from funcpipe.scheduler.costs import Cost, costs_of
 from funcpipe.scheduler.graph import StepShape, build_graph
-from funcpipe.scheduler.simulate import play
+from funcpipe.scheduler.simulator.costs import Cost, costs_of
+from funcpipe.scheduler.simulator.disturbances import Disturbances, Failure
+from funcpipe.scheduler.simulator.simulate import play
 from funcpipe.scheduler.tasks import Task
 
 T = TypeVar("T")
 LINK_BYTES_S, BODY_BYTES, LATENCY_S = 70e6, 2_000_000, 0.04
-CONDITIONS = {
-    "nothing shared": Conditions(),
-    "noise, cold starts, a straggler": Conditions(
+DISTURBANCES = {
+    "nothing shared": Disturbances(),
+    "noise, cold starts, a straggler": Disturbances(
         compute_jitter=0.1, transfer_jitter=0.3, cold_start_s=2.5, cold_start_jitter=0.5, stragglers={(0, 0): 1.5}
     ),
-    "contention": Conditions(contention=1.2),
-    "a shared link": Conditions(shared_bytes_s=2e9),
-    "a death": Conditions(failures=(Failure(worker=(0, 0), at_s=30.0, restart_s=2.5),)),
-    "contention, shared link and cores": Conditions(contention=1.2, shared_bytes_s=2e9, shared_cores=512),
+    "contention": Disturbances(contention=1.2),
+    "a shared link": Disturbances(shared_bytes_s=2e9),
+    "a death": Disturbances(failures=(Failure(worker=(0, 0), at_s=30.0, restart_s=2.5),)),
+    "contention, shared link and cores": Disturbances(contention=1.2, shared_bytes_s=2e9, shared_cores=512),
 }
 
 
@@ -42,8 +42,8 @@ def main() -> None:
     print(f"{options.stages} stages x {options.replicas} replicas x {options.micro_batches} micro-batches each")
     line("graph", len(graph.tasks), graph_s)
     line("costs", len(graph.tasks), costs_s)
-    for name, conditions in CONDITIONS.items():
-        timeline, play_s = timed(partial(play, graph, costs, conditions=conditions))
+    for name, disturbances in DISTURBANCES.items():
+        timeline, play_s = timed(partial(play, graph, costs, disturbances=disturbances))
         line(f"play: {name}", len(graph.tasks), play_s, f"iteration {timeline.duration_s:.1f} s")
     trace, trace_s = timed(lambda: timeline.trace(run="rate"))
     line("trace", len(trace.events), trace_s)

@@ -21,11 +21,11 @@ from torch.nn import functional as F
 from experiments.cuts import even_cuts
 from experiments.models.digits import Residual, optimizer
 from funcpipe import FuncPipe
+from funcpipe.client.site import Site, open_site
 from funcpipe.core import MB, ModelProfile, Plan, Recompute, ScheduleKind
-from funcpipe.partitioner.cost import evaluate
-from funcpipe.partitioner.pins import Pins
-from funcpipe.report import compare
-from funcpipe.site import Site, open_site
+from funcpipe.partitioner.cost.evaluate import evaluate
+from funcpipe.partitioner.problem.pins import Pins
+from funcpipe.report.compare import compare
 
 MICRO_BATCH, MICRO_BATCHES, WIDTH, BLOCKS, PIXELS = 8, 8, 32, 12, 32
 REPEATS = 40

@@ -7,10 +7,10 @@ computation that it follows. `held` is the most micro-batches that any stage has
 import argparse
 
 from funcpipe.core import ScheduleKind, Sync, TensorProfile, find_routes
-from funcpipe.scheduler.costs import Cost, costs_of
 from funcpipe.scheduler.graph import StepShape, build_graph
 from funcpipe.scheduler.schedules import in_flight
-from funcpipe.scheduler.simulate import play
+from funcpipe.scheduler.simulator.costs import Cost, costs_of
+from funcpipe.scheduler.simulator.simulate import play
 from funcpipe.scheduler.tasks import Kind, Task
 
 FORWARD_S, BACKWARD_S = 1.0, 2.0

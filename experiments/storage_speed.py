@@ -14,13 +14,13 @@ from functools import partial
 import torch
 
 from funcpipe.comm import codec
+from funcpipe.comm.arrival_estimator import ArrivalEstimator
 from funcpipe.comm.channel import Channel
-from funcpipe.comm.patience import Patience
 from funcpipe.core import Wire
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import open_storage
-from funcpipe.platforms.memory import MemoryStorage
-from funcpipe.platforms.throttle import OwnPace, Throttled
+from funcpipe.platforms.local.throttle import OwnPace, Throttled
+from funcpipe.testing.memory_storage import MemoryStorage
 
 VALUES = 16_000_000
 
@@ -85,7 +85,7 @@ def coding() -> None:
 
 def overhead() -> None:
     store = MemoryStorage()
-    channel = Channel(store, Patience(deadline_s=10), cancel=threading.Event())
+    channel = Channel(store, ArrivalEstimator(deadline_s=10), cancel=threading.Event())
     small = {"x": torch.randn(64)}
     message = bytes(codec.encode(small))
     put_s = best(lambda: channel.put("k", small), 2000) - best(lambda: store.put("k", message), 2000)

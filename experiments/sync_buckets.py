@@ -12,9 +12,9 @@ from dataclasses import replace
 from experiments.sync_links import Links
 from experiments.sync_speed import run
 from experiments.sync_ways import Way
-from funcpipe.comm.scatter_reduce import open_downloads
+from funcpipe.comm.collectives import open_downloads
 from funcpipe.core import Streams, Sync
-from funcpipe.partitioner.sync_forms import exposed_s
+from funcpipe.partitioner.cost.sync_forms import exposed_s
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from experiments.sync_links import Links, play
 from experiments.sync_picture import draw
 from experiments.sync_speed import run
 from experiments.sync_ways import FASTEST, Way, ways
-from funcpipe.comm.scatter_reduce import Move, open_downloads
+from funcpipe.comm.collectives import Move, open_downloads
 from funcpipe.core import Event, Resource, Sync
 
 UPLOADS = (Move.PUT_SPLIT, Move.PUT_MERGED)

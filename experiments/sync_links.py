@@ -9,7 +9,7 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from funcpipe.comm.scatter_reduce import Move, Pattern, Transfer, transfers
+from funcpipe.comm.collectives import Move, Pattern, Transfer, transfers
 
 
 @dataclass(frozen=True)

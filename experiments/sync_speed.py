@@ -29,21 +29,21 @@ from experiments.sampling import sampled, show
 from experiments.sync_links import Links, duration_s
 from experiments.sync_picture import draw
 from experiments.sync_ways import WAYS, Way, ways
+from funcpipe.comm.arrival_estimator import ArrivalEstimator
 from funcpipe.comm.channel import Channel
-from funcpipe.comm.patience import Patience
-from funcpipe.comm.pieces import Pieces
-from funcpipe.comm.scatter_reduce import open_downloads, transfers
+from funcpipe.comm.collectives import open_downloads, transfers
+from funcpipe.comm.gradient_chunks import GradientChunks
 from funcpipe.core import Event, Resource, Routes, ScheduleKind
-from funcpipe.partitioner.sync_forms import limit_s
+from funcpipe.partitioner.cost.sync_forms import limit_s
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import open_storage
-from funcpipe.platforms.files import FileStorage
-from funcpipe.platforms.throttle import OwnPace, Pace, SharedPace, Throttled
+from funcpipe.platforms.local.files import FileStorage
+from funcpipe.platforms.local.throttle import OwnPace, Pace, SharedPace, Throttled
 from funcpipe.platforms.wrappers import Counted
-from funcpipe.scheduler.execute import Outcome, execute
+from funcpipe.scheduler.execute import TaskResult, execute
 from funcpipe.scheduler.graph import Graph, StepShape, build_graph
 from funcpipe.scheduler.tasks import OPEN, Kind, Task
-from funcpipe.synchronisation import Synchronisation
+from funcpipe.worker.synchronisation import Synchronisation
 
 DEADLINE_S = 120.0
 
@@ -173,7 +173,7 @@ def _repeat(
 ) -> tuple[list[tuple[float, float]], float, tuple[int, int, int, int, int], tuple[Event, ...]]:
     store = Counted(_store(way, replica, folder))
     cancel = threading.Event()
-    channel = Channel(store, Patience(deadline_s=DEADLINE_S), cancel=cancel)
+    channel = Channel(store, ArrivalEstimator(deadline_s=DEADLINE_S), cancel=cancel)
     graph = _graph(way, replica)
     vector = torch.empty(way.gradient_bytes // 4)
     times: list[tuple[float, float]] = []
@@ -182,13 +182,13 @@ def _repeat(
     for step in range(repeat + 1):
         vector.fill_(float(replica + 1) if replica < way.replicas else 0.0)
         doer = Synchronisation(channel, way.pattern, replica, _key_of(folder.name, step))
-        pieces = Pieces(vector, way.pattern)
+        pieces = GradientChunks(vector, way.pattern)
 
-        def run_task(task: Task, doer: Synchronisation = doer, pieces: Pieces = pieces) -> Outcome:
+        def run_task(task: Task, doer: Synchronisation = doer, pieces: GradientChunks = pieces) -> TaskResult:
             if task.kind in (Kind.BUCKET, Kind.BACKWARD):
                 time.sleep(way.backward_s / way.pattern.streams.rounds)
             moves = task.kind in OPEN or task.kind is Kind.MERGE
-            return doer.run(task, pieces) if moves else Outcome()
+            return doer.run(task, pieces) if moves else TaskResult()
 
         if replica == 0 and step > 1:  # all have read what was there two steps ago
             _delete(_unthrottled(way, folder), f"{folder.name}/{step - 2}/")

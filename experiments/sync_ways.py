@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from experiments.sync_links import Links
-from funcpipe.comm.scatter_reduce import Pattern, pattern
+from funcpipe.comm.collectives import Pattern, pattern
 from funcpipe.core import Streams, Sync
-from funcpipe.partitioner.formulas import sync_time_s
-from funcpipe.partitioner.sync_forms import candidates, parameter_server_s, requests_each
+from funcpipe.partitioner.cost.formulas import sync_time_s
+from funcpipe.partitioner.cost.sync_forms import candidates, parameter_server_s, requests_each
 
 FASTEST = "fastest"
 MOST_PUTS = 20

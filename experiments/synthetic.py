@@ -12,16 +12,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
+from funcpipe.comm.arrival_estimator import ArrivalEstimator
 from funcpipe.comm.channel import Channel
-from funcpipe.comm.patience import Patience
 from funcpipe.core import Event, Source, Trace
 from funcpipe.platforms.base import OPEN as AT_ONCE
 from funcpipe.platforms.base import Gate
-from funcpipe.platforms.memory import MemoryStorage
-from funcpipe.scheduler.costs import Cost
-from funcpipe.scheduler.execute import Outcome, execute
+from funcpipe.scheduler.execute import TaskResult, execute
 from funcpipe.scheduler.graph import Graph
+from funcpipe.scheduler.simulator.costs import Cost
 from funcpipe.scheduler.tasks import OPEN, Task, source_of
+from funcpipe.testing.memory_storage import MemoryStorage
 
 MESSAGE = {"x": torch.zeros(1)}
 DEADLINE_S = 60.0
@@ -56,17 +56,19 @@ class _Lanes:
     def __init__(self, storage: MemoryStorage, cost: Callable[[Task], Cost], cancel: threading.Event) -> None:
         self._cost = cost
         self._slow = _Slow(storage)
-        self._channel = Channel(self._slow, Patience(deadline_s=DEADLINE_S, most_s=LONGEST_PAUSE_S), cancel=cancel)
+        self._channel = Channel(
+            self._slow, ArrivalEstimator(deadline_s=DEADLINE_S, most_s=LONGEST_PAUSE_S), cancel=cancel
+        )
 
-    def of_step(self, step: int) -> Callable[[Task], Outcome]:
+    def of_step(self, step: int) -> Callable[[Task], TaskResult]:
         """What does the tasks of `step`."""
 
-        def do(task: Task) -> Outcome:
+        def do(task: Task) -> TaskResult:
             cost = self._cost(task)
             body_s = cost.payload_bytes / cost.link_bytes_s if cost.link_bytes_s else 0.0
             if not (task.kind.is_put or task.kind.is_get):
                 time.sleep(cost.seconds + body_s)
-                return Outcome()
+                return TaskResult()
             key = f"{step}/{task if task.kind.is_put else source_of(task)}"
             is_open = task.kind in OPEN
             takes_s = (cost.seconds, body_s) if is_open else (0.0, cost.seconds + body_s)
@@ -76,8 +78,8 @@ class _Lanes:
                     self._channel.put_series(key, (MESSAGE,))
                 else:
                     self._channel.put(key, MESSAGE)
-                return Outcome(round(cost.payload_bytes))
-            return Outcome(round(cost.payload_bytes), self._channel.get(key).waited_s)
+                return TaskResult(round(cost.payload_bytes))
+            return TaskResult(round(cost.payload_bytes), self._channel.get(key).waited_s)
 
         return do
 

@@ -18,21 +18,21 @@ from statistics import mean
 
 import torch
 
+from funcpipe.comm.arrival_estimator import ArrivalEstimator
 from funcpipe.comm.channel import Channel
-from funcpipe.comm.patience import Patience
-from funcpipe.comm.pieces import Pieces
-from funcpipe.comm.scatter_reduce import pattern
+from funcpipe.comm.collectives import pattern
+from funcpipe.comm.gradient_chunks import GradientChunks
 from funcpipe.core import Resource, Routes, ScheduleKind, Streams, Sync, TensorProfile, find_routes
 from funcpipe.platforms.base import OPEN as ALWAYS
 from funcpipe.platforms.base import Gate, Storage
 from funcpipe.platforms.catalog import load_spec
-from funcpipe.platforms.memory import MemoryStorage
-from funcpipe.platforms.throttle import OwnPace, Throttled
+from funcpipe.platforms.local.throttle import OwnPace, Throttled
 from funcpipe.platforms.wrappers import Counted
-from funcpipe.scheduler.execute import Outcome, execute
+from funcpipe.scheduler.execute import TaskResult, execute
 from funcpipe.scheduler.graph import Graph, StepShape, build_graph
 from funcpipe.scheduler.tasks import OPEN, Kind, Task, source_of
-from funcpipe.synchronisation import Synchronisation
+from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.worker.synchronisation import Synchronisation
 
 STAGES, REPLICAS, MICRO_BATCHES = 3, 2, 8
 OPEN_REQUESTS = 4
@@ -202,7 +202,7 @@ class Worker:
         self.forget = forget
         self.asked = Asked(store, log)
         self.counted = Counted(self.asked)
-        self.channel = Channel(self.counted, Patience(deadline_s=DEADLINE_S), cancel=cancel)
+        self.channel = Channel(self.counted, ArrivalEstimator(deadline_s=DEADLINE_S), cancel=cancel)
         self.varies = random.Random(f"{worker}")
         self.gradient = torch.zeros(GRADIENT)
 
@@ -218,23 +218,23 @@ class Worker:
             counts = (after.puts - before.puts, after.gets - before.gets, after.empty_gets - before.empty_gets)
             self.log.steps.append((step, time.monotonic() - began_s, *counts))
 
-    def doer(self, step: int) -> Callable[[Task], Outcome]:
+    def doer(self, step: int) -> Callable[[Task], TaskResult]:
         """What does the tasks of `step`."""
         key_of_put = partial(key_of, step=step)
         synchronisation = Synchronisation(self.channel, PATTERN, self.replica, key_of_put)
-        pieces = Pieces(self.gradient, PATTERN)
+        pieces = GradientChunks(self.gradient, PATTERN)
 
-        def move(task: Task) -> Outcome:
+        def move(task: Task) -> TaskResult:
             if task.kind in OPEN or task.kind is Kind.MERGE:
                 return synchronisation.run(task, pieces)
             if task.kind.is_put:
-                return Outcome(self.channel.put(key_of_put(task), ACTIVATION))
-            return Outcome(self.channel.get(key_of_put(source_of(task))).payload_bytes)
+                return TaskResult(self.channel.put(key_of_put(task), ACTIVATION))
+            return TaskResult(self.channel.get(key_of_put(source_of(task))).payload_bytes)
 
-        def do(task: Task) -> Outcome:
+        def do(task: Task) -> TaskResult:
             if task.kind.resource is Resource.COMPUTE:
                 time.sleep(COMPUTES_S.get(task.kind, 0.0) * self.varies.uniform(1 - VARIES, 1 + VARIES))
-                return Outcome()
+                return TaskResult()
             wanted_s = time.monotonic()
             outcome = move(task)
             if task.kind.is_get:

@@ -7,26 +7,26 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from funcpipe.adapters import Holder, LossOn, arguments_of, optimizer_kind, own_loss
-from funcpipe.computation import LossFunction, OptimizerFactory
+from funcpipe.client.job import Care, Job
+from funcpipe.client.launch import NO_CARE
+from funcpipe.client.results import Progress, RunResult
+from funcpipe.client.session import ANYWHERE, Earlier, Place, go_back, place_of, run_job, start_job
+from funcpipe.client.site import Site
 from funcpipe.core import ModelProfile, Plan, PlatformSpec, Recompute, ScheduleKind, Sync, Trace, TrainingSpec, Wire
-from funcpipe.data import MapDataset, load
 from funcpipe.errors import PlanError
-from funcpipe.graph import trace
-from funcpipe.job import Care, Job
-from funcpipe.launch import NO_CARE
-from funcpipe.partitioner.merge import MERGED_LAYERS, merge_layers
+from funcpipe.model.graph import trace
 from funcpipe.partitioner.optimize import optimize
-from funcpipe.partitioner.pins import NO_PINS, Pins
-from funcpipe.place import ANYWHERE, Earlier, Place, go_back, place_of, run_job, start_job
+from funcpipe.partitioner.problem.merge import MERGED_LAYERS, merge_layers
+from funcpipe.partitioner.problem.pins import NO_PINS, Pins
 from funcpipe.platforms.catalog import LOCAL, load_spec
-from funcpipe.predict import predict
 from funcpipe.profiler import REPEATS, profile
-from funcpipe.results import Progress, RunResult
-from funcpipe.scheduler.conditions import Conditions
-from funcpipe.scheduler.simulate import UNDISTURBED
-from funcpipe.site import Site
-from funcpipe.verify import TOLERANCE, Verification, compare_states, train_in_one_process
+from funcpipe.report.predict import predict
+from funcpipe.scheduler.simulator.disturbances import Disturbances
+from funcpipe.scheduler.simulator.simulate import UNDISTURBED
+from funcpipe.training.adapters import Holder, LossOn, arguments_of, optimizer_kind, own_loss
+from funcpipe.training.computation import LossFunction, OptimizerFactory
+from funcpipe.training.data import MapDataset, load
+from funcpipe.training.verify import TOLERANCE, Verification, compare_states, train_in_one_process
 
 
 class FuncPipe:
@@ -147,10 +147,10 @@ class FuncPipe:
         )
         return self._plan
 
-    def simulate(self, plan: Plan | None = None, *, conditions: Conditions = UNDISTURBED) -> Trace:
-        """One iteration of the plan on a virtual clock, under `conditions` such as noise, stragglers and deaths."""
+    def simulate(self, plan: Plan | None = None, *, disturbances: Disturbances = UNDISTURBED) -> Trace:
+        """One iteration of the plan on a virtual clock, under `disturbances` such as noise, stragglers and deaths."""
         clipped = self._clip_grad_norm is not None
-        return predict(self._planned(plan), *self._profiled(None, None), conditions=conditions, clipped=clipped)
+        return predict(self._planned(plan), *self._profiled(None, None), disturbances=disturbances, clipped=clipped)
 
     def train(
         self,

@@ -17,15 +17,14 @@ _ALONE = (
     "e2e/test_like.py",
     "e2e/test_measure.py",
     "e2e/test_recovery.py",
-    "handlers/",
-    "life/test_hand_over.py",
-    "life/test_supervision.py",
+    "platforms/entry/",
+    "worker/test_hand_over.py",
+    "client/test_control.py",
     "platforms/aliyun/",
     "platforms/aws/test_functions.py",
     "platforms/aws/test_lives.py",
     "platforms/aws/test_measure.py",
-    "test_cli.py",
-    "test_cli_deployments.py",
+    "cli/",
 )
 
 

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from funcpipe.comm.keys import Keys
+from funcpipe.client.job import Job
+from funcpipe.client.upload import upload
 from funcpipe.core import Life, Plan, WorkerSpec
-from funcpipe.graph import trace
-from funcpipe.job import Job
+from funcpipe.model.graph import trace
 from funcpipe.platforms.base import Storage
-from funcpipe.platforms.catalog import load_spec
-from funcpipe.upload import upload
-from funcpipe.worker import Worker
+from funcpipe.platforms.catalog import load_spec, open_platform
+from funcpipe.runstate.keys import Keys
+from funcpipe.worker.loop import Worker
 
 
 def make_job(
@@ -58,6 +58,6 @@ def run_workers(job: Job, storage: Storage, run: str = "run-1", *, life: Life | 
 
 
 def _run(spec: WorkerSpec, storage: Storage) -> Worker:
-    worker = Worker(spec, storage)
+    worker = Worker(spec, storage, open_platform)
     worker.run()
     return worker

@@ -6,96 +6,121 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import networkx as nx
 import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "funcpipe"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-WITH_TORCH = {
-    "actions",
-    "adapters",
-    "api",
-    "cli",
-    "comm",
-    "computation",
-    "data",
-    "gradients",
-    "graph",
-    "job",
-    "launch",
-    "life",
-    "norms",
-}
-WITH_TORCH |= {
-    "place",
-    "probe",
-    "profiler",
-    "results",
-    "rng",
-    "sharding",
-    "split",
-    "stage_job",
-    "statistics",
-    "synchronisation",
-    "ties",
-    "upload",
-    "verify",
-    "worker",
-}
-"""Parts that may import torch when they are loaded (the command line only inside a verb)."""
-
-PURE = {"allocator", "core", "errors", "partitioner", "scheduler", "platforms"}
-"""Parts that import nothing of ours but what `ALLOWED` names."""
-
-ALLOWED = {
-    "allocator": set[str](),
-    "core": {"funcpipe.core", "funcpipe.errors"},
+ROOMS = {
     "errors": set[str](),
-    "partitioner": {"funcpipe.core", "funcpipe.errors", "funcpipe.partitioner", "funcpipe.scheduler.schedules"},
-    "scheduler": {"funcpipe.core", "funcpipe.errors", "funcpipe.scheduler", "funcpipe.comm.scatter_reduce"},
-    "platforms": {"funcpipe.allocator", "funcpipe.core", "funcpipe.errors", "funcpipe.platforms"},
-    "comm": {"funcpipe.core", "funcpipe.errors", "funcpipe.comm", "funcpipe.platforms.base"},
+    "core": {"errors"},
+    "platforms.base": {"core", "errors"},
+    "model": {"core", "errors"},
+    "comm": {"core", "errors", "platforms.base"},
+    "scheduler": {"core", "errors", "comm.collectives"},
+    "partitioner": {"core", "errors", "scheduler"},
+    "training": {"core", "errors", "model", "comm", "platforms.base"},
+    "profiler": {"core", "errors", "model", "comm", "platforms.base"},
+    "runstate": {"core", "errors", "comm", "platforms.base", "training"},
+    "worker": {"core", "errors", "model", "comm", "scheduler", "platforms.base", "training", "profiler", "runstate"},
+    "platforms": {"core", "errors", "platforms.base", "worker"},
+    "testing": {"core", "errors", "platforms.base", "platforms"},
+    "report": {"core", "errors", "comm.collectives", "scheduler", "partitioner"},
 }
+"""What each room may import besides itself; those above may import whatever is named here."""
+
+ABOVE = ("client", "api", "cli", "__init__", "__main__")
+"""From below to the top: each may import all rooms, and those of `ABOVE` that come before it."""
+
+BASE = ("platforms.base", "platforms.wrappers", "platforms.allocator")
+"""The modules of `platforms` that rooms below it lean on: the Protocols, and what is made of nothing else."""
+
+WITH_TORCH = {"api", "cli", "client", "comm", "model", "profiler", "runstate", "training", "worker"}
+"""Rooms that may import torch when they are loaded (the command line only inside a verb)."""
 
 
-def part(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
+
+
+def room_of(module: str) -> str:
+    return "platforms.base" if module in BASE else module.partition(".")[0]
 
 
 def imported(path: Path) -> Iterator[str]:
+    """Every module that `path` imports, at its top or inside a function; a name imported from a package as both."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: imports are absolute"
-            yield node.module or ""
+            module = node.module or ""
+            for alias in node.names:
+                yield f"{module}.{alias.name}" if is_module(f"{module}.{alias.name}") else module
 
 
-def test_there_is_something_to_walk() -> None:
-    assert {part(path) for path in MODULES} >= set(ALLOWED)
+def is_module(name: str) -> bool:
+    place = ROOT.joinpath(*name.split("."))
+    return name.startswith("funcpipe") and (place.with_suffix(".py").exists() or (place / "__init__.py").exists())
+
+
+def ours(path: Path) -> set[str]:
+    """Which of our modules `path` imports, without the package's name."""
+    return {name.partition(".")[2] for name in imported(path) if name.split(".")[0] == "funcpipe"} - {""}
+
+
+def test_every_room_has_a_rule() -> None:
+    assert {room_of(module_of(path)) for path in MODULES} == ROOMS.keys() | set(ABOVE)
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_module_imports_what_its_place_allows(path: Path) -> None:
-    names = set(imported(path))
-    ours = {name for name in names if name.split(".")[0] == "funcpipe"}
-    for name in ours:
-        allowed = ALLOWED.get(part(path))
-        assert allowed is None or any(name == a or name.startswith(a + ".") for a in allowed), name
-    tops = {name.split(".")[0] for name in names}
-    assert "torch" not in tops or part(path) in WITH_TORCH
-    assert "pyomo" not in tops or path.relative_to(PACKAGE).as_posix().startswith("partitioner/")
-    assert not tops & {"boto3", "botocore"} or path.name == "s3.py" or path.parent.name == "aws"
+def test_a_module_imports_what_its_room_may(path: Path) -> None:
+    module = module_of(path)
+    room = room_of(module)
+    for name in ours(path):
+        if room in ABOVE:
+            assert room_of(name) in ROOMS.keys() | set(ABOVE[: ABOVE.index(room) + 1]), name
+        else:
+            allowed = ROOMS[room] | {room}
+            assert room_of(name) in allowed or name in allowed, name
+    tops = {name.split(".")[0] for name in imported(path)}
+    assert "torch" not in tops or room in WITH_TORCH
+    assert "pyomo" not in tops or module.startswith("partitioner.mip")
+    assert not tops & {"boto3", "botocore"} or module.startswith("platforms.aws.")
     alibaba = {top for top in tops if top.startswith(("alibabacloud", "oss2", "Tea", "darabonba"))}
-    assert not alibaba or path.name == "oss.py" or path.parent.name == "aliyun"
-    if part(path) in ("core", "errors"):
+    assert not alibaba or module.startswith("platforms.aliyun.")
+    assert "rich" not in tops or room == "cli"
+    if room in ("core", "errors"):
         assert tops <= set(sys.stdlib_module_names) | {"funcpipe"}
 
 
+def test_no_folders_import_each_other_in_a_circle() -> None:
+    """Folders inside rooms too; `platforms.base` and what it is made of count as one of their own."""
+    graph = nx.DiGraph()
+    for path in MODULES:
+        module = module_of(path)
+        if module in ABOVE or path.parent == PACKAGE:
+            continue
+        graph.add_edges_from((folder_of(module), folder_of(name)) for name in ours(path) if name != "errors")
+    graph.remove_edges_from(list(nx.selfloop_edges(graph)))
+    assert list(nx.simple_cycles(graph)) == []
+
+
+def folder_of(module: str) -> str:
+    if module in BASE:
+        return "platforms.base"
+    return module if (PACKAGE / module.replace(".", "/")).is_dir() else module.rpartition(".")[0]
+
+
 def loaded_by(statement: str) -> set[str]:
-    code = f"import sys; {statement}; print(*{{name.split('.')[0] for name in sys.modules}})"
+    """The modules that a new process has loaded after `statement`."""
+    code = f"import sys; {statement}; print(*sys.modules)"
     return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+
+
+HEAVY = {"torch", "pyomo", "highspy", "gurobipy", "pyscipopt", "boto3", "oss2", "matplotlib"}
 
 
 @pytest.mark.parametrize(
@@ -104,18 +129,21 @@ def loaded_by(statement: str) -> set[str]:
         "import funcpipe",
         "import funcpipe.core",
         "import funcpipe.cli; funcpipe.cli.build_parser()",
-        "import funcpipe.partitioner.exact",
+        "import funcpipe.partitioner.search.exact",
         "import funcpipe.partitioner.optimize",
-        "import funcpipe.predict",
+        "import funcpipe.report.predict",
     ],
 )
 def test_planning_loads_neither_torch_nor_a_solver(statement: str) -> None:
-    heavy = {"torch", "pyomo", "highspy", "gurobipy", "pyscipopt", "boto3", "oss2", "matplotlib"}
-    assert not loaded_by(statement) & heavy
+    assert not loaded_by(statement) & HEAVY
 
 
-def test_a_worker_loads_no_solver_and_no_cloud() -> None:
-    assert not loaded_by("import funcpipe.worker") & {"pyomo", "highspy", "gurobipy", "pyscipopt", "boto3", "oss2"}
+@pytest.mark.parametrize("module", ["worker.loop", "profiler.remote.function", "platforms.entry.function"])
+def test_a_function_loads_no_client_no_search_no_solver_and_no_cloud(module: str) -> None:
+    loaded = loaded_by(f"import funcpipe.{module}")
+    assert not loaded & ((HEAVY - {"torch"}) | {"rich"})
+    forbidden = ("funcpipe.client", "funcpipe.partitioner", "funcpipe.report", "funcpipe.api", "funcpipe.cli")
+    assert not {name for name in loaded if name.startswith(forbidden)}
 
 
 def test_the_root_links_lead_to_the_package_and_hide_nobody_s_comm() -> None:

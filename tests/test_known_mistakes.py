@@ -12,16 +12,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from funcpipe.client.job import Job
+from funcpipe.client.upload import upload
 from funcpipe.comm import codec
-from funcpipe.comm.keys import Keys
 from funcpipe.core import Life, Plan, Sync
-from funcpipe.data import Batches
 from funcpipe.errors import CorruptMessage, TaskFailed
-from funcpipe.job import Job
 from funcpipe.platforms.base import OPEN, Gate
-from funcpipe.platforms.memory import MemoryStorage
-from funcpipe.upload import upload
-from funcpipe.worker import Worker
+from funcpipe.platforms.catalog import open_platform
+from funcpipe.runstate.keys import Keys
+from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.training.data import Batches
+from funcpipe.worker.loop import Worker
 from tests.e2e.plans import even_plan, sample_numbers
 from tests.e2e.reference import largest_difference, train
 from tests.in_process import make_job, run_workers
@@ -207,6 +208,6 @@ def test_code_is_loaded_only_by_its_digest() -> None:
     assert spec.bundle_sha256 == hashlib.sha256(storage.get(spec.bundle)).hexdigest()
     storage.put(spec.bundle, storage.get(spec.bundle) + b"\0")
     with pytest.raises(CorruptMessage, match="is not the code that the invocation names"):
-        Worker(spec, storage)
+        Worker(spec, storage, open_platform)
     with pytest.raises(CorruptMessage):
-        Worker(replace(spec, bundle_sha256="0" * 64), storage)
+        Worker(replace(spec, bundle_sha256="0" * 64), storage, open_platform)

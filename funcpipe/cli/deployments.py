@@ -16,7 +16,7 @@ from funcpipe.cli.files import write_file
 from funcpipe.core import Plan, read
 from funcpipe.errors import InputError
 from funcpipe.platforms.catalog import load_spec
-from funcpipe.platforms.package import read_requirements
+from funcpipe.platforms.shared.package import read_requirements
 
 
 class Cloud(Protocol):

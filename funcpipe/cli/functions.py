@@ -12,7 +12,7 @@ from funcpipe.errors import InputError
 from funcpipe.platforms.catalog import LOCAL, load_spec
 
 if TYPE_CHECKING:
-    from funcpipe.site import Site
+    from funcpipe.client.site import Site
 
 
 def open_named_site(name: str | None, options: argparse.Namespace) -> "AbstractContextManager[Site | None]":
@@ -21,7 +21,7 @@ def open_named_site(name: str | None, options: argparse.Namespace) -> "AbstractC
         if options.like or options.max_usd is not None:
             raise InputError("--like and --max-usd are about functions; say where they run: --on local")
         return nullcontext()
-    from funcpipe.site import open_site
+    from funcpipe.client.site import open_site
 
     return open_site(name, like=load_spec(options.like) if options.like else None)
 

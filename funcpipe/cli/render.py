@@ -13,12 +13,12 @@ from rich.table import Table
 from funcpipe.core import MB, Estimate, ModelProfile, Plan, PlatformSpec, Trace
 
 if TYPE_CHECKING:
-    from funcpipe.partitioner.front import Front
-    from funcpipe.partitioner.whatif import WhatIf
-    from funcpipe.report import Report
-    from funcpipe.results import Progress as RunProgress
-    from funcpipe.results import RunResult
-    from funcpipe.verify import Verification
+    from funcpipe.client.results import Progress as RunProgress
+    from funcpipe.client.results import RunResult
+    from funcpipe.partitioner.analysis.front import Front
+    from funcpipe.partitioner.analysis.whatif import WhatIf
+    from funcpipe.report.compare import Report
+    from funcpipe.training.verify import Verification
 
 
 def as_json(value: Any) -> str:
@@ -163,7 +163,7 @@ def simulation(trace: Trace, chosen: Plan, console: Console, *, gantt: bool) -> 
     """The simulated iteration in a line; its lanes over time if wanted."""
     console.print(f"iteration {trace.end_s:.4f} s, {len(trace.events)} tasks on {chosen.workers} functions")
     if gantt:
-        from funcpipe.gantt import gantt_lines
+        from funcpipe.report.gantt import gantt_lines
 
         for line in gantt_lines(trace, columns=100):
             console.print(line, overflow="crop", no_wrap=True)

@@ -7,12 +7,12 @@ from rich.console import Console
 from rich.table import Table
 
 from funcpipe.cli import render
+from funcpipe.client.control import RunStatus, WorkerStatus
+from funcpipe.client.control import clean as clean_run
+from funcpipe.client.control import status as status_of
+from funcpipe.client.control import stop as stop_run
 from funcpipe.core import MB, to_text
 from funcpipe.platforms.catalog import open_platform, open_storage
-from funcpipe.supervision import RunStatus, WorkerStatus
-from funcpipe.supervision import clean as clean_run
-from funcpipe.supervision import status as status_of
-from funcpipe.supervision import stop as stop_run
 
 
 def status(options: argparse.Namespace) -> None:

@@ -9,7 +9,7 @@ from funcpipe.core import Life, OnOutOfMemory, OptimizerKind, Plan, read
 
 if TYPE_CHECKING:
     from funcpipe.api import FuncPipe
-    from funcpipe.job import Care
+    from funcpipe.client.job import Care
 
 
 def pipe_of(options: argparse.Namespace) -> "tuple[Plan, FuncPipe]":
@@ -33,7 +33,7 @@ def pipe_of(options: argparse.Namespace) -> "tuple[Plan, FuncPipe]":
 
 def care_of(options: argparse.Namespace) -> "Care":
     """How the run is to be looked after."""
-    from funcpipe.job import Care
+    from funcpipe.client.job import Care
 
     life = Life(
         checkpoint_steps=options.checkpoint,

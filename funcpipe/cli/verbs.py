@@ -33,8 +33,8 @@ from funcpipe.platforms.catalog import load_spec, spec_names
 if TYPE_CHECKING:
     import torch
 
-    from funcpipe.partitioner.pins import Pins
-    from funcpipe.partitioner.whatif import Planner
+    from funcpipe.partitioner.analysis.whatif import Planner
+    from funcpipe.partitioner.problem.pins import Pins
 
 
 def profile(options: argparse.Namespace) -> None:
@@ -81,7 +81,7 @@ def _what_if(
     options: argparse.Namespace, measured: ModelProfile, spec: PlatformSpec, training: TrainingSpec, find: "Planner"
 ) -> None:
     """The plan as things are beside the best one after the changes, which is written."""
-    from funcpipe.partitioner.whatif import parse_changes, what_if
+    from funcpipe.partitioner.analysis.whatif import parse_changes, what_if
 
     if options.pareto:
         raise InputError("--what-if compares two plans; it cannot be combined with --pareto")
@@ -96,11 +96,11 @@ def _what_if(
 
 def _pareto(options: argparse.Namespace, measured: ModelProfile, spec: PlatformSpec, training: TrainingSpec) -> None:
     """All plans that none beats both in time and in money; the recommended one is written."""
-    from funcpipe.partitioner.front import pareto_front
+    from funcpipe.partitioner.analysis.front import pareto_front
 
     front = pareto_front(measured, spec, training, pins=_pins(options), time_limit_s=options.time_limit)
     if options.figure:
-        from funcpipe.partitioner.plot import plot_front
+        from funcpipe.partitioner.analysis.plot import plot_front
 
         write_file(partial(plot_front, front), options.figure)
     _write(front.plans[front.recommended], options.output)
@@ -109,8 +109,8 @@ def _pareto(options: argparse.Namespace, measured: ModelProfile, spec: PlatformS
 
 def explain(options: argparse.Namespace) -> None:
     """Say why a plan is as it is."""
-    from funcpipe.partitioner.explain import explain as explain_plan
-    from funcpipe.partitioner.explain_text import render as as_text
+    from funcpipe.partitioner.analysis.explain import explain as explain_plan
+    from funcpipe.partitioner.analysis.explain_text import render as as_text
 
     plan, measured = read(Plan, options.plan), read(ModelProfile, options.profile)
     training = _training(options, plan.global_batch)
@@ -120,12 +120,12 @@ def explain(options: argparse.Namespace) -> None:
 
 def simulate(options: argparse.Namespace) -> None:
     """Play one iteration of a plan on a virtual clock."""
-    from funcpipe.cli.conditions import conditions
-    from funcpipe.predict import predict
+    from funcpipe.cli.disturbances import disturbances
+    from funcpipe.report.predict import predict
 
     plan, measured = read(Plan, options.plan), read(ModelProfile, options.profile)
     spec = _spec(options, measured)
-    trace = predict(plan, measured, spec, conditions=conditions(options, spec), clipped=options.clip_grad_norm)
+    trace = predict(plan, measured, spec, disturbances=disturbances(options, spec), clipped=options.clip_grad_norm)
     if options.trace:
         write_file(partial(write_trace, trace), options.trace)
     summary = {"iteration_s": trace.end_s, "tasks": len(trace.events), "trace": options.trace}
@@ -185,8 +185,8 @@ def verify(options: argparse.Namespace) -> None:
 
 def report(options: argparse.Namespace) -> None:
     """Set observed beside predicted."""
-    from funcpipe.gantt import draw
-    from funcpipe.report import compare, typical_step
+    from funcpipe.report.compare import compare, typical_step
+    from funcpipe.report.gantt import draw
 
     predicted, observed = read_trace(options.predicted), read_trace(options.observed)
     comparison = compare(predicted, observed)
@@ -237,7 +237,7 @@ def _training(options: argparse.Namespace, global_batch: int) -> TrainingSpec:
 
 
 def _pins(options: argparse.Namespace) -> "Pins":
-    from funcpipe.partitioner.pins import Pins
+    from funcpipe.partitioner.problem.pins import Pins
 
     sizes = {}
     for text in options.size:

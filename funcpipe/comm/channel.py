@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from funcpipe.comm import codec
-from funcpipe.comm.buffers import Buffers
-from funcpipe.comm.patience import Due, Expectation, Patience
-from funcpipe.comm.turns import Turns
+from funcpipe.comm.arrival_estimator import ArrivalEstimator, Due, Expectation
+from funcpipe.comm.buffer_pool import BufferPool
+from funcpipe.comm.transfer_gate import TransferGate
 from funcpipe.core import Wire
 from funcpipe.errors import Cancelled, CorruptMessage, DeadlineExceeded, KeyMissing
 from funcpipe.platforms.base import Storage
@@ -42,7 +42,7 @@ class Channel:
     def __init__(
         self,
         storage: Storage,
-        patience: Patience,
+        patience: ArrivalEstimator,
         *,
         cancel: threading.Event,
         clock: Callable[[], float] = time.monotonic,
@@ -51,8 +51,8 @@ class Channel:
         self._patience = patience
         self._cancel = cancel
         self._clock = clock
-        self._uploading, self._downloading = Turns(), Turns()
-        self._buffers = Buffers()
+        self._uploading, self._downloading = TransferGate(), TransferGate()
+        self._buffers = BufferPool()
         self._step_s = clock()
         self._steps = 0
         self._expected: dict[str, Expectation] = defaultdict(lambda: Expectation(patience))

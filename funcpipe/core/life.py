@@ -93,7 +93,7 @@ class Manifest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseNote:
+class LeaseDocument:
     """What lies under a lease's key: `holder` is drawn anew by everyone who tries to take it."""
 
     FORMAT: ClassVar[str] = "funcpipe.lease/1"
@@ -169,7 +169,7 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FunctionNote:
+class FunctionDocument:
     """A function that was started: for which attempt of which worker; `handle` is the platform's, as JSON text."""
 
     FORMAT: ClassVar[str] = "funcpipe.function/1"

@@ -6,10 +6,10 @@ from typing import Protocol, cast
 
 from funcpipe.core import ModelProfile, Plan, PlatformSpec, TrainingSpec
 from funcpipe.errors import InvalidValue
-from funcpipe.partitioner.merge import merge
-from funcpipe.partitioner.pins import NO_PINS, Pins, PlacedPins
-from funcpipe.partitioner.problem import Problem
-from funcpipe.partitioner.sync_choice import tuned
+from funcpipe.partitioner.problem.merge import merge
+from funcpipe.partitioner.problem.pins import NO_PINS, Pins, PlacedPins
+from funcpipe.partitioner.problem.problem import Problem
+from funcpipe.partitioner.problem.sync_choice import tuned
 
 LAYER_LIMIT = 40
 """Profiles with more layers are merged to this many before they are planned."""
@@ -23,23 +23,23 @@ class Policy(Protocol):
 
 
 _SOLVERS = {
-    "auto": "exact:exact",
-    "exact": "exact:exact",
-    "gurobi": "solvers:gurobi",
-    "scip": "solvers:scip",
-    "highs": "solvers:highs",
-    "mip": "solvers:mip",
+    "auto": "search.exact:exact",
+    "exact": "search.exact:exact",
+    "gurobi": "mip.solvers:gurobi",
+    "scip": "mip.solvers:scip",
+    "highs": "mip.solvers:highs",
+    "mip": "mip.solvers:mip",
 }
 _POLICIES = {
-    "exhaustive": "exhaustive:exhaustive",
-    "lambdaml": "baselines.data_parallel:lambdaml",
-    "lambdaml-ga": "baselines.data_parallel:lambdaml_ga",
-    "hybridps": "baselines.data_parallel:hybridps",
-    "hybridps-ga": "baselines.data_parallel:hybridps_ga",
-    "tpdmp": "baselines.partitions:tpdmp",
-    "pipedream": "baselines.partitions:pipedream",
-    "bayes": "baselines.bayes:bayes",
-    "uniform": "baselines.partitions:uniform",
+    "exhaustive": "search.exhaustive:exhaustive",
+    "lambdaml": "policies.data_parallel:lambdaml",
+    "lambdaml-ga": "policies.data_parallel:lambdaml_ga",
+    "hybridps": "policies.data_parallel:hybridps",
+    "hybridps-ga": "policies.data_parallel:hybridps_ga",
+    "tpdmp": "policies.partitions:tpdmp",
+    "pipedream": "policies.partitions:pipedream",
+    "bayes": "policies.bayes:bayes",
+    "uniform": "policies.partitions:uniform",
 }
 
 

@@ -8,8 +8,8 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from funcpipe.core import PlatformSpec, from_text, read
 from funcpipe.errors import InvalidValue
 from funcpipe.platforms.base import Deployment, Platform, Storage
-from funcpipe.platforms.files import FileStorage
-from funcpipe.platforms.link import read_link
+from funcpipe.platforms.local.files import FileStorage
+from funcpipe.platforms.local.link import read_link
 from funcpipe.platforms.wrappers import Retried
 
 LOCAL = "local"
@@ -48,7 +48,7 @@ def open_storage(url: str) -> Storage:
         case "file" if parts.path and not parts.netloc and not options:
             return FileStorage(unquote(parts.path))
         case "s3" if parts.netloc and options.keys() <= {"endpoint", "region"} and all(options.values()):
-            from funcpipe.platforms.s3 import S3Storage
+            from funcpipe.platforms.aws.s3 import S3Storage
 
             return Retried(
                 S3Storage(
@@ -56,7 +56,7 @@ def open_storage(url: str) -> Storage:
                 )
             )
         case "oss" if parts.netloc and options.keys() == {"endpoint", "region"} and all(options.values()):
-            from funcpipe.platforms.oss import OssStorage
+            from funcpipe.platforms.aliyun.oss import OssStorage
 
             return Retried(
                 OssStorage(parts.netloc, unquote(parts.path), endpoint=options["endpoint"], region=options["region"])
@@ -69,7 +69,7 @@ def open_platform(url: str) -> Platform:
     """The platform whose `url` this is, such as `local:///folder/socket`: in its client's process, or in a function."""
     if urlsplit(url).scheme != LOCAL:
         return open_deployment(url)
-    from funcpipe.platforms.local import LocalPlatform  # which not every function needs
+    from funcpipe.platforms.local.platform import LocalPlatform  # which not every function needs
 
     return LocalPlatform(url)
 

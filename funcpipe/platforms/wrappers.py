@@ -14,7 +14,7 @@ _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
+class RequestCounts:
     """Requests and bytes. `empty_gets`, among the gets, found no object."""
 
     puts: int = 0
@@ -30,11 +30,11 @@ class Counted:
     def __init__(self, store: Storage) -> None:
         self._store = store
         self._lock = threading.Lock()
-        self._traffic = Traffic()
+        self._traffic = RequestCounts()
         self.watches = store.watches
 
     @property
-    def traffic(self) -> Traffic:
+    def traffic(self) -> RequestCounts:
         """The counts so far."""
         return self._traffic
 

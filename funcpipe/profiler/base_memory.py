@@ -4,18 +4,18 @@ import functools
 import subprocess
 import sys
 
-from funcpipe.allocator import environment
 from funcpipe.errors import RunError
+from funcpipe.platforms.allocator import environment
 
-_START = "import os, sys, torch, funcpipe.allocator, funcpipe.worker, funcpipe.eager\n"
+_START = "import os, sys, torch, funcpipe.platforms.allocator, funcpipe.worker.loop, funcpipe.worker.eager\n"
 _FORK = """
 if os.fork():
     sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
 """
 _WORK = """
-from funcpipe.probe.exercise import exercise, peak_bytes
-funcpipe.eager.defer_compiler()
-funcpipe.allocator.settle()
+from funcpipe.profiler.remote.exercise import exercise, peak_bytes
+funcpipe.worker.eager.defer_compiler()
+funcpipe.platforms.allocator.settle()
 torch.set_num_threads(1)
 exercise()
 print(peak_bytes())

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from funcpipe.core import PlatformSpec
-from funcpipe.graph.tree import take_apart
+from funcpipe.model.graph.tree import take_apart
+from funcpipe.model.split import StageModule
 from funcpipe.profiler.live import live_bytes
-from funcpipe.split import StageModule
 
 Loss = Callable[[Any], Tensor]
 

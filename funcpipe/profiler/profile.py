@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from funcpipe.core import ModelProfile, PlatformSpec, TiedParameter, checks
-from funcpipe.graph import Layer, LayerGraph
-from funcpipe.graph.quiet import gradients_kept, untouched
-from funcpipe.graph.signature import resized
+from funcpipe.model.graph import Layer, LayerGraph
+from funcpipe.model.graph.isolation import gradients_kept, untouched
+from funcpipe.model.graph.signature import resized
+from funcpipe.model.split import StageModule
+from funcpipe.model.split.bundle import dump_stage, imported_modules
+from funcpipe.model.split.cut import stage_of
 from funcpipe.profiler.base_memory import base_memory_bytes
-from funcpipe.profiler.book import Book
-from funcpipe.profiler.likeness import likeness
+from funcpipe.profiler.layer_fingerprint import layer_fingerprint
 from funcpipe.profiler.measure import Loss, Measure, Timing, on_this_machine, run_layer
-from funcpipe.split import StageModule
-from funcpipe.split.bundle import dump_stage, imported_modules
-from funcpipe.split.cut import stage_of
+from funcpipe.profiler.profile_builder import Book
 
 REPEATS = 5
 
@@ -84,7 +84,7 @@ def _measured(
     for i, layer in enumerate(graph.layers):
         stage = stage_of(graph, i, i + 1)
         run = run_layer(stage, values)
-        like = likeness(stage, values)
+        like = layer_fingerprint(stage, values)
         if like not in known:
             known[like] = measure(stage, values)
             stage.zero_grad()

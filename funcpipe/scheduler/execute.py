@@ -12,7 +12,7 @@ from funcpipe.scheduler.tasks import Task
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TaskResult:
     """What a task moved, and for how long what it awaited did not exist yet."""
 
     payload_bytes: int = 0
@@ -21,7 +21,7 @@ class Outcome:
 
 def execute(
     graph: Graph,
-    run_task: Callable[[Task], Outcome],
+    run_task: Callable[[Task], TaskResult],
     *,
     step: int,
     cancel: threading.Event,
@@ -96,7 +96,7 @@ class _Execution:
     def __init__(
         self,
         graph: Graph,
-        run_task: Callable[[Task], Outcome],
+        run_task: Callable[[Task], TaskResult],
         step: int,
         cancel: threading.Event,
         clock: Callable[[], float],
@@ -148,7 +148,7 @@ class _Execution:
             self.cancel.set()
             self.changed.notify_all()
 
-    def _finish(self, position: int, start_s: float, outcome: Outcome) -> None:
+    def _finish(self, position: int, start_s: float, outcome: TaskResult) -> None:
         task = self.graph.tasks[position]
         event = Event(
             task=str(task),

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from funcpipe.comm.scatter_reduce import Move, Pattern, pattern, transfers
+from funcpipe.comm.collectives import Move, Pattern, pattern, transfers
 from funcpipe.core import Resource, Routes, ScheduleKind, Streams, Sync, TieRoute
 from funcpipe.scheduler.pipeline import Links, Pipeline, Tasks, find_links
 from funcpipe.scheduler.tasks import GETS, PUTS, RESOURCES, Kind, Lane, Task, source_of

@@ -13,6 +13,7 @@ import torch
 from torch.nn import functional as F
 
 from funcpipe.api import FuncPipe
+from funcpipe.client.results import RunResult
 from funcpipe.core import Plan, PlatformSpec
 from funcpipe.platforms.aliyun import account as aliyun
 from funcpipe.platforms.aliyun.deployment import Deployer as AliyunDeployer
@@ -22,7 +23,6 @@ from funcpipe.platforms.aws.deployment import Deployer as AwsDeployer
 from funcpipe.platforms.aws.image import lambda_package
 from funcpipe.platforms.aws.template import Shape
 from funcpipe.platforms.catalog import load_spec
-from funcpipe.results import RunResult
 from tests.e2e import small
 
 NAME, LIFETIME_S = "funcpipe-test", 900

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from funcpipe.platforms.docker import Docker
-from funcpipe.platforms.package import Package
+from funcpipe.platforms.shared.docker import Docker
+from funcpipe.platforms.shared.package import Package
 from tests.cloud_emulation.aliyun import AliyunCloud
 
 

@@ -7,18 +7,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from funcpipe.comm.arrival_estimator import ArrivalEstimator
 from funcpipe.comm.channel import Channel
 from funcpipe.comm.codec import encode
-from funcpipe.comm.patience import Patience
 from funcpipe.core import Wire
 from funcpipe.errors import Cancelled, CorruptMessage, DeadlineExceeded, KeyMissing
 from funcpipe.platforms.base import OPEN, Gate
-from funcpipe.platforms.memory import MemoryStorage
 from funcpipe.platforms.wrappers import Counted
+from funcpipe.testing.memory_storage import MemoryStorage
 
 
 def channel(store: object, deadline_s: float = 5.0, cancel: threading.Event | None = None) -> Channel:
-    patience = Patience(deadline_s=deadline_s)
+    patience = ArrivalEstimator(deadline_s=deadline_s)
     return Channel(store, patience, cancel=cancel or threading.Event())  # type: ignore[arg-type]
 
 
@@ -106,7 +106,7 @@ def test_steady_arrivals_are_awaited_with_few_vain_requests_and_little_delay(
     clock = Clock()
     store = Arriving(clock, 0.0)
     counted = Counted(store)
-    steady = Channel(counted, Patience(deadline_s=60), cancel=threading.Event(), clock=clock)
+    steady = Channel(counted, ArrivalEstimator(deadline_s=60), cancel=threading.Event(), clock=clock)
     vain, late_s = [], []
     for step in range(100):
         before = counted.traffic.empty_gets
@@ -124,7 +124,7 @@ def test_steady_arrivals_are_awaited_with_few_vain_requests_and_little_delay(
 def test_what_comes_earlier_than_it_used_to_is_soon_expected_then() -> None:
     clock = Clock()
     store = Arriving(clock, 0.0)
-    steady = Channel(store, Patience(deadline_s=60), cancel=threading.Event(), clock=clock)
+    steady = Channel(store, ArrivalEstimator(deadline_s=60), cancel=threading.Event(), clock=clock)
     waited_s = []
     for step in range(30):
         store.arrives_s = clock.now_s + (10.0 if step < 8 else 1.0)
@@ -137,7 +137,7 @@ def test_what_comes_earlier_than_it_used_to_is_soon_expected_then() -> None:
 def test_a_first_step_in_which_all_is_late_does_not_make_the_others_late() -> None:
     clock = Clock()
     store = Arriving(clock, 0.0)
-    steady = Channel(store, Patience(deadline_s=60), cancel=threading.Event(), clock=clock)
+    steady = Channel(store, ArrivalEstimator(deadline_s=60), cancel=threading.Event(), clock=clock)
     waited_s = []
     for step in range(6):
         store.arrives_s = clock.now_s + (5.0 if step == 0 else 1.0)

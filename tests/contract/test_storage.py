@@ -12,13 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from funcpipe.errors import KeyExists, KeyMissing
+from funcpipe.platforms.aliyun.oss import OssStorage
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import open_storage
-from funcpipe.platforms.files import FileStorage
-from funcpipe.platforms.memory import MemoryStorage
-from funcpipe.platforms.oss import OssStorage
-from funcpipe.platforms.throttle import OwnPace, Throttled
+from funcpipe.platforms.local.files import FileStorage
+from funcpipe.platforms.local.throttle import OwnPace, Throttled
 from funcpipe.platforms.wrappers import Counted
+from funcpipe.testing.memory_storage import MemoryStorage
 from tests.contract.conftest import S3Server
 from tests.contract.oss_server import ACCESS_KEY, REGION, SECRET_KEY, OssServer
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from funcpipe.core import OptimizerKind, Plan, ScheduleKind, Stage, Sync, Wire
-from funcpipe.data import Batches
-from funcpipe.graph import trace
+from funcpipe.model.graph import trace
+from funcpipe.training.data import Batches
 
 momentum: Callable[..., torch.optim.Optimizer] = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from funcpipe.rng import layer_seed
+from funcpipe.model.seeds import layer_seed
 
 
 def train(

@@ -8,11 +8,11 @@ import torch
 from torch.nn import functional as F
 
 from funcpipe.api import FuncPipe
+from funcpipe.client.results import RunResult
 from funcpipe.core import PlatformSpec
 from funcpipe.errors import PlanError, WorkerFailed
 from funcpipe.platforms.catalog import load_spec
-from funcpipe.platforms.cgroup import Groups
-from funcpipe.results import RunResult
+from funcpipe.platforms.local.cgroup import Groups
 from tests.e2e import small
 
 

@@ -18,16 +18,16 @@ from torch.nn import functional as F
 
 from experiments.processes import functions_of, hosts_of
 from funcpipe.api import FuncPipe
-from funcpipe.comm.keys import Keys
+from funcpipe.client.control import clean, status
+from funcpipe.client.job import Care
+from funcpipe.client.results import Progress, RunResult
 from funcpipe.core import Life, Outcome, Plan, write
 from funcpipe.errors import RunHalted
-from funcpipe.job import Care
-from funcpipe.life.functions import started
-from funcpipe.life.records import find_run
-from funcpipe.life.resume import recover
 from funcpipe.platforms.catalog import open_platform, open_storage
-from funcpipe.results import Progress, RunResult
-from funcpipe.supervision import clean, status
+from funcpipe.runstate.functions import started
+from funcpipe.runstate.generations import find_run
+from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.resume import recover
 from tests.e2e import small
 from tests.e2e.plans import even_plan
 

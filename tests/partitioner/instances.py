@@ -18,8 +18,8 @@ from funcpipe.core import (
     TrainingSpec,
     Wire,
 )
-from funcpipe.partitioner.exhaustive import all_cuts, price_variants
-from funcpipe.partitioner.problem import LIMIT_SLACK, Problem
+from funcpipe.partitioner.problem.problem import LIMIT_SLACK, Problem
+from funcpipe.partitioner.search.exhaustive import all_cuts, price_variants
 
 MB = 2**20
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from funcpipe.partitioner.formulas import Array, Setting
-from funcpipe.partitioner.options import Options, price_options, ways
-from funcpipe.partitioner.problem import Problem
-from funcpipe.partitioner.stage_graph import StageGraph, build_stage_graph
+from funcpipe.partitioner.cost.formulas import Array, Setting
+from funcpipe.partitioner.problem.options import Options, price_options, ways
+from funcpipe.partitioner.problem.problem import Problem
+from funcpipe.partitioner.problem.stage_graph import StageGraph, build_stage_graph
 from funcpipe.scheduler.schedules import in_flight
 
 

@@ -16,8 +16,8 @@ from funcpipe.core import (
     Wire,
 )
 from funcpipe.errors import PlanError
-from funcpipe.partitioner.cost import check_memory, evaluate
-from funcpipe.partitioner.formulas import sync_time_s
+from funcpipe.partitioner.cost.evaluate import check_memory, evaluate
+from funcpipe.partitioner.cost.formulas import sync_time_s
 from tests.partitioner.instances import MB, platform
 
 SPEC = replace(

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from funcpipe.core import Optimality, Plan, Recompute, Sync, TrainingSpec, Wire
 from funcpipe.errors import Infeasible, PlanError
-from funcpipe.partitioner.cost import evaluate
-from funcpipe.partitioner.exact import exact
-from funcpipe.partitioner.exhaustive import exhaustive
-from funcpipe.partitioner.front import pareto_front
+from funcpipe.partitioner.analysis.front import pareto_front
+from funcpipe.partitioner.analysis.second_best import second_best
+from funcpipe.partitioner.cost.evaluate import evaluate
 from funcpipe.partitioner.optimize import optimize
-from funcpipe.partitioner.pins import Pins
-from funcpipe.partitioner.problem import Problem
+from funcpipe.partitioner.problem.pins import Pins
+from funcpipe.partitioner.problem.problem import Problem
+from funcpipe.partitioner.search.exact import exact
+from funcpipe.partitioner.search.exhaustive import exhaustive
 from funcpipe.partitioner.search.search import Search, aim_of
-from funcpipe.partitioner.second import second_best
 from tests.partitioner.instances import MB, all_points, chain, draw_problem, front_of, platform, with_limits
 
 

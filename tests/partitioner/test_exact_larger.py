@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from funcpipe.core import Recompute, TrainingSpec
-from funcpipe.partitioner.exact import exact
-from funcpipe.partitioner.front import pareto_front
-from funcpipe.partitioner.problem import LIMIT_SLACK, Problem
+from funcpipe.partitioner.analysis.front import pareto_front
+from funcpipe.partitioner.problem.problem import LIMIT_SLACK, Problem
+from funcpipe.partitioner.search.exact import exact
 from tests.partitioner.instances import chain, front_of, platform
 from tests.partitioner.plain_search import plain_points
 

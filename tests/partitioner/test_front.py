@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from funcpipe.core import Optimality, TrainingSpec, from_text, to_text
 from funcpipe.errors import Infeasible, InvalidValue
-from funcpipe.partitioner.exact import exact
-from funcpipe.partitioner.front import (
+from funcpipe.partitioner.analysis.front import (
     PAPER_WEIGHTS,
     USD_PER_MB_S,
     Front,
@@ -17,8 +16,9 @@ from funcpipe.partitioner.front import (
     pareto_front,
     recommended_point,
 )
-from funcpipe.partitioner.plot import plot_front
-from funcpipe.partitioner.problem import Problem
+from funcpipe.partitioner.analysis.plot import plot_front
+from funcpipe.partitioner.problem.problem import Problem
+from funcpipe.partitioner.search.exact import exact
 from tests.partitioner.instances import chain, platform
 
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from funcpipe.core import TrainingSpec
 from funcpipe.errors import InvalidValue
-from funcpipe.partitioner.cost import evaluate
-from funcpipe.partitioner.merge import crossing_bytes, merge, merge_layers
+from funcpipe.partitioner.cost.evaluate import evaluate
 from funcpipe.partitioner.optimize import optimize
+from funcpipe.partitioner.problem.merge import crossing_bytes, merge, merge_layers
 from tests.partitioner.instances import chain, platform
 
 

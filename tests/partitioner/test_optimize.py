@@ -51,7 +51,7 @@ def test_a_deadline_that_nothing_meets() -> None:
 
 def test_the_search_loads_neither_torch_nor_a_solver() -> None:
     code = (
-        "import sys, funcpipe.partitioner.exact, funcpipe.partitioner.optimize;"
+        "import sys, funcpipe.partitioner.search.exact, funcpipe.partitioner.optimize;"
         "print([name for name in ('torch', 'pyomo', 'highspy', 'scipy') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

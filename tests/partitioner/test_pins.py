@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from funcpipe.core import Plan, TrainingSpec, from_text, to_text
 from funcpipe.errors import FormatError, Infeasible, InvalidValue
-from funcpipe.partitioner.exact import exact
-from funcpipe.partitioner.exhaustive import exhaustive
 from funcpipe.partitioner.optimize import optimize
-from funcpipe.partitioner.pins import Pins
-from funcpipe.partitioner.problem import Problem
+from funcpipe.partitioner.problem.pins import Pins
+from funcpipe.partitioner.problem.problem import Problem
+from funcpipe.partitioner.search.exact import exact
+from funcpipe.partitioner.search.exhaustive import exhaustive
 from tests.partitioner.instances import chain, platform
 
 TRAINING = TrainingSpec(global_batch=16, time_value=60.0)

@@ -7,14 +7,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from funcpipe.core import ModelProfile, Plan, PlatformSpec, Recompute, ScheduleKind, Stage, Sync, TrainingSpec, Wire
-from funcpipe.partitioner.cost import evaluate
-from funcpipe.partitioner.exact import exact
-from funcpipe.partitioner.explain import explain
-from funcpipe.partitioner.front import pareto_front
+from funcpipe.partitioner.analysis.explain import explain
+from funcpipe.partitioner.analysis.front import pareto_front
+from funcpipe.partitioner.analysis.second_best import second_best
+from funcpipe.partitioner.cost.evaluate import evaluate
 from funcpipe.partitioner.optimize import optimize
-from funcpipe.partitioner.problem import Problem
-from funcpipe.partitioner.second import second_best
-from funcpipe.predict import predict
+from funcpipe.partitioner.problem.problem import Problem
+from funcpipe.partitioner.search.exact import exact
+from funcpipe.report.predict import predict
 from tests.partitioner.instances import MB, chain, platform
 
 IN_TURN = (ScheduleKind.ONE_F_ONE_B, ScheduleKind.EAGER_ONE_F_ONE_B)

@@ -6,14 +6,14 @@ import pytest
 
 from funcpipe.core import OptimizerKind, Recompute, Sync, TiedParameter, TrainingSpec, Wire
 from funcpipe.errors import Infeasible, InvalidValue
-from funcpipe.partitioner.baselines.data_parallel import hybridps
-from funcpipe.partitioner.cost import plan_loads
-from funcpipe.partitioner.exact import exact
-from funcpipe.partitioner.exhaustive import exhaustive
-from funcpipe.partitioner.explain import explain
-from funcpipe.partitioner.explain_text import render
+from funcpipe.partitioner.analysis.explain import explain
+from funcpipe.partitioner.analysis.explain_text import render
+from funcpipe.partitioner.cost.evaluate import plan_loads
 from funcpipe.partitioner.optimize import optimize
-from funcpipe.partitioner.problem import Problem
+from funcpipe.partitioner.policies.data_parallel import hybridps
+from funcpipe.partitioner.problem.problem import Problem
+from funcpipe.partitioner.search.exact import exact
+from funcpipe.partitioner.search.exhaustive import exhaustive
 from tests.partitioner.instances import chain, platform
 
 ADAM = TrainingSpec(global_batch=32, optimizer=OptimizerKind.ADAM, time_value=30.0)

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from funcpipe.core import Stage
-from funcpipe.partitioner.cost import plan_traffic
-from funcpipe.partitioner.formulas import Traffic
-from funcpipe.partitioner.stage_graph import StageGraph, build_stage_graph
+from funcpipe.partitioner.cost.evaluate import plan_traffic
+from funcpipe.partitioner.cost.formulas import StageTraffic
+from funcpipe.partitioner.problem.stage_graph import StageGraph, build_stage_graph
 from tests.partitioner.instances import chain
 
 
@@ -41,7 +41,7 @@ def test_every_cut_is_one_path_with_the_traffic_of_its_plan(layers: int, skips: 
     assert set(found) == every
     for cuts, path in found.items():
         expected = plan_traffic([Stage(first=a, stop=b, size="", memory_mb=1) for a, b in cuts], profile)
-        for item in fields(Traffic):
+        for item in fields(StageTraffic):
             assert getattr(graph.traffic, item.name)[list(path)].tolist() == getattr(expected, item.name).tolist()
 
 

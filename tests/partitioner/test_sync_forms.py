@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.sync_links import Links, duration_s
-from funcpipe.comm.scatter_reduce import Move, pattern, transfers
+from funcpipe.comm.collectives import Move, pattern, transfers
 from funcpipe.core import Streams, Sync
-from funcpipe.partitioner.formulas import sync_time_s
-from funcpipe.partitioner.sync_forms import (
+from funcpipe.partitioner.cost.formulas import sync_time_s
+from funcpipe.partitioner.cost.sync_forms import (
     all_reduce_s,
     candidates,
     choose,

@@ -5,10 +5,10 @@ from collections import Counter
 import torch
 from torch import Tensor
 
+from funcpipe.client.job import Care, Job
+from funcpipe.client.results import RunResult
 from funcpipe.core import Life, Outcome, Plan
-from funcpipe.job import Care, Job
-from funcpipe.platforms.memory import MemoryStorage
-from funcpipe.results import RunResult
+from funcpipe.testing.memory_storage import MemoryStorage
 from tests.e2e import small
 from tests.in_process import make_job, run_workers
 

@@ -9,7 +9,7 @@ import pytest
 
 import funcpipe
 from funcpipe.errors import InvalidValue
-from funcpipe.platforms.package import make_package, read_requirements
+from funcpipe.platforms.shared.package import make_package, read_requirements
 
 COMMAND = ("python", "-m", "somewhere")
 
@@ -19,7 +19,7 @@ def test_it_holds_funcpipe_and_pins_what_functions_need() -> None:
     source = Path(funcpipe.__file__).parent
     modules = {f"funcpipe/{file.relative_to(source).as_posix()}" for file in source.rglob("*.py")}
     assert modules <= package.files.keys()
-    assert package.files["funcpipe/worker.py"] == (source / "worker.py").read_bytes()
+    assert package.files["funcpipe/worker/loop.py"] == (source / "worker" / "loop.py").read_bytes()
     lines = package.files["requirements.txt"].decode().splitlines()
     assert f"boto3=={metadata.version('boto3')}" in lines
     assert lines[-1] == "einops>=0.8"

@@ -3,10 +3,10 @@
 import pytest
 
 from funcpipe.errors import KeyExists, KeyMissing, StorageBusy, StorageError
+from funcpipe.platforms.aws.s3 import S3Storage
 from funcpipe.platforms.base import OPEN, Gate
-from funcpipe.platforms.memory import MemoryStorage
-from funcpipe.platforms.s3 import S3Storage
 from funcpipe.platforms.wrappers import Retried
+from funcpipe.testing.memory_storage import MemoryStorage
 
 
 class Flaky(MemoryStorage):

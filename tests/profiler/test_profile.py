@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from funcpipe.api import FuncPipe
 from funcpipe.core import FunctionSize, ModelProfile, PlatformSpec
 from funcpipe.errors import DataError, InvalidValue
-from funcpipe.graph import trace
+from funcpipe.model.graph import trace
+from funcpipe.model.split.cut import stage_of
 from funcpipe.profiler import profile
 from funcpipe.profiler.measure import measure_here
-from funcpipe.split.cut import stage_of
-from tests.graph.models import CausalTransformer, ResidualNet
-from tests.split.chain import assert_same
+from tests.model.graph.models import CausalTransformer, ResidualNet
+from tests.model.split.chain import assert_same
 
 
 def size(memory_mb: int, vcpu: float) -> FunctionSize:

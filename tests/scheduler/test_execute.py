@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 from funcpipe.core import Resource
 from funcpipe.errors import Cancelled, TaskFailed
-from funcpipe.scheduler.execute import Outcome, execute
+from funcpipe.scheduler.execute import TaskResult, execute
 from funcpipe.scheduler.graph import Graph, StepShape, build_graph
 from funcpipe.scheduler.tasks import Kind, Task
 from tests.scheduler.shapes import shapes
@@ -20,7 +20,7 @@ PUT = Task(Kind.PUT_ACTIVATION, 0, 0, micro_batch=0, part=0)
 GET = Task(Kind.GET_GRADIENT, 0, 0, micro_batch=0, peer=1)
 
 
-def run(graph: Graph, do: Callable[[Task], Outcome], cancel: threading.Event | None = None) -> list[str]:
+def run(graph: Graph, do: Callable[[Task], TaskResult], cancel: threading.Event | None = None) -> list[str]:
     events = execute(graph, do, step=0, cancel=cancel or threading.Event())
     return [event.task for event in events]
 
@@ -36,11 +36,11 @@ def test_every_task_of_a_worker_runs_once_after_what_it_needs(shape: StepShape) 
     done: list[Task] = []
     lock = threading.Lock()
 
-    def do(task: Task) -> Outcome:
+    def do(task: Task) -> TaskResult:
         with lock:
             assert all(graph.tasks[need] in done for need in graph.needs[graph.tasks.index(task)])
             done.append(task)
-        return Outcome(payload_bytes=7)
+        return TaskResult(payload_bytes=7)
 
     events = execute(graph, do, step=3, cancel=threading.Event())
     assert sorted(event.task for event in events) == sorted(map(str, graph.tasks))
@@ -51,9 +51,9 @@ def test_lanes_overlap() -> None:
     """Each of the three tasks ends only when all three have begun."""
     together = threading.Barrier(3, timeout=10)
 
-    def do(task: Task) -> Outcome:
+    def do(task: Task) -> TaskResult:
         together.wait()
-        return Outcome()
+        return TaskResult()
 
     assert len(run(Graph((FORWARD, PUT, GET), ((), (), ())), do)) == 3
 
@@ -63,7 +63,7 @@ def test_the_first_failure_is_raised_with_its_task_and_stops_the_other_lanes(fai
     """The others wait, as on a message that never comes, until they are told to give up."""
     cancel = threading.Event()
 
-    def do(task: Task) -> Outcome:
+    def do(task: Task) -> TaskResult:
         if task == failing:
             raise ValueError("no")
         assert cancel.wait(10)
@@ -79,7 +79,7 @@ def test_the_first_failure_is_raised_with_its_task_and_stops_the_other_lanes(fai
 def test_nothing_runs_after_a_failure() -> None:
     ran: list[Task] = []
 
-    def do(task: Task) -> Outcome:
+    def do(task: Task) -> TaskResult:
         ran.append(task)
         raise ValueError("no")
 
@@ -91,7 +91,7 @@ def test_nothing_runs_after_a_failure() -> None:
 def test_an_interrupt_of_the_compute_lane_stops_the_others() -> None:
     cancel = threading.Event()
 
-    def do(task: Task) -> Outcome:
+    def do(task: Task) -> TaskResult:
         if task.kind.resource is Resource.COMPUTE:
             raise KeyboardInterrupt
         assert cancel.wait(10)
@@ -106,7 +106,7 @@ def test_a_stop_from_outside_is_not_taken_for_the_end() -> None:
     cancel = threading.Event()
     cancel.set()
     with pytest.raises(Cancelled, match="stopped from outside"):
-        run(Graph((FORWARD,), ((),)), lambda task: Outcome(), cancel)
+        run(Graph((FORWARD,), ((),)), lambda task: TaskResult(), cancel)
 
 
 class Stopped(threading.Event):
@@ -139,10 +139,10 @@ def test_a_lane_that_gives_up_tells_the_others() -> None:
     needs.cancel = cancel
     ended = threading.Event()
 
-    def do(task: Task) -> Outcome:
+    def do(task: Task) -> TaskResult:
         while not cancel.looks:
             time.sleep(0.001)
-        return Outcome()
+        return TaskResult()
 
     def train() -> None:
         with contextlib.suppress(Cancelled):

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from funcpipe.core import Event, ScheduleKind, Sync
-from funcpipe.scheduler.costs import Cost
 from funcpipe.scheduler.graph import StepShape, build_graph
 from funcpipe.scheduler.pipeline import BUFFERS
 from funcpipe.scheduler.schedules import in_flight
-from funcpipe.scheduler.simulate import simulate
+from funcpipe.scheduler.simulator.costs import Cost
+from funcpipe.scheduler.simulator.simulate import simulate
 from funcpipe.scheduler.tasks import Kind, Task
 from tests.scheduler.shapes import chain_routes, shapes
 

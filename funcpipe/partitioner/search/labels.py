@@ -11,12 +11,12 @@ from dataclasses import fields
 
 import numpy as np
 
-from funcpipe.partitioner.search.aims import Aim
-from funcpipe.partitioner.search.duel import Duel
-from funcpipe.partitioner.search.field import Field
-from funcpipe.partitioner.search.horizon import Horizon, Labels, horizon_of
-from funcpipe.partitioner.search.window import Window
-from funcpipe.partitioner.stage_graph import IntArray
+from funcpipe.partitioner.problem.stage_graph import IntArray
+from funcpipe.partitioner.search.completion_bounds import CompletionBounds, Labels, completion_bounds
+from funcpipe.partitioner.search.dominance import Dominance
+from funcpipe.partitioner.search.incumbents import Aim
+from funcpipe.partitioner.search.option_network import OptionNetwork
+from funcpipe.partitioner.search.time_window import TimeWindow
 
 _BLOCK = 128
 
@@ -25,14 +25,14 @@ class TooManyLabels(Exception):
     """The window is too wide to be searched label by label."""
 
 
-def search(window: Window, aim: Aim, *, label_limit: float) -> Iterator[IntArray | None]:
+def search(window: TimeWindow, aim: Aim, *, label_limit: float) -> Iterator[IntArray | None]:
     """Yield None after each node, then the paths of all plans of `window` that may be what `aim` is after.
 
     A path is a column of options from the first stage to the last, filled up with −1. Raises TooManyLabels when more
     than `label_limit` labels would have to be compared.
     """
     field = window.field
-    horizon = horizon_of(window)
+    horizon = completion_bounds(window)
     nothing = np.zeros(1)
     columns = {item.name: nothing for item in fields(Labels)}
     at_node = [Labels(**{**columns, "option": np.array([-1]), "parent": np.array([-1])})]
@@ -51,7 +51,7 @@ def search(window: Window, aim: Aim, *, label_limit: float) -> Iterator[IntArray
     yield _paths(field, at_node)
 
 
-def _paths(field: Field, at_node: list[Labels]) -> IntArray:
+def _paths(field: OptionNetwork, at_node: list[Labels]) -> IntArray:
     found = []
     for label in range(len(at_node[-1].option)):
         node, path = field.start, []
@@ -66,7 +66,7 @@ def _paths(field: Field, at_node: list[Labels]) -> IntArray:
     return paths
 
 
-def _extended(field: Field, node: int, at_node: list[Labels]) -> Labels:
+def _extended(field: OptionNetwork, node: int, at_node: list[Labels]) -> Labels:
     """All labels of the nodes behind `node`, each with each option that leads there put in front."""
     chosen = np.arange(field.leaving[node], field.leaving[node + 1])
     behind = [at_node[after] for after in field.options.after[chosen]]
@@ -97,12 +97,12 @@ def _extended(field: Field, node: int, at_node: list[Labels]) -> Labels:
     )
 
 
-def _undominated(labels: Labels, horizon: Horizon, node: int, aim: Aim) -> Labels:
+def _undominated(labels: Labels, horizon: CompletionBounds, node: int, aim: Aim) -> Labels:
     """The labels of `node` that no other one beats, the most promising first."""
     labels = labels.take(np.argsort(horizon.cheapest_usd(labels, node), kind="stable"))
     if node == horizon.window.field.start:
         return labels
-    duel = Duel.of(labels, horizon, node, aim)
+    duel = Dominance.of(labels, horizon, node, aim)
     kept = np.empty(0, dtype=np.int64)
     for low in range(0, len(labels.option), _BLOCK):
         block = np.arange(low, min(low + _BLOCK, len(labels.option)))

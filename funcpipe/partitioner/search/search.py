@@ -15,15 +15,15 @@ from dataclasses import field as item
 import numpy as np
 
 from funcpipe.core import MB, Plan
-from funcpipe.partitioner.formulas import Array
-from funcpipe.partitioner.problem import Choice, Goal, Problem
-from funcpipe.partitioner.search.aims import CLOSE, Aim, Cheapest, Fastest
-from funcpipe.partitioner.search.field import Field, total
+from funcpipe.partitioner.cost.formulas import Array
+from funcpipe.partitioner.problem.problem import Choice, Goal, Problem
+from funcpipe.partitioner.problem.stage_graph import IntArray, build_stage_graph
+from funcpipe.partitioner.search.incumbents import CLOSE, Aim, Cheapest, Fastest
+from funcpipe.partitioner.search.initial_bounds import InitialBounds, initial_bounds
 from funcpipe.partitioner.search.labels import TooManyLabels, search
+from funcpipe.partitioner.search.option_network import OptionNetwork, total
 from funcpipe.partitioner.search.spaces import Space, counted, spaces
-from funcpipe.partitioner.search.sweep import Sweep, sweep
-from funcpipe.partitioner.search.window import Window, tighten
-from funcpipe.partitioner.stage_graph import IntArray, build_stage_graph
+from funcpipe.partitioner.search.time_window import TimeWindow, tighten
 
 _SEARCHABLE = 2000
 _LABELS = 100_000
@@ -82,7 +82,7 @@ class _Entry:
     first: float
     number: int
     space: Space = item(compare=False)
-    window: Window = item(compare=False)
+    window: TimeWindow = item(compare=False)
     counted: bool = item(compare=False)
 
 
@@ -110,7 +110,7 @@ class Search:
         """Search until nothing better can exist, or time is up and something is found."""
         swept = []
         for space in self.among:
-            first_look = sweep(space.field)
+            first_look = initial_bounds(space.field)
             if first_look is not None:
                 self._offer(space, space.field, first_look.paths)
                 swept.append((space, first_look))
@@ -127,7 +127,7 @@ class Search:
             return True
         return False
 
-    def _cut(self, space: Space, look: Sweep) -> None:
+    def _cut(self, space: Space, look: InitialBounds) -> None:
         """Queue the windows of a space."""
         low_s = look.fastest_s * (1 - _ROUNDING)
         latest_s = min(look.slowest_s * (1 + _ROUNDING), self.aim.latest_s)
@@ -148,7 +148,7 @@ class Search:
     def _push_part(self, space: Space, times_s: Array, seconds_usd: Array, part: IntArray) -> None:
         """Queue the window of the steps of time `part`."""
         low_s, second_usd = float(times_s[part[0]]), float(seconds_usd[part].min())
-        window = Window(
+        window = TimeWindow(
             field=space.field,
             low_s=low_s,
             high_s=float(times_s[part[-1] + 1]),
@@ -172,7 +172,7 @@ class Search:
             for part in (window.at(high_s=middle_s), window.at(low_s=middle_s)):
                 self._push(space, part, counted=entry.counted)
 
-    def _searched(self, space: Space, window: Window, *, label_limit: float) -> bool:
+    def _searched(self, space: Space, window: TimeWindow, *, label_limit: float) -> bool:
         """Search the window label by label; false if it is too large for that."""
         if len(window.field) > _SEARCHABLE and label_limit < math.inf:
             return False
@@ -186,17 +186,17 @@ class Search:
             return False
         return True
 
-    def _push(self, space: Space, window: Window, *, counted: bool) -> None:
+    def _push(self, space: Space, window: TimeWindow, *, counted: bool) -> None:
         too_late, too_dear = window.low_s > self.aim.latest_s, window.bound_usd >= self._threshold_usd(window)
         if too_late or too_dear or not len(window.field):
             return
         first = self.aim.first(window.bound_usd, window.low_s)
         heapq.heappush(self._queue, _Entry(first, next(self._numbers), space, window, counted))
 
-    def _threshold_usd(self, window: Window) -> float:
+    def _threshold_usd(self, window: TimeWindow) -> float:
         return float(self.aim.threshold_usd(np.array([window.low_s]))[0])
 
-    def _offer(self, space: Space, field: Field, paths: IntArray) -> None:
+    def _offer(self, space: Space, field: OptionNetwork, paths: IntArray) -> None:
         """Make known the plans that the columns of `paths` stand for, as far as the space admits them."""
         totals = total(field, paths)
         allowed = totals.fits & (totals.stages >= space.fewest) & (totals.stages <= space.most)

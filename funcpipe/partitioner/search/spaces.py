@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from funcpipe.core import ScheduleKind
-from funcpipe.partitioner.formulas import Setting, round_shares
-from funcpipe.partitioner.options import BoolArray, Options, price_options, ways
-from funcpipe.partitioner.problem import Choice, Problem
-from funcpipe.partitioner.search.field import Field, without_dominated
-from funcpipe.partitioner.stage_graph import IntArray, StageGraph
+from funcpipe.partitioner.cost.formulas import Setting, round_shares
+from funcpipe.partitioner.problem.options import BoolArray, Options, price_options, ways
+from funcpipe.partitioner.problem.problem import Choice, Problem
+from funcpipe.partitioner.problem.stage_graph import IntArray, StageGraph
+from funcpipe.partitioner.search.option_network import OptionNetwork, without_dominated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,12 +24,12 @@ class Space:
     setting: Setting
     graph: StageGraph
     options: Options
-    field: Field
+    field: OptionNetwork
     fewest: int
     most: int
     counted: bool
 
-    def choices(self, field: Field, path: IntArray) -> list[Choice]:
+    def choices(self, field: OptionNetwork, path: IntArray) -> list[Choice]:
         """The stages that a path through `field`, a part of this space's, stands for."""
         return [self.options.choice(int(field.number[option]), self.graph) for option in path if option >= 0]
 
@@ -59,14 +59,14 @@ def spaces(problem: Problem, graph: StageGraph, keep: Keep | None = None) -> Ite
                     setting=setting,
                     graph=graph,
                     options=options,
-                    field=Field.of(options, setting, start=graph.start),
+                    field=OptionNetwork.of(options, setting, start=graph.start),
                     fewest=fewest,
                     most=upto,
                     counted=setting.schedule is ScheduleKind.GPIPE and fewest == 1 and upto == graph.layers,
                 )
 
 
-def counted(space: Space, field: Field) -> Field:
+def counted(space: Space, field: OptionNetwork) -> OptionNetwork:
     """`field` with as many stages as `space` admits: its nodes know how many stages lie behind them, and its options
     are those that fit with so many.
     """
@@ -83,8 +83,8 @@ def counted(space: Space, field: Field) -> Field:
     nodes_before = np.where(at_start, start, before * wide + behind + 1)
     share = round_shares(field.setting, space.most)[::-1][behind]
     parts = options.take(repeated).at(before=nodes_before, after=after * wide + behind, share=share).take(possible)
-    fresh = Field.of(parts, field.setting, start=start)
-    return Field(
+    fresh = OptionNetwork.of(parts, field.setting, start=start)
+    return OptionNetwork(
         options=fresh.options,
         number=field.number[repeated[possible]][fresh.number],
         start=fresh.start,

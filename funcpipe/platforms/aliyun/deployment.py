@@ -14,8 +14,8 @@ from funcpipe.platforms.aliyun.account import Account, code_of, explained
 from funcpipe.platforms.aliyun.bucket import Bucket
 from funcpipe.platforms.aliyun.names import bucket_name, oss_endpoint, role_name, storage_url
 from funcpipe.platforms.aliyun.template import Shape
-from funcpipe.platforms.docker import Docker
-from funcpipe.platforms.package import Package
+from funcpipe.platforms.shared.docker import Docker
+from funcpipe.platforms.shared.package import Package
 
 _RAM = "2015-05-01"
 _MISSING = ("FunctionNotFound", "AsyncConfigNotExists", "AsyncInvokeConfigNotFound", "EntityNotExist")

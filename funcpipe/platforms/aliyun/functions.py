@@ -14,7 +14,7 @@ from funcpipe.errors import PlatformRefused
 from funcpipe.platforms.aliyun.account import Account, code_of, explained
 from funcpipe.platforms.aliyun.names import bucket_name, function_name, storage_url
 from funcpipe.platforms.base import Cause, Handle, State, Status, StorageUrls
-from funcpipe.platforms.polling import STOP_WITHIN_S, Polling, payload_of
+from funcpipe.platforms.shared.polling import STOP_WITHIN_S, Polling, payload_of
 
 POLLING = Polling(every_s=2.0)
 """Pause between two questions how a function fares; they are free."""

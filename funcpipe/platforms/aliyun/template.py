@@ -8,7 +8,7 @@ from typing import Any
 from funcpipe.core import FunctionSize, PlatformSpec, checks
 from funcpipe.errors import InvalidValue
 from funcpipe.platforms.aliyun.names import function_name
-from funcpipe.platforms.package import Package, make_package
+from funcpipe.platforms.shared.package import Package, make_package
 
 PORT = 9000
 RUNS = "runs"
@@ -19,7 +19,7 @@ _MOST_LIFETIME_S = 86_400
 _QUEUED_S = 300  # a task that could not start by then is given up
 _MOST_VCPU, _MOST_MEMORY_MB, _MEMORY_STEP_MB = 16.0, 32_768, 64
 _VCPU_STEP = 0.05
-_COMMAND = ("python", "-m", "funcpipe.handlers.aliyun_fc")
+_COMMAND = ("python", "-m", "funcpipe.platforms.entry.aliyun_fc")
 
 Node = dict[str, Any]
 

@@ -11,8 +11,8 @@ from funcpipe.platforms.aws.account import Account, advice, explained
 from funcpipe.platforms.aws.functions import bucket_name
 from funcpipe.platforms.aws.image import Workshop, ensure_image, image_bytes
 from funcpipe.platforms.aws.template import IMAGE_PARAMETER, Shape, log_group, template_text
-from funcpipe.platforms.docker import Docker
-from funcpipe.platforms.package import Package
+from funcpipe.platforms.shared.docker import Docker
+from funcpipe.platforms.shared.package import Package
 
 _POLL_S = 5.0
 _DEAD = {"ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "CREATE_FAILED", "DELETE_FAILED", "REVIEW_IN_PROGRESS"}

@@ -11,7 +11,7 @@ from funcpipe.platforms.aws import endings
 from funcpipe.platforms.aws.account import Account, explained
 from funcpipe.platforms.aws.template import FAILURES, LEAST_MEMORY_MB, MOST_MEMORY_MB, RUNS, function_name, log_group
 from funcpipe.platforms.base import Handle, State, Status, StorageUrls
-from funcpipe.platforms.polling import STOP_WITHIN_S, Polling, payload_of
+from funcpipe.platforms.shared.polling import STOP_WITHIN_S, Polling, payload_of
 
 POLLING = Polling(every_s=3.0)
 """Pause between two looks at logs and records: a listing, $0.006 an hour, and a search that is free."""

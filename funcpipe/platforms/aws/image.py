@@ -8,10 +8,10 @@ from typing import Any
 from funcpipe.errors import PlatformError, PlatformRefused
 from funcpipe.platforms.aws.account import Account, advice, explained
 from funcpipe.platforms.aws.template import SOURCES, log_group
-from funcpipe.platforms.docker import Docker
-from funcpipe.platforms.package import Package, make_package
+from funcpipe.platforms.shared.docker import Docker
+from funcpipe.platforms.shared.package import Package, make_package
 
-_COMMAND = ("python", "-m", "awslambdaric", "funcpipe.handlers.aws_lambda.handler")
+_COMMAND = ("python", "-m", "awslambdaric", "funcpipe.platforms.entry.aws_lambda.handler")
 _POLL_S = 5.0
 
 

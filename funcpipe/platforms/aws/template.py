@@ -7,7 +7,7 @@ from typing import Any
 
 from funcpipe.core import checks
 from funcpipe.errors import InvalidValue
-from funcpipe.platforms.package import MOST_IMAGE_BYTES
+from funcpipe.platforms.shared.package import MOST_IMAGE_BYTES
 
 LEAST_MEMORY_MB, MOST_MEMORY_MB = 128, 10_240
 LIFETIME_S = 900

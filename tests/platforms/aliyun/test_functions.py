@@ -9,19 +9,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from funcpipe.comm.keys import Keys
-from funcpipe.comm.notes import get_note
+from funcpipe.client.job import Job
+from funcpipe.client.launch import launch
+from funcpipe.client.upload import upload
 from funcpipe.core import Plan, PlatformSpec, WorkerReport, WorkerSpec
 from funcpipe.errors import PlatformRefused
-from funcpipe.job import Job
-from funcpipe.launch import launch
 from funcpipe.platforms.aliyun.account import Account
 from funcpipe.platforms.aliyun.deployment import Deployer
 from funcpipe.platforms.aliyun.functions import AliyunPlatform, status_of
 from funcpipe.platforms.base import Cause, Handle, State, Status
 from funcpipe.platforms.catalog import open_storage
-from funcpipe.platforms.files import FileStorage
-from funcpipe.upload import upload
+from funcpipe.platforms.local.files import FileStorage
+from funcpipe.runstate.documents import get_document
+from funcpipe.runstate.keys import Keys
 from tests.cloud_emulation.aliyun import AliyunCloud
 from tests.e2e import small
 from tests.in_process import make_job, run_workers
@@ -93,7 +93,7 @@ def test_a_worker_that_fails_is_a_failed_task_with_a_report(
     assert (status.state, status.cause) == (State.FAILED, Cause.CRASHED)
     assert "WorkerFailed" in status.reason
     key = Keys("run-1").worker_report("s0.r0", 0)
-    report = get_note(open_storage(url), WorkerReport, key)
+    report = get_document(open_storage(url), WorkerReport, key)
     assert "the loss function fails" in str(report.error)
     assert [line for line in cloud.lines if line.startswith("FC Invoke Start RequestId: ")]
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from funcpipe.client.launch import launch
 from funcpipe.core import PlatformSpec
-from funcpipe.launch import launch
 from funcpipe.platforms.aliyun.account import Account
 from funcpipe.platforms.aliyun.functions import AliyunPlatform
 from funcpipe.platforms.catalog import open_storage

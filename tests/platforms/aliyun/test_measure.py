@@ -4,11 +4,11 @@ import pytest
 from torch.nn import functional as F
 
 from funcpipe.api import FuncPipe
+from funcpipe.client.site import Site
 from funcpipe.errors import PlatformRefused
 from funcpipe.platforms.aliyun.account import Account
 from funcpipe.platforms.aliyun.functions import AliyunPlatform
 from funcpipe.platforms.catalog import load_spec, open_storage
-from funcpipe.site import Site
 from tests.e2e import small
 from tests.platforms.aliyun.conftest import OFTEN, SIZE
 

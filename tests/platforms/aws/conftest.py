@@ -10,8 +10,8 @@ from funcpipe.platforms.aws.image import lambda_package
 from funcpipe.platforms.aws.template import Shape
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import load_spec, open_storage
-from funcpipe.platforms.docker import Docker
-from funcpipe.platforms.polling import Polling
+from funcpipe.platforms.shared.docker import Docker
+from funcpipe.platforms.shared.polling import Polling
 from tests.cloud_emulation.aws import AwsCloud, aws_cloud
 from tests.cloud_emulation.lambda_runtime import REGION
 from tests.cloud_emulation.moto import moto_endpoint

@@ -13,7 +13,7 @@ from funcpipe.platforms.aws.account import Account, advice
 from funcpipe.platforms.aws.deployment import Deployed, Deployer
 from funcpipe.platforms.aws.image import lambda_package
 from funcpipe.platforms.aws.template import Shape
-from funcpipe.platforms.docker import Docker
+from funcpipe.platforms.shared.docker import Docker
 from tests.cloud_emulation.aws import AwsCloud
 
 pytestmark = pytest.mark.slow

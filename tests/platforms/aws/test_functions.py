@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from funcpipe.comm.keys import Keys
+from funcpipe.client.launch import launch
+from funcpipe.client.upload import upload
 from funcpipe.core import WorkerSpec
 from funcpipe.errors import DeadlineExceeded, PlatformRefused
-from funcpipe.launch import launch
 from funcpipe.platforms.aws.account import Account
 from funcpipe.platforms.aws.deployment import Deployer
 from funcpipe.platforms.aws.functions import AwsPlatform
 from funcpipe.platforms.base import Cause, Handle, State, Status, Storage
 from funcpipe.platforms.catalog import load_spec, open_storage
-from funcpipe.platforms.polling import Polling
-from funcpipe.upload import upload
+from funcpipe.platforms.shared.polling import Polling
+from funcpipe.runstate.keys import Keys
 from tests.cloud_emulation.aws import AwsCloud
 from tests.e2e import small
 from tests.in_process import make_job, run_workers

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from funcpipe.cli import main
+from funcpipe.client.launch import launch
 from funcpipe.core import write
-from funcpipe.launch import launch
 from funcpipe.platforms.aws.account import Account
 from funcpipe.platforms.aws.functions import AwsPlatform
 from funcpipe.platforms.base import Storage

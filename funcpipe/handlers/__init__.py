@@ -1,1 +1,0 @@
-"""What a cloud calls in a function, one module per runtime."""

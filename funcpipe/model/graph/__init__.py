@@ -1,0 +1,20 @@
+"""An ordinary nn.Module and a sample become a graph of layers, with the values that pass between them."""
+
+from typing import TYPE_CHECKING, Any
+
+from funcpipe.model.graph.signature import Signature
+from funcpipe.model.graph.values import Attempt, Crossing, Layer, LayerGraph, Statistic, Tie, Value
+
+if TYPE_CHECKING:
+    from funcpipe.model.graph.tracing import trace
+
+__all__ = ["Attempt", "Crossing", "Layer", "LayerGraph", "Signature", "Statistic", "Tie", "Value", "trace"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load the tracers when they are asked for: functions that only run a stage have no use for their memory."""
+    if name != "trace":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from funcpipe.model.graph.tracing import trace
+
+    return trace

@@ -1,0 +1,94 @@
+"""Nodes in the order of the user's code, gathered into layers: one for each call of an innermost module."""
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch.fx
+from torch import nn
+
+from funcpipe.errors import ModelError
+from funcpipe.model.graph.batch_dims import BATCH
+from funcpipe.model.graph.observe import Seen
+from funcpipe.model.graph.replicated_values import needed
+from funcpipe.model.graph.values import Layer
+
+Nodes = tuple[torch.fx.Node, torch.fx.Node]
+
+
+def layers_of(
+    module: torch.fx.GraphModule,
+    model: nn.Module,
+    outputs: Sequence[Any],
+    seen: Mapping[str, Seen],
+    together: Iterable[Nodes],
+) -> tuple[Layer, ...]:
+    """The layers of a traced `model`, in an order in which they can run.
+
+    Each call of a module without children (or one that was traced whole) begins a layer; the operations between such
+    calls belong to the layer before them, those ahead of the first to the first. An item of a tuple belongs to the
+    layer that made the tuple. Free nodes belong to every layer that uses them. Between two nodes of a pair in
+    `together` there is no boundary.
+    """
+    _move_items(module.graph, seen)
+    nodes = [node for node in module.graph.nodes if node.op in _WORK and not node.meta.get("free")]
+    if not nodes:
+        raise ModelError(f"{type(model).__name__} computes nothing that could be trained: its graph is empty")
+    groups = _joined(_groups(nodes, type(model).__name__), together)
+    layers = []
+    for i, (name, members) in enumerate(groups):
+        used = [item for node in members for item in node.all_input_nodes]
+        if i == len(groups) - 1:
+            used += [item for item in outputs if isinstance(item, torch.fx.Node)]
+        read = needed(used)
+        inputs = dict.fromkeys(item.meta["input"] for item in used if item.op == "placeholder")
+        draws = frozenset(name for node in members for name in seen[node.name].draws)
+        changes = frozenset(name for node in members for name in seen[node.name].changes)
+        layers.append(Layer(name, (*read, *members), tuple(name for name in inputs if name != BATCH), draws, changes))
+    return tuple(layers)
+
+
+_WORK = ("call_module", "call_function", "call_method")
+
+
+def _move_items(graph: torch.fx.Graph, seen: Mapping[str, Seen]) -> None:
+    """Put each constant item of what is no tensor directly behind what it is an item of."""
+    for node in list(graph.nodes):
+        if node.op != "call_function" or node.target is not operator.getitem:
+            continue
+        whole, key = node.args
+        if isinstance(whole, torch.fx.Node) and isinstance(key, int | str) and seen[whole.name].tree.build is not None:
+            whole.append(node)
+            node.meta["call"] = whole.meta.get("call")
+
+
+def _groups(nodes: Sequence[torch.fx.Node], title: str) -> list[tuple[str, list[torch.fx.Node]]]:
+    """`nodes` cut where a call of an innermost module begins, with the name of each piece."""
+    calls = [node.meta.get("call") for node in nodes]
+    current = next((call for call in calls if call is not None), (title, None))
+    numbers: dict[str, dict[Any, int]] = {}
+    groups: dict[str, list[torch.fx.Node]] = {}
+    for node, call in zip(nodes, calls, strict=True):
+        current = call or current
+        path, key = current
+        number = numbers.setdefault(path, {}).setdefault(key, len(numbers[path]) + 1)
+        groups.setdefault(path if number == 1 else f"{path}#{number}", []).append(node)
+    return list(groups.items())
+
+
+def _joined(
+    groups: list[tuple[str, list[torch.fx.Node]]], together: Iterable[Nodes]
+) -> list[tuple[str, list[torch.fx.Node]]]:
+    """`groups` with those between the two nodes of each pair made one, under the first one's name."""
+    number = {node: i for i, (_, members) in enumerate(groups) for node in members}
+    closed: set[int] = set()  # boundaries, by the group behind them, that must not be cut
+    for pair in together:
+        places = sorted(number[node] for node in pair if node in number)
+        closed.update(range(places[0] + 1, places[-1] + 1) if places else ())
+    joined: list[tuple[str, list[torch.fx.Node]]] = []
+    for i, (name, members) in enumerate(groups):
+        if i in closed:
+            joined[-1][1].extend(members)
+        else:
+            joined.append((name, list(members)))
+    return joined

@@ -1,0 +1,28 @@
+"""The seed of every layer's random numbers: a function of run, step, micro-batch and layer, never of the plan."""
+
+import hashlib
+import random
+from collections.abc import Collection
+
+import numpy as np
+import torch
+
+
+def layer_seed(seed: int, step: int, micro_batch: int, layer_name: str) -> int:
+    """The seed of torch's default generator at the start of a layer: the same under any plan, and when computed
+    again.
+    """
+    text = f"{seed}/{step}/{micro_batch}/{layer_name}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
+
+
+def reseed(seed: int, generators: Collection[str] = ("torch",)) -> None:
+    """Set generators to `seed`: torch's default one of the CPU; "numpy" and "random", the global ones of these
+    modules.
+    """
+    if "torch" in generators:
+        torch.default_generator.manual_seed(seed)
+    if "numpy" in generators:
+        np.random.seed(seed % 2**32)
+    if "random" in generators:
+        random.seed(seed)

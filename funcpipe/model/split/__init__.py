@@ -1,0 +1,7 @@
+"""A layer graph is cut into stages, each a module of its own that can be sent to another process."""
+
+from funcpipe.model.split.bundle import dump_stage, load_stage
+from funcpipe.model.split.cut import split, stage_bounds
+from funcpipe.model.split.stage import StageModule
+
+__all__ = ["StageModule", "dump_stage", "load_stage", "split", "stage_bounds"]

@@ -1,0 +1,206 @@
+"""A stage as bytes: its code by pickle, its tensors apart, so that it can be loaded where the user's files are not."""
+
+import contextlib
+import importlib
+import io
+import pickle
+import pickletools
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from contextvars import Context, ContextVar
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import cloudpickle
+import torch
+from torch import Tensor, nn
+from torch._library.custom_ops import OPDEFS
+from torch.nn.utils import parametrize
+
+from funcpipe.errors import ModelError
+from funcpipe.model.split.stage import StageModule
+
+
+def dump_stage(stage: StageModule, extra: Any) -> tuple[bytes, dict[str, Tensor]]:
+    """`stage` and whatever `extra` holds, as a bundle of code without any tensor's bytes, and the tensors by name.
+
+    A tensor that several names or objects refer to is there once, so that ties survive. The user's own modules go
+    along in the bundle. Raises ModelError where something cannot be sent.
+    """
+    buffer = io.BytesIO()
+    pickler = _Pickler(buffer, {id(t): name for name, t in _named(stage)})
+    try:
+        with _by_value():
+            pickler.dump((stage, extra))
+    except Exception as error:
+        raise ModelError(
+            f"the stage cannot be sent to another process: {type(error).__name__}: {error}; "
+            "make what it names inside a function instead of keeping it on the model, the loss or the data set"
+        ) from error
+    return buffer.getvalue(), pickler.tensors
+
+
+def load_stage(bundle: bytes, tensors: Mapping[str, Tensor]) -> tuple[StageModule, Any]:
+    """The stage and the extra that `dump_stage` wrote, holding `tensors`. Runs code from `bundle`: check its digest
+    first.
+    """
+    stage, extra = _Unpickler(io.BytesIO(bundle), tensors).load()
+    stage.train()
+    return stage, extra
+
+
+def imported_modules(bundle: bytes) -> frozenset[str]:
+    """The installed modules, besides torch and funcpipe, that loading `bundle` imports."""
+    words = {argument for _, argument, _ in pickletools.genops(bundle) if isinstance(argument, str)}
+    modules = {name: sys.modules[name] for name in words & sys.modules.keys()}
+    return frozenset(
+        name
+        for name, module in modules.items()
+        if _INSTALLED_FOLDERS & set(Path(getattr(module, "__file__", None) or "").parts)
+        and name.partition(".")[0] not in (*_INSTALLED, "cloudpickle")
+    )
+
+
+def _named(stage: StageModule) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of `stage` by name, the name that stands first in its state_dict last, so that it wins."""
+    named = [*stage.named_parameters(remove_duplicate=False), *stage.named_buffers(remove_duplicate=False)]
+    return reversed(named)
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Writes a reference in place of every tensor and keeps the tensor in `tensors`."""
+
+    def __init__(self, file: io.BytesIO, names: Mapping[int, str]) -> None:
+        super().__init__(file)
+        self.names = names
+        self.tensors: dict[str, Tensor] = {}
+        self.references: dict[int, tuple[Any, ...]] = {}
+        self.seen: list[Tensor] = []
+
+    def persistent_id(self, obj: Any) -> tuple[Any, ...] | None:
+        """What stands for `obj` in the pickle, if it is a tensor: its name, whether it is a parameter, its gradient
+        flag, its layout.
+        """
+        if not isinstance(obj, Tensor):
+            return None
+        if id(obj) not in self.references:
+            self.seen.append(obj)
+            name = self.names.get(id(obj), f"constant:{len(self.references)}")
+            self.tensors[name] = obj.detach()
+            trainable = obj.requires_grad and obj.is_leaf
+            self.references[id(obj)] = (name, isinstance(obj, nn.Parameter), trainable, tuple(obj.stride()))
+        return self.references[id(obj)]
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Operators of torch and context variables are written by name, parametrised modules as what they are made of;
+        the rest is cloudpickle's.
+        """
+        if isinstance(obj, ContextVar):
+            return _context_variable, (obj.name, _place(obj), _default(obj))
+        if isinstance(obj, torch._ops.OpOverload):
+            return _operator, (obj.namespace, obj._opname, obj._overloadname, _home(obj))
+        if isinstance(obj, nn.Module) and parametrize.is_parametrized(obj):
+            original = type(obj).__bases__[0]
+            return original.__new__, (original,), vars(obj), None, None, _parametrise
+        return super().reducer_override(obj)
+
+
+class _Unpickler(pickle.Unpickler):
+    """Puts tensors where the pickle refers to them."""
+
+    def __init__(self, file: io.BytesIO, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__(file)
+        self.tensors = tensors
+        self.made: dict[str, Tensor] = {}
+
+    def persistent_load(self, pid: tuple[Any, ...]) -> Tensor:
+        """The one tensor that `pid` stands for."""
+        name, is_parameter, trainable, stride = pid
+        if name not in self.made:
+            tensor = self.tensors[name].detach()
+            if tuple(tensor.stride()) != stride and 0 not in stride:
+                tensor = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
+            self.made[name] = nn.Parameter(tensor, trainable) if is_parameter else tensor.requires_grad_(trainable)
+        return self.made[name]
+
+
+def _place(variable: ContextVar[Any]) -> tuple[str, str] | tuple[()]:
+    """The installed module that holds `variable`, and under what name: hooks of packages refer to such variables."""
+    for module_name, module in list(sys.modules.items()):
+        for name, item in vars(module).items() if isinstance(module, ModuleType) else ():
+            if item is variable and not _is_users(module):
+                return module_name, name
+    return ()
+
+
+def _default(variable: ContextVar[Any]) -> dict[str, Any]:
+    try:
+        return {"default": Context().run(variable.get)}
+    except LookupError:
+        return {}
+
+
+def _context_variable(label: str, place: tuple[str, str] | tuple[()], default: Mapping[str, Any]) -> Any:
+    if not place:
+        return ContextVar(label, **default)
+    return getattr(importlib.import_module(place[0]), place[1])
+
+
+def _parametrise(module: nn.Module, state: Mapping[str, Any]) -> None:
+    """What `torch.nn.utils.parametrize` does to a module, once it has its `state`: torch itself does not pickle it."""
+    vars(module).update(state)
+    parametrize._inject_new_class(module)
+    parametrizations = module.parametrizations
+    assert isinstance(parametrizations, nn.ModuleDict)
+    for name in parametrizations:
+        parametrize._inject_property(module, name)
+
+
+def _home(operator: torch._ops.OpOverload) -> str | None:
+    """The module that makes `operator` known to torch when it is imported; None for torch's own operators."""
+    name = f"{operator.namespace}::{operator._opname}"
+    home = getattr(getattr(OPDEFS.get(name), "_init_fn", None), "__module__", None)
+    if home is None or home.partition(".")[0] == "torch":
+        return None
+    if home in sys.modules and _is_users(sys.modules[home]):
+        raise ModelError(f"the operator {name} is made by {home}, which functions do not have: install it as a package")
+    return str(home)
+
+
+def _operator(namespace: str, name: str, overload: str, home: str | None) -> Any:
+    if home is not None:
+        importlib.import_module(home)
+    return getattr(getattr(getattr(torch.ops, namespace), name), overload)
+
+
+@contextlib.contextmanager
+def _by_value() -> Iterator[None]:
+    """Within the context, the modules that a user wrote are pickled by value."""
+    known = cloudpickle.list_registry_pickle_by_value()
+    users = {module.__name__: module for module in list(sys.modules.values()) if _is_users(module)}
+    added = {name: module for name, module in users.items() if name not in known}
+    for module in added.values():
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in added.values():
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+_INSTALLED = ("funcpipe", "torch", "numpy")
+_INSTALLED_FOLDERS = {"site-packages", "dist-packages"}
+_SYSTEM = tuple(
+    str(Path(sysconfig.get_path(kind)).resolve()) for kind in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+
+
+def _is_users(module: ModuleType) -> bool:
+    """Whether `module` comes from a file that only this machine is sure to have."""
+    name, file = getattr(module, "__name__", ""), getattr(module, "__file__", None)
+    if file is None or name.partition(".")[0] in _INSTALLED or sys.modules.get(name) is not module:
+        return False
+    path = Path(file).resolve()
+    return not str(path).startswith(_SYSTEM) and not _INSTALLED_FOLDERS & set(path.parts)

@@ -1,0 +1,167 @@
+"""Where a model is cut: layers to stages, a plan's stages to layers."""
+
+from collections.abc import Collection, Mapping, Sequence
+
+import torch.fx
+from torch import Tensor, nn
+
+from funcpipe.core import Plan
+from funcpipe.errors import PlanError
+from funcpipe.model.graph.batch_dims import BATCH
+from funcpipe.model.graph.program import attribute, compile_nodes, plain
+from funcpipe.model.graph.tree import LEAF
+from funcpipe.model.graph.values import Crossing, Layer, LayerGraph
+from funcpipe.model.split.stage import Part, Recipe, StageModule
+
+
+def split(graph: LayerGraph, bounds: Sequence[tuple[int, int]]) -> tuple[StageModule, ...]:
+    """One module for each of `bounds`, [first, stop) in the graph's layers; raises PlanError unless they cover all
+    layers in order.
+
+    The modules share their parameters with the model that was traced.
+    """
+    expected = 0
+    for first, stop in bounds:
+        if first != expected or stop <= first:
+            raise PlanError(f"a stage of layers [{first}, {stop}) cannot follow one that stops at {expected}")
+        expected = stop
+    if expected != len(graph.layers):
+        raise PlanError(f"the stages hold {expected} layers, but {graph.name} has {len(graph.layers)}")
+    return tuple(stage_of(graph, first, stop) for first, stop in bounds)
+
+
+def stage_bounds(graph: LayerGraph, plan: Plan) -> tuple[tuple[int, int], ...]:
+    """The layers of `graph` that each stage of `plan` holds; PlanError if the plan was made for another model."""
+    bounds = []
+    first = 0
+    for i, stage in enumerate(plan.stages):
+        stop = first + len(stage.layers)
+        names = tuple(layer.name for layer in graph.layers[first:stop])
+        if not stage.layers or names != stage.layers:
+            planned, found = _difference(stage.layers, names)
+            whose = f" ({plan.model})" if plan.model else ""
+            raise PlanError(
+                f"the plan{whose} is for another model: stage {i} expects {planned} where {graph.name} has {found}; "
+                "profile this model and plan again"
+            )
+        bounds.append((first, stop))
+        first = stop
+    if first != len(graph.layers):
+        raise PlanError(
+            f"the plan is for another model: it ends with layer {graph.layers[first - 1].name!r}, but {graph.name} "
+            f"goes on with {graph.layers[first].name!r}; profile this model and plan again"
+        )
+    return tuple(bounds)
+
+
+def _difference(planned: Sequence[str], found: Sequence[str]) -> tuple[str, str]:
+    for i, name in enumerate(planned):
+        if i >= len(found):
+            return f"layer {name!r}", "no more layers"
+        if found[i] != name:
+            return f"layer {name!r}", f"{found[i]!r}"
+    return "no layer", f"{found[0]!r}" if found else "none"
+
+
+def stage_of(graph: LayerGraph, first: int, stop: int) -> StageModule:
+    """The layers [first, stop) as a module."""
+    layers = graph.layers[first:stop]
+    tensors = {name: tensor for layer in layers for name, tensor in graph.tensors_of(layer).items()}
+    stage = StageModule(
+        _recipe(graph, first, stop),
+        is_last=stop == len(graph.layers),
+        training=graph.training,
+        statistics=tuple(item for item in graph.statistics if item.names[0] in tensors),
+        shared=_shared(graph, first, stop, tensors),
+    )
+    nodes = [node for layer in layers for node in layer.nodes]
+    for kind in ("call_module", "get_attr"):
+        for target in dict.fromkeys(str(node.target) for node in nodes if node.op == kind):
+            _adopt(stage, target, graph)
+    return stage
+
+
+def _recipe(graph: LayerGraph, first: int, stop: int) -> Recipe:
+    layers = graph.layers[first:stop]
+    is_last = stop == len(graph.layers)
+    outputs = graph.outputs if is_last else ()
+    results = {node.name for node in outputs if isinstance(node, torch.fx.Node)}
+    read = results | {used.name for layer in layers for node in layer.nodes for used in node.all_input_nodes}
+    received = tuple(item for item in graph.crossings if item.producer < first and item.node in read)
+    sent = tuple(item for item in graph.crossings if first <= item.producer < stop <= item.consumers[-1])
+    values = {value.name: value for value in graph.values}
+    sources = {item.meta["input"]: item.name for item in graph.module.graph.nodes if item.op == "placeholder"}
+    placeholders = {name: node for name, node in sources.items() if node in read and name != BATCH}
+    batch_from = None
+    if sources.get(BATCH) in read:
+        placeholders, batch_from = _with_batch(graph, placeholders, received)
+    given = {*placeholders.values(), *(item.node for item in received)}
+    return Recipe(
+        parts=_parts(layers, results | {item.node for item in sent} | set(sources.values())),
+        placeholders=placeholders,
+        batch=(sources[BATCH], batch_from) if batch_from is not None else None,
+        copied=frozenset(name for layer in layers for name in layer.changes) & given,
+        received=received,
+        sent=sent,
+        values={name: values[name] for item in (*received, *sent) for name in item.names if name is not None},
+        outputs=plain(outputs),
+        output_tree=graph.output_tree if is_last else LEAF,
+    )
+
+
+def _with_batch(
+    graph: LayerGraph, placeholders: Mapping[str, str], received: Sequence[Crossing]
+) -> tuple[dict[str, str], str]:
+    """The model inputs that a stage needs to know the batch size, and the input or value that has it."""
+    values = {value.name: value for value in graph.values}
+    batched = [name for item in received for name in item.names if name is not None and values[name].batched]
+    known = [name for name in placeholders if name in graph.batched] + batched
+    if known:
+        return dict(placeholders), known[0]
+    sources = {item.meta["input"]: item.name for item in graph.module.graph.nodes if item.op == "placeholder"}
+    return {**placeholders, graph.batched[0]: sources[graph.batched[0]]}, graph.batched[0]
+
+
+def _parts(layers: Sequence[Layer], keep: Collection[str]) -> tuple[Part, ...]:
+    """The layers' calls; what several of them read from the model is read once."""
+    nodes: dict[torch.fx.Node, None] = {}
+    ends = []
+    for layer in layers:
+        nodes.update(dict.fromkeys(layer.nodes))
+        ends.append(len(nodes))
+    calls = compile_nodes(tuple(nodes), keep)
+    starts = [0, *ends]
+    return tuple(
+        Part(layer.name, calls[start:end], layer.draws) for layer, start, end in zip(layers, starts, ends, strict=False)
+    )
+
+
+def _shared(graph: LayerGraph, first: int, stop: int, held: Collection[str]) -> dict[str, str]:
+    """The trainable parameters, among the tensors `held`, that layers outside [first, stop) use as well, each with the
+    name that all stages know it by.
+    """
+    apart = [tie for tie in graph.ties if not all(first <= layer < stop for layer in tie.layers)]
+    return {name: tie.names[0] for tie in apart for name in tie.names if name in held}
+
+
+def _adopt(stage: StageModule, target: str, graph: LayerGraph) -> None:
+    """Hang what stands at `target` in the traced model below `stage`, at the same path, unless it is there already."""
+    *path, name = target.split(".")
+    owner: nn.Module = stage
+    for part in path:
+        if part not in owner._modules:
+            owner._modules[part] = nn.Module()
+        owner = owner._modules[part]  # type: ignore[assignment]
+    if name in owner._modules or name in owner._parameters or name in owner._buffers:
+        return
+    item = attribute(graph.module, target)
+    if isinstance(item, nn.Module):
+        owner._modules[name] = item
+    elif isinstance(item, nn.Parameter):
+        owner._parameters[name] = item
+    elif isinstance(item, Tensor):
+        owner._buffers[name] = item
+        if target not in graph.state:
+            owner._non_persistent_buffers_set.add(name)
+    else:
+        setattr(owner, name, item)

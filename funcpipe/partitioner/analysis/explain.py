@@ -1,0 +1,197 @@
+"""Why a plan is as it is: its memory and lanes stage by stage, what binds it, and what other choices would take."""
+
+from dataclasses import dataclass, replace
+
+from funcpipe.core import MB, ModelProfile, Plan, PlatformSpec, TrainingSpec
+from funcpipe.partitioner.analysis.second_best import second_best
+from funcpipe.partitioner.cost.evaluate import evaluate
+from funcpipe.partitioner.optimize import LAYER_LIMIT, merged_problem, unmerged
+from funcpipe.partitioner.problem.pins import NO_PINS, Pins
+from funcpipe.partitioner.problem.problem import Problem
+
+_NEAR = 0.98
+"""The share of a limit from which on it counts as binding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """Another plan beside the one explained: by how much its seconds, dollars and objective exceed it."""
+
+    what: str
+    more_s: float
+    more_usd: float
+    worse_by: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Smaller:
+    """A stage in the next smaller function: what it lacks there in megabytes, or what it would change."""
+
+    size: str
+    lacks_mb: float
+    change: Alternative | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageExplanation:
+    """One stage: layers, bytes by what takes them, and busy seconds of its lanes in one iteration."""
+
+    layers: tuple[str, ...]
+    size: str
+    memory_mb: int
+    recompute: bool
+    base_bytes: int
+    parameter_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    sync_buffer_bytes: int
+    constant_bytes: int
+    activation_bytes: int
+    workspace_bytes: int
+    waste_bytes: int
+    compute_s: float
+    upload_s: float
+    download_s: float
+    sync_s: float
+    smaller: Smaller | None
+
+    @property
+    def needs_bytes(self) -> int:
+        """All that one function holds at its peak."""
+        held = self.base_bytes + self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
+        held += self.sync_buffer_bytes + self.constant_bytes + self.activation_bytes + self.workspace_bytes
+        return held + self.waste_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """A plan explained. `objective` is in `unit`: dollars, time valued, or seconds; `second` the best other plan."""
+
+    plan: Plan
+    objective: float
+    unit: str
+    stages: tuple[StageExplanation, ...]
+    bottleneck: str
+    binding: tuple[str, ...]
+    second: Alternative | None
+
+
+def explain(
+    plan: Plan,
+    profile: ModelProfile,
+    spec: PlatformSpec,
+    training: TrainingSpec,
+    *,
+    pins: Pins = NO_PINS,
+    layer_limit: int = LAYER_LIMIT,
+) -> Explanation:
+    """Explain `plan`, made for this profile, platform and wish. Raises PlanError when they do not belong together."""
+    estimate = evaluate(plan, profile, spec)
+    priced = replace(plan, estimate=estimate)
+    whole = Problem(profile=profile, spec=spec, training=training, pins=pins)
+    return Explanation(
+        plan=priced,
+        objective=whole.goal.of_plan(priced),
+        unit="seconds" if whole.goal.counts_seconds else "dollars",
+        stages=tuple(_stage(priced, i, whole) for i in range(len(plan.stages))),
+        bottleneck=estimate.bottleneck,
+        binding=_binding(priced, whole),
+        second=_second(priced, whole, layer_limit),
+    )
+
+
+def _stage(plan: Plan, number: int, problem: Problem) -> StageExplanation:
+    assert plan.estimate is not None
+    stage, estimate = plan.stages[number], plan.estimate.stages[number]
+    layers = problem.profile.layers[stage.first : stage.stop]
+    parameters = problem.profile.parameter_bytes(stage.first, stage.stop)
+    optimizer = round(plan.optimizer.values_each(plan.replicas, sharded=plan.is_sharded) * parameters)
+    constant = sum(layer.constant_bytes for layer in layers)
+    workspace = max(layer.workspace_bytes for layer in layers)
+    each = plan.micro_batches // plan.replicas
+    return StageExplanation(
+        layers=stage.layers or tuple(name for layer in layers for name in layer.graph_layers),
+        size=stage.size,
+        memory_mb=stage.memory_mb,
+        recompute=stage.recompute,
+        base_bytes=estimate.base_bytes,
+        parameter_bytes=parameters,
+        gradient_bytes=parameters,
+        optimizer_bytes=optimizer,
+        sync_buffer_bytes=estimate.state_bytes - 2 * parameters - optimizer - constant,
+        constant_bytes=constant,
+        activation_bytes=estimate.activation_bytes - workspace,
+        workspace_bytes=workspace,
+        waste_bytes=estimate.waste_bytes,
+        compute_s=each * (estimate.forward_s + estimate.backward_s),
+        upload_s=each * (estimate.forward_upload_s + estimate.backward_upload_s),
+        download_s=each * (estimate.forward_download_s + estimate.backward_download_s),
+        sync_s=estimate.sync_s,
+        smaller=_smaller(plan, number, problem),
+    )
+
+
+def _smaller(plan: Plan, number: int, problem: Problem) -> Smaller | None:
+    """The stage in the next smaller function that the platform sells."""
+    sizes = [size for size in problem.spec.sizes if size.memory_mb < plan.stages[number].memory_mb]
+    if not sizes:
+        return None
+    stage = replace(plan.stages[number], size=sizes[-1].name, memory_mb=sizes[-1].memory_mb)
+    other = replace(plan, stages=(*plan.stages[:number], stage, *plan.stages[number + 1 :]))
+    estimate = evaluate(other, problem.profile, problem.spec)
+    lacks_mb = estimate.stages[number].memory_bytes / MB - sizes[-1].memory_mb
+    if lacks_mb > 0:
+        return Smaller(size=sizes[-1].name, lacks_mb=lacks_mb, change=None)
+    change = _beside(plan, replace(other, estimate=estimate), problem, f"stage {number} on {sizes[-1].name}")
+    return Smaller(size=sizes[-1].name, lacks_mb=0.0, change=change)
+
+
+def _beside(plan: Plan, other: Plan, problem: Problem, what: str) -> Alternative:
+    assert plan.estimate is not None
+    assert other.estimate is not None
+    return Alternative(
+        what=what,
+        more_s=other.estimate.iteration_s - plan.estimate.iteration_s,
+        more_usd=other.estimate.cost_usd - plan.estimate.cost_usd,
+        worse_by=problem.goal.of_plan(other) - problem.goal.of_plan(plan),
+    )
+
+
+def _second(plan: Plan, whole: Problem, layer_limit: int) -> Alternative | None:
+    """The best plan that is not this one, among the cuts that merging leaves."""
+    problem, starts = merged_problem(
+        whole.profile, whole.spec, whole.training, pins=whole.pins, layer_limit=layer_limit
+    )
+    place = {start: number for number, start in enumerate(starts)}
+    if any(stage.first not in place or stage.stop not in place for stage in plan.stages):
+        return None  # its cuts are not among those that were compared
+    stages = tuple(replace(stage, first=place[stage.first], stop=place[stage.stop]) for stage in plan.stages)
+    other = second_best(problem, replace(plan, stages=stages))
+    if other is None:
+        return None
+    moved = unmerged(other, starts)
+    shape = " | ".join(f"layers {s.first}-{s.stop - 1} on {s.size}" for s in moved.stages)
+    return _beside(
+        plan, moved, whole, f"{moved.replicas} × ({shape}), {moved.schedule.value}, synchronisation {moved.sync.value}"
+    )
+
+
+def _binding(plan: Plan, problem: Problem) -> tuple[str, ...]:
+    """The limits that the plan comes up against."""
+    estimate, goal, found = plan.estimate, problem.goal, []
+    assert estimate is not None
+    for i, stage in enumerate(plan.stages):
+        smaller = _smaller(plan, i, problem)
+        if smaller is not None and smaller.change is None:
+            found.append(f"memory of stage {i}: {smaller.lacks_mb:.0f} MB too much for {smaller.size}")
+        elif estimate.stages[i].memory_bytes > _NEAR * stage.memory_mb * MB:
+            found.append(f"memory of stage {i}: full to {estimate.stages[i].memory_bytes / MB / stage.memory_mb:.0%}")
+    if estimate.iteration_s > _NEAR * goal.deadline_s:
+        found.append(f"time: {estimate.iteration_s:.4g} s of {goal.deadline_s:.4g} s")
+    if estimate.cost_usd > _NEAR * goal.budget_usd:
+        found.append(f"budget: {estimate.cost_usd:.4g} $ of {goal.budget_usd:.4g} $")
+    if plan.workers + plan.replicas > problem.max_functions:
+        found.append(f"functions at once: {plan.workers} of {problem.max_functions}")
+    if plan.replicas in (min(problem.degrees), max(problem.degrees)) and problem.training.replicas is not None:
+        found.append(f"replicas: {plan.replicas} of {', '.join(map(str, problem.degrees))}")
+    return tuple(found)

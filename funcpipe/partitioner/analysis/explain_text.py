@@ -1,0 +1,82 @@
+"""Explanations as text for a terminal."""
+
+from collections.abc import Iterator
+
+from funcpipe.core import MB
+from funcpipe.partitioner.analysis.explain import Alternative, Explanation, StageExplanation
+
+
+def render(explanation: Explanation) -> str:
+    """The explanation in lines of at most some hundred characters."""
+    return "\n".join(_lines(explanation)) + "\n"
+
+
+def _lines(explanation: Explanation) -> Iterator[str]:
+    plan, estimate = explanation.plan, explanation.plan.estimate
+    assert estimate is not None
+    yield (
+        f"{plan.model or 'model'} on {plan.platform or 'platform'}: {_count(len(plan.stages), 'stage')} × "
+        f"{_count(plan.replicas, 'replica')}, {plan.schedule.value}, synchronisation {plan.sync.value}, "
+        f"{plan.wire.value} on the wire" + (", optimiser divided over the replicas" if plan.is_sharded else "")
+    )
+    yield (
+        f"an iteration of {plan.global_batch} samples: {estimate.iteration_s:.4g} s, {estimate.cost_usd:.4g} $ "
+        f"(functions {estimate.compute_usd:.4g} $, {estimate.puts} puts and {estimate.gets} gets "
+        f"{estimate.request_usd:.4g} $)"
+    )
+    if estimate.overhead_s or estimate.overhead_usd:
+        yield (
+            f"starting and handing over adds {estimate.overhead_s:.3g} s and {estimate.overhead_usd:.3g} $ "
+            "to each, over a function's life"
+        )
+    yield f"busiest: {explanation.bottleneck}"
+    for number, stage in enumerate(explanation.stages):
+        yield ""
+        yield from _stage_lines(number, stage, explanation.unit)
+    yield ""
+    yield "limits that bind: " + ("; ".join(explanation.binding) or "none")
+    if explanation.second is not None:
+        yield f"second-best plan: {_change(explanation.second, explanation.unit)}: {explanation.second.what}"
+
+
+def _stage_lines(number: int, stage: StageExplanation, unit: str) -> Iterator[str]:
+    names = stage.layers
+    listed = ", ".join(names) if len(names) <= 4 else f"{names[0]}, {names[1]}, … {names[-1]}"
+    again = ", recomputes" if stage.recompute else ""
+    yield f"stage {number} on {stage.size}{again}: {len(names)} layers ({listed})"
+    parts = {
+        "base": stage.base_bytes,
+        "parameters": stage.parameter_bytes,
+        "gradients": stage.gradient_bytes,
+        "optimiser": stage.optimizer_bytes,
+        "synchronisation buffers": stage.sync_buffer_bytes,
+        "constants": stage.constant_bytes,
+        "activations": stage.activation_bytes,
+        "workspace": stage.workspace_bytes,
+        "waste": stage.waste_bytes,
+    }
+    filled = " + ".join(f"{name} {size / MB:.0f}" for name, size in parts.items() if size)
+    yield f"  memory   {stage.needs_bytes / MB:.0f} of {stage.memory_mb} MB = {filled}"
+    yield (
+        f"  lanes    compute {stage.compute_s:.3g} s, upload {stage.upload_s:.3g} s, "
+        f"download {stage.download_s:.3g} s, then synchronisation {stage.sync_s:.3g} s"
+    )
+    if stage.smaller is None:
+        yield "  smaller  there is no smaller size"
+    elif stage.smaller.change is None:
+        yield f"  smaller  {stage.smaller.size} lacks {stage.smaller.lacks_mb:.0f} MB"
+    else:
+        yield f"  smaller  {stage.smaller.size} would be {_change(stage.smaller.change, unit)}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _change(change: Alternative, unit: str) -> str:
+    mark = "$" if unit == "dollars" else "s"
+    if change.worse_by == float("inf"):
+        verdict = "outside the limits"
+    else:
+        verdict = f"{abs(change.worse_by):.3g} {mark} {'worse' if change.worse_by >= 0 else 'better'} in all"
+    return f"{verdict} ({change.more_s:+.3g} s, {change.more_usd:+.3g} $)"

@@ -1,0 +1,117 @@
+"""The Pareto front of a problem: every plan that none beats both in time and in money, exactly."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from funcpipe.core import ModelProfile, Optimality, Plan, PlatformSpec, TrainingSpec
+from funcpipe.errors import Infeasible, InvalidValue
+from funcpipe.partitioner.optimize import LAYER_LIMIT, merged_problem, unmerged
+from funcpipe.partitioner.problem.pins import NO_PINS, Pins
+from funcpipe.partitioner.problem.problem import Goal, Problem
+from funcpipe.partitioner.search.exact import clock
+from funcpipe.partitioner.search.incumbents import Cheapest, Staircase
+from funcpipe.partitioner.search.infeasible import explain_infeasible
+from funcpipe.partitioner.search.search import Found, Search
+
+USD_PER_MB_S = 0.0000166667 / 1024
+"""What the paper's unit of money is in dollars: a megabyte of function memory for a second, on AWS Lambda."""
+
+PAPER_WEIGHTS = {f"2^{power}" if power else "0": (2.0**power if power else 0.0) for power in (0, 16, 19, 22)}
+"""The paper's weights of a second against a MB·s (FuncPipe, section 5.1)."""
+
+WORTH_IT = 0.8
+"""The share of speed-up to extra cost from which on the paper recommends a faster plan."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Front:
+    """Plans in ascending order of time and descending order of money.
+
+    `marked` names some of them by place: the optimum for each of the paper's weights, and `recommended`. A front of
+    status 'feasible' was cut short: plans may be missing from it, and better ones may exist.
+    """
+
+    FORMAT: ClassVar[str] = "funcpipe.front/1"
+
+    model: str
+    platform: str
+    global_batch: int
+    status: Optimality
+    solve_s: float
+    plans: tuple[Plan, ...]
+    marked: Mapping[str, int]
+    recommended: int
+
+
+def pareto_front(
+    profile: ModelProfile,
+    spec: PlatformSpec,
+    training: TrainingSpec,
+    *,
+    pins: Pins = NO_PINS,
+    time_limit_s: float | None = None,
+    layer_limit: int = LAYER_LIMIT,
+) -> Front:
+    """The front of all plans for `training`, whose time value, deadline and budget do not count.
+
+    Raises what `optimize` raises.
+    """
+    started_s = time.monotonic()
+    free = replace(training, time_value=0.0, deadline_s=None, budget_usd=None)
+    problem, starts = merged_problem(profile, spec, free, pins=pins, layer_limit=layer_limit)
+    found, complete = _search(problem, started_s, time_limit_s)
+    plans = tuple(unmerged(some.plan(problem), starts) for some in found)
+    points = [(some.iteration_s, some.cost_usd) for some in found]
+    return Front(
+        model=profile.model,
+        platform=spec.name,
+        global_batch=training.global_batch,
+        status=Optimality.OPTIMAL if complete else Optimality.FEASIBLE,
+        solve_s=time.monotonic() - started_s,
+        plans=plans,
+        marked={name: best_point(points, weight * USD_PER_MB_S) for name, weight in PAPER_WEIGHTS.items()},
+        recommended=recommended_point(points),
+    )
+
+
+def best_point(points: Sequence[tuple[float, float]], time_value_usd_s: float) -> int:
+    """The place of the point (seconds, dollars) with the least dollars, a second being worth so many."""
+    return min(range(len(points)), key=lambda i: points[i][1] + time_value_usd_s * points[i][0])
+
+
+def recommended_point(points: Sequence[tuple[float, float]]) -> int:
+    """The paper's choice: the fastest point whose speed-up over the cheapest is worth its extra cost.
+
+    Against the cheapest point it is faster by a share of at least 0.8 of the share by which it is dearer (FuncPipe,
+    section 5.1). Where none is, the cheapest. Raises InvalidValue for no points.
+    """
+    if not points:
+        raise InvalidValue("points", points, "must not be empty")
+    cheapest = min(range(len(points)), key=lambda i: (points[i][1], points[i][0]))
+    seconds, dollars = points[cheapest]
+    worth = [
+        i
+        for i, (s, c) in enumerate(points)
+        if i == cheapest or (c > dollars and (seconds / s - 1) / (c / dollars - 1) >= WORTH_IT)
+    ]
+    return min(worth, key=lambda i: points[i][0])
+
+
+def _search(problem: Problem, started_s: float, time_limit_s: float | None) -> tuple[list[Found], bool]:
+    """The plans of the front in ascending order of time, and whether it is all of it."""
+    time_is_up = clock(started_s, time_limit_s)
+    life_s = problem.goal.deadline_s
+    cheap = Search(problem, Cheapest(Goal(deadline_s=life_s)), time_is_up)
+    cheap.run()
+    if not cheap.found:
+        raise explain_infeasible(problem)
+    stairs = Staircase(latest_s=cheap.found[-1].iteration_s * (1 + 1e-9))
+    search = Search(problem, stairs, time_is_up)
+    search.run()
+    if not search.found:
+        raise Infeasible("no plan was found within the time limit")
+    standing = set(zip(stairs.seconds, stairs.dollars, strict=True))
+    on_front = {(some.iteration_s, some.cost_usd): some for some in search.found}
+    return [on_front[point] for point in sorted(standing)], search.complete and cheap.complete

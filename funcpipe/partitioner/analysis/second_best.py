@@ -1,0 +1,68 @@
+"""The second-best plan: the best of all plans but one."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from funcpipe.core import Plan
+from funcpipe.partitioner.cost.formulas import Setting
+from funcpipe.partitioner.problem.options import BoolArray, Options
+from funcpipe.partitioner.problem.problem import Choice, Problem
+from funcpipe.partitioner.problem.stage_graph import StageGraph, build_stage_graph
+from funcpipe.partitioner.search.search import Search, aim_of
+from funcpipe.partitioner.search.spaces import Space, spaces
+
+
+def second_best(problem: Problem, plan: Plan) -> Plan | None:
+    """The best plan other than `plan`, exactly; None if there is no other.
+
+    Any other plan has another setting, or begins with some of the same stages and goes on with a different one: all
+    these sets of plans are searched at once.
+    """
+    search = Search(problem, aim_of(problem.goal), among=_others(problem, plan))
+    search.run()
+    return search.found[-1].plan(problem) if search.found else None
+
+
+def choices_of(problem: Problem, plan: Plan) -> list[Choice]:
+    """The stages of `plan` as choices."""
+    names = [size.name for size in problem.spec.sizes]
+    return [Choice(stage.first, stage.stop, names.index(stage.size), stage.recompute) for stage in plan.stages]
+
+
+def _others(problem: Problem, plan: Plan) -> Iterator[Space]:
+    graph = build_stage_graph(problem.profile, admits=problem.placed.admits)
+    choices = choices_of(problem, plan)
+
+    def same(setting: Setting) -> bool:
+        return (setting.replicas, setting.schedule) == (plan.replicas, plan.schedule)
+
+    def other_setting(setting: Setting, options: Options) -> BoolArray:
+        return np.full(len(options), not same(setting))
+
+    yield from spaces(problem, graph, other_setting)
+    for alike in range(len(choices)):
+
+        def other_stage(setting: Setting, options: Options, alike: int = alike) -> BoolArray:
+            if not same(setting):
+                return np.zeros(len(options), dtype=bool)
+            return _branches_off(graph, options, choices[: alike + 1])
+
+        yield from spaces(problem, graph, other_stage)
+
+
+def _branches_off(graph: StageGraph, options: Options, choices: Sequence[Choice]) -> BoolArray:
+    """The options of plans that begin with all of `choices` but the last, and go on otherwise."""
+    first = graph.first[options.edge]
+    *alike, other = choices
+    kept: BoolArray = first > other.first
+    kept |= (first == other.first) & ~_is(graph, options, other)
+    for choice in alike:
+        kept |= _is(graph, options, choice)
+    return kept
+
+
+def _is(graph: StageGraph, options: Options, choice: Choice) -> BoolArray:
+    same_layers = (graph.first[options.edge] == choice.first) & (graph.stop[options.edge] == choice.stop)
+    result: BoolArray = same_layers & (options.size == choice.size) & (options.recompute == choice.recompute)
+    return result

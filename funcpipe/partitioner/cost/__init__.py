@@ -1,0 +1,1 @@
+"""The one cost model: seconds, bytes, dollars and requests of a plan."""

@@ -1,0 +1,109 @@
+"""Policies that cut the model but choose less than everything together: uniform, TPDMP-style, PipeDream's."""
+
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from funcpipe.core import Plan, Sync
+from funcpipe.partitioner.cost.formulas import Array, Setting, lane_times, sync_times
+from funcpipe.partitioner.policies.common import Cuts, best_of, fitted, plain_settings
+from funcpipe.partitioner.problem.options import edge_loads
+from funcpipe.partitioner.problem.problem import Goal, Problem, report
+from funcpipe.partitioner.problem.stage_graph import StageGraph, build_stage_graph
+from funcpipe.partitioner.search.search import best_for
+
+
+def uniform(problem: Problem, *, time_limit_s: float | None = None) -> Plan:
+    """Stages of as many layers each, one size for all: the best such plan."""
+    started_s = time.monotonic()
+    layers = len(problem.profile.layers)
+    plans = (
+        fitted(problem, setting, _even(layers, count), [size] * count)
+        for setting in problem.settings()
+        for count in range(1, layers + 1)
+        for size in sorted(problem.placed.open_sizes)
+    )
+    best = best_of(problem, plans, policy="uniform")
+    return report(best, problem.goal, name="uniform", bound=None, solve_s=time.monotonic() - started_s)
+
+
+def tpdmp(problem: Problem, *, time_limit_s: float | None = None) -> Plan:
+    """After TPDMP: for each function size the fastest plan with that size throughout, of these the best.
+
+    The partition follows throughput alone; only the size, the same for all stages, is chosen by the goal.
+    """
+    started_s = time.monotonic()
+    fastest = Goal(counts_seconds=True, deadline_s=problem.goal.deadline_s)
+    plans = (
+        best_for(replace(problem, spec=replace(problem.spec, sizes=(problem.spec.sizes[size],))), fastest)
+        for size in sorted(problem.placed.open_sizes)
+    )
+    best = best_of(problem, plans, policy="tpdmp")
+    return report(best, problem.goal, name="tpdmp", bound=None, solve_s=time.monotonic() - started_s)
+
+
+def pipedream(problem: Problem, *, time_limit_s: float | None = None) -> Plan:
+    """PipeDream's dynamic programme (Narayanan et al., SOSP 2019): stages whose slowest is as fast as can be.
+
+    For each function size, number of replicas and number of stages it finds the cuts with the least time of the slowest
+    stage, computing or sending or, spread over the micro-batches, synchronising; of all these plans the best is taken.
+    """
+    started_s = time.monotonic()
+    graph = build_stage_graph(problem.profile, admits=problem.placed.admits)
+    plans = (
+        fitted(problem, setting, cuts, [size] * len(cuts))
+        for setting in plain_settings(problem, Sync.PIPELINED)
+        for size, cuts in _balanced(problem, graph, setting)
+    )
+    best = best_of(problem, plans, policy="pipedream")
+    return report(best, problem.goal, name="pipedream", bound=None, solve_s=time.monotonic() - started_s)
+
+
+def _even(layers: int, count: int) -> Cuts:
+    """`count` stages of the same number of layers, give or take one."""
+    return list(itertools.pairwise(round(layers * i / count) for i in range(count + 1)))
+
+
+def _balanced(problem: Problem, graph: StageGraph, setting: Setting) -> Iterator[tuple[int, Cuts]]:
+    """For each size and number of stages the cuts with the least time of the slowest stage."""
+    loads = edge_loads(problem, graph)
+    lanes = lane_times(loads, setting, workers=setting.replicas)
+    sync_s = sync_times(loads, setting, workers=setting.replicas) / setting.micro_batches_each
+    busy = [
+        lanes.forward_s + lanes.backward_s,
+        lanes.forward_upload_s + lanes.backward_upload_s,
+        lanes.forward_download_s + lanes.backward_download_s,
+        sync_s,
+    ]
+    slowest_s = np.max(np.stack([np.broadcast_to(some, busy[0].shape) for some in busy]), axis=0)
+    most = min(graph.layers, problem.max_functions // setting.replicas)
+    for size in sorted(problem.placed.open_sizes):
+        for cuts in _least_peaks(graph, slowest_s[:, size], most):
+            yield size, cuts
+
+
+def _least_peaks(graph: StageGraph, peak: Array, most: int) -> Iterator[Cuts]:
+    """For each number of stages up to `most` the path whose greatest `peak` is the least, where there is one."""
+    nodes = len(graph.position)
+    least = np.full((most + 1, nodes), np.inf)
+    least[0, graph.end] = 0.0
+    choice = np.full((most + 1, nodes), -1)
+    for stages in range(1, most + 1):
+        reached = np.maximum(least[stages - 1, graph.after], peak)
+        order = np.argsort(-reached, kind="stable")  # the least is written last
+        least[stages, graph.before[order]] = reached[order]
+        choice[stages, graph.before[order]] = order
+        if np.isfinite(least[stages, graph.start]):
+            yield _path(graph, choice, stages)
+
+
+def _path(graph: StageGraph, choice: Array, stages: int) -> Cuts:
+    node, cuts = graph.start, []
+    for left in range(stages, 0, -1):
+        edge = int(choice[left, node])
+        cuts.append((int(graph.first[edge]), int(graph.stop[edge])))
+        node = int(graph.after[edge])
+    return cuts

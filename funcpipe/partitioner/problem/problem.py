@@ -1,0 +1,240 @@
+"""What is searched: the settings a plan can have, the goal, and the plan made of a choice of stages."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from funcpipe.core import (
+    ModelProfile,
+    Optimality,
+    Plan,
+    PlatformSpec,
+    ScheduleKind,
+    SolverReport,
+    Stage,
+    Streams,
+    Sync,
+    TrainingSpec,
+)
+from funcpipe.errors import PlanError
+from funcpipe.partitioner.cost.evaluate import column_of, evaluate
+from funcpipe.partitioner.cost.formulas import Array, Setting
+from funcpipe.partitioner.cost.sync_forms import choose
+from funcpipe.partitioner.problem.pins import NO_PINS, Pins, PlacedPins
+
+LIMIT_SLACK = 1e-9
+"""Share by which seconds and dollars may exceed their limit: rounding, not licence."""
+
+SYNC_TIME_VALUES = (3.84, 245.76)
+"""Dollars that a saved hour is worth in the paper's settings with the least and the most weight on time, but none."""
+
+GAP_OF_A_PROOF = 1e-6
+"""A plan whose objective is proved to be within this share of the best possible is called optimal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """What makes one plan better than another: fewer dollars, time being worth something, within the deadline.
+
+    With a budget: fewer seconds, among the plans whose dollars stay within it.
+    """
+
+    time_value_usd_s: float = 0.0
+    deadline_s: float = math.inf
+    budget_usd: float = math.inf
+    counts_seconds: bool = False
+
+    def objective(self, iteration_s: Array, cost_usd: Array) -> Array:
+        """What is to be as small as can be: dollars, or seconds under a budget; infinite where a limit is broken."""
+        slack = 1 + LIMIT_SLACK
+        allowed = (iteration_s <= self.deadline_s * slack) & (cost_usd <= self.budget_usd * slack)
+        value = iteration_s if self.counts_seconds else cost_usd + self.time_value_usd_s * iteration_s
+        return np.where(allowed, value, np.inf)
+
+    def of_plan(self, plan: Plan) -> float:
+        """The objective of a plan that has an estimate."""
+        assert plan.estimate is not None
+        return float(self.objective(np.array(plan.estimate.iteration_s), np.array(plan.estimate.cost_usd)))
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One stage of a plan to be: layers `first` up to `stop` on the platform's size number `size`."""
+
+    first: int
+    stop: int
+    size: int
+    recompute: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One planning problem: a profile on a platform, trained as asked, with what is pinned. Checked where it is made.
+
+    Raises PlanError when batch, micro-batch and replicas do not divide, or a size was not measured; InvalidValue for
+    pins that name what does not exist.
+    """
+
+    profile: ModelProfile
+    spec: PlatformSpec
+    training: TrainingSpec
+    pins: Pins = NO_PINS
+
+    def __post_init__(self) -> None:
+        for size in self.spec.sizes:
+            column_of(size.name, self.profile)
+        micro_batch, batch = self.profile.micro_batch, self.training.global_batch
+        if batch % micro_batch:
+            raise PlanError(
+                f"the global batch {batch} is not a multiple of the profile's micro-batch {micro_batch}; "
+                f"the nearest that are: {batch // micro_batch * micro_batch or micro_batch} and "
+                f"{-(-batch // micro_batch) * micro_batch}"
+            )
+        for degree in (*(self.training.replicas or ()), *(self.pins.replicas or ())):
+            if self.micro_batches % degree:
+                raise PlanError(
+                    f"{degree} replicas cannot share {self.micro_batches} micro-batches of {micro_batch} evenly; "
+                    f"possible degrees: {', '.join(map(str, _divisors(self.micro_batches)))}"
+                )
+        _ = self.placed
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of a global batch."""
+        return self.training.global_batch // self.profile.micro_batch
+
+    @property
+    def max_functions(self) -> int:
+        """How many functions may run at once."""
+        return min(self.spec.max_functions, self.pins.max_functions or self.spec.max_functions)
+
+    @property
+    def degrees(self) -> tuple[int, ...]:
+        """The numbers of replicas that may be chosen, in ascending order."""
+        wanted = set(self.training.replicas or _divisors(self.micro_batches))
+        if self.pins.replicas is not None:
+            wanted &= set(self.pins.replicas)
+        return tuple(sorted(degree for degree in wanted if degree <= self.max_functions))
+
+    @cached_property
+    def placed(self) -> PlacedPins:
+        """The pins in terms of the profile's layers."""
+        return PlacedPins(self.pins, self.profile, self.spec)
+
+    @cached_property
+    def goal(self) -> Goal:
+        """What is asked for. An iteration fits into a function's life; where nothing costs anything, time decides."""
+        training, spec = self.training, self.spec
+        prices = (spec.price_put_usd, spec.price_get_usd, *(size.price_usd_s for size in spec.sizes))
+        free = not any(prices) and training.time_value == 0
+        life_s = math.inf if spec.lifetime_s is None else spec.lifetime_s - spec.cold_start_s
+        return Goal(
+            time_value_usd_s=(1.0 if free else training.time_value) / 3600,
+            deadline_s=min(life_s, math.inf if training.deadline_s is None else training.deadline_s),
+            budget_usd=math.inf if training.budget_usd is None else training.budget_usd,
+            counts_seconds=training.budget_usd is not None,
+        )
+
+    def settings(self) -> tuple[Setting, ...]:
+        """Every combination of what holds for all stages of a plan at once. A single micro-batch has no order."""
+        return tuple(
+            self.setting(degree, sync, schedule, streams)
+            for degree in self.degrees
+            for schedule in self.schedules(degree)
+            for sync, streams in self.ways_to_synchronise(degree)
+        )
+
+    def ways_to_synchronise(self, replicas: int) -> tuple[tuple[Sync, Streams | None], ...]:
+        """As is asked for, or else as suits a stage with a quarter of the parameters on a function of middle size, at
+        two values of time.
+
+        The same whatever the goal; `sync_choice.tuned` chooses anew for the plan that is found.
+        """
+        if self.training.sync is not None or replicas == 1:
+            return ((self.training.sync or Sync.PIPELINED, None),)
+        size = self.spec.sizes[len(self.spec.sizes) // 2]
+        chosen = [
+            choose(
+                self.profile.summed_bytes(0, len(self.profile.layers)) / 4,
+                replicas,
+                up=size.upload_bytes_s,
+                down=size.download_bytes_s,
+                price_usd_s=size.price_usd_s,
+                spec=self.spec,
+                time_value=value,
+                sharded=self.training.shard_optimizer,
+            )
+            for value in SYNC_TIME_VALUES
+        ]
+        return tuple(dict.fromkeys((choice.sync, choice.streams) for choice in chosen))
+
+    def schedules(self, replicas: int) -> tuple[ScheduleKind, ...]:
+        """The schedules that may be chosen with so many replicas, the plainest first."""
+        if self.training.schedule is not None:
+            return (self.training.schedule,)
+        return tuple(ScheduleKind) if self.micro_batches > replicas else (ScheduleKind.GPIPE,)
+
+    def setting(self, replicas: int, sync: Sync, schedule: ScheduleKind, streams: Streams | None = None) -> Setting:
+        """The setting with so many replicas that synchronise so and run their micro-batches in this order."""
+        sharded = self.training.shard_optimizer and replicas > 1
+        return Setting(
+            micro_batches=self.micro_batches,
+            replicas=replicas,
+            values_per_parameter=self.training.optimizer.values_each(replicas, sharded=sharded),
+            sync=sync,
+            wire_ratio=self.training.wire.ratio,
+            gradient_wire_ratio=None if self.training.wire_back is None else self.training.wire_back.ratio,
+            base_bytes=self.profile.base_memory_bytes,
+            spec=self.spec,
+            schedule=schedule,
+            streams=streams,
+            sharded=sharded,
+        )
+
+    def plan(self, setting: Setting, choices: Sequence[Choice]) -> Plan:
+        """The plan of `choices`, with its estimate."""
+        names = [layer.graph_layers for layer in self.profile.layers]
+        stages = tuple(
+            Stage(
+                first=choice.first,
+                stop=choice.stop,
+                size=self.spec.sizes[choice.size].name,
+                memory_mb=self.spec.sizes[choice.size].memory_mb,
+                recompute=choice.recompute,
+                layers=tuple(name for parts in names[choice.first : choice.stop] for name in parts),
+            )
+            for choice in choices
+        )
+        plan = Plan(
+            global_batch=self.training.global_batch,
+            micro_batch=self.profile.micro_batch,
+            replicas=setting.replicas,
+            schedule=setting.schedule,
+            sync=setting.sync,
+            streams=setting.streams,
+            shard_optimizer=self.training.shard_optimizer,
+            wire=self.training.wire,
+            wire_back=self.training.wire_back,
+            stages=stages,
+            model=self.profile.model,
+            platform=self.spec.name,
+            optimizer=self.training.optimizer,
+        )
+        return replace(plan, estimate=evaluate(plan, self.profile, self.spec))
+
+
+def report(plan: Plan, goal: Goal, *, name: str, bound: float | None, solve_s: float) -> Plan:
+    """`plan` with the report of the solver `name`, which proved that no plan's objective is below `bound`."""
+    objective = goal.of_plan(plan)
+    gap = None if bound is None else max(0.0, (objective - bound) / objective) if objective > 0 else 0.0
+    proved = gap is not None and gap <= GAP_OF_A_PROOF
+    status = Optimality.OPTIMAL if proved else Optimality.FEASIBLE
+    solver = SolverReport(name=name, status=status, objective=objective, gap=gap, solve_s=solve_s, bound=bound)
+    return replace(plan, solver=solver)
+
+
+def _divisors(number: int) -> tuple[int, ...]:
+    return tuple(divisor for divisor in range(1, number + 1) if number % divisor == 0)

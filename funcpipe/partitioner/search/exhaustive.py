@@ -1,0 +1,145 @@
+"""Every plan there is, priced one after the other: slow, obvious, and the measure of every other search."""
+
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+
+import numpy as np
+
+from funcpipe.core import ModelProfile, Plan, Recompute, Stage, find_routes
+from funcpipe.errors import Infeasible
+from funcpipe.partitioner.cost.evaluate import column_of, plan_traffic
+from funcpipe.partitioner.cost.formulas import (
+    Array,
+    Loads,
+    Setting,
+    StageTraffic,
+    iteration_time_s,
+    lane_times,
+    request_usd,
+    requests,
+    sync_times,
+)
+from funcpipe.partitioner.cost.memory import memory_use
+from funcpipe.partitioner.cost.ties import Ties
+from funcpipe.partitioner.problem.problem import Choice, Problem, report
+from funcpipe.partitioner.search.infeasible import explain_infeasible
+
+
+def exhaustive(problem: Problem, *, time_limit_s: float | None = None) -> Plan:
+    """The best plan, found by pricing all of them; for a handful of layers. Raises Infeasible.
+
+    A time limit ends the search with the best plan so far, of which nothing is proved.
+    """
+    goal, started_s = problem.goal, time.monotonic()
+    best, best_objective, complete = None, np.inf, True
+    for setting, cuts in itertools.product(problem.settings(), all_cuts(len(problem.profile.layers))):
+        if time_limit_s is not None and time.monotonic() - started_s > time_limit_s:
+            complete = False
+            break
+        follows_pins = all(problem.placed.admits(first, stop) for first, stop in cuts)
+        if not follows_pins or len(cuts) * setting.replicas > problem.max_functions:
+            continue
+        variants, iteration_s, cost_usd = price_variants(problem, setting, cuts)
+        objective = goal.objective(iteration_s, cost_usd)
+        if objective.size and objective.min() < best_objective:
+            best_objective, chosen = objective.min(), variants[int(objective.argmin())]
+            best = setting, [Choice(a, b, size, again) for (a, b), (size, again) in zip(cuts, chosen, strict=True)]
+    if best is None:
+        raise explain_infeasible(problem) if complete else Infeasible("no plan was found within the time limit")
+    bound = float(best_objective) if complete else None
+    return report(problem.plan(*best), goal, name="exhaustive", bound=bound, solve_s=time.monotonic() - started_s)
+
+
+_Variant = tuple[tuple[int, bool], ...]
+
+
+def price_variants(
+    problem: Problem, setting: Setting, cuts: tuple[tuple[int, int], ...]
+) -> tuple[list[_Variant], Array, Array]:
+    """Seconds and dollars of every choice of size and recomputation for the stages `cuts` that fits its functions."""
+    again = (False, True) if problem.training.recompute is Recompute.AUTO else (False,)
+    one_stage = list(itertools.product(range(len(problem.spec.sizes)), again))
+    variants = list(itertools.product(one_stage, repeat=len(cuts)))
+    loads = _loads(problem, cuts, np.array(variants))
+    workers = len(cuts) * setting.replicas
+    memory = np.array([size.memory_bytes for size in problem.spec.sizes])[np.array(variants)[..., 0]]
+    held = setting.held_micro_batches(len(cuts))
+    fits = (memory_use(loads, setting, held).total_bytes <= memory).all(-1)
+    sizes = [problem.placed.sizes_of(first, stop) for first, stop in cuts]
+    fits &= [all(size in admitted for (size, _), admitted in zip(v, sizes, strict=True)) for v in variants]
+    if setting.sharded:
+        fits &= (loads.ties.upload_objects == 0).all(-1)
+    lanes, sync_s = lane_times(loads, setting, workers=workers), sync_times(loads, setting, workers=workers)
+    iteration_s = iteration_time_s(lanes, sync_s, setting)
+    puts, gets = requests(loads, setting)
+    price_usd_s = setting.replicas * loads.price_usd_s.sum(-1)
+    cost_usd = price_usd_s * iteration_s + request_usd(puts, gets, setting.spec).sum(-1)
+    return [v for v, fit in zip(variants, fits, strict=True) if fit], iteration_s[fits], cost_usd[fits]
+
+
+def all_cuts(layers: int) -> Iterator[tuple[tuple[int, int], ...]]:
+    """Every way to cut the layers into stages."""
+    for count in range(layers):
+        for inner in itertools.combinations(range(1, layers), count):
+            yield tuple(itertools.pairwise((0, *inner, layers)))
+
+
+def _loads(problem: Problem, cuts: tuple[tuple[int, int], ...], variants: Array) -> Loads:
+    """A row for each variant, a column for each stage."""
+    profile, sizes = problem.profile, problem.spec.sizes
+    stages = [Stage(first=first, stop=stop, size="", memory_mb=1) for first, stop in cuts]
+    traffic = plan_traffic(stages, profile)
+    size, recompute = variants[..., 0], variants[..., 1].astype(bool)
+    columns = np.array([column_of(size.name, profile) for size in sizes])
+    layers = [profile.layers[first:stop] for first, stop in cuts]
+    forward_s = np.array([[sum(x.forward_s[c] for x in part) for c in columns] for part in layers])
+    backward_s = np.array([[sum(x.backward_s[c] for x in part) for c in columns] for part in layers])
+    stage = np.arange(len(cuts))
+    inputs = np.array([sum(x.input_bytes for x in part) for part in layers])
+    return Loads(
+        forward_s=forward_s[stage, size],
+        backward_s=backward_s[stage, size],
+        layer_parameter_bytes=np.array([sum(x.parameter_bytes for x in part) for part in layers], dtype=np.float64),
+        ties=_ties(profile, stages),
+        constant_bytes=np.array([sum(x.constant_bytes for x in part) for part in layers], dtype=np.float64),
+        activation_bytes=np.array([sum(x.activation_bytes for x in part) for part in layers], dtype=np.float64),
+        input_bytes=inputs + traffic.forward_in_bytes,
+        held_input_bytes=np.array([_held_inputs(profile, first, stop) for first, stop in cuts], dtype=np.float64),
+        workspace_bytes=np.array([max(x.workspace_bytes for x in part) for part in layers], dtype=np.float64),
+        recompute=recompute,
+        traffic=StageTraffic(**{item.name: getattr(traffic, item.name) for item in fields(StageTraffic)}),
+        upload_bytes_s=np.array([size.upload_bytes_s for size in sizes])[size],
+        download_bytes_s=np.array([size.download_bytes_s for size in sizes])[size],
+        price_usd_s=np.array([size.price_usd_s for size in sizes])[size],
+    )
+
+
+def _ties(profile: ModelProfile, stages: Sequence[Stage]) -> Ties:
+    """From the routes of the tied parameters: who passes gradients on, who hands sums back."""
+    stage_of_layer = [i for i, stage in enumerate(stages) for _ in range(stage.first, stage.stop)]
+    counts = np.zeros((6, len(stages)))
+    for tie in profile.ties:
+        holders = [stage_of_layer[layer] for layer in tie.layers]
+        for stage in set(holders):
+            counts[0, stage] += (holders.count(stage) - 1) * tie.parameter_bytes
+            counts[1, stage] += (stage != holders[0]) * tie.parameter_bytes
+    for route in find_routes(stage_of_layer, [], profile.ties).ties:
+        size = route.payload_bytes
+        for later, earlier in itertools.pairwise(reversed(route.stages)):
+            counts[2:4, later] += size, 1
+            counts[4:6, earlier] += size, 1
+        counts[2:4, route.stages[0]] += size, 1
+        for stage in route.stages[1:]:
+            counts[4:6, stage] += size, 1
+    return Ties(**dict(zip((item.name for item in fields(Ties)), counts, strict=True)))
+
+
+def _held_inputs(profile: ModelProfile, first: int, stop: int) -> int:
+    """The bytes of the tensors that a stage receives, but for those that count with the first of its layers to save
+    them.
+    """
+    stage = range(first, stop)
+    received = [t for t in profile.tensors if t.producer < first and any(layer in stage for layer in t.consumers)]
+    return sum(tensor.forward_bytes for tensor in received if not set(tensor.saved_by[:1]) & set(stage))

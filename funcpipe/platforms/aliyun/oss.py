@@ -1,0 +1,115 @@
+"""Objects in a bucket of Alibaba Cloud OSS, through oss2."""
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import oss2
+import requests
+
+from funcpipe.errors import KeyExists, KeyMissing, StorageBusy, StorageError
+from funcpipe.platforms.base import OPEN, Gate
+from funcpipe.platforms.shared.http_body import GatedBody, require_one_put
+
+_OUT_OF_RANGE = 416
+
+
+class OssStorage:
+    """Keys below `prefix` in `bucket`, at `endpoint` in `region`.
+
+    Credentials are the environment's OSS_ACCESS_KEY_ID, OSS_ACCESS_KEY_SECRET and, if need be, OSS_SESSION_TOKEN.
+    Every request is made once: a failure that may pass is StorageBusy, for others to try again. So is a server that is
+    silent for `timeout_s`.
+    """
+
+    watches = False
+
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str = "",
+        *,
+        endpoint: str,
+        region: str,
+        path_style: bool = False,
+        timeout_s: float = 30,
+    ) -> None:
+        self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+        self._name = f"oss://{bucket}"
+        with self._errors_of(""):
+            credentials = oss2.credentials.EnvironmentVariableCredentialsProvider()
+        self._bucket: Any = oss2.Bucket(
+            oss2.ProviderAuthV4(credentials),
+            endpoint,
+            bucket,
+            session=oss2.Session(pool_size=64),
+            connect_timeout=timeout_s,
+            enable_crc=False,
+            region=region,
+            is_path_style=path_style,
+        )
+
+    def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
+        """Write an object; with `if_absent`, raise KeyExists rather than replace one."""
+        require_one_put(self._where(key), data)
+        headers = {"x-oss-forbid-overwrite": "true"} if if_absent else {}
+        with self._errors_of(key), GatedBody(data, gate) as body:
+            self._bucket.put_object(self._prefix + key, body, headers=headers)
+
+    def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
+        """The bytes [start, stop) of an object; raises KeyMissing."""
+        wanted: Mapping[str, Any] = {}
+        if start > 0 or stop is not None:
+            last = None if stop is None else max(stop - 1, start)
+            wanted = {"byte_range": (start, last), "headers": {"x-oss-range-behavior": "standard"}}
+        with self._errors_of(key):
+            try:
+                answer = self._bucket.get_object(self._prefix + key, **wanted)
+            except oss2.exceptions.ServerError as error:
+                if error.status == _OUT_OF_RANGE:
+                    return b""
+                raise
+            with gate:
+                data: bytes = answer.read()
+            if answer.content_length is not None and len(data) != answer.content_length:
+                raise StorageBusy(f"{self._where(key)}: the body broke off after {len(data)} bytes")
+        return data if stop is None else data[: max(stop - start, 0)]
+
+    def delete(self, key: str) -> None:
+        """Remove an object; a missing key is not an error."""
+        with self._errors_of(key):
+            self._bucket.delete_object(self._prefix + key)
+
+    def list(self, prefix: str) -> tuple[str, ...]:
+        """The keys that begin with `prefix`, sorted."""
+        with self._errors_of(prefix):
+            found = oss2.ObjectIteratorV2(self._bucket, prefix=self._prefix + prefix, max_keys=1000, max_retries=1)
+            return tuple(sorted(item.key[len(self._prefix) :] for item in found))
+
+    def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
+        """Pause for `timeout_s`, or until `cancel` is set: a bucket does not tell what comes."""
+        cancel.wait(timeout_s)
+
+    def _where(self, key: str) -> str:
+        return f"{self._name}/{self._prefix}{key}"
+
+    @contextmanager
+    def _errors_of(self, key: str) -> Iterator[None]:
+        where = self._where(key)
+        try:
+            yield
+        except oss2.exceptions.NoSuchKey:
+            raise KeyMissing(key) from None
+        except oss2.exceptions.ServerError as error:
+            if error.code == "FileAlreadyExists":
+                raise KeyExists(key) from None
+            text = f"{where}: {error.code} ({error.status}): {error.message}"
+            busy = error.status >= 500 or error.status == 429
+            raise (StorageBusy(text) if busy else StorageError(text)) from error
+        except oss2.exceptions.RequestError as error:
+            raise StorageBusy(f"{where}: {error.exception}") from error
+        except requests.RequestException as error:  # while the body is read
+            raise StorageBusy(f"{where}: {error}") from error
+        except oss2.exceptions.OssError as error:
+            raise StorageError(f"{where}: {error}") from error

@@ -1,0 +1,136 @@
+"""Objects in a bucket of Amazon S3, or of any server that speaks its protocol, through boto3."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    ConnectionError,
+    HTTPClientError,
+    IncompleteReadError,
+    NoCredentialsError,
+)
+
+from funcpipe.errors import KeyExists, KeyMissing, StorageBusy, StorageError
+from funcpipe.platforms.base import OPEN, Gate
+from funcpipe.platforms.shared.http_body import GatedBody, require_one_put
+
+_MISSING = {"NoSuchKey", "404", "NotFound"}
+_EXISTS = {"PreconditionFailed", "412"}
+_BUSY = {"SlowDown", "RequestTimeout", "ThrottlingException", "ConditionalRequestConflict", "OperationAborted"}
+_OUT_OF_RANGE = {"InvalidRange", "416"}
+
+
+class S3Storage:
+    """Keys below `prefix` in `bucket`, at `endpoint` or at Amazon's. Credentials come from where boto3 finds them.
+
+    Every request is made once: a failure that may pass is StorageBusy, for others to try again. So is a server that is
+    silent for `timeout_s`. Messages carry their own checksums; those of boto3 are left out, since they halve its
+    throughput.
+    """
+
+    watches = False
+
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str = "",
+        *,
+        endpoint: str | None = None,
+        region: str | None = None,
+        timeout_s: float = 30,
+    ) -> None:
+        self._bucket = bucket
+        self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+        self._client: Any = boto3.session.Session().client(
+            "s3",
+            endpoint_url=endpoint,
+            region_name=region or (None if endpoint is None else "us-east-1"),
+            config=Config(
+                retries={"total_max_attempts": 1},
+                max_pool_connections=64,
+                connect_timeout=min(timeout_s, 10),
+                read_timeout=timeout_s,
+                request_checksum_calculation="when_required",
+                response_checksum_validation="when_required",
+                s3={"payload_signing_enabled": False, "addressing_style": "auto" if endpoint is None else "path"},
+            ),
+        )
+
+    def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
+        """Write an object; with `if_absent`, raise KeyExists rather than replace one."""
+        require_one_put(self._where(key), data)
+        condition = {"IfNoneMatch": "*"} if if_absent else {}
+        with self._errors_of(key), GatedBody(data, gate) as body:
+            self._client.put_object(Bucket=self._bucket, Key=self._prefix + key, Body=body, **condition)
+
+    def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
+        """The bytes [start, stop) of an object; raises KeyMissing."""
+        wanted = {} if start == 0 and stop is None else {"Range": _range(start, stop)}
+        with self._errors_of(key):
+            try:
+                answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + key, **wanted)
+            except ClientError as error:
+                if error.response["Error"]["Code"] in _OUT_OF_RANGE:
+                    return b""
+                raise
+            with gate:
+                data: bytes = answer["Body"].read()
+        return data if stop is None else data[: max(stop - start, 0)]
+
+    def delete(self, key: str) -> None:
+        """Remove an object; a missing key is not an error."""
+        with self._errors_of(key):
+            self._client.delete_object(Bucket=self._bucket, Key=self._prefix + key)
+
+    def list(self, prefix: str) -> tuple[str, ...]:
+        """The keys that begin with `prefix`, sorted."""
+        with self._errors_of(prefix):
+            pages = self._client.get_paginator("list_objects_v2").paginate(
+                Bucket=self._bucket, Prefix=self._prefix + prefix
+            )
+            return tuple(
+                sorted(item["Key"][len(self._prefix) :] for page in pages for item in page.get("Contents", ()))
+            )
+
+    def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
+        """Pause for `timeout_s`, or until `cancel` is set: a bucket does not tell what comes."""
+        cancel.wait(timeout_s)
+
+    def _where(self, key: str) -> str:
+        return f"s3://{self._bucket}/{self._prefix}{key}"
+
+    @contextmanager
+    def _errors_of(self, key: str) -> Iterator[None]:
+        try:
+            yield
+        except ClientError as error:
+            raise self._explained(key, error) from error
+        except NoCredentialsError as error:
+            raise StorageError(
+                f"s3://{self._bucket}: there are no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+                "or configure them as for the AWS command line"
+            ) from error
+        except (HTTPClientError, ConnectionError, IncompleteReadError) as error:
+            raise StorageBusy(f"{self._where(key)}: {error}") from error
+        except BotoCoreError as error:
+            raise StorageError(f"{self._where(key)}: {error}") from error
+
+    def _explained(self, key: str, error: ClientError) -> StorageError:
+        code = error.response["Error"]["Code"]
+        status = error.response["ResponseMetadata"]["HTTPStatusCode"]
+        if code in _MISSING:
+            return KeyMissing(key)
+        if code in _EXISTS:
+            return KeyExists(key)
+        text = f"{self._where(key)}: {code} ({status}): {error.response['Error'].get('Message', '')}"
+        return StorageBusy(text) if status >= 500 or status == 429 or code in _BUSY else StorageError(text)
+
+
+def _range(start: int, stop: int | None) -> str:
+    return f"bytes={start}-" if stop is None else f"bytes={start}-{max(stop - 1, start)}"

@@ -1,0 +1,83 @@
+"""The function's entry on Alibaba Function Compute: the HTTP server of a custom container, `python -m` this module.
+
+Function Compute posts to `/initialize` once for each instance and to `/invoke` for each event; 200 tells success, 404
+failure, in the status and in the header `x-fc-status`.
+"""
+
+import json
+import os
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from funcpipe.errors import WorkerFailed
+from funcpipe.platforms.entry import function as entry
+
+PORT = "FC_SERVER_PORT"
+"""The environment variable with the port to listen on, 9000 without it."""
+
+_CREDENTIALS = {
+    "x-fc-access-key-id": "OSS_ACCESS_KEY_ID",
+    "x-fc-access-key-secret": "OSS_ACCESS_KEY_SECRET",
+    "x-fc-security-token": "OSS_SESSION_TOKEN",
+}
+_DONE, _FAILED = 200, 404
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers Function Compute. An instance has one event at a time."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def do_POST(self) -> None:
+        """Prepare the instance, or run a worker."""
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        request = self.headers.get("x-fc-request-id", "")
+        match self.path:
+            case "/initialize":
+                import funcpipe.worker.loop  # noqa: F401 - torch loads before the first event
+
+                self._answer(_DONE, {"ready": True})
+            case "/invoke":
+                print(f"FC Invoke Start RequestId: {request}", flush=True)
+                self._invoke(body.decode())
+                print(f"FC Invoke End RequestId: {request}", flush=True)
+            case path:
+                self._answer(_FAILED, {"errorMessage": f"there is no {path}", "errorType": "NotFound"})
+
+    def _invoke(self, payload: str) -> None:
+        self._take_credentials()
+        try:
+            entry.run(payload)
+        except WorkerFailed as error:
+            print(f"{type(error).__name__}: {error}", flush=True)
+            self._answer(_FAILED, {"errorMessage": str(error), "errorType": type(error).__name__})
+        else:
+            self._answer(_DONE, {"done": True})
+
+    def _take_credentials(self) -> None:
+        """Put the role's temporary credentials, which come with each event, where storage looks for them."""
+        for header, name in _CREDENTIALS.items():
+            if value := self.headers.get(header):
+                os.environ[name] = value
+
+    def _answer(self, status: int, value: dict[str, object]) -> None:
+        body = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("x-fc-status", str(status))
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing: what matters is printed."""
+
+
+def main() -> None:
+    """Serve until the instance ends."""
+    with ThreadingHTTPServer(("0.0.0.0", int(os.environ.get(PORT, "9000"))), Handler) as server:
+        server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,254 @@
+"""The host of local functions: a process that forks them, in a fraction of a second, and knows how they fare.
+
+It has loaded what functions need, and is asked through a Unix socket by its client and by functions: each request and
+each answer is a JSON object behind its length. It ends when its client has ended, and all functions with it; if the
+client has said `detach`, when the last function has ended.
+"""
+
+import asyncio
+import gc
+import importlib
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from funcpipe.core import PlatformSpec, from_text
+from funcpipe.core.json_form import to_plain
+from funcpipe.errors import InvalidValue, PlatformError
+from funcpipe.platforms.base import Handle, State, Status
+from funcpipe.platforms.local.cgroup import Groups
+from funcpipe.platforms.local.function import fork, kill, status_of
+from funcpipe.platforms.local.limits import Leash, Limits
+
+LENGTH = struct.Struct("!i")
+"""What stands before each request and answer."""
+
+CLIENT = 0
+"""The file descriptor of the pipe whose other end is the client's: it tells when the client ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostSpec:
+    """What a host is told: the `MODULE:FUNCTION` that functions call with their payload, and modules to load before.
+
+    The limits of `spec` are either `imposed` on functions or not.
+    """
+
+    FORMAT: ClassVar[str] = "funcpipe.host/1"
+
+    entry: str
+    preload: tuple[str, ...]
+    spec: PlatformSpec
+    imposed: bool
+
+
+@dataclass
+class _Function:
+    """A function that was started; `status` is set when it has ended."""
+
+    pid: int
+    leash: Leash | None
+    status: Status = field(default_factory=lambda: Status(state=State.RUNNING))
+    stopped: bool = False
+    late: bool = False
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Host:
+    """The functions of one client, and who asks for them."""
+
+    def __init__(
+        self, told: HostSpec, limits: Limits | None, listener: socket.socket, selector: selectors.BaseSelector
+    ) -> None:
+        self._told = told
+        self._limits = limits
+        self._warned: set[str] = set()
+        self._listener = listener
+        self._selector = selector
+        self._entry = _load(told.entry)
+        self._functions: dict[str, _Function] = {}
+        self._functions_end, self._own_end = os.pipe()
+        self._client_runs, self._detached = True, False
+        self._over = asyncio.Event()
+
+    async def serve(self) -> None:
+        """Answer requests until nobody needs this host any more; no function runs afterwards."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGCHLD, self._reap)
+        loop.add_reader(CLIENT, self._client_ended)
+        server = await asyncio.start_unix_server(self._converse, sock=self._listener)
+        await self._over.wait()
+        server.close()
+        for function in self._functions.values():
+            await self._stop(function)
+        if self._limits is not None:
+            self._limits.close()
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one connection's requests, in order, until it is closed or this host ends."""
+        try:
+            while True:
+                (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+                answer = await self._answer(json.loads(await reader.readexactly(length)))
+                writer.write(framed(json.dumps(answer)))
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            return
+        finally:
+            writer.close()
+
+    async def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        try:
+            match request:
+                case {"verb": "describe"}:
+                    return {"spec": to_plain(self._told.spec)}
+                case {"verb": "invoke", "worker": worker, "size": size, "payload": payload}:
+                    return {"handle": to_plain(self._invoke(worker, size, payload)), "warnings": self._warnings()}
+                case {"verb": "status", "name": name}:
+                    return {"status": to_plain(self._function(name).status)}
+                case {"verb": "stop", "name": name}:
+                    await self._stop(self._function(name))
+                    return {}
+                case {"verb": "detach"}:
+                    self._detached = True
+                    return {}
+                case _:
+                    raise PlatformError(f"the host of local functions does not understand {request.get('verb')!r}")
+        except (PlatformError, InvalidValue) as error:
+            return {"error": str(error)}
+
+    def _invoke(self, worker: str, size: str, payload: str) -> Handle:
+        running, most = self._running(), self._told.spec.max_functions
+        if running >= most:
+            raise PlatformError(f"{running} functions run, as many as {self._told.spec.name} allows at once")
+        leash = None if self._limits is None else self._limits.leash(size)
+        try:
+            pid = fork(lambda: self._become(payload, leash), lifeline=self._functions_end)
+        except OSError as error:
+            if self._limits is not None and leash is not None:
+                self._limits.take_off(leash)
+            raise PlatformError(f"no function can be started: {error.strerror}") from error
+        handle = Handle(worker=worker, name=f"function {len(self._functions) + 1}, process {pid}")
+        function = self._functions[handle.name] = _Function(pid, leash)
+        if leash is not None and leash.lifetime_s is not None:
+            asyncio.get_running_loop().call_later(leash.lifetime_s, self._time_out, function)
+        return handle
+
+    def _become(self, payload: str, leash: Leash | None) -> None:
+        """Turn this process, just forked, into a function."""
+        os.close(self._own_end)
+        kept = list(self._selector.get_map().values())  # or Python complains of the host's tasks, which go with them
+        for key in kept:
+            if key.fd != CLIENT:
+                os.close(key.fd)
+        self._selector.close()
+        os.dup2(os.open(os.devnull, os.O_RDONLY), CLIENT)
+        if leash is not None:
+            leash.put_on()
+            payload = leash.payload(payload)
+        self._entry(payload)
+
+    def _warnings(self) -> list[str]:
+        """What nobody was told yet of limits that do not hold."""
+        new = [] if self._limits is None else [text for text in self._limits.warnings() if text not in self._warned]
+        self._warned.update(new)
+        return new
+
+    def _function(self, name: str) -> _Function:
+        if name not in self._functions:
+            raise PlatformError(f"the host of local functions never started {name!r}")
+        return self._functions[name]
+
+    async def _stop(self, function: _Function) -> None:
+        if not function.ended.is_set():
+            function.stopped = True
+            kill(function.pid)
+            await function.ended.wait()
+
+    def _reap(self) -> None:
+        """Note which functions have ended; what they started ends with them."""
+        for function in self._functions.values():
+            if function.ended.is_set():
+                continue
+            if os.waitid(os.P_PID, function.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                kill(function.pid)
+                _, exit_status = os.waitpid(function.pid, 0)
+                function.status = self._last_status(function, exit_status)
+                function.ended.set()
+        self._end_if_alone()
+
+    def _last_status(self, function: _Function, exit_status: int) -> Status:
+        status = Status(state=State.FAILED, reason="stopped") if function.stopped else status_of(exit_status)
+        if function.leash is None or self._limits is None:
+            return status
+        try:
+            return status if function.stopped else function.leash.explained(status, late=function.late)
+        finally:
+            self._limits.take_off(function.leash)
+
+    def _time_out(self, function: _Function) -> None:
+        if not function.ended.is_set():
+            function.late = True
+            kill(function.pid)
+
+    def _running(self) -> int:
+        return sum(not function.ended.is_set() for function in self._functions.values())
+
+    def _client_ended(self) -> None:
+        if not os.read(CLIENT, 1):
+            asyncio.get_running_loop().remove_reader(CLIENT)
+            self._client_runs = False
+            self._end_if_alone()
+
+    def _end_if_alone(self) -> None:
+        if not self._client_runs and not (self._detached and self._running()):
+            self._over.set()
+
+
+def _load(entry: str) -> Callable[[str], None]:
+    module, _, name = entry.partition(":")
+    function: Callable[[str], None] = getattr(importlib.import_module(module), name)
+    return function
+
+
+def framed(text: str) -> bytes:
+    """A request or an answer as it travels."""
+    data = text.encode()
+    return LENGTH.pack(len(data)) + data
+
+
+def main(listener: int, folder: str) -> None:
+    """Serve on the socket with file descriptor `listener`, which lies in `folder`; the folder is removed at the end.
+
+    The HostSpec comes first on the pipe from the client.
+    """
+    try:
+        (length,) = LENGTH.unpack(_read(LENGTH.size))
+        told = from_text(HostSpec, _read(length), source="what the host of local functions is told")
+        for name in (*told.preload, told.entry.partition(":")[0]):
+            importlib.import_module(name)
+        gc.freeze()  # what is loaded stays, and its pages are shared with functions longer if nobody counts it
+        processors = len(os.sched_getaffinity(0))
+        limits = Limits(told.spec, folder, Groups(), processors=processors) if told.imposed else None
+        selector = selectors.DefaultSelector()
+        with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner:
+            runner.run(Host(told, limits, socket.socket(fileno=listener), selector).serve())
+    finally:
+        shutil.rmtree(folder)
+
+
+def _read(size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        more = os.read(CLIENT, size - len(data))
+        if not more:
+            raise PlatformError("the client of this host of local functions has ended before it began")
+        data += more
+    return data

@@ -1,0 +1,117 @@
+"""What a platform allows its functions, imposed on those of this machine as far as its system can."""
+
+import json
+import os
+import time
+from collections.abc import Callable
+
+from funcpipe.core import MB, FunctionSize, PlatformSpec
+from funcpipe.platforms.base import Cause, State, Status
+from funcpipe.platforms.local.cgroup import Group, Groups
+from funcpipe.platforms.local.link import link_of
+
+_REMOVAL_S = 2.0  # for processes that were killed to leave their group
+
+
+class Leash:
+    """The limits of one function."""
+
+    def __init__(self, spec: PlatformSpec, size: FunctionSize, group: Group, folder: str, *, shared_bytes: int) -> None:
+        """`shared_bytes` are charged to the function besides what its group uses."""
+        self._spec = spec
+        self._shared_bytes = shared_bytes
+        self._size = size
+        self.group = group
+        self._link = link_of(spec, size, folder)
+
+    @property
+    def lifetime_s(self) -> float | None:
+        """How long after its invocation the function is to be killed."""
+        return None if self._spec.lifetime_s is None else self._spec.cold_start_s + self._spec.lifetime_s
+
+    def payload(self, text: str) -> str:
+        """The invocation payload, with the function's link to its storage."""
+        told = json.loads(text)
+        return json.dumps(told | {"storage": self._link.on(told["storage"])})
+
+    def put_on(self) -> None:
+        """Take the limits on, in the function, and be as slow to start as it would be on the platform."""
+        self.group.join()
+        time.sleep(self._spec.cold_start_s)
+
+    def explained(self, status: Status, *, late: bool) -> Status:
+        """The function's last status, with the limit that ended it; `late` if it was killed at the end of its life."""
+        if status.state is State.FAILED and late:
+            reason = f"timed out after {self._spec.lifetime_s:g} s"
+            return Status(state=State.FAILED, reason=reason, cause=Cause.TIMED_OUT)
+        if status.state is State.FAILED and self.group.kills():
+            reason = f"out of memory: {self._size.memory_mb} MB"
+            peak = self.group.peak_bytes()
+            peak_bytes = peak + self._shared_bytes if peak else None
+            return Status(state=State.FAILED, reason=reason, cause=Cause.OUT_OF_MEMORY, peak_bytes=peak_bytes)
+        return status
+
+
+class Limits:
+    """Puts functions on their leashes.
+
+    A function is charged for the memory that it shares with this process, the one it is forked from, as well.
+    """
+
+    def __init__(
+        self, spec: PlatformSpec, folder: str, groups: Groups, *, processors: int, shared_bytes: int | None = None
+    ) -> None:
+        self._spec = spec
+        self._folder = folder
+        self._groups = groups
+        self._processors = processors
+        self._shared_bytes = _resident_bytes() if shared_bytes is None else shared_bytes
+        self._vcpus: dict[Leash, float] = {}
+        self._emptied: list[Group] = []
+
+    def leash(self, size_name: str) -> Leash:
+        """The limits of a new function; raises InvalidValue for a size that the platform does not have."""
+        size = self._spec.size(size_name)
+        group = self._groups.make()
+        group.limit_memory(max(size.memory_bytes - self._shared_bytes, MB))
+        group.limit_cpu(size.vcpu)
+        leash = Leash(self._spec, size, group, self._folder, shared_bytes=self._shared_bytes)
+        self._vcpus[leash] = size.vcpu
+        return leash
+
+    def take_off(self, leash: Leash) -> None:
+        """Forget a function that has ended, and what it left."""
+        del self._vcpus[leash]
+        leash.group.kill()
+        self._emptied.append(leash.group)
+        self._remove()
+
+    def warnings(self) -> list[str]:
+        """Which limits do not hold, and what that means, with the functions that there are."""
+        name, found = self._spec.name, []
+        if not self._groups.memory:
+            found.append(f"the memory of {name}'s functions is not imposed: no control group can be made here")
+        if not self._groups.cpu:
+            found.append(f"the processor share of {name}'s functions is not imposed: no control group can be made here")
+        if sum(self._vcpus.values()) > self._processors:
+            found.append(
+                f"functions with more vCPUs than the {self._processors} processors of this machine run at once: "
+                f"they compute slower than on {name}"
+            )
+        return found
+
+    def close(self, sleep: Callable[[float], None] = time.sleep) -> None:
+        """Remove the groups of functions that have ended, also where their processes are slow to go."""
+        until_s = time.monotonic() + _REMOVAL_S
+        self._remove()
+        while self._emptied and time.monotonic() < until_s:
+            sleep(0.01)
+            self._remove()
+
+    def _remove(self) -> None:
+        self._emptied = [group for group in self._emptied if not group.remove()]
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,155 @@
+"""Functions as processes of this machine, forked by a host that has torch loaded."""
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from multiprocessing.connection import Client, Connection
+from pathlib import Path
+from typing import Any, TypeAlias
+from urllib.parse import quote, unquote, urlsplit
+
+from funcpipe.core import Invocation, Plan, PlatformSpec, to_text
+from funcpipe.core.json_form import from_plain
+from funcpipe.errors import InvalidValue, PlanError, PlatformError
+from funcpipe.platforms.allocator import environment
+from funcpipe.platforms.base import Handle, Status
+from funcpipe.platforms.local.host import HostSpec, framed
+
+SCHEME = "local"
+_SOCKET = "socket"
+_LONGEST_PATH = 100  # of a Unix socket; Linux takes 107 bytes, macOS 103
+_HOST = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from funcpipe.platforms.local.host import main; "
+    "main(int(sys.argv[2]), sys.argv[3])"
+)
+
+
+_Connection: TypeAlias = "Connection[Any, Any]"
+
+
+class LocalPlatform:
+    """The functions of the host at `url`, `local:///folder/socket`; raises PlatformError where there is none."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.detached = False
+        self._lock = threading.Lock()
+        self._connection: _Connection | None = None
+
+    @cached_property
+    def spec(self) -> PlatformSpec:
+        """What the platform offers."""
+        spec: PlatformSpec = from_plain(PlatformSpec, self._ask("describe")["spec"], source=self.url)
+        return spec
+
+    def check(self, plan: Plan) -> None:
+        """Nothing to do: functions of this machine cost nothing, and `invoke` says what is too large."""
+
+    def invoke(self, worker: Invocation) -> Handle:
+        """Start a function and return at once."""
+        payload = to_text(worker)
+        size, most = len(payload.encode()), self.spec.max_payload_bytes
+        if size > most:
+            raise PlanError(
+                f"the invocation payload of worker {worker.worker} has {size} bytes, more than the {most} "
+                f"that {self.spec.name} takes; use fewer stages or shorter names"
+            )
+        answer = self._ask("invoke", worker=worker.worker, size=worker.size, payload=payload)
+        for text in answer["warnings"]:
+            warnings.warn(text, stacklevel=2)
+        handle: Handle = from_plain(Handle, answer["handle"], source=self.url)
+        return handle
+
+    def status(self, handle: Handle) -> Status:
+        """How the function fares; a process that was killed is named with its signal."""
+        status: Status = from_plain(Status, self._ask("status", name=handle.name)["status"], source=self.url)
+        return status
+
+    def stop(self, handle: Handle) -> None:
+        """End the function if it still runs; return when it has ended."""
+        self._ask("stop", name=handle.name)
+
+    def detach(self) -> None:
+        """Let the functions, and those that they start, run on when this client ends."""
+        self._ask("detach")
+        self.detached = True
+
+    def _ask(self, verb: str, **words: str) -> Any:
+        try:
+            with self._lock:
+                connection, self._connection = self._connection or self._connect(), None
+                connection.send_bytes(json.dumps({"verb": verb, **words}).encode())
+                answer = json.loads(connection.recv_bytes())
+                self._connection = connection  # one that was interrupted is not used again
+        except (EOFError, OSError) as error:
+            raise PlatformError(f"there is no host of local functions at {self.url} any more ({error})") from error
+        if "error" in answer:
+            raise PlatformError(answer["error"])
+        return answer
+
+    def _connect(self) -> _Connection:
+        parts = urlsplit(self.url)
+        if parts.scheme != SCHEME or parts.netloc or not parts.path:
+            raise InvalidValue(
+                "platform", self.url, "must be the URL of a host, such as local:///tmp/funcpipe-1/socket"
+            )
+        return Client(unquote(parts.path), family="AF_UNIX")
+
+
+@contextlib.contextmanager
+def local_functions(
+    spec: PlatformSpec, entry: str, *, preload: Sequence[str] = (), imposed: bool = False, silent: bool = False
+) -> Iterator[LocalPlatform]:
+    """A platform whose functions call `entry`, `MODULE:FUNCTION`, with the invocation payload, as JSON text.
+
+    Their host imports the modules `preload` once. With `imposed`, the limits of `spec` hold for each function, as far
+    as this system can impose them; a warning names those that it cannot. With `silent`, what functions print is lost:
+    they do not hold on to the client's output.
+
+    Afterwards no function runs, unless the platform was told to detach.
+    """
+    folder = _private_folder()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.path.join(folder, _SOCKET))
+        listener.listen()
+        host = subprocess.Popen(
+            [sys.executable, "-c", _HOST, json.dumps(sys.path), str(listener.fileno()), folder],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL if silent else None,
+            stderr=subprocess.DEVNULL if silent else None,
+            pass_fds=(listener.fileno(),),
+            env=environment(),
+            start_new_session=True,
+        )
+    platform = LocalPlatform(f"{SCHEME}://{quote(folder)}/{_SOCKET}")
+    assert host.stdin is not None, "it was asked for"
+    with contextlib.suppress(BrokenPipeError):  # of a host that has ended; whoever asks it is told
+        host.stdin.write(framed(to_text(HostSpec(entry=entry, preload=tuple(preload), spec=spec, imposed=imposed))))
+        host.stdin.flush()
+    try:
+        yield platform
+    finally:
+        with contextlib.suppress(BrokenPipeError):
+            host.stdin.close()
+        if platform.detached:
+            host.returncode = 0  # Popen is not to complain that it still runs
+        else:
+            host.wait()
+            shutil.rmtree(folder, ignore_errors=True)  # it is gone unless the host was killed
+
+
+def _private_folder() -> str:
+    """A new folder that nobody else may look into, with a path short enough for a socket in it."""
+    parent = tempfile.gettempdir()
+    if len(os.path.join(parent, "funcpipe-12345678", _SOCKET)) > _LONGEST_PATH:
+        parent = "/tmp"
+    return str(Path(tempfile.mkdtemp(prefix="funcpipe-", dir=parent)).resolve())

@@ -1,0 +1,1 @@
+"""What several clouds need: packages and images of funcpipe, polling, bodies over HTTP."""

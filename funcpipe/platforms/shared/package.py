@@ -1,0 +1,117 @@
+"""What goes into the image of a cloud function: funcpipe itself, what it needs to run, and how the function begins."""
+
+import hashlib
+import io
+import re
+import sys
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata, resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from types import MappingProxyType
+
+from funcpipe.errors import InvalidValue
+from funcpipe.platforms.allocator import PACKAGE, variables
+
+_ONLY_FOR_PLANNING = {"pyomo", "highspy", "rich"}
+_TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the first moment that zip knows: equal files make equal archives
+
+MOST_IMAGE_BYTES = 10 * 1024**3
+"""The largest image, unpacked, that AWS Lambda and Alibaba Function Compute (without GPU) admit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Package:
+    """The folder that an image is built from: the bytes of each file by its path."""
+
+    files: Mapping[str, bytes]
+
+    @property
+    def digest(self) -> str:
+        """A name for these contents, which serves as the image's tag."""
+        total = hashlib.sha256()
+        for path, data in sorted(self.files.items()):
+            total.update(f"{path}\0{len(data)}\0".encode() + data)
+        return total.hexdigest()[:32]
+
+    def write(self, folder: Path) -> None:
+        """Write the files below `folder`."""
+        for path, data in self.files.items():
+            file = folder / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(data)
+
+    def archive(self) -> bytes:
+        """The files as a zip archive, the same for the same files."""
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+            for path, data in sorted(self.files.items()):
+                archive.writestr(zipfile.ZipInfo(path, _EPOCH), data, zipfile.ZIP_DEFLATED)
+        return buffer.getvalue()
+
+
+def make_package(command: Sequence[str], needed: Sequence[str], extra: Sequence[str] = ()) -> Package:
+    """The package of a function that begins with `command`.
+
+    `needed` are the distributions that the cloud's entry needs besides funcpipe's own, in the versions installed here;
+    `extra` are requirements as pip reads them, for what the user's model imports.
+    """
+    requirements = [f"--extra-index-url {_TORCH_INDEX}", *_own_requirements(), *map(_pinned, needed), *extra]
+    files = {f"funcpipe/{path}": data for path, data in _sources(resources.files("funcpipe"))}
+    files["requirements.txt"] = ("\n".join(requirements) + "\n").encode()
+    files["Dockerfile"] = _dockerfile(command).encode()
+    return Package(files=MappingProxyType(files))
+
+
+def read_requirements(path: str | None) -> tuple[str, ...]:
+    """The lines of a requirements file; none where there is no file."""
+    if path is None:
+        return ()
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise InvalidValue("requirements", path, f"must be a file that can be read: {error.strerror}") from error
+    return tuple(line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#"))
+
+
+def _own_requirements() -> list[str]:
+    """The distributions that a worker needs, in the versions installed here: bundles load where they were made."""
+    found = [
+        re.split(r"[^\w.-]", text, maxsplit=1)[0] for text in metadata.requires("funcpipe") or () if ";" not in text
+    ]
+    return [_pinned(name) for name in found if name not in _ONLY_FOR_PLANNING]
+
+
+def _pinned(name: str) -> str:
+    try:
+        version = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        raise InvalidValue("the environment", name, "must have every package that functions need; install it") from None
+    return f"{name}=={version.partition('+')[0]}{'+cpu' if name == 'torch' else ''}"
+
+
+def _sources(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, bytes]]:
+    for item in folder.iterdir():
+        if item.is_dir() and item.name != "__pycache__":
+            yield from _sources(item, f"{prefix}{item.name}/")
+        elif item.is_file() and item.name.endswith((".py", ".json", ".toml", "py.typed")):
+            yield prefix + item.name, item.read_bytes()
+
+
+def _dockerfile(command: Sequence[str]) -> str:
+    words = ", ".join(f'"{word}"' for word in command)
+    preloaded = " ".join(f"{name}={value}" for name, value in variables().items())
+    return f"""FROM public.ecr.aws/docker/library/python:{sys.version_info.major}.{sys.version_info.minor}-slim
+ENV PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1
+RUN apt-get update && apt-get install --yes --no-install-recommends {PACKAGE} && rm -rf /var/lib/apt/lists/*
+WORKDIR /var/task
+COPY requirements.txt .
+RUN pip install --no-cache-dir --requirement requirements.txt
+COPY funcpipe funcpipe
+RUN python -m compileall -q funcpipe
+ENV {preloaded}
+ENTRYPOINT [{words}]
+"""

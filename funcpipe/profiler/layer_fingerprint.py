@@ -1,0 +1,74 @@
+"""Which layers are equal, so that one need not be measured when its like was."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from funcpipe.model.graph.program import Call, Ref, attribute, map_leaves
+from funcpipe.model.split import StageModule
+
+
+def layer_fingerprint(stage: StageModule, values: Mapping[str, Tensor]) -> str:
+    """A text that two layers share only if they compute the same on tensors of the same kind.
+
+    It tells the calls, the settings of the modules, and shape, type and layout of parameters and values.
+    """
+    recipe = stage.recipe
+    numbers: dict[str, int] = {}
+    for i, (name, node) in enumerate(recipe.placeholders.items()):
+        numbers[node] = i
+        numbers[name] = i
+    given = [(name in stage.differentiable, _kind(values[name])) for name in (*stage.inputs, *stage.receives)]
+    for crossing in recipe.received:
+        numbers[crossing.node] = len(numbers)
+    if recipe.batch is not None:
+        numbers[recipe.batch[0]] = len(numbers)
+    calls = []
+    for part in recipe.parts:
+        for call in part.calls:
+            numbers[call.name] = len(numbers)
+            calls.append(_call(stage, call, numbers))
+    sent = [numbers[crossing.node] for crossing in recipe.sent]
+    constants = [crossing.constants for crossing in recipe.received]
+    return repr((given, constants, calls, sent, sorted(numbers[node] for node in recipe.copied), stage.is_last))
+
+
+def _call(stage: StageModule, call: Call, numbers: Mapping[str, int]) -> Any:
+    def canonical(leaf: Any) -> Any:
+        return ("value", numbers[leaf.name]) if isinstance(leaf, Ref) else leaf
+
+    target: Any = call.target
+    if call.op == "call_module":
+        target = _module(attribute(stage, call.target))
+    elif call.op == "get_attr":
+        target = _kind(attribute(stage, call.target))
+    elif call.op == "call_function":
+        target = (getattr(target, "__module__", ""), str(target))
+    return call.op, target, map_leaves(call.args, canonical), map_leaves(dict(call.kwargs), canonical)
+
+
+def _kind(item: Any) -> Any:
+    if isinstance(item, Tensor):
+        shared = isinstance(item, nn.Parameter)
+        return str(item.dtype), tuple(item.shape), item.stride(), shared, shared and item.requires_grad
+    return repr(item)
+
+
+def _module(module: nn.Module) -> Any:
+    """The class, settings and tensors of a module and of those inside it; other objects count as themselves."""
+    kept = ("_parameters", "_buffers", "_modules")
+    settings = {name: _setting(item) for name, item in sorted(vars(module).items()) if name not in kept}
+    tensors = [(name, _kind(item)) for own in (module._parameters, module._buffers) for name, item in own.items()]
+    inner = [(name, child and _module(child)) for name, child in module._modules.items()]
+    return id(type(module)), settings, tensors, inner
+
+
+def _setting(item: Any) -> Any:
+    if isinstance(item, bool | int | float | complex | str | bytes | type(None)):
+        return item
+    if isinstance(item, tuple | list | set | frozenset):
+        return type(item).__name__, [_setting(part) for part in item]
+    if isinstance(item, dict):
+        return [(repr(key), _setting(part)) for key, part in item.items()]
+    return _kind(item) if isinstance(item, Tensor) else id(item)

@@ -1,0 +1,121 @@
+"""What the runs of the layers add up to: the profiles of layers and tensors."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor, nn
+
+from funcpipe.core import LayerProfile, TensorProfile
+from funcpipe.model.graph import LayerGraph
+from funcpipe.profiler.measure import Run, Times, Timing
+
+
+class Book:
+    """Takes the layers' runs in order.
+
+    A storage that several layers save for their backwards counts with the first of them.
+    """
+
+    def __init__(self, graph: LayerGraph, sizes: int, inputs: Mapping[str, Tensor]) -> None:
+        self._graph = graph
+        self._sizes = sizes
+        self._inputs = inputs
+        self._alive: dict[int, _Storage] = {}  # by address: where the values lie that are still to be read
+        self._saved_by: dict[str, tuple[int, ...]] = {}
+        self._bytes: dict[str, int] = {}
+        for name, tensor in inputs.items():
+            self._alive.setdefault(_address(tensor), _Storage()).names.add(name)
+        self._entered: list[tuple[LayerProfile, Timing]] = []
+
+    def enter(self, run: Run, timing: Timing) -> None:
+        """Add the next layer: its run on the values that are used further, and what will tell what it takes."""
+        number = len(self._entered)
+        layer = self._graph.layers[number]
+        tensors = {id(tensor): tensor for tensor in self._graph.tensors_of(layer).values()}.values()
+        trainable = [tensor for tensor in tensors if isinstance(tensor, nn.Parameter) and tensor.requires_grad]
+        parameter_bytes = sum(tensor.nbytes for tensor in trainable)
+        for name, tensor in run.sent.items():
+            self._bytes[name] = tensor.numel() * tensor.itemsize
+            self._alive.setdefault(_address(tensor), _Storage()).names.add(name)
+        untimed = LayerProfile(
+            name=layer.name,
+            parameter_bytes=parameter_bytes,
+            constant_bytes=sum(tensor.nbytes for tensor in tensors) - parameter_bytes,
+            activation_bytes=self._newly_saved(number, run),
+            input_bytes=sum(self._inputs[name].nbytes for name in layer.inputs),
+            forward_s=(0.0,) * self._sizes,
+            backward_s=(0.0,) * self._sizes,
+        )
+        self._entered.append((untimed, timing))
+        self._forget(number)
+
+    def layers(self) -> list[LayerProfile]:
+        """All layers with what they take, once all are entered."""
+        return [_timed(layer, timing()) for layer, timing in self._entered]
+
+    def tensors(self) -> tuple[TensorProfile, ...]:
+        """The values that pass between layers, once all layers are entered."""
+        return tuple(
+            TensorProfile(
+                name=value.name,
+                producer=value.producer,
+                consumers=value.consumers,
+                forward_bytes=self._bytes[value.name],
+                backward_bytes=self._bytes[value.name] if value.differentiable else 0,
+                saved_by=self._saved_by[value.name],
+            )
+            for value in self._graph.values
+        )
+
+    def _newly_saved(self, number: int, run: Run) -> int:
+        """The bytes of the storages that this layer saves and none before it did."""
+        new = 0
+        for address, size in run.saved.items():
+            storage = self._alive.get(address)
+            if storage is None or not storage.saved_by:
+                new += size
+            if storage is not None:
+                storage.saved_by.append(number)
+        return new
+
+    def _forget(self, number: int) -> None:
+        """Drop the values that nobody reads after layer `number`: their addresses will be used again."""
+        gone = {value.name for value in self._graph.values if value.consumers[-1] == number}
+        for address, storage in list(self._alive.items()):
+            for name in storage.names & gone:
+                self._saved_by[name] = tuple(storage.saved_by)
+            storage.names -= gone
+            if not storage.names:
+                del self._alive[address]
+
+
+@dataclass
+class _Storage:
+    """Memory in which values lie: their names, and the layers that save it."""
+
+    names: set[str] = field(default_factory=set)
+    saved_by: list[int] = field(default_factory=list)
+
+
+def _timed(layer: LayerProfile, times: Sequence[Times]) -> LayerProfile:
+    largest = times[-1]
+    return replace(
+        layer,
+        forward_s=tuple(statistics.median(size.forward_s) for size in times),
+        backward_s=tuple(statistics.median(size.backward_s) for size in times),
+        workspace_bytes=max(size.workspace_bytes for size in times),
+        forward_spread=_spread(largest.forward_s),
+        backward_spread=_spread(largest.backward_s),
+    )
+
+
+def _spread(seconds: Sequence[float]) -> float:
+    if len(seconds) < 2 or statistics.median(seconds) == 0:
+        return 0.0
+    low, middle, high = statistics.quantiles(seconds, n=4, method="inclusive")
+    return (high - low) / middle
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

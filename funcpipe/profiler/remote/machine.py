@@ -1,0 +1,87 @@
+"""What a function measures of the platform that it runs on."""
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import torch
+
+from funcpipe.core import MachineReport
+from funcpipe.platforms.base import Storage
+from funcpipe.profiler.remote.exercise import exercise, peak_bytes
+
+REQUESTS = 10
+REPEATS = 3
+_LONG_S = 0.3  # a transfer that takes so long tells the bandwidth well
+_FIRST_BYTES = 1 << 20
+_MOST_SHARE = 1 / 8  # of the function's memory, for the object that is moved
+_MATRIX = 384
+_COMPUTE_S = 1.5
+
+
+def measure_machine(storage: Storage, key: str, *, started_at_s: float, memory_bytes: int) -> MachineReport:
+    """Use memory, storage and processors in turn; `key` is where to write and read objects."""
+    exercise()
+    base_bytes = peak_bytes()
+    try:
+        latency_s = measure_latency(storage, key)
+        most = int(memory_bytes * _MOST_SHARE)
+        data = os.urandom(min(_FIRST_BYTES, most))
+        upload_bytes_s, data = _bandwidth(lambda body: storage.put(key, body), data, most)
+        storage.put(key, data)
+        download_bytes_s, _ = _bandwidth(lambda body: storage.get(key, stop=len(body)), data, len(data))
+    finally:
+        storage.delete(key)
+    return MachineReport(
+        started_at_s=started_at_s,
+        latency_s=latency_s,
+        upload_bytes_s=upload_bytes_s,
+        download_bytes_s=download_bytes_s,
+        base_memory_bytes=base_bytes,
+        one_thread_s=_products_s(1),
+        all_threads_s=_products_s(os.cpu_count() or 1),
+    )
+
+
+def measure_latency(storage: Storage, key: str) -> float:
+    """The median seconds of a request whose body is one byte."""
+    seconds = []
+    for _ in range(REQUESTS):
+        seconds += [_seconds(lambda: storage.put(key, b"1")), _seconds(lambda: storage.get(key))]
+    return statistics.median(seconds)
+
+
+def _bandwidth(move: Callable[[bytes], object], data: bytes, most: int) -> tuple[float, bytes]:
+    """Bytes per second, from a body that takes long and a quarter of it; and that body, of at most `most` bytes."""
+    while _seconds(partial(move, data)) < _LONG_S and 2 * len(data) <= most:
+        data = data + data
+    part = data[: len(data) // 4]
+    long_s = statistics.median(_seconds(partial(move, data)) for _ in range(REPEATS))
+    short_s = statistics.median(_seconds(partial(move, part)) for _ in range(REPEATS))
+    return (len(data) - len(part)) / max(long_s - short_s, 1e-9), data
+
+
+def _products_s(threads: int) -> float:
+    """Seconds for each of the products of matrices that so many threads compute, in a time in which shares even out."""
+    until_s = time.perf_counter() + _COMPUTE_S
+
+    def compute() -> int:
+        torch.set_num_threads(1)  # which holds for the thread that says it
+        matrix, count = torch.rand(_MATRIX, _MATRIX), 0
+        while time.perf_counter() < until_s:
+            matrix @ matrix
+            count += 1
+        return count
+
+    with ThreadPoolExecutor(threads) as pool:
+        counts = [pool.submit(compute) for _ in range(threads)]
+        return _COMPUTE_S / sum(count.result() for count in counts)
+
+
+def _seconds(do: Callable[[], object]) -> float:
+    began_s = time.perf_counter()
+    do()
+    return time.perf_counter() - began_s

@@ -1,0 +1,171 @@
+"""A plan on a virtual clock: what each task takes by the cost model, played by the simulator."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from funcpipe.comm.collectives import Pattern, pattern
+from funcpipe.core import ModelProfile, Plan, PlatformSpec, Routes, Trace, Wire, find_routes, prices_of
+from funcpipe.errors import InvalidValue
+from funcpipe.partitioner.cost.evaluate import column_of, plan_loads, plan_setting
+from funcpipe.partitioner.cost.formulas import Array, lane_times
+from funcpipe.scheduler.graph import StepShape, build_graph
+from funcpipe.scheduler.simulator.costs import Cost, costs_of
+from funcpipe.scheduler.simulator.disturbances import Disturbances
+from funcpipe.scheduler.simulator.simulate import UNDISTURBED, play
+from funcpipe.scheduler.simulator.timeline import Timeline
+from funcpipe.scheduler.tasks import Kind, Task
+
+NORM_BYTES = 8
+
+
+def predict(
+    plan: Plan,
+    profile: ModelProfile,
+    spec: PlatformSpec,
+    *,
+    disturbances: Disturbances = UNDISTURBED,
+    clipped: bool = False,
+) -> Trace:
+    """One iteration of `plan`, task by task; takes and raises what `forecast` does."""
+    timeline = forecast(plan, profile, spec, disturbances=disturbances, clipped=clipped)
+    return replace(timeline.trace(run=f"prediction of {plan.model}"), prices=prices_of(plan, spec))
+
+
+def forecast(
+    plan: Plan,
+    profile: ModelProfile,
+    spec: PlatformSpec,
+    *,
+    disturbances: Disturbances = UNDISTURBED,
+    clipped: bool = False,
+) -> Timeline:
+    """When each task of one iteration of `plan` runs; contention and what is shared are those of `spec`.
+
+    With `clipped`, the norm of the gradient is clipped, for which all stages hear from each other before they update.
+    Raises PlanError unless plan, profile and platform belong together.
+    """
+    graph = build_graph(step_shape(plan, profile, clipped=clipped))
+    costs = costs_of(graph, task_cost(plan, profile, spec), alike=True)
+    shared = {name: getattr(spec, name) for name in ("contention", "shared_bytes_s", "shared_cores")}
+    return play(graph, costs, disturbances=replace(disturbances, **shared))
+
+
+def step_shape(plan: Plan, profile: ModelProfile, *, clipped: bool = False) -> StepShape:
+    """The shape of a step of `plan`."""
+    return StepShape(
+        stages=len(plan.stages),
+        replicas=plan.replicas,
+        micro_batches=plan.micro_batches,
+        routes=_routes(plan, profile),
+        schedule=plan.schedule,
+        sync=plan.sync,
+        streams=plan.streams,
+        norms=clipped or plan.gradient_wire is Wire.FP16,
+    )
+
+
+def task_cost(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Callable[[Task], Cost]:
+    """What any task of `plan` takes alone. Summing, copying and updating are free, as in the cost model."""
+    alone = replace(spec, contention=1.0, shared_bytes_s=None, shared_cores=None)
+    loads = plan_loads(plan, profile, spec)
+    lanes = lane_times(loads, plan_setting(plan, profile, alone), workers=plan.workers)
+    payload = _payloads(plan, profile)
+    parts_s = _parts_of_backwards(plan, profile, lanes.backward_s)
+
+    def cost(task: Task) -> Cost:
+        if task.kind is Kind.FORWARD:
+            return Cost(float(lanes.forward_s[task.stage]))
+        if task.kind is Kind.BACKWARD and task.part is None:
+            return Cost(float(lanes.backward_s[task.stage]))
+        if task.kind in (Kind.BACKWARD, Kind.BUCKET):
+            assert task.part is not None, "a part of a backward has a number"
+            return Cost(parts_s[task.stage][task.part])
+        if not (task.kind.is_put or task.kind.is_get):
+            return Cost(0.0)
+        links = loads.upload_bytes_s if task.kind.is_put else loads.download_bytes_s
+        return Cost(spec.latency_s, payload(task), float(links[task.stage]))
+
+    return cost
+
+
+def _parts_of_backwards(plan: Plan, profile: ModelProfile, backward_s: Array) -> list[list[float]]:
+    """For each stage the seconds of its last backward until another round of its gradients is complete.
+
+    Recomputing comes first, then the layers from the last to the first, each of which makes its gradients evenly.
+    """
+    rounds = pattern(plan.sync, plan.replicas, plan.streams).streams.rounds
+    found = []
+    for stage, total_s in zip(plan.stages, backward_s.tolist(), strict=True):
+        layers = profile.layers[stage.first : stage.stop][::-1]
+        seconds = [layer.backward_s[column_of(stage.size, profile)] for layer in layers]
+        ends_s = np.cumsum([max(0.0, total_s - sum(seconds)), *seconds])
+        made = np.cumsum([0, *(layer.parameter_bytes for layer in layers)])
+        complete_s = [_reached(made[-1] * (q + 1) / rounds, made, ends_s) for q in range(rounds - 1)]
+        found.append(np.diff([0.0, *complete_s, total_s]).tolist())
+    return found
+
+
+def _reached(wanted: float, made: Array, ends_s: Array) -> float:
+    """When `made`, which never falls, reaches `wanted`; between two ends it grows evenly."""
+    i = int(np.searchsorted(made, wanted))
+    if i == 0:
+        return float(ends_s[0])
+    share = (wanted - made[i - 1]) / (made[i] - made[i - 1])
+    return float(ends_s[i - 1] + share * (ends_s[i] - ends_s[i - 1]))
+
+
+def _routes(plan: Plan, profile: ModelProfile) -> Routes:
+    stage_of_layer = [i for i, stage in enumerate(plan.stages) for _ in range(stage.first, stage.stop)]
+    return find_routes(stage_of_layer, profile.tensors, profile.ties)
+
+
+def _payloads(plan: Plan, profile: ModelProfile) -> Callable[[Task], float]:
+    """The bytes that a put or get moves."""
+    routes = _routes(plan, profile)
+    activations = _by_part(routes)
+    gradients = {(route.consumer, route.producer): route.payload_bytes for route in routes.gradients}
+    summed = [profile.summed_bytes(stage.first, stage.stop) for stage in plan.stages]
+    chosen = pattern(plan.sync, plan.replicas, plan.streams)
+
+    def payload(task: Task) -> float:
+        match task.kind, task.peer, task.part:
+            case Kind.PUT_ACTIVATION, None, int(part):
+                return plan.wire.ratio * activations[task.stage, part]
+            case Kind.GET_ACTIVATION, int(peer), int(part):
+                return plan.wire.ratio * activations[peer, part]
+            case Kind.PUT_GRADIENT, int(peer), None:
+                return plan.gradient_wire.ratio * gradients[task.stage, peer]
+            case Kind.GET_GRADIENT, int(peer), None:
+                return plan.gradient_wire.ratio * gradients[peer, task.stage]
+            case Kind.PUT_TIED | Kind.GET_TIED | Kind.PUT_TIED_SUM | Kind.GET_TIED_SUM, _, int(part):
+                return routes.ties[part].payload_bytes
+            case Kind.PUT_NORM | Kind.GET_NORM, _, None:
+                return NORM_BYTES
+            case _:
+                return summed[task.stage] * _share(task, chosen)
+
+    return payload
+
+
+def _share(task: Task, chosen: Pattern) -> float:
+    """The share of the gradient that a transfer between replicas moves."""
+    match task.kind, task.part:
+        case Kind.PUT_SPLIT, int(part):
+            return chosen.raw_share(task.replica, part)
+        case Kind.GET_SPLIT, int():
+            return chosen.piece_share
+        case Kind.PUT_MERGED | Kind.GET_MERGED, int(part):
+            return chosen.merged_share(part)
+        case _:
+            raise InvalidValue("task", str(task), "must move bytes")
+
+
+def _by_part(routes: Routes) -> dict[tuple[int, int], int]:
+    """Bytes of each activation object by (producer stage, part), numbered as in the task graph."""
+    found: dict[tuple[int, int], int] = {}
+    for route in routes.activations:
+        part = sum(1 for stage, _ in found if stage == route.producer)
+        found[route.producer, part] = route.payload_bytes
+    return found

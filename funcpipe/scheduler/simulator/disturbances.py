@@ -1,0 +1,99 @@
+"""What befalls the functions of a simulated step besides their tasks: shared links, noise, slow starts, deaths."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from funcpipe.core import Resource, checks
+from funcpipe.errors import InvalidValue
+from funcpipe.scheduler.graph import Graph
+from funcpipe.scheduler.simulator.costs import Array, Costs
+from funcpipe.scheduler.tasks import RESOURCES
+
+Worker = tuple[int, int]
+"""Stage and replica."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A worker dies `at_s`, starts again `restart_s` later, and does the whole step again; its objects remain."""
+
+    worker: Worker
+    at_s: float
+    restart_s: float
+
+    def __post_init__(self) -> None:
+        checks.at_least("at_s", self.at_s, 0)
+        checks.at_least("restart_s", self.restart_s, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disturbances:
+    """How a step is played; by default every task takes what it takes alone.
+
+    `contention` slows a computation while bytes of its function move. `shared_bytes_s` caps the bytes of all functions
+    in each direction, `shared_cores` the processors that they compute on; both are shared evenly by those who could use
+    more. `compute_jitter` and `transfer_jitter` spread the times: each task's is multiplied by a log-normal number with
+    mean 1 and that coefficient of variation, drawn from `seed`; `cold_start_jitter` does the same to the
+    `cold_start_s` before a worker's first task. `stragglers` multiplies all that a worker computes and moves.
+    """
+
+    contention: float = 1.0
+    shared_bytes_s: float | None = None
+    shared_cores: int | None = None
+    compute_jitter: float = 0.0
+    transfer_jitter: float = 0.0
+    cold_start_s: float = 0.0
+    cold_start_jitter: float = 0.0
+    seed: int = 0
+    stragglers: Mapping[Worker, float] = field(default_factory=dict)
+    failures: tuple[Failure, ...] = ()
+
+    def __post_init__(self) -> None:
+        checks.at_least("contention", self.contention, 1)
+        for name in ("compute_jitter", "transfer_jitter", "cold_start_s", "cold_start_jitter", "seed"):
+            checks.at_least(name, getattr(self, name), 0)
+        for name in ("shared_bytes_s", "shared_cores"):
+            if getattr(self, name) is not None:
+                checks.positive(name, getattr(self, name))
+        for worker, factor in self.stragglers.items():
+            checks.positive(f"stragglers[{worker}]", factor)
+
+    @property
+    def independent(self) -> bool:
+        """Whether no task's speed depends on what else is running, and nobody dies."""
+        shared = self.shared_bytes_s is not None or self.shared_cores is not None
+        return self.contention == 1.0 and not shared and not self.failures
+
+    def check_workers(self, workers: Mapping[Worker, int]) -> None:
+        """Raise InvalidValue if anything is said of a worker that there is not."""
+        for worker in (*self.stragglers, *(failure.worker for failure in self.failures)):
+            if worker not in workers:
+                raise InvalidValue("worker", f"s{worker[0]}.r{worker[1]}", "must be a stage and a replica of the plan")
+
+
+def disturbed(costs: Costs, graph: Graph, disturbances: Disturbances) -> Costs:
+    """`costs` with each task's noise and its worker's slowness."""
+    if not (disturbances.compute_jitter or disturbances.transfer_jitter or disturbances.stragglers):
+        return costs
+    draw = np.random.default_rng(disturbances.seed)
+    compute = np.array([RESOURCES[task.kind] is Resource.COMPUTE for task in graph.tasks])
+    spread = np.where(compute, disturbances.compute_jitter, disturbances.transfer_jitter)
+    factor = log_normal(draw, spread)
+    if disturbances.stragglers:
+        factor *= [disturbances.stragglers.get((task.stage, task.replica), 1.0) for task in graph.tasks]
+    return Costs(costs.seconds * factor, costs.body_bytes * factor, costs.link_bytes_s, costs.payload_bytes)
+
+
+def cold_starts(workers: int, disturbances: Disturbances) -> Array:
+    """Seconds before each worker's first task."""
+    draw = np.random.default_rng((disturbances.seed, 1))
+    return disturbances.cold_start_s * log_normal(draw, np.full(workers, disturbances.cold_start_jitter))
+
+
+def log_normal(draw: np.random.Generator, variation: Array) -> Array:
+    """One number for each element of `variation`, which is its coefficient of variation; the mean is 1."""
+    sigma = np.sqrt(np.log1p(variation**2))
+    numbers: Array = np.exp(sigma * draw.standard_normal(len(variation)) - sigma**2 / 2)
+    return numbers

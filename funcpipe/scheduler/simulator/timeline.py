@@ -1,0 +1,60 @@
+"""When each task of a played graph ran; a trace once somebody wants to look at it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from funcpipe.core import Event, Source, Trace
+from funcpipe.scheduler.graph import Graph
+from funcpipe.scheduler.simulator.costs import Costs
+
+
+@dataclass(frozen=True, slots=True)
+class Stint:
+    """One go at a task, from when to when; `attempt` counts how often its worker had died before."""
+
+    position: int
+    start_s: float
+    end_s: float
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """For each task of `graph` the go that counts, in three columns; and those that were `lost` as the worker died."""
+
+    graph: Graph
+    costs: Costs
+    starts_s: Sequence[float]
+    ends_s: Sequence[float]
+    attempts: Sequence[int]
+    lost: tuple[Stint, ...] = ()
+
+    @property
+    def duration_s(self) -> float:
+        """From nought to the end of the last task."""
+        return max(self.ends_s, default=0.0)
+
+    def trace(self, *, run: str, step: int = 0) -> Trace:
+        """The same as events."""
+        events = sorted(self._events(step), key=lambda event: (event.start_s, event.end_s))
+        return Trace(run=run, source=Source.SIMULATED, events=tuple(events))
+
+    def _events(self, step: int) -> Iterator[Event]:
+        kept = (
+            Stint(position, *when)
+            for position, when in enumerate(zip(self.starts_s, self.ends_s, self.attempts, strict=True))
+        )
+        resources = {task.kind: task.kind.resource for task in self.graph.tasks}
+        for done in (*kept, *self.lost):
+            task = self.graph.tasks[done.position]
+            yield Event(
+                task=str(task),
+                stage=task.stage,
+                replica=task.replica,
+                lane=resources[task.kind],
+                step=step,
+                start_s=done.start_s,
+                end_s=done.end_s,
+                payload_bytes=int(self.costs.payload_bytes[done.position]),
+                attempt=done.attempt,
+            )

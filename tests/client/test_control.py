@@ -1,0 +1,182 @@
+"""Runs on functions that are threads: status, stop, clean, memory, money; quick, and without processes."""
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from experiments import chaos
+from experiments.faults import Fate, Threads
+from funcpipe.client.control import clean, status, stop
+from funcpipe.client.job import Care
+from funcpipe.client.launch import launch
+from funcpipe.client.results import Progress, RunResult
+from funcpipe.core import FunctionSize, Halt, Invocation, Life, OnOutOfMemory, Outcome, WorkerSpec
+from funcpipe.errors import RunHalted, RunUnknown, WorkerFailed
+from funcpipe.platforms.base import Cause, Handle, State, Status
+from funcpipe.platforms.catalog import load_spec
+from funcpipe.runstate.generations import find_run, reserve
+from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.resume import recover
+from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.worker.heartbeat import halt_run
+
+QUICK = Life(heartbeat_s=0.1, lease_s=0.3, checkpoint_steps=2)
+
+
+def platform(storage: MemoryStorage) -> Threads:
+    return Threads(load_spec("local"), storage, fate_of=lambda number: Fate())
+
+
+def train(
+    storage: MemoryStorage,
+    functions: Threads,
+    *,
+    life: Life = QUICK,
+    on_oom: OnOutOfMemory = OnOutOfMemory.FAIL,
+    epochs: int = 3,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+) -> RunResult:
+    job = dataclasses.replace(chaos.job(), epochs=epochs, prices=functions.spec)
+    care = Care(life=life, keep=True, on_oom=on_oom)
+    return launch(
+        job,
+        platform=functions,
+        storage=storage,
+        storage_url="memory://",
+        care=care,
+        run="run-1",
+        on_progress=on_progress,
+    )
+
+
+@pytest.mark.slow
+def test_a_live_run_says_how_it_fares_stops_after_a_common_step_and_is_cleaned() -> None:
+    storage = MemoryStorage()
+    functions, seen, halted = platform(storage), [], []
+
+    def client() -> None:
+        try:
+            train(storage, functions, epochs=100_000, on_progress=lambda progress: seen.append(progress.step))
+        except RunHalted as error:
+            halted.append(str(error))
+
+    thread = threading.Thread(target=client)
+    thread.start()
+    while len(seen) < 20:
+        time.sleep(0.02)
+    live = status(storage, "run-1")
+    assert [worker.worker for worker in live.workers] == [f"s{s}.r{r}" for s in range(3) for r in range(2)]
+    assert all(worker.outcome is None and worker.heard_s < 5 for worker in live.workers)
+    assert live.run_usd > 0
+    assert 0 < live.step < live.steps == 300_000
+    ended = stop(storage, "run-1", functions.open)
+    thread.join(30)
+    assert halted == ["run run-1 was ended: it was stopped"]
+    assert {worker.outcome for worker in ended.workers} == {Outcome.HALTED}
+    saved = recover(storage, find_run(storage, "run-1"))
+    assert saved.step > live.step
+    assert len(saved.losses) == saved.step
+    assert clean(storage, "run-1", functions.open) > 0
+    assert storage.list("") == ()
+    with pytest.raises(RunUnknown, match="there is no run 'run-1' in this storage"):
+        clean(storage, "run-1", functions.open)
+    with pytest.raises(RunUnknown):
+        status(storage, "run-1")
+
+
+def test_an_order_to_end_at_once_ends_all_functions() -> None:
+    storage = MemoryStorage()
+    functions = platform(storage)
+
+    def order(progress: Progress) -> None:
+        if progress.step == 3:
+            halt_run(storage, Keys("run-1"), Halt(reason="enough"))
+
+    with pytest.raises(RunHalted, match="run run-1 was ended: enough"):
+        train(storage, functions, epochs=100_000, on_progress=order)
+
+
+@pytest.mark.slow
+def test_functions_end_before_the_run_costs_too_much_and_nobody_orders_it_twice() -> None:
+    storage = MemoryStorage()
+    rate_usd_s = 6 * load_spec("local").sizes[0].price_usd_s
+    dear = dataclasses.replace(QUICK, max_usd=2.5 * rate_usd_s)
+    with pytest.raises(RunHalted, match=r"it would cost more than \$0\.000"):
+        train(storage, platform(storage), epochs=100_000, life=dear)
+    assert max(worker.spent_usd for worker in status(storage, "run-1").workers) * 6 < 1.2 * 2.5 * rate_usd_s
+
+
+class Small(Threads):
+    """A platform on which functions that die have run out of memory; notes how large the second stage's are."""
+
+    sizes: list[str]
+
+    def invoke(self, worker: Invocation) -> Handle:
+        assert isinstance(worker, WorkerSpec)
+        self.sizes.append(worker.plan.stages[1].size)
+        return super().invoke(worker)
+
+    def status(self, handle: Handle) -> Status:
+        found = super().status(handle)
+        if found.state is State.FAILED:
+            return dataclasses.replace(found, cause=Cause.OUT_OF_MEMORY, reason="out of memory")
+        return found
+
+
+def small(storage: MemoryStorage) -> Small:
+    spec = load_spec("local")
+    sizes = tuple(
+        FunctionSize(
+            name=f"{mb}MB", memory_mb=mb, vcpu=1, upload_bytes_s=1e9, download_bytes_s=1e9, price_usd_s=mb * 1e-8
+        )
+        for mb in (1024, 2048)
+    )
+    functions = Small(
+        dataclasses.replace(spec, sizes=sizes),
+        storage,
+        fate_of=lambda number: Fate(dies_at=60 if number == 2 else None),
+    )
+    functions.sizes = []
+    return functions
+
+
+def test_a_function_that_runs_out_of_memory_is_reported_with_its_peak() -> None:
+    storage = MemoryStorage()
+    with pytest.raises(WorkerFailed, match=r"worker s1\.r0 ran out of memory: peak \d+ of 1024 MB; --on-oom grow"):
+        train(storage, small(storage))
+
+
+@pytest.mark.slow
+def test_a_stage_that_ran_out_of_memory_goes_on_with_larger_functions() -> None:
+    storage = MemoryStorage()
+    functions = small(storage)
+    result = train(storage, functions, on_oom=OnOutOfMemory.GROW)
+    assert len(result.losses) == 9
+    assert functions.sizes == ["1024MB"] * 6 + ["2048MB"]
+
+
+def test_two_clients_never_begin_the_same_generation() -> None:
+    storage = MemoryStorage()
+    assert [reserve(storage, "run-1").generation for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(RunUnknown, match="there is no run 'run-1'"):
+        find_run(storage, "run-1")  # none of them has begun
+
+
+class StoppedTogether(Threads):
+    """Each function ends only when all six have been told to."""
+
+    together = threading.Barrier(6, timeout=10)
+
+    def stop(self, handle: Handle) -> None:
+        self.together.wait()
+        super().stop(handle)
+
+
+def test_functions_are_stopped_side_by_side() -> None:
+    storage = MemoryStorage()
+    functions = StoppedTogether(load_spec("local"), storage, fate_of=lambda number: Fate())
+    train(storage, functions, epochs=1)
+    assert not functions.together.broken

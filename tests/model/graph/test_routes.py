@@ -1,0 +1,250 @@
+"""Which route a model takes, why the earlier ones failed, and what no route takes."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._ops import HigherOrderOperator
+
+from funcpipe.errors import DataError, ModelError
+from funcpipe.model.graph import trace
+from funcpipe.model.graph.scopes import with_casts_set, with_gradients_set
+from tests.model.graph.check import check
+
+
+class Two(nn.Module):
+    """Two linear layers; what happens between them is the subclass's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+        self.b = nn.Linear(4, 4)
+
+    def between(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Any:
+        return self.b(self.between(self.a(x)))
+
+
+def line_of(text: str) -> str:
+    lines = Path(__file__).read_text().splitlines()
+    return f"{Path(__file__)}:{next(i for i, line in enumerate(lines, 1) if text in line and 'line_of' not in line)}"
+
+
+class LoopsOverShapes(Two):
+    def between(self, x: Tensor) -> Tensor:
+        assert x.dim() == 2 and x.shape[1] == 4  # noqa: PT018 - two questions in one condition
+        if x.shape[0] > 0 and len(x.shape) == 2:
+            x = x + sum(i * x.size(-1) for i in range(x.shape[-1]))
+        return torch.stack([column * i for i, column in enumerate(x.unbind(1))], 1)
+
+
+def test_code_may_loop_and_branch_on_shapes_under_fx() -> None:
+    graph = check(LoopsOverShapes(), (torch.randn(3, 4),), shorter=((torch.randn(1, 4),), {}))
+    assert graph.route == "fx"
+
+
+class AsksForTensors(Two):
+    def between(self, x: Tensor) -> Tensor:
+        if not isinstance(x, Tensor):
+            raise TypeError("a tensor is wanted")  # raised for what stands for one
+        x = x * torch.arange(x.shape[0]).unsqueeze(1)
+        x[:, 0] = 1.5
+        return x
+
+
+def test_what_fx_cannot_trace_is_exported() -> None:
+    graph = check(AsksForTensors(), (torch.randn(3, 4),), shorter=((torch.randn(2, 4),), {}))
+    assert [attempt.route for attempt in graph.attempts] == ["fx", "export"]
+    assert line_of("# raised for what stands for one") in str(graph.attempts[0].failure)
+    assert [layer.name for layer in graph.layers] == ["a", "b"]
+
+
+class SetsGradientsAndCasts(AsksForTensors):
+    def between(self, x: Tensor) -> Tensor:
+        x = super().between(x)
+        with torch.no_grad():
+            largest = x.abs().amax(1, keepdim=True)
+            with torch.autocast("cpu", torch.bfloat16):
+                product = x @ x.T
+        with torch.autocast("cpu", torch.bfloat16):
+            x = F.linear(x, self.b.weight)
+        with torch.autocast("cpu", enabled=False):
+            return x.float() / largest + product.float().mean(1, keepdim=True)
+
+
+def test_parts_without_gradients_or_with_casts_are_exported_without_what_loads_the_compiler() -> None:
+    graph = check(SetsGradientsAndCasts(), (torch.randn(3, 4),))
+    assert graph.route == "export"
+    targets = {node.target for layer in graph.layers for node in layer.nodes}
+    assert {with_gradients_set, with_casts_set} <= targets
+    parts = [part for part in graph.module.modules() if isinstance(part, torch.fx.GraphModule)]
+    inside = {node.target for part in parts if part is not graph.module for node in part.graph.nodes}
+    assert with_casts_set in inside
+    assert not [target for target in targets | inside if isinstance(target, HigherOrderOperator)]
+
+
+class EachSample(Two):
+    def between(self, x: Tensor) -> Tensor:
+        targets = torch.arange(len(x))  # a length that Python must know
+        return x * targets.unsqueeze(1) / len(x)
+
+
+def test_what_cannot_be_exported_is_recorded() -> None:
+    graph = check(EachSample(), (torch.randn(3, 4),), shorter=((torch.randn(2, 4),), {}))
+    assert [attempt.route for attempt in graph.attempts] == ["fx", "export", "blocks"]
+    assert line_of("# a length that Python must know") in str(graph.attempts[0].failure)
+    assert [layer.name for layer in graph.layers] == ["a", "b"]
+
+
+class Chooses(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.few = nn.Linear(4, 4)
+        self.many = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        if x.sum() > 0:  # a choice by the data
+            return self.few(x)
+        return self.many(x)
+
+
+class HoldsChooses(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([nn.Linear(4, 4), Chooses(), Chooses(), nn.Linear(4, 4)])
+
+    def forward(self, x: Tensor) -> Any:
+        for part in self.parts:
+            x = part(x)
+        return x
+
+
+def test_a_module_that_decides_by_the_data_is_one_block() -> None:
+    graph = check(HoldsChooses(), (torch.randn(3, 4),), shorter=((-torch.ones(2, 4),), {}))
+    assert [layer.name for layer in graph.layers] == ["parts.0", "parts.1", "parts.2", "parts.3"]
+    (note,) = graph.notes
+    assert "parts.1, parts.2" in note
+    assert line_of("# a choice by the data") in note
+
+
+def test_blocks_that_the_user_declares_are_not_looked_into() -> None:
+    graph = check(HoldsChooses(), (torch.randn(3, 4),), blocks=("parts.1", "parts.2"))
+    assert graph.route == "fx"
+    assert graph.notes == ()
+    with pytest.raises(ModelError, match=r"HoldsChooses has no module 'parts.9'"):
+        trace(HoldsChooses(), (torch.randn(3, 4),), blocks=("parts.9",))
+
+
+def test_a_model_that_decides_by_the_data_itself_is_refused_with_the_line_and_a_way_out() -> None:
+    with pytest.raises(ModelError) as caught:
+        trace(Chooses(), (torch.randn(3, 4),))
+    text = str(caught.value)
+    assert text.startswith("Chooses cannot be made a graph of layers")
+    assert text.count(line_of("# a choice by the data")) == 3
+    assert "`if x.sum() > 0:  # a choice by the data`" in text
+    assert "depends on the data" in text
+    assert "put the code of that line into a submodule" in text
+
+
+class OwnGenerator(Two):
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator()
+
+    def between(self, x: Tensor) -> Tensor:
+        return x + torch.rand(4, generator=self.generator)
+
+
+def test_a_generator_of_its_own_is_refused() -> None:
+    with pytest.raises(ModelError, match="gives other results for the same inputs and seeds"):
+        trace(OwnGenerator(), (torch.randn(3, 4),))
+
+
+class Counts(Two):
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def between(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x
+
+
+def test_a_buffer_that_changes_is_refused_unless_it_is_a_batch_norms() -> None:
+    with pytest.raises(ModelError, match=r"the forward changes the buffer calls \(of Counts\)"):
+        trace(Counts(), (torch.randn(3, 4),))
+
+
+class StraightThrough(torch.autograd.Function):
+    """Rounds forward; backward as if it had not."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.round()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return gradients[0] * 2
+
+
+class Rounded(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        return StraightThrough.apply(x)  # type: ignore[no-untyped-call]
+
+
+def test_a_gradient_of_the_users_own_is_kept() -> None:
+    graph = check(nn.Sequential(nn.Linear(4, 4), Rounded(), nn.Linear(4, 4)), (torch.randn(3, 4),))
+    assert [layer.name for layer in graph.layers] == ["0", "1", "2"]
+
+
+class Halves(Two):
+    def between(self, x: Tensor) -> Tensor:
+        left, right = x.chunk(2)
+        return torch.cat([left * right, left - right])  # takes an even batch only
+
+
+def test_a_model_may_refuse_batch_sizes() -> None:
+    graph = check(Halves(), (torch.randn(6, 4),), shorter=((torch.randn(4, 4),), {}))
+    assert [layer.name for layer in graph.layers] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "message"),
+    [
+        ((torch.randn(3, 5),), {}, r"the model fails on the sample. a \(Linear\), .*: RuntimeError: mat1 and mat2"),
+        ((torch.randn(3, 4), 1), {}, "LoopsOverShapes cannot be called with the sample: too many positional"),
+        ((), {"y": torch.randn(3, 4)}, "missing a required argument: 'x'"),
+        ((3,), {}, "the sample for LoopsOverShapes holds no tensor"),
+    ],
+)
+def test_a_sample_that_does_not_fit_is_refused(args: tuple[Any, ...], kwargs: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        trace(LoopsOverShapes(), args, kwargs)
+
+
+def test_inputs_unlike_the_sample_are_refused() -> None:
+    class Flags(nn.Module):
+        def forward(self, x: Tensor, flag: bool = False, extra: Tensor | None = None) -> Any:
+            return F.relu(x) if flag else x * 2
+
+    signature = trace(Flags(), (torch.randn(3, 4),), {"flag": True}).signature
+    x = torch.randn(2, 4)
+    assert signature.bind((x, True), {})["x"] is x
+    assert signature.arguments({"x": x}) == ((x, True), {})
+    for args, kwargs, message in [
+        ((x,), {}, "traced with inputs.x, inputs.flag, but is given inputs.x"),
+        ((x,), {"flag": False}, "the input flag was True when the model was traced, but is False now"),
+        ((3,), {"flag": True}, "the input x must be a tensor, got int"),
+        ((x, True, x), {}, "but is given inputs.x, inputs.flag, inputs.extra"),
+        ((), {"flag": True}, "missing a required argument"),
+    ]:
+        with pytest.raises(DataError, match=re.escape(message)):
+            signature.bind(args, kwargs)

@@ -1,0 +1,169 @@
+"""The mixed-integer programmes against the exact search, with every solver that is installed."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from funcpipe.core import Optimality, Plan, Recompute, ScheduleKind, Sync, TrainingSpec
+from funcpipe.errors import Infeasible, InvalidValue, SolverUnavailable
+from funcpipe.partitioner.mip.run import GUROBI, HIGHS, SCIP, Solver
+from funcpipe.partitioner.mip.solvers import chain_form, gurobi, highs, mip, scip
+from funcpipe.partitioner.optimize import optimize
+from funcpipe.partitioner.problem.problem import Problem
+from funcpipe.partitioner.search.exact import exact
+from tests.partitioner.instances import MB, chain, platform
+
+pytestmark = pytest.mark.slow
+
+Policy = Callable[[Problem], Plan]
+
+
+def check(problem: Problem, solver: Policy) -> None:
+    try:
+        expected = exact(problem)
+    except Infeasible:
+        with pytest.raises(Infeasible):
+            solver(problem)
+        return
+    found = solver(problem)
+    assert found.solver
+    assert found.estimate
+    assert expected.solver
+    assert found.solver.objective == pytest.approx(expected.solver.objective, rel=1e-6)
+    assert found.solver.objective == pytest.approx(problem.goal.of_plan(found))
+    assert found.solver.status is Optimality.OPTIMAL
+    assert found.solver.bound == pytest.approx(found.solver.objective, rel=1e-5)
+
+
+def modes(seed: int, layers: int, sizes: int, replicas: tuple[int, ...] = (1, 2)) -> list[Problem]:
+    profile, spec = chain(layers, sizes, seed, skips=seed % 3), platform(sizes)
+    weighted = TrainingSpec(global_batch=16, replicas=replicas, time_value=[0.0, 30.0][seed % 2])
+    problem = Problem(profile=profile, spec=spec, training=weighted)
+    best = exact(problem).estimate
+    assert best
+    limits = (
+        weighted,
+        replace(weighted, deadline_s=best.iteration_s * 0.95),
+        replace(weighted, budget_usd=best.cost_usd * 1.1),
+    )
+    return [replace(problem, training=training) for training in limits]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_highs_equals_the_exact_search(seed: int) -> None:
+    for problem in modes(seed, 4, 2):
+        check(problem, highs)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_gurobi_equals_the_exact_search(seed: int) -> None:
+    for problem in modes(seed, 4, 2):
+        check(problem, gurobi)
+
+
+def test_scip_equals_the_exact_search() -> None:
+    for problem in modes(1, 4, 2, (2,)):
+        check(problem, scip)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("ten", range(10))
+@pytest.mark.parametrize(("solver", "layers", "sizes"), [(highs, 7, 2), (gurobi, 5, 2), (scip, 6, 2)])
+def test_every_solver_equals_the_exact_search_on_a_hundred_larger_ones(
+    solver: Policy, layers: int, sizes: int, ten: int
+) -> None:
+    for seed in range(10 * ten, 10 * ten + 10):
+        check(modes(seed, layers, sizes, (2,))[seed % 3], solver)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_papers_form_equals_the_exact_search(seed: int) -> None:
+    training = TrainingSpec(
+        global_batch=16,
+        time_value=20.0 * (seed % 2),
+        recompute=Recompute.NEVER,
+        schedule=ScheduleKind.GPIPE,
+        sync=Sync.PIPELINED,
+    )
+    problem = Problem(profile=chain(4 + seed % 2, 2, seed), spec=platform(2), training=training)
+    check(problem, lambda problem: chain_form(problem, GUROBI))
+
+
+def test_the_papers_form_by_scip_within_a_budget() -> None:
+    training = TrainingSpec(
+        global_batch=16, budget_usd=0.01, recompute=Recompute.NEVER, schedule=ScheduleKind.GPIPE, sync=Sync.PIPELINED
+    )
+    problem = Problem(profile=chain(4, 2, 5), spec=platform(2), training=training)
+    check(problem, lambda problem: chain_form(problem, SCIP))
+
+
+@pytest.mark.parametrize(
+    ("skips", "training", "message"),
+    [
+        (3, TrainingSpec(global_batch=16, recompute=Recompute.NEVER), "must be the next layer alone, in a chain"),
+        (0, TrainingSpec(global_batch=16, recompute=Recompute.NEVER), "schedule must be 'gpipe' .* got 'auto'"),
+        (0, TrainingSpec(global_batch=16), "recompute must be 'never' in the paper's form"),
+    ],
+)
+def test_the_papers_form_refuses_what_it_cannot_say(skips: int, training: TrainingSpec, message: str) -> None:
+    problem = Problem(profile=chain(5, 2, 1, skips=skips), spec=platform(2), training=training)
+    with pytest.raises(InvalidValue, match=message):
+        chain_form(problem, GUROBI)
+
+
+def test_the_papers_form_is_not_linear() -> None:
+    training = TrainingSpec(
+        global_batch=16, recompute=Recompute.NEVER, schedule=ScheduleKind.GPIPE, sync=Sync.PIPELINED
+    )
+    with pytest.raises(SolverUnavailable, match=r"has products, which this solver refuses; use gurobi or scip"):
+        chain_form(Problem(profile=chain(3, 2), spec=platform(2), training=training), HIGHS)
+
+
+def test_a_licence_for_small_programmes_is_named_and_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = Problem(profile=chain(16, 3), spec=platform(), training=TrainingSpec(global_batch=16, replicas=(4,)))
+    with pytest.raises(SolverUnavailable, match=r"the licence of gurobi does not admit a programme of \d+ variables"):
+        gurobi(problem)
+    asked: list[Solver] = []
+
+    def refuse(problem: Problem, *, time_limit_s: float | None = None) -> Plan:
+        asked.append(SCIP)
+        raise SolverUnavailable("not here")
+
+    monkeypatch.setattr("funcpipe.partitioner.mip.solvers.scip", refuse)
+    plan = mip(replace(problem, training=TrainingSpec(global_batch=16, replicas=(4,), deadline_s=20.0)))
+    assert asked == [SCIP]
+    assert plan.solver
+    assert plan.solver.name == "highs"
+
+
+def test_auto_is_the_exact_search() -> None:
+    plan = optimize(chain(4), platform(), TrainingSpec(global_batch=16))
+    assert plan.solver
+    assert plan.solver.name == "exact"
+
+
+@pytest.mark.parametrize("solver", [highs, gurobi, scip])
+def test_solvers_say_infeasible(solver: Policy) -> None:
+    large = replace(chain(3), base_memory_bytes=9000 * MB)
+    with pytest.raises(Infeasible, match="needs at least"):
+        solver(Problem(profile=large, spec=platform(), training=TrainingSpec(global_batch=16)))
+    late = TrainingSpec(global_batch=4, deadline_s=0.01)
+    with pytest.raises(Infeasible, match=r"no plan meets the deadline of 0.01 s"):
+        solver(Problem(profile=chain(3), spec=platform(), training=late))
+
+
+def test_a_time_limit_leaves_a_plan_and_an_honest_bound() -> None:
+    problem = Problem(profile=chain(14, 3, 2), spec=platform(), training=TrainingSpec(global_batch=16, time_value=30.0))
+    optimum = exact(problem).solver
+    assert optimum
+    try:
+        found = highs(problem, time_limit_s=2.0).solver
+    except Infeasible as error:
+        assert "time limit" in str(error)  # noqa: PT017
+        return
+    assert found
+    assert found.bound is not None
+    assert found.bound <= optimum.objective * (1 + 1e-6) <= found.objective * (1 + 2e-6)
+    assert found.status is Optimality.FEASIBLE or found.objective == pytest.approx(optimum.objective, rel=1e-6)

@@ -1,0 +1,124 @@
+"""The function's entry under AWS's own runtime client, on the contents of the package that is deployed."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from funcpipe.client.job import Job
+from funcpipe.client.upload import upload
+from funcpipe.core import WorkerReport, to_text
+from funcpipe.platforms.aws.image import lambda_package
+from funcpipe.platforms.entry.function import stop_key
+from funcpipe.platforms.local.files import FileStorage
+from funcpipe.runstate.checkpoints import Checkpoints
+from funcpipe.runstate.documents import get_document
+from funcpipe.runstate.keys import Keys
+from tests.cloud_emulation.lambda_runtime import Function, Invocation, one_environment
+from tests.cloud_emulation.memory_group import MemoryGroup
+from tests.e2e import small
+from tests.in_process import make_job, run_workers
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("image")
+    lambda_package().write(folder)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def function(image: Path, tmp_path: Path) -> Function:
+    return Function(
+        name="funcpipe-1024",
+        image=image,
+        handler="funcpipe.platforms.entry.aws_lambda.handler",
+        memory_mb=1024,
+        timeout_s=120,
+        environment={"FUNCPIPE_CONTROL": (tmp_path / "control").as_uri()},
+    )
+
+
+def job(epochs: int = 1, loss: Callable[..., Tensor] = F.cross_entropy) -> Job:
+    torch.manual_seed(0)
+    return make_job(small.model(), small.plan(1, 1), small.data, loss=loss, optimizer=small.optimizer, epochs=epochs)
+
+
+def invocation(number: int, storage: FileStorage, folder: Path, **options: Any) -> Invocation:
+    (spec,) = upload(job(**options), Keys(f"run-{number}"), storage, folder.as_uri(), "aws-lambda://funcpipe")
+    return Invocation(request_id=f"request-{number}", payload=to_text(spec).encode())
+
+
+def test_a_worker_trains_in_the_runtime_client_and_again_in_the_same_environment(
+    function: Function, tmp_path: Path
+) -> None:
+    storage = FileStorage(tmp_path)
+    with one_environment(function) as (environment, lines):
+        for number in range(2):
+            event = invocation(number, storage, tmp_path)
+            environment.run(event)
+            assert (event.status, json.loads(event.answer)) == ("success", {"invocation": f"request-{number}"}), lines
+    reference = run_workers(job(), FileStorage(tmp_path / "reference"))["s0.r0"].computation.state().state_dict()
+    for number in range(2):
+        checkpoints = Checkpoints(storage, Keys(f"run-{number}"))
+        found = checkpoints.load(0, checkpoints.listing().saved[0][-1][1]).state_dict()
+        assert found.keys() == reference.keys()
+        assert all(torch.equal(found[name], reference[name]) for name in found)
+
+
+def test_a_worker_that_fails_is_a_failed_invocation_with_a_report(function: Function, tmp_path: Path) -> None:
+    storage = FileStorage(tmp_path)
+    with one_environment(function) as (environment, _):
+        event = invocation(0, storage, tmp_path, loss=small.failing_loss)
+        environment.run(event)
+    assert (event.status, json.loads(event.answer)["errorType"]) == ("failure", "WorkerFailed")
+    key = Keys("run-0").worker_report("s0.r0", 0)
+    report = get_document(storage, WorkerReport, key)
+    assert "the loss function fails" in str(report.error)
+
+
+def test_a_function_that_is_told_to_stop_ends(function: Function, tmp_path: Path) -> None:
+    storage = FileStorage(tmp_path)
+    with one_environment(function) as (environment, _):
+        event = invocation(0, storage, tmp_path, loss=small.sleeping_loss)
+        FileStorage(tmp_path / "control").put(stop_key(event.request_id), b"")
+        environment.run(event)
+    assert event.error_type == "Runtime.ExitError"
+    assert "exit status 77" in json.loads(event.answer)["errorMessage"]
+
+
+def test_a_function_past_its_deadline_is_timed_out(function: Function, tmp_path: Path) -> None:
+    with one_environment(replace(function, timeout_s=3)) as (environment, _):
+        event = invocation(0, FileStorage(tmp_path), tmp_path, loss=small.sleeping_loss)
+        environment.run(event)
+    assert (event.status, json.loads(event.answer)["errorMessage"]) == ("timeout", "Task timed out after 3.00 seconds")
+
+
+def test_a_function_that_needs_more_than_its_size_is_killed(function: Function, tmp_path: Path) -> None:
+    group = MemoryGroup(128)
+    group.close()
+    if not group.limits:
+        pytest.skip("no control group can be made on this machine")
+    with one_environment(replace(function, memory_mb=128)) as (environment, _):
+        event = invocation(0, FileStorage(tmp_path), tmp_path)
+        environment.run(event)
+    assert event.error_type == "Runtime.OutOfMemory"
+    assert 120 <= event.peak_mb <= 128
+
+
+def test_an_error_in_the_start_up_phase_is_told(function: Function) -> None:
+    with one_environment(replace(function, handler="funcpipe.platforms.entry.nothing.handler")) as (environment, _):
+        event = Invocation(request_id="request-0", payload=b"{}")
+        environment.run(event)
+    assert event.error_type == "Runtime.InitError"
+    assert "No module named 'funcpipe.platforms.entry.nothing'" in json.loads(event.answer)["errorMessage"]

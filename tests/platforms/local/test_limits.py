@@ -1,0 +1,166 @@
+import json
+import os
+import re
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from experiments.processes import runs
+from funcpipe.core import MB, FunctionSize, PlatformSpec, WorkerSpec
+from funcpipe.errors import PlanError, PlatformError
+from funcpipe.platforms.base import Cause, State, Status
+from funcpipe.platforms.catalog import load_spec
+from funcpipe.platforms.local.cgroup import Groups
+from funcpipe.platforms.local.limits import Limits
+from funcpipe.platforms.local.link import Link
+from funcpipe.platforms.local.platform import LocalPlatform, local_functions
+from tests.platforms.local.test_local import ended, sleep, worker
+
+groups = Groups()
+memory_is_limited = pytest.mark.skipif(not groups.memory, reason="no control group for memory can be made here")
+cpu_is_limited = pytest.mark.skipif(not groups.cpu, reason="no control group for processors can be made here")
+
+
+def fill(payload: str) -> None:
+    """Use more and more memory; the last note says how much there was, in bytes.
+
+    A process of its own would have had the pages of files that its host has, too.
+    """
+    path, kept, step = Path(json.loads(payload)["run"]), [], 2 * MB
+    while True:
+        kept.append(b"x" * step)
+        path.write_text(str(resident_bytes("self", "RssAnon") + resident_bytes(os.getppid(), "RssFile")))
+
+
+def resident_bytes(process: int | str, kind: str) -> int:
+    (line,) = [line for line in Path(f"/proc/{process}/status").read_text().splitlines() if line.startswith(kind)]
+    return int(line.split()[1]) * 1024
+
+
+def burn(payload: str) -> None:
+    """Compute for half a second; write what share of a processor there was."""
+    began_s, cpu_s = time.monotonic(), time.process_time()
+    while time.monotonic() - began_s < 0.5:
+        pass
+    share = (time.process_time() - cpu_s) / (time.monotonic() - began_s)
+    Path(json.loads(payload)["run"]).write_text(str(share))
+
+
+def tell(payload: str) -> None:
+    Path(json.loads(payload)["run"]).write_text(payload)
+
+
+def spec(**changes: object) -> PlatformSpec:
+    size = FunctionSize(
+        name="small", memory_mb=160, vcpu=0.3, upload_bytes_s=1e7, download_bytes_s=2e7, price_usd_s=1e-5
+    )
+    small = replace(load_spec("aws-lambda"), name="small", sizes=(size,), cold_start_s=0.0, latency_s=0.01)
+    return replace(small, **changes)  # type: ignore[arg-type]
+
+
+def job(folder: Path) -> WorkerSpec:
+    plain = worker(folder)
+    stage = replace(plain.plan.stages[0], size="small")
+    return replace(plain, run=str(folder / "said"), storage=folder.as_uri(), plan=replace(plain.plan, stages=(stage,)))
+
+
+def run(entry: Callable[[str], None], limits: PlatformSpec, folder: Path) -> Status:
+    module = entry.__module__.removeprefix("tests.platforms.")
+    with local_functions(limits, f"tests.platforms.{module}:{entry.__name__}", imposed=True) as platform:
+        return ended(platform, platform.invoke(job(folder)))
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    yield
+    assert list(tmp_path.glob("funcpipe-*")) == []
+    made = [re.fullmatch(r"funcpipe-(\d+)-\d+", folder.name) for folder in Path("/sys/fs/cgroup").rglob("funcpipe-*")]
+    assert [match[0] for match in made if match is not None and not runs(int(match[1]))] == []
+
+
+@memory_is_limited
+def test_a_function_that_uses_more_memory_than_its_size_has_dies_of_it(tmp_path: Path) -> None:
+    status = run(fill, spec(), tmp_path)
+    assert (status.reason, status.cause) == ("out of memory: 160 MB", Cause.OUT_OF_MEMORY)
+    assert status.peak_bytes == pytest.approx(160 * MB, rel=0.05)
+    assert int((tmp_path / "said").read_text()) == pytest.approx(160 * MB, rel=0.05)
+
+
+@cpu_is_limited
+def test_a_function_has_no_more_of_a_processor_than_its_size(tmp_path: Path) -> None:
+    assert run(burn, spec(), tmp_path).state is State.DONE
+    assert 0 < float((tmp_path / "said").read_text()) < 0.3 * 1.2
+
+
+def test_a_function_that_outlives_its_lifetime_is_killed(tmp_path: Path) -> None:
+    status = run(sleep, spec(lifetime_s=0.2), tmp_path)
+    assert status == Status(state=State.FAILED, reason="timed out after 0.2 s", cause=Cause.TIMED_OUT)
+
+
+def test_a_function_sees_its_storage_over_its_link_and_starts_cold(tmp_path: Path) -> None:
+    began_s = time.monotonic()
+    assert run(tell, spec(cold_start_s=0.3), tmp_path).state is State.DONE
+    assert time.monotonic() - began_s > 0.3
+    link = Link(latency_s=0.01, upload_bytes_s=1e7, download_bytes_s=2e7)
+    assert json.loads((tmp_path / "said").read_text())["storage"] == link.on(tmp_path.as_uri())
+
+
+def test_a_payload_that_is_too_large_is_refused_before_a_function_starts(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"payload of worker s0\.r0 has \d+ bytes, more than the 100 that small takes"):
+        run(tell, spec(max_payload_bytes=100), tmp_path)
+
+
+def test_no_more_functions_run_at_once_than_the_platform_allows(tmp_path: Path) -> None:
+    with local_functions(spec(max_functions=2), "tests.platforms.local.test_local:sleep", imposed=True) as platform:
+        first = platform.invoke(job(tmp_path))
+        platform.invoke(job(tmp_path))
+        with pytest.raises(PlatformError, match="2 functions run, as many as small allows at once"):
+            platform.invoke(job(tmp_path))
+        platform.stop(first)
+        platform.invoke(job(tmp_path))
+
+
+def test_a_size_that_the_platform_does_not_have_is_refused(tmp_path: Path) -> None:
+    with (
+        local_functions(spec(), "tests.platforms.local.test_local:sleep", imposed=True) as platform,
+        pytest.raises(PlatformError, match="size must be one of small, got '1024MB'"),
+    ):
+        platform.invoke(worker())
+
+
+def test_what_cannot_be_imposed_is_said_once(tmp_path: Path) -> None:
+    wide = replace(spec().sizes[0], vcpu=0.6 * len(os.sched_getaffinity(0)))
+    with local_functions(spec(sizes=(wide,)), "tests.platforms.local.test_local:sleep", imposed=True) as platform:
+        platform.invoke(job(tmp_path))
+        with pytest.warns(UserWarning, match="functions with more vCPUs than the . processors of this machine"):
+            platform.invoke(job(tmp_path))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            platform.invoke(job(tmp_path))
+
+
+def test_limits_fall_back_where_no_group_can_be_made(tmp_path: Path) -> None:
+    limits = Limits(spec(), str(tmp_path), Groups(mounts="", own=""), processors=2)
+    leash = limits.leash("small")
+    leash.put_on()
+    assert [text.split(" is not")[0] for text in limits.warnings()] == [
+        "the memory of small's functions",
+        "the processor share of small's functions",
+    ]
+    crashed = Status(state=State.FAILED, reason="killed by SIGKILL", cause=Cause.CRASHED)
+    assert leash.explained(crashed, late=False) == crashed
+    limits.take_off(leash)
+    limits.close()
+
+
+def test_without_limits_a_function_may_have_any_size(tmp_path: Path) -> None:
+    with local_functions(load_spec("local"), "tests.platforms.local.test_limits:tell") as platform:
+        assert isinstance(platform, LocalPlatform)
+        assert ended(platform, platform.invoke(job(tmp_path))).state is State.DONE
+    assert json.loads((tmp_path / "said").read_text())["storage"] == tmp_path.as_uri()

@@ -1,0 +1,72 @@
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from funcpipe.errors import InvalidValue
+from funcpipe.runstate.keys import Keys
+
+runs = st.from_regex(r"[a-z0-9][a-z0-9-]{0,20}", fullmatch=True)
+
+
+def everything(keys: Keys, step: int, stage: int, worker: str) -> list[str]:
+    return [
+        keys.bundle(stage),
+        keys.parameters(stage),
+        keys.record,
+        keys.halt,
+        keys.message(worker, step, f"forward.{worker}"),
+        keys.messages(worker),
+        keys.step_report(step, worker),
+        keys.lease(worker, step),
+        keys.heartbeat(worker),
+        keys.hand_over(worker, step),
+        keys.function(worker, step, "0a"),
+        keys.worker_report(worker, step),
+        keys.trace(worker, step),
+        keys.checkpoint(stage, f"{step:08d}.{worker}.json"),
+    ]
+
+
+@given(runs, runs, st.integers(0, 3), st.integers(0, 3), st.integers(0, 10**6), st.integers(0, 10**6))
+def test_runs_generations_and_steps_never_share_a_key(
+    run: str, other: str, generation: int, other_generation: int, step: int, other_step: int
+) -> None:
+    keys, others = Keys(run, generation), Keys(other, other_generation)
+    assert all(key.startswith(keys.prefix) for key in everything(keys, step, 0, "s0.r0"))
+    if run != other:
+        assert not set(everything(keys, step, 0, "s0.r0")) & set(everything(others, step, 0, "s0.r0"))
+        assert not keys.run_prefix.startswith(others.run_prefix)
+    if generation != other_generation:
+        assert not set(everything(keys, step, 0, "s0.r0")) & set(
+            everything(Keys(run, other_generation), step, 0, "s0.r0")
+        )
+    if (generation, step) != (other_generation, other_step):
+        assert keys.message("s0.r0", step, "t") != Keys(run, other_generation).message("s0.r0", other_step, "t")
+
+
+@given(runs, st.text(max_size=12), st.text(max_size=12), st.integers(0, 10**6))
+def test_no_name_leads_out_of_its_generation(run: str, worker: str, name: str, step: int) -> None:
+    keys = Keys(run, 3)
+    makers: tuple[Callable[[], str], ...] = (
+        lambda: keys.message(worker, step, name),
+        lambda: keys.messages(worker),
+        lambda: keys.checkpoint(step, name),
+        lambda: keys.lease(worker, step),
+        lambda: keys.function(worker, step, name),
+        lambda: keys.step_report(step, worker),
+    )
+    for make in makers:
+        try:
+            key = make()
+        except InvalidValue:
+            continue
+        assert key.startswith(keys.prefix)
+        assert all(part not in ("", ".", "..") for part in key.removesuffix("/").split("/"))
+
+
+@pytest.mark.parametrize("run", ["", "-a", "A", "a/b", "..", "a b", "a" * 64, "ä"])
+def test_a_run_is_named_with_small_letters_digits_and_dashes(run: str) -> None:
+    with pytest.raises(InvalidValue, match="run must be at most 63"):
+        Keys(run)

@@ -1,0 +1,77 @@
+import threading
+
+import pytest
+
+from funcpipe.errors import Superseded
+from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.lease import Fenced, Lease, newest_attempt
+from funcpipe.testing.memory_storage import MemoryStorage
+
+KEYS = Keys("run-1")
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def lease(storage: MemoryStorage, attempt: int, clock: Clock | None = None) -> Lease:
+    return Lease(storage, KEYS, "s0.r0", attempt, fresh_s=5.0, clock=clock or Clock())
+
+
+def test_of_two_functions_for_one_attempt_one_gets_the_lease() -> None:
+    storage, got, left = MemoryStorage(), [], []
+
+    def take() -> None:
+        try:
+            lease(storage, 0).take()
+            got.append(1)
+        except Superseded:
+            left.append(1)
+
+    threads = [threading.Thread(target=take) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(got), len(left)) == (1, 7)
+
+
+def test_a_later_attempt_shuts_out_the_one_before() -> None:
+    storage, clock = MemoryStorage(), Clock()
+    old = lease(storage, 0, clock)
+    old.take()
+    fenced = Fenced(storage, old)
+    fenced.put("run-1/x", b"1")
+    lease(storage, 1).take()
+    fenced.put("run-1/x", b"2")  # what was checked a moment ago counts
+    clock.now_s = 5.1  # as after a sleep
+    with pytest.raises(Superseded, match=r"attempt 1 of s0.r0 has begun"):
+        fenced.put("run-1/x", b"3")
+    clock.now_s = 5.2
+    with pytest.raises(Superseded):
+        fenced.delete("run-1/x")
+    assert storage.get("run-1/x") == b"2"
+    assert newest_attempt(storage, KEYS, "s0.r0") == 1
+
+
+def test_an_attempt_comes_too_late_when_a_later_one_has_begun() -> None:
+    storage = MemoryStorage()
+    lease(storage, 1).take()
+    with pytest.raises(Superseded):
+        lease(storage, 0).take()
+
+
+def test_who_finds_its_lease_gone_stops() -> None:
+    storage = MemoryStorage()
+    held = lease(storage, 0)
+    held.take()
+    storage.delete(KEYS.lease("s0.r0", 0))
+    with pytest.raises(Superseded, match="has been taken away"):
+        held.check_now()
+
+
+def test_nobody_has_a_lease_at_first() -> None:
+    assert newest_attempt(MemoryStorage(), KEYS, "s0.r0") is None

@@ -1,0 +1,89 @@
+"""The simulator's rules once more, slowly: every rate computed anew at every moment, tasks in plain lists."""
+
+import math
+
+from funcpipe.core import Resource
+from funcpipe.scheduler.graph import Graph
+from funcpipe.scheduler.simulator.costs import Costs
+from funcpipe.scheduler.simulator.disturbances import Disturbances
+from funcpipe.scheduler.tasks import OPEN, UNORDERED, Lane
+
+LINKS = (Resource.UPLOAD, Resource.DOWNLOAD)
+
+
+def fair_rates(limits: list[float], capacity: float) -> list[float]:
+    """Raise the level at which all flow until `capacity` is used or every limit is reached (bisection)."""
+    if sum(limits) <= capacity:
+        return limits
+    low, high = 0.0, capacity
+    for _ in range(200):
+        level = (low + high) / 2
+        low, high = (level, high) if sum(min(limit, level) for limit in limits) <= capacity else (low, level)
+    return [min(limit, low) for limit in limits]
+
+
+def plain_ends(graph: Graph, costs: Costs, disturbances: Disturbances) -> list[float]:
+    """When each task ends."""
+    count = len(graph.tasks)
+    ends = [math.inf] * count
+    latency, body = list(costs.seconds), list(costs.body_bytes)
+    queues = {lane: list(positions) for lane, positions in graph.lanes().items()}
+    holders: dict[Lane, int] = {}
+    now = 0.0
+    while any(queues.values()):
+        ended = [end <= now for end in ends]
+        heads = []
+        for lane, queue in queues.items():
+            heads += _at_work(graph, lane, queue, holders, latency, ended)
+        waiting = [i for i in heads if latency[i] > 0 and graph.tasks[i].kind.resource is not Resource.COMPUTE]
+        computing = [i for i in heads if graph.tasks[i].kind.resource is Resource.COMPUTE and latency[i] > 0]
+        moving = [i for i in heads if i not in waiting and i not in computing and body[i] > 0]
+        over = [i for i in heads if i not in waiting and i not in computing and i not in moving]
+        if over:
+            for i in over:
+                ends[i] = now
+                queues[graph.tasks[i].lane].remove(i)
+                holders = {lane: holder for lane, holder in holders.items() if holder != i}
+            continue
+        rates = _rates(graph, costs, disturbances, waiting, computing, moving)
+        left = {i: body[i] if i in moving else latency[i] for i in heads}
+        first = min(heads, key=lambda i: left[i] / rates[i])
+        seconds = left[first] / rates[first]
+        for i in heads:
+            rest = 0.0 if left[i] / rates[i] <= seconds * (1 + 1e-12) else left[i] - rates[i] * seconds
+            if i in moving:
+                body[i] = rest
+            else:
+                latency[i] = rest
+        now += seconds
+    return ends
+
+
+def _at_work(
+    graph: Graph, lane: Lane, queue: list[int], holders: dict[Lane, int], latency: list[float], ended: list[bool]
+) -> list[int]:
+    """The tasks of a lane that wait for their latency or have the lane, which one at a time can have."""
+    ready = [i for i in queue if all(ended[need] for need in graph.needs[i])]
+    strict = [i for i in queue if graph.tasks[i].kind not in UNORDERED][:1]
+    askers = [i for i in ready if graph.tasks[i].kind in OPEN and latency[i] > 0]
+    claims = [i for i in ready if i in strict or (graph.tasks[i].kind in UNORDERED and i not in askers)]
+    if lane not in holders and claims:
+        holders[lane] = min(claims)
+    return askers + ([holders[lane]] if lane in holders else [])
+
+
+def _rates(
+    graph: Graph, costs: Costs, disturbances: Disturbances, waiting: list[int], computing: list[int], moving: list[int]
+) -> dict[int, float]:
+    rates = dict.fromkeys(waiting, 1.0)
+    for resource in LINKS:
+        flows = [i for i in moving if graph.tasks[i].kind.resource is resource]
+        capacity = disturbances.shared_bytes_s or math.inf
+        shares = fair_rates([float(costs.link_bytes_s[i]) for i in flows], capacity)
+        rates |= dict(zip(flows, shares, strict=True))
+    busy = {(graph.tasks[i].stage, graph.tasks[i].replica) for i in moving}
+    cores = disturbances.shared_cores or math.inf
+    for i in computing:
+        slowed = (graph.tasks[i].stage, graph.tasks[i].replica) in busy
+        rates[i] = min(1.0, cores / len(computing)) / (disturbances.contention if slowed else 1.0)
+    return rates

@@ -1,0 +1,176 @@
+"""Clipping by the norm of the whole gradient, and scaled losses: as in one process, whatever the plan."""
+
+import copy
+import math
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from funcpipe.core import ScheduleKind, Wire
+from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.training.norms import GROWTH_STEPS, GradientNorm, LossScale
+from funcpipe.worker.loop import Worker
+from tests.e2e.plans import even_plan, momentum, sample_numbers
+from tests.e2e.reference import largest_difference, train
+from tests.in_process import make_job, run_workers
+from tests.training import test_ties
+
+pytestmark = pytest.mark.slow
+
+SHAPES = [
+    (1, 1),
+    (1, 3),
+    (3, 2),
+    (2, 1),
+    (6, 1),
+]
+
+
+class Skipping(nn.Module):
+    """Linear layers with tensors that skip stages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(5, 5) for _ in range(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = x
+        for i, layer in enumerate(self.layers):
+            x = torch.tanh(layer(x)) + (kept if i % 2 else 0.1 * x)
+            kept = kept if i % 3 else x
+        return x
+
+
+def vectors() -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(3)
+    return [(torch.randn(5, generator=generator).double(), torch.tensor(i % 5)) for i in range(29)]
+
+
+def skipping() -> nn.Module:
+    torch.manual_seed(2)
+    return Skipping().double()
+
+
+def states(workers: dict[str, Worker]) -> dict[str, Tensor]:
+    states = [worker.computation.state().state_dict() for worker in workers.values()]
+    return {name: tensor for state in states for name, tensor in state.items()}
+
+
+@pytest.mark.parametrize("schedule", ScheduleKind)
+@pytest.mark.parametrize(("stages", "replicas"), SHAPES)
+def test_tensors_that_skip_stages_train_as_in_one_process_under_every_schedule(
+    stages: int, replicas: int, schedule: ScheduleKind
+) -> None:
+    sample = (torch.zeros(2, 5).double(),)
+    plan = even_plan(
+        skipping(), sample, stages=stages, replicas=replicas, micro_batch=2, micro_batches=4, schedule=schedule
+    )
+    job = make_job(skipping(), plan, vectors, loss=F.cross_entropy, optimizer=momentum, epochs=2)
+    expected = copy.deepcopy(skipping())
+    train(expected, vectors(), loss_fn=F.cross_entropy, optimizer=momentum, steps=sample_numbers(plan, 29, epochs=2))
+    assert largest_difference(states(run_workers(job, MemoryStorage())), expected.state_dict()) < 1e-10
+
+
+@pytest.mark.parametrize("schedule", [ScheduleKind.GPIPE, ScheduleKind.ONE_F_ONE_B])
+@pytest.mark.parametrize("clip", [0.01, 1.5, 1e6])
+@pytest.mark.parametrize(("stages", "replicas"), SHAPES)
+def test_gradients_are_clipped_as_in_one_process_and_tied_ones_count_once(
+    stages: int, replicas: int, clip: float, schedule: ScheduleKind
+) -> None:
+    ids = (torch.zeros(2, 3, dtype=torch.long),)
+    model, data, loss = test_ties.model(), test_ties.data, test_ties.loss
+    plan = even_plan(model, ids, stages=stages, replicas=replicas, micro_batch=2, micro_batches=2, schedule=schedule)
+    job = make_job(model, plan, data, loss=loss, optimizer=momentum, epochs=2, clip_grad_norm=clip)
+    expected = test_ties.model()
+    steps = sample_numbers(plan, test_ties.SAMPLES, epochs=2)
+    train(expected, data(), loss_fn=loss, optimizer=momentum, steps=steps, clip_grad_norm=clip)
+    assert largest_difference(states(run_workers(job, MemoryStorage())), expected.state_dict()) < 1e-10
+
+
+class Tiny(nn.Module):
+    """Its gradients at the first cut are some 1e-9: nothing in half precision, unless the loss is scaled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 5), nn.Linear(5, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x) * 1.0
+        output: Tensor = self.second(x * 1e-6)
+        return output
+
+
+def floats() -> list[tuple[Tensor, Tensor]]:
+    return [(x.float(), y) for x, y in vectors()]
+
+
+def trained_tiny(**wires: Wire | None) -> tuple[nn.Module, dict[str, Tensor]]:
+    torch.manual_seed(2)
+    model = Tiny()
+    sample = (torch.zeros(2, 5),)
+    plan = even_plan(model, sample, stages=2, replicas=2, micro_batch=2, micro_batches=2, **wires)  # type: ignore[arg-type]
+    job = make_job(model, plan, floats, loss=F.cross_entropy, optimizer=momentum, epochs=1)
+    return model, states(run_workers(job, MemoryStorage()))
+
+
+def test_small_gradients_survive_half_precision_and_the_loss_scale_leaves_no_trace() -> None:
+    before, exact = trained_tiny(wire=Wire.FP32)
+    _, half = trained_tiny(wire=Wire.FP32, wire_back=Wire.FP16)
+    start = before.state_dict()["first.weight"]
+    moved = exact["first.weight"] - start
+    assert moved.abs().max() > 0
+    assert torch.allclose(half["first.weight"] - start, moved, rtol=0.02, atol=float(moved.abs().max()) / 100)
+
+
+class Steep(Tiny):
+    """Its scaled gradients are too large for half precision at first."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.second(self.first(x)) * 30.0
+        return output
+
+
+def test_an_overflow_leaves_the_step_out_in_all_stages_and_replicas_and_halves_the_scale() -> None:
+    """The first two steps of eight overflow, so that a single process that passes over them ends with the same."""
+    slow = partial(torch.optim.SGD, lr=1e-4)
+    torch.manual_seed(2)
+    model = Steep()
+    sample = (torch.zeros(2, 5),)
+    plan = even_plan(model, sample, stages=2, replicas=2, micro_batch=2, micro_batches=2, wire_back=Wire.FP16)
+    workers = run_workers(
+        make_job(model, plan, floats, loss=F.cross_entropy, optimizer=slow, epochs=2), MemoryStorage()
+    )
+    assert {worker.computation.norm.loss_scale for worker in workers.values()} == {LossScale(2.0**14, good_steps=6)}
+    steps = sample_numbers(plan, 29, epochs=2)[2:]
+    expected = copy.deepcopy(model)
+    train(expected, floats(), loss_fn=F.cross_entropy, optimizer=slow, steps=steps)
+    found = states(workers)
+    for name, start in model.state_dict().items():
+        moved = expected.state_dict()[name] - start
+        assert torch.allclose(found[name] - start, moved, rtol=0, atol=float(moved.abs().max()) / 100)
+
+
+def test_the_scale_follows_the_rule_of_gradscaler() -> None:
+    scaler = torch.amp.GradScaler("cpu", growth_interval=GROWTH_STEPS)
+    ours = LossScale()
+    parameter = nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=0.0)
+    scaler.scale(torch.zeros(1))
+    for step in range(2 * GROWTH_STEPS + 3):
+        finite = step not in (1, 2, GROWTH_STEPS + 1)
+        parameter.grad = torch.full((1,), 1.0 if finite else math.inf)
+        scaler.step(optimizer)
+        scaler.update()
+        ours = ours.after(finite=finite)
+        assert ours.factor == scaler.get_scale()
+
+
+def test_without_a_loss_scale_a_norm_that_is_no_number_is_not_hidden() -> None:
+    norm = GradientNorm(clip_grad_norm=1.0)
+    norm.keep(0, math.inf)
+    factor = norm.finish()
+    assert factor is not None
+    assert math.isnan(factor)

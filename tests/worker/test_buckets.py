@@ -1,0 +1,100 @@
+"""Rounds of gradients that travel during the last backward: the same bits as without, and as one process."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from funcpipe.core import Streams, Sync
+from funcpipe.testing.memory_storage import MemoryStorage
+from tests.e2e.plans import even_plan, momentum, sample_numbers
+from tests.e2e.reference import largest_difference, train
+from tests.in_process import make_job, run_workers
+from tests.training import test_ties
+
+pytestmark = pytest.mark.slow
+
+WAYS = [(Sync.EXCHANGE, Streams(3, 1, 1)), (Sync.STREAMED, Streams(4, 2, 2)), (Sync.STREAMED, Streams(5, 1, 5))]
+
+
+class Small(nn.Module):
+    """A network with statistics, a parameter that the loss does not depend on, and layers of very different sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 40)
+        self.norm = nn.BatchNorm1d(40)
+        self.unused = nn.Linear(40, 3)
+        self.second = nn.Linear(40, 3)
+        self.last = nn.Linear(3, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.norm(self.first(x)))
+        ignored = self.unused(x).detach().sum()
+        output: Tensor = self.last(self.second(x)) + 0 * ignored
+        return output
+
+
+def model() -> nn.Module:
+    torch.manual_seed(2)
+    return Small().double()
+
+
+def vectors() -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(3)
+    return [(torch.randn(5, generator=generator).double(), torch.tensor(i % 5)) for i in range(27)]
+
+
+def trained(sync: Sync, streams: Streams | None, *, replicas: int, recompute: bool) -> dict[str, Tensor]:
+    """What every replica ends with, by worker and name."""
+    sample = (torch.zeros(3, 5).double(),)
+    plan = even_plan(
+        model(), sample, stages=2, replicas=replicas, micro_batch=3, micro_batches=2, recompute=recompute, sync=sync
+    )
+    job = make_job(model(), replace(plan, streams=streams), vectors, loss=F.cross_entropy, optimizer=momentum, epochs=2)
+    found = {
+        f"{worker} {name}": tensor
+        for worker, one in run_workers(job, MemoryStorage()).items()
+        for name, tensor in one.computation.state().state_dict().items()
+    }
+    expected = copy.deepcopy(model())
+    train(expected, vectors(), loss_fn=F.cross_entropy, optimizer=momentum, steps=sample_numbers(plan, 27, epochs=2))
+    first = {name.split(" ")[1]: tensor for name, tensor in found.items() if ".r0 " in name}
+    assert largest_difference(first, expected.state_dict()) < 1e-10
+    return found
+
+
+@pytest.mark.parametrize(
+    ("replicas", "recompute"),
+    [(2, True), (3, False), (3, True)],
+)
+def test_every_way_to_cut_the_gradients_gives_the_same_bits(replicas: int, recompute: bool) -> None:
+    plain = trained(Sync.THREE_PHASE, None, replicas=replicas, recompute=recompute)
+    for sync, streams in WAYS:
+        found = trained(sync, streams, replicas=replicas, recompute=recompute)
+        assert found.keys() == plain.keys()
+        assert all(torch.equal(found[name], plain[name]) for name in plain)
+
+
+def test_tied_parameters_are_summed_over_stages_before_they_travel() -> None:
+    ids = (torch.zeros(2, 3, dtype=torch.long),)
+    plan = even_plan(test_ties.model(), ids, stages=4, replicas=3, micro_batch=2, micro_batches=2, sync=Sync.STREAMED)
+    job = make_job(
+        test_ties.model(),
+        replace(plan, streams=Streams(6, 2, 3)),
+        test_ties.data,
+        loss=test_ties.loss,
+        optimizer=momentum,
+        epochs=2,
+    )
+    workers = run_workers(job, MemoryStorage())
+    expected = copy.deepcopy(test_ties.model())
+    steps = sample_numbers(plan, test_ties.SAMPLES, epochs=2)
+    train(expected, test_ties.data(), loss_fn=test_ties.loss, optimizer=momentum, steps=steps)
+    found = {
+        name: tensor for worker in workers.values() for name, tensor in worker.computation.state().state_dict().items()
+    }
+    assert largest_difference(found, expected.state_dict()) < 1e-10

@@ -1,0 +1,153 @@
+"""A worker that nobody hears of any more is started again by one of those that wait for it."""
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from funcpipe.core import Heartbeat, LeaseDocument, Life, Restart, WorkerSpec
+from funcpipe.runstate.documents import get_document, put_document
+from funcpipe.runstate.functions import RESTARTS, started
+from funcpipe.runstate.keys import Keys
+from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.worker.heartbeat import standing_order
+from funcpipe.worker.peer_recovery import PeerRecovery
+from tests.e2e import small
+from tests.recording import Recording
+
+KEYS = Keys("run-1")
+LIFE = Life(heartbeat_s=1.0, lease_s=2.0, start_s=10.0, cold_start_s=0.5, max_usd=5.0)
+SILENT_S = 2.0 + 3 * 1.0 + 2 * 0.5
+STARTING_S = 10.0 + 2 * 0.5
+
+
+@dataclass
+class Place:
+    """A storage, a platform and a clock; `s0.r0` is waited for by `s1.r0` and by `s1.r1`."""
+
+    storage: MemoryStorage = field(default_factory=MemoryStorage)
+    platform: Recording = field(default_factory=Recording)
+    now_s: float = 0.0
+
+    def spec(self, stage: int, replica: int = 0) -> WorkerSpec:
+        return WorkerSpec(
+            run=KEYS.run,
+            attempt=0,
+            stage=stage,
+            replica=replica,
+            plan=small.plan(),
+            storage="memory://",
+            platform=self.platform.url,
+            bundle="b",
+            bundle_sha256="0",
+            parameters="p",
+            epochs=1,
+            seed=0,
+            message_deadline_s=60.0,
+            life=LIFE,
+        )
+
+    def peers(self, replica: int = 0) -> PeerRecovery:
+        return PeerRecovery(self.spec(1, replica), self.storage, KEYS, self.platform.open, clock=lambda: self.now_s)
+
+    def look(self, peers: PeerRecovery, *, step: int = 3) -> None:
+        peers.look({"s0.r0"}, step=step, spent_usd=1.5, elapsed_s=30.0)
+
+    def beat(self, attempt: int, beat: int) -> None:
+        heartbeat = Heartbeat(
+            worker="s0.r0",
+            attempt=attempt,
+            beat=beat,
+            step=3,
+            steps=9,
+            alive_s=1.0,
+            step_s=0.1,
+            memory_bytes=1,
+            memory_mb=1,
+            spent_usd=0.0,
+            run_usd=0.0,
+            run_s=0.0,
+            sent_at_s=0.0,
+        )
+        put_document(self.storage, KEYS.heartbeat("s0.r0"), heartbeat)
+
+    def lease(self, attempt: int) -> None:
+        put_document(self.storage, KEYS.lease("s0.r0", attempt), LeaseDocument(holder="somebody"))
+
+
+@pytest.fixture
+def place() -> Place:
+    made = Place()
+    put_document(made.storage, KEYS.payload("s0.r0"), made.spec(0))
+    return made
+
+
+def test_a_silent_worker_is_started_again_as_the_next_attempt_by_one_of_those_that_wait(place: Place) -> None:
+    place.lease(0)
+    place.beat(0, 7)
+    both = place.peers(0), place.peers(1)
+    for now_s in (0.0, SILENT_S, SILENT_S + 0.1, SILENT_S + 0.2):
+        place.now_s = now_s
+        for peers in both:
+            place.look(peers)
+    (again,) = place.platform.invoked
+    life = replace(LIFE, spent_usd=1.5, elapsed_s=30.0)
+    assert again == replace(place.spec(0), attempt=1, life=life)
+    assert [(found.worker, found.attempt) for found in started(place.storage, KEYS)] == [("s0.r0", 1)]
+
+
+def test_a_worker_that_is_heard_of_or_not_waited_for_any_more_is_left_alone(place: Place) -> None:
+    place.lease(0)
+    peers = place.peers()
+    for beat in range(20):
+        place.now_s = beat * SILENT_S
+        place.beat(0, beat)
+        place.look(peers)
+    peers.look(set(), step=3, spent_usd=0.0, elapsed_s=0.0)
+    place.now_s += SILENT_S + 1
+    place.look(peers)
+    assert place.platform.invoked == []
+
+
+def test_a_worker_that_was_never_heard_of_has_time_to_start(place: Place) -> None:
+    peers = place.peers()
+    place.look(peers)
+    place.now_s = STARTING_S
+    place.look(peers)
+    assert place.platform.invoked == []
+    place.now_s = STARTING_S + 0.1
+    place.look(peers)
+    (first,) = place.platform.invoked
+    assert isinstance(first, WorkerSpec)
+    assert first.attempt == 0
+
+
+def test_a_restart_that_comes_to_nothing_is_made_again_until_the_run_is_given_up(place: Place) -> None:
+    place.lease(0)
+    place.beat(0, 1)
+    place.platform.fails = True
+    peers = place.peers()
+    place.look(peers)
+    for number in range(RESTARTS):
+        place.now_s += STARTING_S + 1
+        place.look(peers)
+        assert get_document(place.storage, Restart, KEYS.restart("s0.r0", number)).tries == number + 1
+        place.look(peers)
+    assert standing_order(place.storage, KEYS) is None
+    place.now_s += STARTING_S + 1
+    place.look(peers)
+    order = standing_order(place.storage, KEYS)
+    assert order is not None
+    assert order.reason == f"worker s0.r0 was started again {RESTARTS} times without a step in between"
+
+
+def test_tries_are_counted_anew_when_a_step_has_ended(place: Place) -> None:
+    place.lease(0)
+    place.beat(0, 1)
+    peers = place.peers()
+    place.look(peers)
+    for step in range(RESTARTS + 3):
+        place.now_s += STARTING_S + 1
+        place.look(peers, step=step)
+        place.look(peers, step=step)
+    assert standing_order(place.storage, KEYS) is None
+    assert len(place.platform.invoked) == RESTARTS + 3
