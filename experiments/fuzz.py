@@ -30,7 +30,7 @@ from funcpipe.runstate.keys import Keys
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.training import state as states
 from funcpipe.training.norms import GradientNorm
-from funcpipe.training.state import put_back, take
+from funcpipe.training.state import capture_state, restore_state
 
 ROOT = Path(__file__).parents[1]
 READ = "read"
@@ -59,7 +59,7 @@ def targets() -> Mapping[str, Target]:
     optimizer = torch.optim.Adam(net.parameters())
     torch.autograd.backward(net(torch.randn(4, 3)).sum())
     optimizer.step()
-    Checkpoints(storage, Keys("run-1")).save(0, 1, take(net, optimizer, GradientNorm()), writer="w")
+    Checkpoints(storage, Keys("run-1")).save(0, 1, capture_state(net, optimizer, GradientNorm()), writer="w")
     (manifest_key,) = [key for key in storage.list("run-1/") if key.endswith(".json")]
     manifest = notes.get_document(storage, Manifest, manifest_key)
     return {
@@ -172,7 +172,7 @@ def _restore(storage: MemoryStorage, manifest: Manifest, data: bytes) -> dict[st
     net = nn.Linear(3, 2)
     settings = states.from_text(data.decode("utf-8", errors="replace"))
     found = states.StageState(tensors=whole.tensors, aliases=manifest.aliases, transient=frozenset(), settings=settings)
-    put_back(found, net, torch.optim.Adam(net.parameters()), GradientNorm())
+    restore_state(found, net, torch.optim.Adam(net.parameters()), GradientNorm())
     return found.state_dict()
 
 

@@ -15,7 +15,7 @@ from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.resume import Resumed
 from funcpipe.training.sharding import check_sharding
 from funcpipe.training.stage_job import StageJob
-from funcpipe.training.state import select
+from funcpipe.training.state import select_for_stage
 
 
 def upload(
@@ -51,7 +51,9 @@ def upload(
         storage.put(keys.bundle(number), bundle)
         storage.put(keys.parameters(number), codec.encode(tensors))
         if resumed is not None and resumed.state is not None:
-            Checkpoints(storage, keys).save(number, resumed.step, select(resumed.state, stage), writer="resumed")
+            Checkpoints(storage, keys).save(
+                number, resumed.step, select_for_stage(resumed.state, stage), writer="resumed"
+            )
         for replica in range(job.plan.replicas):
             yield WorkerSpec(
                 run=keys.run,

@@ -22,7 +22,7 @@ from funcpipe.runstate.documents import get_listed_document, put_document
 from funcpipe.runstate.keys import Keys
 from funcpipe.training import state as states
 from funcpipe.training.state import StageState
-from funcpipe.training.state_shards import together
+from funcpipe.training.state_shards import combine_shards
 
 PART_BYTES = 64 << 20
 """Tensors of a checkpoint are written in files of about so many bytes, so that no second copy of all is made."""
@@ -111,7 +111,7 @@ class Checkpoints:
 
     def load_together(self, stage: int, names: Sequence[str]) -> StageState:
         """The checkpoints of those manifests as one state. Raises as `load` does."""
-        return together([self.load(stage, name) for name in names])
+        return combine_shards([self.load(stage, name) for name in names])
 
     def load(self, stage: int, name: str) -> StageState:
         """The checkpoint whose manifest has that name. Raises KeyMissing, or CorruptMessage with the key."""

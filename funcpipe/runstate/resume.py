@@ -8,8 +8,8 @@ from funcpipe.platforms.base import Storage
 from funcpipe.runstate.checkpoints import Checkpoints
 from funcpipe.runstate.documents import get_document, get_listed_document
 from funcpipe.runstate.keys import Keys
-from funcpipe.training.state import StageState, merge
-from funcpipe.training.state_shards import whole
+from funcpipe.training.state import StageState, merge_stages
+from funcpipe.training.state_shards import unshard
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ def recover(storage: Storage, record: RunRecord) -> Resumed:
     names = [listing.names(stage, step) for stage in range(stages)]
     state = None
     if all(names):
-        state = merge([whole(checkpoints.load_together(stage, own)) for stage, own in enumerate(names)])
+        state = merge_stages([unshard(checkpoints.load_together(stage, own)) for stage, own in enumerate(names)])
     beats = [beat for beat in heartbeats(storage, record) if beat is not None]
     return Resumed(
         keys=keys,

@@ -24,7 +24,7 @@ from funcpipe.runstate.lease import Fenced, Lease
 from funcpipe.runstate.limits import RunAccount
 from funcpipe.scheduler.execute import execute
 from funcpipe.training.computation import Batch, Computation
-from funcpipe.training.data import Batches, Step, load
+from funcpipe.training.data import Batches, Step, load_batch
 from funcpipe.training.rng import Reseeded
 from funcpipe.training.stage_job import load_bundle
 from funcpipe.worker.actions import Actions
@@ -244,7 +244,7 @@ class Worker:
 
     def _load(self, indices: Sequence[int], epoch: int) -> Batch:
         assert self._dataset is not None, "a stage that reads data has a dataset"
-        loaded = load(Reseeded(self._dataset, self._spec.seed, epoch), indices)
+        loaded = load_batch(Reseeded(self._dataset, self._spec.seed, epoch), indices)
         return self._job.signature.bind(loaded.args, loaded.kwargs), loaded.target
 
     def _computation(self, stage: StageModule) -> Computation:

@@ -15,7 +15,7 @@ from funcpipe.runstate.checkpoints import Checkpoints
 from funcpipe.runstate.keys import Keys
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.training.norms import GradientNorm, LossScale
-from funcpipe.training.state import StageState, merge, put_back, select, take
+from funcpipe.training.state import StageState, capture_state, merge_stages, restore_state, select_for_stage
 
 Optimizer = Callable[[Any], torch.optim.Optimizer]
 OPTIMIZERS: list[Optimizer] = [
@@ -64,14 +64,14 @@ def test_a_stage_that_is_put_back_goes_on_with_the_same_bits(make: Optimizer) ->
     optimizer = make(model.parameters())
     trained(model, optimizer, 3)
     checkpoints = Checkpoints(MemoryStorage(), Keys("run-1"), part_bytes=100)
-    checkpoints.save(0, 3, take(model, optimizer, GradientNorm()), writer="w")
+    checkpoints.save(0, 3, capture_state(model, optimizer, GradientNorm()), writer="w")
     checkpoints.mark_done((0, 0), 3)
     other = Net()
     restored = make(other.parameters())
     step, state = checkpoints.restart((0, 0))
     assert step == 3
     assert state is not None
-    put_back(state, other, restored, GradientNorm())
+    restore_state(state, other, restored, GradientNorm())
     trained(model, optimizer, 3, seed=1)
     trained(other, restored, 3, seed=1)
     for name, tensor in {**model.state_dict(), "cache": model.cache}.items():
@@ -80,7 +80,7 @@ def test_a_stage_that_is_put_back_goes_on_with_the_same_bits(make: Optimizer) ->
 
 def test_the_state_dict_has_all_names_and_no_transient_buffer() -> None:
     model = Net()
-    found = take(model, None, GradientNorm()).state_dict()
+    found = capture_state(model, None, GradientNorm()).state_dict()
     assert found.keys() == model.state_dict().keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in model.state_dict().items())
 
@@ -88,7 +88,7 @@ def test_the_state_dict_has_all_names_and_no_transient_buffer() -> None:
 def test_the_scale_of_the_loss_is_kept() -> None:
     norm, other = GradientNorm(loss_scale=LossScale(8.0, 7)), GradientNorm(loss_scale=LossScale())
     model = nn.Linear(2, 2)
-    put_back(take(model, None, norm), model, None, other)
+    restore_state(capture_state(model, None, norm), model, None, other)
     assert other.loss_scale == LossScale(8.0, 7)
 
 
@@ -125,15 +125,15 @@ def test_a_model_cut_otherwise_goes_on_as_one_that_was_not_cut(
     for seed in range(3):
         step(whole, optimizers, seed)
     states = [
-        take(stage, optimizer, GradientNorm())
+        capture_state(stage, optimizer, GradientNorm())
         for stage, optimizer in zip(stages_of(whole, before), optimizers, strict=True)
     ]
-    merged = merge([copy.deepcopy(state) for state in states])
+    merged = merge_stages([copy.deepcopy(state) for state in states])
     other = sequential()
     others = []
     for stage in stages_of(other, after):
         others.append(make(stage.parameters()))
-        put_back(select(merged, stage), stage, others[-1], GradientNorm())
+        restore_state(select_for_stage(merged, stage), stage, others[-1], GradientNorm())
     for seed in range(3, 6):
         step(whole, optimizers, seed)
         step(other, others, seed)
@@ -141,11 +141,11 @@ def test_a_model_cut_otherwise_goes_on_as_one_that_was_not_cut(
 
 
 def test_checkpoints_of_another_model_are_refused() -> None:
-    state = take(nn.Linear(2, 3), None, GradientNorm())
+    state = capture_state(nn.Linear(2, 3), None, GradientNorm())
     with pytest.raises(PlanError, match=r"'weight' has shape \[3, 2\] of torch.float32 there, \[2, 2\]"):
-        select(state, nn.Linear(2, 2))
+        select_for_stage(state, nn.Linear(2, 2))
     with pytest.raises(PlanError, match=r"they do not hold '0\.weight'"):
-        select(state, nn.Sequential(nn.Linear(2, 3)))
+        select_for_stage(state, nn.Sequential(nn.Linear(2, 3)))
 
 
 def test_an_optimiser_that_keeps_what_is_not_data_is_refused() -> None:
@@ -153,7 +153,7 @@ def test_an_optimiser_that_keeps_what_is_not_data_is_refused() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer.state[model.weight]["callback"] = print
     with pytest.raises(ModelError, match=r"the optimiser keeps a builtin_function_or_method \(optimizer/weight/callb"):
-        take(model, optimizer, GradientNorm())
+        capture_state(model, optimizer, GradientNorm())
 
 
 def saved(storage: MemoryStorage, steps: list[int], stage: int = 0) -> Checkpoints:
@@ -161,7 +161,7 @@ def saved(storage: MemoryStorage, steps: list[int], stage: int = 0) -> Checkpoin
     for step in steps:
         model = nn.Linear(2, 2)
         nn.init.constant_(model.weight, step)
-        checkpoints.save(stage, step, take(model, None, GradientNorm()), writer="s0.r0.a00000000")
+        checkpoints.save(stage, step, capture_state(model, None, GradientNorm()), writer="s0.r0.a00000000")
     return checkpoints
 
 
@@ -265,9 +265,9 @@ class Vanishing(MemoryStorage):
 
 
 def test_what_does_not_match_is_refused() -> None:
-    state = take(nn.Linear(2, 3), None, GradientNorm())
+    state = capture_state(nn.Linear(2, 3), None, GradientNorm())
     with pytest.raises(CorruptMessage, match="a checkpoint does not match its stage"):
-        put_back(state, nn.Linear(2, 2), None, GradientNorm())
+        restore_state(state, nn.Linear(2, 2), None, GradientNorm())
     empty = StageState(tensors={}, aliases={}, transient=frozenset(), settings={"optimizer": None, "loss_scale": None})
     with pytest.raises(CorruptMessage, match="a checkpoint does not match its stage: KeyError"):
-        put_back(empty, nn.Linear(2, 2), None, GradientNorm())
+        restore_state(empty, nn.Linear(2, 2), None, GradientNorm())

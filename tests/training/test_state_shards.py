@@ -20,7 +20,7 @@ from funcpipe.runstate.checkpoint_index import CheckpointIndex, CheckpointPart, 
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.resume import Resumed, recover
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.training.state_shards import together, whole, without_model
+from funcpipe.training.state_shards import combine_shards, unshard, without_model
 from funcpipe.worker.loop import Worker
 from tests.e2e.plans import even_plan
 from tests.in_process import make_job
@@ -146,12 +146,12 @@ def parts() -> list[Any]:
 def test_a_missing_part_is_found_out_and_no_part_holds_more_than_its_own() -> None:
     first, second, third = parts()
     assert not any(name.startswith("model/") for name in without_model(second).tensors)
-    assert len(whole(together([first, without_model(second), without_model(third)])).tensors) > 0
-    with pytest.raises(CorruptMessage, match="state of some elements of a parameter only"):
-        whole(together([first, second]))
+    assert len(unshard(combine_shards([first, without_model(second), without_model(third)])).tensors) > 0
+    with pytest.raises(CorruptMessage, match="state of only some elements of a parameter"):
+        unshard(combine_shards([first, second]))
     broken = {**first.settings["optimizer"], "shards": {"first.weight": [[0]]}}
     with pytest.raises(CorruptMessage, match="does not match its stage"):
-        whole(replace(first, settings={**first.settings, "optimizer": broken}))
+        unshard(replace(first, settings={**first.settings, "optimizer": broken}))
 
 
 def test_a_part_of_another_division_is_refused() -> None:
@@ -161,7 +161,7 @@ def test_a_part_of_another_division_is_refused() -> None:
         upload(job_of(plan_of(3, 1, sharded=True), MAKERS[0], 1), Keys("run-1"), storage, "file:///", "local:")
     )
     computation = Worker(specs[1], storage, open_platform).computation
-    computation.restore(together([second, first]))
+    computation.restore(combine_shards([second, first]))
     with pytest.raises(CorruptMessage, match="does not match its stage: KeyError"):
         computation.restore(first)
 
