@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from experiments.cuts import even_stages
 from experiments.faults import STORAGE_FAULTS, Fate, Fault, Faulty, Threads
-from funcpipe.client.job import Care, Job
+from funcpipe.client.job import Job
 from funcpipe.client.launch import launch, launch_detached
 from funcpipe.client.results import Progress
-from funcpipe.core import Life, Plan, ScheduleKind, Sync, Wire
+from funcpipe.core import FaultTolerance, Plan, ScheduleKind, Sync, Wire
 from funcpipe.errors import FuncPipeError
 from funcpipe.model.graph import trace
 from funcpipe.platforms.base import State
@@ -40,7 +40,7 @@ DEADLINE_S = 60.0
 REQUESTS = 400
 """About so many storage requests does a worker make; faults strike before."""
 
-LIFE = Life(heartbeat_s=0.15, lease_s=0.45, start_s=1.0, checkpoint_steps=2)
+FAULTS = FaultTolerance(heartbeat_s=0.15, lease_s=0.45, start_s=1.0, checkpoint_steps=2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +133,7 @@ def train(storage: Any, platform: Threads, draw: random.Random, **options: Any) 
         platform=platform,
         storage=storage,
         storage_url="memory://here",
-        care=Care(life=LIFE, keep=True),
+        faults=replace(FAULTS, keep=True),
         run="chaos",
         **options,
     )
@@ -160,9 +160,7 @@ def killed_client(storage: Any, platform: Threads, draw: random.Random) -> Any:
 
 def left_alone(storage: Any, platform: Threads, draw: random.Random) -> Any:
     """The client leaves once the functions are started; another one collects when none of them runs any more."""
-    launch_detached(
-        job(), platform=platform, storage=storage, storage_url="memory://here", care=Care(life=LIFE), run="chaos"
-    )
+    launch_detached(job(), platform=platform, storage=storage, storage_url="memory://here", faults=FAULTS, run="chaos")
     until_s = time.monotonic() + DEADLINE_S
     while time.monotonic() < until_s and any(
         platform.status(function.handle).state is State.RUNNING for function in started(storage, Keys("chaos"))

@@ -30,9 +30,8 @@ from experiments.faults import Fault
 from experiments.processes import children, functions_of, hosts_of, runs
 from funcpipe import FuncPipe
 from funcpipe.client.control import clean
-from funcpipe.client.job import Care
 from funcpipe.client.results import RunResult
-from funcpipe.core import Life, Plan
+from funcpipe.core import FaultTolerance, Plan
 from funcpipe.errors import FuncPipeError
 from funcpipe.platforms.catalog import open_platform, open_storage
 
@@ -42,7 +41,7 @@ EPOCHS = 16
 LASTS_S = 4.0
 """About so long does a run last once its functions are started; faults strike within."""
 
-LIFE = Life(heartbeat_s=0.25, lease_s=1.0, checkpoint_steps=4)
+QUICK = FaultTolerance(heartbeat_s=0.25, lease_s=1.0, checkpoint_steps=4)
 
 
 def slow_loss(output: Tensor, target: Tensor) -> Tensor:
@@ -58,7 +57,7 @@ def train(url: str, plan: Plan, *, resume: bool = False) -> RunResult:
         epochs=EPOCHS,
         plan=plan,
         storage=url,
-        care=Care(life=LIFE),
+        faults=QUICK,
         message_deadline_s=chaos.DEADLINE_S / 3,
         run=None if resume else RUN,
         resume=RUN if resume else None,
@@ -113,7 +112,7 @@ def _hit(function: int, fault: Fault) -> None:
         os.kill(function, signal.SIGKILL)
         return
     os.kill(function, signal.SIGSTOP)
-    time.sleep(3 * LIFE.lease_s)
+    time.sleep(3 * QUICK.lease_s)
     os.kill(function, signal.SIGCONT)
 
 

@@ -18,9 +18,8 @@ from torch import Tensor, nn
 
 from experiments.cuts import even_stages
 from funcpipe import FuncPipe
-from funcpipe.client.job import Care
 from funcpipe.client.results import RunResult
-from funcpipe.core import Event, Life, Outcome, Plan, ScheduleKind, Sync, Wire
+from funcpipe.core import Event, FaultTolerance, Outcome, Plan, ScheduleKind, Sync, Wire
 from funcpipe.model.graph import trace
 from funcpipe.partitioner.cost.evaluate import hand_over_time_s
 from funcpipe.platforms.catalog import load_spec
@@ -64,9 +63,9 @@ def plan() -> Plan:
     )
 
 
-def train(life: Life) -> RunResult:
+def train(faults: FaultTolerance) -> RunResult:
     pipe = FuncPipe(model(), loss_fn=slow_loss, optimizer=optimizer)
-    return pipe.train(data, epochs=EPOCHS, plan=plan(), care=Care(life=life), message_deadline_s=60)
+    return pipe.train(data, epochs=EPOCHS, plan=plan(), faults=faults, message_deadline_s=60)
 
 
 def seconds(result: RunResult) -> float:
@@ -103,8 +102,8 @@ def main() -> None:
     )
     parser.add_argument("--output", type=Path, help="write the figures as JSON")
     options = parser.parse_args()
-    undisturbed = train(Life(heartbeat_s=1.0))
-    short = train(Life(heartbeat_s=1.0, lifetime_s=options.lifetime, cold_start_s=options.cold_start))
+    undisturbed = train(FaultTolerance(heartbeat_s=1.0))
+    short = train(FaultTolerance(heartbeat_s=1.0, lifetime_s=options.lifetime, cold_start_s=options.cold_start))
     same = all(torch.equal(tensor, short.state_dict()[name]) for name, tensor in undisturbed.state_dict().items())
     lives = Counter(report.worker for report in short.workers)
     handed = sum(report.outcome is Outcome.HANDED_OVER for report in short.workers)

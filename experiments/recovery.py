@@ -19,9 +19,8 @@ import torch
 from experiments import handover
 from experiments.processes import functions_of
 from funcpipe import FuncPipe
-from funcpipe.client.job import Care
 from funcpipe.client.results import Progress, RunResult
-from funcpipe.core import Life, ModelProfile, TrainingSpec, read
+from funcpipe.core import FaultTolerance, ModelProfile, TrainingSpec, read
 from funcpipe.partitioner.optimize import optimize
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.report.predict import step_shape, task_cost
@@ -63,9 +62,14 @@ def simulated() -> list[dict[str, Any]]:
 
 def train(on_progress: Callable[[Progress], None] = lambda progress: None) -> RunResult:
     pipe = FuncPipe(handover.model(), loss_fn=handover.slow_loss, optimizer=handover.optimizer)
-    care = Care(life=Life(heartbeat_s=1.0, lease_s=3.0, checkpoint_steps=EVERY))
+    faults = FaultTolerance(heartbeat_s=1.0, lease_s=3.0, checkpoint_steps=EVERY)
     return pipe.train(
-        handover.data, epochs=EPOCHS, plan=handover.plan(), care=care, message_deadline_s=60, on_progress=on_progress
+        handover.data,
+        epochs=EPOCHS,
+        plan=handover.plan(),
+        faults=faults,
+        message_deadline_s=60,
+        on_progress=on_progress,
     )
 
 

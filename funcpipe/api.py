@@ -7,12 +7,23 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from funcpipe.client.job import Care, Job
-from funcpipe.client.launch import NO_CARE
+from funcpipe.client.job import DEFAULT_FAULTS, NO_LIMITS, Job
 from funcpipe.client.results import Progress, RunResult
 from funcpipe.client.session import ANYWHERE, Earlier, Place, go_back, place_of, run_job, start_job
 from funcpipe.client.site import Site
-from funcpipe.core import ModelProfile, Plan, PlatformSpec, Recompute, ScheduleKind, Sync, Trace, TrainingSpec, Wire
+from funcpipe.core import (
+    FaultTolerance,
+    ModelProfile,
+    Plan,
+    PlatformSpec,
+    Recompute,
+    RunLimits,
+    ScheduleKind,
+    Sync,
+    Trace,
+    TrainingSpec,
+    Wire,
+)
 from funcpipe.errors import PlanError
 from funcpipe.model.graph import trace
 from funcpipe.partitioner.optimize import optimize
@@ -165,7 +176,8 @@ class FuncPipe:
         seed: int = 0,
         shuffle: bool = True,
         message_deadline_s: float = 300.0,
-        care: Care = NO_CARE,
+        faults: FaultTolerance = DEFAULT_FAULTS,
+        limits: RunLimits = NO_LIMITS,
         storage: str | None = None,
         run: str | None = None,
         resume: str | None = None,
@@ -178,15 +190,15 @@ class FuncPipe:
         as this machine, and unlimited; `like` another platform they have its memory, processors, links and lifetime.
         Other platforms are what `funcpipe deploy` made, by URL: `aws-lambda://NAME?region=…`, `aliyun-fc://…`.
         The bill is made with `prices`, by default those of the plan's platform. A message that does not come within
-        `message_deadline_s` ends the run. `care` says how workers live and what follows when they die. Objects lie in
-        `storage`, a URL, by default a temporary folder; the new run is called `run`, or the run `resume` of that
+        `message_deadline_s` ends the run. `faults` says how it copes with failures, `limits` what it may cost. Objects
+        lie in `storage`, a URL, by default a temporary folder; the new run is called `run`, or the run `resume` of that
         storage is gone on with, by whatever plan. Raises PlanError, DataError or ModelError before any function starts,
         WorkerFailed, RunHalted or DeadlineExceeded afterwards.
         """
         place = place_of(platform, like, storage=storage, run=run, resume=resume)
         earlier = go_back(self.model, place)
         job = self._job(dataset, plan, prices, message_deadline_s, epochs=epochs, seed=seed, shuffle=shuffle)
-        result = self._run(job, on_progress, place, care, earlier)
+        result = self._run(job, on_progress, place, faults, limits, earlier)
         self.model.load_state_dict(result.state_dict())
         return result
 
@@ -203,7 +215,8 @@ class FuncPipe:
         seed: int = 0,
         shuffle: bool = True,
         message_deadline_s: float = 300.0,
-        care: Care = NO_CARE,
+        faults: FaultTolerance = DEFAULT_FAULTS,
+        limits: RunLimits = NO_LIMITS,
         run: str | None = None,
         resume: str | None = None,
     ) -> str:
@@ -214,7 +227,7 @@ class FuncPipe:
         place = place_of(platform, like, storage=storage, run=run, resume=resume)
         earlier = go_back(self.model, place)
         job = self._job(dataset, plan, prices, message_deadline_s, epochs=epochs, seed=seed, shuffle=shuffle)
-        return start_job(job, place, care, earlier)
+        return start_job(job, place, faults, limits, earlier)
 
     def verify(
         self,
@@ -281,10 +294,11 @@ class FuncPipe:
         job: Job,
         on_progress: Callable[[Progress], None] = lambda progress: None,
         place: Place = ANYWHERE,
-        care: Care = NO_CARE,
+        faults: FaultTolerance = DEFAULT_FAULTS,
+        limits: RunLimits = NO_LIMITS,
         earlier: Earlier | None = None,
     ) -> RunResult:
-        result = run_job(job, place, care, earlier, on_progress)
+        result = run_job(job, place, faults, limits, earlier, on_progress)
         untouched = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
         return replace(result, tensors=untouched | result.tensors)
 

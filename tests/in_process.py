@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from funcpipe.client.job import Job
+from funcpipe.client.job import DEFAULT_FAULTS, Job
 from funcpipe.client.upload import upload
-from funcpipe.core import Life, Plan, WorkerSpec
+from funcpipe.core import FaultTolerance, Plan, WorkerSpec
 from funcpipe.model.graph import trace
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import load_spec, open_platform
@@ -49,9 +49,11 @@ def make_job(
     )
 
 
-def run_workers(job: Job, storage: Storage, run: str = "run-1", *, life: Life | None = None) -> dict[str, Worker]:
+def run_workers(
+    job: Job, storage: Storage, run: str = "run-1", *, faults: FaultTolerance = DEFAULT_FAULTS
+) -> dict[str, Worker]:
     """Train; the workers by name, as they are after training. The first error of any worker is raised."""
-    specs: list[WorkerSpec] = list(upload(job, Keys(run), storage, "file:///unused", "local:///unused", life=life))
+    specs: list[WorkerSpec] = list(upload(job, Keys(run), storage, "file:///unused", "local:///unused", faults=faults))
     with ThreadPoolExecutor(len(specs)) as pool:
         started = {spec.worker: pool.submit(_run, spec, storage) for spec in specs}
         return {worker: future.result() for worker, future in started.items()}

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from funcpipe.client.job import Job
 from funcpipe.client.upload import upload
 from funcpipe.comm import codec
-from funcpipe.core import Life, Plan, Sync
+from funcpipe.core import FaultTolerance, Plan, Sync
 from funcpipe.errors import CorruptMessage, TaskFailed
 from funcpipe.platforms.base import OPEN, Gate
 from funcpipe.platforms.catalog import open_platform
@@ -175,7 +175,7 @@ def test_no_message_is_written_twice_and_nobody_lists_any() -> None:
 def test_messages_do_not_pile_up() -> None:
     storage = MemoryStorage()
     _, _, job = prepared(2, 2, epochs=6)
-    run_workers(job, storage, life=Life(checkpoint_steps=1))
+    run_workers(job, storage, faults=FaultTolerance(checkpoint_steps=1))
     left = {int(key.split("/")[4]) for key in storage.list("run-1/g0000/messages/")}
     assert left <= {job.steps - 3, job.steps - 2, job.steps - 1}
 

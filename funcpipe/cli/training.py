@@ -5,11 +5,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from funcpipe.cli.factories import load_factory
-from funcpipe.core import Life, OnOutOfMemory, OptimizerKind, Plan, read
+from funcpipe.core import FaultTolerance, OnOutOfMemory, OptimizerKind, Plan, RunLimits, read
 
 if TYPE_CHECKING:
     from funcpipe.api import FuncPipe
-    from funcpipe.client.job import Care
 
 
 def pipe_of(options: argparse.Namespace) -> "tuple[Plan, FuncPipe]":
@@ -31,17 +30,18 @@ def pipe_of(options: argparse.Namespace) -> "tuple[Plan, FuncPipe]":
     )
 
 
-def care_of(options: argparse.Namespace) -> "Care":
-    """How the run is to be looked after."""
-    from funcpipe.client.job import Care
-
-    life = Life(
+def faults_of(options: argparse.Namespace) -> FaultTolerance:
+    """How the run copes with failures."""
+    return FaultTolerance(
         checkpoint_steps=options.checkpoint,
         failure_interval_s=options.failure_interval,
-        max_usd=options.max_usd,
-        deadline_s=options.deadline,
+        on_oom=OnOutOfMemory(options.on_oom),
     )
-    return Care(life=life, on_oom=OnOutOfMemory(options.on_oom))
+
+
+def limits_of(options: argparse.Namespace) -> RunLimits:
+    """What the run may cost."""
+    return RunLimits(max_usd=options.max_usd, deadline_s=options.deadline)
 
 
 def _optimizer(options: argparse.Namespace, plan: Plan) -> Any:

@@ -8,7 +8,7 @@ from funcpipe.cli import render
 from funcpipe.cli.factories import load_factory
 from funcpipe.cli.files import write_file
 from funcpipe.cli.functions import measure_platform, open_named_site
-from funcpipe.cli.training import care_of, pipe_of
+from funcpipe.cli.training import faults_of, limits_of, pipe_of
 from funcpipe.core import (
     ModelProfile,
     OptimizerKind,
@@ -145,7 +145,8 @@ def train(options: argparse.Namespace) -> None:
         "prices": load_spec(options.spec) if options.spec else None,
         "seed": options.seed,
         "message_deadline_s": options.message_deadline,
-        "care": care_of(options),
+        "faults": faults_of(options),
+        "limits": limits_of(options),
         "storage": options.storage,
         "run": options.run_name,
         "resume": options.resume,

@@ -85,7 +85,7 @@ def stop(storage: Storage, run: str, open_platform: OpenPlatform, *, wait_s: flo
     record = find_run(storage, run)
     keys = Keys(run, record.generation)
     beats = [beat for beat in heartbeats(storage, record) if beat is not None]
-    heartbeat_s = max((spec.life.heartbeat_s for spec in payloads(storage, keys)), default=0.0)
+    heartbeat_s = max((spec.faults.heartbeat_s for spec in payloads(storage, keys)), default=0.0)
     step_s = min((beat.step_s for beat in beats if beat.step_s), default=0.0)
     last = max((beat.step for beat in beats), default=record.first_step) + notice_steps(heartbeat_s, step_s)
     halt_run(storage, keys, Halt(reason="it was stopped", step=last))

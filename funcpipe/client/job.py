@@ -1,14 +1,17 @@
-"""What is to be trained, and how the workers of a run live."""
+"""What is to be trained."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from funcpipe.core import Life, OnOutOfMemory, Plan, PlatformSpec, checks
+from funcpipe.core import FaultTolerance, Plan, PlatformSpec, RunLimits, checks
 from funcpipe.errors import PlanError
 from funcpipe.model.graph import LayerGraph
 from funcpipe.training.data import Batches, MapDataset
 from funcpipe.training.passes import LossFunction
 from funcpipe.training.stage_optimizer import OptimizerFactory
+
+DEFAULT_FAULTS = FaultTolerance()
+NO_LIMITS = RunLimits()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,16 +60,3 @@ class Job:
     def steps(self) -> int:
         """Training steps of all epochs."""
         return self.epochs * self.batches.steps_per_epoch
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Care:
-    """How a run is looked after: the lives of its workers, and what stays in the storage.
-
-    Its objects are deleted when it has ended; with `keep`, those of a run that has failed stay, so that it can be
-    resumed.
-    """
-
-    life: Life = field(default_factory=Life)
-    on_oom: OnOutOfMemory = OnOutOfMemory.FAIL
-    keep: bool = False

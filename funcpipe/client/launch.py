@@ -6,19 +6,17 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from funcpipe.client.job import Care, Job
+from funcpipe.client.job import DEFAULT_FAULTS, NO_LIMITS, Job
 from funcpipe.client.results import Progress, RunResult, collect
 from funcpipe.client.supervisor import POLL_S, Supervisor
 from funcpipe.client.upload import upload
-from funcpipe.core import Life, PlatformSpec, RunRecord, StepReport
+from funcpipe.core import FaultTolerance, PlatformSpec, RunLimits, RunRecord, StepReport
 from funcpipe.errors import DeadlineExceeded, KeyMissing
 from funcpipe.platforms.base import Platform, Storage
 from funcpipe.runstate.documents import get_document, put_document
 from funcpipe.runstate.generations import delete_all, delete_generation, record_run, reserve
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.resume import Resumed
-
-NO_CARE = Care()
 
 
 def run_name() -> str:
@@ -32,7 +30,8 @@ def launch(
     platform: Platform,
     storage: Storage,
     storage_url: str,
-    care: Care = NO_CARE,
+    faults: FaultTolerance = DEFAULT_FAULTS,
+    limits: RunLimits = NO_LIMITS,
     run: str | None = None,
     resumed: Resumed | None = None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
@@ -41,14 +40,14 @@ def launch(
 
     Raises PlanError before any function starts; WorkerFailed, RunHalted or DeadlineExceeded, naming run, worker and
     task, after that. A worker that dies is started again. At the end no function runs and no object of the run is left,
-    unless `care` says otherwise.
+    unless `faults` say otherwise.
     """
     keys = reserve(storage, run or run_name())
     with (
-        _objects_removed(storage, keys, keep=care.keep),
-        Supervisor(platform, storage, keys, prices=job.prices, on_oom=care.on_oom) as fleet,
+        _objects_removed(storage, keys, keep=faults.keep),
+        Supervisor(platform, storage, keys, prices=job.prices, on_oom=faults.on_oom) as fleet,
     ):
-        _start(job, fleet, platform, storage_url, care, resumed)
+        _start(job, fleet, platform, storage_url, faults, limits, resumed)
         return follow(job, fleet, resumed, on_progress)
 
 
@@ -58,24 +57,31 @@ def launch_detached(
     platform: Platform,
     storage: Storage,
     storage_url: str,
-    care: Care = NO_CARE,
+    faults: FaultTolerance = DEFAULT_FAULTS,
+    limits: RunLimits = NO_LIMITS,
     run: str | None = None,
     resumed: Resumed | None = None,
 ) -> str:
     """The same, leaving the run to itself once its functions have been started; its name."""
     keys = reserve(storage, run or run_name())
-    with Supervisor(platform, storage, keys, prices=job.prices, on_oom=care.on_oom) as fleet:
-        _start(job, fleet, platform, storage_url, care, resumed)
+    with Supervisor(platform, storage, keys, prices=job.prices, on_oom=faults.on_oom) as fleet:
+        _start(job, fleet, platform, storage_url, faults, limits, resumed)
         fleet.detach()
     return keys.run
 
 
 def _start(
-    job: Job, fleet: Supervisor, platform: Platform, storage_url: str, care: Care, resumed: Resumed | None
+    job: Job,
+    fleet: Supervisor,
+    platform: Platform,
+    storage_url: str,
+    faults: FaultTolerance,
+    limits: RunLimits,
+    resumed: Resumed | None,
 ) -> None:
     platform.check(job.plan)
-    storage, keys, life = fleet.storage, fleet.keys, _life_on(platform.spec, care.life)
-    for spec in upload(job, keys, storage, storage_url, platform.url, life=life, resumed=resumed):
+    storage, keys, faults = fleet.storage, fleet.keys, _on_platform(faults, platform.spec)
+    for spec in upload(job, keys, storage, storage_url, platform.url, faults=faults, limits=limits, resumed=resumed):
         put_document(storage, keys.payload(spec.worker), spec)
         fleet.start(spec)
     record_run(storage, keys, _record(job, keys, storage_url, platform.url, resumed))
@@ -90,10 +96,10 @@ def follow(job: Job, fleet: Supervisor, resumed: Resumed | None, on_progress: Ca
     return collect(fleet, job.plan, job.prices, losses)
 
 
-def _life_on(spec: PlatformSpec, life: Life) -> Life:
-    """`life` as the platform limits it."""
-    lifetime_s = min([s for s in (life.lifetime_s, spec.lifetime_s) if s is not None], default=None)
-    return replace(life, lifetime_s=lifetime_s, cold_start_s=max(life.cold_start_s, spec.cold_start_s))
+def _on_platform(faults: FaultTolerance, spec: PlatformSpec) -> FaultTolerance:
+    """`faults` within the limits of the platform."""
+    lifetime_s = min([s for s in (faults.lifetime_s, spec.lifetime_s) if s is not None], default=None)
+    return replace(faults, lifetime_s=lifetime_s, cold_start_s=max(faults.cold_start_s, spec.cold_start_s))
 
 
 def _record(job: Job, keys: Keys, storage_url: str, platform_url: str, resumed: Resumed | None) -> RunRecord:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from torch import nn
 
-from funcpipe.client.job import Care, Job
+from funcpipe.client.job import Job
 from funcpipe.client.launch import follow, launch, launch_detached
 from funcpipe.client.results import Progress, RunResult
 from funcpipe.client.site import open_local
 from funcpipe.client.supervisor import Supervisor
-from funcpipe.core import PlatformSpec, RunRecord
+from funcpipe.core import FaultTolerance, PlatformSpec, RunLimits, RunRecord
 from funcpipe.errors import InvalidValue, PlanError, PlatformError
 from funcpipe.partitioner.cost.evaluate import size_of
 from funcpipe.platforms.base import Platform, State, Storage
@@ -88,11 +88,16 @@ def go_back(model: nn.Module, place: Place) -> Earlier | None:
 
 
 def run_job(
-    job: Job, place: Place, care: Care, earlier: Earlier | None, on_progress: Callable[[Progress], None]
+    job: Job,
+    place: Place,
+    faults: FaultTolerance,
+    limits: RunLimits,
+    earlier: Earlier | None,
+    on_progress: Callable[[Progress], None],
 ) -> RunResult:
     """Train `job`, or watch the run that trains it already, and collect what it leaves."""
     with _open_storage(place) as (url, storage):
-        kept = replace(care, keep=care.keep or _lasts(place))
+        kept = replace(faults, keep=faults.keep or _lasts(place))
         if earlier is not None:
             _check_same_job(job, earlier.record)
             platform = _still_runs(storage, earlier.record)
@@ -104,14 +109,15 @@ def run_job(
                 platform=platform,
                 storage=storage,
                 storage_url=url,
-                care=kept,
+                faults=kept,
+                limits=limits,
                 run=place.resume or place.run,
                 resumed=earlier.saved if earlier is not None else None,
                 on_progress=on_progress,
             )
 
 
-def start_job(job: Job, place: Place, care: Care, earlier: Earlier | None) -> str:
+def start_job(job: Job, place: Place, faults: FaultTolerance, limits: RunLimits, earlier: Earlier | None) -> str:
     """Start to train `job` and leave it to itself; the run's name."""
     if not _lasts(place):
         raise InvalidValue("storage", place.storage, "must be given for a run that is left to itself")
@@ -126,7 +132,8 @@ def start_job(job: Job, place: Place, care: Care, earlier: Earlier | None) -> st
                 platform=platform,
                 storage=storage,
                 storage_url=url,
-                care=care,
+                faults=faults,
+                limits=limits,
                 run=place.resume or place.run,
                 resumed=earlier.saved if earlier is not None else None,
             )
@@ -137,7 +144,7 @@ def _attach(
     platform: Platform,
     storage: Storage,
     earlier: Earlier,
-    care: Care,
+    faults: FaultTolerance,
     on_progress: Callable[[Progress], None],
 ) -> RunResult:
     """Watch a run that somebody else has started."""
@@ -145,7 +152,7 @@ def _attach(
     if replace(record.plan, estimate=None, solver=None) != replace(job.plan, estimate=None, solver=None):
         raise PlanError(f"run {record.run} still runs by another plan; `funcpipe stop {record.run}` ends it before")
     keys = Keys(record.run, record.generation)
-    with Supervisor(platform, storage, keys, prices=job.prices, on_oom=care.on_oom) as fleet:
+    with Supervisor(platform, storage, keys, prices=job.prices, on_oom=faults.on_oom) as fleet:
         for spec in payloads(storage, keys):
             fleet.attach(spec)
         known = replace(earlier.saved, losses=record.losses)

@@ -191,15 +191,15 @@ class Supervisor:
 
     def _is_silent(self, post: _Post) -> bool:
         """Whether a function is asleep, or never began: neither its lease nor the platform may tell."""
-        life, now_s = post.spec.life, time.monotonic()
-        if now_s - post.looked_s < life.heartbeat_s:
+        faults, now_s = post.spec.faults, time.monotonic()
+        if now_s - post.looked_s < faults.heartbeat_s:
             return False
         post.looked_s = now_s
         sign = self._sign(post)
         if sign != post.sign:
             post.sign, post.sign_s = sign, now_s
         begun = post.sign[0] == post.functions[-1].started.attempt
-        patience_s = life.lease_s + 2 * life.heartbeat_s if begun else life.cold_start_s + life.start_s
+        patience_s = faults.lease_s + 2 * faults.heartbeat_s if begun else faults.cold_start_s + faults.start_s
         if post.spec.follows_within_s is not None and not begun:
             patience_s += post.spec.follows_within_s
         return now_s - post.sign_s > patience_s
@@ -234,10 +234,10 @@ class Supervisor:
             raise self._worst(f"worker {post.spec.worker} {why}, {post.restarts} times without a step in between")
         newest = newest_attempt(self.storage, self.keys, post.spec.worker)
         elapsed_s = time.monotonic() - self._began_s
-        first = post.spec.life
-        life = replace(first, spent_usd=first.spent_usd + self.cost_usd(), elapsed_s=first.elapsed_s + elapsed_s)
+        first = post.spec.account
+        account = replace(first, spent_usd=first.spent_usd + self.cost_usd(), elapsed_s=first.elapsed_s + elapsed_s)
         attempt = 0 if newest is None else newest + 1
-        self._invoke(post, replace(post.spec, attempt=attempt, life=life))
+        self._invoke(post, replace(post.spec, attempt=attempt, account=account))
 
     def _out_of_memory(self, post: _Post, peak_bytes: int) -> None:
         """Give the stage a larger function, if that is wanted and there is one."""
@@ -255,10 +255,10 @@ class Supervisor:
         grown = replace(stage, size=larger[0].name, memory_mb=larger[0].memory_mb)
         for other in self._posts.values():
             stages = tuple(grown if i == number else s for i, s in enumerate(other.spec.plan.stages))
-            life = other.spec.life
+            account = other.spec.account
             if other.spec.stage == number:
-                life = replace(life, usd_s=larger[0].price_usd_s)
-            other.spec = replace(other.spec, plan=replace(other.spec.plan, stages=stages), life=life)
+                account = replace(account, usd_s=larger[0].price_usd_s)
+            other.spec = replace(other.spec, plan=replace(other.spec.plan, stages=stages), account=account)
             put_document(self.storage, self.keys.payload(other.spec.worker), other.spec)
         self._restart(post, message)
 

@@ -4,9 +4,19 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from funcpipe.client.job import Job
+from funcpipe.client.job import DEFAULT_FAULTS, NO_LIMITS, Job
 from funcpipe.comm import codec
-from funcpipe.core import Life, Routes, TensorProfile, TiedParameter, WorkerSpec, find_routes, prices_of
+from funcpipe.core import (
+    FaultTolerance,
+    Routes,
+    RunAccount,
+    RunLimits,
+    TensorProfile,
+    TiedParameter,
+    WorkerSpec,
+    find_routes,
+    prices_of,
+)
 from funcpipe.model.graph import LayerGraph
 from funcpipe.model.split import StageModule, dump_stage, split, stage_bounds
 from funcpipe.platforms.base import Storage
@@ -25,7 +35,8 @@ def upload(
     storage_url: str,
     platform_url: str,
     *,
-    life: Life | None = None,
+    faults: FaultTolerance = DEFAULT_FAULTS,
+    limits: RunLimits = NO_LIMITS,
     resumed: Resumed | None = None,
 ) -> Iterator[WorkerSpec]:
     """Put every stage's code and tensors, and what it had learned; yields each worker's payload, stage by stage."""
@@ -35,7 +46,7 @@ def upload(
     if job.plan.is_sharded:
         check_sharding(job.optimizer, routes)
     stages = split(job.graph, bounds)
-    lives = _lives(job, life or Life(), resumed)
+    accounts = _accounts(job, resumed)
     for number, stage in enumerate(stages):
         stage_job = StageJob(
             routes=routes,
@@ -71,16 +82,24 @@ def upload(
                 seed=job.seed,
                 message_deadline_s=job.message_deadline_s,
                 first_step=resumed.step if resumed is not None else 0,
-                life=lives[number],
+                faults=faults,
+                limits=limits,
+                account=accounts[number],
             )
 
 
-def _lives(job: Job, life: Life, resumed: Resumed | None) -> list[Life]:
-    """The life of the workers of each stage, with what they cost."""
+def _accounts(job: Job, resumed: Resumed | None) -> list[RunAccount]:
+    """What the run has cost and taken so far, and what it costs a second, for the functions of each stage."""
     usd_s = prices_of(job.plan, job.prices).function_usd_s
-    if resumed is not None:
-        life = replace(life, spent_usd=resumed.spent_usd, elapsed_s=resumed.elapsed_s)
-    return [replace(life, usd_s=own_usd_s, run_usd_s=sum(usd_s) * job.plan.replicas) for own_usd_s in usd_s]
+    return [
+        RunAccount(
+            spent_usd=resumed.spent_usd if resumed is not None else 0.0,
+            elapsed_s=resumed.elapsed_s if resumed is not None else 0.0,
+            run_usd_s=sum(usd_s) * job.plan.replicas,
+            usd_s=own_usd_s,
+        )
+        for own_usd_s in usd_s
+    ]
 
 
 def _reads_data(stage: StageModule) -> bool:

@@ -1,21 +1,6 @@
 """The values that flow from profile to report: frozen, checked where they are made, written to JSON and read back."""
 
 from funcpipe.core.json_form import from_text, read, to_text, write
-from funcpipe.core.life import (
-    Busy,
-    FunctionDocument,
-    Halt,
-    HandOver,
-    Heartbeat,
-    LeaseDocument,
-    Life,
-    Manifest,
-    OnOutOfMemory,
-    Outcome,
-    Restart,
-    RunRecord,
-    StoredFile,
-)
 from funcpipe.core.plan import (
     Estimate,
     Optimality,
@@ -37,6 +22,21 @@ from funcpipe.core.probe import LayerReport, MachineReport, ProbeSpec
 from funcpipe.core.profile import LayerProfile, ModelProfile, TensorProfile, TiedParameter
 from funcpipe.core.routes import ActivationRoute, GradientRoute, Routes, TieRoute, find_routes
 from funcpipe.core.run import Bill, Invocation, StepReport, WorkerReport, WorkerSpec
+from funcpipe.core.runstate import (
+    Busy,
+    FunctionDocument,
+    Halt,
+    HandOver,
+    Heartbeat,
+    LeaseDocument,
+    Manifest,
+    Outcome,
+    Restart,
+    RunAccount,
+    RunRecord,
+    StoredFile,
+)
+from funcpipe.core.settings import FaultTolerance, OnOutOfMemory, RunLimits
 from funcpipe.core.trace import (
     Event,
     Events,
@@ -58,6 +58,7 @@ __all__ = [
     "Estimate",
     "Event",
     "Events",
+    "FaultTolerance",
     "FunctionDocument",
     "FunctionSize",
     "GradientRoute",
@@ -68,7 +69,6 @@ __all__ = [
     "LayerProfile",
     "LayerReport",
     "LeaseDocument",
-    "Life",
     "MachineReport",
     "Manifest",
     "ModelProfile",
@@ -84,6 +84,8 @@ __all__ = [
     "Resource",
     "Restart",
     "Routes",
+    "RunAccount",
+    "RunLimits",
     "RunRecord",
     "ScheduleKind",
     "SolverReport",

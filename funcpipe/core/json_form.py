@@ -1,7 +1,8 @@
 """Frozen dataclasses to JSON and back, with errors that name the file and the field.
 
 The JSON form follows from the dataclass: field names are keys, tuples are arrays, enums are their values. A class that
-stands at the top of a document carries its format and version in `FORMAT`.
+stands at the top of a document carries its format and version in `FORMAT`. Where fields of the same version have moved,
+the class has a static method `upgrade`, which takes the fields of a document, old or new, and returns those of today.
 """
 
 import dataclasses
@@ -44,6 +45,7 @@ def from_text(kind: type[D], text: str | bytes, *, source: str) -> D:
         raise FormatError(f"{source}: expected a JSON object, got {_shape(data)}")
     _check_format(data.get("format"), kind.FORMAT, source)
     fields = {key: item for key, item in data.items() if key != "format"}
+    fields = getattr(kind, "upgrade", dict)(fields)
     return typing.cast(D, from_plain(kind, fields, source=source))
 
 

@@ -1,11 +1,13 @@
 """What a function is told when it is invoked, and what it says when it ends."""
 
+import dataclasses
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from funcpipe.core import checks
-from funcpipe.core.life import Life, Outcome
 from funcpipe.core.plan import Plan
+from funcpipe.core.runstate import Outcome, RunAccount
+from funcpipe.core.settings import FaultTolerance, RunLimits
 
 
 class Invocation(Protocol):
@@ -40,7 +42,7 @@ class WorkerSpec:
     with `first_step`; a successor does so when its predecessor has handed over, or `follows_within_s` have passed.
     """
 
-    FORMAT: ClassVar[str] = "funcpipe.worker.loop/1"
+    FORMAT: ClassVar[str] = "funcpipe.worker/1"
 
     run: str
     attempt: int
@@ -58,7 +60,9 @@ class WorkerSpec:
     generation: int = 0
     first_step: int = 0
     follows_within_s: float | None = None
-    life: Life = field(default_factory=Life)
+    faults: FaultTolerance = field(default_factory=FaultTolerance)
+    limits: RunLimits = field(default_factory=RunLimits)
+    account: RunAccount = field(default_factory=RunAccount)
 
     def __post_init__(self) -> None:
         checks.filled("run", self.run)
@@ -68,6 +72,18 @@ class WorkerSpec:
         checks.at_least("epochs", self.epochs, 1)
         checks.at_least("first_step", self.first_step, 0)
         checks.positive("message_deadline_s", self.message_deadline_s)
+
+    @staticmethod
+    def upgrade(fields: dict[str, Any]) -> dict[str, Any]:
+        """The fields of a document that was written when `faults`, `limits` and `account` were one value, `life`."""
+        if "life" not in fields:
+            return fields
+        life = fields["life"]
+        upgraded = {name: value for name, value in fields.items() if name != "life"}
+        for name, kind in (("faults", FaultTolerance), ("limits", RunLimits), ("account", RunAccount)):
+            own = {item.name for item in dataclasses.fields(kind)}
+            upgraded[name] = {key: value for key, value in life.items() if key in own}
+        return upgraded
 
     @property
     def worker(self) -> str:
@@ -103,7 +119,7 @@ class WorkerReport:
     `retryable` tells whether another attempt might fare better; `out_of_memory` whether it failed for want of memory.
     """
 
-    FORMAT: ClassVar[str] = "funcpipe.report.compare/1"
+    FORMAT: ClassVar[str] = "funcpipe.report/1"
 
     worker: str
     attempt: int

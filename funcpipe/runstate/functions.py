@@ -34,10 +34,10 @@ def start(platform: Platform, storage: Storage, keys: Keys, spec: WorkerSpec) ->
     """Invoke a function for the attempt in `spec`."""
     handle = platform.invoke(spec)
     note = FunctionDocument(
-        worker=spec.worker, attempt=spec.attempt, handle=json.dumps(to_plain(handle)), usd_s=spec.life.usd_s
+        worker=spec.worker, attempt=spec.attempt, handle=json.dumps(to_plain(handle)), usd_s=spec.account.usd_s
     )
     put_document(storage, keys.function(spec.worker, spec.attempt, secrets.token_hex(4)), note)
-    return Started(worker=spec.worker, attempt=spec.attempt, handle=handle, usd_s=spec.life.usd_s)
+    return Started(worker=spec.worker, attempt=spec.attempt, handle=handle, usd_s=spec.account.usd_s)
 
 
 def end(platform: Platform, handles: Iterable[Handle]) -> None:

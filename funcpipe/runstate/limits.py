@@ -5,26 +5,28 @@ No two clocks are compared: a function knows what the run had cost and taken whe
 
 import math
 
-from funcpipe.core import Halt, Life
+from funcpipe.core import Halt, RunAccount, RunLimits
 
 
-class RunAccount:
-    """The limits of a run in one function."""
+class BudgetGuard:
+    """Tells in one function when the run exceeds its limits."""
 
-    def __init__(self, life: Life) -> None:
-        self._life = life
+    def __init__(self, limits: RunLimits, account: RunAccount, heartbeat_s: float) -> None:
+        self._limits = limits
+        self._account = account
+        self._heartbeat_s = heartbeat_s
 
     def spent_usd(self, age_s: float) -> float:
-        """What the run has cost when this function is so old; its functions' time, all of them running."""
-        return self._life.spent_usd + age_s * self._life.run_usd_s
+        """Dollars that the run has cost when this function is `age_s` old, if all its functions have run since."""
+        return self._account.spent_usd + age_s * self._account.run_usd_s
 
     def exceeded(self, age_s: float) -> str | None:
-        """Which limit is exceeded when this function is so old."""
-        life = self._life
-        if life.max_usd is not None and self.spent_usd(age_s) > life.max_usd:
-            return f"it would cost more than ${life.max_usd:g}"
-        if life.deadline_s is not None and life.elapsed_s + age_s > life.deadline_s:
-            return f"it would take longer than {life.deadline_s:g} s"
+        """Which limit is exceeded when this function is `age_s` old."""
+        max_usd, deadline_s = self._limits.max_usd, self._limits.deadline_s
+        if max_usd is not None and self.spent_usd(age_s) > max_usd:
+            return f"it would cost more than ${max_usd:g}"
+        if deadline_s is not None and self._account.elapsed_s + age_s > deadline_s:
+            return f"it would take longer than {deadline_s:g} s"
         return None
 
     def order(self, *, step: int, steps: int, age_s: float, step_s: float, end_s: float) -> Halt | None:
@@ -40,7 +42,7 @@ class RunAccount:
 
     def notice_steps(self, step_s: float) -> int:
         """After so many steps every function has heard of an order that is given now."""
-        return notice_steps(self._life.heartbeat_s, step_s)
+        return notice_steps(self._heartbeat_s, step_s)
 
 
 def notice_steps(heartbeat_s: float, step_s: float) -> int:

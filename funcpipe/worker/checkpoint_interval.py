@@ -9,7 +9,7 @@ import math
 from collections import deque
 from statistics import median
 
-from funcpipe.core import Life, checks
+from funcpipe.core import FaultTolerance, checks
 
 _REMEMBERED = 8
 
@@ -27,10 +27,10 @@ def daly_s(*, checkpoint_s: float, failure_interval_s: float) -> float:
 class CheckpointInterval:
     """What a worker measures of its steps, and how often its stage should be saved for it."""
 
-    def __init__(self, life: Life, *, replicas: int) -> None:
+    def __init__(self, faults: FaultTolerance, *, replicas: int) -> None:
         """A stage of so many replicas fails as often as all of them together."""
-        self._life = life
-        self._failure_interval_s = life.failure_interval_s / replicas
+        self._faults = faults
+        self._failure_interval_s = faults.failure_interval_s / replicas
         self._steps_s: deque[float] = deque(maxlen=_REMEMBERED)
         self._received: deque[int] = deque(maxlen=_REMEMBERED)
         self.checkpoint_s = 0.0
@@ -51,12 +51,14 @@ class CheckpointInterval:
 
     def every(self) -> int:
         """The steps between two checkpoints: as chosen, or a power of two, so that those of all stages coincide."""
-        if self._life.checkpoint_steps is not None:
-            return self._life.checkpoint_steps
+        if self._faults.checkpoint_steps is not None:
+            return self._faults.checkpoint_steps
         if not self._steps_s:
             return 1
         best_s = daly_s(checkpoint_s=self.checkpoint_s, failure_interval_s=self._failure_interval_s)
         steps = min(
-            best_s / max(self.step_s, 1e-6), self._life.retained_bytes / max(median(self._received), 1), float(1 << 20)
+            best_s / max(self.step_s, 1e-6),
+            self._faults.retained_bytes / max(median(self._received), 1),
+            float(1 << 20),
         )
         return 1 << max(round(math.log2(max(steps, 1.0))), 0)

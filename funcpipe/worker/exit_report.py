@@ -41,7 +41,7 @@ class ExitReport:
             started_at_s=self._started_at_s,
             ended_at_s=self._clock(),
             alive_s=time.monotonic() - self._began_s,
-            usd_s=self._spec.life.usd_s,
+            usd_s=self._spec.account.usd_s,
             puts=traffic.puts + 1,  # and this report
             gets=traffic.gets,
             empty_gets=traffic.empty_gets,

@@ -38,17 +38,17 @@ class Successor:
 
     def prepare(self, *, step_s: float, leaving_s: float, spent_usd: float) -> None:
         """Start the successor, once, when it is time: it should be warm when this function leaves."""
-        lifetime_s = self._spec.life.lifetime_s
+        lifetime_s = self._spec.faults.lifetime_s
         if lifetime_s is None or self._started:
             return
-        warm_s = _STARTS * self._spec.life.cold_start_s + 2 * step_s
+        warm_s = _STARTS * self._spec.faults.cold_start_s + 2 * step_s
         if self.age_s + warm_s >= self._leaves_at_s(lifetime_s, step_s, leaving_s):
             self._started = True
             start(self._open_platform(self._spec.platform), self._storage, self._keys, self._next(spent_usd))
 
     def due(self, *, step_s: float, leaving_s: float) -> bool:
         """Whether another step might not end before the function's life does."""
-        lifetime_s = self._spec.life.lifetime_s
+        lifetime_s = self._spec.faults.lifetime_s
         return lifetime_s is not None and self.age_s >= self._leaves_at_s(lifetime_s, step_s, leaving_s)
 
     def leave(self, step: int) -> None:
@@ -60,10 +60,10 @@ class Successor:
         return lifetime_s * (1 - _RESERVE) - 2 * step_s - 2 * leaving_s
 
     def _next(self, spent_usd: float) -> WorkerSpec:
-        life = self._spec.life
-        left_s = (life.lifetime_s or 0.0) - self.age_s
-        older = replace(life, spent_usd=spent_usd, elapsed_s=life.elapsed_s + self.age_s)
-        return replace(self._spec, attempt=self._spec.attempt + 1, follows_within_s=max(left_s, _LOOK_S), life=older)
+        account = self._spec.account
+        left_s = (self._spec.faults.lifetime_s or 0.0) - self.age_s
+        older = replace(account, spent_usd=spent_usd, elapsed_s=account.elapsed_s + self.age_s)
+        return replace(self._spec, attempt=self._spec.attempt + 1, follows_within_s=max(left_s, _LOOK_S), account=older)
 
 
 def await_predecessor(spec: WorkerSpec, storage: Storage, keys: Keys) -> None:

@@ -21,7 +21,7 @@ from funcpipe.platforms.wrappers import Counted
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import Fenced, Lease
-from funcpipe.runstate.limits import RunAccount
+from funcpipe.runstate.limits import BudgetGuard
 from funcpipe.scheduler.execute import execute
 from funcpipe.training.computation import Batch, Computation
 from funcpipe.training.data import Batches, Step, load_batch
@@ -93,12 +93,12 @@ class Worker:
         self._clock = clock
         self._spec = spec
         self._keys = Keys(spec.run, spec.generation)
-        self._lease = Lease(storage, self._keys, spec.worker, spec.attempt, fresh_s=spec.life.lease_s)
+        self._lease = Lease(storage, self._keys, spec.worker, spec.attempt, fresh_s=spec.faults.lease_s)
         self._storage = Fenced(storage, self._lease)
         self._successor = Successor(spec, self._storage, self._keys, open_platform, time.monotonic())
         self._peers = PeerRecovery(spec, self._storage, self._keys, open_platform)
-        self._pace = CheckpointInterval(spec.life, replicas=spec.plan.replicas)
-        self._limits = RunAccount(spec.life)
+        self._pace = CheckpointInterval(spec.faults, replicas=spec.plan.replicas)
+        self._limits = BudgetGuard(spec.limits, spec.account, spec.faults.heartbeat_s)
         self._activity = LaneMonitor()
         self._done = spec.first_step
         self._cancel = threading.Event()
@@ -145,7 +145,7 @@ class Worker:
             describe=self._heartbeat,
             exceeded=lambda: self._limits.exceeded(self._successor.age_s),
             look_around=self._look_after_peers,
-            heartbeat_s=self._spec.life.heartbeat_s,
+            heartbeat_s=self._spec.faults.heartbeat_s,
             cancel=self._cancel,
         )
         events: deque[tuple[Event, ...]] = deque(maxlen=TRACED_STEPS)
@@ -264,12 +264,12 @@ class Worker:
         )
 
     def _look_after_peers(self) -> None:
-        age_s, life = self._successor.age_s, self._spec.life
+        age_s, spec = self._successor.age_s, self._spec
         self._peers.look(
-            self._activity.awaited(life.heartbeat_s) - {self._spec.worker},
+            self._activity.awaited(spec.faults.heartbeat_s) - {spec.worker},
             step=self._done,
             spent_usd=self._limits.spent_usd(age_s),
-            elapsed_s=life.elapsed_s + age_s,
+            elapsed_s=spec.account.elapsed_s + age_s,
         )
 
     def _heartbeat(self, beat: int) -> Heartbeat:
@@ -284,9 +284,9 @@ class Worker:
             step_s=self._pace.step_s,
             memory_bytes=peak_memory_bytes(),
             memory_mb=self._spec.plan.stages[self._spec.stage].memory_mb,
-            spent_usd=age_s * self._spec.life.usd_s,
+            spent_usd=age_s * self._spec.account.usd_s,
             run_usd=self._limits.spent_usd(age_s),
-            run_s=self._spec.life.elapsed_s + age_s,
+            run_s=self._spec.account.elapsed_s + age_s,
             sent_at_s=self._clock(),
             saved_step=max(self._keeper.saved, self._keeper.marked),
             busy=self._activity.busy(),

@@ -73,9 +73,9 @@ class PeerRecovery:
         peer = self._peers[worker]
         if self._has_news(worker, peer):
             peer.seen_s = now_s
-        life = self._spec.life
-        begun_s = life.lease_s + 3 * life.heartbeat_s + 2 * life.cold_start_s
-        return now_s - peer.seen_s > (begun_s if peer.begun else life.start_s + 2 * life.cold_start_s)
+        faults = self._spec.faults
+        begun_s = faults.lease_s + 3 * faults.heartbeat_s + 2 * faults.cold_start_s
+        return now_s - peer.seen_s > (begun_s if peer.begun else faults.start_s + 2 * faults.cold_start_s)
 
     def _has_news(self, worker: str, peer: _Peer) -> bool:
         before = (peer.attempt, peer.beat, peer.restarts)
@@ -102,11 +102,11 @@ class PeerRecovery:
         except KeyExists:
             return  # another one that waits for it was first
         told = get_document(self._storage, WorkerSpec, self._keys.payload(worker))
-        life = replace(told.life, spent_usd=spent_usd, elapsed_s=elapsed_s)
+        account = replace(told.account, spent_usd=spent_usd, elapsed_s=elapsed_s)
         with contextlib.suppress(PlatformError, PlatformRefused):  # as if the function had died at once
             start(
                 self._open_platform(told.platform),
                 self._storage,
                 self._keys,
-                replace(told, attempt=note.attempt, life=life),
+                replace(told, attempt=note.attempt, account=account),
             )

@@ -10,10 +10,10 @@ import pytest
 from experiments import chaos
 from experiments.faults import Fate, Threads
 from funcpipe.client.control import clean, status, stop
-from funcpipe.client.job import Care
+from funcpipe.client.job import NO_LIMITS
 from funcpipe.client.launch import launch
 from funcpipe.client.results import Progress, RunResult
-from funcpipe.core import FunctionSize, Halt, Invocation, Life, OnOutOfMemory, Outcome, WorkerSpec
+from funcpipe.core import FaultTolerance, FunctionSize, Halt, Invocation, OnOutOfMemory, Outcome, RunLimits, WorkerSpec
 from funcpipe.errors import RunHalted, RunUnknown, WorkerFailed
 from funcpipe.platforms.base import Cause, Handle, State, Status
 from funcpipe.platforms.catalog import load_spec
@@ -23,7 +23,7 @@ from funcpipe.runstate.resume import recover
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.worker.heartbeat import halt_run
 
-QUICK = Life(heartbeat_s=0.1, lease_s=0.3, checkpoint_steps=2)
+QUICK = FaultTolerance(heartbeat_s=0.1, lease_s=0.3, checkpoint_steps=2)
 
 
 def platform(storage: MemoryStorage) -> Threads:
@@ -34,19 +34,19 @@ def train(
     storage: MemoryStorage,
     functions: Threads,
     *,
-    life: Life = QUICK,
+    limits: RunLimits = NO_LIMITS,
     on_oom: OnOutOfMemory = OnOutOfMemory.FAIL,
     epochs: int = 3,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> RunResult:
     job = dataclasses.replace(chaos.job(), epochs=epochs, prices=functions.spec)
-    care = Care(life=life, keep=True, on_oom=on_oom)
     return launch(
         job,
         platform=functions,
         storage=storage,
         storage_url="memory://",
-        care=care,
+        faults=dataclasses.replace(QUICK, keep=True, on_oom=on_oom),
+        limits=limits,
         run="run-1",
         on_progress=on_progress,
     )
@@ -103,9 +103,9 @@ def test_an_order_to_end_at_once_ends_all_functions() -> None:
 def test_functions_end_before_the_run_costs_too_much_and_nobody_orders_it_twice() -> None:
     storage = MemoryStorage()
     rate_usd_s = 6 * load_spec("local").sizes[0].price_usd_s
-    dear = dataclasses.replace(QUICK, max_usd=2.5 * rate_usd_s)
+    limits = RunLimits(max_usd=2.5 * rate_usd_s)
     with pytest.raises(RunHalted, match=r"it would cost more than \$0\.000"):
-        train(storage, platform(storage), epochs=100_000, life=dear)
+        train(storage, platform(storage), epochs=100_000, limits=limits)
     assert max(worker.spent_usd for worker in status(storage, "run-1").workers) * 6 < 1.2 * 2.5 * rate_usd_s
 
 

@@ -19,9 +19,8 @@ from torch.nn import functional as F
 from experiments.processes import functions_of, hosts_of
 from funcpipe.api import FuncPipe
 from funcpipe.client.control import clean, status
-from funcpipe.client.job import Care
 from funcpipe.client.results import Progress, RunResult
-from funcpipe.core import Life, Outcome, Plan, write
+from funcpipe.core import FaultTolerance, Outcome, Plan, RunLimits, write
 from funcpipe.errors import RunHalted
 from funcpipe.platforms.catalog import open_platform, open_storage
 from funcpipe.runstate.functions import started
@@ -36,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
 
 adam = partial(torch.optim.Adam, lr=0.01)
-QUICK = Life(heartbeat_s=0.2, lease_s=0.6, checkpoint_steps=4)
+QUICK = FaultTolerance(heartbeat_s=0.2, lease_s=0.6, checkpoint_steps=4)
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +59,7 @@ def pipe() -> FuncPipe:
 
 
 def train(
-    life: Life,
+    faults: FaultTolerance,
     *,
     epochs: int = 4,
     plan: Plan | None = None,
@@ -72,7 +71,7 @@ def train(
         epochs=epochs,
         plan=plan or small.plan(),
         message_deadline_s=60,
-        care=Care(life=life),
+        faults=faults,
         on_progress=on_progress,
         **options,  # type: ignore[arg-type]
     )
@@ -126,9 +125,9 @@ def test_a_function_that_sleeps_is_replaced_and_leaves_when_it_wakes(undisturbed
 def test_functions_with_short_lives_hand_over(sharded: bool) -> None:
     torch.manual_seed(5)
     slow = FuncPipe(small.model(), loss_fn=small.very_slow_loss, optimizer=adam)  # 8 s of computation: three lives
-    life = Life(heartbeat_s=0.2, lease_s=3.0, lifetime_s=4.0, cold_start_s=0.3)
+    faults = FaultTolerance(heartbeat_s=0.2, lease_s=3.0, lifetime_s=4.0, cold_start_s=0.3)
     plan = replace(small.plan(), shard_optimizer=sharded)
-    found = slow.train(small.data, epochs=2, plan=plan, message_deadline_s=60, care=Care(life=life))
+    found = slow.train(small.data, epochs=2, plan=plan, message_deadline_s=60, faults=faults)
     assert_same(found, train(QUICK, epochs=2))
     ended = Counter((report.worker, report.outcome) for report in found.workers)
     for worker in ("s0.r0", "s0.r1", "s1.r0", "s1.r1"):
@@ -138,9 +137,8 @@ def test_functions_with_short_lives_hand_over(sharded: bool) -> None:
 
 def test_a_run_that_would_take_too_long_ends_and_goes_on_under_another_plan(tmp_path: Path) -> None:
     url = (tmp_path / "objects").as_uri()
-    limited = Life(heartbeat_s=0.2, lease_s=0.6, checkpoint_steps=4, deadline_s=10.0)
     with pytest.raises(RunHalted, match=r"run moved was ended: it would take longer than 10 s"):
-        train(limited, storage=url, run="moved", epochs=10_000)
+        train(QUICK, storage=url, run="moved", epochs=10_000, limits=RunLimits(deadline_s=10.0))
     storage = open_storage(url)
     done = recover(storage, find_run(storage, "moved")).step
     assert done > 0
@@ -156,9 +154,7 @@ def test_a_run_that_would_take_too_long_ends_and_goes_on_under_another_plan(tmp_
 
 def test_a_run_that_is_left_to_itself_can_be_collected(undisturbed: RunResult, tmp_path: Path) -> None:
     url = (tmp_path / "objects").as_uri()
-    run = pipe().start(
-        small.data, storage=url, epochs=4, plan=small.plan(), message_deadline_s=60, care=Care(life=QUICK)
-    )
+    run = pipe().start(small.data, storage=url, epochs=4, plan=small.plan(), message_deadline_s=60, faults=QUICK)
     record = find_run(open_storage(url), run)
     assert started(open_storage(url), Keys(run, record.generation))
     assert open_platform(record.platform).spec.name == "local"
@@ -169,9 +165,7 @@ def test_a_run_that_is_left_to_itself_can_be_collected(undisturbed: RunResult, t
 def test_a_run_that_is_left_to_itself_outlives_the_death_of_a_function(undisturbed: RunResult, tmp_path: Path) -> None:
     url = (tmp_path / "objects").as_uri()
     storage = open_storage(url)
-    run = pipe().start(
-        small.data, storage=url, epochs=4, plan=small.plan(), message_deadline_s=60, care=Care(life=QUICK)
-    )
+    run = pipe().start(small.data, storage=url, epochs=4, plan=small.plan(), message_deadline_s=60, faults=QUICK)
     until_s = time.monotonic() + 60
     while not [worker for worker in status(storage, run).workers if worker.step >= 2]:
         assert time.monotonic() < until_s

@@ -5,15 +5,15 @@ from collections import Counter
 import torch
 from torch import Tensor
 
-from funcpipe.client.job import Care, Job
+from funcpipe.client.job import Job
 from funcpipe.client.results import RunResult
-from funcpipe.core import Life, Outcome, Plan
+from funcpipe.core import FaultTolerance, Outcome, Plan
 from funcpipe.testing.memory_storage import MemoryStorage
 from tests.e2e import small
 from tests.in_process import make_job, run_workers
 
-SHORT = Care(life=Life(lifetime_s=4.0))
-"""A function with this life must leave some 3 s after it began; the eight steps of `long_job` take 4 s and more."""
+SHORT = FaultTolerance(lifetime_s=4.0)
+"""A function with this lifetime must leave some 3 s after it began; the eight steps of `long_job` take 4 s and more."""
 
 
 def long_job(plan: Plan) -> Job:

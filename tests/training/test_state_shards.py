@@ -13,7 +13,7 @@ from torch import Tensor, optim
 
 from funcpipe.client.job import Job
 from funcpipe.client.upload import upload
-from funcpipe.core import Life, Plan, RunRecord, Streams, Sync
+from funcpipe.core import FaultTolerance, Plan, RunRecord, Streams, Sync
 from funcpipe.errors import CorruptMessage
 from funcpipe.platforms.catalog import open_platform
 from funcpipe.runstate.checkpoint_index import CheckpointIndex, CheckpointPart, part_of
@@ -29,7 +29,7 @@ from tests.worker.test_buckets import model, vectors
 
 pytestmark = pytest.mark.slow
 
-EVERY_STEP = Life(checkpoint_steps=1)
+EVERY_STEP = FaultTolerance(checkpoint_steps=1)
 
 
 def plan_of(replicas: int, stages: int = 2, *, sharded: bool) -> Plan:
@@ -52,7 +52,7 @@ def job_of(plan: Plan, make: Callable[[Any], optim.Optimizer], epochs: int) -> J
 def run(job: Job, storage: MemoryStorage, resumed: Resumed | None = None) -> Resumed:
     """Train, and recover what the run has saved last."""
     keys = Keys("run-1", 0 if resumed is None else resumed.keys.generation + 1)
-    specs = list(upload(job, keys, storage, "file:///unused", "local:///unused", life=EVERY_STEP, resumed=resumed))
+    specs = list(upload(job, keys, storage, "file:///unused", "local:///unused", faults=EVERY_STEP, resumed=resumed))
     with ThreadPoolExecutor(len(specs)) as pool:
         for worker in [pool.submit(Worker(spec, storage, open_platform).run) for spec in specs]:
             worker.result()

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from funcpipe.core import Life
+from funcpipe.core import FaultTolerance, RunAccount, RunLimits
 from funcpipe.errors import InvalidValue
-from funcpipe.runstate.limits import RunAccount
+from funcpipe.runstate.limits import BudgetGuard
 from funcpipe.worker.checkpoint_interval import CheckpointInterval, daly_s
 
 
@@ -35,25 +35,25 @@ def test_checkpoints_longer_than_lives_are_as_rare_as_failures() -> None:
 def test_stages_save_at_steps_that_coincide(
     step_s: float, checkpoint_s: float, received: int, replicas: int, failure_interval_s: float
 ) -> None:
-    pace = CheckpointInterval(Life(failure_interval_s=failure_interval_s), replicas=replicas)
+    pace = CheckpointInterval(FaultTolerance(failure_interval_s=failure_interval_s), replicas=replicas)
     assert pace.every() == 1
     pace.step_took(step_s, received)
     pace.checkpoint_took(checkpoint_s)
     every = pace.every()
     assert every & (every - 1) == 0
-    assert every * received <= 2 * Life().retained_bytes or every == 1
+    assert every * received <= 2 * FaultTolerance().retained_bytes or every == 1
     best_s = daly_s(checkpoint_s=checkpoint_s, failure_interval_s=failure_interval_s / replicas)
     assert every == 1 or every * step_s <= 2 * best_s
 
 
 def test_the_interval_may_be_chosen() -> None:
-    pace = CheckpointInterval(Life(checkpoint_steps=7), replicas=1)
+    pace = CheckpointInterval(FaultTolerance(checkpoint_steps=7), replicas=1)
     pace.step_took(1.0, 1)
     assert pace.every() == 7
 
 
 def test_a_limit_is_seen_early_enough_for_all_to_hear_of_it() -> None:
-    limits = RunAccount(Life(max_usd=1.0, spent_usd=0.5, run_usd_s=0.01, heartbeat_s=5.0))
+    limits = BudgetGuard(RunLimits(max_usd=1.0), RunAccount(spent_usd=0.5, run_usd_s=0.01), heartbeat_s=5.0)
     assert limits.exceeded(49.0) is None
     assert limits.exceeded(51.0) == "it would cost more than $1"
     assert limits.order(step=10, steps=100, age_s=20.0, step_s=1.0, end_s=5.0) is None
@@ -61,6 +61,6 @@ def test_a_limit_is_seen_early_enough_for_all_to_hear_of_it() -> None:
     assert order is not None
     assert order.step == 10 + 1 + 10  # two heartbeats, and a step
     assert limits.order(step=95, steps=100, age_s=35.0, step_s=1.0, end_s=5.0) is None  # it ends by itself
-    late = RunAccount(Life(deadline_s=100.0, elapsed_s=60.0))
+    late = BudgetGuard(RunLimits(deadline_s=100.0), RunAccount(elapsed_s=60.0), heartbeat_s=10.0)
     assert late.exceeded(39.0) is None
     assert late.exceeded(41.0) == "it would take longer than 100 s"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from funcpipe.client.upload import upload
-from funcpipe.core import Events, HandOver, Life, Outcome, WorkerReport, WorkerSpec
+from funcpipe.core import Events, FaultTolerance, HandOver, Outcome, WorkerReport, WorkerSpec
 from funcpipe.platforms.base import OPEN, Gate
 from funcpipe.platforms.wrappers import Counted
 from funcpipe.runstate.documents import get_document
@@ -43,12 +43,12 @@ def test_a_worker_that_hands_over_is_not_cut_short_by_its_successor() -> None:
         optimizer=small.optimizer,
         epochs=100,
     )
-    life = Life(lifetime_s=1.5, cold_start_s=0.1)
-    (spec,) = upload(job, KEYS, storage, "file:///unused", platform.url, life=life)
+    faults = FaultTolerance(lifetime_s=1.5, cold_start_s=0.1)
+    (spec,) = upload(job, KEYS, storage, "file:///unused", platform.url, faults=faults)
     assert live(spec, Counted(storage), platform.open)
     successor = platform.invoked[-1]
     assert isinstance(successor, WorkerSpec)
-    assert replace(successor, life=spec.life, follows_within_s=None) == replace(spec, attempt=1)
+    assert replace(successor, account=spec.account, follows_within_s=None) == replace(spec, attempt=1)
     step = get_document(storage, HandOver, KEYS.hand_over(WORKER, 0)).step
     report = get_document(storage, WorkerReport, KEYS.worker_report(WORKER, 0))
     assert report.outcome is Outcome.HANDED_OVER

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from funcpipe.core import Heartbeat, LeaseDocument, Life, Restart, WorkerSpec
+from funcpipe.core import FaultTolerance, Heartbeat, LeaseDocument, Restart, RunAccount, RunLimits, WorkerSpec
 from funcpipe.runstate.documents import get_document, put_document
 from funcpipe.runstate.functions import RESTARTS, started
 from funcpipe.runstate.keys import Keys
@@ -15,7 +15,7 @@ from tests.e2e import small
 from tests.recording import Recording
 
 KEYS = Keys("run-1")
-LIFE = Life(heartbeat_s=1.0, lease_s=2.0, start_s=10.0, cold_start_s=0.5, max_usd=5.0)
+FAULTS = FaultTolerance(heartbeat_s=1.0, lease_s=2.0, start_s=10.0, cold_start_s=0.5)
 SILENT_S = 2.0 + 3 * 1.0 + 2 * 0.5
 STARTING_S = 10.0 + 2 * 0.5
 
@@ -43,7 +43,8 @@ class Place:
             epochs=1,
             seed=0,
             message_deadline_s=60.0,
-            life=LIFE,
+            faults=FAULTS,
+            limits=RunLimits(max_usd=5.0),
         )
 
     def peers(self, replica: int = 0) -> PeerRecovery:
@@ -90,8 +91,8 @@ def test_a_silent_worker_is_started_again_as_the_next_attempt_by_one_of_those_th
         for peers in both:
             place.look(peers)
     (again,) = place.platform.invoked
-    life = replace(LIFE, spent_usd=1.5, elapsed_s=30.0)
-    assert again == replace(place.spec(0), attempt=1, life=life)
+    account = RunAccount(spent_usd=1.5, elapsed_s=30.0)
+    assert again == replace(place.spec(0), attempt=1, account=account)
     assert [(found.worker, found.attempt) for found in started(place.storage, KEYS)] == [("s0.r0", 1)]
 
 

@@ -23,7 +23,7 @@ def test_functions_hand_over_to_functions_that_they_invoke(
     job = replace(long_job(sized(small.plan(1, 1))), prices=spec)
     platform = AliyunPlatform(replace(spec, cold_start_s=1.0), deployed, polling=OFTEN)
     storage = open_storage(url)
-    result = launch(job, platform=platform, storage=storage, storage_url=url, care=SHORT)
+    result = launch(job, platform=platform, storage=storage, storage_url=url, faults=SHORT)
     assert_handed_over(result, job)
     assert len(cloud.tasks) >= len(result.workers)
     assert storage.list("") == ()

@@ -32,7 +32,7 @@ def test_functions_hand_over_to_functions_that_they_invoke(
 ) -> None:
     job = long_job(small.plan(2, 1))
     platform = AwsPlatform(replace(load_spec("aws-lambda"), cold_start_s=1.0), deployed, polling=OFTEN)
-    result = launch(job, platform=platform, storage=storage, storage_url=STORAGE, care=SHORT)
+    result = launch(job, platform=platform, storage=storage, storage_url=STORAGE, faults=SHORT)
     assert_handed_over(result, job)
     assert len([call for call in cloud.calls if call.endswith("/invocations")]) >= len(result.workers)
 

@@ -1,4 +1,4 @@
-"""What is written of a run while it lives: leases, checkpoints, heartbeats, orders."""
+"""The documents that a run keeps in storage: leases, checkpoints, heartbeats, orders, records."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,13 +7,6 @@ from typing import ClassVar
 
 from funcpipe.core import checks
 from funcpipe.core.plan import Plan
-
-
-class OnOutOfMemory(Enum):
-    """What follows when a function runs out of memory."""
-
-    FAIL = "fail"
-    GROW = "grow"
 
 
 class Outcome(Enum):
@@ -27,40 +20,19 @@ class Outcome(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Life:
-    """How a worker lives: when it saves its stage, how often it is heard of, when it ends before its work is done.
+class RunAccount:
+    """What a run had cost and taken when a function was invoked, and what functions cost a second.
 
-    It checkpoints every `checkpoint_steps`, or else by what it measures: as if a function failed once in
-    `failure_interval_s`, and such that what is kept to be read again by one worker stays below `retained_bytes`. A
-    function ends `lifetime_s` after its start, usually starts within `cold_start_s`, and counts as lost when it was not
-    heard of for another `start_s`. What was checked `lease_s` ago or less
-    counts as still true of a lease. The run ends when it costs more than `max_usd` or takes longer than `deadline_s`:
-    when this function was invoked it had cost `spent_usd` and taken `elapsed_s`; all its functions together cost
-    `run_usd_s`, this one `usd_s`.
+    All functions of the run together cost `run_usd_s`, this one costs `usd_s`.
     """
 
-    checkpoint_steps: int | None = None
-    failure_interval_s: float = 86_400.0
-    retained_bytes: int = 8 << 30
-    lifetime_s: float | None = None
-    cold_start_s: float = 0.0
-    start_s: float = 60.0
-    heartbeat_s: float = 10.0
-    lease_s: float = 10.0
-    max_usd: float | None = None
-    deadline_s: float | None = None
     spent_usd: float = 0.0
     elapsed_s: float = 0.0
     run_usd_s: float = 0.0
     usd_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("checkpoint_steps", "lifetime_s", "max_usd", "deadline_s"):
-            if getattr(self, name) is not None:
-                checks.positive(name, getattr(self, name))
-        for name in ("failure_interval_s", "retained_bytes", "start_s", "heartbeat_s", "lease_s"):
-            checks.positive(name, getattr(self, name))
-        for name in ("cold_start_s", "spent_usd", "elapsed_s", "run_usd_s", "usd_s"):
+        for name in ("spent_usd", "elapsed_s", "run_usd_s", "usd_s"):
             checks.at_least(name, getattr(self, name), 0)
 
 
