@@ -58,12 +58,12 @@ def collect(fleet: Supervisor, plan: Plan, prices: PlatformSpec, losses: tuple[f
 
 def _trained(fleet: Supervisor, stages: int, steps: int) -> dict[str, Tensor]:
     checkpoints = Checkpoints(fleet.storage, fleet.keys)
-    listing = checkpoints.listing()
-    names = [listing.names(stage, steps) for stage in range(stages)]
+    listing = checkpoints.index()
+    names = [listing.manifests(stage, steps) for stage in range(stages)]
     if not all(names):
         raise RunUnknown(f"run {fleet.keys.run} has left no checkpoint after its last step, {steps}")
     return merge_stages(
-        [unshard(checkpoints.load_together(stage, own)) for stage, own in enumerate(names)]
+        [unshard(checkpoints.load_combined(stage, own)) for stage, own in enumerate(names)]
     ).state_dict()
 
 

@@ -22,7 +22,7 @@ from funcpipe.model.split import StageModule, dump_stage, split, stage_bounds
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.checkpoints import Checkpoints
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.resume import Resumed
+from funcpipe.runstate.resume import ResumePoint
 from funcpipe.training.sharding import check_sharding
 from funcpipe.training.stage_job import StageJob
 from funcpipe.training.state import select_for_stage
@@ -37,7 +37,7 @@ def upload(
     *,
     faults: FaultTolerance = DEFAULT_FAULTS,
     limits: RunLimits = NO_LIMITS,
-    resumed: Resumed | None = None,
+    resumed: ResumePoint | None = None,
 ) -> Iterator[WorkerSpec]:
     """Put every stage's code and tensors, and what it had learned; yields each worker's payload, stage by stage."""
     bounds = stage_bounds(job.graph, job.plan)
@@ -88,7 +88,7 @@ def upload(
             )
 
 
-def _accounts(job: Job, resumed: Resumed | None) -> list[RunAccount]:
+def _accounts(job: Job, resumed: ResumePoint | None) -> list[RunAccount]:
     """What the run has cost and taken so far, and what it costs a second, for the functions of each stage."""
     usd_s = prices_of(job.plan, job.prices).function_usd_s
     return [

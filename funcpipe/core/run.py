@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from funcpipe.core import checks
+from funcpipe.core.names import worker_name
 from funcpipe.core.plan import Plan
 from funcpipe.core.runstate import Outcome, RunAccount
 from funcpipe.core.settings import FaultTolerance, RunLimits
@@ -88,7 +89,7 @@ class WorkerSpec:
     @property
     def worker(self) -> str:
         """The worker's short name."""
-        return f"s{self.stage}.r{self.replica}"
+        return worker_name(self.stage, self.replica)
 
     @property
     def size(self) -> str:

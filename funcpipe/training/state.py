@@ -43,7 +43,7 @@ class StageState:
 
 
 def capture_state(stage: nn.Module, optimizer: torch.optim.Optimizer | None, norm: GradientNorm) -> StageState:
-    """The state of `stage`; its tensors are not copied. Raises ModelError if the optimiser's state is not plain data."""
+    """The state of `stage`, its tensors not copied. Raises ModelError if the optimiser's state is not plain data."""
     names, aliases = tensor_names(stage)
     tensors = {MODEL + name: tensor.detach() for name, tensor in names.items()}
     name_of = {id(tensor): name for name, tensor in names.items()}

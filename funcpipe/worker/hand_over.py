@@ -9,7 +9,7 @@ from funcpipe.core import HandOver, WorkerSpec
 from funcpipe.errors import KeyMissing
 from funcpipe.platforms.base import Platform, Storage
 from funcpipe.runstate.documents import get_document, put_document
-from funcpipe.runstate.functions import start
+from funcpipe.runstate.functions import start_function
 from funcpipe.runstate.keys import Keys
 
 _RESERVE = 0.02  # of a life, for what takes longer than it ever has
@@ -44,7 +44,7 @@ class Successor:
         warm_s = _STARTS * self._spec.faults.cold_start_s + 2 * step_s
         if self.age_s + warm_s >= self._leaves_at_s(lifetime_s, step_s, leaving_s):
             self._started = True
-            start(self._open_platform(self._spec.platform), self._storage, self._keys, self._next(spent_usd))
+            start_function(self._open_platform(self._spec.platform), self._storage, self._keys, self._next(spent_usd))
 
     def due(self, *, step_s: float, leaving_s: float) -> bool:
         """Whether another step might not end before the function's life does."""

@@ -20,12 +20,12 @@ from funcpipe.platforms.base import Platform, Storage
 from funcpipe.platforms.wrappers import Counted
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.lease import Fenced, Lease
+from funcpipe.runstate.lease import FencedStorage, Lease
 from funcpipe.runstate.limits import BudgetGuard
 from funcpipe.scheduler.execute import execute
 from funcpipe.training.computation import Batch, Computation
 from funcpipe.training.data import Batches, Step, load_batch
-from funcpipe.training.rng import Reseeded
+from funcpipe.training.rng import SeededDataset
 from funcpipe.training.stage_job import load_bundle
 from funcpipe.worker.actions import Actions
 from funcpipe.worker.background import Background
@@ -94,7 +94,7 @@ class Worker:
         self._spec = spec
         self._keys = Keys(spec.run, spec.generation)
         self._lease = Lease(storage, self._keys, spec.worker, spec.attempt, fresh_s=spec.faults.lease_s)
-        self._storage = Fenced(storage, self._lease)
+        self._storage = FencedStorage(storage, self._lease)
         self._successor = Successor(spec, self._storage, self._keys, open_platform, time.monotonic())
         self._peers = PeerRecovery(spec, self._storage, self._keys, open_platform)
         self._pace = CheckpointInterval(spec.faults, replicas=spec.plan.replicas)
@@ -244,7 +244,7 @@ class Worker:
 
     def _load(self, indices: Sequence[int], epoch: int) -> Batch:
         assert self._dataset is not None, "a stage that reads data has a dataset"
-        loaded = load_batch(Reseeded(self._dataset, self._spec.seed, epoch), indices)
+        loaded = load_batch(SeededDataset(self._dataset, self._spec.seed, epoch), indices)
         return self._job.signature.bind(loaded.args, loaded.kwargs), loaded.target
 
     def _computation(self, stage: StageModule) -> Computation:

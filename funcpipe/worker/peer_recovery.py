@@ -14,10 +14,10 @@ from funcpipe.core import Halt, Heartbeat, Restart, WorkerSpec
 from funcpipe.errors import KeyExists, KeyMissing, PlatformError, PlatformRefused
 from funcpipe.platforms.base import Platform, Storage
 from funcpipe.runstate.documents import get_document, put_document
-from funcpipe.runstate.functions import RESTARTS, start
+from funcpipe.runstate.functions import MAX_RESTARTS, start_function
+from funcpipe.runstate.halt import halt_run
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import newest_attempt
-from funcpipe.worker.heartbeat import halt_run
 
 
 @dataclass
@@ -91,8 +91,8 @@ class PeerRecovery:
     def _restart(self, worker: str, step: int, spent_usd: float, elapsed_s: float) -> None:
         peer = self._peers[worker]
         tries = peer.last.tries + 1 if peer.last is not None and peer.last.step == step else 1
-        if tries > RESTARTS:
-            reason = f"worker {worker} was started again {RESTARTS} times without a step in between"
+        if tries > MAX_RESTARTS:
+            reason = f"worker {worker} was started again {MAX_RESTARTS} times without a step in between"
             halt_run(self._storage, self._keys, Halt(reason=reason))
             return
         newest = newest_attempt(self._storage, self._keys, worker)
@@ -104,7 +104,7 @@ class PeerRecovery:
         told = get_document(self._storage, WorkerSpec, self._keys.payload(worker))
         account = replace(told.account, spent_usd=spent_usd, elapsed_s=elapsed_s)
         with contextlib.suppress(PlatformError, PlatformRefused):  # as if the function had died at once
-            start(
+            start_function(
                 self._open_platform(told.platform),
                 self._storage,
                 self._keys,

@@ -63,12 +63,12 @@ def test_a_stage_that_is_put_back_goes_on_with_the_same_bits(make: Optimizer) ->
     model = Net()
     optimizer = make(model.parameters())
     trained(model, optimizer, 3)
-    checkpoints = Checkpoints(MemoryStorage(), Keys("run-1"), part_bytes=100)
+    checkpoints = Checkpoints(MemoryStorage(), Keys("run-1"), file_bytes=100)
     checkpoints.save(0, 3, capture_state(model, optimizer, GradientNorm()), writer="w")
     checkpoints.mark_done((0, 0), 3)
     other = Net()
     restored = make(other.parameters())
-    step, state = checkpoints.restart((0, 0))
+    step, state = checkpoints.load_latest((0, 0))
     assert step == 3
     assert state is not None
     restore_state(state, other, restored, GradientNorm())
@@ -157,7 +157,7 @@ def test_an_optimiser_that_keeps_what_is_not_data_is_refused() -> None:
 
 
 def saved(storage: MemoryStorage, steps: list[int], stage: int = 0) -> Checkpoints:
-    checkpoints = Checkpoints(storage, Keys("run-1"), part_bytes=20)
+    checkpoints = Checkpoints(storage, Keys("run-1"), file_bytes=20)
     for step in steps:
         model = nn.Linear(2, 2)
         nn.init.constant_(model.weight, step)
@@ -189,7 +189,7 @@ def test_whoever_is_interrupted_leaves_the_checkpoint_before_whole() -> None:
         storage.left = 1
         found = Checkpoints(storage, Keys("run-1"))
         found.mark_done((0, 0), 2)
-        step, state = found.restart((0, 0))
+        step, state = found.load_latest((0, 0))
         assert step == 1
         assert state is not None
         assert state.state_dict()["weight"].eq(1).all()
@@ -203,10 +203,10 @@ def test_a_file_that_was_changed_is_found_out_and_named() -> None:
     data = storage.get(key)
     storage.put(key, data[:-1] + bytes([data[-1] ^ 1]))
     with pytest.raises(CorruptMessage, match=r"run-1/g0000/checkpoints/s0/00000001.*0\.safetensors is not what"):
-        checkpoints.restart((0, 0))
+        checkpoints.load_latest((0, 0))
     storage.put(key, data[:-1])
     with pytest.raises(CorruptMessage, match="its length or its SHA-256 differs"):
-        checkpoints.restart((0, 0))
+        checkpoints.load_latest((0, 0))
 
 
 def test_the_newest_and_those_that_others_lack_are_kept() -> None:
@@ -215,32 +215,32 @@ def test_the_newest_and_those_that_others_lack_are_kept() -> None:
     checkpoints = saved(storage, [2, 4], stage=1)
     for worker, step in (((0, 0), 8), ((0, 1), 7), ((1, 0), 4), ((1, 1), 5)):
         checkpoints.mark_done(worker, step)
-    listing = checkpoints.listing()
-    assert listing.common(2, 2) == 4
-    assert [listing.restart(worker) for worker in ((0, 0), (0, 1), (1, 0), (1, 1), (1, 2))] == [8, 6, 4, 4, 0]
+    listing = checkpoints.index()
+    assert listing.common_step(2, 2) == 4
+    assert [listing.restart_step(worker) for worker in ((0, 0), (0, 1), (1, 0), (1, 1), (1, 2))] == [8, 6, 4, 4, 0]
     assert [name[:8] for name in listing.outdated(0, 2, 2)] == ["00000002"]
     assert listing.outdated(1, 2, 2) == ()
     checkpoints.delete(0, listing.outdated(0, 2, 2))
-    assert [step for step, _ in checkpoints.listing().saved[0]] == [4, 6, 8]
+    assert [step for step, _ in checkpoints.index().saved[0]] == [4, 6, 8]
     assert not any("/s0/00000002" in key for key in storage.list("run-1/"))
 
 
 def test_a_worker_starts_again_no_later_than_it_had_come() -> None:
     """Its stage may have been saved by another replica after a step in which it had not written everything."""
     checkpoints = saved(MemoryStorage(), [2, 4])
-    assert checkpoints.restart((0, 1)) == (0, None)
+    assert checkpoints.load_latest((0, 1)) == (0, None)
     checkpoints.mark_done((0, 1), 3)
-    assert checkpoints.restart((0, 1))[0] == 2
+    assert checkpoints.load_latest((0, 1))[0] == 2
     checkpoints.mark_done((0, 1), 4)
-    assert checkpoints.restart((0, 1))[0] == 4
+    assert checkpoints.load_latest((0, 1))[0] == 4
     assert len(checkpoints._storage.list("run-1/g0000/progress/")) == 1
 
 
 def test_a_stage_that_was_never_saved_has_no_common_step_but_the_first() -> None:
     checkpoints = saved(MemoryStorage(), [2])
     checkpoints.mark_done((1, 0), 2)
-    assert checkpoints.listing().common(2, 1) == 0
-    assert checkpoints.restart((1, 0)) == (0, None)
+    assert checkpoints.index().common_step(2, 1) == 0
+    assert checkpoints.load_latest((1, 0)) == (0, None)
 
 
 def test_a_checkpoint_that_vanishes_while_it_is_read_is_looked_for_again() -> None:
@@ -248,7 +248,7 @@ def test_a_checkpoint_that_vanishes_while_it_is_read_is_looked_for_again() -> No
     checkpoints = saved(storage, [1, 2])
     checkpoints.mark_done((0, 0), 2)
     storage.armed = True
-    assert checkpoints.restart((0, 0))[0] == 1
+    assert checkpoints.load_latest((0, 0))[0] == 1
 
 
 class Vanishing(MemoryStorage):

@@ -16,9 +16,9 @@ from funcpipe.client.upload import upload
 from funcpipe.core import FaultTolerance, Plan, RunRecord, Streams, Sync
 from funcpipe.errors import CorruptMessage
 from funcpipe.platforms.catalog import open_platform
-from funcpipe.runstate.checkpoint_index import CheckpointIndex, CheckpointPart, part_of
+from funcpipe.runstate.checkpoint_index import CheckpointIndex, CheckpointPart, parse_part
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.resume import Resumed, recover
+from funcpipe.runstate.resume import ResumePoint, load_resume_point
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.training.state_shards import combine_shards, unshard, without_model
 from funcpipe.worker.loop import Worker
@@ -49,7 +49,7 @@ def job_of(plan: Plan, make: Callable[[Any], optim.Optimizer], epochs: int) -> J
     return make_job(model(), plan, vectors, loss=F.cross_entropy, optimizer=make, epochs=epochs)
 
 
-def run(job: Job, storage: MemoryStorage, resumed: Resumed | None = None) -> Resumed:
+def run(job: Job, storage: MemoryStorage, resumed: ResumePoint | None = None) -> ResumePoint:
     """Train, and recover what the run has saved last."""
     keys = Keys("run-1", 0 if resumed is None else resumed.keys.generation + 1)
     specs = list(upload(job, keys, storage, "file:///unused", "local:///unused", faults=EVERY_STEP, resumed=resumed))
@@ -71,12 +71,12 @@ def run(job: Job, storage: MemoryStorage, resumed: Resumed | None = None) -> Res
         clip_grad_norm=None,
         losses=() if resumed is None else resumed.losses,
     )
-    found = recover(storage, record)
+    found = load_resume_point(storage, record)
     assert found.step == job.steps
     return found
 
 
-def tensors(resumed: Resumed) -> dict[str, Tensor]:
+def tensors(resumed: ResumePoint) -> dict[str, Tensor]:
     assert resumed.state is not None
     return dict(resumed.state.tensors)
 
@@ -173,9 +173,9 @@ def listing(*saved: tuple[int, str], done: int = 8) -> CheckpointIndex:
 
 def test_names_of_manifests_say_what_they_are_a_part_of() -> None:
     for part in (CheckpointPart(0, 12, model=True), CheckpointPart(11, 12, model=False)):
-        assert part_of(f"00000004.{part}.s0.r3.a00000001.json") == part
-    assert part_of("00000004.s0.r3.a00000001.json") is None
-    assert part_of("00000004.resumed.json") is None
+        assert parse_part(f"00000004.{part}.s0.r3.a00000001.json") == part
+    assert parse_part("00000004.s0.r3.a00000001.json") is None
+    assert parse_part("00000004.resumed.json") is None
 
 
 def test_a_stage_is_saved_once_all_parts_are_there_and_a_replica_once_its_own_is() -> None:
@@ -183,21 +183,21 @@ def test_a_stage_is_saved_once_all_parts_are_there_and_a_replica_once_its_own_is
     assert listing(first).steps(0) == {0}
     assert listing(second).steps(0) == {0}
     assert listing(first, second).steps(0) == {0, 4}
-    assert listing(first).restart((0, 0)) == 4
-    assert listing(first).restart((0, 1)) == 0
-    assert listing(second).restart((0, 1)) == 0  # nobody has saved the model
+    assert listing(first).restart_step((0, 0)) == 4
+    assert listing(first).restart_step((0, 1)) == 0
+    assert listing(second).restart_step((0, 1)) == 0  # nobody has saved the model
     both = listing(first, second)
-    assert both.restart((0, 1)) == 4
-    assert both.names_for((0, 1), 4) == ("00000004.1of2.s0.r1.a0.json", "00000004.0of2m.s0.r0.a0.json")
-    assert both.names_for((0, 0), 4) == ("00000004.0of2m.s0.r0.a0.json",)
+    assert both.restart_step((0, 1)) == 4
+    assert both.manifests_for((0, 1), 4) == ("00000004.1of2.s0.r1.a0.json", "00000004.0of2m.s0.r0.a0.json")
+    assert both.manifests_for((0, 0), 4) == ("00000004.0of2m.s0.r0.a0.json",)
 
 
 def test_who_leaves_saves_what_its_successor_needs_alone() -> None:
     left = listing((4, "0of2m.s0.r0.a0"), (4, "1of2.s0.r1.a0"), (7, "1of2m.s0.r1.a0"))
-    assert left.restart((0, 1)) == 7
-    assert left.names_for((0, 1), 7) == ("00000007.1of2m.s0.r1.a0.json",)
-    assert left.restart((0, 0)) == 4
-    assert left.common(1, 2) == 4
+    assert left.restart_step((0, 1)) == 7
+    assert left.manifests_for((0, 1), 7) == ("00000007.1of2m.s0.r1.a0.json",)
+    assert left.restart_step((0, 0)) == 4
+    assert left.common_step(1, 2) == 4
     assert left.outdated(0, 1, 2) == ()
 
 
@@ -206,10 +206,10 @@ def test_parts_that_a_later_attempt_wrote_again_count_once_and_go_together() -> 
         *((2, f"{part}.a{attempt}") for part in ("0of2m.s0.r0", "1of2.s0.r1") for attempt in (0, 1)),
         *((step, part) for step in (4, 6) for part in ("0of2m.s0.r0.a1", "1of2.s0.r1.a1")),
     )
-    assert again.names(0, 2) == ("00000002.0of2m.s0.r0.a1.json", "00000002.1of2.s0.r1.a1.json")
+    assert again.manifests(0, 2) == ("00000002.0of2m.s0.r0.a1.json", "00000002.1of2.s0.r1.a1.json")
     assert [name[:8] for name in again.outdated(0, 1, 2)] == ["00000002"] * 4
 
 
 def test_a_whole_checkpoint_serves_everyone() -> None:
-    assert listing((3, "resumed")).names_for((0, 1), 3) == listing((3, "resumed")).names(0, 3)
-    assert listing((3, "resumed")).restart((0, 1)) == 3
+    assert listing((3, "resumed")).manifests_for((0, 1), 3) == listing((3, "resumed")).manifests(0, 3)
+    assert listing((3, "resumed")).restart_step((0, 1)) == 3

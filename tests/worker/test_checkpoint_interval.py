@@ -56,11 +56,13 @@ def test_a_limit_is_seen_early_enough_for_all_to_hear_of_it() -> None:
     limits = BudgetGuard(RunLimits(max_usd=1.0), RunAccount(spent_usd=0.5, run_usd_s=0.01), heartbeat_s=5.0)
     assert limits.exceeded(49.0) is None
     assert limits.exceeded(51.0) == "it would cost more than $1"
-    assert limits.order(step=10, steps=100, age_s=20.0, step_s=1.0, end_s=5.0) is None
-    order = limits.order(step=10, steps=100, age_s=35.0, step_s=1.0, end_s=5.0)
+    assert limits.halt_before_exceeding(step=10, steps=100, age_s=20.0, step_s=1.0, end_s=5.0) is None
+    order = limits.halt_before_exceeding(step=10, steps=100, age_s=35.0, step_s=1.0, end_s=5.0)
     assert order is not None
     assert order.step == 10 + 1 + 10  # two heartbeats, and a step
-    assert limits.order(step=95, steps=100, age_s=35.0, step_s=1.0, end_s=5.0) is None  # it ends by itself
+    assert (
+        limits.halt_before_exceeding(step=95, steps=100, age_s=35.0, step_s=1.0, end_s=5.0) is None
+    )  # it ends by itself
     late = BudgetGuard(RunLimits(deadline_s=100.0), RunAccount(elapsed_s=60.0), heartbeat_s=10.0)
     assert late.exceeded(39.0) is None
     assert late.exceeded(41.0) == "it would take longer than 100 s"
