@@ -9,7 +9,7 @@ from typing import ClassVar
 from funcpipe.core import Busy, Halt, Heartbeat, Outcome, RunRecord, WorkerReport
 from funcpipe.errors import KeyMissing, RunUnknown
 from funcpipe.platforms.base import Platform, Storage
-from funcpipe.runstate.documents import get_document
+from funcpipe.runstate.documents import POLL_S, get_document
 from funcpipe.runstate.functions import StartedFunction, list_functions, stop_functions
 from funcpipe.runstate.generations import delete_run, list_generations, load_worker_specs, newest_record
 from funcpipe.runstate.halt import halt_run, read_halt
@@ -19,7 +19,6 @@ from funcpipe.runstate.resume import read_heartbeats
 
 OpenPlatform = Callable[[str], Platform]
 
-_LOOK_S = 0.2
 _SETTLE_S = 1.0  # after which objects that a dying function has still written are deleted too
 
 
@@ -91,7 +90,7 @@ def stop(storage: Storage, run: str, open_platform: OpenPlatform, *, wait_s: flo
     halt_run(storage, keys, Halt(reason="it was stopped", step=last))
     until_s = time.monotonic() + wait_s
     while time.monotonic() < until_s and not _all_ended(storage, keys, record):
-        time.sleep(_LOOK_S)
+        time.sleep(POLL_S)
     _end_functions(record, list_functions(storage, keys), open_platform)
     return status(storage, run)
 

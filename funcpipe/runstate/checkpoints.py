@@ -20,7 +20,7 @@ from funcpipe.core import Manifest, StoredFile, WorkerId, worker_name
 from funcpipe.errors import CorruptMessage, KeyMissing, ModelError
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.checkpoint_index import CheckpointIndex, CheckpointPart
-from funcpipe.runstate.documents import get_listed_document, put_document
+from funcpipe.runstate.documents import READS, get_listed_document, put_document
 from funcpipe.runstate.keys import Keys
 from funcpipe.training.state import StageState, settings_from_text, settings_to_text
 from funcpipe.training.state_shards import combine_shards
@@ -32,9 +32,6 @@ FILE_BYTES = 64 << 20
 
 _MANIFEST = re.compile(r"(\d{8})\.([a-z0-9.]+)\.json", re.ASCII)
 _DONE = re.compile(r"s(\d+)\.r(\d+)/(\d{8})", re.ASCII)
-_READS = 3
-"""How often a file is read before it counts as damaged."""
-
 _LOOKUPS = 5
 """How often the newest checkpoint is looked up, if others delete the one that was found before it is read."""
 
@@ -109,19 +106,12 @@ class Checkpoints:
 
     def load_latest(self, worker: WorkerId) -> tuple[int, StageState | None]:
         """Where `worker` restarts: the step, and its state after it; the state is None if nothing was saved."""
-        for lookup in range(1, _LOOKUPS + 1):
-            index = self.index()
-            step = index.restart_step(worker)
-            manifests = index.manifests_for(worker, step)
-            if not manifests:
-                return step, None
+        for _ in range(_LOOKUPS - 1):
             try:
-                return step, self.load_combined(worker[0], manifests)
-            except KeyMissing:
-                if lookup == _LOOKUPS:
-                    raise
-                _log.info("the checkpoint after step %d was deleted while it was read; looking for a newer one", step)
-        raise AssertionError("the last lookup returns or raises")
+                return self._load_newest(worker)
+            except KeyMissing as error:
+                _log.info("a checkpoint was deleted while it was read, looking for a newer one: %s", error)
+        return self._load_newest(worker)
 
     def load_combined(self, stage: int, names: Sequence[str]) -> StageState:
         """The checkpoints whose manifests have these names, combined into one state. Raises as `load` does."""
@@ -155,18 +145,24 @@ class Checkpoints:
                     self._storage.delete(key)
             _log.debug("deleted checkpoint %s of stage %d", name, stage)
 
+    def _load_newest(self, worker: WorkerId) -> tuple[int, StageState | None]:
+        index = self.index()
+        step = index.restart_step(worker)
+        manifests = index.manifests_for(worker, step)
+        return step, self.load_combined(worker[0], manifests) if manifests else None
+
     def _tensors(self, stage: int, file: StoredFile) -> dict[str, Tensor]:
         key = self._keys.checkpoint(stage, file.name)
-        for read in range(1, _READS + 1):
+        for read in range(1, READS + 1):
             try:
                 data = self._storage.get(key, stop=file.bytes)
             except KeyMissing:
-                if read == _READS:
+                if read == READS:
                     raise
                 continue
             if len(data) == file.bytes and hashlib.sha256(data).hexdigest() == file.sha256:
                 return _deserialised(key, data)
-            _log.warning("read %d of %d of %s has another length or SHA-256 than its manifest", read, _READS, key)
+            _log.warning("read %d of %d of %s has another length or SHA-256 than its manifest", read, READS, key)
         raise CorruptMessage(f"{key} is not what its manifest says: its length or its SHA-256 differs")
 
 

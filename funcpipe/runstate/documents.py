@@ -16,8 +16,11 @@ from funcpipe.platforms.base import Storage
 
 _log = logging.getLogger(__name__)
 
-_READS = 6
-"""How often a document is read before it counts as damaged, or as missing where it must exist."""
+READS = 6
+"""How often an object is read before it counts as damaged, or as missing where it must exist."""
+
+POLL_S = 0.2
+"""Pause between two looks for a document that another process will write, where storage does not notify."""
 
 D = TypeVar("D", bound=Document)
 
@@ -47,17 +50,17 @@ def put_document(storage: Storage, key: str, value: Document, *, if_absent: bool
 
 def get_document(storage: Storage, kind: type[D], key: str) -> D:
     """The document under `key`. Raises KeyMissing, or CorruptMessage if it stays damaged when read again."""
-    for read in range(1, _READS):
+    for read in range(1, READS):
         try:
             return decode_document(kind, storage.get(key), source=key)
         except CorruptMessage as error:
-            _log.warning("read %d of %d is damaged, reading again: %s", read, _READS, error)
+            _log.warning("read %d of %d is damaged, reading again: %s", read, READS, error)
     return decode_document(kind, storage.get(key), source=key)
 
 
 def get_listed_document(storage: Storage, kind: type[D], key: str) -> D:
     """The document under a key that was listed, so must exist: a read that does not find it is repeated."""
-    for _ in range(_READS - 1):
+    for _ in range(READS - 1):
         try:
             return get_document(storage, kind, key)
         except KeyMissing:

@@ -53,7 +53,7 @@ class Lease:
         except KeyExists:
             self._lose(f"another function is attempt {self._attempt} of {self._worker}")
         self.check_now()
-        _log.info("took the lease of attempt %d of %s", self._attempt, self._worker)
+        _log.info("took the lease")
 
     def check(self) -> None:
         """Raise Superseded if the lease is lost, by what was last known of it if that is recent enough."""
@@ -86,7 +86,7 @@ class Lease:
 
     def _lose(self, cause: str) -> NoReturn:
         if not self.lost:
-            _log.warning("lost the lease of attempt %d of %s: %s", self._attempt, self._worker, cause)
+            _log.warning("lost the lease: %s", cause)
         self.lost = True
         raise Superseded(cause)
 

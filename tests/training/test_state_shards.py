@@ -180,9 +180,9 @@ def test_names_of_manifests_say_what_they_are_a_part_of() -> None:
 
 def test_a_stage_is_saved_once_all_parts_are_there_and_a_replica_once_its_own_is() -> None:
     first, second = (4, "0of2m.s0.r0.a0"), (4, "1of2.s0.r1.a0")
-    assert listing(first).steps(0) == {0}
-    assert listing(second).steps(0) == {0}
-    assert listing(first, second).steps(0) == {0, 4}
+    assert listing(first).saved_steps(0) == {0}
+    assert listing(second).saved_steps(0) == {0}
+    assert listing(first, second).saved_steps(0) == {0, 4}
     assert listing(first).restart_step((0, 0)) == 4
     assert listing(first).restart_step((0, 1)) == 0
     assert listing(second).restart_step((0, 1)) == 0  # nobody has saved the model
