@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from funcpipe.client.job import Job
 from funcpipe.comm import codec
-from funcpipe.core import Life, Routes, TensorProfile, TiedParameter, WorkerSpec, find_routes, prices_of
+from funcpipe.core import Life, Routes, TensorProfile, TiedParameter, WorkerSpec, find_routes, logs, prices_of
 from funcpipe.model.graph import LayerGraph
 from funcpipe.model.split import StageModule, dump_stage, split, stage_bounds
 from funcpipe.platforms.base import Storage
@@ -35,6 +35,7 @@ def upload(
     if job.plan.is_sharded:
         check_sharding(job.optimizer, routes)
     stages = split(job.graph, bounds)
+    log_level = logs.wanted_in_functions()
     lives = _lives(job, life or Life(), resumed)
     for number, stage in enumerate(stages):
         stage_job = StageJob(
@@ -70,6 +71,7 @@ def upload(
                 message_deadline_s=job.message_deadline_s,
                 first_step=resumed.step if resumed is not None else 0,
                 life=lives[number],
+                log_level=log_level,
             )
 
 

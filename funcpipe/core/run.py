@@ -38,9 +38,10 @@ class WorkerSpec:
     loaded only if its SHA-256 is `bundle_sha256`; `parameters` the key of the stage's tensors. A message that has not
     come `message_deadline_s` after it was awaited ends the run. It begins with the stage's newest checkpoint, or else
     with `first_step`; a successor does so when its predecessor has handed over, or `follows_within_s` have passed.
+    It logs from `log_level` on, which `core.logs.read_levels` reads.
     """
 
-    FORMAT: ClassVar[str] = "funcpipe.worker.loop/1"
+    FORMAT: ClassVar[str] = "funcpipe.worker/1"
 
     run: str
     attempt: int
@@ -59,6 +60,7 @@ class WorkerSpec:
     first_step: int = 0
     follows_within_s: float | None = None
     life: Life = field(default_factory=Life)
+    log_level: str = "INFO"
 
     def __post_init__(self) -> None:
         checks.filled("run", self.run)
@@ -103,7 +105,7 @@ class WorkerReport:
     `retryable` tells whether another attempt might fare better; `out_of_memory` whether it failed for want of memory.
     """
 
-    FORMAT: ClassVar[str] = "funcpipe.report.compare/1"
+    FORMAT: ClassVar[str] = "funcpipe.report/1"
 
     worker: str
     attempt: int
