@@ -15,6 +15,7 @@ from funcpipe.core import (
     TiedParameter,
     WorkerSpec,
     find_routes,
+    logs,
     prices_of,
 )
 from funcpipe.model.graph import LayerGraph
@@ -47,6 +48,7 @@ def upload(
         check_sharding(job.optimizer, routes)
     stages = split(job.graph, bounds)
     accounts = _accounts(job, resumed)
+    log_level = logs.wanted_in_functions()
     for number, stage in enumerate(stages):
         stage_job = StageJob(
             routes=routes,
@@ -85,6 +87,7 @@ def upload(
                 faults=faults,
                 limits=limits,
                 account=accounts[number],
+                log_level=log_level,
             )
 
 

@@ -13,12 +13,13 @@ if os.fork():
     sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
 """
 _WORK = """
-from funcpipe.profiler.remote.exercise import exercise, peak_bytes
+from funcpipe.platforms.memory import peak_memory_bytes
+from funcpipe.profiler.remote.exercise import exercise
 funcpipe.worker.eager.defer_compiler()
 funcpipe.platforms.allocator.settle()
 torch.set_num_threads(1)
 exercise()
-print(peak_bytes())
+print(peak_memory_bytes())
 """
 
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from funcpipe.core import Halt, Outcome, WorkerReport, WorkerSpec
 from funcpipe.errors import CorruptMessage, StorageError, TaskFailed
+from funcpipe.platforms.memory import peak_memory_bytes
 from funcpipe.platforms.wrappers import Counted
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.halt import halt_run
 from funcpipe.runstate.keys import Keys
-from funcpipe.worker.heartbeat import peak_memory_bytes
 
 _NO_MEMORY = ("not enough memory", "can't allocate memory", "Cannot allocate memory")
 

@@ -1,6 +1,5 @@
 """The thread in every worker that says how it fares, and hears what it must not miss while it is busy or waits."""
 
-import resource
 import threading
 from collections.abc import Callable
 
@@ -127,8 +126,3 @@ def halt_run(storage: Storage, keys: Keys, halt: Halt) -> Halt:
     except KeyExists:
         return get_document(storage, Halt, keys.halt)
     return halt
-
-
-def peak_memory_bytes() -> int:
-    """The most memory that this process has used."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -13,10 +13,12 @@ from funcpipe.comm.arrival_estimator import ArrivalEstimator
 from funcpipe.comm.channel import Channel
 from funcpipe.comm.collectives import open_downloads, pattern
 from funcpipe.core import Event, Events, Heartbeat, Outcome, Resource, StepReport, WorkerSpec, from_text
+from funcpipe.core.logs import at_step, in_function
 from funcpipe.errors import Cancelled, RunHalted, Superseded, TaskFailed
 from funcpipe.model.split import StageModule
 from funcpipe.platforms import allocator
 from funcpipe.platforms.base import Platform, Storage
+from funcpipe.platforms.memory import peak_memory_bytes
 from funcpipe.platforms.wrappers import Counted
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.keys import Keys
@@ -33,7 +35,7 @@ from funcpipe.worker.checkpoint_interval import CheckpointInterval
 from funcpipe.worker.checkpoint_manager import CheckpointManager, Written
 from funcpipe.worker.exit_report import ExitReport
 from funcpipe.worker.hand_over import Successor, await_predecessor
-from funcpipe.worker.heartbeat import HeartbeatThread, peak_memory_bytes
+from funcpipe.worker.heartbeat import HeartbeatThread
 from funcpipe.worker.lane_monitor import LaneMonitor
 from funcpipe.worker.peer_recovery import PeerRecovery
 from funcpipe.worker.work_order import WorkOrder, work_order
@@ -50,8 +52,9 @@ def main(payload: str, *, open_storage: Callable[[str], Storage], open_platform:
     spec = from_text(WorkerSpec, payload, source="the invocation payload")
     allocator.settle()
     torch.set_num_threads(1)
-    if not live(spec, Counted(open_storage(spec.storage)), open_platform):
-        raise SystemExit(1)
+    with in_function(run=spec.run, worker=spec.worker, attempt=spec.attempt, levels=spec.log_level):
+        if not live(spec, Counted(open_storage(spec.storage)), open_platform):
+            raise SystemExit(1)
 
 
 def live(
@@ -204,6 +207,7 @@ class Worker:
             heart.order(order)
 
     def _train(self, step: Step, background: Background) -> tuple[Event, ...]:
+        at_step(step.number)
         order = self._work_order(len(step.micro_batches))
         self._actions.begin(step, lambda indices: self._load(indices, step.epoch))
         events = execute(
