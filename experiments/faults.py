@@ -13,7 +13,7 @@ from funcpipe.errors import FuncPipeError, KeyMissing, PlatformError, StorageBus
 from funcpipe.platforms.base import OPEN, Cause, Gate, Handle, Platform, State, Status, Storage
 from funcpipe.platforms.wrappers import Counted, Retried
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.worker.loop import run_attempt
+from funcpipe.worker.attempt import run_attempt
 
 
 class Fault(Enum):

@@ -172,7 +172,7 @@ def _restore(storage: MemoryStorage, manifest: Manifest, data: bytes) -> dict[st
     (name,) = (name for _, name in Checkpoints(storage, Keys("run-1")).index().saved[0])
     whole = Checkpoints(storage, Keys("run-1")).load(0, name)
     net = nn.Linear(3, 2)
-    settings = states.from_text(data.decode("utf-8", errors="replace"))
+    settings = states.settings_from_text(data.decode("utf-8", errors="replace"))
     found = states.StageState(tensors=whole.tensors, aliases=manifest.aliases, transient=frozenset(), settings=settings)
     restore_state(found, net, torch.optim.Adam(net.parameters()), GradientNorm())
     return found.state_dict()

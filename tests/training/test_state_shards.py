@@ -21,7 +21,7 @@ from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.resume import ResumePoint, load_resume_point
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.training.state_shards import combine_shards, unshard, without_model
-from funcpipe.worker.loop import Worker
+from funcpipe.worker.setup import load_worker
 from tests.e2e.plans import even_plan
 from tests.in_process import make_job
 from tests.training.test_sharding import grouped
@@ -54,7 +54,7 @@ def run(job: Job, storage: MemoryStorage, resumed: ResumePoint | None = None) ->
     keys = Keys("run-1", 0 if resumed is None else resumed.keys.generation + 1)
     specs = list(upload(job, keys, storage, "file:///unused", "local:///unused", faults=EVERY_STEP, resumed=resumed))
     with ThreadPoolExecutor(len(specs)) as pool:
-        for worker in [pool.submit(Worker(spec, storage, open_platform).run) for spec in specs]:
+        for worker in [pool.submit(load_worker(spec, storage, open_platform).run) for spec in specs]:
             worker.result()
     record = RunRecord(
         run=keys.run,
@@ -137,7 +137,7 @@ def parts() -> list[Any]:
     storage = MemoryStorage()
     job = job_of(plan_of(3, 1, sharded=True), MAKERS[0], 1)
     specs = list(upload(job, Keys("run-1"), storage, "file:///unused", "local:///unused"))
-    workers = [Worker(spec, storage, open_platform) for spec in specs]
+    workers = [load_worker(spec, storage, open_platform) for spec in specs]
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(lambda worker: worker.run(), workers))
     return [worker.computation.state() for worker in workers]
@@ -160,7 +160,7 @@ def test_a_part_of_another_division_is_refused() -> None:
     specs = list(
         upload(job_of(plan_of(3, 1, sharded=True), MAKERS[0], 1), Keys("run-1"), storage, "file:///", "local:")
     )
-    computation = Worker(specs[1], storage, open_platform).computation
+    computation = load_worker(specs[1], storage, open_platform).computation
     computation.restore(combine_shards([second, first]))
     with pytest.raises(CorruptMessage, match="does not match its stage: KeyError"):
         computation.restore(first)

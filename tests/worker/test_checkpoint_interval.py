@@ -35,11 +35,11 @@ def test_checkpoints_longer_than_lives_are_as_rare_as_failures() -> None:
 def test_stages_save_at_steps_that_coincide(
     step_s: float, checkpoint_s: float, received: int, replicas: int, failure_interval_s: float
 ) -> None:
-    pace = CheckpointInterval(FaultTolerance(failure_interval_s=failure_interval_s), replicas=replicas)
-    assert pace.every() == 1
-    pace.step_took(step_s, received)
-    pace.checkpoint_took(checkpoint_s)
-    every = pace.every()
+    interval = CheckpointInterval(FaultTolerance(failure_interval_s=failure_interval_s), replicas=replicas)
+    assert interval.steps() == 1
+    interval.record_step(step_s, received)
+    interval.record_checkpoint(checkpoint_s)
+    every = interval.steps()
     assert every & (every - 1) == 0
     assert every * received <= 2 * FaultTolerance().retained_bytes or every == 1
     best_s = daly_s(checkpoint_s=checkpoint_s, failure_interval_s=failure_interval_s / replicas)
@@ -47,9 +47,9 @@ def test_stages_save_at_steps_that_coincide(
 
 
 def test_the_interval_may_be_chosen() -> None:
-    pace = CheckpointInterval(FaultTolerance(checkpoint_steps=7), replicas=1)
-    pace.step_took(1.0, 1)
-    assert pace.every() == 7
+    interval = CheckpointInterval(FaultTolerance(checkpoint_steps=7), replicas=1)
+    interval.record_step(1.0, 1)
+    assert interval.steps() == 7
 
 
 def test_a_limit_is_seen_early_enough_for_all_to_hear_of_it() -> None:

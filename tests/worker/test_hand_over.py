@@ -13,7 +13,7 @@ from funcpipe.runstate.documents import get_document
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import Lease
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.worker.loop import run_attempt
+from funcpipe.worker.attempt import run_attempt
 from tests.e2e import small
 from tests.in_process import make_job
 from tests.recording import Recording

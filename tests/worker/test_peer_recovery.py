@@ -51,7 +51,7 @@ class Place:
         return PeerRecovery(self.spec(1, replica), self.storage, KEYS, self.platform.open, clock=lambda: self.now_s)
 
     def look(self, peers: PeerRecovery, *, step: int = 3) -> None:
-        peers.look({"s0.r0"}, step=step, spent_usd=1.5, elapsed_s=30.0)
+        peers.check({"s0.r0"}, step=step, spent_usd=1.5, elapsed_s=30.0)
 
     def beat(self, attempt: int, beat: int) -> None:
         heartbeat = Heartbeat(
@@ -103,7 +103,7 @@ def test_a_worker_that_is_heard_of_or_not_waited_for_any_more_is_left_alone(plac
         place.now_s = beat * SILENT_S
         place.beat(0, beat)
         place.look(peers)
-    peers.look(set(), step=3, spent_usd=0.0, elapsed_s=0.0)
+    peers.check(set(), step=3, spent_usd=0.0, elapsed_s=0.0)
     place.now_s += SILENT_S + 1
     place.look(peers)
     assert place.platform.invoked == []
