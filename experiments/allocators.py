@@ -19,8 +19,9 @@ import torch
 
 from funcpipe.core import MB
 from funcpipe.platforms import allocator
+from funcpipe.platforms.memory import peak_memory_bytes
 from funcpipe.profiler.live import live_bytes
-from funcpipe.profiler.remote.exercise import exercise, peak_bytes
+from funcpipe.profiler.remote.exercise import exercise
 
 MODELS = ("simulator_real", "models.resnet", "models.unet", "models.densenet", "models.mobilenet")
 ALLOCATORS = ("glibc", "glibc, one heap", "tcmalloc")
@@ -68,7 +69,7 @@ def train(model: str, name: str) -> tuple[int, int, float]:
     torch.manual_seed(0)
     file = importlib.import_module(f"experiments.{model}")
     exercise()
-    before = peak_bytes()
+    before = peak_memory_bytes()
     network, inputs, target = file.model(), file.sample(), file.target()
 
     def step() -> None:
@@ -80,7 +81,7 @@ def train(model: str, name: str) -> tuple[int, int, float]:
         began_s = time.process_time()
         step()
         seconds.append(time.process_time() - began_s)
-    peak = peak_bytes() - before
+    peak = peak_memory_bytes() - before
     constant = sum(t.nbytes for t in (*network.parameters(), *network.buffers()))
     gradients = sum(p.grad.nbytes for p in network.parameters() if p.grad is not None)
     return live_bytes(step)[1] + constant + gradients, peak, min(seconds[1:])

@@ -29,10 +29,10 @@ from funcpipe.model.graph import trace
 from funcpipe.platforms.base import State
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.platforms.wrappers import Retried
-from funcpipe.runstate.functions import started
-from funcpipe.runstate.generations import find_run
+from funcpipe.runstate.functions import list_functions
+from funcpipe.runstate.generations import newest_record
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.resume import recover
+from funcpipe.runstate.resume import load_resume_point
 from funcpipe.testing.memory_storage import MemoryStorage
 
 STAGES, REPLICAS, SAMPLES, EPOCHS = 3, 2, 24, 3
@@ -153,7 +153,7 @@ def killed_client(storage: Any, platform: Threads, draw: random.Random) -> Any:
     except KeyboardInterrupt:
         again = threads(storage, Fault.NONE, draw)
         try:
-            return train(storage, again, draw, resumed=recover(storage, find_run(storage, "chaos")))
+            return train(storage, again, draw, resumed=load_resume_point(storage, newest_record(storage, "chaos")))
         finally:
             again.stop_all()
 
@@ -163,10 +163,10 @@ def left_alone(storage: Any, platform: Threads, draw: random.Random) -> Any:
     launch_detached(job(), platform=platform, storage=storage, storage_url="memory://here", faults=FAULTS, run="chaos")
     until_s = time.monotonic() + DEADLINE_S
     while time.monotonic() < until_s and any(
-        platform.status(function.handle).state is State.RUNNING for function in started(storage, Keys("chaos"))
+        platform.status(function.handle).state is State.RUNNING for function in list_functions(storage, Keys("chaos"))
     ):
         time.sleep(0.05)
-    return train(storage, platform, draw, resumed=recover(storage, find_run(storage, "chaos")))
+    return train(storage, platform, draw, resumed=load_resume_point(storage, newest_record(storage, "chaos")))
 
 
 def threads(storage: Any, fault: Fault, draw: random.Random) -> Threads:

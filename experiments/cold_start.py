@@ -65,19 +65,19 @@ def function(payload: str) -> list[tuple[float, float]]:
     note()
     from funcpipe.core import WorkerSpec, from_text
     from funcpipe.platforms import allocator
-    from funcpipe.worker import eager
-    from funcpipe.worker.loop import Worker
+    from funcpipe.worker import deferred_compiler
+    from funcpipe.worker.setup import load_worker
 
     note()
     from funcpipe.platforms.catalog import open_platform, open_storage
 
     spec = from_text(WorkerSpec, payload, source=payload)
     allocator.settle()
-    eager.defer_compiler()
+    deferred_compiler.defer_compiler()
     torch.set_num_threads(1)
     storage = open_storage(spec.storage)
     note()
-    worker = Worker(spec, storage, open_platform)
+    worker = load_worker(spec, storage, open_platform)
     note()
     forward = worker.computation.forward
     seen: list[bool] = []

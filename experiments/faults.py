@@ -13,7 +13,7 @@ from funcpipe.errors import FuncPipeError, KeyMissing, PlatformError, StorageBus
 from funcpipe.platforms.base import OPEN, Cause, Gate, Handle, Platform, State, Status, Storage
 from funcpipe.platforms.wrappers import Counted, Retried
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.worker.loop import live
+from funcpipe.worker.attempt import run_attempt
 
 
 class Fault(Enum):
@@ -273,6 +273,6 @@ class Threads:
     def _run(self, spec: WorkerSpec, function: _Function) -> None:
         try:
             storage = Counted(Retried(Doomed(self._storage, function.fate)))
-            function.ended_well = live(spec, storage, self.open, clock=function.clock)
+            function.ended_well = run_attempt(spec, storage, self.open, clock=function.clock)
         except FuncPipeError:
             function.ended_well = False  # it could not even say so

@@ -30,7 +30,7 @@ from funcpipe.runstate.keys import Keys
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.training import state as states
 from funcpipe.training.norms import GradientNorm
-from funcpipe.training.state import put_back, take
+from funcpipe.training.state import capture_state, restore_state
 
 ROOT = Path(__file__).parents[1]
 READ = "read"
@@ -59,14 +59,16 @@ def targets() -> Mapping[str, Target]:
     optimizer = torch.optim.Adam(net.parameters())
     torch.autograd.backward(net(torch.randn(4, 3)).sum())
     optimizer.step()
-    Checkpoints(storage, Keys("run-1")).save(0, 1, take(net, optimizer, GradientNorm()), writer="w")
+    Checkpoints(storage, Keys("run-1")).save(0, 1, capture_state(net, optimizer, GradientNorm()), writer="w")
     (manifest_key,) = [key for key in storage.list("run-1/") if key.endswith(".json")]
     manifest = notes.get_document(storage, Manifest, manifest_key)
     return {
         "codec": Target(tuple(bytes(codec.encode(m)) for m in messages), _decode, _seal_message),
         "codec, unsealed": Target(tuple(bytes(codec.encode(m)) for m in messages), _decode),
         "keys": Target((b"run-1", b"s0.r1", b"put-activation.s0.r0.m1.k0"), _keys),
-        "note": Target((notes.encode(manifest),), lambda data: notes.decode(Heartbeat, data, source="note")),
+        "note": Target(
+            (notes.encode_document(manifest),), lambda data: notes.decode_document(Heartbeat, data, source="note")
+        ),
         "manifest": Target(
             (to_text(manifest).encode(),), lambda data: _load(storage, manifest_key, data), is_json=True
         ),
@@ -145,7 +147,7 @@ def _keys(data: bytes) -> None:
 
 def _load(storage: MemoryStorage, key: str, data: bytes) -> None:
     """The checkpoint with another manifest; nothing outside its folder may be asked for."""
-    seen = Watching(storage, key, notes.encode(from_text(Manifest, data, source="manifest")))
+    seen = Watching(storage, key, notes.encode_document(from_text(Manifest, data, source="manifest")))
     Checkpoints(seen, Keys("run-1")).load(0, key.rpartition("/")[2])
     assert all(asked.startswith("run-1/g0000/checkpoints/s0/") for asked in seen.asked), seen.asked
 
@@ -167,12 +169,12 @@ class Watching(MemoryStorage):
 
 def _restore(storage: MemoryStorage, manifest: Manifest, data: bytes) -> dict[str, Tensor]:
     """The checkpoint with other settings, put back into a stage."""
-    (name,) = (name for _, name in Checkpoints(storage, Keys("run-1")).listing().saved[0])
+    (name,) = (name for _, name in Checkpoints(storage, Keys("run-1")).index().saved[0])
     whole = Checkpoints(storage, Keys("run-1")).load(0, name)
     net = nn.Linear(3, 2)
-    settings = states.from_text(data.decode("utf-8", errors="replace"))
+    settings = states.settings_from_text(data.decode("utf-8", errors="replace"))
     found = states.StageState(tensors=whole.tensors, aliases=manifest.aliases, transient=frozenset(), settings=settings)
-    put_back(found, net, torch.optim.Adam(net.parameters()), GradientNorm())
+    restore_state(found, net, torch.optim.Adam(net.parameters()), GradientNorm())
     return found.state_dict()
 
 

@@ -29,7 +29,7 @@ from funcpipe.model.graph.tree import rebuild
 from funcpipe.partitioner.cost.evaluate import evaluate
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.profiler import profile
-from funcpipe.training.data import Batches, MapDataset, load
+from funcpipe.training.data import Batches, MapDataset, load_batch
 from funcpipe.training.verify import train_in_one_process
 
 STAGES, MICRO_BATCHES, STEPS, SEED = 3, 2, 6, 0
@@ -115,7 +115,7 @@ def try_model(
     """One row of the table."""
     spec = load_spec("local")
     size = micro_batch(name)
-    first = load(data, range(size))
+    first = load_batch(data, range(size))
     start = time.perf_counter()
     graph = trace(model, first.args, first.kwargs)
     trace_s = time.perf_counter() - start

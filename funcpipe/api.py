@@ -34,9 +34,10 @@ from funcpipe.profiler import REPEATS, profile
 from funcpipe.report.predict import predict
 from funcpipe.scheduler.simulator.disturbances import Disturbances
 from funcpipe.scheduler.simulator.simulate import UNDISTURBED
-from funcpipe.training.adapters import Holder, LossOn, arguments_of, optimizer_kind, own_loss
-from funcpipe.training.computation import LossFunction, OptimizerFactory
-from funcpipe.training.data import MapDataset, load
+from funcpipe.training.adapters import DatasetFactory, LossWithTarget, call_arguments, loss_of_output, optimizer_kind
+from funcpipe.training.data import MapDataset, load_batch
+from funcpipe.training.passes import LossFunction
+from funcpipe.training.stage_optimizer import OptimizerFactory
 from funcpipe.training.verify import TOLERANCE, Verification, compare_states, train_in_one_process
 
 
@@ -60,7 +61,7 @@ class FuncPipe:
     ) -> None:
         self.model = model
         self.name = name or type(model).__name__
-        self._loss = loss_fn or own_loss
+        self._loss = loss_fn or loss_of_output
         self._optimizer = optimizer
         self._clip_grad_norm = clip_grad_norm
         self._profile: ModelProfile | None = None
@@ -92,8 +93,8 @@ class FuncPipe:
         """
         chosen = platform if on is None else on.platform.spec
         spec = load_spec(chosen) if isinstance(chosen, str) else chosen
-        sample, named = arguments_of(sample_inputs)
-        target_loss = None if sample_target is None else LossOn(self._loss, sample_target)
+        sample, named = call_arguments(sample_inputs)
+        target_loss = None if sample_target is None else LossWithTarget(self._loss, sample_target)
         graph = trace(self.model, sample, named)
         with on.timing(max_usd=max_usd) if on is not None else contextlib.nullcontext() as timing:
             measured = profile(
@@ -270,9 +271,9 @@ class FuncPipe:
     ) -> Job:
         """What is to be run, checked; with `steps`, on no more samples than so many steps take."""
         chosen = self._planned(plan)
-        factory = dataset if callable(dataset) else Holder(dataset)
+        factory = dataset if callable(dataset) else DatasetFactory(dataset)
         made = factory()
-        first = load(made, range(min(chosen.micro_batch, len(made))))
+        first = load_batch(made, range(min(chosen.micro_batch, len(made))))
         return Job(
             graph=trace(self.model, first.args, first.kwargs),
             plan=chosen,

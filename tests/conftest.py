@@ -1,3 +1,4 @@
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,14 @@ _ALONE = (
     "platforms/aws/test_measure.py",
     "cli/",
 )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def logs_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Logs of local functions do not go where those of the user lie."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FUNCPIPE_LOG_DIR", str(tmp_path_factory.mktemp("logs")))
+        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -18,6 +18,7 @@ from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import load_spec, open_platform
 from funcpipe.runstate.keys import Keys
 from funcpipe.worker.loop import Worker
+from funcpipe.worker.setup import load_worker
 
 
 def make_job(
@@ -60,6 +61,6 @@ def run_workers(
 
 
 def _run(spec: WorkerSpec, storage: Storage) -> Worker:
-    worker = Worker(spec, storage, open_platform)
+    worker = load_worker(spec, storage, open_platform)
     worker.run()
     return worker

@@ -34,7 +34,7 @@ ROOMS = {
 ABOVE = ("client", "api", "cli", "__init__", "__main__")
 """From below to the top: each may import all rooms, and those of `ABOVE` that come before it."""
 
-BASE = ("platforms.base", "platforms.wrappers", "platforms.allocator")
+BASE = ("platforms.base", "platforms.wrappers", "platforms.allocator", "platforms.memory")
 """The modules of `platforms` that rooms below it lean on: the Protocols, and what is made of nothing else."""
 
 WITH_TORCH = {"api", "cli", "client", "comm", "model", "profiler", "runstate", "training", "worker"}
@@ -138,7 +138,7 @@ def test_planning_loads_neither_torch_nor_a_solver(statement: str) -> None:
     assert not loaded_by(statement) & HEAVY
 
 
-@pytest.mark.parametrize("module", ["worker.loop", "profiler.remote.function", "platforms.entry.function"])
+@pytest.mark.parametrize("module", ["worker.attempt", "profiler.remote.function", "platforms.entry.function"])
 def test_a_function_loads_no_client_no_search_no_solver_and_no_cloud(module: str) -> None:
     loaded = loaded_by(f"import funcpipe.{module}")
     assert not loaded & ((HEAVY - {"torch"}) | {"rich"})

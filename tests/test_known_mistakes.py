@@ -23,6 +23,7 @@ from funcpipe.runstate.keys import Keys
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.training.data import Batches
 from funcpipe.worker.loop import Worker
+from funcpipe.worker.setup import load_worker
 from tests.e2e.plans import even_plan, sample_numbers
 from tests.e2e.reference import largest_difference, train
 from tests.in_process import make_job, run_workers
@@ -208,6 +209,6 @@ def test_code_is_loaded_only_by_its_digest() -> None:
     assert spec.bundle_sha256 == hashlib.sha256(storage.get(spec.bundle)).hexdigest()
     storage.put(spec.bundle, storage.get(spec.bundle) + b"\0")
     with pytest.raises(CorruptMessage, match="is not the code that the invocation names"):
-        Worker(spec, storage, open_platform)
+        load_worker(spec, storage, open_platform)
     with pytest.raises(CorruptMessage):
-        Worker(replace(spec, bundle_sha256="0" * 64), storage, open_platform)
+        load_worker(replace(spec, bundle_sha256="0" * 64), storage, open_platform)

@@ -9,17 +9,16 @@ from typing import ClassVar
 from funcpipe.core import Busy, Halt, Heartbeat, Outcome, RunRecord, WorkerReport
 from funcpipe.errors import KeyMissing, RunUnknown
 from funcpipe.platforms.base import Platform, Storage
-from funcpipe.runstate.documents import get_document
-from funcpipe.runstate.functions import Started, end, started
-from funcpipe.runstate.generations import delete_all, find_run, generations, payloads
+from funcpipe.runstate.documents import POLL_S, get_document
+from funcpipe.runstate.functions import StartedFunction, list_functions, stop_functions
+from funcpipe.runstate.generations import delete_run, list_generations, load_worker_specs, newest_record
+from funcpipe.runstate.halt import halt_run, read_halt
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.limits import notice_steps
-from funcpipe.runstate.resume import heartbeats
-from funcpipe.worker.heartbeat import halt_run, standing_order
+from funcpipe.runstate.resume import read_heartbeats
 
 OpenPlatform = Callable[[str], Platform]
 
-_LOOK_S = 0.2
 _SETTLE_S = 1.0  # after which objects that a dying function has still written are deleted too
 
 
@@ -62,10 +61,10 @@ class RunStatus:
 
 def status(storage: Storage, run: str, *, clock: Callable[[], float] = time.time) -> RunStatus:
     """How the run called `run` fares; raises RunUnknown."""
-    record = find_run(storage, run)
+    record = newest_record(storage, run)
     keys = Keys(run, record.generation)
-    beats = heartbeats(storage, record)
-    halt = standing_order(storage, keys)
+    beats = read_heartbeats(storage, record)
+    halt = read_halt(storage, keys)
     return RunStatus(
         run=run,
         generation=record.generation,
@@ -82,33 +81,33 @@ def stop(storage: Storage, run: str, open_platform: OpenPlatform, *, wait_s: flo
 
     Functions that have not ended within `wait_s` are ended at once.
     """
-    record = find_run(storage, run)
+    record = newest_record(storage, run)
     keys = Keys(run, record.generation)
-    beats = [beat for beat in heartbeats(storage, record) if beat is not None]
-    heartbeat_s = max((spec.faults.heartbeat_s for spec in payloads(storage, keys)), default=0.0)
+    beats = [beat for beat in read_heartbeats(storage, record) if beat is not None]
+    heartbeat_s = max((spec.faults.heartbeat_s for spec in load_worker_specs(storage, keys)), default=0.0)
     step_s = min((beat.step_s for beat in beats if beat.step_s), default=0.0)
     last = max((beat.step for beat in beats), default=record.first_step) + notice_steps(heartbeat_s, step_s)
     halt_run(storage, keys, Halt(reason="it was stopped", step=last))
     until_s = time.monotonic() + wait_s
     while time.monotonic() < until_s and not _all_ended(storage, keys, record):
-        time.sleep(_LOOK_S)
-    _end_functions(record, started(storage, keys), open_platform)
+        time.sleep(POLL_S)
+    _end_functions(record, list_functions(storage, keys), open_platform)
     return status(storage, run)
 
 
 def clean(storage: Storage, run: str, open_platform: OpenPlatform) -> int:
     """End all functions of the run and delete all its objects, of whatever generation; how many there were."""
-    for number in generations(storage, run):
+    for number in list_generations(storage, run):
         keys = Keys(run, number)
         with contextlib.suppress(KeyMissing):
             record = get_document(storage, RunRecord, keys.record)
-            _end_functions(record, started(storage, keys), open_platform)
+            _end_functions(record, list_functions(storage, keys), open_platform)
     count = len(storage.list(Keys(run).run_prefix))
     if not count:
         raise RunUnknown(f"there is no run {run!r} in this storage")
-    delete_all(storage, Keys(run))
+    delete_run(storage, Keys(run))
     time.sleep(_SETTLE_S)
-    delete_all(storage, Keys(run))
+    delete_run(storage, Keys(run))
     return count
 
 
@@ -131,17 +130,17 @@ def _worker_status(storage: Storage, keys: Keys, beat: Heartbeat, now_s: float) 
 
 
 def _all_ended(storage: Storage, keys: Keys, record: RunRecord) -> bool:
-    for beat in heartbeats(storage, record):
+    for beat in read_heartbeats(storage, record):
         report = None if beat is None else _report(storage, keys, beat.worker, beat.attempt)
         if report is None or report.outcome is Outcome.HANDED_OVER:
             return False
     return True
 
 
-def _end_functions(record: RunRecord, functions: tuple[Started, ...], open_platform: OpenPlatform) -> None:
+def _end_functions(record: RunRecord, functions: tuple[StartedFunction, ...], open_platform: OpenPlatform) -> None:
     """A platform that is gone has taken its functions with it."""
     if functions:
-        end(open_platform(record.platform), [function.handle for function in functions])
+        stop_functions(open_platform(record.platform), [function.handle for function in functions])
 
 
 def _report(storage: Storage, keys: Keys, worker: str, attempt: int) -> WorkerReport | None:

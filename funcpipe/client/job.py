@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from funcpipe.core import FaultTolerance, Plan, PlatformSpec, RunLimits, checks
 from funcpipe.errors import PlanError
 from funcpipe.model.graph import LayerGraph
-from funcpipe.training.computation import LossFunction, OptimizerFactory
 from funcpipe.training.data import Batches, MapDataset
+from funcpipe.training.passes import LossFunction
+from funcpipe.training.stage_optimizer import OptimizerFactory
 
 DEFAULT_FAULTS = FaultTolerance()
 NO_LIMITS = RunLimits()

@@ -10,13 +10,13 @@ from funcpipe.client.job import DEFAULT_FAULTS, NO_LIMITS, Job
 from funcpipe.client.results import Progress, RunResult, collect
 from funcpipe.client.supervisor import POLL_S, Supervisor
 from funcpipe.client.upload import upload
-from funcpipe.core import FaultTolerance, PlatformSpec, RunLimits, RunRecord, StepReport
+from funcpipe.core import FaultTolerance, PlatformSpec, RunLimits, RunRecord, StepReport, worker_name
 from funcpipe.errors import DeadlineExceeded, KeyMissing
 from funcpipe.platforms.base import Platform, Storage
 from funcpipe.runstate.documents import get_document, put_document
-from funcpipe.runstate.generations import delete_all, delete_generation, record_run, reserve
+from funcpipe.runstate.generations import delete_generation, delete_run, reserve_generation, write_record
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.resume import Resumed
+from funcpipe.runstate.resume import ResumePoint
 
 
 def run_name() -> str:
@@ -33,7 +33,7 @@ def launch(
     faults: FaultTolerance = DEFAULT_FAULTS,
     limits: RunLimits = NO_LIMITS,
     run: str | None = None,
-    resumed: Resumed | None = None,
+    resumed: ResumePoint | None = None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> RunResult:
     """Train `job` on functions of `platform` that share `storage`, which they open by `storage_url`.
@@ -42,7 +42,7 @@ def launch(
     task, after that. A worker that dies is started again. At the end no function runs and no object of the run is left,
     unless `faults` say otherwise.
     """
-    keys = reserve(storage, run or run_name())
+    keys = reserve_generation(storage, run or run_name())
     with (
         _objects_removed(storage, keys, keep=faults.keep),
         Supervisor(platform, storage, keys, prices=job.prices, on_oom=faults.on_oom) as fleet,
@@ -60,10 +60,10 @@ def launch_detached(
     faults: FaultTolerance = DEFAULT_FAULTS,
     limits: RunLimits = NO_LIMITS,
     run: str | None = None,
-    resumed: Resumed | None = None,
+    resumed: ResumePoint | None = None,
 ) -> str:
     """The same, leaving the run to itself once its functions have been started; its name."""
-    keys = reserve(storage, run or run_name())
+    keys = reserve_generation(storage, run or run_name())
     with Supervisor(platform, storage, keys, prices=job.prices, on_oom=faults.on_oom) as fleet:
         _start(job, fleet, platform, storage_url, faults, limits, resumed)
         fleet.detach()
@@ -77,19 +77,21 @@ def _start(
     storage_url: str,
     faults: FaultTolerance,
     limits: RunLimits,
-    resumed: Resumed | None,
+    resumed: ResumePoint | None,
 ) -> None:
     platform.check(job.plan)
     storage, keys, faults = fleet.storage, fleet.keys, _on_platform(faults, platform.spec)
     for spec in upload(job, keys, storage, storage_url, platform.url, faults=faults, limits=limits, resumed=resumed):
         put_document(storage, keys.payload(spec.worker), spec)
         fleet.start(spec)
-    record_run(storage, keys, _record(job, keys, storage_url, platform.url, resumed))
+    write_record(storage, keys, _record(job, keys, storage_url, platform.url, resumed))
     if resumed is not None:
         delete_generation(storage, resumed.keys)
 
 
-def follow(job: Job, fleet: Supervisor, resumed: Resumed | None, on_progress: Callable[[Progress], None]) -> RunResult:
+def follow(
+    job: Job, fleet: Supervisor, resumed: ResumePoint | None, on_progress: Callable[[Progress], None]
+) -> RunResult:
     """Look after a run until it has ended; what it leaves."""
     losses = _watch(job, fleet, resumed, on_progress)
     fleet.wait(job.message_deadline_s)
@@ -102,7 +104,7 @@ def _on_platform(faults: FaultTolerance, spec: PlatformSpec) -> FaultTolerance:
     return replace(faults, lifetime_s=lifetime_s, cold_start_s=max(faults.cold_start_s, spec.cold_start_s))
 
 
-def _record(job: Job, keys: Keys, storage_url: str, platform_url: str, resumed: Resumed | None) -> RunRecord:
+def _record(job: Job, keys: Keys, storage_url: str, platform_url: str, resumed: ResumePoint | None) -> RunRecord:
     return RunRecord(
         run=keys.run,
         generation=keys.generation,
@@ -123,7 +125,7 @@ def _record(job: Job, keys: Keys, storage_url: str, platform_url: str, resumed: 
 
 
 def _watch(
-    job: Job, fleet: Supervisor, resumed: Resumed | None, on_progress: Callable[[Progress], None]
+    job: Job, fleet: Supervisor, resumed: ResumePoint | None, on_progress: Callable[[Progress], None]
 ) -> tuple[float, ...]:
     """Follow the reports of the last stage, step by step; the mean loss of each step."""
     last = len(job.plan.stages) - 1
@@ -131,7 +133,7 @@ def _watch(
     request_usd = job.plan.estimate.request_usd if job.plan.estimate is not None else 0.0
     samples, began_s, first = 0, 0.0, len(losses)  # from the end of the first step, which waits for the functions
     for step in range(first, job.steps):
-        reports = [_step_report(fleet, job, step, f"s{last}.r{r}") for r in range(job.plan.replicas)]
+        reports = [_step_report(fleet, job, step, worker_name(last, r)) for r in range(job.plan.replicas)]
         fleet.progress()
         step_samples = sum(report.samples for report in reports)
         losses.append(sum(report.loss_sum for report in reports) / step_samples)
@@ -172,6 +174,6 @@ def _objects_removed(storage: Storage, keys: Keys, *, keep: bool) -> Iterator[No
         yield
     except BaseException:
         if not keep:
-            delete_all(storage, keys)
+            delete_run(storage, keys)
         raise
-    delete_all(storage, keys)
+    delete_run(storage, keys)

@@ -10,8 +10,8 @@ from funcpipe.errors import RunUnknown
 from funcpipe.runstate.checkpoints import Checkpoints
 from funcpipe.runstate.documents import get_listed_document
 from funcpipe.scheduler.simulator.clocks import aligned
-from funcpipe.training.state import merge
-from funcpipe.training.state_shards import whole
+from funcpipe.training.state import merge_stages
+from funcpipe.training.state_shards import unshard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +58,13 @@ def collect(fleet: Supervisor, plan: Plan, prices: PlatformSpec, losses: tuple[f
 
 def _trained(fleet: Supervisor, stages: int, steps: int) -> dict[str, Tensor]:
     checkpoints = Checkpoints(fleet.storage, fleet.keys)
-    listing = checkpoints.listing()
-    names = [listing.names(stage, steps) for stage in range(stages)]
+    listing = checkpoints.index()
+    names = [listing.manifests(stage, steps) for stage in range(stages)]
     if not all(names):
         raise RunUnknown(f"run {fleet.keys.run} has left no checkpoint after its last step, {steps}")
-    return merge([whole(checkpoints.load_together(stage, own)) for stage, own in enumerate(names)]).state_dict()
+    return merge_stages(
+        [unshard(checkpoints.load_combined(stage, own)) for stage, own in enumerate(names)]
+    ).state_dict()
 
 
 def _trace(fleet: Supervisor, plan: Plan, prices: PlatformSpec) -> Trace:

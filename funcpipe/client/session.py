@@ -18,10 +18,10 @@ from funcpipe.errors import InvalidValue, PlanError, PlatformError
 from funcpipe.partitioner.cost.evaluate import size_of
 from funcpipe.platforms.base import Platform, State, Storage
 from funcpipe.platforms.catalog import LOCAL, load_spec, open_deployment, open_platform, open_storage
-from funcpipe.runstate.functions import started
-from funcpipe.runstate.generations import delete_all, find_run, payloads
+from funcpipe.runstate.functions import list_functions
+from funcpipe.runstate.generations import delete_run, load_worker_specs, newest_record
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.resume import Resumed, recover
+from funcpipe.runstate.resume import ResumePoint, load_resume_point
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class Earlier:
     """What there is of a run already."""
 
     record: RunRecord
-    saved: Resumed
+    saved: ResumePoint
 
 
 def find_earlier(place: Place) -> Earlier | None:
@@ -72,8 +72,8 @@ def find_earlier(place: Place) -> Earlier | None:
     if place.resume is None:
         return None
     with _open_storage(place) as (_, storage):
-        record = find_run(storage, place.resume)
-        return Earlier(record=record, saved=recover(storage, record))
+        record = newest_record(storage, place.resume)
+        return Earlier(record=record, saved=load_resume_point(storage, record))
 
 
 def go_back(model: nn.Module, place: Place) -> Earlier | None:
@@ -153,11 +153,11 @@ def _attach(
         raise PlanError(f"run {record.run} still runs by another plan; `funcpipe stop {record.run}` ends it before")
     keys = Keys(record.run, record.generation)
     with Supervisor(platform, storage, keys, prices=job.prices, on_oom=faults.on_oom) as fleet:
-        for spec in payloads(storage, keys):
+        for spec in load_worker_specs(storage, keys):
             fleet.attach(spec)
         known = replace(earlier.saved, losses=record.losses)
         result = follow(job, fleet, known, on_progress)
-    delete_all(storage, keys)
+    delete_run(storage, keys)
     return result
 
 
@@ -178,7 +178,7 @@ def _still_runs(storage: Storage, record: RunRecord) -> Platform | None:
     """The platform that functions of the run still run on, if there are any."""
     platform = open_platform(record.platform)
     try:
-        found = started(storage, Keys(record.run, record.generation))
+        found = list_functions(storage, Keys(record.run, record.generation))
         alive = any(platform.status(function.handle).state is State.RUNNING for function in found)
     except PlatformError:
         return None

@@ -15,7 +15,7 @@ from funcpipe.platforms.local.platform import LocalPlatform, local_functions
 from funcpipe.profiler.remote.layers import OnPlatform, on_platform
 from funcpipe.profiler.remote.platform import measure_platform
 
-_PRELOADED = ("torch", "funcpipe.worker.loop", "funcpipe.profiler.remote.function")
+_PRELOADED = ("torch", "funcpipe.worker.attempt", "funcpipe.profiler.remote.function")
 
 
 @dataclass(frozen=True)

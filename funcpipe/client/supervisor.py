@@ -9,10 +9,10 @@ from funcpipe.core import MB, Bill, Heartbeat, OnOutOfMemory, Outcome, PlatformS
 from funcpipe.errors import DeadlineExceeded, KeyMissing, PlatformError, RunHalted, WorkerFailed
 from funcpipe.platforms.base import Cause, Platform, State, Status, Storage
 from funcpipe.runstate.documents import get_document, get_listed_document, put_document
-from funcpipe.runstate.functions import RESTARTS, Started, end, start, started
+from funcpipe.runstate.functions import MAX_RESTARTS, StartedFunction, list_functions, start_function, stop_functions
+from funcpipe.runstate.halt import read_halt
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import newest_attempt
-from funcpipe.worker.heartbeat import standing_order
 
 POLL_S = 0.02
 """Pause between two looks at functions or at what they wrote."""
@@ -22,7 +22,7 @@ POLL_S = 0.02
 class _Function:
     """A function of a worker; `began_s` and `ended_s` are by this process's clock, as it came to know of them."""
 
-    started: Started
+    started: StartedFunction
     began_s: float
     ended_s: float | None = None
 
@@ -78,7 +78,7 @@ class Supervisor:
         """Watch the functions of one worker that somebody else has started."""
         self._posts[spec.worker] = post = _Post(spec)
         now_s = time.monotonic()
-        post.functions = [_Function(found, now_s) for found in started(self.storage, self.keys, spec.worker)]
+        post.functions = [_Function(found, now_s) for found in list_functions(self.storage, self.keys, spec.worker)]
         post.sign_s = now_s
 
     def detach(self) -> None:
@@ -89,8 +89,8 @@ class Supervisor:
     def stop(self) -> None:
         """End all functions, also those that functions have started."""
         known = {f.started.handle.name: f.started.handle for post in self._posts.values() for f in post.functions}
-        known |= {found.handle.name: found.handle for found in started(self.storage, self.keys)}
-        end(self._platform, known.values())
+        known |= {found.handle.name: found.handle for found in list_functions(self.storage, self.keys)}
+        stop_functions(self._platform, known.values())
 
     def progress(self) -> None:
         """Note that the run goes on."""
@@ -160,7 +160,7 @@ class Supervisor:
 
     def _invoke(self, post: _Post, spec: WorkerSpec) -> None:
         now_s = time.monotonic()
-        post.functions.append(_Function(start(self._platform, self.storage, self.keys, spec), now_s))
+        post.functions.append(_Function(start_function(self._platform, self.storage, self.keys, spec), now_s))
         post.sign_s = now_s
 
     def _tend(self, post: _Post) -> None:
@@ -183,7 +183,7 @@ class Supervisor:
         elif not self._adopt(post):
             self._restart(post, how_it_ended(function.started.handle, status, report))
 
-    def _status(self, function: Started) -> Status:
+    def _status(self, function: StartedFunction) -> Status:
         try:
             return self._platform.status(function.handle)
         except PlatformError as error:
@@ -215,7 +215,7 @@ class Supervisor:
     def _adopt(self, post: _Post) -> bool:
         """Watch the function that goes on, if there is one: a successor, or whoever came first as this attempt."""
         known = {function.started.handle.name: function for function in post.functions}
-        for found in reversed(started(self.storage, self.keys, post.spec.worker)):
+        for found in reversed(list_functions(self.storage, self.keys, post.spec.worker)):
             status = self._status(found)
             if status.state is State.FAILED:
                 continue
@@ -230,7 +230,7 @@ class Supervisor:
 
     def _restart(self, post: _Post, why: str) -> None:
         post.restarts += 1
-        if post.restarts > RESTARTS:
+        if post.restarts > MAX_RESTARTS:
             raise self._worst(f"worker {post.spec.worker} {why}, {post.restarts} times without a step in between")
         newest = newest_attempt(self.storage, self.keys, post.spec.worker)
         elapsed_s = time.monotonic() - self._began_s
@@ -274,7 +274,7 @@ class Supervisor:
         if failed:
             raise self._worst()
         if all(post.outcome is not None for post in self._posts.values()):
-            halt = standing_order(self.storage, self.keys)
+            halt = read_halt(self.storage, self.keys)
             reason = halt.reason if halt is not None else "its order to end is gone"
             raise RunHalted(f"run {self.keys.run} was ended: {reason}")
 

@@ -15,6 +15,7 @@ from funcpipe.core import (
     TiedParameter,
     WorkerSpec,
     find_routes,
+    logs,
     prices_of,
 )
 from funcpipe.model.graph import LayerGraph
@@ -22,10 +23,10 @@ from funcpipe.model.split import StageModule, dump_stage, split, stage_bounds
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.checkpoints import Checkpoints
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.resume import Resumed
+from funcpipe.runstate.resume import ResumePoint
 from funcpipe.training.sharding import check_sharding
 from funcpipe.training.stage_job import StageJob
-from funcpipe.training.state import select
+from funcpipe.training.state import select_for_stage
 
 
 def upload(
@@ -37,7 +38,7 @@ def upload(
     *,
     faults: FaultTolerance = DEFAULT_FAULTS,
     limits: RunLimits = NO_LIMITS,
-    resumed: Resumed | None = None,
+    resumed: ResumePoint | None = None,
 ) -> Iterator[WorkerSpec]:
     """Put every stage's code and tensors, and what it had learned; yields each worker's payload, stage by stage."""
     bounds = stage_bounds(job.graph, job.plan)
@@ -47,6 +48,7 @@ def upload(
         check_sharding(job.optimizer, routes)
     stages = split(job.graph, bounds)
     accounts = _accounts(job, resumed)
+    log_level = logs.wanted_in_functions()
     for number, stage in enumerate(stages):
         stage_job = StageJob(
             routes=routes,
@@ -62,7 +64,9 @@ def upload(
         storage.put(keys.bundle(number), bundle)
         storage.put(keys.parameters(number), codec.encode(tensors))
         if resumed is not None and resumed.state is not None:
-            Checkpoints(storage, keys).save(number, resumed.step, select(resumed.state, stage), writer="resumed")
+            Checkpoints(storage, keys).save(
+                number, resumed.step, select_for_stage(resumed.state, stage), writer="resumed"
+            )
         for replica in range(job.plan.replicas):
             yield WorkerSpec(
                 run=keys.run,
@@ -83,10 +87,11 @@ def upload(
                 faults=faults,
                 limits=limits,
                 account=accounts[number],
+                log_level=log_level,
             )
 
 
-def _accounts(job: Job, resumed: Resumed | None) -> list[RunAccount]:
+def _accounts(job: Job, resumed: ResumePoint | None) -> list[RunAccount]:
     """What the run has cost and taken so far, and what it costs a second, for the functions of each stage."""
     usd_s = prices_of(job.plan, job.prices).function_usd_s
     return [

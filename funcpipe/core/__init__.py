@@ -1,6 +1,7 @@
 """The values that flow from profile to report: frozen, checked where they are made, written to JSON and read back."""
 
 from funcpipe.core.json_form import from_text, read, to_text, write
+from funcpipe.core.names import WorkerId, worker_name
 from funcpipe.core.plan import (
     Estimate,
     Optimality,
@@ -102,6 +103,7 @@ __all__ = [
     "Trace",
     "TrainingSpec",
     "Wire",
+    "WorkerId",
     "WorkerReport",
     "WorkerSpec",
     "find_routes",
@@ -111,6 +113,7 @@ __all__ = [
     "read_trace",
     "to_text",
     "usual_streams",
+    "worker_name",
     "write",
     "write_side_by_side",
     "write_trace",

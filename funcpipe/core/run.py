@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from funcpipe.core import checks
+from funcpipe.core.names import worker_name
 from funcpipe.core.plan import Plan
 from funcpipe.core.runstate import Outcome, RunAccount
 from funcpipe.core.settings import FaultTolerance, RunLimits
@@ -40,6 +41,7 @@ class WorkerSpec:
     loaded only if its SHA-256 is `bundle_sha256`; `parameters` the key of the stage's tensors. A message that has not
     come `message_deadline_s` after it was awaited ends the run. It begins with the stage's newest checkpoint, or else
     with `first_step`; a successor does so when its predecessor has handed over, or `follows_within_s` have passed.
+    It logs from `log_level` on, which `core.logs.read_levels` reads.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.worker/1"
@@ -63,6 +65,7 @@ class WorkerSpec:
     faults: FaultTolerance = field(default_factory=FaultTolerance)
     limits: RunLimits = field(default_factory=RunLimits)
     account: RunAccount = field(default_factory=RunAccount)
+    log_level: str = "INFO"
 
     def __post_init__(self) -> None:
         checks.filled("run", self.run)
@@ -88,7 +91,7 @@ class WorkerSpec:
     @property
     def worker(self) -> str:
         """The worker's short name."""
-        return f"s{self.stage}.r{self.replica}"
+        return worker_name(self.stage, self.replica)
 
     @property
     def size(self) -> str:

@@ -1,12 +1,14 @@
 """The two Protocols that a cloud must satisfy: object storage, and a platform that runs functions."""
 
 import threading
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
 from funcpipe.core import Invocation, Plan, PlatformSpec
+from funcpipe.core.log_lines import RawLine
 
 Gate = AbstractContextManager[object]
 OPEN: Gate = nullcontext()
@@ -107,6 +109,13 @@ class Platform(Protocol):
 
     def detach(self) -> None:
         """Let the functions, and those that they start, run on when this client ends."""
+
+    def logs(self, run: str) -> Iterable[RawLine]:
+        """What the functions of `run` have logged and printed, and the platform said of them, as it keeps that.
+
+        Lines of one function come in its order; `core.log_lines.merged` does the rest. There may be some of other runs
+        among them, and there are none of a run that the platform does not know, or of which it has forgotten.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

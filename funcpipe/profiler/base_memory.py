@@ -7,18 +7,22 @@ import sys
 from funcpipe.errors import RunError
 from funcpipe.platforms.allocator import environment
 
-_START = "import os, sys, torch, funcpipe.platforms.allocator, funcpipe.worker.loop, funcpipe.worker.eager\n"
+_START = (
+    "import os, sys, torch\n"
+    "import funcpipe.platforms.allocator, funcpipe.worker.attempt, funcpipe.worker.deferred_compiler\n"
+)
 _FORK = """
 if os.fork():
     sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
 """
 _WORK = """
-from funcpipe.profiler.remote.exercise import exercise, peak_bytes
-funcpipe.worker.eager.defer_compiler()
+from funcpipe.platforms.memory import peak_memory_bytes
+from funcpipe.profiler.remote.exercise import exercise
+funcpipe.worker.deferred_compiler.defer_compiler()
 funcpipe.platforms.allocator.settle()
 torch.set_num_threads(1)
 exercise()
-print(peak_bytes())
+print(peak_memory_bytes())
 """
 
 

@@ -1,18 +1,25 @@
-"""Which checkpoints there are, by the names of their manifests, and who can start again from them."""
+"""Which checkpoints there are, by the names of their manifests, and which worker can restart from which.
+
+A manifest is called STEP.WRITER.json, or STEP.PART.WRITER.json where the optimiser is divided over the replicas and
+each saves a part. PART is `0of2m`: replica 0 of 2, with the model's tensors (m). So of
+
+    00000004.0of2m.s0.r0.a00000000.json    00000004.1of2.s0.r1.a00000000.json    00000008.0of2m.s0.r0.a00000000.json
+
+stage 0 is saved as a whole after 4 steps. After 8 steps only replica 0 could restart, and replica 1 could not.
+"""
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-Worker = tuple[int, int]
-"""Stage and replica."""
+from funcpipe.core import WorkerId
 
 _PART = re.compile(r"\d{8}\.(\d+)of(\d+)(m?)\..+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPart:
-    """The part of a checkpoint that one of so many replicas saves; `model` if it holds the model's tensors too."""
+    """The part of a checkpoint that `replica` of `replicas` saves; with `model` if it holds the model's tensors too."""
 
     replica: int
     replicas: int
@@ -22,51 +29,51 @@ class CheckpointPart:
         return f"{self.replica}of{self.replicas}{'m' * self.model}"
 
 
-def part_of(name: str) -> CheckpointPart | None:
-    """What the manifest of that name is a part of a checkpoint for; None if it is whole."""
+def parse_part(name: str) -> CheckpointPart | None:
+    """The part that the manifest called `name` describes; None if it describes a whole checkpoint."""
     match = _PART.fullmatch(name)
     return None if match is None else CheckpointPart(int(match[1]), int(match[2]), bool(match[3]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointIndex:
-    """What is saved: for each stage the step and the name of its checkpoints or their parts, in ascending order.
+    """`saved` holds, for each stage, the step and manifest of each checkpoint or part of one, in ascending order.
 
-    `done` holds how many steps a worker has certainly done, with all that it writes in them. A checkpoint of its stage
-    may be newer: another replica has written it.
+    `done` holds how many steps each worker has certainly finished, including all its writes. A checkpoint of its stage
+    may be newer if another replica has written it.
     """
 
     saved: Mapping[int, tuple[tuple[int, str], ...]]
-    done: Mapping[Worker, int]
+    done: Mapping[WorkerId, int]
     first_step: int
 
-    def steps(self, stage: int) -> frozenset[int]:
-        """After which steps `stage` is saved as a whole; at first it was as it is when nothing is."""
+    def saved_steps(self, stage: int) -> frozenset[int]:
+        """The steps after which `stage` is saved as a whole, and the first step, where nothing needs to be saved."""
         steps = {step for step, _ in self.saved.get(stage, ())}
-        return frozenset(step for step in steps if self.names(stage, step)) | {self.first_step}
+        return frozenset(step for step in steps if self.manifests(stage, step)) | {self.first_step}
 
-    def restart(self, worker: Worker) -> int:
-        """Where `worker` starts again if it dies: the newest checkpoint with its state that it has come to itself."""
+    def restart_step(self, worker: WorkerId) -> int:
+        """Where `worker` restarts if it dies: at the newest checkpoint of its state that it has itself reached."""
         done = self.done.get(worker, self.first_step)
         steps = {step for step, _ in self.saved.get(worker[0], ()) if step <= done}
-        return max((step for step in steps if self.names_for(worker, step)), default=self.first_step)
+        return max((step for step in steps if self.manifests_for(worker, step)), default=self.first_step)
 
-    def common(self, stages: int, replicas: int) -> int:
-        """The newest step that all stages are saved after, and whose loss all replicas of the last have reported."""
+    def common_step(self, stages: int, replicas: int) -> int:
+        """The newest step that all stages have saved, and whose loss all replicas of the last stage have reported."""
         reported = min(self.done.get((stages - 1, replica), self.first_step) for replica in range(replicas))
-        steps = frozenset.intersection(*(self.steps(stage) for stage in range(stages)))
+        steps = frozenset.intersection(*(self.saved_steps(stage) for stage in range(stages)))
         return max((step for step in steps if step <= reported), default=self.first_step)
 
     def outdated(self, stage: int, stages: int, replicas: int) -> tuple[str, ...]:
-        """The checkpoints of `stage` that nobody needs; the last two are kept in any case."""
+        """The manifests of `stage` that no worker would restart from; the last two steps are always kept."""
         entries = self.saved.get(stage, ())
         last = sorted({step for step, _ in entries})[-2:]
-        restarts = (self.restart((stage, replica)) for replica in range(replicas))
-        least = min([self.common(stages, replicas), *restarts, *last])
-        return tuple(name for step, name in entries if step < least)
+        restarts = (self.restart_step((stage, replica)) for replica in range(replicas))
+        oldest_needed = min([self.common_step(stages, replicas), *restarts, *last])
+        return tuple(name for step, name in entries if step < oldest_needed)
 
-    def names(self, stage: int, step: int) -> tuple[str, ...]:
-        """The manifests that hold `stage` after `step` steps together, if it is saved then."""
+    def manifests(self, stage: int, step: int) -> tuple[str, ...]:
+        """The manifests that together hold `stage` after `step` steps; empty if it is not completely saved."""
         whole, parts = self._after(stage, step)
         if whole is not None:
             return (whole,)
@@ -75,9 +82,10 @@ class CheckpointIndex:
         has_model = any(part.model for part in parts)
         return tuple(name for _, name in sorted(by_replica.items())) if complete and has_model else ()
 
-    def names_for(self, worker: Worker, step: int) -> tuple[str, ...]:
-        """The manifests that hold the state of `worker` after `step` steps, if it is saved: its own part comes first,
-        with another one for the model if need be.
+    def manifests_for(self, worker: WorkerId, step: int) -> tuple[str, ...]:
+        """The manifests that hold the state of `worker` after `step` steps; empty if it is not saved.
+
+        Its own part comes first, followed by one with the model if its own has none.
         """
         whole, parts = self._after(worker[0], step)
         if whole is not None:
@@ -89,10 +97,10 @@ class CheckpointIndex:
         return (own[False], models[0]) if own and models else ()
 
     def _after(self, stage: int, step: int) -> tuple[str | None, dict[CheckpointPart, str]]:
-        """What is saved of `stage` after `step` steps: the newest whole checkpoint, the newest of each part."""
+        """The newest whole checkpoint of `stage` after `step` steps, if any, and the newest manifest of each part."""
         whole, parts = None, {}
         for at, name in self.saved.get(stage, ()):
-            part = part_of(name) if at == step else None
+            part = parse_part(name) if at == step else None
             if part is not None:
                 parts[part] = name
             elif at == step:

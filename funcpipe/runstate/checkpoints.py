@@ -1,56 +1,58 @@
-"""Checkpoints of stages in the storage: tensors as safetensors files, then a manifest that names them.
+"""Checkpoints of stages in storage: tensors as safetensors files, and a manifest that names them.
 
-The files come first, under names that no other checkpoint has, and the manifest last: whoever is interrupted at any
-byte leaves the checkpoints before as they were, and at most files that no manifest names.
+The files are written first, under names that no other checkpoint has, and the manifest last. A writer that is
+interrupted at any byte leaves earlier checkpoints intact, and at most files that no manifest names.
 
-A stage whose optimiser is divided over its replicas is saved in parts, each by its replica under a manifest of its own.
+A stage whose optimiser is divided over its replicas is saved in parts, each by its replica with its own manifest.
 """
 
 import hashlib
+import logging
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 
 import safetensors.torch
 import torch
 from torch import Tensor
 
-from funcpipe.core import Manifest, StoredFile
+from funcpipe.core import Manifest, StoredFile, WorkerId, worker_name
 from funcpipe.errors import CorruptMessage, KeyMissing, ModelError
 from funcpipe.platforms.base import Storage
-from funcpipe.runstate.checkpoint_index import CheckpointIndex, CheckpointPart, Worker
-from funcpipe.runstate.documents import get_listed_document, put_document
+from funcpipe.runstate.checkpoint_index import CheckpointIndex, CheckpointPart
+from funcpipe.runstate.documents import READS, get_listed_document, put_document
 from funcpipe.runstate.keys import Keys
-from funcpipe.training import state as states
-from funcpipe.training.state import StageState
-from funcpipe.training.state_shards import together
+from funcpipe.training.state import StageState, settings_from_text, settings_to_text
+from funcpipe.training.state_shards import combine_shards
 
-PART_BYTES = 64 << 20
-"""Tensors of a checkpoint are written in files of about so many bytes, so that no second copy of all is made."""
+_log = logging.getLogger(__name__)
+
+FILE_BYTES = 64 << 20
+"""About how large the files of a checkpoint are: only one file at a time is copied in memory."""
 
 _MANIFEST = re.compile(r"(\d{8})\.([a-z0-9.]+)\.json", re.ASCII)
 _DONE = re.compile(r"s(\d+)\.r(\d+)/(\d{8})", re.ASCII)
-_READS = 3  # of an object whose bytes are not what they should be
-_LOOKS = 5  # for the newest checkpoint, while others delete what was the newest
+_LOOKUPS = 5
+"""How often the newest checkpoint is looked up, if others delete the one that was found before it is read."""
 
 
 class Checkpoints:
     """The checkpoints of one generation of a run, which began with `first_step`."""
 
-    def __init__(self, storage: Storage, keys: Keys, *, first_step: int = 0, part_bytes: int = PART_BYTES) -> None:
+    def __init__(self, storage: Storage, keys: Keys, *, first_step: int = 0, file_bytes: int = FILE_BYTES) -> None:
         self._first_step = first_step
         self._storage = storage
         self._keys = keys
-        self._part_bytes = part_bytes
+        self._file_bytes = file_bytes
 
     def save(
         self, stage: int, step: int, state: StageState, *, writer: str, part: CheckpointPart | None = None
     ) -> Manifest:
-        """Write what `stage` has learned after `step` steps, or a part of it. `writer` must be unique among all who may
-        save it.
-        """
+        """Write the state of `stage` after `step` steps, or a part of it. No two writers may have the same `writer`."""
+        began_s = time.monotonic()
         name = f"{step:08d}.{writer}" if part is None else f"{step:08d}.{part}.{writer}"
         files = []
-        for number, tensors in enumerate(_parts(state.tensors, self._part_bytes)):
+        for number, tensors in enumerate(_files(state.tensors, self._file_bytes)):
             data = _serialised(tensors)
             file = StoredFile(
                 name=f"{name}.{number}.safetensors", bytes=len(data), sha256=hashlib.sha256(data).hexdigest()
@@ -63,24 +65,32 @@ class Checkpoints:
             files=tuple(files),
             aliases=dict(state.aliases),
             transient=tuple(sorted(state.transient)),
-            settings=states.to_text(state.settings),
+            settings=settings_to_text(state.settings),
         )
         put_document(self._storage, self._keys.checkpoint(stage, f"{name}.json"), manifest)
+        _log.info(
+            "saved stage %d after step %d as %s: %d bytes in %.2f s",
+            stage,
+            step,
+            name,
+            sum(file.bytes for file in files),
+            time.monotonic() - began_s,
+        )
         return manifest
 
-    def mark_done(self, worker: Worker, step: int) -> None:
-        """Note that `worker` has done `step` steps, and written all that it writes in them."""
-        name = f"s{worker[0]}.r{worker[1]}"
+    def mark_done(self, worker: WorkerId, step: int) -> None:
+        """Record that `worker` has finished `step` steps, including all its writes."""
+        name = worker_name(*worker)
         key = self._keys.done(name, step)
         self._storage.put(key, b"")
         for other in self._storage.list(self._keys.progress(name)):
             if other < key:
                 self._storage.delete(other)
 
-    def listing(self) -> CheckpointIndex:
-        """What is saved, by two requests."""
+    def index(self) -> CheckpointIndex:
+        """What is saved, found with two requests."""
         saved: dict[int, list[tuple[int, str]]] = {}
-        done: dict[Worker, int] = {}
+        done: dict[WorkerId, int] = {}
         for key in self._storage.list(self._keys.all_progress):
             match = _DONE.fullmatch(key.removeprefix(self._keys.all_progress))
             if match is not None:
@@ -94,68 +104,73 @@ class Checkpoints:
         entries = {stage: tuple(sorted(found)) for stage, found in saved.items()}
         return CheckpointIndex(saved=entries, done=done, first_step=self._first_step)
 
-    def restart(self, worker: Worker) -> tuple[int, StageState | None]:
-        """Where `worker` starts again: the step, and its state then, unless nothing was saved."""
-        for look in range(_LOOKS):
-            listing = self.listing()
-            step = listing.restart(worker)
-            names = listing.names_for(worker, step)
-            if not names:
-                return step, None
+    def load_latest(self, worker: WorkerId) -> tuple[int, StageState | None]:
+        """Where `worker` restarts: the step, and its state after it; the state is None if nothing was saved."""
+        for _ in range(_LOOKUPS - 1):
             try:
-                return step, self.load_together(worker[0], names)
-            except KeyMissing:
-                if look == _LOOKS - 1:
-                    raise
-        raise AssertionError("the last look returns or raises")
+                return self._load_newest(worker)
+            except KeyMissing as error:
+                _log.info("a checkpoint was deleted while it was read, looking for a newer one: %s", error)
+        return self._load_newest(worker)
 
-    def load_together(self, stage: int, names: Sequence[str]) -> StageState:
-        """The checkpoints of those manifests as one state. Raises as `load` does."""
-        return together([self.load(stage, name) for name in names])
+    def load_combined(self, stage: int, names: Sequence[str]) -> StageState:
+        """The checkpoints whose manifests have these names, combined into one state. Raises as `load` does."""
+        return combine_shards([self.load(stage, name) for name in names])
 
     def load(self, stage: int, name: str) -> StageState:
-        """The checkpoint whose manifest has that name. Raises KeyMissing, or CorruptMessage with the key."""
+        """The checkpoint whose manifest is called `name`. Raises KeyMissing, or CorruptMessage with the key."""
+        began_s = time.monotonic()
         key = self._keys.checkpoint(stage, name)
         manifest = get_listed_document(self._storage, Manifest, key)
         tensors: dict[str, Tensor] = {}
         for file in manifest.files:
             tensors |= self._tensors(stage, file)
+        size, took_s = sum(file.bytes for file in manifest.files), time.monotonic() - began_s
+        _log.info("loaded checkpoint %s of stage %d: %d bytes in %.2f s", name, stage, size, took_s)
         return StageState(
             tensors=tensors,
             aliases=manifest.aliases,
             transient=frozenset(manifest.transient),
-            settings=states.from_text(manifest.settings),
+            settings=settings_from_text(manifest.settings),
         )
 
     def delete(self, stage: int, names: tuple[str, ...]) -> None:
-        """Delete checkpoints of `stage` by the names of their manifests, which go first."""
+        """Delete checkpoints of `stage` by the names of their manifests, which are deleted first."""
         files = self._storage.list(f"{self._keys.checkpoints}s{stage}/")
         for name in names:
-            own = self._keys.checkpoint(stage, name.removesuffix(".json")) + "."
+            prefix = self._keys.checkpoint(stage, name.removesuffix(".json")) + "."
             self._storage.delete(self._keys.checkpoint(stage, name))
             for key in files:
-                if key.startswith(own):
+                if key.startswith(prefix):
                     self._storage.delete(key)
+            _log.debug("deleted checkpoint %s of stage %d", name, stage)
+
+    def _load_newest(self, worker: WorkerId) -> tuple[int, StageState | None]:
+        index = self.index()
+        step = index.restart_step(worker)
+        manifests = index.manifests_for(worker, step)
+        return step, self.load_combined(worker[0], manifests) if manifests else None
 
     def _tensors(self, stage: int, file: StoredFile) -> dict[str, Tensor]:
         key = self._keys.checkpoint(stage, file.name)
-        for read in range(_READS):
+        for read in range(1, READS + 1):
             try:
                 data = self._storage.get(key, stop=file.bytes)
             except KeyMissing:
-                if read == _READS - 1:
+                if read == READS:
                     raise
                 continue
             if len(data) == file.bytes and hashlib.sha256(data).hexdigest() == file.sha256:
                 return _deserialised(key, data)
+            _log.warning("read %d of %d of %s has another length or SHA-256 than its manifest", read, READS, key)
         raise CorruptMessage(f"{key} is not what its manifest says: its length or its SHA-256 differs")
 
 
-def _parts(tensors: Mapping[str, Tensor], part_bytes: int) -> Iterator[dict[str, Tensor]]:
+def _files(tensors: Mapping[str, Tensor], file_bytes: int) -> Iterator[dict[str, Tensor]]:
     part: dict[str, Tensor] = {}
     size = 0
     for name, tensor in tensors.items():
-        if part and size + tensor.nbytes > part_bytes:
+        if part and size + tensor.nbytes > file_bytes:
             yield part
             part, size = {}, 0
         part[name] = tensor
@@ -165,15 +180,14 @@ def _parts(tensors: Mapping[str, Tensor], part_bytes: int) -> Iterator[dict[str,
 
 
 def _serialised(tensors: Mapping[str, Tensor]) -> bytes:
-    alone = {name: _alone(tensor) for name, tensor in tensors.items()}
     try:
-        return safetensors.torch.save(alone)
+        return safetensors.torch.save({name: _unshared(tensor) for name, tensor in tensors.items()})
     except (ValueError, KeyError, RuntimeError) as error:
         raise ModelError(f"a checkpoint cannot hold the tensors {sorted(tensors)}: {error}") from error
 
 
-def _alone(tensor: Tensor) -> Tensor:
-    """`tensor` in memory that it shares with no other."""
+def _unshared(tensor: Tensor) -> Tensor:
+    """`tensor`, contiguous and in memory of its own, as safetensors demands."""
     whole = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
     return tensor if whole else tensor.clone(memory_format=torch.contiguous_format)
 

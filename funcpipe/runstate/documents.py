@@ -1,5 +1,10 @@
-"""Small documents in the storage: JSON, and a checksum on a line of its own behind it."""
+"""Small documents in the storage: JSON text, and a checksum of it on a line of its own.
 
+{"format": "funcpipe.hand-over/1", "step": 12}
+1d0a2f64c8d0a7b3
+"""
+
+import logging
 from typing import TypeVar
 
 import xxhash
@@ -9,23 +14,29 @@ from funcpipe.core.json_form import Document
 from funcpipe.errors import CorruptMessage, FormatError, KeyMissing
 from funcpipe.platforms.base import Storage
 
-_READS = 6  # of a document whose bytes are not what was written
+_log = logging.getLogger(__name__)
+
+READS = 6
+"""How often an object is read before it counts as damaged, or as missing where it must exist."""
+
+POLL_S = 0.2
+"""Pause between two looks for a document that another process will write, where storage does not notify."""
 
 D = TypeVar("D", bound=Document)
 
 
-def encode(value: Document) -> bytes:
-    """`value` as the bytes of a note."""
+def encode_document(value: Document) -> bytes:
+    """`value` as the bytes of a document."""
     text = to_text(value).encode()
     return text + f"{xxhash.xxh3_64_hexdigest(text)}\n".encode()
 
 
-def decode(kind: type[D], data: bytes, *, source: str) -> D:
-    """The inverse; raises CorruptMessage, with `source`, unless the bytes are a whole note of that kind."""
+def decode_document(kind: type[D], data: bytes, *, source: str) -> D:
+    """The inverse of `encode_document`. Raises CorruptMessage, which names `source`, for anything else."""
     text, _, checksum = data.removesuffix(b"\n").rpartition(b"\n")
     text += b"\n"
     if xxhash.xxh3_64_hexdigest(text).encode() != checksum:
-        raise CorruptMessage(f"{source}: the checksum is wrong: truncated, or changed on its way")
+        raise CorruptMessage(f"{source}: wrong checksum; the document is truncated or was changed in transit")
     try:
         return from_text(kind, text, source=source)
     except FormatError as error:
@@ -33,25 +44,25 @@ def decode(kind: type[D], data: bytes, *, source: str) -> D:
 
 
 def put_document(storage: Storage, key: str, value: Document, *, if_absent: bool = False) -> None:
-    """Write `value` under `key`."""
-    storage.put(key, encode(value), if_absent=if_absent)
-
-
-def get_listed_document(storage: Storage, kind: type[D], key: str) -> D:
-    """The note under a key that is known to exist: a read that does not find it is made again."""
-    for _ in range(_READS - 1):
-        try:
-            return get_document(storage, kind, key)
-        except KeyMissing:
-            continue
-    return get_document(storage, kind, key)
+    """Write `value` under `key`; with `if_absent`, raises KeyExists if something is there."""
+    storage.put(key, encode_document(value), if_absent=if_absent)
 
 
 def get_document(storage: Storage, kind: type[D], key: str) -> D:
-    """The note under `key`; raises KeyMissing, or CorruptMessage if it is still wrong when read again."""
-    for _ in range(_READS - 1):
+    """The document under `key`. Raises KeyMissing, or CorruptMessage if it stays damaged when read again."""
+    for read in range(1, READS):
         try:
-            return decode(kind, storage.get(key), source=key)
-        except CorruptMessage:
-            continue
-    return decode(kind, storage.get(key), source=key)
+            return decode_document(kind, storage.get(key), source=key)
+        except CorruptMessage as error:
+            _log.warning("read %d of %d is damaged, reading again: %s", read, READS, error)
+    return decode_document(kind, storage.get(key), source=key)
+
+
+def get_listed_document(storage: Storage, kind: type[D], key: str) -> D:
+    """The document under a key that was listed, so must exist: a read that does not find it is repeated."""
+    for _ in range(READS - 1):
+        try:
+            return get_document(storage, kind, key)
+        except KeyMissing:
+            _log.debug("%s was listed, but a read did not find it; reading again", key)
+    return get_document(storage, kind, key)

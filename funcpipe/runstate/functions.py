@@ -1,7 +1,8 @@
-"""Functions are started by clients and by functions; each is noted in the storage, for whoever must end it."""
+"""The functions of a run: clients and workers start them, and record each in storage so that anybody can stop it."""
 
 import contextlib
 import json
+import logging
 import secrets
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,15 +15,17 @@ from funcpipe.platforms.base import Handle, Platform, Storage
 from funcpipe.runstate.documents import get_document, put_document
 from funcpipe.runstate.keys import Keys
 
-RESTARTS = 5
-"""A worker that has died so often since a step of the run last ended is given up."""
+_log = logging.getLogger(__name__)
+
+MAX_RESTARTS = 5
+"""How often a worker is restarted while the run makes no step; after that the run is given up."""
 
 _STOPS_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Started:
-    """A function that was started for an attempt of a worker, and what it costs a second."""
+class StartedFunction:
+    """A function that was started for an attempt of a worker, and its price per second."""
 
     worker: str
     attempt: int
@@ -30,36 +33,42 @@ class Started:
     usd_s: float
 
 
-def start(platform: Platform, storage: Storage, keys: Keys, spec: WorkerSpec) -> Started:
-    """Invoke a function for the attempt in `spec`."""
+def start_function(platform: Platform, storage: Storage, keys: Keys, spec: WorkerSpec) -> StartedFunction:
+    """Invoke a function for the attempt in `spec`, and record it."""
     handle = platform.invoke(spec)
-    note = FunctionDocument(
-        worker=spec.worker, attempt=spec.attempt, handle=json.dumps(to_plain(handle)), usd_s=spec.account.usd_s
+    usd_s = spec.account.usd_s
+    document = FunctionDocument(
+        worker=spec.worker, attempt=spec.attempt, handle=json.dumps(to_plain(handle)), usd_s=usd_s
     )
-    put_document(storage, keys.function(spec.worker, spec.attempt, secrets.token_hex(4)), note)
-    return Started(worker=spec.worker, attempt=spec.attempt, handle=handle, usd_s=spec.account.usd_s)
+    put_document(storage, keys.function(spec.worker, spec.attempt, secrets.token_hex(4)), document)
+    _log.info("started function %s as attempt %d of worker %s", handle.name, spec.attempt, spec.worker)
+    return StartedFunction(worker=spec.worker, attempt=spec.attempt, handle=handle, usd_s=usd_s)
 
 
-def end(platform: Platform, handles: Iterable[Handle]) -> None:
-    """End functions, side by side, as a cloud may take seconds for each; one that it has forgotten has ended."""
+def stop_functions(platform: Platform, handles: Iterable[Handle]) -> None:
+    """Stop functions in parallel, as a cloud may take seconds for each. One that the platform no longer knows has
+    ended.
+    """
 
     def stop(handle: Handle) -> None:
-        with contextlib.suppress(PlatformError):
+        try:
             platform.stop(handle)
+        except PlatformError as error:
+            _log.debug("function %s of worker %s could not be stopped: %s", handle.name, handle.worker, error)
 
     with ThreadPoolExecutor(_STOPS_AT_ONCE) as pool:
         list(pool.map(stop, handles))
 
 
-def started(storage: Storage, keys: Keys, worker: str | None = None) -> tuple[Started, ...]:
-    """The functions that were started for `worker`, or for all, by anybody, in order of worker and attempt."""
+def list_functions(storage: Storage, keys: Keys, worker: str | None = None) -> tuple[StartedFunction, ...]:
+    """The functions that anybody started for `worker`, or for all workers, in order of worker and attempt."""
     prefix = keys.functions if worker is None else f"{keys.functions}{worker}/"
     found = []
     for key in storage.list(prefix):
-        try:
-            note = get_document(storage, FunctionDocument, key)
-        except KeyMissing:
-            continue  # deleted since it was listed
-        handle: Handle = from_plain(Handle, json.loads(note.handle), source=key)
-        found.append(Started(worker=note.worker, attempt=note.attempt, handle=handle, usd_s=note.usd_s))
+        with contextlib.suppress(KeyMissing):  # deleted since it was listed
+            document = get_document(storage, FunctionDocument, key)
+            handle: Handle = from_plain(Handle, json.loads(document.handle), source=key)
+            found.append(
+                StartedFunction(worker=document.worker, attempt=document.attempt, handle=handle, usd_s=document.usd_s)
+            )
     return tuple(found)

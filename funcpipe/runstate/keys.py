@@ -1,8 +1,13 @@
-"""Where everything of a run lies in the object storage.
+"""The keys of everything that a run keeps in object storage.
 
-Nothing is shared by two runs: all of a run lies below its name, all of a generation of it below its number. A
-generation begins when a run is started or resumed. A message is named after the task that writes it, so that a worker
-which does a step again finds, and writes, the same objects; what an attempt alone says carries its number.
+Runs share nothing: a run's objects are below its name, those of a generation (a start or resumption) below its number.
+A message is named after the task that writes it, so a worker that repeats a step reads and writes the same objects;
+what concerns one attempt of a worker carries the attempt's number.
+
+    run-1/generations/0000
+    run-1/g0000/run.json
+    run-1/g0000/leases/s0.r0/00000000
+    run-1/g0000/messages/s0.r0/00000007/put-activation.s0.r0.m1.k0
 """
 
 import re
@@ -44,21 +49,21 @@ class Keys:
 
     @property
     def reservation(self) -> str:
-        """Who is the first to begin the generation."""
+        """Whose generation this is: only one client can put it."""
         return f"{self.reservations}{self.generation:04d}"
 
     @property
     def record(self) -> str:
-        """What the run is; written last, so that a generation without it never began."""
+        """The record of the run; written last, so that a generation without it does not count."""
         return self._key("run.json")
 
     @property
     def halt(self) -> str:
-        """The order to end early."""
+        """The order to end the run early."""
         return self._key("halt.json")
 
     def bundle(self, stage: int) -> str:
-        """The code of a stage."""
+        """The code bundle of a stage."""
         return self._key("stage", f"s{stage}.bundle")
 
     def parameters(self, stage: int) -> str:
@@ -66,7 +71,7 @@ class Keys:
         return self._key("stage", f"s{stage}.tensors")
 
     def payload(self, worker: str) -> str:
-        """What `worker` was told when the generation began."""
+        """The invocation payload of the first attempt of `worker`."""
         return self._key("payloads", worker)
 
     @property
@@ -75,7 +80,7 @@ class Keys:
         return self._folder("payloads")
 
     def message(self, worker: str, step: int, task: str) -> str:
-        """The object that the task `task` of `worker`, a put, writes in `step`."""
+        """The object that `task` of `worker`, a put, writes in `step`."""
         return self._key("messages", worker, f"{step:08d}", task)
 
     def messages(self, worker: str) -> str:
@@ -83,11 +88,11 @@ class Keys:
         return self._folder("messages", worker)
 
     def step_report(self, step: int, worker: str) -> str:
-        """What `worker` says after `step`."""
+        """The loss that `worker` reports after `step`."""
         return self._key("steps", f"{step:08d}.{worker}")
 
     def lease(self, worker: str, attempt: int) -> str:
-        """Who runs `worker` as its attempt of that number."""
+        """Which function is attempt `attempt` of `worker`."""
         return self._key("leases", worker, f"{attempt:08d}")
 
     def leases(self, worker: str) -> str:
@@ -95,15 +100,15 @@ class Keys:
         return self._folder("leases", worker)
 
     def heartbeat(self, worker: str) -> str:
-        """How `worker` fares."""
+        """The last heartbeat of `worker`."""
         return self._key("heartbeats", worker)
 
     def hand_over(self, worker: str, attempt: int) -> str:
-        """What an attempt of `worker` says to the next when it leaves."""
+        """What an attempt of `worker` leaves to the next when it hands over."""
         return self._key("hand-overs", worker, f"{attempt:08d}")
 
     def restart(self, worker: str, number: int) -> str:
-        """Who starts `worker` again, the how-manieth of those that wait for it."""
+        """The restart `number`, counted from 0, of `worker` by its peers."""
         return self._key("restarts", worker, f"{number:08d}")
 
     def function(self, worker: str, attempt: int, token: str) -> str:
@@ -116,7 +121,7 @@ class Keys:
         return self._folder("functions")
 
     def worker_report(self, worker: str, attempt: int) -> str:
-        """What an attempt of `worker` says when it ends."""
+        """The report of an attempt of `worker` when it ends."""
         return self._key("reports", worker, f"{attempt:08d}")
 
     @property
@@ -134,16 +139,16 @@ class Keys:
         return self._folder("traces")
 
     def done(self, worker: str, step: int) -> str:
-        """That `worker` has done `step` steps."""
+        """Exists once `worker` has finished `step` steps."""
         return self._key("progress", worker, f"{step:08d}")
 
     def progress(self, worker: str) -> str:
-        """What the keys begin with that say how many steps `worker` has done."""
+        """What the `done` keys of `worker` begin with."""
         return self._folder("progress", worker)
 
     @property
     def all_progress(self) -> str:
-        """The same for all workers."""
+        """What the `done` keys of all workers begin with."""
         return self._folder("progress")
 
     def checkpoint(self, stage: int, name: str) -> str:

@@ -1,9 +1,10 @@
-"""Who is a worker: attempts are leases, taken by a put that succeeds for one alone.
+"""Leases: which function is a worker. Each attempt has a lease, taken by a put that only one function succeeds with.
 
-Of a worker's leases the one with the highest number counts. Whoever wants to follow takes the next number, and so shuts
-out the one before, whether that is dead, asleep or merely slow.
+The lease with the highest attempt number counts. A successor takes the next number, and thereby fences off the function
+before, whether that is dead, asleep or just slow: what that one still writes is refused (`FencedStorage`).
 """
 
+import logging
 import secrets
 import threading
 import time
@@ -16,9 +17,11 @@ from funcpipe.platforms.base import OPEN, Gate, Storage
 from funcpipe.runstate.documents import get_document, put_document
 from funcpipe.runstate.keys import Keys
 
+_log = logging.getLogger(__name__)
+
 
 class Lease:
-    """The right of one function to be attempt `attempt` of `worker`."""
+    """The right of one function to be attempt `attempt` of `worker`. It is not held until `take` returns."""
 
     def __init__(
         self,
@@ -30,7 +33,7 @@ class Lease:
         fresh_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """What was checked within the last `fresh_s` seconds is not checked again by `check`."""
+        """`check` asks the storage only if it was not asked within the last `fresh_s` seconds."""
         self._storage = storage
         self._keys = keys
         self._worker = worker
@@ -43,21 +46,22 @@ class Lease:
         self.lost = False
 
     def take(self) -> None:
-        """Become the worker; raises Superseded if somebody else is, as this attempt or a later one."""
-        note = LeaseDocument(holder=self._holder)
+        """Become the worker. Raises Superseded if another function is this attempt already, or a later one."""
+        lease = LeaseDocument(holder=self._holder)
         try:
-            put_document(self._storage, self._keys.lease(self._worker, self._attempt), note, if_absent=True)
+            put_document(self._storage, self._keys.lease(self._worker, self._attempt), lease, if_absent=True)
         except KeyExists:
             self._lose(f"another function is attempt {self._attempt} of {self._worker}")
         self.check_now()
+        _log.info("took the lease")
 
     def check(self) -> None:
-        """Raise Superseded if it is known, or turns out, that the lease is lost."""
+        """Raise Superseded if the lease is lost, by what was last known of it if that is recent enough."""
         if self.lost or self._clock() - self._checked_s > self._fresh_s:
             self.check_now()
 
     def check_now(self) -> None:
-        """The same, by asking the storage."""
+        """Ask the storage, and raise Superseded if the lease is lost."""
         with self._lock:
             if self.lost:
                 self._lose(f"attempt {self._attempt} of {self._worker} has been superseded")
@@ -80,43 +84,45 @@ class Lease:
             return False
         return True
 
-    def _lose(self, why: str) -> NoReturn:
+    def _lose(self, cause: str) -> NoReturn:
+        if not self.lost:
+            _log.warning("lost the lease: %s", cause)
         self.lost = True
-        raise Superseded(why)
+        raise Superseded(cause)
 
 
-class Fenced:
-    """Writes and deletes only while `lease` is held."""
+class FencedStorage:
+    """A storage that writes and deletes only while `lease` is held."""
 
-    def __init__(self, store: Storage, lease: Lease) -> None:
-        self._store = store
+    def __init__(self, storage: Storage, lease: Lease) -> None:
+        self._storage = storage
         self._lease = lease
-        self.watches = store.watches
+        self.watches = storage.watches
 
     def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
         """As the wrapped storage; raises Superseded once the lease is lost."""
         self._lease.check()
-        self._store.put(key, data, if_absent=if_absent, gate=gate)
+        self._storage.put(key, data, if_absent=if_absent, gate=gate)
 
     def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
         """As the wrapped storage."""
-        return self._store.get(key, start=start, stop=stop, gate=gate)
+        return self._storage.get(key, start=start, stop=stop, gate=gate)
 
     def delete(self, key: str) -> None:
         """As the wrapped storage; raises Superseded once the lease is lost."""
         self._lease.check()
-        self._store.delete(key)
+        self._storage.delete(key)
 
     def list(self, prefix: str) -> tuple[str, ...]:
         """As the wrapped storage."""
-        return self._store.list(prefix)
+        return self._storage.list(prefix)
 
     def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
         """As the wrapped storage."""
-        self._store.wait(key, timeout_s, cancel)
+        self._storage.wait(key, timeout_s, cancel)
 
 
 def newest_attempt(storage: Storage, keys: Keys, worker: str) -> int | None:
-    """The number of the newest lease of `worker`, if there is one."""
+    """The attempt number of the newest lease of `worker`; None if there is none."""
     numbers = [key.rpartition("/")[2] for key in storage.list(keys.leases(worker))]
     return max((int(number) for number in numbers if number.isdecimal()), default=None)

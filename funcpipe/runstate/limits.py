@@ -1,6 +1,6 @@
-"""What a run may cost and how long it may take, as each of its functions reckons by itself.
+"""The limits of a run's cost and time, as each of its functions checks them by itself.
 
-No two clocks are compared: a function knows what the run had cost and taken when it was invoked, and its own age.
+No two clocks are compared: a function knows the run's cost and time at its own invocation, and its own age.
 """
 
 import math
@@ -29,10 +29,10 @@ class BudgetGuard:
             return f"it would take longer than {deadline_s:g} s"
         return None
 
-    def order(self, *, step: int, steps: int, age_s: float, step_s: float, end_s: float) -> Halt | None:
-        """The order to end, once a limit would be exceeded by the time all have heard of it and ended.
+    def halt_before_exceeding(self, *, step: int, steps: int, age_s: float, step_s: float, end_s: float) -> Halt | None:
+        """The order to give now, if otherwise a limit would be exceeded before all workers have read it and ended.
 
-        `step` steps of `steps` are done, each takes `step_s`, ending takes `end_s`.
+        `step` of `steps` steps are done; a step takes `step_s`, and ending takes `end_s`.
         """
         last = step + self.notice_steps(step_s)
         if last >= steps:
@@ -41,10 +41,10 @@ class BudgetGuard:
         return None if reason is None else Halt(reason=reason, step=last)
 
     def notice_steps(self, step_s: float) -> int:
-        """After so many steps every function has heard of an order that is given now."""
+        """The number of steps after which every function has read an order that is given now."""
         return notice_steps(self._heartbeat_s, step_s)
 
 
 def notice_steps(heartbeat_s: float, step_s: float) -> int:
-    """The steps within which a function looks for orders twice, and one."""
+    """The steps in which a function, which looks for orders with each heartbeat, looks twice; and one more."""
     return 1 + math.ceil(2 * heartbeat_s / max(step_s, 1e-3))

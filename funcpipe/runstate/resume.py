@@ -1,22 +1,25 @@
-"""Going on with a run, under the same or another plan: from the newest step that all its stages have saved."""
+"""Where a run can be resumed, under the same or another plan: the newest step that all its stages have saved."""
 
+import logging
 from dataclasses import dataclass
 
-from funcpipe.core import Heartbeat, RunRecord, StepReport
+from funcpipe.core import Heartbeat, RunRecord, StepReport, worker_name
 from funcpipe.errors import KeyMissing
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.checkpoints import Checkpoints
 from funcpipe.runstate.documents import get_document, get_listed_document
 from funcpipe.runstate.keys import Keys
-from funcpipe.training.state import StageState, merge
-from funcpipe.training.state_shards import whole
+from funcpipe.training.state import StageState, merge_stages
+from funcpipe.training.state_shards import unshard
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resumed:
-    """Where a run is taken up: what the whole model had learned after `step` steps, and what these took.
+class ResumePoint:
+    """What the whole model had learned after `step` steps, the loss of each, and their cost in money and time.
 
-    `state` is None if nothing was saved, so that it begins anew.
+    `state` is None if nothing was saved, so that training starts from the beginning.
     """
 
     keys: Keys
@@ -27,19 +30,20 @@ class Resumed:
     elapsed_s: float
 
 
-def recover(storage: Storage, record: RunRecord) -> Resumed:
-    """What can be gone on with."""
+def load_resume_point(storage: Storage, record: RunRecord) -> ResumePoint:
+    """The newest point at which the run can be resumed, with its state."""
     keys = Keys(record.run, record.generation)
     checkpoints = Checkpoints(storage, keys, first_step=record.first_step)
-    listing = checkpoints.listing()
-    stages = len(record.plan.stages)
-    step = listing.common(stages, record.plan.replicas)
-    names = [listing.names(stage, step) for stage in range(stages)]
+    index = checkpoints.index()
+    stages = range(len(record.plan.stages))
+    step = index.common_step(len(stages), record.plan.replicas)
+    manifests = [index.manifests(stage, step) for stage in stages]
     state = None
-    if all(names):
-        state = merge([whole(checkpoints.load_together(stage, own)) for stage, own in enumerate(names)])
-    beats = [beat for beat in heartbeats(storage, record) if beat is not None]
-    return Resumed(
+    if all(manifests):
+        state = merge_stages([unshard(checkpoints.load_combined(stage, manifests[stage])) for stage in stages])
+    _log.info("%s can be resumed after step %d%s", keys.prefix, step, "" if state is not None else ": nothing is saved")
+    beats = [beat for beat in read_heartbeats(storage, record) if beat is not None]
+    return ResumePoint(
         keys=keys,
         step=step,
         state=state,
@@ -49,14 +53,14 @@ def recover(storage: Storage, record: RunRecord) -> Resumed:
     )
 
 
-def heartbeats(storage: Storage, record: RunRecord) -> list[Heartbeat | None]:
-    """The last heartbeat of each worker, stage by stage."""
+def read_heartbeats(storage: Storage, record: RunRecord) -> list[Heartbeat | None]:
+    """The last heartbeat of each worker, in order of stages and replicas; None for a worker that has sent none."""
     keys = Keys(record.run, record.generation)
     found: list[Heartbeat | None] = []
     for stage in range(len(record.plan.stages)):
         for replica in range(record.plan.replicas):
             try:
-                found.append(get_document(storage, Heartbeat, keys.heartbeat(f"s{stage}.r{replica}")))
+                found.append(get_document(storage, Heartbeat, keys.heartbeat(worker_name(stage, replica))))
             except KeyMissing:
                 found.append(None)
     return found
@@ -68,7 +72,7 @@ def _losses(storage: Storage, record: RunRecord, step: int) -> tuple[float, ...]
     losses = list(record.losses[:step])
     for number in range(len(losses), step):
         reports = [
-            get_listed_document(storage, StepReport, keys.step_report(number, f"s{last}.r{replica}"))
+            get_listed_document(storage, StepReport, keys.step_report(number, worker_name(last, replica)))
             for replica in range(record.plan.replicas)
         ]
         losses.append(sum(r.loss_sum for r in reports) / sum(r.samples for r in reports))

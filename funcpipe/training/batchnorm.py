@@ -1,8 +1,13 @@
-"""BatchNorm's running statistics over replicas: as if one process had run all micro-batches of the step in order.
+"""BatchNorm's running statistics over replicas, as if one process had run all micro-batches of the step in order.
 
-The average moves by r <- (1 - momentum) r + momentum x with each micro-batch's statistic x, which is linear. With the
-averages at zero before a forward, what a forward leaves in them is its own contribution; the contribution of
-micro-batch i of M then counts (1 - momentum)^(calls in the M - 1 - i later ones), whichever replica ran it.
+BatchNorm updates a running average by r <- (1 - momentum) r + momentum x for each micro-batch's statistic x. That is
+linear, so each replica can compute its own share: with the average set to zero before a forward, the forward leaves
+momentum x in it. Micro-batch i of M contributes that times (1 - momentum)^(M - 1 - i), if the layer is called once per
+forward. With momentum 0.1 and M = 3:
+
+    r = 0.9^3 r_old + 0.9^2 (0.1 x_0) + 0.9 (0.1 x_1) + (0.1 x_2)
+
+where replica 0 of two adds the terms of x_0 and x_2, and replica 1 that of x_1.
 """
 
 import weakref
@@ -17,11 +22,10 @@ from funcpipe.model.split import StageModule
 
 
 class RunningStatistics:
-    """The running statistics of one replica of a stage, for one step after another.
+    """The running statistics of one replica of a stage.
 
-    Per step: `begin`, then `after_forward` behind each forward, then `contributions`, which are to be summed over the
-    stage's replicas, then `finish` with the sum. Between `begin` and `finish` the buffers themselves hold nothing of
-    use.
+    In each step call `begin_step`, then `after_forward` after each forward, then `contributions`, sum these over the
+    stage's replicas, and call `finish_step` with the sum. In between, the buffers hold no meaningful values.
     """
 
     def __init__(self, stage: StageModule) -> None:
@@ -29,43 +33,43 @@ class RunningStatistics:
         self._micro_batches = 0
         self._counted: set[int] = set()
         if self._averages:
-            clear = weakref.WeakMethod(self._clear)
-            stage.register_forward_pre_hook(_weakly(clear), prepend=True)
+            stage.register_forward_pre_hook(_weak_hook(weakref.WeakMethod(self._clear)), prepend=True)
 
-    def begin(self, micro_batches_total: int) -> None:
-        """Start a step of so many micro-batches, those of all replicas."""
-        self._micro_batches = micro_batches_total
+    def begin_step(self, micro_batches: int) -> None:
+        """Start a step of `micro_batches` micro-batches on all replicas together."""
+        self._micro_batches = micro_batches
         self._counted = set()
         for average in self._averages:
-            average.begin()
+            average.begin_step()
 
     def after_forward(self, micro_batch: int) -> None:
-        """Take what the forward of `micro_batch` (numbered over all replicas) just left; a second time changes
-        nothing.
+        """Add what the forward of `micro_batch`, numbered over all replicas, left in the buffers.
+
+        A second forward of the same micro-batch, which recomputation makes, adds nothing.
         """
         if micro_batch in self._counted:
             return
         self._counted.add(micro_batch)
         for average in self._averages:
-            average.take(self._micro_batches - 1 - micro_batch)
+            average.accumulate(self._micro_batches - 1 - micro_batch)
 
     def contributions(self) -> list[Tensor]:
-        """This replica's part of the step's change, one flat float tensor for each data type; to be summed over
-        replicas.
-        """
+        """This replica's share of the step's change, one flat tensor per Statistic, to be summed over replicas."""
         return [average.sum for average in self._averages]
 
-    def finish(self, summed: list[Tensor]) -> None:
-        """Set the buffers to what one process would have, from the sum of all replicas' `contributions`."""
+    def finish_step(self, summed: list[Tensor]) -> None:
+        """Set the buffers to one process's values, from the sum of all replicas' `contributions`."""
         for average, total in zip(self._averages, summed, strict=True):
-            average.finish(total)
+            average.finish_step(total)
 
     def _clear(self) -> None:
         for average in self._averages:
             average.clear()
 
 
-def _weakly(method: weakref.WeakMethod[Any]) -> Any:
+def _weak_hook(method: weakref.WeakMethod[Any]) -> Any:
+    """A hook of a module that calls `method` but does not keep its object alive."""
+
     def before(module: nn.Module, args: Any) -> None:
         call = method()
         if call is not None:
@@ -75,32 +79,35 @@ def _weakly(method: weakref.WeakMethod[Any]) -> Any:
 
 
 class _Average:
-    """The buffers of one Statistic: their values before the step, and the weighted sum of what the step adds."""
+    """The buffers of one Statistic: their values before the step, and the weighted sum of what the step adds.
+
+    `sum` holds all its averages, flattened, and one element more: the number of calls.
+    """
 
     def __init__(self, stage: StageModule, statistic: Statistic) -> None:
         self.momentum = statistic.momentum
         self.buffers: list[Tensor] = [attribute(stage, name) for name in statistic.names]
         self.count: Tensor = attribute(stage, statistic.count)
-        self.begin()
+        self.begin_step()
 
-    def begin(self) -> None:
+    def begin_step(self) -> None:
         self.old = torch.cat([buffer.reshape(-1) for buffer in self.buffers])
         self.old_count = int(self.count)
-        self.sum = torch.zeros(self.old.numel() + 1, dtype=self.old.dtype)  # of the averages, and of the calls
+        self.sum = torch.zeros(self.old.numel() + 1, dtype=self.old.dtype)
 
     def clear(self) -> None:
-        """Zero the buffers behind autograd's back: it keeps them for the backward, but reads them in eval mode only."""
+        """Zero the buffers unseen by autograd, which saves them for the backward but reads them in eval mode only."""
         for buffer in (self.count, *self.buffers):
             buffer.data.zero_()
 
-    def take(self, later: int) -> None:
-        """Add what one forward left in the cleared buffers; `later` micro-batches follow it."""
+    def accumulate(self, later: int) -> None:
+        """Add what one forward left in the cleared buffers; `later` micro-batches of the step follow it."""
         calls = int(self.count)
         weight = float(calls) if self.momentum is None else (1.0 - self.momentum) ** (calls * later)
         self.sum[:-1].add_(torch.cat([buffer.reshape(-1) for buffer in self.buffers]), alpha=weight)
         self.sum[-1] += calls
 
-    def finish(self, total: Tensor) -> None:
+    def finish_step(self, total: Tensor) -> None:
         added, calls = total[:-1], round(total[-1].item())
         if self.momentum is None:
             new = (self.old * self.old_count + added) / max(self.old_count + calls, 1)

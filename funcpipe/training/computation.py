@@ -1,55 +1,29 @@
-"""What one replica of one stage computes: forwards, backwards, the sum of its gradients, its update."""
+"""All that one replica of one stage computes in a training step, task by task.
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+The passes add up gradients; `flat` sums them over replicas, `tied` over stages that share parameters; `norm` is that of
+the whole model; the optimiser and the running statistics take their step with the sums. Every order of tasks that the
+graph of the step allows gives the same bits.
+"""
 
-import torch
-from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from collections.abc import Callable, Iterable, Sequence
 
-from funcpipe.comm.collectives import Pattern, cut
+from torch import Tensor
+
+from funcpipe.comm.collectives import Pattern
 from funcpipe.core import TieRoute
-from funcpipe.errors import DataError
-from funcpipe.model.seeds import layer_seed, reseed
 from funcpipe.model.split import StageModule
-from funcpipe.training import state_shards as shards
 from funcpipe.training.batchnorm import RunningStatistics
 from funcpipe.training.data import Step
 from funcpipe.training.gradients import FlatGradient
 from funcpipe.training.norms import GradientNorm, sum_of_squares
-from funcpipe.training.sharding import ShardedOptimizer
-from funcpipe.training.state import StageState, put_back, take
+from funcpipe.training.passes import Batch, LossFunction, Passes
+from funcpipe.training.stage_optimizer import OptimizerFactory, StageOptimizer
+from funcpipe.training.state import StageState
 from funcpipe.training.ties import TiedParameters
-
-LossFunction = Callable[[Any, Any], Tensor]
-OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-Batch = tuple[Mapping[str, Tensor], Any]
-"""The model inputs of one micro-batch by name, and its target."""
-
-
-@dataclass
-class _MicroBatch:
-    """What a stage holds of one micro-batch between its forward and its backward.
-
-    `unsent` holds the elements of what later stages need until they are sent; `roots` is where its gradients enter;
-    `gradients` are those by the stage that returned them.
-    """
-
-    received: dict[str, Tensor] = field(default_factory=dict)
-    unsent: dict[str, Tensor] = field(default_factory=dict)
-    roots: dict[str, GradientEdge] = field(default_factory=dict)
-    loss: Tensor | None = None
-    gradients: dict[int, Mapping[str, Tensor]] = field(default_factory=dict)
-    owed: dict[str, Tensor] = field(default_factory=dict)
 
 
 class Computation:
-    """The module and the optimiser of one worker, and what a training step holds in its memory.
-
-    The loss of a micro-batch is weighted by its share of the global batch's samples, so that the summed gradients are
-    those of the loss averaged over the global batch, however the batch is cut.
-    """
+    """The parts of one replica's computation, and what they do together."""
 
     def __init__(
         self,
@@ -61,118 +35,75 @@ class Computation:
         recompute: bool,
         replica: int,
         replicas: int,
-        number: int = 0,
+        stage_number: int = 0,
         ties: Sequence[TieRoute] = (),
         norm: GradientNorm | None = None,
         shards: Pattern | None = None,
     ) -> None:
-        """Stage `number` of the model, which sums the gradients of its parameters in `ties` with other stages.
+        """Stage `stage_number` of the model, which sums the gradients of its parameters in `ties` with other stages.
 
         With `norm`, the step depends on the norm of all stages' gradients. With `shards`, the optimiser is divided over
         the replicas as that pattern cuts the gradient.
         """
-        self._stage = stage
-        self._loss = loss
-        self._seed = seed
-        self._recompute = recompute
+        self._stage_number = stage_number
         self._replica = replica
         self._replicas = replicas
-        self._number = number
+        parameters = [p for p in stage.parameters() if p.requires_grad]
+        named = dict(stage.named_parameters(remove_duplicate=False))
+        self.passes = Passes(stage, loss=loss, seed=seed, recompute=recompute)
         self.norm = norm or GradientNorm()
-        self._parameters = [p for p in stage.parameters() if p.requires_grad]
-        held = dict(stage.named_parameters(remove_duplicate=False))
-        self.tied = TiedParameters({common: held[name] for name, common in stage.shared.items()}, ties, number)
-        self._summed_here = [p for p in self._parameters if not self.tied.is_borrowed(p)]
+        self.tied = TiedParameters({common: named[name] for name, common in stage.shared.items()}, ties, stage_number)
+        self._summed_here = [p for p in parameters if not self.tied.is_borrowed(p)]
         self._statistics = RunningStatistics(stage)
         self._flat = FlatGradient(self._summed_here, self._statistics.contributions()) if replicas > 1 else None
-        self._optimizer = optimizer(self._parameters) if self._parameters else None
-        self._shards = self._divided(shards) if shards is not None else None
-        self._held: dict[int, _MicroBatch] = {}
-        self.loss_sum = 0.0
-        self.samples = 0
+        self._optimizer = StageOptimizer(stage, parameters, optimizer, seed=seed)
+        if shards is not None:
+            self._optimizer.divide(self.flat.layout, shards, replica)
 
-    def begin(self, step: Step, load: Callable[[Sequence[int]], Batch]) -> None:
-        """Get ready for a step; `load` brings the samples of those numbers, where the stage needs them."""
-        self._step = step
-        self._load = load
-        self._held = {m: _MicroBatch() for m in range(self._replica, len(step.micro_batches), self._replicas)}
-        self._statistics.begin(len(step.micro_batches))
+    def begin_step(self, step: Step, load: Callable[[Sequence[int]], Batch]) -> None:
+        """Start a step; `load` loads the samples at some indices, where the stage needs them."""
+        self._step_number = step.number
+        own = range(self._replica, len(step.micro_batches), self._replicas)
+        self.passes.begin_step(step, own, load)
+        self._statistics.begin_step(len(step.micro_batches))
         if self._flat is not None:
-            self._flat.begin()
-        self.loss_sum = 0.0
-        self.samples = 0
-
-    def receive_activation(self, micro_batch: int, tensors: Mapping[str, Tensor]) -> None:
-        """Keep what an earlier stage made."""
-        self._held[micro_batch].received.update(tensors)
+            self._flat.begin_step()
 
     def forward(self, micro_batch: int) -> None:
-        """Compute what later stages need and, in the last stage, the loss."""
-        held = self._held[micro_batch]
-        for name in self._stage.differentiable & held.received.keys():
-            held.received[name].requires_grad_()
-        with torch.set_grad_enabled(not self._recompute):
-            self._run(held, micro_batch)
+        """Compute what later stages need of `micro_batch` and, in the last stage, its loss."""
+        self.passes.forward(micro_batch)
         self._statistics.after_forward(micro_batch)
-        if held.loss is not None:
-            self.samples += len(self._step.micro_batches[micro_batch])
-            self.loss_sum += held.loss.item() * self._step.samples
-
-    def activations(self, micro_batch: int, names: Iterable[str]) -> dict[str, Tensor]:
-        """What the forward of `micro_batch` made, by name, to be sent; it is not held any longer."""
-        unsent = self._held[micro_batch].unsent
-        return {name: unsent.pop(name) for name in names}
-
-    def receive_gradient(self, micro_batch: int, stage: int, tensors: Mapping[str, Tensor]) -> None:
-        """Keep the gradients that a later stage returns for what was sent."""
-        self._held[micro_batch].gradients[stage] = tensors
 
     def backward(self, micro_batch: int) -> None:
-        """Add this micro-batch's part to the gradients of the parameters; frees its activations."""
-        if self._flat is None or not self._flat.end_backward():
+        """Add this micro-batch's part to the gradients; if it is the one that has been started, wait for its end."""
+        if self._flat is None or not self._flat.finish_last_backward():
             self._propagate(micro_batch)
 
-    def begin_last_backward(self, micro_batch: int) -> None:
-        """Begin the step's last `backward`, which completes the elements of `flat` one after the other."""
-        self.flat.last_backward(lambda: self._propagate(micro_batch))
+    def start_last_backward(self, micro_batch: int) -> None:
+        """Start the step's last `backward` in a thread: it makes elements of `flat` final one after the other."""
+        self.flat.start_last_backward(lambda: self._propagate(micro_batch))
 
     def _propagate(self, micro_batch: int) -> None:
-        held = self._held[micro_batch]
-        if self._recompute:
-            self._run(held, micro_batch)
-        gradients = _summed(held.gradients)
-        seeds = [(root, gradients[name]) for name, root in held.roots.items() if name in gradients]
-        if held.loss is not None and held.loss.requires_grad:
-            seeds.append((get_gradient_edge(held.loss), torch.full_like(held.loss, self.norm.loss_factor)))
-        if seeds:
-            torch.autograd.backward([root for root, _ in seeds], [gradient for _, gradient in seeds])
-        owed = {name: tensor.grad for name, tensor in held.received.items() if tensor.grad is not None}
-        self._held[micro_batch] = _MicroBatch(owed=owed)
-
-    def owed_gradients(self, micro_batch: int, names: Iterable[str]) -> dict[str, Tensor]:
-        """The gradients of what was received; a tensor that the loss does not depend on is left out."""
-        owed = self._held[micro_batch].owed
-        return {name: owed.pop(name) for name in names if name in owed}
+        self.passes.backward(micro_batch, loss_factor=self.norm.loss_factor)
 
     def flatten(self) -> None:
-        """Complete the vector of the step's gradients, and of what else the replicas sum."""
-        self.flat.take(self._statistics.contributions())
+        """Complete the vector of the step's gradients and of what else the replicas sum."""
+        self.flat.complete(self._statistics.contributions())
 
     @property
     def flat(self) -> FlatGradient:
-        """The vector of the step's gradients, which the replicas sum."""
+        """The vector of the step's gradients, which the replicas sum; there is none with a single replica."""
         assert self._flat is not None, "a single replica sums nothing"
         return self._flat
 
     @property
     def is_sharded(self) -> bool:
-        """Whether this replica keeps a part of the optimiser's state only."""
-        return self._shards is not None
+        """Whether this replica keeps only a part of the optimiser's state."""
+        return self._optimizer.is_sharded
 
-    def merged(self, round_number: int, values: Tensor) -> None:
-        """Replace what this replica has summed in a round by the updated parameters, if it updates its own split."""
-        if self._shards is not None:
-            self._shards.update(round_number, values)
+    def update_split(self, round_number: int, values: Tensor) -> None:
+        """Replace what this replica has summed in a round by the updated parameters, if the optimiser is divided."""
+        self._optimizer.update_split(round_number, values)
 
     def tied_sums(self, names: Iterable[str]) -> dict[str, Tensor]:
         """The gradients of the whole global batch of tied parameters that this stage sums."""
@@ -182,79 +113,28 @@ class Computation:
         return {name: gradient for name, gradient in sums.items() if gradient is not None}
 
     def measure_norm(self) -> None:
-        """Keep the sum of the squares of the gradients that this stage sums; tied ones count in one stage alone."""
-        own = sum_of_squares(p.grad for p in self._summed_here) if self._flat is None else self._flat.squares()
-        self.norm.keep(self._number, own)
+        """Record the squares of the gradients that this stage sums; tied ones count in one stage only."""
+        own = sum_of_squares(p.grad for p in self._summed_here) if self._flat is None else self._flat.sum_of_squares()
+        self.norm.add_stage(self._stage_number, own)
 
     def update(self) -> None:
-        """Take the optimiser's step with the gradients of the whole global batch, and the running statistics'."""
-        summed = list(self._unpack(self._flat)) if self._flat is not None else self._statistics.contributions()
-        self.tied.finish()
-        factor = self.norm.finish()
-        if self._optimizer is not None and self._shards is None:
-            if factor is not None:
-                reseed(layer_seed(self._seed, self._step.number, 0, "optimizer"))
-                self._scale_gradients(factor)
-                self._optimizer.step()
-            self._optimizer.zero_grad(set_to_none=True)
-        self._statistics.finish(summed)
-        self._held = {}
+        """Take the step of the optimiser and of the running statistics, with the sums over the whole global batch."""
+        statistics = self._unpack()
+        self.tied.finish_step()
+        self._optimizer.step(self._step_number, gradient_factor=self.norm.finish_step())
+        self._statistics.finish_step(statistics)
+        self.passes.end_step()
 
     def state(self) -> StageState:
-        """What the stage has learned, between two steps; of a divided optimiser, this replica's part."""
-        if self._shards is not None:
-            return shards.take(self._stage, self._shards, self.norm)
-        return take(self._stage, self._optimizer, self.norm)
+        """What the stage has learned, between two steps; of a divided optimiser, this replica's shard."""
+        return self._optimizer.state(self.norm)
 
     def restore(self, state: StageState) -> None:
         """Go back to `state`. Raises CorruptMessage if it is not this stage's."""
-        if self._shards is not None:
-            shards.put_back(state, self._stage, self._shards, self.norm)
-        else:
-            put_back(state, self._stage, self._optimizer, self.norm)
+        self._optimizer.restore(state, self.norm)
 
-    def _divided(self, pattern: Pattern) -> ShardedOptimizer | None:
-        if self._optimizer is None:
-            return None
-        own = pattern.merges(self._replica)
-        assert own is not None, "every replica sums a split of its own"
-        layout = self.flat.layout
-        return ShardedOptimizer(
-            self._optimizer, layout, [splits[own] for splits in cut(layout.elements, pattern, layout.head)]
-        )
-
-    def _unpack(self, flat: FlatGradient) -> tuple[Tensor, ...]:
-        return flat.unpack() if self._shards is None else flat.unpack_parameters()
-
-    def _scale_gradients(self, factor: float) -> None:
-        for parameter in self._parameters:
-            if factor != 1.0 and parameter.grad is not None:
-                parameter.grad.mul_(factor)
-
-    def _run(self, held: _MicroBatch, micro_batch: int) -> None:
-        values: dict[str, Tensor] = dict(held.received)
-        target: Any = None
-        indices = self._step.micro_batches[micro_batch]
-        if self._stage.inputs or self._stage.is_last:
-            inputs, target = self._load(indices)
-            values |= {name: inputs[name] for name in self._stage.inputs}
-        sent, output = self._stage(values, (self._seed, self._step.number, micro_batch))
-        held.unsent = {name: tensor.detach() for name, tensor in sent.items()}
-        held.roots = {name: get_gradient_edge(tensor) for name, tensor in sent.items() if tensor.requires_grad}
-        if self._stage.is_last:
-            held.loss = self._mean_loss(output, target) * (len(indices) / self._step.samples)
-
-    def _mean_loss(self, output: Any, target: Any) -> Tensor:
-        loss = self._loss(output, target)
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            raise DataError("the loss function must return one number, the mean over the samples that it is given")
-        return loss.reshape(())
-
-
-def _summed(gradients: Mapping[int, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The sums of what several stages returned, in their order, so that they have the same bits whoever came first."""
-    total: dict[str, Tensor] = {}
-    for stage in sorted(gradients):
-        for name, gradient in gradients[stage].items():
-            total[name] = total[name] + gradient if name in total else gradient
-    return total
+    def _unpack(self) -> list[Tensor]:
+        """Give the parameters what the replicas have summed; the summed contributions to the running statistics."""
+        if self._flat is None:
+            return self._statistics.contributions()
+        return list(self._flat.unpack_parameters() if self.is_sharded else self._flat.unpack_gradients())

@@ -1,10 +1,13 @@
-"""Which samples make up which micro-batch: the same answer in every function, without talking.
+"""Which samples make up which micro-batch: every function computes the same answer without communicating.
 
-The order of an epoch's samples follows from (seed, epoch) alone. Global batches follow one another in that order, the
-last of an epoch may be shorter; within a batch, micro-batches do, and again the last may be shorter.
+The order of an epoch's samples follows from (seed, epoch) alone. It is cut into global batches, and these into
+micro-batches; the last of each may be shorter. With 10 samples in the order 7 0 3 9 1 4 8 2 6 5, a global batch of 6
+and micro-batches of 4:
+
+    step 0: (7 0 3 9) (1 4)        step 1: (8 2 6 5)
 """
 
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,18 +19,18 @@ from funcpipe.errors import DataError
 
 @runtime_checkable
 class MapDataset(Sized, Protocol):
-    """Samples by number: each a tuple of the model's inputs and, last, the target.
+    """A map-style dataset. A sample is a tuple of the model's inputs and, last, the target.
 
-    Or a dictionary of the model's keyword arguments, for a model that computes its own loss.
+    For a model that computes its own loss, a sample is a dictionary of the model's keyword arguments.
     """
 
     def __getitem__(self, index: int, /) -> Any:
-        """The sample of that number."""
+        """The sample at `index`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
-    """Samples stacked into one batch: what the model is called with, and what its output is compared with."""
+class LoadedBatch:
+    """Collated samples: what the model is called with, and the target that its output is compared with."""
 
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -36,7 +39,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One training step: the numbers of the samples of each of its micro-batches."""
+    """One training step: the indices of the samples in each of its micro-batches."""
 
     number: int
     epoch: int
@@ -44,13 +47,13 @@ class Step:
 
     @property
     def samples(self) -> int:
-        """Samples of the step's global batch."""
+        """How many samples the step's global batch has."""
         return sum(len(indices) for indices in self.micro_batches)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batches:
-    """How `samples` samples are dealt out over steps; `shuffle` is off for an order that is the dataset's own."""
+    """How a dataset of `samples` samples is cut into steps; without `shuffle`, in the dataset's own order."""
 
     samples: int
     global_batch: int
@@ -67,8 +70,18 @@ class Batches:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Global batches of an epoch, the short last one included."""
+        """Global batches of an epoch, including a short last one."""
         return -(-self.samples // self.global_batch)
+
+    def micro_batches_of(self, step: int) -> int:
+        """How many micro-batches step `step` has, numbered from the start of training."""
+        first_sample = step % self.steps_per_epoch * self.global_batch
+        return -(-min(self.global_batch, self.samples - first_sample) // self.micro_batch)
+
+    def steps_from(self, first: int, epochs: int) -> Iterator[Step]:
+        """The steps of `epochs` epochs of training, without the first `first` steps."""
+        for epoch in range(first // self.steps_per_epoch, epochs):
+            yield from (step for step in self.epoch(epoch) if step.number >= first)
 
     def epoch(self, epoch: int) -> tuple[Step, ...]:
         """The steps of one epoch, numbered from the start of training."""
@@ -81,13 +94,13 @@ class Batches:
 
 
 def sample_order(samples: int, seed: int, epoch: int) -> tuple[int, ...]:
-    """The order in which an epoch goes through `samples` samples."""
+    """The order of the sample indices 0 … `samples` - 1 in one epoch."""
     generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
     return tuple(torch.randperm(samples, generator=generator).tolist())
 
 
-def load(dataset: MapDataset, indices: Sequence[int]) -> Loaded:
-    """The samples `indices` as one batch. Raises DataError for samples that are neither tuples nor dictionaries."""
+def load_batch(dataset: MapDataset, indices: Sequence[int]) -> LoadedBatch:
+    """The samples at `indices` as one batch. Raises DataError for samples that are neither tuples nor dictionaries."""
     samples = [dataset[index] for index in indices]
     for index, sample in zip(indices, samples, strict=True):
         if not isinstance(sample, Mapping) and not (isinstance(sample, tuple | list) and len(sample) > 1):
@@ -97,9 +110,9 @@ def load(dataset: MapDataset, indices: Sequence[int]) -> Loaded:
             )
     batch = default_collate(samples)
     if isinstance(batch, Mapping):
-        return Loaded(kwargs=dict(batch))
+        return LoadedBatch(kwargs=dict(batch))
     *inputs, target = batch
-    return Loaded(args=tuple(inputs), target=target)
+    return LoadedBatch(args=tuple(inputs), target=target)
 
 
 def _cut(items: Sequence[int], size: int) -> tuple[Any, ...]:

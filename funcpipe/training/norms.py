@@ -1,6 +1,7 @@
-"""The norm of the whole model's gradient, and what follows from it: clipping, loss scaling, steps left out.
+"""The norm of the whole model's gradient, and what depends on it: gradient clipping, loss scaling, skipped steps.
 
-Every worker hears the squared norms of all stages and draws the same conclusions from them.
+Every stage sends the sum of its squared gradients to all others. The norm is the root of the sum over stages, so every
+worker computes the same norm and decides alike.
 """
 
 import math
@@ -11,23 +12,23 @@ import torch
 from torch import Tensor
 
 GROWTH_STEPS = 2000
-"""After so many steps without an overflow the loss is scaled by twice as much."""
+"""Steps without an overflow after which the loss scale doubles, as in torch.amp.GradScaler."""
 
 _EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_ adds it to the norm
 
 
 @dataclass(frozen=True, slots=True)
 class LossScale:
-    """What the loss is multiplied by, so that small gradients survive 16-bit floats (as torch.amp.GradScaler does).
+    """The factor that the loss is multiplied by, so that small gradients survive 16-bit floats (torch.amp.GradScaler).
 
-    `good_steps` counts those since the factor last changed.
+    `good_steps` counts the steps without overflow since the factor last changed.
     """
 
     factor: float = 2.0**16
     good_steps: int = 0
 
     def after(self, *, finite: bool) -> "LossScale":
-        """The scale of the next step: half after an overflow, double after `GROWTH_STEPS` without one."""
+        """The next step's scale: half after an overflow, double after `GROWTH_STEPS` steps without one."""
         if not finite:
             return LossScale(self.factor / 2)
         if self.good_steps + 1 == GROWTH_STEPS:
@@ -36,9 +37,9 @@ class LossScale:
 
 
 class GradientNorm:
-    """The norm of one worker's steps, by the squares of all stages.
+    """Collects the squared gradients of all stages in one worker, step by step, and derives the gradients' factor.
 
-    Without clipping and loss scale nothing depends on it, and nobody measures it.
+    With neither clipping nor a loss scale nothing depends on the norm, and it is not measured.
     """
 
     def __init__(self, *, clip_grad_norm: float | None = None, loss_scale: LossScale | None = None) -> None:
@@ -47,25 +48,25 @@ class GradientNorm:
         self.loss_scale = loss_scale
 
     @property
-    def decides(self) -> bool:
+    def is_needed(self) -> bool:
         """Whether anything depends on the norm."""
         return self._clip_grad_norm is not None or self.loss_scale is not None
 
     @property
     def loss_factor(self) -> float:
-        """What the loss of this step is multiplied by."""
+        """The factor of this step's loss."""
         return 1.0 if self.loss_scale is None else self.loss_scale.factor
 
-    def keep(self, stage: int, squares: float) -> None:
-        """Note the sum of the squares of a stage's scaled gradients."""
+    def add_stage(self, stage: int, squares: float) -> None:
+        """Record the sum of the squares of a stage's scaled gradients."""
         self._squares[stage] = squares
 
     def squares(self, stage: int) -> float:
-        """What was noted of a stage."""
+        """What was recorded of a stage."""
         return self._squares[stage]
 
-    def finish(self) -> float | None:
-        """What the gradients are to be multiplied by; None if an overflow has spoiled them."""
+    def finish_step(self) -> float | None:
+        """The factor for the step's gradients; None after an overflow, when the step must be skipped."""
         squares, self._squares = self._squares, {}
         unscale = 1.0 / self.loss_factor
         norm = math.sqrt(math.fsum(squares.values())) * unscale if _finite(squares.values()) else math.nan
@@ -81,7 +82,7 @@ class GradientNorm:
 
 
 def sum_of_squares(tensors: Iterable[Tensor | None]) -> float:
-    """In double precision, whatever the tensors' own."""
+    """The sum of the squares of all elements, computed in double precision; None stands for no gradient."""
     present = [tensor for tensor in tensors if tensor is not None]
     norms = [float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) for tensor in present]
     return math.fsum(norm * norm for norm in norms)

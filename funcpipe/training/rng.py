@@ -1,4 +1,8 @@
-"""Random numbers that do not depend on the plan, for datasets and for the plain model."""
+"""Random numbers that do not depend on the plan, for datasets and for the plain model.
+
+The generators are seeded anew for each sample, from (seed, epoch, index), and for each layer that draws random numbers,
+from (seed, step, micro-batch, layer). So dropout and data augmentation do not depend on which function computes what.
+"""
 
 import contextlib
 from collections import Counter
@@ -12,8 +16,8 @@ from funcpipe.model.seeds import layer_seed, reseed
 from funcpipe.training.data import MapDataset
 
 
-class Reseeded:
-    """`dataset` whose samples draw the same random numbers whenever they are made in the same epoch."""
+class SeededDataset:
+    """`dataset`, with the generators seeded before each sample: within an epoch, a sample is always the same."""
 
     def __init__(self, dataset: MapDataset, seed: int, epoch: int) -> None:
         self._dataset = dataset
@@ -30,7 +34,7 @@ class Reseeded:
 
 @contextlib.contextmanager
 def seeded(model: nn.Module, graph: LayerGraph, seed: int, step: int, micro_batch: int) -> Iterator[None]:
-    """Within the context a forward of the plain `model` draws the random numbers that the stages of `graph` draw."""
+    """Within this context, a forward of the plain `model` draws the random numbers that the stages of `graph` draw."""
     draws = {layer.name: layer.draws for layer in graph.layers if layer.draws}
     calls: Counter[str] = Counter()
     hooks = []

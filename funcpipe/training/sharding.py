@@ -1,8 +1,14 @@
-"""An optimiser divided over the replicas of a stage: each updates its own split, and keeps the state of that alone.
+"""An optimiser divided over the replicas of a stage: each replica updates its own split of the parameters, and keeps
+the optimiser's state for that split only.
 
-ZeRO's first stage (Rajbhandari et al., SC 2020), for gradients that are summed through storage: what a replica has
-added up it replaces by the updated parameters, which travel in the place of the sums. That needs an optimiser which
-updates every element by itself.
+This is ZeRO stage 1 (Rajbhandari et al., SC 2020) on top of a scatter-reduce through storage. A replica that has summed
+its piece of the gradients updates the parameters in that piece at once and sends them on in place of the sums. With two
+replicas and one round, of a flat vector of 8 elements:
+
+    replica 0 sums [0, 4), updates parameters [0, 4), writes them; reads the updated [4, 8)
+    replica 1 sums [4, 8), updates parameters [4, 8), writes them; reads the updated [0, 4)
+
+It works for optimisers that update each element independently of all others, which `check_sharding` tries out.
 """
 
 from collections import defaultdict
@@ -18,13 +24,15 @@ from funcpipe.training.gradients import Layout, is_absent
 
 _Factory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
-_TRIED_SHAPE, _TRIED_CUT = (31, 33), 500
-_TRIED_SIZES = (1.0, 1e4, 1e-4, 0.0, 1.0)
+_TRIAL_SHAPE, _TRIAL_CUT = (31, 33), 500
+_TRIAL_GRADIENTS = (1.0, 1e4, 1e-4, 0.0, 1.0)
+"""What `check_sharding` tries an optimiser on: a matrix cut behind that element, gradients of these magnitudes."""
 
 
 class Segment:
-    """The elements [start, stop) of a parameter, flattened, which its replica updates; `own` stands for them in the
-    optimiser, and holds nothing between two updates.
+    """The elements [start, stop) of a flattened parameter, which one replica updates.
+
+    `proxy` is the parameter that the optimiser sees for them; it is empty between two updates.
     """
 
     def __init__(self, parameter: nn.Parameter, start: int, stop: int) -> None:
@@ -33,84 +41,84 @@ class Segment:
         self.stop = stop
         whole = stop - start == parameter.numel()
         self.shape = parameter.shape if whole else torch.Size([stop - start])
-        self.own = nn.Parameter(torch.empty(0, dtype=parameter.dtype))
+        self.proxy = nn.Parameter(torch.empty(0, dtype=parameter.dtype))
 
-    def begin(self, summed: Tensor) -> bool:
-        """Get ready for an update with the gradient `summed`; whether there is one."""
-        self.own.data = self.part_of(self.parameter.detach())
+    def load(self, summed: Tensor) -> bool:
+        """Give the proxy the current values and the gradient `summed`; False if no replica has a gradient."""
+        self.proxy.data = self.cut(self.parameter.detach())
         if is_absent(summed):
             return False
-        self.own.grad = summed.to(self.parameter.dtype).view(self.shape)
+        self.proxy.grad = summed.to(self.parameter.dtype).view(self.shape)
         return True
 
-    def end(self, updated: Tensor) -> None:
-        """Write the updated elements into `updated`."""
-        updated.copy_(self.own.detach().reshape(-1))
-        self.own.grad = None
-        self.own.data = torch.empty(0, dtype=self.parameter.dtype)
+    def unload(self, updated: Tensor) -> None:
+        """Write the proxy's updated values into `updated`, and empty it."""
+        updated.copy_(self.proxy.detach().reshape(-1))
+        self.proxy.grad = None
+        self.proxy.data = torch.empty(0, dtype=self.parameter.dtype)
 
-    def part_of(self, values: Tensor) -> Tensor:
-        """These elements of `values`, which has the parameter's shape: a copy."""
+    def cut(self, values: Tensor) -> Tensor:
+        """A copy of these elements of `values`, which has the parameter's shape."""
         return values.reshape(-1)[self.start : self.stop].clone().view(self.shape)
 
 
 class ShardedOptimizer:
-    """The optimiser of one replica's own split, which consists of a range of the flat vector in each round.
+    """The optimiser of one replica's split, which is one range of the flat vector in each round of synchronisation.
 
-    `groups` holds the parameters of its groups, also those that other replicas update.
+    `groups` holds all parameters of each parameter group, including those that other replicas update.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, layout: Layout, rounds: Sequence[tuple[int, int]]) -> None:
-        """Takes over `optimizer`, which was made for the whole parameters; `rounds` holds the ranges."""
+        """Takes over `optimizer`, which was made for whole parameters; `rounds` holds this replica's [start, stop)."""
         self.optimizer = optimizer
         self.groups: list[list[nn.Parameter]] = [group["params"] for group in optimizer.param_groups]
         self._rounds = [tuple(_segments(layout, start, stop)) for start, stop in rounds]
-        self.segments = tuple(segment for placed in self._rounds for _, segment in placed)
-        self._take_over()
+        self.segments = tuple(segment for in_round in self._rounds for _, segment in in_round)
+        self._replace_parameters()
 
     def update(self, number: int, values: Tensor) -> None:
-        """Replace the summed gradients of round `number` in `values`, this replica's piece, by updated parameters.
+        """Replace this replica's summed gradients of round `number`, `values`, by updated parameters.
 
-        The parameters themselves stay as they are: a backward may still be at work with them.
+        The model's own parameters do not change yet: a backward may still be using them.
         """
-        present = [segment.begin(values[place]) for place, segment in self._rounds[number]]
-        if any(present):
+        have_gradient = [segment.load(values[place]) for place, segment in self._rounds[number]]
+        if any(have_gradient):
             self.optimizer.step()
         for place, segment in self._rounds[number]:
-            segment.end(values[place])
+            segment.unload(values[place])
 
-    def _take_over(self) -> None:
-        """Have the optimiser update the segments in place of the parameters."""
+    def _replace_parameters(self) -> None:
+        """Have the optimiser update the segments' proxies in place of the parameters."""
         of_parameter: dict[int, list[Segment]] = defaultdict(list)
         for segment in self.segments:
             of_parameter[id(segment.parameter)].append(segment)
         for group, parameters in zip(self.optimizer.param_groups, self.groups, strict=True):
-            group["params"] = [segment.own for p in parameters for segment in of_parameter[id(p)]]
-        begun = dict(self.optimizer.state)
+            group["params"] = [segment.proxy for p in parameters for segment in of_parameter[id(p)]]
+        initial = dict(self.optimizer.state)
         self.optimizer.state.clear()
-        for parameter, state in begun.items():
+        for parameter, state in initial.items():
             for segment in of_parameter[id(parameter)]:
-                self.optimizer.state[segment.own] = {name: cut_state(value, segment) for name, value in state.items()}
+                self.optimizer.state[segment.proxy] = {name: cut_state(value, segment) for name, value in state.items()}
 
 
 def cut_state(value: Any, segment: Segment) -> Any:
-    """What an optimiser keeps of a parameter, cut to a segment of it if it is a tensor of the parameter's shape."""
+    """One value of a parameter's optimiser state for a segment of it: cut if it has the parameter's shape."""
     if not isinstance(value, Tensor):
         return value
-    return segment.part_of(value) if value.shape == segment.parameter.shape else value.clone()
+    return segment.cut(value) if value.shape == segment.parameter.shape else value.clone()
 
 
 def _segments(layout: Layout, start: int, stop: int) -> Iterator[tuple[slice, Segment]]:
-    """The segments that lie in [start, stop) of the vector, and where in that range."""
-    for number in layout.within(start, stop):
-        place = layout.place(number)
+    """The segments in [start, stop) of the flat vector, each with its place relative to `start`."""
+    for number in layout.parameters_in(start, stop):
+        place = layout.slice_of(number)
         first, last = max(start, place.start), min(stop, place.stop)
         segment = Segment(layout.parameters[number], first - place.start, last - place.start)
         yield slice(first - start, last - start), segment
 
 
 def check_sharding(factory: _Factory, routes: Routes) -> None:
-    """Raise PlanError unless the optimiser that `factory` makes can be divided over the replicas of each stage."""
+    """Raise PlanError unless the optimiser made by `factory` can be divided over the replicas of each stage."""
     if routes.ties:
         first, *others = routes.ties[0].stages
         raise PlanError(
@@ -122,7 +130,7 @@ def check_sharding(factory: _Factory, routes: Routes) -> None:
 
 
 def _check_element_wise(factory: _Factory) -> None:
-    """Raise PlanError unless the optimiser, tried on a parameter as a whole and cut in two, gives the same bits."""
+    """Raise PlanError unless a parameter updated whole and the same one updated in two parts have the same bits."""
     try:
         with torch.random.fork_rng(devices=[]):
             same = _same_in_parts(factory)
@@ -141,27 +149,27 @@ def _refusal(fact: str) -> str:
 
 def _same_in_parts(factory: _Factory) -> bool:
     torch.manual_seed(0)
-    whole = nn.Parameter(torch.randn(_TRIED_SHAPE))
+    whole = nn.Parameter(torch.randn(_TRIAL_SHAPE))
     parted = nn.Parameter(whole.detach().clone())
     expected = factory([whole])
     layout = Layout([parted], [])
-    ranges = ((_TRIED_CUT, layout.elements), (0, _TRIED_CUT))
+    ranges = ((_TRIAL_CUT, layout.elements), (0, _TRIAL_CUT))
     found = ShardedOptimizer(factory([parted]), layout, ranges)
-    for size in _TRIED_SIZES:
-        gradient = size * torch.randn(_TRIED_SHAPE)
+    for size in _TRIAL_GRADIENTS:
+        gradient = size * torch.randn(_TRIAL_SHAPE)
         whole.grad = gradient.clone()
         expected.step()
         flat = gradient.reshape(-1).clone()
         for number, (start, stop) in enumerate(ranges):
             found.update(number, flat[start:stop])
         with torch.no_grad():
-            parted.copy_(flat.view(_TRIED_SHAPE))
+            parted.copy_(flat.view(_TRIAL_SHAPE))
         if not torch.equal(whole, parted):
             return False
     return all(
         value.shape in (torch.Size([]), segment.shape) if isinstance(value, Tensor) else not _is_nested(value)
         for segment in found.segments
-        for value in found.optimizer.state[segment.own].values()
+        for value in found.optimizer.state[segment.proxy].values()
     )
 
 

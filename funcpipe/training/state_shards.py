@@ -1,7 +1,12 @@
-"""What the replicas of a stage have learned when its optimiser is divided over them: each holds a part.
+"""The state of a stage whose optimiser is divided over its replicas: each replica saves its own shard of it.
 
-A part holds the whole model and the optimiser's state of the replica's own segments, under `shards` of its settings: by
-parameter, [start, stop, state]. Parts of the same step can be put together, into the form that any plan reads.
+A shard is a `StageState` that holds the whole model, and the optimiser's state for the replica's own segments of the
+parameters only. Of a parameter of 10 elements of which this replica updates the last 6, `settings["optimizer"]` has
+
+    {"shards": {"layer.weight": [[4, 10, {"dict": {"exp_avg": {"tensor": "optimizer/layer.weight/4/exp_avg"}}}]]}}
+
+The shards of all replicas after the same step are combined by `combine_shards`; `unshard` then gives the form of an
+optimiser that is not divided, which any plan can start from.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,28 +17,38 @@ import torch
 from torch import Tensor, nn
 
 from funcpipe.errors import CorruptMessage
-from funcpipe.training import state as states
 from funcpipe.training.norms import GradientNorm
 from funcpipe.training.sharding import ShardedOptimizer, cut_state
-from funcpipe.training.state import MODEL, OPTIMIZER, StageState
+from funcpipe.training.state import (
+    MODEL,
+    OPTIMIZER,
+    StageState,
+    capture_state,
+    group_settings,
+    mismatch_is_corrupt,
+    restore_groups,
+    restore_state,
+    tensor_names,
+)
+from funcpipe.training.state_tree import join_tensors, split_tensors
 
 
-def take(stage: nn.Module, sharded: ShardedOptimizer, norm: GradientNorm) -> StageState:
-    """One replica's part, without copying it. Raises ModelError if the optimiser keeps what is not data."""
-    state = states.take(stage, None, norm)
+def capture_shard(stage: nn.Module, sharded: ShardedOptimizer, norm: GradientNorm) -> StageState:
+    """One replica's shard; its tensors are not copied. Raises ModelError if the optimiser's state is not plain data."""
+    state = capture_state(stage, None, norm)
     tensors = dict(state.tensors)
     name_of = _name_of(stage)
     shards: dict[str, list[Any]] = {}
     for segment in sharded.segments:
-        kept = sharded.optimizer.state.get(segment.own)
+        kept = sharded.optimizer.state.get(segment.proxy)
         if kept:
             name = name_of[id(segment.parameter)]
-            plain = states.flatten(kept, f"{OPTIMIZER}{name}/{segment.start}", tensors)
+            plain = split_tensors(kept, f"{OPTIMIZER}{name}/{segment.start}", tensors)
             shards.setdefault(name, []).append([segment.start, segment.stop, plain])
     groups = [
         {
             "parameters": [name_of[id(p)] for p in parameters],
-            "settings": states.flatten(states.without_params(group), f"{OPTIMIZER}group/{i}", tensors),
+            "settings": split_tensors(group_settings(group), f"{OPTIMIZER}group/{i}", tensors),
         }
         for i, (group, parameters) in enumerate(zip(sharded.optimizer.param_groups, sharded.groups, strict=True))
     ]
@@ -41,77 +56,78 @@ def take(stage: nn.Module, sharded: ShardedOptimizer, norm: GradientNorm) -> Sta
     return replace(state, tensors=tensors, settings=settings)
 
 
-def without_model(part: StageState) -> StageState:
-    """What a part holds of the optimiser."""
-    return replace(part, tensors={name: t for name, t in part.tensors.items() if not name.startswith(MODEL)})
+def without_model(shard: StageState) -> StageState:
+    """`shard` without the model's tensors, which another replica saves."""
+    return replace(shard, tensors={name: t for name, t in shard.tensors.items() if not name.startswith(MODEL)})
 
 
-def together(parts: Sequence[StageState]) -> StageState:
-    """Parts of the same step as one part; a state that is no part stays as it is."""
-    if len(parts) == 1:
-        return parts[0]
+def combine_shards(shards: Sequence[StageState]) -> StageState:
+    """Several replicas' shards of the same step as one; a single state is returned as it is, shard or not."""
+    if len(shards) == 1:
+        return shards[0]
     tensors: dict[str, Tensor] = {}
-    shards: dict[str, list[Any]] = {}
-    with states.matching():
-        for part in parts:
-            tensors |= part.tensors
-            for name, found in part.settings["optimizer"]["shards"].items():
-                shards.setdefault(name, []).extend(found)
-        optimizer = {**parts[0].settings["optimizer"], "shards": shards}
-    return replace(parts[0], tensors=tensors, settings={**parts[0].settings, "optimizer": optimizer})
+    segments: dict[str, list[Any]] = {}
+    with mismatch_is_corrupt():
+        for shard in shards:
+            tensors |= shard.tensors
+            for name, found in shard.settings["optimizer"]["shards"].items():
+                segments.setdefault(name, []).extend(found)
+        optimizer = {**shards[0].settings["optimizer"], "shards": segments}
+    return replace(shards[0], tensors=tensors, settings={**shards[0].settings, "optimizer": optimizer})
 
 
-def whole(part: StageState) -> StageState:
-    """The parts of all replicas, put together, in the form of an optimiser that is not divided.
+def unshard(combined: StageState) -> StageState:
+    """The shards of all replicas, combined, in the form of an optimiser that is not divided.
 
-    Raises CorruptMessage if something is missing.
+    A state that is no shard is returned as it is. Raises CorruptMessage if a segment is missing.
     """
-    optimizer = part.settings["optimizer"]
+    optimizer = combined.settings["optimizer"]
     if optimizer is None or "shards" not in optimizer:
-        return part
-    tensors = {name: t for name, t in part.tensors.items() if name.startswith((MODEL, f"{OPTIMIZER}group/"))}
+        return combined
+    tensors = {name: t for name, t in combined.tensors.items() if name.startswith((MODEL, f"{OPTIMIZER}group/"))}
     state = {}
-    with states.matching():
-        for name, found in optimizer["shards"].items():
-            joined = _joined(sorted(found, key=lambda shard: shard[0]), part.tensors[MODEL + name], part.tensors)
-            state[name] = states.flatten(joined, f"{OPTIMIZER}{name}", tensors)
+    with mismatch_is_corrupt():
+        for name, segments in optimizer["shards"].items():
+            in_order = sorted(segments, key=lambda segment: segment[0])
+            joined = _joined(in_order, combined.tensors[MODEL + name], combined.tensors)
+            state[name] = split_tensors(joined, f"{OPTIMIZER}{name}", tensors)
     plain = {"state": state, "groups": optimizer["groups"]}
-    return replace(part, tensors=tensors, settings={**part.settings, "optimizer": plain})
+    return replace(combined, tensors=tensors, settings={**combined.settings, "optimizer": plain})
 
 
-def put_back(state: StageState, stage: nn.Module, sharded: ShardedOptimizer, norm: GradientNorm) -> None:
-    """Make `stage`, its optimiser and its loss scale what they were, by this replica's part or by the whole state.
+def restore_shard(state: StageState, stage: nn.Module, sharded: ShardedOptimizer, norm: GradientNorm) -> None:
+    """Write `state` back into `stage`, its optimiser and its loss scale: this replica's shard, or a whole state.
 
-    Raises CorruptMessage if they do not match.
+    Raises CorruptMessage if it does not fit.
     """
-    states.put_back(state, stage, None, norm)
+    restore_state(state, stage, None, norm)
     saved = state.settings["optimizer"]
     if saved is None:
         return
     name_of = _name_of(stage)
-    with states.matching():
-        states.put_back_groups(state, sharded.optimizer, [[name_of[id(p)] for p in own] for own in sharded.groups])
+    with mismatch_is_corrupt():
+        restore_groups(state, sharded.optimizer, [[name_of[id(p)] for p in own] for own in sharded.groups])
         shards = saved.get("shards", {})
         for segment in sharded.segments:
             name = name_of[id(segment.parameter)]
             if name in shards:
                 own = {(start, stop): plain for start, stop, plain in shards[name]}
                 plain = own[segment.start, segment.stop]
-                sharded.optimizer.state[segment.own] = states.build(plain, state.tensors)
+                sharded.optimizer.state[segment.proxy] = join_tensors(plain, state.tensors)
             elif name in saved["state"]:
-                kept = states.build(saved["state"][name], state.tensors)
-                sharded.optimizer.state[segment.own] = {key: cut_state(value, segment) for key, value in kept.items()}
+                kept = join_tensors(saved["state"][name], state.tensors)
+                sharded.optimizer.state[segment.proxy] = {key: cut_state(value, segment) for key, value in kept.items()}
 
 
-def _joined(shards: Sequence[Any], parameter: Tensor, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """What the optimiser keeps of a parameter, from what it keeps of all its segments, in ascending order."""
-    ends = [0, *(stop for _, stop, _ in shards)]
-    if [start for start, _, _ in shards] != ends[:-1] or ends[-1] != parameter.numel():
-        raise CorruptMessage("a checkpoint holds the optimiser's state of some elements of a parameter only")
-    kept = [states.build(plain, tensors) for _, _, plain in shards]
+def _joined(segments: Sequence[Any], parameter: Tensor, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The optimiser's state of a parameter, from the [start, stop, state] of all its segments in ascending order."""
+    ends = [0, *(stop for _, stop, _ in segments)]
+    if [start for start, _, _ in segments] != ends[:-1] or ends[-1] != parameter.numel():
+        raise CorruptMessage("a checkpoint holds the optimiser's state of only some elements of a parameter")
+    kept = [join_tensors(plain, tensors) for _, _, plain in segments]
     if len(kept) == 1:
         return dict(kept[0])
-    sizes = [torch.Size([stop - start]) for start, stop, _ in shards]
+    sizes = [torch.Size([stop - start]) for start, stop, _ in segments]
     joined = {}
     for key, first in kept[0].items():
         values = [one[key] for one in kept]
@@ -121,4 +137,4 @@ def _joined(shards: Sequence[Any], parameter: Tensor, tensors: Mapping[str, Tens
 
 
 def _name_of(stage: nn.Module) -> dict[int, str]:
-    return {id(tensor): name for name, tensor in states.names_of(stage)[0].items()}
+    return {id(tensor): name for name, tensor in tensor_names(stage)[0].items()}

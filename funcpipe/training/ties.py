@@ -1,7 +1,8 @@
-"""The gradients of parameters that several stages hold.
+"""The gradients of tied parameters, which several stages hold.
 
-Each holder adds its own to what the later holders have added up; the first holder's sum replaces everyone's. The copies
-start equal and get the same updates, so they stay equal.
+Partial sums travel from the last holder to the first: each adds its own gradient to those of the later holders. The
+first holder's stage then sums over replicas and sends the result to all other holders. The copies start equal and get
+the same updates, so they stay equal.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +13,7 @@ from funcpipe.core import TieRoute
 
 
 class TiedParameters:
-    """The tied parameters of one stage by the name that all their holders know them by."""
+    """The tied parameters of one stage, by the common name that all their holders use."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], routes: Sequence[TieRoute], stage: int) -> None:
         self._parameters = dict(parameters)
@@ -21,15 +22,15 @@ class TiedParameters:
         self._sums: dict[str, Tensor] = {}
 
     def is_borrowed(self, parameter: nn.Parameter) -> bool:
-        """Whether an earlier stage holds `parameter` as well, and sums its gradient over the replicas."""
+        """Whether an earlier stage holds `parameter` too, and so sums its gradient over the replicas."""
         return any(self._parameters[name] is parameter for name in self._borrowed)
 
     def receive(self, gradients: Mapping[str, Tensor]) -> None:
-        """Keep what the later holders have added up, until `add`."""
+        """Keep a later holder's partial sums until `add_received`."""
         self._received.append(gradients)
 
-    def add(self) -> None:
-        """Add what was received to the own gradients."""
+    def add_received(self) -> None:
+        """Add the received partial sums to this stage's own gradients."""
         for gradients in self._received:
             for name, gradient in gradients.items():
                 parameter = self._parameters[name]
@@ -37,19 +38,19 @@ class TiedParameters:
         self._received = []
 
     def gradients(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """The gradients so far; a parameter that the loss does not depend on is left out."""
+        """The partial sums so far; a parameter that the loss does not depend on is left out."""
         found = {name: self._parameters[name].grad for name in names}
         return {name: gradient for name, gradient in found.items() if gradient is not None}
 
     def parameter(self, name: str) -> nn.Parameter:
-        """The parameter that all holders know by `name`."""
+        """The parameter with the common name `name`."""
         return self._parameters[name]
 
     def receive_sums(self, gradients: Mapping[str, Tensor]) -> None:
-        """Keep the gradients of the whole global batch, until `finish`."""
+        """Keep the gradients of the whole global batch until `finish_step`."""
         self._sums.update(gradients)
 
-    def finish(self) -> None:
+    def finish_step(self) -> None:
         """Give the borrowed parameters the gradients of the whole global batch."""
         for name in self._borrowed:
             self._parameters[name].grad = self._sums.get(name)

@@ -1,4 +1,4 @@
-"""Does a plan train this model as one process would? Both are done for a few steps and compared, tensor by tensor."""
+"""Does a plan train a model as one process would? Both train for a few steps, and each tensor is compared."""
 
 import copy
 from collections.abc import Sequence
@@ -9,17 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from funcpipe.model.graph import LayerGraph
-from funcpipe.training.computation import LossFunction, OptimizerFactory
-from funcpipe.training.data import MapDataset, Step, load
-from funcpipe.training.rng import Reseeded, seeded
+from funcpipe.training.data import MapDataset, Step, load_batch
+from funcpipe.training.passes import LossFunction
+from funcpipe.training.rng import SeededDataset, seeded
+from funcpipe.training.stage_optimizer import OptimizerFactory
 
 TOLERANCE = 1e-4
-"""Relative difference up to which tensors count as equal: rounding, amplified over a few steps."""
+"""Largest relative difference at which tensors count as equal: rounding, amplified over a few steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Agreement:
-    """One tensor of the model's state: `difference` is the largest of any element, relative to the largest element."""
+class TensorDifference:
+    """One tensor of the model's state; `difference` is the largest of any element, relative to the largest element."""
 
     name: str
     layer: str
@@ -28,13 +29,13 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """The state after some steps, over functions against one process, in order of the model's layers."""
+    """The model's state after `steps` steps on functions, compared with one process's; `tensors` in order of layers."""
 
     FORMAT: ClassVar[str] = "funcpipe.verification/1"
 
     steps: int
     tolerance: float
-    tensors: tuple[Agreement, ...]
+    tensors: tuple[TensorDifference, ...]
 
     @property
     def agrees(self) -> bool:
@@ -42,8 +43,8 @@ class Verification:
         return self.first_difference is None
 
     @property
-    def first_difference(self) -> Agreement | None:
-        """The first tensor, by layer, that does not agree; also where one of the two is not a number."""
+    def first_difference(self) -> TensorDifference | None:
+        """The first tensor, by layer, whose difference exceeds the tolerance or is NaN."""
         return next((tensor for tensor in self.tensors if not tensor.difference <= self.tolerance), None)
 
 
@@ -55,7 +56,7 @@ def compare_states(
     steps: int,
     tolerance: float = TOLERANCE,
 ) -> Verification:
-    """Set the state `found` of a run beside the `expected` one of a single process."""
+    """Compare the state `found` after a run with the `expected` one of a single process."""
     layer_of = {name: layer.name for layer in reversed(graph.layers) for name in graph.tensors_of(layer)}
     rank = {layer.name: i for i, layer in enumerate(graph.layers)}
     names = sorted(expected, key=lambda name: rank.get(layer_of.get(name, ""), len(rank)))
@@ -63,10 +64,10 @@ def compare_states(
         steps=steps,
         tolerance=tolerance,
         tensors=tuple(
-            Agreement(
+            TensorDifference(
                 name=name,
                 layer=layer_of.get(name, "outside the graph"),
-                difference=_distance(found[name], expected[name]),
+                difference=_relative_difference(found[name], expected[name]),
             )
             for name in names
         ),
@@ -87,7 +88,7 @@ def train_in_one_process(
 ) -> nn.Module:
     """A copy of `model` trained by plain PyTorch on the same micro-batches, drawing the same random numbers.
 
-    With `reverse`, gradients are added up from the last micro-batch to the first, which shows what rounding does.
+    With `reverse`, gradients are added up from the last micro-batch to the first, which shows the effect of rounding.
     """
     trained = copy.deepcopy(model).train()
     chosen = optimizer(trained.parameters())
@@ -95,7 +96,7 @@ def train_in_one_process(
         chosen.zero_grad()
         order = list(enumerate(step.micro_batches))
         for number, indices in reversed(order) if reverse else order:
-            batch = load(Reseeded(dataset, seed, step.epoch), indices)
+            batch = load_batch(SeededDataset(dataset, seed, step.epoch), indices)
             with seeded(trained, graph, seed, step.number, number):
                 output = trained(*batch.args, **batch.kwargs)
             torch.autograd.backward(loss(output, batch.target) * (len(indices) / step.samples))
@@ -105,7 +106,7 @@ def train_in_one_process(
     return trained
 
 
-def _distance(found: Tensor, expected: Tensor) -> float:
+def _relative_difference(found: Tensor, expected: Tensor) -> float:
     if expected.numel() == 0:
         return 0.0
     difference = (found.double() - expected.double()).abs().max().item()

@@ -1,1 +1,1 @@
-"""One function's life: its loop over steps, tasks, heartbeat, checkpoints, hand-over, and recovery of peers."""
+"""One function's life: the loop over steps and their tasks, heartbeats, checkpoints, hand-over, recovery of peers."""

@@ -1,4 +1,4 @@
-"""What each kind of task does in a worker: a call of its computation, a message through its channel, or both."""
+"""What a worker does for each kind of task: a call of its computation, a message through its channel, or both."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -8,30 +8,32 @@ from torch import Tensor
 from funcpipe.comm.channel import Channel, Received
 from funcpipe.comm.collectives import cut_rounds, pattern
 from funcpipe.comm.gradient_chunks import GradientChunks
-from funcpipe.core import Plan, Routes, Wire
+from funcpipe.core import Plan, Routes, Wire, worker_name
 from funcpipe.runstate.keys import Keys
 from funcpipe.scheduler.execute import TaskResult
 from funcpipe.scheduler.tasks import Kind, Task, source_of
-from funcpipe.training.computation import Batch, Computation
+from funcpipe.training.computation import Computation
 from funcpipe.training.data import Step
-from funcpipe.worker.synchronisation import Synchronisation
+from funcpipe.training.passes import Batch
+from funcpipe.worker.synchronisation import Synchronisation, result_of
 
 
 class Actions:
-    """Does the tasks of one worker. Messages are named after the tasks that write them."""
+    """Runs the tasks of one worker. A message is named after the task that puts it."""
 
     def __init__(
         self, computation: Computation, channel: Channel, keys: Keys, routes: Routes, plan: Plan, replica: int
     ) -> None:
         self._computation = computation
+        self._passes = computation.passes
         self._channel = channel
         self._keys = keys
         self._wire, self._gradient_wire = plan.wire, plan.gradient_wire
         self._routes = _RouteTable(routes)
         self._pattern = pattern(plan.sync, plan.replicas, plan.streams)
-        self._synchronisation = Synchronisation(channel, self._pattern, replica, self._key_of, computation.merged)
+        self._synchronisation = Synchronisation(channel, self._pattern, replica, self._key_of, computation.update_split)
         self._step = -1
-        self._pieces: GradientChunks | None = None
+        self._chunks: GradientChunks | None = None
         self._actions: Mapping[Kind, Callable[[Task], TaskResult]] = {
             Kind.FORWARD: self._forward,
             Kind.BUCKET: self._bucket,
@@ -57,49 +59,49 @@ class Actions:
             Kind.UPDATE: self._update,
         }
 
-    def begin(self, step: Step, load: Callable[[Sequence[int]], Batch]) -> None:
-        """Get ready for the tasks of `step`."""
+    def begin_step(self, step: Step, load: Callable[[Sequence[int]], Batch]) -> None:
+        """Start `step`; `load` loads the samples at some indices."""
         self._step = step.number
-        self._pieces = None
+        self._chunks = None
         self._channel.begin_step()
-        self._computation.begin(step, load)
+        self._computation.begin_step(step, load)
 
     def run(self, task: Task) -> TaskResult:
-        """Do `task`."""
-        torch.get_num_threads()  # from here on torch's number of threads holds for the thread of this lane too
+        """Run `task`."""
+        torch.get_num_threads()  # makes torch apply its number of threads to this lane's thread too
         return self._actions[task.kind](task)
 
     def _forward(self, task: Task) -> TaskResult:
-        self._computation.forward(_number(task.micro_batch))
+        self._computation.forward(_required(task.micro_batch))
         return TaskResult()
 
     def _backward(self, task: Task) -> TaskResult:
-        self._computation.backward(_number(task.micro_batch))
+        self._computation.backward(_required(task.micro_batch))
         return TaskResult()
 
     def _bucket(self, task: Task) -> TaskResult:
-        bucket = _number(task.part)
+        bucket = _required(task.part)
         if bucket == 0:
-            self._computation.begin_last_backward(_number(task.micro_batch))
-            self._cut()
+            self._computation.start_last_backward(_required(task.micro_batch))
+            self._cut_gradients()
         self._computation.flat.wait_for(*self._rounds[bucket])
         return TaskResult()
 
     def _flatten(self, _: Task) -> TaskResult:
         self._computation.flatten()
-        self._cut()
+        self._cut_gradients()
         return TaskResult()
 
-    def _cut(self) -> None:
-        """Cut the step's gradients as they travel, unless it was done for its buckets."""
+    def _cut_gradients(self) -> None:
+        """Cut the step's flat gradient into chunks, unless its buckets have been cut already."""
         flat = self._computation.flat
-        if self._pieces is None:
-            self._pieces = GradientChunks(flat.vector, self._pattern, flat.layout.head)
+        if self._chunks is None:
+            self._chunks = GradientChunks(flat.vector, self._pattern, flat.layout.head)
             self._rounds = cut_rounds(flat.vector.numel(), self._pattern, flat.layout.head)
 
     def _synchronise(self, task: Task) -> TaskResult:
-        assert self._pieces is not None, f"{task} comes before its gradients"
-        return self._synchronisation.run(task, self._pieces)
+        assert self._chunks is not None, f"{task} comes before its gradients"
+        return self._synchronisation.run(task, self._chunks)
 
     def _update(self, _: Task) -> TaskResult:
         self._computation.update()
@@ -110,25 +112,25 @@ class Actions:
         return TaskResult()
 
     def _add_tied(self, _: Task) -> TaskResult:
-        self._computation.tied.add()
+        self._computation.tied.add_received()
         return TaskResult()
 
     def _put_activation(self, task: Task) -> TaskResult:
-        names = self._routes.activation[task.stage, _number(task.part)]
-        return self._put(task, self._computation.activations(_number(task.micro_batch), names), wire=self._wire)
+        names = self._routes.activation[task.stage, _required(task.part)]
+        return self._put(task, self._passes.take_activations(_required(task.micro_batch), names), wire=self._wire)
 
     def _put_gradient(self, task: Task) -> TaskResult:
-        names = self._routes.gradient[task.stage, _number(task.peer)]
+        names = self._routes.gradient[task.stage, _required(task.peer)]
         return self._put(
-            task, self._computation.owed_gradients(_number(task.micro_batch), names), wire=self._gradient_wire
+            task, self._passes.take_gradients(_required(task.micro_batch), names), wire=self._gradient_wire
         )
 
     def _put_tied(self, task: Task) -> TaskResult:
-        names = self._routes.tied[_number(task.part)]
+        names = self._routes.tied[_required(task.part)]
         return self._put(task, self._computation.tied.gradients(names), wire=Wire.FP32)
 
     def _put_tied_sum(self, task: Task) -> TaskResult:
-        names = self._routes.tied[_number(task.part)]
+        names = self._routes.tied[_required(task.part)]
         return self._put(task, self._computation.tied_sums(names), wire=Wire.FP32)
 
     def _put_norm(self, task: Task) -> TaskResult:
@@ -137,28 +139,28 @@ class Actions:
 
     def _get_activation(self, task: Task) -> TaskResult:
         received = self._get(task)
-        self._computation.receive_activation(_number(task.micro_batch), received.tensors)
-        return _outcome(received)
+        self._passes.receive_activation(_required(task.micro_batch), received.tensors)
+        return result_of(received)
 
     def _get_gradient(self, task: Task) -> TaskResult:
         received = self._get(task)
-        self._computation.receive_gradient(_number(task.micro_batch), _number(task.peer), received.tensors)
-        return _outcome(received)
+        self._passes.receive_gradient(_required(task.micro_batch), _required(task.peer), received.tensors)
+        return result_of(received)
 
     def _get_tied(self, task: Task) -> TaskResult:
         received = self._get(task)
         self._computation.tied.receive(received.tensors)
-        return _outcome(received)
+        return result_of(received)
 
     def _get_tied_sum(self, task: Task) -> TaskResult:
         received = self._get(task)
         self._computation.tied.receive_sums(received.tensors)
-        return _outcome(received)
+        return result_of(received)
 
     def _get_norm(self, task: Task) -> TaskResult:
         received = self._get(task)
-        self._computation.norm.keep(_number(task.peer), received.tensors["squares"].item())
-        return _outcome(received)
+        self._computation.norm.add_stage(_required(task.peer), received.tensors["squares"].item())
+        return result_of(received)
 
     def _put(self, task: Task, tensors: Mapping[str, Tensor], *, wire: Wire) -> TaskResult:
         return TaskResult(self._channel.put(self._key_of(task), tensors, wire=wire))
@@ -167,7 +169,7 @@ class Actions:
         return self._channel.get(self._key_of(source_of(task)))
 
     def _key_of(self, put: Task) -> str:
-        return self._keys.message(f"s{put.stage}.r{put.replica}", self._step, str(put))
+        return self._keys.message(worker_name(put.stage, put.replica), self._step, str(put))
 
 
 class _RouteTable:
@@ -184,10 +186,6 @@ class _RouteTable:
         self.gradient = {(route.consumer, route.producer): route.tensors for route in routes.gradients}
 
 
-def _outcome(received: Received) -> TaskResult:
-    return TaskResult(received.payload_bytes, received.waited_s)
-
-
-def _number(value: int | None) -> int:
+def _required(value: int | None) -> int:
     assert value is not None, "the task lacks a number that tasks of its kind have"
     return value

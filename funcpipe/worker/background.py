@@ -1,4 +1,4 @@
-"""What a worker does beside its lanes: small writes and deletions that no task waits for."""
+"""Small writes and deletions of a worker, done beside its lanes, which no task waits for."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,7 +9,7 @@ from funcpipe.runstate.documents import put_document
 
 
 class Background:
-    """Does one thing after the other in another thread; an error is raised by the next call, or at the end."""
+    """Runs functions one after the other in a thread. An error is raised by the next call, or when the context ends."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -25,16 +25,16 @@ class Background:
             self.flush()
 
     def flush(self) -> None:
-        """Wait until all is done."""
+        """Wait until everything that was submitted is done."""
         for future in self._pending:
             future.result()
 
     def put(self, key: str, value: Document) -> None:
-        """Write `value` as a note."""
-        self.run(lambda: put_document(self._storage, key, value))
+        """Write `value` as a document under `key`."""
+        self.submit(lambda: put_document(self._storage, key, value))
 
-    def run(self, work: Callable[[], None]) -> None:
-        """Do `work`."""
+    def submit(self, work: Callable[[], None]) -> None:
+        """Run `work` after what was submitted before."""
         for future in [future for future in self._pending if future.done()]:
             self._pending.remove(future)
             future.result()

@@ -1,21 +1,25 @@
-"""How often a stage is saved, from what steps, checkpoints and failures take.
+"""How often a stage is checkpointed, from measured times of steps and checkpoints and the assumed rate of failures.
 
-Optimal intervals between checkpoints: J. W. Young, A first order approximation to the optimum checkpoint interval,
-CACM 17(9), 1974; J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps, FGCS 22(3),
-2006, equation 37.
+Optimal interval: J. W. Young, A first order approximation to the optimum checkpoint interval, CACM 17(9), 1974; J. T.
+Daly, A higher order estimate of the optimum checkpoint interval for restart dumps, FGCS 22(3), 2006, equation 37.
 """
 
+import logging
 import math
 from collections import deque
 from statistics import median
 
 from funcpipe.core import FaultTolerance, checks
 
-_REMEMBERED = 8
+_log = logging.getLogger(__name__)
+
+_MEASURED_STEPS = 8
+_MAX_STEPS = 1 << 20
+_SHORTEST_STEP_S = 1e-6
 
 
 def daly_s(*, checkpoint_s: float, failure_interval_s: float) -> float:
-    """Seconds of work between two checkpoints that lose least, where one takes `checkpoint_s`."""
+    """Seconds of work between two checkpoints that lose the least time, if a checkpoint takes `checkpoint_s`."""
     checks.positive("failure_interval_s", failure_interval_s)
     if checkpoint_s >= 2 * failure_interval_s:
         return failure_interval_s
@@ -25,40 +29,42 @@ def daly_s(*, checkpoint_s: float, failure_interval_s: float) -> float:
 
 
 class CheckpointInterval:
-    """What a worker measures of its steps, and how often its stage should be saved for it."""
+    """Measures a worker's steps and checkpoints, and chooses the interval of its stage's checkpoints."""
 
     def __init__(self, faults: FaultTolerance, *, replicas: int) -> None:
-        """A stage of so many replicas fails as often as all of them together."""
+        """A stage of several `replicas` fails as often as all of them together."""
         self._faults = faults
         self._failure_interval_s = faults.failure_interval_s / replicas
-        self._steps_s: deque[float] = deque(maxlen=_REMEMBERED)
-        self._received: deque[int] = deque(maxlen=_REMEMBERED)
+        self._steps_s: deque[float] = deque(maxlen=_MEASURED_STEPS)
+        self._received_bytes: deque[int] = deque(maxlen=_MEASURED_STEPS)
+        self._last_steps = 0
         self.checkpoint_s = 0.0
 
-    def step_took(self, seconds: float, received_bytes: int) -> None:
-        """Note a step."""
+    def record_step(self, seconds: float, received_bytes: int) -> None:
+        """Record the time of a step, and the bytes of the messages that it received."""
         self._steps_s.append(seconds)
-        self._received.append(received_bytes)
+        self._received_bytes.append(received_bytes)
 
-    def checkpoint_took(self, seconds: float) -> None:
-        """Note a checkpoint."""
+    def record_checkpoint(self, seconds: float) -> None:
+        """Record the time of a checkpoint."""
         self.checkpoint_s = seconds
 
     @property
     def step_s(self) -> float:
-        """What a step usually takes; 0 before the first."""
+        """The median time of the last steps; 0 before the first."""
         return median(self._steps_s) if self._steps_s else 0.0
 
-    def every(self) -> int:
-        """The steps between two checkpoints: as chosen, or a power of two, so that those of all stages coincide."""
+    def steps(self) -> int:
+        """The number of steps between two checkpoints: the user's, or a power of two, so that stages coincide."""
         if self._faults.checkpoint_steps is not None:
             return self._faults.checkpoint_steps
         if not self._steps_s:
             return 1
         best_s = daly_s(checkpoint_s=self.checkpoint_s, failure_interval_s=self._failure_interval_s)
-        steps = min(
-            best_s / max(self.step_s, 1e-6),
-            self._faults.retained_bytes / max(median(self._received), 1),
-            float(1 << 20),
-        )
-        return 1 << max(round(math.log2(max(steps, 1.0))), 0)
+        by_time = best_s / max(self.step_s, _SHORTEST_STEP_S)
+        by_bytes = self._faults.retained_bytes / max(median(self._received_bytes), 1)
+        steps = 1 << max(round(math.log2(max(min(by_time, by_bytes, _MAX_STEPS), 1.0))), 0)
+        if steps != self._last_steps:
+            _log.debug("checkpoints every %d steps, for steps of %.3f s", steps, self.step_s)
+            self._last_steps = steps
+        return steps

@@ -1,8 +1,9 @@
-"""What a worker keeps in the storage for a later attempt, and what it deletes once nobody needs it."""
+"""When a worker saves its stage, what it restores after a restart, and what it deletes from storage."""
 
 import functools
+import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from funcpipe.core import WorkerSpec
 from funcpipe.platforms.base import Storage
@@ -13,16 +14,15 @@ from funcpipe.runstate.lease import Lease
 from funcpipe.training.computation import Computation
 from funcpipe.training.state_shards import without_model
 from funcpipe.worker.checkpoint_interval import CheckpointInterval
-from funcpipe.worker.message_gc import MessageGC, Worker
+from funcpipe.worker.message_gc import MessageGC, StepMessages
 
-Written = tuple[Mapping[str, frozenset[Worker]], frozenset[Worker]]
-"""The keys of a step's messages with their readers, and whom the writer heard from in that step."""
+_log = logging.getLogger(__name__)
 
 
 class CheckpointManager:
-    """The checkpoints of a worker's stage, which its first replica writes, and the worker's own messages.
+    """The checkpoints of a worker's stage, which its first replica writes, and the messages that the worker has put.
 
-    Where the optimiser is divided, every replica writes its part, and the first one the model.
+    If the optimiser is divided, every replica writes its own shard, and the first replica the model too.
     """
 
     def __init__(
@@ -33,66 +33,69 @@ class CheckpointManager:
         *,
         lease: Lease,
         computation: Computation,
-        pace: CheckpointInterval,
+        interval: CheckpointInterval,
         steps: int,
     ) -> None:
-        """The run has so many `steps`."""
+        """The run ends after `steps` steps."""
         self._spec = spec
+        self._worker = spec.stage, spec.replica
         self._storage = storage
         self._keys = keys
         self._lease = lease
         self._computation = computation
-        self._pace = pace
+        self._interval = interval
         self._steps = steps
         self._checkpoints = Checkpoints(storage, keys, first_step=spec.first_step)
-        self._retention = MessageGC()
-        self.saved = self.marked = spec.first_step
+        self._messages = MessageGC()
+        self._saved_step = self._done_step = spec.first_step
 
-    def restore(self, written: Callable[[int], Written]) -> int:
-        """Go back to the newest checkpoint of the stage that this worker has come to; the step that comes after it.
+    @property
+    def newest_step(self) -> int:
+        """The newest step of which this worker knows that its stage was saved, or due to be saved, after it."""
+        return max(self._saved_step, self._done_step)
 
-        An attempt that is not the first takes over the messages that those before have left, of the steps before:
-        `written` tells of a step what it wrote.
+    def restore(self, messages_of: Callable[[int], StepMessages]) -> int:
+        """Restore the newest checkpoint that this worker can restart from; the number of steps it covers.
+
+        A later attempt also takes charge of the messages that earlier attempts left from steps before: `messages_of`
+        tells what the worker puts in a step.
         """
-        self.saved, state = self._checkpoints.restart((self._spec.stage, self._spec.replica))
+        self._saved_step, state = self._checkpoints.load_latest(self._worker)
         if state is not None:
             self._computation.restore(state)
+            _log.info("restored the checkpoint after step %d", self._saved_step)
         if self._spec.attempt:
-            prefix = self._keys.messages(self._spec.worker)
-            there = frozenset(self._storage.list(prefix))
-            for step in sorted({int(key.removeprefix(prefix).partition("/")[0]) for key in there}):
-                if step < self.saved:
-                    keys, heard = written(step)
-                    self._retention.after_step(step, {key: keys[key] for key in keys if key in there}, heard)
-        return self.saved
+            self._adopt_messages(messages_of)
+        return self._saved_step
 
-    def wrote(self, step: int, written: Written) -> None:
-        """Note what was written in `step`."""
-        self._retention.after_step(step, *written)
+    def record_messages(self, step: int, messages: StepMessages) -> None:
+        """Record what the worker has put in `step`."""
+        self._messages.add_step(step, messages)
 
-    def keep(self, done: int, in_background: Callable[[Callable[[], None]], None]) -> None:
-        """After `done` steps, save the stage where that is due, and delete what nobody needs any more.
+    def after_step(self, done: int, submit: Callable[[Callable[[], None]], None]) -> None:
+        """After `done` steps, save the stage if that is due, and delete what nobody needs any more.
 
-        What is done in the background comes after all that was put there before.
+        `submit` runs its argument in the background, after everything that was submitted before.
         """
-        every = self._pace.every()
+        every = self._interval.steps()
         if done % every == 0 and done < self._steps:
             self.save(done)
-            in_background(lambda: self.mark(done))
+            submit(lambda: self.mark_done(done))
         if (done - 1) % every == 0:
-            in_background(self._sweep)
+            submit(self._delete_unneeded)
 
-    def mark(self, done: int) -> None:
-        """Note that the worker has done so many steps and written all that it writes in them."""
-        self._checkpoints.mark_done((self._spec.stage, self._spec.replica), done)
-        self.marked = done
+    def mark_done(self, done: int) -> None:
+        """Record in storage that the worker has finished `done` steps, including all its writes."""
+        self._checkpoints.mark_done(self._worker, done)
+        self._done_step = done
 
     def save(self, done: int, *, leaving: bool = False) -> None:
-        """Save the stage, unless it is saved already or another replica does it; in any case what a successor needs of
-        a worker that is `leaving`.
+        """Save the stage, unless it is saved already or another replica saves it.
+
+        A worker that is `leaving` saves in any case what its successor needs.
         """
         sharded, first = self._computation.is_sharded, self._spec.replica == 0
-        if self.saved == done > self._spec.first_step and not (sharded and leaving and not first):
+        if self._saved_step == done > self._spec.first_step and not (sharded and leaving and not first):
             return
         if not (first or sharded or leaving):
             return
@@ -104,13 +107,24 @@ class CheckpointManager:
             state = state if part.model else without_model(state)
         writer = f"{self._spec.worker}.a{self._spec.attempt:08d}"
         self._checkpoints.save(self._spec.stage, done, state, writer=writer, part=part)
-        self.saved = done
-        self._pace.checkpoint_took(time.monotonic() - began_s)
+        self._saved_step = done
+        self._interval.record_checkpoint(time.monotonic() - began_s)
 
-    def _sweep(self) -> None:
-        plan, stage = self._spec.plan, self._spec.stage
-        listing = self._checkpoints.listing()
-        for key in self._retention.covered(functools.cache(listing.restart)):
+    def _adopt_messages(self, messages_of: Callable[[int], StepMessages]) -> None:
+        prefix = self._keys.messages(self._spec.worker)
+        existing = frozenset(self._storage.list(prefix))
+        for step in sorted({int(key.removeprefix(prefix).partition("/")[0]) for key in existing}):
+            if step < self._saved_step:
+                messages = messages_of(step)
+                readers = {key: by for key, by in messages.readers.items() if key in existing}
+                self._messages.add_step(step, StepMessages(readers=readers, upstream=messages.upstream))
+
+    def _delete_unneeded(self) -> None:
+        index = self._checkpoints.index()
+        keys = self._messages.collect(functools.cache(index.restart_step))
+        for key in keys:
             self._storage.delete(key)
+        _log.debug("deleted %d messages", len(keys))
         if self._spec.replica == 0:
-            self._checkpoints.delete(stage, listing.outdated(stage, len(plan.stages), plan.replicas))
+            plan, stage = self._spec.plan, self._spec.stage
+            self._checkpoints.delete(stage, index.outdated(stage, len(plan.stages), plan.replicas))

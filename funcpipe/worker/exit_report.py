@@ -1,4 +1,4 @@
-"""What an attempt of a worker says when it ends."""
+"""The report that an attempt of a worker leaves when it ends."""
 
 import time
 import traceback
@@ -6,16 +6,17 @@ from collections.abc import Callable
 
 from funcpipe.core import Halt, Outcome, WorkerReport, WorkerSpec
 from funcpipe.errors import CorruptMessage, StorageError, TaskFailed
+from funcpipe.platforms.memory import peak_memory_bytes
 from funcpipe.platforms.wrappers import Counted
 from funcpipe.runstate.documents import put_document
+from funcpipe.runstate.halt import halt_run
 from funcpipe.runstate.keys import Keys
-from funcpipe.worker.heartbeat import halt_run, peak_memory_bytes
 
 _NO_MEMORY = ("not enough memory", "can't allocate memory", "Cannot allocate memory")
 
 
-class ExitReport:
-    """Knows when the attempt began and what it used."""
+class ExitReporter:
+    """Made when the attempt begins, so that its report can say how long it ran and what it used."""
 
     def __init__(self, spec: WorkerSpec, storage: Counted, clock: Callable[[], float] = time.time) -> None:
         self._spec = spec
@@ -24,8 +25,8 @@ class ExitReport:
         self._clock = clock
         self._started_at_s, self._began_s = clock(), time.monotonic()
 
-    def say(self, outcome: Outcome, failure: Exception | None) -> None:
-        """Report the end; a failure that another attempt would not avoid ends the whole run."""
+    def report(self, outcome: Outcome, failure: Exception | None) -> None:
+        """Write the report. A failure that another attempt would not avoid ends the whole run."""
         report = self._report(outcome, failure)
         put_document(self._storage, self._keys.worker_report(self._spec.worker, self._spec.attempt), report)
         if failure is not None and not report.retryable and not report.out_of_memory:
@@ -33,7 +34,7 @@ class ExitReport:
 
     def _report(self, outcome: Outcome, failure: Exception | None) -> WorkerReport:
         traffic = self._storage.traffic
-        root = failure.__cause__ if isinstance(failure, TaskFailed) and failure.__cause__ is not None else failure
+        cause = failure.__cause__ if isinstance(failure, TaskFailed) and failure.__cause__ is not None else failure
         return WorkerReport(
             worker=self._spec.worker,
             attempt=self._spec.attempt,
@@ -42,15 +43,15 @@ class ExitReport:
             ended_at_s=self._clock(),
             alive_s=time.monotonic() - self._began_s,
             usd_s=self._spec.account.usd_s,
-            puts=traffic.puts + 1,  # and this report
+            puts=traffic.puts + 1,  # with this report
             gets=traffic.gets,
             empty_gets=traffic.empty_gets,
             sent_bytes=traffic.sent_bytes,
             received_bytes=traffic.received_bytes,
             peak_memory_bytes=peak_memory_bytes(),
             task=failure.task if isinstance(failure, TaskFailed) else None,
-            error=None if root is None else f"{type(root).__name__}: {root}",
-            traceback=None if root is None else "".join(traceback.format_exception(root)),
-            retryable=isinstance(root, StorageError | CorruptMessage),
-            out_of_memory=isinstance(root, MemoryError) or any(text in str(root) for text in _NO_MEMORY),
+            error=None if cause is None else f"{type(cause).__name__}: {cause}",
+            traceback=None if cause is None else "".join(traceback.format_exception(cause)),
+            retryable=isinstance(cause, StorageError | CorruptMessage),
+            out_of_memory=isinstance(cause, MemoryError) or any(text in str(cause) for text in _NO_MEMORY),
         )

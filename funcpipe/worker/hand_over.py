@@ -1,5 +1,10 @@
-"""How a worker goes on beyond the life of its function: it starts a successor in time, saves its stage, and leaves."""
+"""How a worker outlives its function: it starts a successor in time, saves its stage, and hands over.
 
+predecessor   … step | starts successor | step | step | saves | hand-over document | ends
+successor              cold start, loads code and tensors, waits … | takes the lease | restores | step …
+"""
+
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -8,75 +13,84 @@ from dataclasses import replace
 from funcpipe.core import HandOver, WorkerSpec
 from funcpipe.errors import KeyMissing
 from funcpipe.platforms.base import Platform, Storage
-from funcpipe.runstate.documents import get_document, put_document
-from funcpipe.runstate.functions import start
+from funcpipe.runstate.documents import POLL_S, get_document, put_document
+from funcpipe.runstate.functions import start_function
 from funcpipe.runstate.keys import Keys
+from funcpipe.worker.progress import Progress
 
-_RESERVE = 0.02  # of a life, for what takes longer than it ever has
-_STARTS = 1.5  # cold starts that a successor is given to become warm
-_LOOK_S = 0.2
+_log = logging.getLogger(__name__)
+
+_RESERVE = 0.02
+"""The part of a function's lifetime kept for steps or checkpoints that take longer than any before."""
+
+_COLD_STARTS = 1.5
+"""How many cold starts a successor is given to become ready."""
 
 
 class Successor:
-    """When a function starts its successor, and when it must leave; `age_s` is the function's age."""
+    """When a function starts its successor, and when it must leave. `saving_s` is what a checkpoint takes."""
 
     def __init__(
-        self, spec: WorkerSpec, storage: Storage, keys: Keys, open_platform: Callable[[str], Platform], began_s: float
+        self,
+        spec: WorkerSpec,
+        storage: Storage,
+        keys: Keys,
+        open_platform: Callable[[str], Platform],
+        progress: Progress,
     ) -> None:
-        """`began_s` is when the function began, by the monotonic clock."""
         self._spec = spec
         self._storage = storage
         self._keys = keys
         self._open_platform = open_platform
-        self._began_s = began_s
+        self._progress = progress
         self._started = False
 
-    @property
-    def age_s(self) -> float:
-        """Seconds since the function began."""
-        return time.monotonic() - self._began_s
-
-    def prepare(self, *, step_s: float, leaving_s: float, spent_usd: float) -> None:
-        """Start the successor, once, when it is time: it should be warm when this function leaves."""
+    def start_in_time(self, *, step_s: float, saving_s: float) -> None:
+        """Start the successor, once, when it is time: it should be ready when this function leaves."""
         lifetime_s = self._spec.faults.lifetime_s
         if lifetime_s is None or self._started:
             return
-        warm_s = _STARTS * self._spec.faults.cold_start_s + 2 * step_s
-        if self.age_s + warm_s >= self._leaves_at_s(lifetime_s, step_s, leaving_s):
-            self._started = True
-            start(self._open_platform(self._spec.platform), self._storage, self._keys, self._next(spent_usd))
+        ready_s = _COLD_STARTS * self._spec.faults.cold_start_s + 2 * step_s
+        if self._progress.age_s + ready_s < self._leaves_at_s(lifetime_s, step_s, saving_s):
+            return
+        self._started = True
+        spec = self._next_spec(lifetime_s)
+        _log.info("hand-over begins, at an age of %.1f s of %g s", self._progress.age_s, lifetime_s)
+        start_function(self._open_platform(self._spec.platform), self._storage, self._keys, spec)
 
-    def due(self, *, step_s: float, leaving_s: float) -> bool:
-        """Whether another step might not end before the function's life does."""
+    def must_leave(self, *, step_s: float, saving_s: float) -> bool:
+        """Whether another step might not end within the function's lifetime."""
         lifetime_s = self._spec.faults.lifetime_s
-        return lifetime_s is not None and self.age_s >= self._leaves_at_s(lifetime_s, step_s, leaving_s)
+        return lifetime_s is not None and self._progress.age_s >= self._leaves_at_s(lifetime_s, step_s, saving_s)
 
-    def leave(self, step: int) -> None:
+    def hand_over(self, step: int) -> None:
         """Tell the successor that `step` steps are done and saved."""
         put_document(self._storage, self._keys.hand_over(self._spec.worker, self._spec.attempt), HandOver(step=step))
+        _log.info("handed over to attempt %d after step %d", self._spec.attempt + 1, step)
 
     @staticmethod
-    def _leaves_at_s(lifetime_s: float, step_s: float, leaving_s: float) -> float:
-        return lifetime_s * (1 - _RESERVE) - 2 * step_s - 2 * leaving_s
+    def _leaves_at_s(lifetime_s: float, step_s: float, saving_s: float) -> float:
+        return lifetime_s * (1 - _RESERVE) - 2 * step_s - 2 * saving_s
 
-    def _next(self, spent_usd: float) -> WorkerSpec:
-        account = self._spec.account
-        left_s = (self._spec.faults.lifetime_s or 0.0) - self.age_s
-        older = replace(account, spent_usd=spent_usd, elapsed_s=account.elapsed_s + self.age_s)
-        return replace(self._spec, attempt=self._spec.attempt + 1, follows_within_s=max(left_s, _LOOK_S), account=older)
+    def _next_spec(self, lifetime_s: float) -> WorkerSpec:
+        left_s = max(lifetime_s - self._progress.age_s, POLL_S)
+        account = replace(self._spec.account, spent_usd=self._progress.run_usd, elapsed_s=self._progress.run_s)
+        return replace(self._spec, attempt=self._spec.attempt + 1, follows_within_s=left_s, account=account)
 
 
 def await_predecessor(spec: WorkerSpec, storage: Storage, keys: Keys) -> None:
-    """Return when the attempt before has handed over, or its life must be over."""
+    """Return when the attempt before has handed over, or its function must have reached the end of its lifetime."""
     if spec.follows_within_s is None or spec.attempt == 0:
         return
     key = keys.hand_over(spec.worker, spec.attempt - 1)
     never = threading.Event()
-    until_s = time.monotonic() + spec.follows_within_s
-    while (left_s := until_s - time.monotonic()) > 0:
+    began_s = time.monotonic()
+    while (left_s := began_s + spec.follows_within_s - time.monotonic()) > 0:
         try:
-            get_document(storage, HandOver, key)
+            step = get_document(storage, HandOver, key).step
         except KeyMissing:
-            storage.wait(key, left_s if storage.watches else min(left_s, _LOOK_S), never)
+            storage.wait(key, left_s if storage.watches else min(left_s, POLL_S), never)
             continue
+        _log.info("takes over after step %d, %.1f s after it was ready", step, time.monotonic() - began_s)
         return
+    _log.warning("the attempt before has not handed over within %.1f s; takes over without", spec.follows_within_s)

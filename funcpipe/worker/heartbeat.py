@@ -1,21 +1,32 @@
-"""The thread in every worker that says how it fares, and hears what it must not miss while it is busy or waits."""
+"""The heartbeat of a worker: a thread that tells how the worker is doing, and reads the orders that it must obey.
 
-import resource
+It also notices what must end the worker while its lanes compute or wait: a lost lease, an exceeded limit, storage that
+stays out of reach.
+"""
+
+import logging
 import threading
 from collections.abc import Callable
 
 from funcpipe.core import Halt, Heartbeat
-from funcpipe.errors import KeyExists, KeyMissing, RunHalted, StorageError
+from funcpipe.errors import RunHalted, StorageError
 from funcpipe.platforms.base import Storage
-from funcpipe.runstate.documents import get_document, put_document
+from funcpipe.runstate.documents import put_document
+from funcpipe.runstate.halt import halt_run, read_halt
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import Lease
 
-_TROUBLES = 5  # beats in a row without the storage, before the worker gives up
+_log = logging.getLogger(__name__)
+
+_MAX_FAILED_BEATS = 5
+"""Heartbeats in a row that may fail because of the storage before the worker gives up."""
 
 
 class HeartbeatThread:
-    """Beats every `heartbeat_s`. What it hears that must end the work is kept in `verdict`, and sets `cancel`."""
+    """Beats every `heartbeat_s` seconds within its context.
+
+    An error that must end the worker is kept in `fatal_error`, and sets `cancel`, which stops the lanes.
+    """
 
     def __init__(
         self,
@@ -25,27 +36,27 @@ class HeartbeatThread:
         *,
         describe: Callable[[int], Heartbeat],
         exceeded: Callable[[], str | None],
-        look_around: Callable[[], None],
+        after_beat: Callable[[], None],
         heartbeat_s: float,
         cancel: threading.Event,
     ) -> None:
-        """`describe` makes the heartbeat of that number; `exceeded` tells of a limit that is exceeded already.
+        """`describe` makes the heartbeat of a number; `exceeded` names a limit that is exceeded, if any.
 
-        `look_around` is done with each beat.
+        `after_beat` is called after each heartbeat that lets the worker go on.
         """
         self._storage = storage
         self._keys = keys
         self._lease = lease
         self._describe = describe
         self._exceeded = exceeded
-        self._look_around = look_around
+        self._after_beat = after_beat
         self._heartbeat_s = heartbeat_s
         self._cancel = cancel
         self._stop = threading.Event()
-        self._beats = self._late_beats = 0
-        self._thread = threading.Thread(target=self._live, name="funcpipe-heart", daemon=True)
+        self._beats = self._late_beats = self._failed_beats = 0
+        self._thread = threading.Thread(target=self._run, name="funcpipe-heartbeat", daemon=True)
         self.halt: Halt | None = None
-        self.verdict: Exception | None = None
+        self.fatal_error: Exception | None = None
 
     def __enter__(self) -> "HeartbeatThread":
         self._thread.start()
@@ -56,79 +67,75 @@ class HeartbeatThread:
         self._thread.join()
 
     def beat_last(self) -> None:
-        """Say how the worker fared in the end, unless it is somebody else by now."""
+        """Send the worker's final state; raises Superseded if another function is the worker by now."""
         self._lease.check_now()
         heartbeat = self._describe(self._beats + 1)
         put_document(self._storage, self._keys.heartbeat(heartbeat.worker), heartbeat)
 
-    def obey(self, step: int) -> bool:
-        """Whether the worker is to end now, having done `step` steps."""
-        return self.halt is not None and self.halt.step is not None and step >= self.halt.step
+    def halts_after(self, step: int) -> bool:
+        """Whether the worker has been ordered to end after `step` steps, or earlier."""
+        due = self.halt is not None and self.halt.step is not None and step >= self.halt.step
+        if due and self.halt is not None:
+            _log.info("obeys the order to end after step %d: %s", step, self.halt.reason)
+        return due
 
-    def order(self, halt: Halt) -> None:
-        """Order the whole run to end, unless somebody has done so."""
+    def halt_run(self, halt: Halt) -> None:
+        """Order the whole run to end, unless an order is known already."""
         if self.halt is None:
             self.halt = halt_run(self._storage, self._keys, halt)
 
-    def _live(self) -> None:
-        troubles = 0
+    def _run(self) -> None:
         while not self._stop.wait(self._heartbeat_s if self._beats else 0):
             self._beats += 1
-            try:
-                self._beat(self._beats)
-                troubles = 0
-            except StorageError as error:
-                troubles += 1
-                if troubles == _TROUBLES:
-                    self._end(error)
-            except Exception as error:  # noqa: BLE001 - whatever ends the heart ends the worker, which raises it
-                self._end(error)
-            if self.verdict is not None:
+            self._try_beat()
+            if self.fatal_error is not None:
                 return
 
-    def _beat(self, beat: int) -> None:
+    def _try_beat(self) -> None:
+        try:
+            self._beat()
+            self._failed_beats = 0
+        except StorageError as error:
+            self._failed_beats += 1
+            _log.warning("heartbeat %d failed, %d of %d: %s", self._beats, self._failed_beats, _MAX_FAILED_BEATS, error)
+            if self._failed_beats == _MAX_FAILED_BEATS:
+                self._end(error)
+        except Exception as error:  # noqa: BLE001 - ends the worker, which raises it
+            self._end(error)
+
+    def _beat(self) -> None:
         self._lease.check_now()
         if self.halt is None:
-            self.halt = standing_order(self._storage, self._keys)
-        heartbeat = self._describe(beat)
+            self._read_halt()
+        heartbeat = self._describe(self._beats)
         put_document(self._storage, self._keys.heartbeat(heartbeat.worker), heartbeat)
         reason = self._exceeded()
+        if reason is not None:
+            _log.warning("a limit of the run is reached: %s", reason)
         if self.halt is not None and self._is_late(self.halt, heartbeat.step):
             reason = self.halt.reason
         if reason is not None:
             self._end(RunHalted(reason))
         else:
-            self._look_around()
+            self._after_beat()
+
+    def _read_halt(self) -> None:
+        self.halt = read_halt(self._storage, self._keys)
+        if self.halt is not None:
+            when = "at once" if self.halt.step is None else f"after step {self.halt.step}"
+            _log.info("the run is to end %s: %s", when, self.halt.reason)
 
     def _is_late(self, halt: Halt, step: int) -> bool:
-        """Whether the others have ended, or are to end at once: heard of in the midst of a step that they do not do."""
+        """Whether to end at once: that is the order, or this worker is in a step that the others do not do.
+
+        A worker that has just finished the last step reads the order between steps, so one beat is not late yet.
+        """
         if halt.step is None:
             return True
         self._late_beats = self._late_beats + 1 if step >= halt.step else 0
         return self._late_beats > 1
 
     def _end(self, error: Exception) -> None:
-        self.verdict = error
+        _log.warning("stops the lanes: %s", error)
+        self.fatal_error = error
         self._cancel.set()
-
-
-def standing_order(storage: Storage, keys: Keys) -> Halt | None:
-    """The order to end, if one was given."""
-    try:
-        return get_document(storage, Halt, keys.halt)
-    except KeyMissing:
-        return None
-
-
-def halt_run(storage: Storage, keys: Keys, halt: Halt) -> Halt:
-    """Give the order to end; the one that holds, which another may have given first."""
-    try:
-        put_document(storage, keys.halt, halt, if_absent=True)
-    except KeyExists:
-        return get_document(storage, Halt, keys.halt)
-    return halt
-
-
-def peak_memory_bytes() -> int:
-    """The most memory that this process has used."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,26 +1,26 @@
-"""What the lanes of a worker are doing: tasks are noted as they begin and end."""
+"""Which tasks a worker's lanes are running, for its heartbeat and the recovery of peers."""
 
 import threading
 import time
 from collections.abc import Callable
 
-from funcpipe.core import Busy
+from funcpipe.core import Busy, worker_name
 from funcpipe.scheduler.execute import TaskResult
 from funcpipe.scheduler.tasks import Task, source_of
 
 
 class LaneMonitor:
-    """The tasks that are under way in one worker."""
+    """The tasks that one worker is running, and since when."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._running: dict[Task, float] = {}
 
-    def noting(self, run: Callable[[Task], TaskResult]) -> Callable[[Task], TaskResult]:
-        """`run`, whose tasks are noted."""
+    def watched(self, run: Callable[[Task], TaskResult]) -> Callable[[Task], TaskResult]:
+        """A function that does what `run` does, and whose tasks are known here while they run."""
 
-        def noted(task: Task) -> TaskResult:
+        def run_watched(task: Task) -> TaskResult:
             with self._lock:
                 self._running[task] = self._clock()
             try:
@@ -29,18 +29,18 @@ class LaneMonitor:
                 with self._lock:
                     del self._running[task]
 
-        return noted
+        return run_watched
 
-    def awaited(self, least_s: float) -> frozenset[str]:
-        """The workers for whose objects this one has waited that long or longer."""
+    def awaited_workers(self, min_s: float) -> frozenset[str]:
+        """The names of the workers for whose messages this worker has waited `min_s` seconds or longer."""
         now_s = self._clock()
         with self._lock:
-            gets = [task for task, began_s in self._running.items() if task.kind.is_get and now_s - began_s >= least_s]
+            gets = [task for task, began_s in self._running.items() if task.kind.is_get and now_s - began_s >= min_s]
         sources = {source_of(task) for task in gets}
-        return frozenset(f"s{source.stage}.r{source.replica}" for source in sources)
+        return frozenset(worker_name(source.stage, source.replica) for source in sources)
 
     def busy(self) -> tuple[Busy, ...]:
-        """What is under way, the longest first."""
+        """The running tasks, in order of their start."""
         now_s = self._clock()
         with self._lock:
             running = sorted(self._running.items(), key=lambda item: item[1])

@@ -1,41 +1,59 @@
 """Which messages a worker may delete: those that nobody will read again.
 
-A message was read once its writer has heard, in a later step, from every reader or from one that heard from it. It may
-be read again by a reader that dies, until the checkpoint that it would start from covers it: one after k steps covers
-what was written in the steps before k.
+A message has certainly been read once its writer has finished a later step in which it depended on every reader,
+directly or through others. A reader that dies may read it again, until the checkpoint that it would restart from covers
+the message: a checkpoint after k steps covers what was written in steps 0 … k - 1.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
+from funcpipe.core import WorkerId
 from funcpipe.scheduler.graph import Graph
 from funcpipe.scheduler.tasks import Task
 
-Worker = tuple[int, int]
+
+@dataclass(frozen=True)
+class StepMessages:
+    """The messages that a worker puts in a step: the `readers` of each key.
+
+    `upstream` are the workers that the writer's own tasks of the step depend on.
+    """
+
+    readers: Mapping[str, frozenset[WorkerId]]
+    upstream: frozenset[WorkerId]
+
+
+@dataclass(frozen=True)
+class _Message:
+    step: int
+    key: str
+    readers: frozenset[WorkerId]
 
 
 class MessageGC:
-    """The messages that one worker, or an earlier attempt of it, has written and not deleted yet."""
+    """The messages that one worker, or an earlier attempt of it, has put and not deleted yet."""
 
     def __init__(self) -> None:
-        self._unheard: list[tuple[int, str, frozenset[Worker]]] = []
-        self._read: list[tuple[int, str, frozenset[Worker]]] = []
+        self._unread: list[_Message] = []
+        self._read: list[_Message] = []
 
-    def after_step(self, step: int, written: Mapping[str, frozenset[Worker]], heard: frozenset[Worker]) -> None:
-        """Note what was written in `step`, by key with its readers; in it something was read of the work of `heard`."""
-        self._read += [entry for entry in self._unheard if entry[2] <= heard]
-        self._unheard = [entry for entry in self._unheard if not entry[2] <= heard]
-        self._unheard += [(step, key, readers) for key, readers in written.items()]
+    def add_step(self, step: int, messages: StepMessages) -> None:
+        """Record that the worker has finished `step`."""
+        self._read += [message for message in self._unread if message.readers <= messages.upstream]
+        self._unread = [message for message in self._unread if not message.readers <= messages.upstream]
+        self._unread += [_Message(step, key, readers) for key, readers in messages.readers.items()]
 
-    def covered(self, restart: Callable[[Worker], int]) -> list[str]:
-        """The keys that may go, now that each worker would start again at a certain step; they are forgotten."""
-        kept = [entry for entry in self._read if any(restart(reader) <= entry[0] for reader in entry[2])]
-        free = {key for _, key, _ in self._read} - {key for _, key, _ in kept}
+    def collect(self, restart_step: Callable[[WorkerId], int]) -> list[str]:
+        """The keys to delete, by the step at which each worker would restart; they are not returned again."""
+        kept = [m for m in self._read if any(restart_step(reader) <= m.step for reader in m.readers)]
+        keys = {message.key for message in self._read} - {message.key for message in kept}
         self._read = kept
-        return sorted(free)
+        return sorted(keys)
 
 
-def readers_of(graph: Graph, worker: Worker) -> dict[Task, frozenset[Worker]]:
-    """For each put of `worker` the workers that read its object."""
+def readers_of(graph: Graph, worker: WorkerId) -> dict[Task, frozenset[WorkerId]]:
+    """For each put of `worker`, the workers that read its object."""
     return {
         put: frozenset((get.stage, get.replica) for get in gets)
         for put, gets in graph.readers().items()
@@ -43,8 +61,8 @@ def readers_of(graph: Graph, worker: Worker) -> dict[Task, frozenset[Worker]]:
     }
 
 
-def heard_by(graph: Graph, worker: Worker) -> frozenset[Worker]:
-    """The workers that `worker` reads something from, or that did a task which had to come before."""
+def upstream_of(graph: Graph, worker: WorkerId) -> frozenset[WorkerId]:
+    """The workers with a task that must come before some task of `worker`."""
     seen = [(task.stage, task.replica) == worker for task in graph.tasks]
     stack = [position for position, own in enumerate(seen) if own]
     found = set()

@@ -1,11 +1,13 @@
-"""Workers look after those that they wait for: one that is not heard of any more is started again by one of them.
+"""Workers watch the workers that they wait for, and restart one that has gone silent.
 
-So a run that no client watches outlives the death of a function. A client is faster, which the patience here allows
-for. Whoever begins such a restart says so under a key that only one can put; should it die before it has started the
-function, those who wait go on counting from there. Leases shut out whoever was thought dead.
+So a run survives the death of a function even if no client watches it. A client would notice earlier; the time-outs
+here leave it the first try. To restart a worker, a peer first puts a `Restart` document under a key that only one can
+put. If that peer dies before it has started the function, the others time out again and put the next document. Leases
+fence off a worker that was only thought to be dead.
 """
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
@@ -14,30 +16,32 @@ from funcpipe.core import Halt, Heartbeat, Restart, WorkerSpec
 from funcpipe.errors import KeyExists, KeyMissing, PlatformError, PlatformRefused
 from funcpipe.platforms.base import Platform, Storage
 from funcpipe.runstate.documents import get_document, put_document
-from funcpipe.runstate.functions import RESTARTS, start
+from funcpipe.runstate.functions import MAX_RESTARTS, start_function
+from funcpipe.runstate.halt import halt_run
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import newest_attempt
-from funcpipe.worker.heartbeat import halt_run
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass
 class _Peer:
-    """What was last seen of a worker: its heartbeat, the restarts of it by its peers; and when that was new."""
+    """The last heartbeat seen of a worker, its restarts by its peers, and when either last changed."""
 
     attempt: int = -1
     beat: int = 0
     restarts: int = 0
-    last: Restart | None = None
-    seen_s: float = 0.0
+    last_restart: Restart | None = None
+    changed_s: float = 0.0
 
     @property
-    def begun(self) -> bool:
-        """Whether the newest attempt that is known to have been started was heard of."""
-        return self.attempt >= (0 if self.last is None else self.last.attempt)
+    def has_started(self) -> bool:
+        """Whether the newest attempt that is known to have been started has sent a heartbeat."""
+        return self.attempt >= (0 if self.last_restart is None else self.last_restart.attempt)
 
 
 class PeerRecovery:
-    """The workers that one worker waits for."""
+    """Restarts silent peers on behalf of one worker."""
 
     def __init__(
         self,
@@ -55,10 +59,10 @@ class PeerRecovery:
         self._clock = clock
         self._peers: dict[str, _Peer] = {}
 
-    def look(self, awaited: Collection[str], *, step: int, spent_usd: float, elapsed_s: float) -> None:
-        """Start those of the `awaited` workers again that nobody has heard of for long.
+    def check(self, awaited: Collection[str], *, step: int, spent_usd: float, elapsed_s: float) -> None:
+        """Restart those of the `awaited` workers that have been silent for too long.
 
-        This one waits in `step`, by when the run has cost `spent_usd` and taken `elapsed_s`.
+        This worker waits in `step`; the run has cost `spent_usd` and taken `elapsed_s`.
         """
         for worker in self._peers.keys() - set(awaited):
             del self._peers[worker]
@@ -69,44 +73,52 @@ class PeerRecovery:
     def _is_silent(self, worker: str) -> bool:
         now_s = self._clock()
         if worker not in self._peers:
-            self._peers[worker] = _Peer(seen_s=now_s)
+            self._peers[worker] = _Peer(changed_s=now_s)
         peer = self._peers[worker]
-        if self._has_news(worker, peer):
-            peer.seen_s = now_s
+        if self._has_changed(worker, peer):
+            peer.changed_s = now_s
         faults = self._spec.faults
-        begun_s = faults.lease_s + 3 * faults.heartbeat_s + 2 * faults.cold_start_s
-        return now_s - peer.seen_s > (begun_s if peer.begun else faults.start_s + 2 * faults.cold_start_s)
+        running_s = faults.lease_s + 3 * faults.heartbeat_s + 2 * faults.cold_start_s
+        starting_s = faults.start_s + 2 * faults.cold_start_s
+        return now_s - peer.changed_s > (running_s if peer.has_started else starting_s)
 
-    def _has_news(self, worker: str, peer: _Peer) -> bool:
+    def _has_changed(self, worker: str, peer: _Peer) -> bool:
         before = (peer.attempt, peer.beat, peer.restarts)
         with contextlib.suppress(KeyMissing):
             heartbeat = get_document(self._storage, Heartbeat, self._keys.heartbeat(worker))
             peer.attempt, peer.beat = heartbeat.attempt, heartbeat.beat
         with contextlib.suppress(KeyMissing):
             while True:
-                peer.last = get_document(self._storage, Restart, self._keys.restart(worker, peer.restarts))
+                peer.last_restart = get_document(self._storage, Restart, self._keys.restart(worker, peer.restarts))
                 peer.restarts += 1
         return before != (peer.attempt, peer.beat, peer.restarts)
 
     def _restart(self, worker: str, step: int, spent_usd: float, elapsed_s: float) -> None:
         peer = self._peers[worker]
-        tries = peer.last.tries + 1 if peer.last is not None and peer.last.step == step else 1
-        if tries > RESTARTS:
-            reason = f"worker {worker} was started again {RESTARTS} times without a step in between"
+        silent_s = self._clock() - peer.changed_s
+        last = peer.last_restart
+        tries = last.tries + 1 if last is not None and last.step == step else 1
+        if tries > MAX_RESTARTS:
+            reason = f"worker {worker} was started again {MAX_RESTARTS} times without a step in between"
             halt_run(self._storage, self._keys, Halt(reason=reason))
             return
         newest = newest_attempt(self._storage, self._keys, worker)
-        note = Restart(attempt=0 if newest is None else newest + 1, step=step, tries=tries)
+        restart = Restart(attempt=0 if newest is None else newest + 1, step=step, tries=tries)
         try:
-            put_document(self._storage, self._keys.restart(worker, peer.restarts), note, if_absent=True)
+            put_document(self._storage, self._keys.restart(worker, peer.restarts), restart, if_absent=True)
         except KeyExists:
-            return  # another one that waits for it was first
-        told = get_document(self._storage, WorkerSpec, self._keys.payload(worker))
-        account = replace(told.account, spent_usd=spent_usd, elapsed_s=elapsed_s)
-        with contextlib.suppress(PlatformError, PlatformRefused):  # as if the function had died at once
-            start(
-                self._open_platform(told.platform),
-                self._storage,
-                self._keys,
-                replace(told, attempt=note.attempt, account=account),
-            )
+            _log.debug("another peer restarts worker %s", worker)
+            return
+        _log.warning(
+            "restarts worker %s as attempt %d, try %d: silent for %.1f s", worker, restart.attempt, tries, silent_s
+        )
+        first = get_document(self._storage, WorkerSpec, self._keys.payload(worker))
+        account = replace(first.account, spent_usd=spent_usd, elapsed_s=elapsed_s)
+        self._start(replace(first, attempt=restart.attempt, account=account))
+
+    def _start(self, spec: WorkerSpec) -> None:
+        """Start a function; if the platform cannot, the worker stays silent and is restarted once more."""
+        try:
+            start_function(self._open_platform(spec.platform), self._storage, self._keys, spec)
+        except (PlatformError, PlatformRefused) as error:
+            _log.warning("worker %s could not be restarted: %s", spec.worker, error)

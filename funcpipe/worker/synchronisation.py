@@ -1,4 +1,8 @@
-"""What each task of a synchronisation does: pieces of the gradient to and from the storage, and their sums."""
+"""The tasks in which the replicas of a stage sum their gradients: put pieces, get pieces, add them up.
+
+Which pieces a replica puts, gets and sums is the pattern's business (`funcpipe.comm.collectives`). A piece is named by
+(round, split).
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -14,10 +18,10 @@ from funcpipe.scheduler.tasks import Kind, Task, source_of
 
 
 class Synchronisation:
-    """Does those tasks of one replica. `key_of` names the object that a put writes.
+    """Runs these tasks of one replica. `key_of` names the object that a put writes.
 
-    `merged` is called with the number of each round that the replica has summed, and may change the sum before others
-    read it.
+    `after_merge` is called with the number of each round that the replica has summed, and with the sum, which it may
+    change before others read it.
     """
 
     def __init__(
@@ -26,63 +30,64 @@ class Synchronisation:
         pattern: Pattern,
         replica: int,
         key_of: Callable[[Task], str],
-        merged: Callable[[int, Tensor], None] = lambda round_number, values: None,
+        after_merge: Callable[[int, Tensor], None] = lambda round_number, values: None,
     ) -> None:
         self._channel = channel
         self._pattern = pattern
         self._replica = replica
         self._key_of = key_of
-        self._merged = merged
+        self._after_merge = after_merge
 
-    def run(self, task: Task, pieces: GradientChunks) -> TaskResult:
-        """Do `task`; numbers travel as they are, whatever the wire format of activations."""
+    def run(self, task: Task, chunks: GradientChunks) -> TaskResult:
+        """Run `task` with the replica's gradients; they travel in full precision, whatever the plan's wire format."""
         assert task.part is not None, f"{task} has no number"
         match task.kind:
             case Kind.PUT_SPLIT:
-                return self._put(task, pieces, self._pattern.raw_pieces(self._replica, task.part))
+                return self._put(task, chunks, self._pattern.raw_pieces(self._replica, task.part))
             case Kind.PUT_MERGED:
-                return self._put(task, pieces, self._pattern.merged_pieces(self._replica, task.part))
+                return self._put(task, chunks, self._pattern.merged_pieces(self._replica, task.part))
             case Kind.GET_SPLIT:
-                return self._get_raw(task, pieces, task.part)
+                return self._get_raw(task, chunks, task.part)
             case Kind.GET_MERGED:
-                return self._get_merged(task, pieces, task.part)
+                return self._get_merged(task, chunks, task.part)
             case Kind.MERGE:
                 split = self._pattern.merges(self._replica)
                 assert split is not None, f"{task} is no task of this replica"
-                pieces.merge((task.part, split), self._replica)
-                self._merged(task.part, pieces[task.part, split])
+                chunks.merge((task.part, split), self._replica)
+                self._after_merge(task.part, chunks[task.part, split])
                 return TaskResult()
             case _:
                 raise InvalidValue("task", str(task), "must be part of a synchronisation")
 
-    def _put(self, task: Task, pieces: GradientChunks, moved: Sequence[Piece]) -> TaskResult:
-        messages = [{"piece": pieces[piece]} for piece in moved]
+    def _put(self, task: Task, chunks: GradientChunks, moved: Sequence[Piece]) -> TaskResult:
+        messages = [{"piece": chunks[piece]} for piece in moved]
         return TaskResult(self._channel.put_series(self._key_of(task), messages))
 
-    def _get_raw(self, task: Task, pieces: GradientChunks, part: int) -> TaskResult:
-        """Read one's own piece of an object that holds those of several readers."""
+    def _get_raw(self, task: Task, chunks: GradientChunks, part: int) -> TaskResult:
+        """Read this replica's piece from an object that holds pieces for several readers."""
         assert task.peer is not None, f"{task} reads from nobody"
         sent = self._pattern.raw_pieces(task.peer, part)
         own = next(piece for piece in sent if piece[1] == self._pattern.merges(self._replica))
-        sizes = [_message_bytes(pieces[piece]) for piece in sent]
+        sizes = [_message_bytes(chunks[piece]) for piece in sent]
         start = sum(sizes[: sent.index(own)])
         stop = start + sizes[sent.index(own)]
         received = self._channel.get(
             self._key_of(source_of(task)), start=start, stop=None if stop == sum(sizes) else stop
         )
-        pieces.receive(own, task.peer, received.tensors["piece"])
-        return _outcome(received)
+        chunks.receive(own, task.peer, received.tensors["piece"])
+        return result_of(received)
 
-    def _get_merged(self, task: Task, pieces: GradientChunks, part: int) -> TaskResult:
+    def _get_merged(self, task: Task, chunks: GradientChunks, part: int) -> TaskResult:
         assert task.peer is not None, f"{task} reads from nobody"
         sent = self._pattern.merged_pieces(task.peer, part)
-        into = [{"piece": pieces[piece]} for piece in sent]
-        return _outcome(self._channel.get_series(self._key_of(source_of(task)), into))
+        into = [{"piece": chunks[piece]} for piece in sent]
+        return result_of(self._channel.get_series(self._key_of(source_of(task)), into))
 
 
 def _message_bytes(values: Tensor) -> int:
     return codec.message_bytes({"piece": values})
 
 
-def _outcome(received: Received) -> TaskResult:
+def result_of(received: Received) -> TaskResult:
+    """The result of the task that has read `received`."""
     return TaskResult(received.payload_bytes, received.waited_s)

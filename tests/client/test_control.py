@@ -17,11 +17,11 @@ from funcpipe.core import FaultTolerance, FunctionSize, Halt, Invocation, OnOutO
 from funcpipe.errors import RunHalted, RunUnknown, WorkerFailed
 from funcpipe.platforms.base import Cause, Handle, State, Status
 from funcpipe.platforms.catalog import load_spec
-from funcpipe.runstate.generations import find_run, reserve
+from funcpipe.runstate.generations import newest_record, reserve_generation
+from funcpipe.runstate.halt import halt_run
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.resume import recover
+from funcpipe.runstate.resume import load_resume_point
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.worker.heartbeat import halt_run
 
 QUICK = FaultTolerance(heartbeat_s=0.1, lease_s=0.3, checkpoint_steps=2)
 
@@ -76,7 +76,7 @@ def test_a_live_run_says_how_it_fares_stops_after_a_common_step_and_is_cleaned()
     thread.join(30)
     assert halted == ["run run-1 was ended: it was stopped"]
     assert {worker.outcome for worker in ended.workers} == {Outcome.HALTED}
-    saved = recover(storage, find_run(storage, "run-1"))
+    saved = load_resume_point(storage, newest_record(storage, "run-1"))
     assert saved.step > live.step
     assert len(saved.losses) == saved.step
     assert clean(storage, "run-1", functions.open) > 0
@@ -160,9 +160,9 @@ def test_a_stage_that_ran_out_of_memory_goes_on_with_larger_functions() -> None:
 
 def test_two_clients_never_begin_the_same_generation() -> None:
     storage = MemoryStorage()
-    assert [reserve(storage, "run-1").generation for _ in range(3)] == [0, 1, 2]
+    assert [reserve_generation(storage, "run-1").generation for _ in range(3)] == [0, 1, 2]
     with pytest.raises(RunUnknown, match="there is no run 'run-1'"):
-        find_run(storage, "run-1")  # none of them has begun
+        newest_record(storage, "run-1")  # none of them has begun
 
 
 class StoppedTogether(Threads):

@@ -23,10 +23,10 @@ from funcpipe.client.results import Progress, RunResult
 from funcpipe.core import FaultTolerance, Outcome, Plan, RunLimits, write
 from funcpipe.errors import RunHalted
 from funcpipe.platforms.catalog import open_platform, open_storage
-from funcpipe.runstate.functions import started
-from funcpipe.runstate.generations import find_run
+from funcpipe.runstate.functions import list_functions
+from funcpipe.runstate.generations import newest_record
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.resume import recover
+from funcpipe.runstate.resume import load_resume_point
 from tests.e2e import small
 from tests.e2e.plans import even_plan
 
@@ -140,7 +140,7 @@ def test_a_run_that_would_take_too_long_ends_and_goes_on_under_another_plan(tmp_
     with pytest.raises(RunHalted, match=r"run moved was ended: it would take longer than 10 s"):
         train(QUICK, storage=url, run="moved", epochs=10_000, limits=RunLimits(deadline_s=10.0))
     storage = open_storage(url)
-    done = recover(storage, find_run(storage, "moved")).step
+    done = load_resume_point(storage, newest_record(storage, "moved")).step
     assert done > 0
     epochs = done // 8 + 1
     other = even_plan(small.model(), small.sample(), stages=3, replicas=1, micro_batch=2, micro_batches=4)
@@ -155,8 +155,8 @@ def test_a_run_that_would_take_too_long_ends_and_goes_on_under_another_plan(tmp_
 def test_a_run_that_is_left_to_itself_can_be_collected(undisturbed: RunResult, tmp_path: Path) -> None:
     url = (tmp_path / "objects").as_uri()
     run = pipe().start(small.data, storage=url, epochs=4, plan=small.plan(), message_deadline_s=60, faults=QUICK)
-    record = find_run(open_storage(url), run)
-    assert started(open_storage(url), Keys(run, record.generation))
+    record = newest_record(open_storage(url), run)
+    assert list_functions(open_storage(url), Keys(run, record.generation))
     assert open_platform(record.platform).spec.name == "local"
     assert_same(train(QUICK, storage=url, resume=run), undisturbed)
     assert open_storage(url).list("") == ()

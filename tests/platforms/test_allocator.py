@@ -13,7 +13,8 @@ WORK = """
 import torch
 from torch import nn
 from funcpipe.platforms.allocator import settle
-from funcpipe.profiler.remote.exercise import exercise, peak_bytes
+from funcpipe.platforms.memory import peak_memory_bytes
+from funcpipe.profiler.remote.exercise import exercise
 from funcpipe.profiler.live import live_bytes
 
 settle()
@@ -26,10 +27,10 @@ def train():
         output.backward()
 
 exercise()
-before = peak_bytes()
+before = peak_memory_bytes()
 for _ in range(3):
     train()
-grown = peak_bytes() - before
+grown = peak_memory_bytes() - before
 print(any("libtcmalloc_minimal" in line for line in open("/proc/self/maps")), grown / live_bytes(train)[1])
 """
 

@@ -4,7 +4,7 @@ import pytest
 
 from funcpipe.errors import Superseded
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.lease import Fenced, Lease, newest_attempt
+from funcpipe.runstate.lease import FencedStorage, Lease, newest_attempt
 from funcpipe.testing.memory_storage import MemoryStorage
 
 KEYS = Keys("run-1")
@@ -43,7 +43,7 @@ def test_a_later_attempt_shuts_out_the_one_before() -> None:
     storage, clock = MemoryStorage(), Clock()
     old = lease(storage, 0, clock)
     old.take()
-    fenced = Fenced(storage, old)
+    fenced = FencedStorage(storage, old)
     fenced.put("run-1/x", b"1")
     lease(storage, 1).take()
     fenced.put("run-1/x", b"2")  # what was checked a moment ago counts

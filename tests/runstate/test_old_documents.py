@@ -5,14 +5,14 @@ import json
 import xxhash
 
 from funcpipe.core import RunRecord, to_text
-from funcpipe.runstate.generations import find_run, payloads, record_run, reserve
+from funcpipe.runstate.generations import load_worker_specs, newest_record, reserve_generation, write_record
 from funcpipe.testing.memory_storage import MemoryStorage
 from tests.core.test_run import OLD_LIFE, spec
 
 
 def test_a_run_is_found_by_the_payloads_of_an_earlier_funcpipe() -> None:
     storage = MemoryStorage()
-    keys = reserve(storage, "run-1")
+    keys = reserve_generation(storage, "run-1")
     record = RunRecord(
         run="run-1",
         generation=0,
@@ -27,10 +27,10 @@ def test_a_run_is_found_by_the_payloads_of_an_earlier_funcpipe() -> None:
         shuffle=True,
         clip_grad_norm=None,
     )
-    record_run(storage, keys, record)
+    write_record(storage, keys, record)
     document = json.loads(to_text(spec()))
     old = {name: value for name, value in document.items() if name not in ("faults", "limits", "account")}
     text = (json.dumps(old | {"life": OLD_LIFE}) + "\n").encode()
     storage.put(keys.payload("s1.r0"), text + f"{xxhash.xxh3_64_hexdigest(text)}\n".encode())
-    assert find_run(storage, "run-1") == record
-    assert payloads(storage, keys) == (spec(),)
+    assert newest_record(storage, "run-1") == record
+    assert load_worker_specs(storage, keys) == (spec(),)

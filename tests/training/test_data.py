@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from funcpipe.errors import DataError
-from funcpipe.training.data import Batches, load, sample_order
+from funcpipe.training.data import Batches, load_batch, sample_order
 
 
 @given(st.integers(1, 200), st.integers(0, 2**40), st.integers(0, 5))
@@ -48,13 +48,13 @@ def test_data_too_short_for_one_batch_is_refused() -> None:
 
 
 def test_samples_are_stacked_inputs_apart_from_the_target() -> None:
-    loaded = load([(torch.ones(2), torch.zeros(1), i) for i in range(4)], [1, 3])
+    loaded = load_batch([(torch.ones(2), torch.zeros(1), i) for i in range(4)], [1, 3])
     assert [tuple(tensor.shape) for tensor in loaded.args] == [(2, 2), (2, 1)]
     assert loaded.target.tolist() == [1, 3]
 
 
 def test_dictionaries_are_the_arguments_of_a_model_that_computes_its_own_loss() -> None:
-    loaded = load([{"x": torch.ones(2) * i, "labels": i} for i in range(4)], [1, 3])
+    loaded = load_batch([{"x": torch.ones(2) * i, "labels": i} for i in range(4)], [1, 3])
     assert loaded.args == ()
     assert loaded.kwargs["x"].tolist() == [[1, 1], [3, 3]]
     assert loaded.kwargs["labels"].tolist() == [1, 3]
@@ -63,4 +63,4 @@ def test_dictionaries_are_the_arguments_of_a_model_that_computes_its_own_loss() 
 @pytest.mark.parametrize("sample", [3, torch.ones(2), (torch.ones(2),)])
 def test_a_sample_without_a_target_is_refused(sample: Any) -> None:
     with pytest.raises(DataError, match=r"sample 0 of the dataset is a .*; each must be a tuple of the model's inputs"):
-        load([sample], [0])
+        load_batch([sample], [0])

@@ -21,11 +21,11 @@ def summed(replicas: int, gradients: list[list[Tensor | None]], extras: list[lis
         flats.append(FlatGradient(made, own_extras))
         for parameter, gradient in zip(made, own, strict=True):
             parameter.grad = gradient
-        flats[-1].take(own_extras)
+        flats[-1].complete(own_extras)
     total = functools.reduce(torch.add, [flat.vector for flat in flats])
     for flat in flats:
         flat.vector.copy_(total)
-        flat.unpack()
+        flat.unpack_gradients()
     return parameters
 
 
@@ -65,8 +65,8 @@ def test_extras_are_summed_and_precision_is_the_parameters() -> None:
     parameter = nn.Parameter(torch.zeros(2, dtype=torch.float64))
     flat = FlatGradient([parameter], [torch.zeros(1, 1), torch.zeros(0)])
     parameter.grad = torch.tensor([1e-17, 1.0], dtype=torch.float64)
-    flat.take([torch.tensor([[2.0]]), torch.zeros(0)])
-    extras = flat.unpack()
+    flat.complete([torch.tensor([[2.0]]), torch.zeros(0)])
+    extras = flat.unpack_gradients()
     assert [extra.tolist() for extra in extras] == [[[2.0]], []]
     assert parameter.grad is not None
     assert parameter.grad.tolist() == pytest.approx([1e-17, 1.0], abs=0)
@@ -92,15 +92,15 @@ def test_gradients_are_complete_from_the_end_while_the_backward_goes_on() -> Non
     hidden.register_hook(stop)
     loss = model[2](hidden).sum()
     flat = FlatGradient(list(model.parameters()), [torch.zeros(2)])
-    flat.last_backward(loss.backward)
+    flat.start_last_backward(loss.backward)
     start = flat.layout.head + 2 * 16
     flat.wait_for(start, start + 16)
     assert torch.equal(flat.vector[start:], whole[-16:])
     assert not flat.vector[flat.layout.head : start].any()
     go_on.set()
     flat.wait_for(flat.layout.head, start)
-    assert flat.end_backward()
-    flat.take([torch.tensor([5.0, 6.0])])
+    assert flat.finish_last_backward()
+    flat.complete([torch.tensor([5.0, 6.0])])
     assert flat.vector.tolist()[: flat.layout.head] == [5, 6]
     assert torch.equal(flat.vector[flat.layout.head :], whole)
     assert all(p.grad is None for p in model.parameters())
@@ -110,7 +110,7 @@ def test_what_earlier_micro_batches_added_and_the_last_one_lacks_is_taken_at_the
     model = layers(2)
     flat = FlatGradient(list(model.parameters()), [])
     model[1].weight.grad = torch.ones(4, 4)
-    flat.last_backward(model[0](torch.ones(1, 4)).sum().backward)
+    flat.start_last_backward(model[0](torch.ones(1, 4)).sum().backward)
     flat.wait_for(flat.layout.head + 16, flat.layout.head + 32)
     assert torch.equal(flat.vector[flat.layout.head + 16 :], torch.ones(16))
 
@@ -120,11 +120,11 @@ def test_an_error_of_the_backward_is_raised_where_it_is_waited_for() -> None:
         raise ValueError("no")
 
     flat = FlatGradient(list(layers(1).parameters()), [])
-    flat.last_backward(fail)
+    flat.start_last_backward(fail)
     with pytest.raises(ValueError, match="no"):
         flat.wait_for(flat.layout.head, flat.layout.head + 16)
     with pytest.raises(ValueError, match="no"):
-        flat.end_backward()
+        flat.finish_last_backward()
 
 
 def test_a_gradient_that_comes_in_two_parts_is_refused() -> None:
@@ -136,9 +136,9 @@ def test_a_gradient_that_comes_in_two_parts_is_refused() -> None:
             model(torch.ones(1, 4)).sum().backward()
 
     flat = FlatGradient(list(model.parameters()), [])
-    flat.last_backward(twice)
+    flat.start_last_backward(twice)
     with pytest.raises(PlanError, match="use_reentrant=False"):
-        flat.end_backward()
+        flat.finish_last_backward()
 
 
 @given(st.lists(st.lists(st.sampled_from([None, -0.0, 0.0, 1e-45, 3.0, -7.5]), max_size=4), min_size=1, max_size=3))
@@ -149,7 +149,7 @@ def test_gradients_are_made_in_the_vector_as_autograd_adds_them_up_elsewhere(
     parameter, plain, other = (nn.Parameter(torch.ones(5)) for _ in range(3))
     flat = FlatGradient([other, parameter], [])
     for gradients in added:
-        flat.begin()
+        flat.begin_step()
         plain.grad = None
         for value in gradients:
             for one in (parameter, plain):
@@ -157,9 +157,9 @@ def test_gradients_are_made_in_the_vector_as_autograd_adds_them_up_elsewhere(
                     torch.autograd.backward([one], [torch.full((5,), value)])
         assert parameter.grad is not None
         assert parameter.grad.untyped_storage().data_ptr() == flat.vector.untyped_storage().data_ptr()
-        flat.take([])
+        flat.complete([])
         assert parameter.grad is None
-        flat.unpack()
+        flat.unpack_gradients()
         assert other.grad is None
         if plain.grad is None:
             assert parameter.grad is None
@@ -174,7 +174,7 @@ def test_gradients_of_another_dtype_or_replaced_by_somebody_are_copied() -> None
         torch.autograd.backward(half.sum() * 2 + single.sum())
     assert single.grad is not None
     single.grad = single.grad * 5
-    flat.take([])
+    flat.complete([])
     assert flat.vector.tolist() == [4, 4, 4, 10, 10]
 
 
@@ -186,9 +186,9 @@ def test_a_step_begins_when_the_backward_of_one_that_was_given_up_has_ended() ->
         model(torch.ones(1, 4)).sum().backward()
 
     flat = FlatGradient(list(model.parameters()), [])
-    flat.last_backward(late)
+    flat.start_last_backward(late)
     threading.Timer(0.05, go_on.set).start()
-    flat.begin()
+    flat.begin_step()
     assert go_on.is_set()
     assert not flat.vector.any()
-    assert not flat.end_backward()
+    assert not flat.finish_last_backward()

@@ -27,7 +27,7 @@ from funcpipe.scheduler.tasks import Kind
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.training.gradients import FlatGradient
 from funcpipe.training.sharding import ShardedOptimizer, check_sharding
-from funcpipe.training.state_shards import together, whole
+from funcpipe.training.state_shards import combine_shards, unshard
 from funcpipe.worker.loop import Worker
 from funcpipe.worker.synchronisation import Synchronisation
 from tests.e2e.plans import even_plan, sample_numbers
@@ -80,7 +80,7 @@ def trained(plan: Plan, optimizer: Callable[[Any], optim.Optimizer]) -> dict[str
 def states(workers: dict[str, Worker], stage: int, replicas: int) -> list[dict[str, Tensor]]:
     """What the replicas of a stage know: the model of each, and the optimiser of all together."""
     parts = [workers[f"s{stage}.r{r}"].computation.state() for r in range(replicas)]
-    optimizer = whole(together(parts)) if workers[f"s{stage}.r0"].computation.is_sharded else parts[0]
+    optimizer = unshard(combine_shards(parts)) if workers[f"s{stage}.r0"].computation.is_sharded else parts[0]
     kept = {name: tensor for name, tensor in optimizer.tensors.items() if name.startswith("optimizer/")}
     return [part.state_dict() for part in parts] + [kept]
 
@@ -143,7 +143,7 @@ class Replica:
         flat = FlatGradient(self.parameters, [extra])
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = None if gradient is None else gradient.clone()
-        flat.take([extra])
+        flat.complete([extra])
         return flat
 
 
@@ -193,7 +193,7 @@ def test_any_sizes_rounds_and_replicas_give_the_bits_and_the_traffic_of_sums(
         expected_traffic = run(graph, chosen, sums, order, [None] * replicas)
         assert run(graph, chosen, updates, order, [one.update for one in sharded]) == expected_traffic
         for one, flat in zip(plain, sums, strict=True):
-            expected_extras = flat.unpack()
+            expected_extras = flat.unpack_gradients()
             one.optimizer.step()
         for part, flat, one in zip(parts, updates, plain, strict=True):
             assert torch.equal(flat.unpack_parameters()[0], expected_extras[0])

@@ -15,7 +15,7 @@ from funcpipe.runstate.checkpoints import Checkpoints
 from funcpipe.runstate.keys import Keys
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.training.norms import GradientNorm, LossScale
-from funcpipe.training.state import StageState, merge, put_back, select, take
+from funcpipe.training.state import StageState, capture_state, merge_stages, restore_state, select_for_stage
 
 Optimizer = Callable[[Any], torch.optim.Optimizer]
 OPTIMIZERS: list[Optimizer] = [
@@ -63,15 +63,15 @@ def test_a_stage_that_is_put_back_goes_on_with_the_same_bits(make: Optimizer) ->
     model = Net()
     optimizer = make(model.parameters())
     trained(model, optimizer, 3)
-    checkpoints = Checkpoints(MemoryStorage(), Keys("run-1"), part_bytes=100)
-    checkpoints.save(0, 3, take(model, optimizer, GradientNorm()), writer="w")
+    checkpoints = Checkpoints(MemoryStorage(), Keys("run-1"), file_bytes=100)
+    checkpoints.save(0, 3, capture_state(model, optimizer, GradientNorm()), writer="w")
     checkpoints.mark_done((0, 0), 3)
     other = Net()
     restored = make(other.parameters())
-    step, state = checkpoints.restart((0, 0))
+    step, state = checkpoints.load_latest((0, 0))
     assert step == 3
     assert state is not None
-    put_back(state, other, restored, GradientNorm())
+    restore_state(state, other, restored, GradientNorm())
     trained(model, optimizer, 3, seed=1)
     trained(other, restored, 3, seed=1)
     for name, tensor in {**model.state_dict(), "cache": model.cache}.items():
@@ -80,7 +80,7 @@ def test_a_stage_that_is_put_back_goes_on_with_the_same_bits(make: Optimizer) ->
 
 def test_the_state_dict_has_all_names_and_no_transient_buffer() -> None:
     model = Net()
-    found = take(model, None, GradientNorm()).state_dict()
+    found = capture_state(model, None, GradientNorm()).state_dict()
     assert found.keys() == model.state_dict().keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in model.state_dict().items())
 
@@ -88,7 +88,7 @@ def test_the_state_dict_has_all_names_and_no_transient_buffer() -> None:
 def test_the_scale_of_the_loss_is_kept() -> None:
     norm, other = GradientNorm(loss_scale=LossScale(8.0, 7)), GradientNorm(loss_scale=LossScale())
     model = nn.Linear(2, 2)
-    put_back(take(model, None, norm), model, None, other)
+    restore_state(capture_state(model, None, norm), model, None, other)
     assert other.loss_scale == LossScale(8.0, 7)
 
 
@@ -125,15 +125,15 @@ def test_a_model_cut_otherwise_goes_on_as_one_that_was_not_cut(
     for seed in range(3):
         step(whole, optimizers, seed)
     states = [
-        take(stage, optimizer, GradientNorm())
+        capture_state(stage, optimizer, GradientNorm())
         for stage, optimizer in zip(stages_of(whole, before), optimizers, strict=True)
     ]
-    merged = merge([copy.deepcopy(state) for state in states])
+    merged = merge_stages([copy.deepcopy(state) for state in states])
     other = sequential()
     others = []
     for stage in stages_of(other, after):
         others.append(make(stage.parameters()))
-        put_back(select(merged, stage), stage, others[-1], GradientNorm())
+        restore_state(select_for_stage(merged, stage), stage, others[-1], GradientNorm())
     for seed in range(3, 6):
         step(whole, optimizers, seed)
         step(other, others, seed)
@@ -141,11 +141,11 @@ def test_a_model_cut_otherwise_goes_on_as_one_that_was_not_cut(
 
 
 def test_checkpoints_of_another_model_are_refused() -> None:
-    state = take(nn.Linear(2, 3), None, GradientNorm())
+    state = capture_state(nn.Linear(2, 3), None, GradientNorm())
     with pytest.raises(PlanError, match=r"'weight' has shape \[3, 2\] of torch.float32 there, \[2, 2\]"):
-        select(state, nn.Linear(2, 2))
+        select_for_stage(state, nn.Linear(2, 2))
     with pytest.raises(PlanError, match=r"they do not hold '0\.weight'"):
-        select(state, nn.Sequential(nn.Linear(2, 3)))
+        select_for_stage(state, nn.Sequential(nn.Linear(2, 3)))
 
 
 def test_an_optimiser_that_keeps_what_is_not_data_is_refused() -> None:
@@ -153,15 +153,15 @@ def test_an_optimiser_that_keeps_what_is_not_data_is_refused() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer.state[model.weight]["callback"] = print
     with pytest.raises(ModelError, match=r"the optimiser keeps a builtin_function_or_method \(optimizer/weight/callb"):
-        take(model, optimizer, GradientNorm())
+        capture_state(model, optimizer, GradientNorm())
 
 
 def saved(storage: MemoryStorage, steps: list[int], stage: int = 0) -> Checkpoints:
-    checkpoints = Checkpoints(storage, Keys("run-1"), part_bytes=20)
+    checkpoints = Checkpoints(storage, Keys("run-1"), file_bytes=20)
     for step in steps:
         model = nn.Linear(2, 2)
         nn.init.constant_(model.weight, step)
-        checkpoints.save(stage, step, take(model, None, GradientNorm()), writer="s0.r0.a00000000")
+        checkpoints.save(stage, step, capture_state(model, None, GradientNorm()), writer="s0.r0.a00000000")
     return checkpoints
 
 
@@ -189,7 +189,7 @@ def test_whoever_is_interrupted_leaves_the_checkpoint_before_whole() -> None:
         storage.left = 1
         found = Checkpoints(storage, Keys("run-1"))
         found.mark_done((0, 0), 2)
-        step, state = found.restart((0, 0))
+        step, state = found.load_latest((0, 0))
         assert step == 1
         assert state is not None
         assert state.state_dict()["weight"].eq(1).all()
@@ -203,10 +203,10 @@ def test_a_file_that_was_changed_is_found_out_and_named() -> None:
     data = storage.get(key)
     storage.put(key, data[:-1] + bytes([data[-1] ^ 1]))
     with pytest.raises(CorruptMessage, match=r"run-1/g0000/checkpoints/s0/00000001.*0\.safetensors is not what"):
-        checkpoints.restart((0, 0))
+        checkpoints.load_latest((0, 0))
     storage.put(key, data[:-1])
     with pytest.raises(CorruptMessage, match="its length or its SHA-256 differs"):
-        checkpoints.restart((0, 0))
+        checkpoints.load_latest((0, 0))
 
 
 def test_the_newest_and_those_that_others_lack_are_kept() -> None:
@@ -215,32 +215,32 @@ def test_the_newest_and_those_that_others_lack_are_kept() -> None:
     checkpoints = saved(storage, [2, 4], stage=1)
     for worker, step in (((0, 0), 8), ((0, 1), 7), ((1, 0), 4), ((1, 1), 5)):
         checkpoints.mark_done(worker, step)
-    listing = checkpoints.listing()
-    assert listing.common(2, 2) == 4
-    assert [listing.restart(worker) for worker in ((0, 0), (0, 1), (1, 0), (1, 1), (1, 2))] == [8, 6, 4, 4, 0]
+    listing = checkpoints.index()
+    assert listing.common_step(2, 2) == 4
+    assert [listing.restart_step(worker) for worker in ((0, 0), (0, 1), (1, 0), (1, 1), (1, 2))] == [8, 6, 4, 4, 0]
     assert [name[:8] for name in listing.outdated(0, 2, 2)] == ["00000002"]
     assert listing.outdated(1, 2, 2) == ()
     checkpoints.delete(0, listing.outdated(0, 2, 2))
-    assert [step for step, _ in checkpoints.listing().saved[0]] == [4, 6, 8]
+    assert [step for step, _ in checkpoints.index().saved[0]] == [4, 6, 8]
     assert not any("/s0/00000002" in key for key in storage.list("run-1/"))
 
 
 def test_a_worker_starts_again_no_later_than_it_had_come() -> None:
     """Its stage may have been saved by another replica after a step in which it had not written everything."""
     checkpoints = saved(MemoryStorage(), [2, 4])
-    assert checkpoints.restart((0, 1)) == (0, None)
+    assert checkpoints.load_latest((0, 1)) == (0, None)
     checkpoints.mark_done((0, 1), 3)
-    assert checkpoints.restart((0, 1))[0] == 2
+    assert checkpoints.load_latest((0, 1))[0] == 2
     checkpoints.mark_done((0, 1), 4)
-    assert checkpoints.restart((0, 1))[0] == 4
+    assert checkpoints.load_latest((0, 1))[0] == 4
     assert len(checkpoints._storage.list("run-1/g0000/progress/")) == 1
 
 
 def test_a_stage_that_was_never_saved_has_no_common_step_but_the_first() -> None:
     checkpoints = saved(MemoryStorage(), [2])
     checkpoints.mark_done((1, 0), 2)
-    assert checkpoints.listing().common(2, 1) == 0
-    assert checkpoints.restart((1, 0)) == (0, None)
+    assert checkpoints.index().common_step(2, 1) == 0
+    assert checkpoints.load_latest((1, 0)) == (0, None)
 
 
 def test_a_checkpoint_that_vanishes_while_it_is_read_is_looked_for_again() -> None:
@@ -248,7 +248,7 @@ def test_a_checkpoint_that_vanishes_while_it_is_read_is_looked_for_again() -> No
     checkpoints = saved(storage, [1, 2])
     checkpoints.mark_done((0, 0), 2)
     storage.armed = True
-    assert checkpoints.restart((0, 0))[0] == 1
+    assert checkpoints.load_latest((0, 0))[0] == 1
 
 
 class Vanishing(MemoryStorage):
@@ -265,9 +265,9 @@ class Vanishing(MemoryStorage):
 
 
 def test_what_does_not_match_is_refused() -> None:
-    state = take(nn.Linear(2, 3), None, GradientNorm())
+    state = capture_state(nn.Linear(2, 3), None, GradientNorm())
     with pytest.raises(CorruptMessage, match="a checkpoint does not match its stage"):
-        put_back(state, nn.Linear(2, 2), None, GradientNorm())
+        restore_state(state, nn.Linear(2, 2), None, GradientNorm())
     empty = StageState(tensors={}, aliases={}, transient=frozenset(), settings={"optimizer": None, "loss_scale": None})
     with pytest.raises(CorruptMessage, match="a checkpoint does not match its stage: KeyError"):
-        put_back(empty, nn.Linear(2, 2), None, GradientNorm())
+        restore_state(empty, nn.Linear(2, 2), None, GradientNorm())

@@ -16,12 +16,12 @@ from funcpipe.client.upload import upload
 from funcpipe.core import FaultTolerance, Plan, RunRecord, Streams, Sync
 from funcpipe.errors import CorruptMessage
 from funcpipe.platforms.catalog import open_platform
-from funcpipe.runstate.checkpoint_index import CheckpointIndex, CheckpointPart, part_of
+from funcpipe.runstate.checkpoint_index import CheckpointIndex, CheckpointPart, parse_part
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.resume import Resumed, recover
+from funcpipe.runstate.resume import ResumePoint, load_resume_point
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.training.state_shards import together, whole, without_model
-from funcpipe.worker.loop import Worker
+from funcpipe.training.state_shards import combine_shards, unshard, without_model
+from funcpipe.worker.setup import load_worker
 from tests.e2e.plans import even_plan
 from tests.in_process import make_job
 from tests.training.test_sharding import grouped
@@ -49,12 +49,12 @@ def job_of(plan: Plan, make: Callable[[Any], optim.Optimizer], epochs: int) -> J
     return make_job(model(), plan, vectors, loss=F.cross_entropy, optimizer=make, epochs=epochs)
 
 
-def run(job: Job, storage: MemoryStorage, resumed: Resumed | None = None) -> Resumed:
+def run(job: Job, storage: MemoryStorage, resumed: ResumePoint | None = None) -> ResumePoint:
     """Train, and recover what the run has saved last."""
     keys = Keys("run-1", 0 if resumed is None else resumed.keys.generation + 1)
     specs = list(upload(job, keys, storage, "file:///unused", "local:///unused", faults=EVERY_STEP, resumed=resumed))
     with ThreadPoolExecutor(len(specs)) as pool:
-        for worker in [pool.submit(Worker(spec, storage, open_platform).run) for spec in specs]:
+        for worker in [pool.submit(load_worker(spec, storage, open_platform).run) for spec in specs]:
             worker.result()
     record = RunRecord(
         run=keys.run,
@@ -71,12 +71,12 @@ def run(job: Job, storage: MemoryStorage, resumed: Resumed | None = None) -> Res
         clip_grad_norm=None,
         losses=() if resumed is None else resumed.losses,
     )
-    found = recover(storage, record)
+    found = load_resume_point(storage, record)
     assert found.step == job.steps
     return found
 
 
-def tensors(resumed: Resumed) -> dict[str, Tensor]:
+def tensors(resumed: ResumePoint) -> dict[str, Tensor]:
     assert resumed.state is not None
     return dict(resumed.state.tensors)
 
@@ -137,7 +137,7 @@ def parts() -> list[Any]:
     storage = MemoryStorage()
     job = job_of(plan_of(3, 1, sharded=True), MAKERS[0], 1)
     specs = list(upload(job, Keys("run-1"), storage, "file:///unused", "local:///unused"))
-    workers = [Worker(spec, storage, open_platform) for spec in specs]
+    workers = [load_worker(spec, storage, open_platform) for spec in specs]
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(lambda worker: worker.run(), workers))
     return [worker.computation.state() for worker in workers]
@@ -146,12 +146,12 @@ def parts() -> list[Any]:
 def test_a_missing_part_is_found_out_and_no_part_holds_more_than_its_own() -> None:
     first, second, third = parts()
     assert not any(name.startswith("model/") for name in without_model(second).tensors)
-    assert len(whole(together([first, without_model(second), without_model(third)])).tensors) > 0
-    with pytest.raises(CorruptMessage, match="state of some elements of a parameter only"):
-        whole(together([first, second]))
+    assert len(unshard(combine_shards([first, without_model(second), without_model(third)])).tensors) > 0
+    with pytest.raises(CorruptMessage, match="state of only some elements of a parameter"):
+        unshard(combine_shards([first, second]))
     broken = {**first.settings["optimizer"], "shards": {"first.weight": [[0]]}}
     with pytest.raises(CorruptMessage, match="does not match its stage"):
-        whole(replace(first, settings={**first.settings, "optimizer": broken}))
+        unshard(replace(first, settings={**first.settings, "optimizer": broken}))
 
 
 def test_a_part_of_another_division_is_refused() -> None:
@@ -160,8 +160,8 @@ def test_a_part_of_another_division_is_refused() -> None:
     specs = list(
         upload(job_of(plan_of(3, 1, sharded=True), MAKERS[0], 1), Keys("run-1"), storage, "file:///", "local:")
     )
-    computation = Worker(specs[1], storage, open_platform).computation
-    computation.restore(together([second, first]))
+    computation = load_worker(specs[1], storage, open_platform).computation
+    computation.restore(combine_shards([second, first]))
     with pytest.raises(CorruptMessage, match="does not match its stage: KeyError"):
         computation.restore(first)
 
@@ -173,31 +173,31 @@ def listing(*saved: tuple[int, str], done: int = 8) -> CheckpointIndex:
 
 def test_names_of_manifests_say_what_they_are_a_part_of() -> None:
     for part in (CheckpointPart(0, 12, model=True), CheckpointPart(11, 12, model=False)):
-        assert part_of(f"00000004.{part}.s0.r3.a00000001.json") == part
-    assert part_of("00000004.s0.r3.a00000001.json") is None
-    assert part_of("00000004.resumed.json") is None
+        assert parse_part(f"00000004.{part}.s0.r3.a00000001.json") == part
+    assert parse_part("00000004.s0.r3.a00000001.json") is None
+    assert parse_part("00000004.resumed.json") is None
 
 
 def test_a_stage_is_saved_once_all_parts_are_there_and_a_replica_once_its_own_is() -> None:
     first, second = (4, "0of2m.s0.r0.a0"), (4, "1of2.s0.r1.a0")
-    assert listing(first).steps(0) == {0}
-    assert listing(second).steps(0) == {0}
-    assert listing(first, second).steps(0) == {0, 4}
-    assert listing(first).restart((0, 0)) == 4
-    assert listing(first).restart((0, 1)) == 0
-    assert listing(second).restart((0, 1)) == 0  # nobody has saved the model
+    assert listing(first).saved_steps(0) == {0}
+    assert listing(second).saved_steps(0) == {0}
+    assert listing(first, second).saved_steps(0) == {0, 4}
+    assert listing(first).restart_step((0, 0)) == 4
+    assert listing(first).restart_step((0, 1)) == 0
+    assert listing(second).restart_step((0, 1)) == 0  # nobody has saved the model
     both = listing(first, second)
-    assert both.restart((0, 1)) == 4
-    assert both.names_for((0, 1), 4) == ("00000004.1of2.s0.r1.a0.json", "00000004.0of2m.s0.r0.a0.json")
-    assert both.names_for((0, 0), 4) == ("00000004.0of2m.s0.r0.a0.json",)
+    assert both.restart_step((0, 1)) == 4
+    assert both.manifests_for((0, 1), 4) == ("00000004.1of2.s0.r1.a0.json", "00000004.0of2m.s0.r0.a0.json")
+    assert both.manifests_for((0, 0), 4) == ("00000004.0of2m.s0.r0.a0.json",)
 
 
 def test_who_leaves_saves_what_its_successor_needs_alone() -> None:
     left = listing((4, "0of2m.s0.r0.a0"), (4, "1of2.s0.r1.a0"), (7, "1of2m.s0.r1.a0"))
-    assert left.restart((0, 1)) == 7
-    assert left.names_for((0, 1), 7) == ("00000007.1of2m.s0.r1.a0.json",)
-    assert left.restart((0, 0)) == 4
-    assert left.common(1, 2) == 4
+    assert left.restart_step((0, 1)) == 7
+    assert left.manifests_for((0, 1), 7) == ("00000007.1of2m.s0.r1.a0.json",)
+    assert left.restart_step((0, 0)) == 4
+    assert left.common_step(1, 2) == 4
     assert left.outdated(0, 1, 2) == ()
 
 
@@ -206,10 +206,10 @@ def test_parts_that_a_later_attempt_wrote_again_count_once_and_go_together() -> 
         *((2, f"{part}.a{attempt}") for part in ("0of2m.s0.r0", "1of2.s0.r1") for attempt in (0, 1)),
         *((step, part) for step in (4, 6) for part in ("0of2m.s0.r0.a1", "1of2.s0.r1.a1")),
     )
-    assert again.names(0, 2) == ("00000002.0of2m.s0.r0.a1.json", "00000002.1of2.s0.r1.a1.json")
+    assert again.manifests(0, 2) == ("00000002.0of2m.s0.r0.a1.json", "00000002.1of2.s0.r1.a1.json")
     assert [name[:8] for name in again.outdated(0, 1, 2)] == ["00000002"] * 4
 
 
 def test_a_whole_checkpoint_serves_everyone() -> None:
-    assert listing((3, "resumed")).names_for((0, 1), 3) == listing((3, "resumed")).names(0, 3)
-    assert listing((3, "resumed")).restart((0, 1)) == 3
+    assert listing((3, "resumed")).manifests_for((0, 1), 3) == listing((3, "resumed")).manifests(0, 3)
+    assert listing((3, "resumed")).restart_step((0, 1)) == 3

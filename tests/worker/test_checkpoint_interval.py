@@ -35,11 +35,11 @@ def test_checkpoints_longer_than_lives_are_as_rare_as_failures() -> None:
 def test_stages_save_at_steps_that_coincide(
     step_s: float, checkpoint_s: float, received: int, replicas: int, failure_interval_s: float
 ) -> None:
-    pace = CheckpointInterval(FaultTolerance(failure_interval_s=failure_interval_s), replicas=replicas)
-    assert pace.every() == 1
-    pace.step_took(step_s, received)
-    pace.checkpoint_took(checkpoint_s)
-    every = pace.every()
+    interval = CheckpointInterval(FaultTolerance(failure_interval_s=failure_interval_s), replicas=replicas)
+    assert interval.steps() == 1
+    interval.record_step(step_s, received)
+    interval.record_checkpoint(checkpoint_s)
+    every = interval.steps()
     assert every & (every - 1) == 0
     assert every * received <= 2 * FaultTolerance().retained_bytes or every == 1
     best_s = daly_s(checkpoint_s=checkpoint_s, failure_interval_s=failure_interval_s / replicas)
@@ -47,20 +47,22 @@ def test_stages_save_at_steps_that_coincide(
 
 
 def test_the_interval_may_be_chosen() -> None:
-    pace = CheckpointInterval(FaultTolerance(checkpoint_steps=7), replicas=1)
-    pace.step_took(1.0, 1)
-    assert pace.every() == 7
+    interval = CheckpointInterval(FaultTolerance(checkpoint_steps=7), replicas=1)
+    interval.record_step(1.0, 1)
+    assert interval.steps() == 7
 
 
 def test_a_limit_is_seen_early_enough_for_all_to_hear_of_it() -> None:
     limits = BudgetGuard(RunLimits(max_usd=1.0), RunAccount(spent_usd=0.5, run_usd_s=0.01), heartbeat_s=5.0)
     assert limits.exceeded(49.0) is None
     assert limits.exceeded(51.0) == "it would cost more than $1"
-    assert limits.order(step=10, steps=100, age_s=20.0, step_s=1.0, end_s=5.0) is None
-    order = limits.order(step=10, steps=100, age_s=35.0, step_s=1.0, end_s=5.0)
+    assert limits.halt_before_exceeding(step=10, steps=100, age_s=20.0, step_s=1.0, end_s=5.0) is None
+    order = limits.halt_before_exceeding(step=10, steps=100, age_s=35.0, step_s=1.0, end_s=5.0)
     assert order is not None
     assert order.step == 10 + 1 + 10  # two heartbeats, and a step
-    assert limits.order(step=95, steps=100, age_s=35.0, step_s=1.0, end_s=5.0) is None  # it ends by itself
+    assert (
+        limits.halt_before_exceeding(step=95, steps=100, age_s=35.0, step_s=1.0, end_s=5.0) is None
+    )  # it ends by itself
     late = BudgetGuard(RunLimits(deadline_s=100.0), RunAccount(elapsed_s=60.0), heartbeat_s=10.0)
     assert late.exceeded(39.0) is None
     assert late.exceeded(41.0) == "it would take longer than 100 s"

@@ -13,7 +13,7 @@ from funcpipe.runstate.documents import get_document
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import Lease
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.worker.loop import live
+from funcpipe.worker.attempt import run_attempt
 from tests.e2e import small
 from tests.in_process import make_job
 from tests.recording import Recording
@@ -45,7 +45,7 @@ def test_a_worker_that_hands_over_is_not_cut_short_by_its_successor() -> None:
     )
     faults = FaultTolerance(lifetime_s=1.5, cold_start_s=0.1)
     (spec,) = upload(job, KEYS, storage, "file:///unused", platform.url, faults=faults)
-    assert live(spec, Counted(storage), platform.open)
+    assert run_attempt(spec, Counted(storage), platform.open)
     successor = platform.invoked[-1]
     assert isinstance(successor, WorkerSpec)
     assert replace(successor, account=spec.account, follows_within_s=None) == replace(spec, attempt=1)

@@ -1,22 +1,22 @@
 from funcpipe.core import ScheduleKind, Sync
 from funcpipe.scheduler.graph import StepShape, build_graph
-from funcpipe.worker.message_gc import MessageGC, heard_by, readers_of
+from funcpipe.worker.message_gc import MessageGC, StepMessages, readers_of, upstream_of
 from tests.scheduler.shapes import chain_routes
 
 A, B = (0, 0), (1, 0)
 
 
 def test_a_message_may_go_once_all_its_readers_were_heard_of_in_a_later_step_and_are_saved() -> None:
-    retention = MessageGC()
-    retention.after_step(0, {"k0": frozenset({A, B})}, frozenset({A, B}))
-    assert retention.covered(lambda worker: 9) == []  # nobody was heard of since
-    retention.after_step(1, {"k1": frozenset({A})}, frozenset({A}))
-    assert retention.covered(lambda worker: 9) == []  # B was not
-    retention.after_step(2, {}, frozenset({A, B}))
-    assert retention.covered({A: 0, B: 1}.__getitem__) == []  # A would read k0 again
-    assert retention.covered({A: 1, B: 1}.__getitem__) == ["k0"]
-    assert retention.covered({A: 2, B: 0}.__getitem__) == ["k1"]
-    assert retention.covered(lambda worker: 9) == []
+    messages = MessageGC()
+    messages.add_step(0, StepMessages({"k0": frozenset({A, B})}, frozenset({A, B})))
+    assert messages.collect(lambda worker: 9) == []  # nobody was heard of since
+    messages.add_step(1, StepMessages({"k1": frozenset({A})}, frozenset({A})))
+    assert messages.collect(lambda worker: 9) == []  # B was not
+    messages.add_step(2, StepMessages({}, frozenset({A, B})))
+    assert messages.collect({A: 0, B: 1}.__getitem__) == []  # A would read k0 again
+    assert messages.collect({A: 1, B: 1}.__getitem__) == ["k0"]
+    assert messages.collect({A: 2, B: 0}.__getitem__) == ["k1"]
+    assert messages.collect(lambda worker: 9) == []
 
 
 def test_who_reads_and_who_is_heard_of_follow_from_the_graph() -> None:
@@ -30,8 +30,8 @@ def test_who_reads_and_who_is_heard_of_follow_from_the_graph() -> None:
             sync=Sync.PIPELINED,
         )
     )
-    assert heard_by(graph, (0, 0)) == {(1, 0), (0, 1)}
-    assert heard_by(graph, (0, 1)) == {(0, 0), (1, 0)}  # of the second by way of the first
+    assert upstream_of(graph, (0, 0)) == {(1, 0), (0, 1)}
+    assert upstream_of(graph, (0, 1)) == {(0, 0), (1, 0)}  # of the second by way of the first
     assert {str(put): readers for put, readers in readers_of(graph, (0, 0)).items()} == {
         "put-activation.s0.r0.m0.k0": {(1, 0)},
         "put-split.s0.r0.k0": {(0, 1)},

@@ -6,10 +6,10 @@ import pytest
 
 from funcpipe.core import FaultTolerance, Heartbeat, LeaseDocument, Restart, RunAccount, RunLimits, WorkerSpec
 from funcpipe.runstate.documents import get_document, put_document
-from funcpipe.runstate.functions import RESTARTS, started
+from funcpipe.runstate.functions import MAX_RESTARTS, list_functions
+from funcpipe.runstate.halt import read_halt
 from funcpipe.runstate.keys import Keys
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.worker.heartbeat import standing_order
 from funcpipe.worker.peer_recovery import PeerRecovery
 from tests.e2e import small
 from tests.recording import Recording
@@ -51,7 +51,7 @@ class Place:
         return PeerRecovery(self.spec(1, replica), self.storage, KEYS, self.platform.open, clock=lambda: self.now_s)
 
     def look(self, peers: PeerRecovery, *, step: int = 3) -> None:
-        peers.look({"s0.r0"}, step=step, spent_usd=1.5, elapsed_s=30.0)
+        peers.check({"s0.r0"}, step=step, spent_usd=1.5, elapsed_s=30.0)
 
     def beat(self, attempt: int, beat: int) -> None:
         heartbeat = Heartbeat(
@@ -93,7 +93,7 @@ def test_a_silent_worker_is_started_again_as_the_next_attempt_by_one_of_those_th
     (again,) = place.platform.invoked
     account = RunAccount(spent_usd=1.5, elapsed_s=30.0)
     assert again == replace(place.spec(0), attempt=1, account=account)
-    assert [(found.worker, found.attempt) for found in started(place.storage, KEYS)] == [("s0.r0", 1)]
+    assert [(found.worker, found.attempt) for found in list_functions(place.storage, KEYS)] == [("s0.r0", 1)]
 
 
 def test_a_worker_that_is_heard_of_or_not_waited_for_any_more_is_left_alone(place: Place) -> None:
@@ -103,7 +103,7 @@ def test_a_worker_that_is_heard_of_or_not_waited_for_any_more_is_left_alone(plac
         place.now_s = beat * SILENT_S
         place.beat(0, beat)
         place.look(peers)
-    peers.look(set(), step=3, spent_usd=0.0, elapsed_s=0.0)
+    peers.check(set(), step=3, spent_usd=0.0, elapsed_s=0.0)
     place.now_s += SILENT_S + 1
     place.look(peers)
     assert place.platform.invoked == []
@@ -128,17 +128,17 @@ def test_a_restart_that_comes_to_nothing_is_made_again_until_the_run_is_given_up
     place.platform.fails = True
     peers = place.peers()
     place.look(peers)
-    for number in range(RESTARTS):
+    for number in range(MAX_RESTARTS):
         place.now_s += STARTING_S + 1
         place.look(peers)
         assert get_document(place.storage, Restart, KEYS.restart("s0.r0", number)).tries == number + 1
         place.look(peers)
-    assert standing_order(place.storage, KEYS) is None
+    assert read_halt(place.storage, KEYS) is None
     place.now_s += STARTING_S + 1
     place.look(peers)
-    order = standing_order(place.storage, KEYS)
+    order = read_halt(place.storage, KEYS)
     assert order is not None
-    assert order.reason == f"worker s0.r0 was started again {RESTARTS} times without a step in between"
+    assert order.reason == f"worker s0.r0 was started again {MAX_RESTARTS} times without a step in between"
 
 
 def test_tries_are_counted_anew_when_a_step_has_ended(place: Place) -> None:
@@ -146,9 +146,9 @@ def test_tries_are_counted_anew_when_a_step_has_ended(place: Place) -> None:
     place.beat(0, 1)
     peers = place.peers()
     place.look(peers)
-    for step in range(RESTARTS + 3):
+    for step in range(MAX_RESTARTS + 3):
         place.now_s += STARTING_S + 1
         place.look(peers, step=step)
         place.look(peers, step=step)
-    assert standing_order(place.storage, KEYS) is None
-    assert len(place.platform.invoked) == RESTARTS + 3
+    assert read_halt(place.storage, KEYS) is None
+    assert len(place.platform.invoked) == MAX_RESTARTS + 3

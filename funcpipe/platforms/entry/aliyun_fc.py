@@ -34,7 +34,7 @@ class Handler(BaseHTTPRequestHandler):
         request = self.headers.get("x-fc-request-id", "")
         match self.path:
             case "/initialize":
-                import funcpipe.worker.loop  # noqa: F401 - torch loads before the first event
+                import funcpipe.worker.attempt  # noqa: F401 - torch loads before the first event
 
                 self._answer(_DONE, {"ready": True})
             case "/invoke":

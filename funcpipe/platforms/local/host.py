@@ -1,8 +1,8 @@
 """The host of local functions: a process that forks them, in a fraction of a second, and knows how they fare.
 
 It has loaded what functions need, and is asked through a Unix socket by its client and by functions: each request and
-each answer is a JSON object behind its length. It ends when its client has ended, and all functions with it; if the
-client has said `detach`, when the last function has ended.
+each answer is a line with a JSON object. It ends when its client has ended, and all functions with it; if the client
+has said `detach`, when the last function has ended.
 """
 
 import asyncio
@@ -14,7 +14,6 @@ import selectors
 import shutil
 import signal
 import socket
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -26,12 +25,12 @@ from funcpipe.platforms.base import Handle, State, Status
 from funcpipe.platforms.local.cgroup import Groups
 from funcpipe.platforms.local.function import fork, kill, status_of
 from funcpipe.platforms.local.limits import Leash, Limits
-
-LENGTH = struct.Struct("!i")
-"""What stands before each request and answer."""
+from funcpipe.platforms.local.output import FunctionOutput
 
 CLIENT = 0
 """The file descriptor of the pipe whose other end is the client's: it tells when the client ends."""
+
+_LONGEST_REQUEST = 1 << 30  # bytes; what a platform admits as a payload is checked where it is invoked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +54,7 @@ class _Function:
 
     pid: int
     leash: Leash | None
+    output: FunctionOutput
     status: Status = field(default_factory=lambda: Status(state=State.RUNNING))
     stopped: bool = False
     late: bool = False
@@ -83,23 +83,23 @@ class Host:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
         loop.add_reader(CLIENT, self._client_ended)
-        server = await asyncio.start_unix_server(self._converse, sock=self._listener)
+        server = await asyncio.start_unix_server(self._converse, sock=self._listener, limit=_LONGEST_REQUEST)
         await self._over.wait()
         server.close()
         for function in self._functions.values():
             await self._stop(function)
+            function.output.close()
         if self._limits is not None:
             self._limits.close()
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one connection's requests, in order, until it is closed or this host ends."""
         try:
-            while True:
-                (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-                answer = await self._answer(json.loads(await reader.readexactly(length)))
-                writer.write(framed(json.dumps(answer)))
+            while (request := await reader.readline()).endswith(b"\n"):
+                answer = await self._answer(json.loads(request))
+                writer.write(json.dumps(answer).encode() + b"\n")
                 await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+        except (ConnectionError, asyncio.CancelledError):
             return
         finally:
             writer.close()
@@ -129,19 +129,24 @@ class Host:
         if running >= most:
             raise PlatformError(f"{running} functions run, as many as {self._told.spec.name} allows at once")
         leash = None if self._limits is None else self._limits.leash(size)
+        output = None
         try:
-            pid = fork(lambda: self._become(payload, leash), lifeline=self._functions_end)
+            output = _output(worker, payload)
+            pid = fork(lambda: self._become(payload, leash, output), lifeline=self._functions_end)
         except OSError as error:
+            if output is not None:
+                output.abandon()
             if self._limits is not None and leash is not None:
                 self._limits.take_off(leash)
             raise PlatformError(f"no function can be started: {error.strerror}") from error
+        output.copy(asyncio.get_running_loop())
         handle = Handle(worker=worker, name=f"function {len(self._functions) + 1}, process {pid}")
-        function = self._functions[handle.name] = _Function(pid, leash)
+        function = self._functions[handle.name] = _Function(pid, leash, output)
         if leash is not None and leash.lifetime_s is not None:
             asyncio.get_running_loop().call_later(leash.lifetime_s, self._time_out, function)
         return handle
 
-    def _become(self, payload: str, leash: Leash | None) -> None:
+    def _become(self, payload: str, leash: Leash | None, output: FunctionOutput) -> None:
         """Turn this process, just forked, into a function."""
         os.close(self._own_end)
         kept = list(self._selector.get_map().values())  # or Python complains of the host's tasks, which go with them
@@ -150,6 +155,7 @@ class Host:
                 os.close(key.fd)
         self._selector.close()
         os.dup2(os.open(os.devnull, os.O_RDONLY), CLIENT)
+        output.enter_function()
         if leash is not None:
             leash.put_on()
             payload = leash.payload(payload)
@@ -181,6 +187,9 @@ class Host:
                 kill(function.pid)
                 _, exit_status = os.waitpid(function.pid, 0)
                 function.status = self._last_status(function, exit_status)
+                function.output.drain()
+                if function.status.state is State.FAILED:
+                    function.output.keep("ERROR", [f"the function was ended: {function.status.reason}".encode()])
                 function.ended.set()
         self._end_if_alone()
 
@@ -218,20 +227,18 @@ def _load(entry: str) -> Callable[[str], None]:
     return function
 
 
-def framed(text: str) -> bytes:
-    """A request or an answer as it travels."""
-    data = text.encode()
-    return LENGTH.pack(len(data)) + data
+def _output(worker: str, payload: str) -> FunctionOutput:
+    told = json.loads(payload)
+    return FunctionOutput(run=told["run"], worker=worker, attempt=told.get("attempt", 0))
 
 
 def main(listener: int, folder: str) -> None:
     """Serve on the socket with file descriptor `listener`, which lies in `folder`; the folder is removed at the end.
 
-    The HostSpec comes first on the pipe from the client.
+    The HostSpec comes first on the pipe from the client, and ends with a zero byte.
     """
     try:
-        (length,) = LENGTH.unpack(_read(LENGTH.size))
-        told = from_text(HostSpec, _read(length), source="what the host of local functions is told")
+        told = from_text(HostSpec, _read_told(), source="what the host of local functions is told")
         for name in (*told.preload, told.entry.partition(":")[0]):
             importlib.import_module(name)
         gc.freeze()  # what is loaded stays, and its pages are shared with functions longer if nobody counts it
@@ -244,11 +251,12 @@ def main(listener: int, folder: str) -> None:
         shutil.rmtree(folder)
 
 
-def _read(size: int) -> bytes:
+def _read_told() -> str:
+    """What the client says first."""
     data = b""
-    while len(data) < size:
-        more = os.read(CLIENT, size - len(data))
+    while not data.endswith(b"\0"):
+        more = os.read(CLIENT, 65536)
         if not more:
             raise PlatformError("the client of this host of local functions has ended before it began")
         data += more
-    return data
+    return data[:-1].decode()

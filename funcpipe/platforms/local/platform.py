@@ -10,19 +10,21 @@ import sys
 import tempfile
 import threading
 import warnings
+import weakref
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from multiprocessing.connection import Client, Connection
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, BinaryIO
 from urllib.parse import quote, unquote, urlsplit
 
 from funcpipe.core import Invocation, Plan, PlatformSpec, to_text
 from funcpipe.core.json_form import from_plain
+from funcpipe.core.log_lines import RawLine
 from funcpipe.errors import InvalidValue, PlanError, PlatformError
 from funcpipe.platforms.allocator import environment
 from funcpipe.platforms.base import Handle, Status
-from funcpipe.platforms.local.host import HostSpec, framed
+from funcpipe.platforms.local.host import HostSpec
+from funcpipe.platforms.local.log_files import read_logs
 
 SCHEME = "local"
 _SOCKET = "socket"
@@ -33,11 +35,11 @@ _HOST = (
 )
 
 
-_Connection: TypeAlias = "Connection[Any, Any]"
-
-
 class LocalPlatform:
-    """The functions of the host at `url`, `local:///folder/socket`; raises PlatformError where there is none."""
+    """The functions of the host at `url`, `local:///folder/socket`; raises PlatformError where there is none.
+
+    Logs are those of all hosts of this machine, whether they still run or not.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -83,26 +85,56 @@ class LocalPlatform:
         self._ask("detach")
         self.detached = True
 
+    def logs(self, run: str) -> Iterator[RawLine]:
+        """What functions of the run have written on this machine, and its client."""
+        return read_logs(run)
+
     def _ask(self, verb: str, **words: str) -> Any:
         try:
             with self._lock:
                 connection, self._connection = self._connection or self._connect(), None
-                connection.send_bytes(json.dumps({"verb": verb, **words}).encode())
-                answer = json.loads(connection.recv_bytes())
+                answer = connection.ask({"verb": verb, **words})
                 self._connection = connection  # one that was interrupted is not used again
-        except (EOFError, OSError) as error:
+        except OSError as error:
             raise PlatformError(f"there is no host of local functions at {self.url} any more ({error})") from error
         if "error" in answer:
             raise PlatformError(answer["error"])
         return answer
 
-    def _connect(self) -> _Connection:
+    def _connect(self) -> "_Connection":
         parts = urlsplit(self.url)
         if parts.scheme != SCHEME or parts.netloc or not parts.path:
             raise InvalidValue(
                 "platform", self.url, "must be the URL of a host, such as local:///tmp/funcpipe-1/socket"
             )
-        return Client(unquote(parts.path), family="AF_UNIX")
+        return _Connection(unquote(parts.path))
+
+
+class _Connection:
+    """A connection to a host: a line with a JSON object each way."""
+
+    def __init__(self, path: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        try:
+            self._socket.connect(path)
+        except OSError:
+            self._socket.close()
+            raise
+        self._lines = self._socket.makefile("rb")
+        self._close = weakref.finalize(self, _close, self._socket, self._lines)
+
+    def ask(self, request: object) -> Any:
+        """The answer; raises OSError where there is none."""
+        self._socket.sendall(json.dumps(request).encode() + b"\n")
+        answer = self._lines.readline()
+        if not answer.endswith(b"\n"):
+            raise ConnectionError("it has ended")
+        return json.loads(answer)
+
+
+def _close(*resources: socket.socket | BinaryIO) -> None:
+    for resource in resources:
+        resource.close()
 
 
 @contextlib.contextmanager
@@ -112,8 +144,8 @@ def local_functions(
     """A platform whose functions call `entry`, `MODULE:FUNCTION`, with the invocation payload, as JSON text.
 
     Their host imports the modules `preload` once. With `imposed`, the limits of `spec` hold for each function, as far
-    as this system can impose them; a warning names those that it cannot. With `silent`, what functions print is lost:
-    they do not hold on to the client's output.
+    as this system can impose them; a warning names those that it cannot. With `silent`, what functions print is kept in
+    their logs only: they do not hold on to the client's output.
 
     Afterwards no function runs, unless the platform was told to detach.
     """
@@ -133,7 +165,8 @@ def local_functions(
     platform = LocalPlatform(f"{SCHEME}://{quote(folder)}/{_SOCKET}")
     assert host.stdin is not None, "it was asked for"
     with contextlib.suppress(BrokenPipeError):  # of a host that has ended; whoever asks it is told
-        host.stdin.write(framed(to_text(HostSpec(entry=entry, preload=tuple(preload), spec=spec, imposed=imposed))))
+        told = HostSpec(entry=entry, preload=tuple(preload), spec=spec, imposed=imposed)
+        host.stdin.write(to_text(told).encode() + b"\0")
         host.stdin.flush()
     try:
         yield platform

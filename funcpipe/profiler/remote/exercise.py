@@ -1,13 +1,7 @@
 """A little of everything that functions do with torch, to see what memory that takes."""
 
-import resource
-import sys
-from pathlib import Path
-
 import torch
 from torch import nn
-
-_STATUS = Path("/proc/self/status")
 
 
 def exercise() -> None:
@@ -23,12 +17,3 @@ def exercise() -> None:
     optimizers = (torch.optim.SGD(sight.parameters(), lr=0.1), torch.optim.AdamW(words.parameters(), lr=0.1))
     for optimizer in optimizers:
         optimizer.step()
-
-
-def peak_bytes() -> int:
-    """The most memory that this process has had; where the system tells, without that of the one it was forked from."""
-    if _STATUS.exists():
-        lines = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
-        return int(lines["VmHWM"].split()[0]) * 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

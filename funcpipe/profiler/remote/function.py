@@ -9,6 +9,7 @@ import torch
 
 from funcpipe.comm import codec
 from funcpipe.core import MB, LayerReport, ProbeSpec, from_text, to_text
+from funcpipe.core.logs import in_function
 from funcpipe.errors import CorruptMessage
 from funcpipe.model.split import load_stage
 from funcpipe.platforms import allocator
@@ -24,7 +25,11 @@ def main(payload: str, *, open_storage: Callable[[str], Storage]) -> None:
     spec = from_text(ProbeSpec, payload, source="the invocation payload")
     allocator.settle()
     torch.set_num_threads(1)
-    storage = open_storage(spec.storage)
+    with in_function(run=spec.run, worker=spec.worker, attempt=0):
+        _measure(spec, open_storage(spec.storage), started_at_s)
+
+
+def _measure(spec: ProbeSpec, storage: Storage, started_at_s: float) -> None:
     try:
         if spec.layers:
             _measure_layers(spec, storage, until_s=started_at_s + spec.time_s)

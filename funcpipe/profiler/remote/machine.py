@@ -11,7 +11,8 @@ import torch
 
 from funcpipe.core import MachineReport
 from funcpipe.platforms.base import Storage
-from funcpipe.profiler.remote.exercise import exercise, peak_bytes
+from funcpipe.platforms.memory import peak_memory_bytes
+from funcpipe.profiler.remote.exercise import exercise
 
 REQUESTS = 10
 REPEATS = 3
@@ -25,7 +26,7 @@ _COMPUTE_S = 1.5
 def measure_machine(storage: Storage, key: str, *, started_at_s: float, memory_bytes: int) -> MachineReport:
     """Use memory, storage and processors in turn; `key` is where to write and read objects."""
     exercise()
-    base_bytes = peak_bytes()
+    base_bytes = peak_memory_bytes()
     try:
         latency_s = measure_latency(storage, key)
         most = int(memory_bytes * _MOST_SHARE)

@@ -38,7 +38,7 @@ def run_step(
     replicas: list[StageModule], merged: list[RunningStatistics], batches: list[Tensor], recompute: bool
 ) -> None:
     for statistics in merged:
-        statistics.begin(len(batches))
+        statistics.begin_step(len(batches))
     for m, x in enumerate(batches):
         replicas[m % len(replicas)]({"input": x})
         merged[m % len(replicas)].after_forward(m)
@@ -49,7 +49,7 @@ def run_step(
     parts = [statistics.contributions() for statistics in merged]
     summed = [torch.stack(pieces).sum(0) for pieces in zip(*parts, strict=True)]
     for statistics in merged:
-        statistics.finish([tensor.clone() for tensor in summed])
+        statistics.finish_step([tensor.clone() for tensor in summed])
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3])
@@ -83,8 +83,8 @@ def test_a_replica_without_a_micro_batch_still_agrees() -> None:
 def test_a_stage_without_statistics_contributes_nothing() -> None:
     stage = one_stage(nn.Sequential(nn.Linear(3, 3)), torch.randn(5, 3))
     statistics = RunningStatistics(stage)
-    statistics.begin(2)
+    statistics.begin_step(2)
     stage({"input": torch.randn(5, 3)})
     statistics.after_forward(0)
     assert statistics.contributions() == []
-    statistics.finish([])
+    statistics.finish_step([])

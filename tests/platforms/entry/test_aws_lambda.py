@@ -71,7 +71,7 @@ def test_a_worker_trains_in_the_runtime_client_and_again_in_the_same_environment
     reference = run_workers(job(), FileStorage(tmp_path / "reference"))["s0.r0"].computation.state().state_dict()
     for number in range(2):
         checkpoints = Checkpoints(storage, Keys(f"run-{number}"))
-        found = checkpoints.load(0, checkpoints.listing().saved[0][-1][1]).state_dict()
+        found = checkpoints.load(0, checkpoints.index().saved[0][-1][1]).state_dict()
         assert found.keys() == reference.keys()
         assert all(torch.equal(found[name], reference[name]) for name in found)
 

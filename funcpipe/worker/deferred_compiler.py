@@ -1,7 +1,9 @@
-"""Torch without its compiler, which eager code loads for marks that only the compiler reads.
+"""Defers the import of torch's compiler, which eager training imports but does not use.
 
-`torch._dynamo`, which optimisers load, takes as long as nearly all the rest of torch, and a third as much memory; the
-algebra of symbolic shapes, which every backward with given gradients loads, half a second.
+Optimisers import `torch._dynamo` only for decorators that the compiler reads. It takes nearly as long to import as all
+the rest of torch, and a third as much memory. Likewise every backward with given gradients imports the algebra of
+symbolic shapes, which takes half a second. Stand-ins in `sys.modules` do what eager code needs of the two; they import
+the real module as soon as anything else is asked of them.
 """
 
 import importlib
@@ -15,20 +17,20 @@ _SHAPES = "torch.fx.experimental.symbolic_shapes"
 
 
 def defer_compiler() -> None:
-    """Have torch's compiler loaded when something of it is used that eager code does not use, unless it is there."""
+    """Put the stand-ins into `sys.modules`, unless the compiler is imported already."""
     for name, stand_in in ((_COMPILER, _Compiler), (_SHAPES, _Shapes)):
         if name not in sys.modules:
             sys.modules[name] = stand_in(name)
 
 
 class _Deferred(ModuleType):
-    """Stands in for a module: does what eager code asks of it, and gives way to it for all else."""
+    """A stand-in for a module; imports the real one when asked for anything that it does not have itself."""
 
-    _asked = frozenset[str]()
-    """What import statements ask of it, of the names that are read too by whoever looks through all modules."""
+    _needed_dunders = frozenset[str]()
+    """Dunder names that import statements need; others are asked for by code that walks `sys.modules`."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name not in self._asked:
+        if name.startswith("__") and name not in self._needed_dunders:
             raise AttributeError(name)
         if sys.modules.get(self.__name__) is self:
             del sys.modules[self.__name__]
@@ -36,19 +38,19 @@ class _Deferred(ModuleType):
 
 
 class _Compiler(_Deferred):
-    _asked = frozenset({"__path__"})
+    _needed_dunders = frozenset({"__path__"})
 
     def graph_break(self, msg: str = "") -> None:
-        """Where a graph that is being compiled is to end: nothing is."""
+        """Does nothing: no graph is being compiled."""
 
     def disable(self, fn: Callable[..., Any] | None = None, *_: object, **__: object) -> Callable[..., Any]:
-        """`fn`, not to be compiled: as it is. Without one, what does that to a function that it decorates."""
+        """`fn` as it is, or a decorator that does the same."""
         return fn if fn is not None else lambda decorated: decorated
 
 
 class _Shapes(_Deferred):
     def expect_true(self, condition: bool) -> bool:
-        """`condition`, which no compiler takes for granted: as it is."""
+        """`condition` as it is."""
         return condition
 
     def sym_eq(self, left: object, right: object) -> bool:

@@ -6,7 +6,7 @@ import pytest
 EAGER = """
 import sys
 import torch
-from funcpipe.worker.eager import defer_compiler
+from funcpipe.worker.deferred_compiler import defer_compiler
 defer_compiler()
 model = torch.nn.Linear(4, 3)
 for kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop):
@@ -50,7 +50,7 @@ LOOKED_AT = """
 import inspect
 import sys
 import torch
-from funcpipe.worker.eager import defer_compiler
+from funcpipe.worker.deferred_compiler import defer_compiler
 defer_compiler()
 inspect.getmodule(sys._getframe())
 assert "torch._dynamo.config" not in sys.modules, "the compiler was loaded"

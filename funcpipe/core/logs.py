@@ -1,0 +1,163 @@
+"""How processes write logs: people read those of a client, `funcpipe logs` collects those of functions.
+
+Modules use `logging.getLogger(__name__)` as anywhere; here is where lines go, from which level on, and what they look
+like. A function's line is one that can be parsed and merged with those of others, see `log_lines`.
+"""
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TextIO
+
+from funcpipe.errors import InvalidValue
+
+LEVELS = "FUNCPIPE_LOG"
+"""The environment variable with the levels: `debug`, or `info,funcpipe.worker=debug`."""
+
+FILE = "FUNCPIPE_LOG_FILE"
+"""The environment variable with the file that a function's lines are appended to; standard error without it."""
+
+BEGINS = "the function begins"
+"""What a function's first line says, at any level: it tells to which run the lines after it belong."""
+
+_ROOT = "funcpipe"
+_NAMES = ("debug", "info", "warning", "error", "critical")
+_log = logging.getLogger(__name__)
+
+
+def configure(levels: str | None = None, *, stream: TextIO | None = None) -> None:
+    """Have this process, a client, write its lines to `stream`, or to standard error.
+
+    `levels` default to those of the environment, or else to `warning`; raises InvalidValue for others than there are.
+    """
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S"))
+    _set_levels(levels or os.environ.get(LEVELS) or "warning")
+    logging.getLogger(_ROOT).handlers[:] = [handler]
+
+
+def wanted_in_functions() -> str:
+    """The levels that a client wants in its functions: those of its environment, or else `INFO`."""
+    levels = os.environ.get(LEVELS) or "INFO"
+    read_levels(levels)
+    return levels
+
+
+def read_levels(text: str) -> Mapping[str, int]:
+    """The level of each logger that `text` names; one without a name is that of all others."""
+    found = {}
+    for part in text.split(","):
+        name, _, level = part.strip().rpartition("=")
+        if level.lower() not in _NAMES or not (name or _ROOT).startswith(_ROOT):
+            rule = f"must read LEVEL or LOGGER=LEVEL, with commas between them and one of {', '.join(_NAMES)}"
+            raise InvalidValue("log level", text, rule)
+        found[name or _ROOT] = int(getattr(logging, level.upper()))
+    return found
+
+
+@contextmanager
+def in_function(*, run: str, worker: str, attempt: int, levels: str = "INFO") -> Iterator[None]:
+    """Have every line that this process writes, in whichever thread, say which function it is.
+
+    A process is at most one function at a time; what it was before does not show in the lines of the next.
+    """
+    path = os.environ.get(FILE)
+    with open(path, "a", encoding="utf-8") if path else _left_open(sys.stderr) as stream:
+        handler = _handler(stream, run=run, worker=worker, attempt=attempt)
+        root = logging.getLogger(_ROOT)
+        before = root.handlers[:], root.propagate
+        _set_levels(levels)
+        root.handlers[:], root.propagate = [handler], False  # a cloud's runtime may have its own at the root of all
+        try:
+            handler.handle(_log.makeRecord(_log.name, logging.INFO, __file__, 0, BEGINS, (), None))
+            yield
+        finally:
+            root.handlers[:], root.propagate = before
+            _context.step = None
+
+
+def at_step(step: int) -> None:
+    """Have the lines from now on say that they belong to `step`."""
+    _context.step = step
+
+
+@contextmanager
+def kept(path: str, *, run: str, worker: str) -> Iterator[None]:
+    """Append the lines of this process, a client, to the file `path` as well, as a function's lines are."""
+    with open(path, "a", encoding="utf-8") as stream:
+        handler = _handler(stream, run=run, worker=worker, attempt=0)
+        root = logging.getLogger(_ROOT)
+        before = root.level
+        root.addHandler(handler)
+        handler.setLevel(logging.INFO)
+        for other in root.handlers[:-1]:
+            other.setLevel(max(other.level, root.getEffectiveLevel()))  # they show no more than before
+        root.setLevel(min(root.getEffectiveLevel(), logging.INFO))
+        try:
+            yield
+        finally:
+            root.removeHandler(handler)
+            root.setLevel(before)
+
+
+def stamp(time_s: float) -> str:
+    """A moment as lines begin with it: UTC, to the millisecond."""
+    whole_s, milliseconds = divmod(round(time_s * 1000), 1000)
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(whole_s))}.{milliseconds:03}Z"
+
+
+def prefix(time_s: float, level: str, *, run: str, worker: str, attempt: int, step: int | None = None) -> str:
+    """What a function's line begins with."""
+    at = "" if step is None else f" step={step}"
+    return f"{stamp(time_s)} {level} run={run} worker={worker} attempt={attempt}{at}"
+
+
+class _Context:
+    """What lines say besides their message, for all threads of the process."""
+
+    step: int | None = None
+
+
+_context = _Context()
+
+
+class _Format(logging.Formatter):
+    """One line; a traceback goes on in lines that are indented."""
+
+    def __init__(self, *, run: str, worker: str, attempt: int) -> None:
+        super().__init__("%(name)s: %(message)s")
+        self._run, self._worker, self._attempt = run, worker, attempt
+
+    def format(self, record: logging.LogRecord) -> str:
+        begin = prefix(
+            record.created,
+            record.levelname,
+            run=self._run,
+            worker=self._worker,
+            attempt=self._attempt,
+            step=_context.step,
+        )
+        return f"{begin} {super().format(record)}".replace("\n", "\n    ")
+
+
+def _handler(stream: TextIO, *, run: str, worker: str, attempt: int) -> logging.Handler:
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(_Format(run=run, worker=worker, attempt=attempt))
+    return handler
+
+
+@contextmanager
+def _left_open(stream: TextIO) -> Iterator[TextIO]:
+    yield stream
+
+
+def _set_levels(text: str) -> None:
+    levels = read_levels(text)
+    for name, logger in list(logging.root.manager.loggerDict.items()):
+        if name.startswith(f"{_ROOT}.") and isinstance(logger, logging.Logger):
+            logger.setLevel(logging.NOTSET)
+    for name, level in {_ROOT: logging.WARNING, **levels}.items():
+        logging.getLogger(name).setLevel(level)

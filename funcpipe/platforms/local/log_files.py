@@ -1,0 +1,62 @@
+"""Where logs lie on this machine: a file for each function, and one for the client, in a folder for each run.
+
+`$FUNCPIPE_LOG_DIR/RUN/WORKER.aATTEMPT.log`; without that variable `$XDG_STATE_HOME/funcpipe/logs`, which is below
+`~/.local/state` unless set. The folders of the newest `KEPT_RUNS` runs are kept.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+from funcpipe.core.log_lines import RawLine
+
+FOLDER = "FUNCPIPE_LOG_DIR"
+"""The environment variable with the folder."""
+
+KEPT_RUNS = 50
+
+CLIENT = "client"
+"""Who writes the lines that are not a function's."""
+
+
+def log_file(run: str, name: str) -> Path:
+    """The file for `name`, a function or the client; its folder is there, and those of runs too long ago are not."""
+    folder = _folder_of(run)
+    if not folder.is_dir():
+        folder.mkdir(parents=True)
+        _remove_old(folder.parent)
+    return folder / f"{quote(name, safe='')}.log"
+
+
+def read_logs(run: str) -> Iterator[RawLine]:
+    """The lines of all functions of a run on this machine, and of its client; none if nothing is known of it."""
+    for path in sorted(_folder_of(run).glob("*.log")):
+        with path.open(encoding="utf-8", errors="replace", newline="\n") as lines:
+            yield from (RawLine(function=path.stem, text=line.rstrip("\n")) for line in lines)
+
+
+def _folder_of(run: str) -> Path:
+    name = quote(run, safe="")
+    return _root() / (f"%2E{name[1:]}" if name.startswith(".") else name)  # no name of a run leads elsewhere
+
+
+def _root() -> Path:
+    if folder := os.environ.get(FOLDER):
+        return Path(folder)
+    state = os.environ.get("XDG_STATE_HOME")
+    return (Path(state) if state else Path.home() / ".local" / "state") / "funcpipe" / "logs"
+
+
+def _remove_old(root: Path) -> None:
+    folders = sorted((path for path in root.iterdir() if path.is_dir()), key=_changed_s, reverse=True)
+    for folder in folders[KEPT_RUNS:]:
+        shutil.rmtree(folder, ignore_errors=True)  # another process may do it, too
+
+
+def _changed_s(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0

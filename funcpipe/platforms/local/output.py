@@ -1,0 +1,143 @@
+"""What functions print: copied to where their host prints, and kept, line by line, in the file of each function."""
+
+import asyncio
+import contextlib
+import os
+import select
+import sys
+import time
+
+from funcpipe.core import logs
+from funcpipe.core.log_lines import PRINTED
+from funcpipe.platforms.local.log_files import log_file
+
+_CHUNK = 4096  # a pipe that can be written to takes so much at once: POSIX, PIPE_BUF
+_LONGEST_LINE = 64 * 1024
+_RETRY_S = 0.02
+_STREAMS = (1, 2)  # standard output and error
+
+
+class FunctionOutput:
+    """The streams of one function and the file of its log, opened in the host before the function is forked."""
+
+    def __init__(self, *, run: str, worker: str, attempt: int) -> None:
+        self._run, self._worker, self._attempt = run, worker, attempt
+        self._path = str(log_file(run, f"{worker}.a{attempt}"))
+        self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._pipes = [os.pipe() for _ in _STREAMS]
+        self._copies: list[_Copy] = []
+
+    def enter_function(self) -> None:
+        """In the function: print into the pipes, line by line, and log to the file."""
+        for stream, (read, write) in zip(_STREAMS, self._pipes, strict=True):
+            os.dup2(write, stream)
+            os.close(write)
+            os.close(read)
+        os.close(self._file)
+        for file in (sys.stdout, sys.stderr):
+            with contextlib.suppress(AttributeError):
+                file.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # or a killed function's lines are lost
+        os.environ[logs.FILE] = self._path
+
+    def copy(self, loop: asyncio.AbstractEventLoop) -> None:
+        """In the host: copy what the function prints, from now on."""
+        for stream, (read, write) in zip(_STREAMS, self._pipes, strict=True):
+            os.close(write)
+            self._copies.append(_Copy(self, loop, read, shown=stream))
+
+    def abandon(self) -> None:
+        """Close everything, as there is no function after all."""
+        for descriptor in (self._file, *(end for pipe in self._pipes for end in pipe)):
+            os.close(descriptor)
+
+    def drain(self) -> None:
+        """Copy what was printed so far, as far as its reader takes it at once."""
+        for copy in self._copies:
+            copy.drain()
+
+    def close(self) -> None:
+        """Copy what was printed, however slow its reader, and nothing after that."""
+        for copy in self._copies:
+            copy.close()
+        os.close(self._file)
+
+    def keep(self, level: str, lines: list[bytes]) -> None:
+        """Write lines to the file, each with the time and the function that it is of."""
+        begin = logs.prefix(time.time(), level, run=self._run, worker=self._worker, attempt=self._attempt).encode()
+        with contextlib.suppress(OSError):  # a full disk does not end a run
+            _write(self._file, b"".join(b"%s %s\n" % (begin, line) for line in lines))
+
+
+class _Copy:
+    """One stream: the pipe `source`, copied to the descriptor `shown` and kept.
+
+    The reader of what is shown may be slow. The function waits for it then, as the pipe fills up; the host does not.
+    """
+
+    def __init__(self, output: FunctionOutput, loop: asyncio.AbstractEventLoop, source: int, *, shown: int) -> None:
+        os.set_blocking(source, False)
+        self._output, self._loop, self._source, self._shown = output, loop, source, shown
+        self._rest = b""
+        self._is_shown = self._is_open = True
+        loop.add_reader(source, self._copy)
+
+    def drain(self) -> None:
+        while self._is_open and self._may_show() and self._copy_some():
+            pass
+
+    def close(self) -> None:
+        while self._is_open and self._copy_some():
+            pass
+        self._end()
+
+    def _copy(self) -> None:
+        if self._may_show():
+            self._copy_some()
+        else:
+            self._loop.remove_reader(self._source)
+            self._loop.call_later(_RETRY_S, self._resume)
+
+    def _resume(self) -> None:
+        if self._is_open:
+            self._loop.add_reader(self._source, self._copy)
+
+    def _may_show(self) -> bool:
+        if not self._is_shown:
+            return True
+        poll = select.poll()
+        poll.register(self._shown, select.POLLOUT)
+        return bool(poll.poll(0))
+
+    def _copy_some(self) -> bool:
+        """Copy one chunk; whether there was any. Ends when nobody can print any more."""
+        try:
+            data = os.read(self._source, _CHUNK)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._end()
+            return False
+        if self._is_shown:
+            try:
+                _write(self._shown, data)
+            except OSError:
+                self._is_shown = False  # nobody reads it any more
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > _LONGEST_LINE:
+            lines, self._rest = [*lines, self._rest], b""
+        if lines:
+            self._output.keep(PRINTED, lines)
+        return True
+
+    def _end(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._loop.remove_reader(self._source)
+            os.close(self._source)
+            if self._rest:
+                self._output.keep(PRINTED, [self._rest])
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]

@@ -1,0 +1,86 @@
+"""Makes a worker: downloads its code and tensors, and connects its parts."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from funcpipe.comm.arrival_estimator import ArrivalEstimator
+from funcpipe.comm.channel import Channel
+from funcpipe.core import WorkerSpec
+from funcpipe.platforms.base import Platform, Storage
+from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.lease import FencedStorage, Lease
+from funcpipe.runstate.limits import BudgetGuard
+from funcpipe.training.stage_job import load_bundle
+from funcpipe.worker.actions import Actions
+from funcpipe.worker.checkpoint_interval import CheckpointInterval
+from funcpipe.worker.checkpoint_manager import CheckpointManager
+from funcpipe.worker.hand_over import Successor
+from funcpipe.worker.lane_monitor import LaneMonitor
+from funcpipe.worker.loop import Worker
+from funcpipe.worker.peer_recovery import PeerRecovery
+from funcpipe.worker.progress import Progress
+from funcpipe.worker.step_graph import StepGraphs
+from funcpipe.worker.step_runner import StepRunner
+
+_log = logging.getLogger(__name__)
+
+
+def load_worker(
+    spec: WorkerSpec,
+    storage: Storage,
+    open_platform: Callable[[str], Platform],
+    *,
+    clock: Callable[[], float] = time.time,
+) -> Worker:
+    """The worker of `spec`, ready to run; it holds no lease yet. `clock` dates its events and heartbeats.
+
+    Raises CorruptMessage if the code in storage is not what `spec` names.
+    """
+    began_s = time.monotonic()
+    stage, job = load_bundle(spec, storage)
+    loaded_s = time.monotonic() - began_s
+    _log.info("loaded the code and tensors of stage %d in %.2f s", spec.stage, loaded_s)
+    keys = Keys(spec.run, spec.generation)
+    lease = Lease(storage, keys, spec.worker, spec.attempt, fresh_s=spec.faults.lease_s)
+    fenced = FencedStorage(storage, lease)
+    batches = job.batches(spec)
+    budget = BudgetGuard(spec.limits, spec.account, spec.faults.heartbeat_s)
+    progress = Progress(spec, budget, steps=spec.epochs * batches.steps_per_epoch, began_s=began_s)
+    interval = CheckpointInterval(spec.faults, replicas=spec.plan.replicas)
+    interval.record_checkpoint(loaded_s)  # an estimate until a checkpoint is written
+    load = job.loader(spec.seed)
+    computation = job.computation(stage, spec)
+    cancel = threading.Event()
+    channel = Channel(fenced, ArrivalEstimator(deadline_s=spec.message_deadline_s), cancel=cancel)
+    checkpoints = CheckpointManager(
+        spec, fenced, keys, lease=lease, computation=computation, interval=interval, steps=progress.steps
+    )
+    runner = StepRunner(
+        spec=spec,
+        keys=keys,
+        graphs=StepGraphs(spec, keys, job.routes, batches, norms=computation.norm.is_needed),
+        computation=computation,
+        actions=Actions(computation, channel, keys, job.routes, spec.plan, spec.replica),
+        lanes=LaneMonitor(),
+        load=load,
+        cancel=cancel,
+        clock=clock,
+    )
+    return Worker(
+        spec=spec,
+        storage=fenced,
+        keys=keys,
+        lease=lease,
+        batches=batches,
+        runner=runner,
+        checkpoints=checkpoints,
+        interval=interval,
+        progress=progress,
+        budget=budget,
+        successor=Successor(spec, fenced, keys, open_platform, progress),
+        peers=PeerRecovery(spec, fenced, keys, open_platform),
+        cancel=cancel,
+        clock=clock,
+    )

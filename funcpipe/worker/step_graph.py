@@ -1,0 +1,62 @@
+"""A worker's part of a step: its tasks, and which workers read and write the messages that concern it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from funcpipe.core import Routes, WorkerId, WorkerSpec
+from funcpipe.runstate.keys import Keys
+from funcpipe.scheduler.graph import Graph, StepShape, build_graph
+from funcpipe.scheduler.tasks import Task
+from funcpipe.training.data import Batches
+from funcpipe.worker.message_gc import StepMessages, readers_of, upstream_of
+
+
+@dataclass(frozen=True)
+class StepGraph:
+    """A worker's own tasks; the workers that read each object it puts; the workers that must act before it ends."""
+
+    graph: Graph
+    readers: Mapping[Task, frozenset[WorkerId]]
+    upstream: frozenset[WorkerId]
+
+
+class StepGraphs:
+    """The graphs of one worker's steps. A graph depends only on the number of micro-batches, so few are made."""
+
+    def __init__(self, spec: WorkerSpec, keys: Keys, routes: Routes, batches: Batches, *, norms: bool) -> None:
+        """With `norms`, stages exchange the norms of their gradients in every step."""
+        self._spec = spec
+        self._keys = keys
+        self._routes = routes
+        self._batches = batches
+        self._norms = norms
+        self._made: dict[int, StepGraph] = {}
+
+    def of_step(self, step: int) -> StepGraph:
+        """The worker's part of `step`."""
+        micro_batches = self._batches.micro_batches_of(step)
+        if micro_batches not in self._made:
+            self._made[micro_batches] = self._make(micro_batches)
+        return self._made[micro_batches]
+
+    def messages_of(self, step: int) -> StepMessages:
+        """The messages that the worker puts in `step`."""
+        part = self.of_step(step)
+        keys = {self._keys.message(self._spec.worker, step, str(put)): by for put, by in part.readers.items()}
+        return StepMessages(readers=keys, upstream=part.upstream)
+
+    def _make(self, micro_batches: int) -> StepGraph:
+        plan, worker = self._spec.plan, (self._spec.stage, self._spec.replica)
+        graph = build_graph(
+            StepShape(
+                stages=len(plan.stages),
+                replicas=plan.replicas,
+                micro_batches=micro_batches,
+                routes=self._routes,
+                schedule=plan.schedule,
+                sync=plan.sync,
+                norms=self._norms,
+                streams=plan.streams,
+            )
+        )
+        return StepGraph(graph.of_worker(*worker), readers_of(graph, worker), upstream_of(graph, worker))

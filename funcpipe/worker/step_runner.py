@@ -1,0 +1,61 @@
+"""Runs one training step: the worker's tasks of the step, on their lanes."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from funcpipe.comm.collectives import open_downloads
+from funcpipe.core import Event, StepReport, WorkerSpec
+from funcpipe.core.logs import at_step
+from funcpipe.runstate.keys import Keys
+from funcpipe.scheduler.execute import execute
+from funcpipe.training.computation import Computation
+from funcpipe.training.data import Step
+from funcpipe.training.passes import Batch
+from funcpipe.worker.actions import Actions
+from funcpipe.worker.background import Background
+from funcpipe.worker.lane_monitor import LaneMonitor
+from funcpipe.worker.step_graph import StepGraphs
+
+_log = logging.getLogger(__name__)
+
+OPEN_UPLOADS = 4
+"""How many uploads may be open at once; only one of them moves its body, the others wait for their turn."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRunner:
+    """What the steps of one worker need. `load` loads, in an epoch, the samples at some indices."""
+
+    spec: WorkerSpec
+    keys: Keys
+    graphs: StepGraphs
+    computation: Computation
+    actions: Actions
+    lanes: LaneMonitor
+    load: Callable[[int, Sequence[int]], Batch]
+    cancel: threading.Event
+    clock: Callable[[], float]
+
+    def run(self, step: Step, background: Background) -> tuple[Event, ...]:
+        """Run `step`; its events. The last stage reports its loss. Raises TaskFailed or Cancelled."""
+        at_step(step.number)
+        began_s = time.monotonic()
+        self.actions.begin_step(step, lambda indices: self.load(step.epoch, indices))
+        events = execute(
+            self.graphs.of_step(step.number).graph,
+            self.lanes.watched(self.actions.run),
+            step=step.number,
+            cancel=self.cancel,
+            open_requests=OPEN_UPLOADS,
+            open_downloads=open_downloads(self.spec.plan.replicas),
+            clock=self.clock,
+        )
+        if self.spec.stage == len(self.spec.plan.stages) - 1:
+            passes = self.computation.passes
+            report = StepReport(step=step.number, samples=passes.samples, loss_sum=passes.loss_sum)
+            background.put(self.keys.step_report(step.number, self.spec.worker), report)
+        _log.debug("ran %d tasks in %.3f s", len(events), time.monotonic() - began_s)
+        return tuple(replace(event, attempt=self.spec.attempt) for event in events)

@@ -1,0 +1,109 @@
+"""What processes write, read back by `log_lines`."""
+
+import io
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from funcpipe.core import logs
+from funcpipe.core.log_lines import LogLine, parsed
+from funcpipe.errors import InvalidValue
+
+_log = logging.getLogger("funcpipe.tests")
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    root = logging.getLogger("funcpipe")
+    before = root.handlers[:], root.level, root.propagate
+    yield
+    root.handlers[:], root.propagate = before[0], before[2]
+    root.setLevel(before[1])
+
+
+def test_a_function_s_lines_say_which_it_is_in_every_thread(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(logs.FILE, str(tmp_path / "log"))
+    with logs.in_function(run="run-1", worker="s0.r1", attempt=2):
+        logs.at_step(17)
+        thread = threading.Thread(target=lambda: _log.warning("%d is late", 3))
+        thread.start()
+        thread.join()
+        _log.debug("not wanted")
+    with logs.in_function(run="run-2", worker="s1.r0", attempt=0, levels="error"):
+        _log.warning("not wanted either")
+    begun, late, next_begun = map(parsed, (tmp_path / "log").read_text().splitlines())
+    assert isinstance(late, LogLine)
+    assert (late.run, late.worker, late.attempt, late.step, late.level) == ("run-1", "s0.r1", 2, 17, "WARNING")
+    assert late.text == "funcpipe.tests: 3 is late"
+    assert begun is not None
+    assert (begun.step, begun.text) == (None, "funcpipe.core.logs: the function begins")
+    assert next_begun is not None
+    assert (next_begun.run, next_begun.step) == ("run-2", None)
+    assert capsys.readouterr().err == ""
+
+
+def test_without_a_file_a_function_writes_to_standard_error_and_a_traceback_is_indented(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv(logs.FILE, raising=False)
+    with logs.in_function(run="r", worker="w", attempt=0):
+        try:
+            raise ValueError("two\n\nlines")
+        except ValueError:
+            _log.exception("it failed")
+    _, first, *more = capsys.readouterr().err.splitlines()
+    assert "ERROR run=r worker=w attempt=0 funcpipe.tests: it failed" in first
+    assert all(line.startswith("    ") for line in more)
+    assert more[-1].strip() == "lines"
+
+
+def test_a_client_s_lines_are_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(logs.LEVELS, raising=False)
+    stream = io.StringIO()
+    logs.configure(stream=stream)
+    _log.info("not wanted")
+    _log.warning("worker s0.r1 has died")
+    assert stream.getvalue().partition(" ")[2] == "WARNING funcpipe.tests: worker s0.r1 has died\n"
+    monkeypatch.setenv(logs.LEVELS, "error,funcpipe.tests=debug")
+    logs.configure(stream=stream)
+    _log.debug("wanted now")
+    logging.getLogger("funcpipe.other").warning("not wanted now")
+    assert stream.getvalue().count("\n") == 2
+
+
+def test_a_client_s_lines_are_kept_and_no_more_is_shown_for_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(logs.LEVELS, raising=False)
+    stream = io.StringIO()
+    logs.configure(stream=stream)
+    with logs.kept(str(tmp_path / "client.log"), run="run-1", worker="client"):
+        _log.info("began")
+        _log.debug("a detail")
+    _log.info("after the run")
+    (line,) = map(parsed, (tmp_path / "client.log").read_text().splitlines())
+    assert line is not None
+    assert (line.run, line.worker, line.text) == ("run-1", "client", "funcpipe.tests: began")
+    assert stream.getvalue() == ""
+
+
+@pytest.mark.parametrize("text", ["loud", "info,", "funcpipe.worker=", "os=debug", "funcpipe=5"])
+def test_levels_that_there_are_not_are_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidValue, match="log level must read LEVEL or LOGGER=LEVEL"):
+        logs.configure(text)
+    monkeypatch.setenv(logs.LEVELS, text)
+    with pytest.raises(InvalidValue):
+        logs.wanted_in_functions()
+
+
+def test_functions_log_as_their_client_s_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(logs.LEVELS, raising=False)
+    assert logs.wanted_in_functions() == "INFO"
+    monkeypatch.setenv(logs.LEVELS, "funcpipe.worker=debug")
+    assert logs.wanted_in_functions() == "funcpipe.worker=debug"
+    assert logs.stamp(0.9996) == "1970-01-01T00:00:01.000Z"

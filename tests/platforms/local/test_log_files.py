@@ -1,0 +1,137 @@
+"""What local functions print and log is kept, in order, whoever reads it or not."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from funcpipe.core import logs
+from funcpipe.core.log_lines import PRINTED, merged
+from funcpipe.platforms.base import State, Status
+from funcpipe.platforms.catalog import load_spec, open_platform
+from funcpipe.platforms.local import log_files
+from funcpipe.platforms.local.log_files import log_file, read_logs
+from funcpipe.platforms.local.platform import local_functions
+from tests.platforms.local.test_local import ended, process, wait_until, worker
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(log_files.FOLDER, str(tmp_path / "logs"))
+    return tmp_path / "logs"
+
+
+def talk(payload: str) -> None:
+    """Print from Python, from a child process and without an end of line, and log in between."""
+    with logs.in_function(run="run-1", worker="s0.r0", attempt=0):
+        print("to output")
+        time.sleep(0.01)  # so that what is printed and what is logged have different times
+        os.system("echo by a child >&2")
+        time.sleep(0.01)
+        logs._log.warning("logged\nin two lines")
+        time.sleep(0.01)
+        print("no end", end="", file=sys.stderr)
+
+
+def talk_and_hang(payload: str) -> None:
+    print("before it is killed")
+    time.sleep(600)
+
+
+def shout(payload: str) -> None:
+    for number in range(20_000):
+        print(number)
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_all_that_a_function_says_is_kept_and_shown_unless_silent(
+    silent: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    entry = "tests.platforms.local.test_log_files:talk"
+    with local_functions(load_spec("local"), entry, silent=silent) as platform:
+        assert ended(platform, platform.invoke(worker())) == Status(state=State.DONE)
+        assert list(platform.logs("run-2")) == []
+    found = [(line.level, line.worker, line.attempt, line.text) for line in merged("run-1", platform.logs("run-1"))]
+    assert found == [
+        ("INFO", "s0.r0", 0, f"funcpipe.core.logs: {logs.BEGINS}"),
+        (PRINTED, "s0.r0", 0, "to output"),
+        (PRINTED, "s0.r0", 0, "by a child"),
+        ("WARNING", "s0.r0", 0, "funcpipe.core.logs: logged\n    in two lines"),
+        (PRINTED, "s0.r0", 0, "no end"),
+    ]
+    out, errors = capfd.readouterr()
+    assert out == ("" if silent else "to output\n")
+    assert errors == ("" if silent else "by a child\nno end")
+
+
+def test_a_killed_function_s_lines_are_there_and_how_it_ended() -> None:
+    entry = "tests.platforms.local.test_log_files:talk_and_hang"
+    with local_functions(load_spec("local"), entry, silent=True) as platform:
+        handle = platform.invoke(worker())
+        wait_until(lambda: [line.text for line in merged("run-1", platform.logs("run-1"))] == ["before it is killed"])
+        os.kill(process(handle), 9)
+        ended(platform, handle)
+    said = [(line.level, line.text) for line in merged("run-1", open_platform("local:").logs("run-1"))]
+    assert said == [(PRINTED, "before it is killed"), ("ERROR", "the function was ended: killed by SIGKILL")]
+
+
+def test_a_reader_that_is_slow_delays_the_function_and_not_its_host(folder: Path) -> None:
+    """The host's output is a pipe that nobody reads for a while; it answers nevertheless, and nothing is lost."""
+    read, write = os.pipe()
+    saved = os.dup(1)
+    os.dup2(write, 1)
+    try:
+        with local_functions(load_spec("local"), "tests.platforms.local.test_log_files:shout") as platform:
+            os.dup2(saved, 1)
+            os.close(write)
+            handle = platform.invoke(worker())
+            wait_until(lambda: (folder / "run-1" / "s0.r0.a0.log").stat().st_size > 60_000)
+            assert platform.status(handle).state is State.RUNNING  # the pipes are full
+            with open(read, "rb") as lines:
+                got = [lines.readline() for _ in range(20_000)]
+            assert ended(platform, handle).state is State.DONE
+    finally:
+        os.close(saved)
+    expected = [str(number) for number in range(20_000)]
+    assert [line.decode().rstrip("\n") for line in got] == expected
+    assert [line.text for line in merged("run-1", read_logs("run-1"))] == expected
+
+
+def test_a_reader_that_has_gone_ends_neither_the_function_nor_its_log() -> None:
+    read, write = os.pipe()
+    saved = os.dup(1)
+    os.dup2(write, 1)
+    os.close(read)
+    try:
+        with local_functions(load_spec("local"), "tests.platforms.local.test_log_files:shout") as platform:
+            os.dup2(saved, 1)
+            os.close(write)
+            assert ended(platform, platform.invoke(worker())).state is State.DONE
+    finally:
+        os.close(saved)
+    assert len(merged("run-1", read_logs("run-1"))) == 20_000
+
+
+def test_the_newest_runs_are_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_files, "KEPT_RUNS", 3)
+    for number in range(5):
+        log_file(f"run-{number}", "s0.r0.a0").write_text("")
+        os.utime(folder / f"run-{number}", (number, number))
+    log_file("a/b", "s0.r0.a0").write_text("")
+    assert sorted(path.name for path in folder.iterdir()) == ["a%2Fb", "run-3", "run-4"]
+    assert [path.name for path in folder.parent.iterdir()] == ["logs"]
+    assert list(read_logs("..")) == []
+
+
+@pytest.mark.parametrize(("variables", "where"), [({"XDG_STATE_HOME": "{}/state"}, "state"), ({}, ".local/state")])
+def test_logs_lie_where_programs_keep_their_state(
+    variables: dict[str, str], where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(log_files.FOLDER)
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value.format(tmp_path))
+    assert log_file("r", "w") == tmp_path / where / "funcpipe" / "logs" / "r" / "w.log"

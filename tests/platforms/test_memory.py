@@ -1,0 +1,26 @@
+import resource
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from funcpipe.platforms import memory
+from funcpipe.platforms.memory import peak_memory_bytes
+
+
+@pytest.mark.parametrize(("system", "told", "peak"), [("darwin", 5_000_000, 5_000_000), ("freebsd14", 5000, 5_120_000)])
+def test_the_peak_is_in_bytes_whatever_unit_the_system_tells_it_in(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, system: str, told: int, peak: int
+) -> None:
+    monkeypatch.setattr(memory, "_STATUS", tmp_path / "none")
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(resource, "getrusage", lambda who: SimpleNamespace(ru_maxrss=told))
+    assert peak_memory_bytes() == peak
+
+
+def test_the_peak_grows_with_what_is_used() -> None:
+    before = peak_memory_bytes()
+    used = bytearray(b"1") * 200_000_000
+    assert peak_memory_bytes() - before > 100_000_000 or before > 1e9
+    assert len(used) == 200_000_000
