@@ -21,18 +21,19 @@ from torch import Tensor, nn
 from experiments.cuts import even_stages
 from experiments.faults import STORAGE_FAULTS, Fate, Fault, Faulty, Threads
 from funcpipe.client.job import Job
-from funcpipe.client.launch import launch, launch_detached
-from funcpipe.client.results import Progress
-from funcpipe.core import FaultTolerance, Plan, ScheduleKind, Sync, Wire
+from funcpipe.client.launch import OnProgress, ignore_progress, launch, launch_detached
+from funcpipe.client.prepare import PreparedRun, prepare
+from funcpipe.client.results import Progress, RunResult
+from funcpipe.client.session import session_on
+from funcpipe.client.site import Site
+from funcpipe.core import FaultTolerance, Plan, RunSettings, ScheduleKind, Sync, Wire
 from funcpipe.errors import FuncPipeError
 from funcpipe.model.graph import trace
-from funcpipe.platforms.base import State
-from funcpipe.platforms.catalog import load_spec
+from funcpipe.platforms.base import Platform, State
+from funcpipe.platforms.catalog import load_spec, open_platform
 from funcpipe.platforms.wrappers import Retried
 from funcpipe.runstate.functions import list_functions
-from funcpipe.runstate.generations import newest_record
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.resume import load_resume_point
 from funcpipe.testing.memory_storage import MemoryStorage
 
 STAGES, REPLICAS, SAMPLES, EPOCHS = 3, 2, 24, 3
@@ -40,6 +41,7 @@ DEADLINE_S = 60.0
 REQUESTS = 400
 """About so many storage requests does a worker make; faults strike before."""
 
+RUN = "chaos"
 FAULTS = FaultTolerance(heartbeat_s=0.15, lease_s=0.45, start_s=1.0, checkpoint_steps=2)
 
 
@@ -102,8 +104,8 @@ def run(seed: int, fault: Fault, expected: dict[str, Tensor] | None) -> tuple[En
     platform = threads(storage, fault, draw)
     error, restarts, tensors = "", 0, None
     try:
-        way = {Fault.CLIENT: killed_client, Fault.ORPHAN: left_alone}.get(fault, train)
-        result = way(Retried(storage), platform, draw)
+        ways: dict[Fault, Callable[..., RunResult]] = {Fault.CLIENT: killed_client, Fault.ORPHAN: left_alone}
+        result = ways.get(fault, train)(Retried(storage), platform, draw)
         tensors, restarts = result.state_dict(), result.bill.functions - STAGES * REPLICAS
     except FuncPipeError as caught:
         error = f"{type(caught).__name__}: {caught}".splitlines()[0]
@@ -112,7 +114,7 @@ def run(seed: int, fault: Fault, expected: dict[str, Tensor] | None) -> tuple[En
     same = tensors is not None and (expected is None or _equal(tensors, expected))
     outcome = "same bits" if same else ("OTHER BITS" if tensors is not None else error.partition(":")[0])
     if error:
-        for key in objects.list("chaos/"):
+        for key in objects.list(f"{RUN}/"):
             objects.delete(key)  # what `funcpipe clean` does once the functions have ended
     ending = Ending(
         seed=seed,
@@ -127,19 +129,25 @@ def run(seed: int, fault: Fault, expected: dict[str, Tensor] | None) -> tuple[En
     return ending, tensors
 
 
-def train(storage: Any, platform: Threads, draw: random.Random, **options: Any) -> Any:
-    return launch(
-        job(),
-        platform=platform,
-        storage=storage,
-        storage_url="memory://here",
-        faults=replace(FAULTS, keep=True),
-        run="chaos",
-        **options,
-    )
+def train(
+    storage: Any, platform: Threads, draw: random.Random, *, on_progress: OnProgress = ignore_progress
+) -> RunResult:
+    return launch(prepared(storage, platform, RunSettings(name=RUN)), on_progress)
 
 
-def killed_client(storage: Any, platform: Threads, draw: random.Random) -> Any:
+def resume(storage: Any, platform: Threads, *, before: Threads) -> RunResult:
+    """Go on with the run, whose functions ran on `before`."""
+    return launch(prepared(storage, platform, RunSettings(resume=RUN), reopen=before.open))
+
+
+def prepared(
+    storage: Any, platform: Threads, settings: RunSettings, *, reopen: Callable[[str], Platform] = open_platform
+) -> PreparedRun:
+    session = session_on(Site(platform, storage, "memory://here"), reopen=reopen)
+    return prepare(job(), session, faults=replace(FAULTS, keep=True), settings=settings)
+
+
+def killed_client(storage: Any, platform: Threads, draw: random.Random) -> RunResult:
     """The client and, as they are on its machine, all functions end after a step; another client goes on."""
     last = draw.randrange(1, EPOCHS * SAMPLES // 8)
 
@@ -153,20 +161,20 @@ def killed_client(storage: Any, platform: Threads, draw: random.Random) -> Any:
     except KeyboardInterrupt:
         again = threads(storage, Fault.NONE, draw)
         try:
-            return train(storage, again, draw, resumed=load_resume_point(storage, newest_record(storage, "chaos")))
+            return resume(storage, again, before=platform)
         finally:
             again.stop_all()
 
 
-def left_alone(storage: Any, platform: Threads, draw: random.Random) -> Any:
+def left_alone(storage: Any, platform: Threads, draw: random.Random) -> RunResult:
     """The client leaves once the functions are started; another one collects when none of them runs any more."""
-    launch_detached(job(), platform=platform, storage=storage, storage_url="memory://here", faults=FAULTS, run="chaos")
+    launch_detached(prepared(storage, platform, RunSettings(name=RUN)))
     until_s = time.monotonic() + DEADLINE_S
     while time.monotonic() < until_s and any(
-        platform.status(function.handle).state is State.RUNNING for function in list_functions(storage, Keys("chaos"))
+        platform.status(function.handle).state is State.RUNNING for function in list_functions(storage, Keys(RUN))
     ):
         time.sleep(0.05)
-    return train(storage, platform, draw, resumed=load_resume_point(storage, newest_record(storage, "chaos")))
+    return resume(storage, platform, before=platform)
 
 
 def threads(storage: Any, fault: Fault, draw: random.Random) -> Threads:

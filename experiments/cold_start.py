@@ -103,10 +103,12 @@ def prepare(url: str) -> str:
     from experiments.models import digits
     from funcpipe.api import FuncPipe
     from funcpipe.client.job import Job
+    from funcpipe.client.prepare import prepare as prepared
+    from funcpipe.client.session import open_session
     from funcpipe.client.upload import upload
-    from funcpipe.core import to_text
+    from funcpipe.core import RunSettings, to_text
     from funcpipe.model.graph import trace
-    from funcpipe.platforms.catalog import load_spec, open_storage
+    from funcpipe.platforms.catalog import load_spec
     from funcpipe.runstate.keys import Keys
 
     torch.manual_seed(0)
@@ -127,7 +129,8 @@ def prepare(url: str) -> str:
         message_deadline_s=60.0,
         prices=load_spec("local"),
     )
-    (spec,) = upload(job, Keys("run-cold"), open_storage(url), url, "local:///none")
+    with open_session("local", None, RunSettings(storage=url)) as session:
+        (spec,) = upload(prepared(job, session), Keys("run-cold"))
     return to_text(spec)
 
 

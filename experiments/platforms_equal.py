@@ -29,7 +29,10 @@ from experiments.models import digits
 from funcpipe import FuncPipe
 from funcpipe.client.job import Job
 from funcpipe.client.launch import launch
+from funcpipe.client.prepare import prepare
 from funcpipe.client.results import Progress, RunResult
+from funcpipe.client.session import session_on
+from funcpipe.client.site import Site
 from funcpipe.core import Plan
 from funcpipe.model.graph import trace
 from funcpipe.platforms.aliyun.account import Account as AliyunAccount
@@ -140,7 +143,7 @@ def train(platform: Platform, chosen: Plan, url: str) -> RunResult:
         message_deadline_s=300.0,
         prices=platform.spec,
     )
-    return launch(job, platform=platform, storage=open_storage(url), storage_url=url, on_progress=show)
+    return launch(prepare(job, session_on(Site(platform, open_storage(url), url))), show)
 
 
 def model() -> torch.nn.Module:

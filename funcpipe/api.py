@@ -3,13 +3,15 @@
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor, nn
 
-from funcpipe.client.job import DEFAULT_FAULTS, NO_LIMITS, Job
+from funcpipe.client.job import Job, Learner, make_job
+from funcpipe.client.launch import ignore_progress, launch, launch_detached
+from funcpipe.client.prepare import prepare
 from funcpipe.client.results import Progress, RunResult
-from funcpipe.client.session import ANYWHERE, Earlier, Place, go_back, place_of, run_job, start_job
+from funcpipe.client.session import open_session
 from funcpipe.client.site import Site
 from funcpipe.core import (
     FaultTolerance,
@@ -18,13 +20,15 @@ from funcpipe.core import (
     PlatformSpec,
     Recompute,
     RunLimits,
+    RunSettings,
     ScheduleKind,
     Sync,
     Trace,
     TrainingSpec,
     Wire,
 )
-from funcpipe.errors import PlanError
+from funcpipe.core.settings import DEFAULT_FAULTS, DEFAULT_SETTINGS, NO_LIMITS, RunKeywords, settings_with
+from funcpipe.errors import InvalidValue, PlanError
 from funcpipe.model.graph import trace
 from funcpipe.partitioner.optimize import optimize
 from funcpipe.partitioner.problem.merge import MERGED_LAYERS, merge_layers
@@ -34,8 +38,8 @@ from funcpipe.profiler import REPEATS, profile
 from funcpipe.report.predict import predict
 from funcpipe.scheduler.simulator.disturbances import Disturbances
 from funcpipe.scheduler.simulator.simulate import UNDISTURBED
-from funcpipe.training.adapters import DatasetFactory, LossWithTarget, call_arguments, loss_of_output, optimizer_kind
-from funcpipe.training.data import MapDataset, load_batch
+from funcpipe.training.adapters import LossWithTarget, call_arguments, loss_of_output, optimizer_kind
+from funcpipe.training.data import MapDataset
 from funcpipe.training.passes import LossFunction
 from funcpipe.training.stage_optimizer import OptimizerFactory
 from funcpipe.training.verify import TOLERANCE, Verification, compare_states, train_in_one_process
@@ -172,16 +176,13 @@ class FuncPipe:
         platform: str = LOCAL,
         like: str | PlatformSpec | None = None,
         plan: Plan | None = None,
-        prices: PlatformSpec | None = None,
         seed: int = 0,
         shuffle: bool = True,
-        message_deadline_s: float = 300.0,
         faults: FaultTolerance = DEFAULT_FAULTS,
         limits: RunLimits = NO_LIMITS,
-        storage: str | None = None,
-        run: str | None = None,
-        resume: str | None = None,
-        on_progress: Callable[[Progress], None] = lambda progress: None,
+        settings: RunSettings = DEFAULT_SETTINGS,
+        on_progress: Callable[[Progress], None] = ignore_progress,
+        **keywords: Unpack[RunKeywords],
     ) -> RunResult:
         """Train the module over functions, as one process would, and load the result into it.
 
@@ -189,16 +190,21 @@ class FuncPipe:
         a factory of such a dataset, which is called inside the functions. On the local platform functions are as fast
         as this machine, and unlimited; `like` another platform they have its memory, processors, links and lifetime.
         Other platforms are what `funcpipe deploy` made, by URL: `aws-lambda://NAME?region=…`, `aliyun-fc://…`.
-        The bill is made with `prices`, by default those of the plan's platform. A message that does not come within
-        `message_deadline_s` ends the run. `faults` says how it copes with failures, `limits` what it may cost. Objects
-        lie in `storage`, a URL, by default a temporary folder; the new run is called `run`, or the run `resume` of that
-        storage is gone on with, by whatever plan. Raises PlanError, DataError or ModelError before any function starts,
-        WorkerFailed, RunHalted or DeadlineExceeded afterwards.
+
+        `faults` says how the run copes with failures, `limits` what it may cost, `settings` what it is called and where
+        its objects lie. Single settings may be given by keyword: `storage`, `run` (its name), `resume`,
+        `message_deadline_s` and `prices`. A run that is resumed goes on by whatever plan; if its functions still run,
+        it is watched, by the settings that it was started with.
+
+        Raises PlanError, DataError, ModelError, PlatformRefused or RunUnknown before any function starts; WorkerFailed,
+        RunHalted or DeadlineExceeded afterwards; WatchInterrupted when it is interrupted while it watches a run. The
+        module changes only if the run succeeds.
         """
-        place = place_of(platform, like, storage=storage, run=run, resume=resume)
-        earlier = go_back(self.model, place)
-        job = self._job(dataset, plan, prices, message_deadline_s, epochs=epochs, seed=seed, shuffle=shuffle)
-        result = self._run(job, on_progress, place, faults, limits, earlier)
+        settings = self._settings(settings, keywords)
+        job = self._job(dataset, plan, settings, epochs=epochs, seed=seed, shuffle=shuffle)
+        with open_session(platform, like, settings) as session:
+            prepared = prepare(job, session, faults=faults, limits=limits, settings=settings)
+            result = self._with_untouched(launch(prepared, on_progress))
         self.model.load_state_dict(result.state_dict())
         return result
 
@@ -206,28 +212,27 @@ class FuncPipe:
         self,
         dataset: MapDataset | Callable[[], MapDataset],
         *,
-        storage: str,
         epochs: int = 1,
         platform: str = LOCAL,
         like: str | PlatformSpec | None = None,
         plan: Plan | None = None,
-        prices: PlatformSpec | None = None,
         seed: int = 0,
         shuffle: bool = True,
-        message_deadline_s: float = 300.0,
         faults: FaultTolerance = DEFAULT_FAULTS,
         limits: RunLimits = NO_LIMITS,
-        run: str | None = None,
-        resume: str | None = None,
+        settings: RunSettings = DEFAULT_SETTINGS,
+        **keywords: Unpack[RunKeywords],
     ) -> str:
-        """Do what `train` does, but leave the run to itself once its functions are started; the run's name.
+        """Do what `train` does, but leave the run to itself once its functions are started; returns the run's name.
 
-        `train` with `resume` waits for it, and collects what it leaves.
+        On the local platform it needs a `storage`. `train` with `resume` watches it, and collects what it leaves.
         """
-        place = place_of(platform, like, storage=storage, run=run, resume=resume)
-        earlier = go_back(self.model, place)
-        job = self._job(dataset, plan, prices, message_deadline_s, epochs=epochs, seed=seed, shuffle=shuffle)
-        return start_job(job, place, faults, limits, earlier)
+        settings = self._settings(settings, keywords)
+        job = self._job(dataset, plan, settings, epochs=epochs, seed=seed, shuffle=shuffle)
+        with open_session(platform, like, settings, silent=True) as session:
+            if not session.lasts:
+                raise InvalidValue("storage", settings.storage, "must be given for a run that is left to itself")
+            return launch_detached(prepare(job, session, faults=faults, limits=limits, settings=settings))
 
     def verify(
         self,
@@ -237,68 +242,53 @@ class FuncPipe:
         plan: Plan | None = None,
         seed: int = 0,
         tolerance: float = TOLERANCE,
-        message_deadline_s: float = 300.0,
+        message_deadline_s: float = DEFAULT_SETTINGS.message_deadline_s,
     ) -> Verification:
         """Train for `steps` steps over local functions and in one process, and compare; the module stays as it is.
 
         Raises what `train` raises.
         """
-        job = self._job(dataset, plan, None, message_deadline_s, epochs=1, seed=seed, shuffle=True, steps=steps)
+        settings = self._settings(RunSettings(message_deadline_s=message_deadline_s), {})
+        job = self._job(dataset, plan, settings, epochs=1, seed=seed, shuffle=True, steps=steps)
         expected = train_in_one_process(
             self.model,
             job.graph,
             job.dataset(),
             job.batches.epoch(0),
-            loss=self._loss,
-            optimizer=self._optimizer,
+            loss=job.loss,
+            optimizer=job.optimizer,
             seed=seed,
-            clip_grad_norm=self._clip_grad_norm,
+            clip_grad_norm=job.clip_grad_norm,
         )
-        found = self._run(job).state_dict()
+        with open_session(LOCAL, None, settings) as session:
+            found = self._with_untouched(launch(prepare(job, session))).state_dict()
         return compare_states(job.graph, found, dict(expected.state_dict()), steps=job.steps, tolerance=tolerance)
+
+    def _settings(self, settings: RunSettings, keywords: RunKeywords) -> RunSettings:
+        """`settings` with those that were given by keyword, at the prices that the plan was made with."""
+        given = settings_with(settings, keywords)
+        return replace(given, prices=given.prices or self._spec)
 
     def _job(
         self,
         dataset: MapDataset | Callable[[], MapDataset],
         plan: Plan | None,
-        prices: PlatformSpec | None,
-        message_deadline_s: float,
+        settings: RunSettings,
         *,
         epochs: int,
         seed: int,
         shuffle: bool,
         steps: int | None = None,
     ) -> Job:
-        """What is to be run, checked; with `steps`, on no more samples than so many steps take."""
-        chosen = self._planned(plan)
-        factory = dataset if callable(dataset) else DatasetFactory(dataset)
-        made = factory()
-        first = load_batch(made, range(min(chosen.micro_batch, len(made))))
-        return Job(
-            graph=trace(self.model, first.args, first.kwargs),
-            plan=chosen,
-            loss=self._loss,
-            optimizer=self._optimizer,
-            dataset=factory,
-            samples=len(made) if steps is None else min(len(made), steps * chosen.global_batch),
-            epochs=epochs,
-            seed=seed,
-            shuffle=shuffle,
-            message_deadline_s=message_deadline_s,
-            prices=prices or self._spec or load_spec(chosen.platform),
-            clip_grad_norm=self._clip_grad_norm,
+        learner = Learner(
+            model=self.model, loss=self._loss, optimizer=self._optimizer, clip_grad_norm=self._clip_grad_norm
+        )
+        return make_job(
+            learner, dataset, self._planned(plan), settings, epochs=epochs, seed=seed, shuffle=shuffle, steps=steps
         )
 
-    def _run(
-        self,
-        job: Job,
-        on_progress: Callable[[Progress], None] = lambda progress: None,
-        place: Place = ANYWHERE,
-        faults: FaultTolerance = DEFAULT_FAULTS,
-        limits: RunLimits = NO_LIMITS,
-        earlier: Earlier | None = None,
-    ) -> RunResult:
-        result = run_job(job, place, faults, limits, earlier, on_progress)
+    def _with_untouched(self, result: RunResult) -> RunResult:
+        """`result` with what the module holds besides what was trained."""
         untouched = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
         return replace(result, tensors=untouched | result.tensors)
 

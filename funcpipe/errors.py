@@ -27,6 +27,9 @@
         │   └── StorageBusy     it failed for now: too many requests, an error within, a lost connection
         ├── CorruptMessage      bytes from storage that are not what was written
         └── Disagreement        a plan does not train a model as one process does
+
+    KeyboardInterrupt
+    └── WatchInterrupted        this client was interrupted while it watched a run, and the run goes on
 """
 
 
@@ -150,3 +153,18 @@ class CorruptMessage(RunError):
 
 class Disagreement(RunError):
     """A plan does not train a model as one process does."""
+
+
+class WatchInterrupted(KeyboardInterrupt):
+    """This client was interrupted while it watched a run that it had not started; the run goes on.
+
+    `run` is its name, `storage` the URL of the storage that it lies in.
+    """
+
+    def __init__(self, run: str, storage: str) -> None:
+        super().__init__(
+            f"run {run} goes on; --resume {run} watches it again, `funcpipe stop {run} --storage {storage}` ends it so "
+            f"that it can be resumed, `funcpipe clean {run} --storage {storage}` ends and deletes it"
+        )
+        self.run = run
+        self.storage = storage

@@ -10,15 +10,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from funcpipe.client.job import DEFAULT_FAULTS, Job
+from funcpipe.client.job import Job
+from funcpipe.client.prepare import PreparedRun, prepare
+from funcpipe.client.session import session_on
+from funcpipe.client.site import Site
 from funcpipe.client.upload import upload
 from funcpipe.core import FaultTolerance, Plan, WorkerSpec
+from funcpipe.core.settings import DEFAULT_FAULTS
 from funcpipe.model.graph import trace
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import load_spec, open_platform
 from funcpipe.runstate.keys import Keys
 from funcpipe.worker.loop import Worker
 from funcpipe.worker.setup import load_worker
+from tests.recording import Recording
 
 
 def make_job(
@@ -50,11 +55,23 @@ def make_job(
     )
 
 
+def prepared_run(
+    job: Job,
+    storage: Storage,
+    *,
+    storage_url: str = "file:///unused",
+    platform_url: str = "local:///unused",
+    faults: FaultTolerance = DEFAULT_FAULTS,
+) -> PreparedRun:
+    """The run of `job`, ready to be uploaded to `storage` for functions of a platform that starts none."""
+    return prepare(job, session_on(Site(Recording(url=platform_url), storage, storage_url)), faults=faults)
+
+
 def run_workers(
     job: Job, storage: Storage, run: str = "run-1", *, faults: FaultTolerance = DEFAULT_FAULTS
 ) -> dict[str, Worker]:
     """Train; the workers by name, as they are after training. The first error of any worker is raised."""
-    specs: list[WorkerSpec] = list(upload(job, Keys(run), storage, "file:///unused", "local:///unused", faults=faults))
+    specs: list[WorkerSpec] = list(upload(prepared_run(job, storage, faults=faults), Keys(run)))
     with ThreadPoolExecutor(len(specs)) as pool:
         started = {spec.worker: pool.submit(_run, spec, storage) for spec in specs}
         return {worker: future.result() for worker, future in started.items()}

@@ -26,7 +26,7 @@ from funcpipe.worker.loop import Worker
 from funcpipe.worker.setup import load_worker
 from tests.e2e.plans import even_plan, sample_numbers
 from tests.e2e.reference import largest_difference, train
-from tests.in_process import make_job, run_workers
+from tests.in_process import make_job, prepared_run, run_workers
 
 SAMPLES = 27
 optimizer = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01)
@@ -104,7 +104,7 @@ def test_all_workers_draw_the_same_data_for_a_micro_batch() -> None:
     """The inputs that the first stage reads and the targets that the last one reads are of the same samples."""
     drawn: dict[str, list[tuple[int, ...]]] = {}
     _, _, job = prepared(2, 2)
-    specs = list(upload(job, Keys("run-1"), MemoryStorage(), "file:///unused", "local:///unused"))
+    specs = list(upload(prepared_run(job, MemoryStorage()), Keys("run-1")))
     for spec in specs:
         batches = Batches(
             samples=job.samples, global_batch=spec.plan.global_batch, micro_batch=spec.plan.micro_batch, seed=spec.seed
@@ -184,7 +184,7 @@ def test_messages_do_not_pile_up() -> None:
 def test_a_function_gets_its_own_stage_and_nothing_else() -> None:
     model, _, job = prepared(3, 1)
     storage = MemoryStorage()
-    specs = list(upload(job, Keys("run-1"), storage, "file:///unused", "local:///unused"))
+    specs = list(upload(prepared_run(job, storage), Keys("run-1")))
     held = [set(codec.decode(storage.get(spec.parameters))) for spec in specs]
     assert set().union(*held) == set(model.state_dict())
     assert sum(map(len, held)) == len(set().union(*held))
@@ -205,7 +205,7 @@ def test_a_worker_that_dies_does_not_leave_the_others_waiting_for_ever() -> None
 def test_code_is_loaded_only_by_its_digest() -> None:
     storage = MemoryStorage()
     _, _, job = prepared(1, 1)
-    (spec,) = upload(job, Keys("run-1"), storage, "file:///unused", "local:///unused")
+    (spec,) = upload(prepared_run(job, storage), Keys("run-1"))
     assert spec.bundle_sha256 == hashlib.sha256(storage.get(spec.bundle)).hexdigest()
     storage.put(spec.bundle, storage.get(spec.bundle) + b"\0")
     with pytest.raises(CorruptMessage, match="is not the code that the invocation names"):

@@ -5,7 +5,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from funcpipe.cli.factories import load_factory
-from funcpipe.core import FaultTolerance, OnOutOfMemory, OptimizerKind, Plan, RunLimits, read
+from funcpipe.core import FaultTolerance, OnOutOfMemory, OptimizerKind, Plan, RunLimits, RunSettings, read
+from funcpipe.platforms.catalog import load_spec
 
 if TYPE_CHECKING:
     from funcpipe.api import FuncPipe
@@ -42,6 +43,17 @@ def faults_of(options: argparse.Namespace) -> FaultTolerance:
 def limits_of(options: argparse.Namespace) -> RunLimits:
     """What the run may cost."""
     return RunLimits(max_usd=options.max_usd, deadline_s=options.deadline)
+
+
+def settings_of(options: argparse.Namespace) -> RunSettings:
+    """What the run is called, where its objects lie, and whose prices it is billed at."""
+    return RunSettings(
+        name=options.run_name,
+        storage=options.storage,
+        resume=options.resume,
+        message_deadline_s=options.message_deadline,
+        prices=load_spec(options.spec) if options.spec else None,
+    )
 
 
 def _optimizer(options: argparse.Namespace, plan: Plan) -> Any:

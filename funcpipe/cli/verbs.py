@@ -8,7 +8,7 @@ from funcpipe.cli import render
 from funcpipe.cli.factories import load_factory
 from funcpipe.cli.files import write_file
 from funcpipe.cli.functions import measure_platform, open_named_site
-from funcpipe.cli.training import faults_of, limits_of, pipe_of
+from funcpipe.cli.training import faults_of, limits_of, pipe_of, settings_of
 from funcpipe.core import (
     ModelProfile,
     OptimizerKind,
@@ -142,14 +142,10 @@ def train(options: argparse.Namespace) -> None:
         "platform": options.platform,
         "like": options.like,
         "plan": plan,
-        "prices": load_spec(options.spec) if options.spec else None,
         "seed": options.seed,
-        "message_deadline_s": options.message_deadline,
         "faults": faults_of(options),
         "limits": limits_of(options),
-        "storage": options.storage,
-        "run": options.run_name,
-        "resume": options.resume,
+        "settings": settings_of(options),
     }
     if options.detach:
         run = pipe.start(load_factory(options.data), **given)

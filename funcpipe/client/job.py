@@ -1,25 +1,24 @@
-"""What is to be trained."""
+"""What is to be trained: a model as layers, its plan, its loss, its optimiser and its data."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from funcpipe.core import FaultTolerance, Plan, PlatformSpec, RunLimits, checks
-from funcpipe.errors import PlanError
-from funcpipe.model.graph import LayerGraph
-from funcpipe.training.data import Batches, MapDataset
+from torch import nn
+
+from funcpipe.core import Plan, PlatformSpec, RunSettings, checks
+from funcpipe.model.graph import LayerGraph, trace
+from funcpipe.platforms.catalog import load_spec
+from funcpipe.training.adapters import DatasetFactory
+from funcpipe.training.data import Batches, MapDataset, load_batch
 from funcpipe.training.passes import LossFunction
 from funcpipe.training.stage_optimizer import OptimizerFactory
-
-DEFAULT_FAULTS = FaultTolerance()
-NO_LIMITS = RunLimits()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """What is to be trained, on what, and for how long.
 
-    `dataset` is called in every function that reads data. `prices` is the platform whose prices the bill is made with:
-    the one that the plan was made for.
+    `dataset` is called in every function that reads data. `prices` is the platform whose prices the bill is made with.
     """
 
     graph: LayerGraph
@@ -38,16 +37,10 @@ class Job:
     def __post_init__(self) -> None:
         if self.clip_grad_norm is not None:
             checks.positive("clip_grad_norm", self.clip_grad_norm)
-            if self.plan.is_sharded:
-                raise PlanError(
-                    "the plan divides the optimiser over replicas, each of which updates its split before the norm of "
-                    "the whole gradient is known; train without clip_grad_norm, or plan without shard_optimizer"
-                )
-        _ = self.batches  # which checks that the data is enough
 
     @property
     def batches(self) -> Batches:
-        """How the samples are dealt out over steps."""
+        """How the samples are dealt out over steps; raises DataError if they do not fill one global batch."""
         return Batches(
             samples=self.samples,
             global_batch=self.plan.global_batch,
@@ -60,3 +53,47 @@ class Job:
     def steps(self) -> int:
         """Training steps of all epochs."""
         return self.epochs * self.batches.steps_per_epoch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learner:
+    """A module with its loss and its optimiser; gradients are clipped to the norm `clip_grad_norm`, if it is given."""
+
+    model: nn.Module
+    loss: LossFunction
+    optimizer: OptimizerFactory
+    clip_grad_norm: float | None = None
+
+
+def make_job(
+    learner: Learner,
+    dataset: MapDataset | Callable[[], MapDataset],
+    plan: Plan,
+    settings: RunSettings,
+    *,
+    epochs: int,
+    seed: int,
+    shuffle: bool,
+    steps: int | None = None,
+) -> Job:
+    """The job of training `learner` on `dataset`; with `steps`, on the samples of that many steps alone.
+
+    The module is traced and the dataset, or its factory, is tried; neither is changed. Raises ModelError or DataError.
+    """
+    factory = dataset if callable(dataset) else DatasetFactory(dataset)
+    made = factory()
+    first = load_batch(made, range(min(plan.micro_batch, len(made))))
+    return Job(
+        graph=trace(learner.model, first.args, first.kwargs),
+        plan=plan,
+        loss=learner.loss,
+        optimizer=learner.optimizer,
+        dataset=factory,
+        samples=len(made) if steps is None else min(len(made), steps * plan.global_batch),
+        epochs=epochs,
+        seed=seed,
+        shuffle=shuffle,
+        message_deadline_s=settings.message_deadline_s,
+        prices=settings.prices or load_spec(plan.platform),
+        clip_grad_norm=learner.clip_grad_norm,
+    )

@@ -1,116 +1,103 @@
-"""Start the functions of a run on a platform, look after them, collect what they leave, clean up behind them."""
+"""Start a prepared run, follow it to its end, collect what it leaves, and clean up behind it."""
 
 import contextlib
-import secrets
+import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
-from funcpipe.client.job import DEFAULT_FAULTS, NO_LIMITS, Job
-from funcpipe.client.results import Progress, RunResult, collect
+from funcpipe.client.prepare import PreparedRun
+from funcpipe.client.results import Progress, RunResult, collect, step_report
 from funcpipe.client.supervisor import POLL_S, Supervisor
 from funcpipe.client.upload import upload
-from funcpipe.core import FaultTolerance, PlatformSpec, RunLimits, RunRecord, StepReport, worker_name
-from funcpipe.errors import DeadlineExceeded, KeyMissing
-from funcpipe.platforms.base import Platform, Storage
-from funcpipe.runstate.documents import get_document, put_document
-from funcpipe.runstate.generations import delete_generation, delete_run, reserve_generation, write_record
+from funcpipe.core import RunRecord, StepReport
+from funcpipe.errors import DeadlineExceeded, WatchInterrupted
+from funcpipe.platforms.base import Storage
+from funcpipe.runstate.documents import put_document
+from funcpipe.runstate.generations import (
+    delete_generation,
+    delete_run,
+    load_worker_specs,
+    reserve_generation,
+    write_record,
+)
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.resume import ResumePoint
+
+_log = logging.getLogger(__name__)
+
+OnProgress = Callable[[Progress], None]
 
 
-def run_name() -> str:
-    """A name that no other run has."""
-    return f"run-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
+def ignore_progress(progress: Progress) -> None:
+    """Do nothing when a step has ended."""
 
 
-def launch(
-    job: Job,
-    *,
-    platform: Platform,
-    storage: Storage,
-    storage_url: str,
-    faults: FaultTolerance = DEFAULT_FAULTS,
-    limits: RunLimits = NO_LIMITS,
-    run: str | None = None,
-    resumed: ResumePoint | None = None,
-    on_progress: Callable[[Progress], None] = lambda progress: None,
-) -> RunResult:
-    """Train `job` on functions of `platform` that share `storage`, which they open by `storage_url`.
+def launch(prepared: PreparedRun, on_progress: OnProgress = ignore_progress) -> RunResult:
+    """Train, or watch the run if functions are training it already, and collect what it leaves.
 
-    Raises PlanError before any function starts; WorkerFailed, RunHalted or DeadlineExceeded, naming run, worker and
-    task, after that. A worker that dies is started again. At the end no function runs and no object of the run is left,
-    unless `faults` say otherwise.
+    Raises WorkerFailed, RunHalted or DeadlineExceeded, naming run, worker and task. A worker that dies is restarted. At
+    the end no function runs and no object of the run is left, except what is kept of a failed run to resume it. An
+    interrupt ends a run that was started here; one that was only watched runs on, which WatchInterrupted says.
     """
-    keys = reserve_generation(storage, run or run_name())
-    with (
-        _objects_removed(storage, keys, keep=faults.keep),
-        Supervisor(platform, storage, keys, prices=job.prices, on_oom=faults.on_oom) as fleet,
-    ):
-        _start(job, fleet, platform, storage_url, faults, limits, resumed)
-        return follow(job, fleet, resumed, on_progress)
+    if prepared.running is not None:
+        return _watch(prepared, prepared.running, on_progress)
+    keys = reserve_generation(prepared.storage, prepared.name)
+    with _objects_removed(prepared.storage, keys, keep=prepared.faults.keep), _supervisor(prepared, keys) as supervisor:
+        _start(prepared, keys, supervisor)
+        return _follow(prepared, keys, supervisor, on_progress)
 
 
-def launch_detached(
-    job: Job,
-    *,
-    platform: Platform,
-    storage: Storage,
-    storage_url: str,
-    faults: FaultTolerance = DEFAULT_FAULTS,
-    limits: RunLimits = NO_LIMITS,
-    run: str | None = None,
-    resumed: ResumePoint | None = None,
-) -> str:
-    """The same, leaving the run to itself once its functions have been started; its name."""
-    keys = reserve_generation(storage, run or run_name())
-    with Supervisor(platform, storage, keys, prices=job.prices, on_oom=faults.on_oom) as fleet:
-        _start(job, fleet, platform, storage_url, faults, limits, resumed)
-        fleet.detach()
+def launch_detached(prepared: PreparedRun) -> str:
+    """Start the run and leave it to itself; returns its name."""
+    keys = reserve_generation(prepared.storage, prepared.name)
+    with _supervisor(prepared, keys) as supervisor:
+        _start(prepared, keys, supervisor)
+        supervisor.detach()
     return keys.run
 
 
-def _start(
-    job: Job,
-    fleet: Supervisor,
-    platform: Platform,
-    storage_url: str,
-    faults: FaultTolerance,
-    limits: RunLimits,
-    resumed: ResumePoint | None,
-) -> None:
-    platform.check(job.plan)
-    storage, keys, faults = fleet.storage, fleet.keys, _on_platform(faults, platform.spec)
-    for spec in upload(job, keys, storage, storage_url, platform.url, faults=faults, limits=limits, resumed=resumed):
-        put_document(storage, keys.payload(spec.worker), spec)
-        fleet.start(spec)
-    write_record(storage, keys, _record(job, keys, storage_url, platform.url, resumed))
-    if resumed is not None:
-        delete_generation(storage, resumed.keys)
+def _watch(prepared: PreparedRun, record: RunRecord, on_progress: OnProgress) -> RunResult:
+    """Follow a run that others have started, and remove its objects when it has finished."""
+    keys = Keys(record.run, record.generation)
+    _log.info("run %s: watches generation %d, which still runs", keys.run, keys.generation)
+    try:
+        with _supervisor(prepared, keys) as supervisor:
+            for spec in load_worker_specs(prepared.storage, keys):
+                supervisor.attach(spec)
+            result = _follow(prepared, keys, supervisor, on_progress)
+    except KeyboardInterrupt:
+        raise WatchInterrupted(keys.run, prepared.storage_url) from None
+    delete_run(prepared.storage, keys)
+    return result
 
 
-def follow(
-    job: Job, fleet: Supervisor, resumed: ResumePoint | None, on_progress: Callable[[Progress], None]
-) -> RunResult:
-    """Look after a run until it has ended; what it leaves."""
-    losses = _watch(job, fleet, resumed, on_progress)
-    fleet.wait(job.message_deadline_s)
-    return collect(fleet, job.plan, job.prices, losses)
+def _supervisor(prepared: PreparedRun, keys: Keys) -> Supervisor:
+    return Supervisor(prepared.platform, prepared.storage, keys, prices=prepared.job.prices, account=prepared.account)
 
 
-def _on_platform(faults: FaultTolerance, spec: PlatformSpec) -> FaultTolerance:
-    """`faults` within the limits of the platform."""
-    lifetime_s = min([s for s in (faults.lifetime_s, spec.lifetime_s) if s is not None], default=None)
-    return replace(faults, lifetime_s=lifetime_s, cold_start_s=max(faults.cold_start_s, spec.cold_start_s))
+def _start(prepared: PreparedRun, keys: Keys, supervisor: Supervisor) -> None:
+    """Upload the run and start its functions. If that fails, the run is what it was before."""
+    try:
+        for spec in upload(prepared, keys):
+            put_document(prepared.storage, keys.payload(spec.worker), spec)
+            supervisor.start(spec)
+        write_record(prepared.storage, keys, _record(prepared, keys))
+    except BaseException:
+        _log.warning("run %s: could not be started; what was uploaded is deleted", keys.run)
+        supervisor.stop()
+        delete_generation(prepared.storage, keys)
+        raise
+    if prepared.resumed is not None:
+        delete_generation(prepared.storage, prepared.resumed.keys)
 
 
-def _record(job: Job, keys: Keys, storage_url: str, platform_url: str, resumed: ResumePoint | None) -> RunRecord:
+def _record(prepared: PreparedRun, keys: Keys) -> RunRecord:
+    job, resumed = prepared.job, prepared.resumed
     return RunRecord(
         run=keys.run,
         generation=keys.generation,
         plan=job.plan,
-        platform=platform_url,
-        storage=storage_url,
+        platform=prepared.platform.url,
+        storage=prepared.storage_url,
         samples=job.samples,
         epochs=job.epochs,
         steps=job.steps,
@@ -119,61 +106,79 @@ def _record(job: Job, keys: Keys, storage_url: str, platform_url: str, resumed: 
         shuffle=job.shuffle,
         clip_grad_norm=job.clip_grad_norm,
         losses=resumed.losses if resumed is not None else (),
-        spent_usd=resumed.spent_usd if resumed is not None else 0.0,
-        elapsed_s=resumed.elapsed_s if resumed is not None else 0.0,
+        spent_usd=prepared.account.spent_usd,
+        elapsed_s=prepared.account.elapsed_s,
     )
 
 
-def _watch(
-    job: Job, fleet: Supervisor, resumed: ResumePoint | None, on_progress: Callable[[Progress], None]
-) -> tuple[float, ...]:
-    """Follow the reports of the last stage, step by step; the mean loss of each step."""
-    last = len(job.plan.stages) - 1
-    losses = list(resumed.losses) if resumed is not None else []
+def _follow(prepared: PreparedRun, keys: Keys, supervisor: Supervisor, on_progress: OnProgress) -> RunResult:
+    """Watch the run step by step until all its workers have ended; returns what it leaves."""
+    job, known = prepared.job, prepared.running or prepared.resumed
+    losses = list(known.losses) if known is not None else []
     request_usd = job.plan.estimate.request_usd if job.plan.estimate is not None else 0.0
-    samples, began_s, first = 0, 0.0, len(losses)  # from the end of the first step, which waits for the functions
+    samples, first, began_s = 0, len(losses), None
     for step in range(first, job.steps):
-        reports = [_step_report(fleet, job, step, worker_name(last, r)) for r in range(job.plan.replicas)]
-        fleet.progress()
+        reports, waited = _await_step(prepared, keys, supervisor, step)
+        supervisor.step_ended()
         step_samples = sum(report.samples for report in reports)
         losses.append(sum(report.loss_sum for report in reports) / step_samples)
-        samples += step_samples if step > first else 0
-        began_s = began_s or time.monotonic()
+        if began_s is not None:
+            samples += step_samples
+        elif waited:  # the first step that this client saw end: from here on it knows how fast the run is
+            began_s = time.monotonic()
         on_progress(
             Progress(
                 step=step + 1,
                 steps=job.steps,
                 loss=losses[-1],
-                samples_per_s=samples / max(time.monotonic() - began_s, POLL_S),
-                cost_usd=fleet.cost_usd() + (step + 1 - first) * request_usd,
+                samples_per_s=0.0 if began_s is None else samples / max(time.monotonic() - began_s, POLL_S),
+                cost_usd=supervisor.cost_usd() + (step + 1 - first) * request_usd,
+                elapsed_s=supervisor.elapsed_s(),
             )
         )
-    return tuple(losses)
+    supervisor.wait(job.message_deadline_s)
+    earlier_usd = prepared.running.spent_usd if prepared.running is not None else prepared.account.spent_usd
+    return collect(
+        prepared.storage,
+        keys,
+        job.plan,
+        job.prices,
+        losses=tuple(losses),
+        functions=supervisor.functions(),
+        earlier_usd=earlier_usd,
+    )
 
 
-def _step_report(fleet: Supervisor, job: Job, step: int, worker: str) -> StepReport:
-    key = fleet.keys.step_report(step, worker)
-    until_s = time.monotonic() + job.message_deadline_s
-    while True:
-        try:
-            return get_document(fleet.storage, StepReport, key)
-        except KeyMissing:
-            fleet.tend()
+def _await_step(prepared: PreparedRun, keys: Keys, supervisor: Supervisor, step: int) -> tuple[list[StepReport], bool]:
+    """What the replicas of the last stage report of `step`, and whether this client had to wait for it.
+
+    Functions are looked after meanwhile.
+    """
+    job, reports, waited = prepared.job, [], False
+    for replica in range(job.plan.replicas):
+        worker = f"s{len(job.plan.stages) - 1}.r{replica}"
+        until_s = time.monotonic() + job.message_deadline_s
+        while (report := step_report(prepared.storage, keys, step, worker)) is None:
+            supervisor.poll()
             if time.monotonic() > until_s:
                 raise DeadlineExceeded(
-                    f"run {fleet.keys.run}: worker {worker} has not ended step {step} "
-                    f"within {job.message_deadline_s:g} s"
-                ) from None
+                    f"run {keys.run}: worker {worker} has not ended step {step} within {job.message_deadline_s:g} s"
+                )
+            waited = True
             time.sleep(POLL_S)
+        reports.append(report)
+    return reports, waited
 
 
 @contextlib.contextmanager
 def _objects_removed(storage: Storage, keys: Keys, *, keep: bool) -> Iterator[None]:
-    """Delete every object of the run at the end; with `keep`, not of one that can be resumed."""
+    """Delete every object of the run at the end; with `keep`, not of a run that has failed and can be resumed."""
     try:
         yield
-    except BaseException:
+    except BaseException as error:
         if not keep:
+            _log.info("run %s: its objects are deleted after %s", keys.run, type(error).__name__)
             delete_run(storage, keys)
         raise
+    _log.info("run %s: has finished; its objects are deleted", keys.run)
     delete_run(storage, keys)

@@ -1,213 +1,72 @@
-"""Where a run runs: its functions, its storage, and what there is of it already."""
+"""Where a run runs: the storage that its objects lie in, and the platform of its functions."""
 
 import contextlib
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from torch import nn
-
-from funcpipe.client.job import Job
-from funcpipe.client.launch import follow, launch, launch_detached
-from funcpipe.client.results import Progress, RunResult
-from funcpipe.client.site import open_local
-from funcpipe.client.supervisor import Supervisor
-from funcpipe.core import FaultTolerance, PlatformSpec, RunLimits, RunRecord
-from funcpipe.errors import InvalidValue, PlanError, PlatformError
-from funcpipe.partitioner.cost.evaluate import size_of
-from funcpipe.platforms.base import Platform, State, Storage
+from funcpipe.client.site import Site, open_local
+from funcpipe.core import PlatformSpec, RunSettings
+from funcpipe.errors import InvalidValue
+from funcpipe.platforms.base import Platform, Storage
 from funcpipe.platforms.catalog import LOCAL, load_spec, open_deployment, open_platform, open_storage
-from funcpipe.runstate.functions import list_functions
-from funcpipe.runstate.generations import delete_run, load_worker_specs, newest_record
-from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.resume import ResumePoint, load_resume_point
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where a run runs.
-
-    `platform` is the local one, whose functions have the limits of the platform `like`, or a deployment's URL.
-    `storage` is a URL, or None for a temporary folder or the deployment's own; `run` a new run's name, None for a drawn
-    one; `resume` the run to go on with.
-    """
-
-    platform: str = LOCAL
-    like: PlatformSpec | None = None
-    storage: str | None = None
-    run: str | None = None
-    resume: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.platform != LOCAL and self.like is not None:
-            raise InvalidValue(
-                "like", self.like.name, f"is for the platform {LOCAL!r}: {self.platform} has its own limits"
-            )
-        if self.platform == LOCAL and self.resume is not None and self.storage is None:
-            raise InvalidValue("resume", self.resume, "needs the storage that the run lies in")
-
-
-ANYWHERE = Place()
-
-
-def place_of(
-    platform: str, like: str | PlatformSpec | None, *, storage: str | None, run: str | None, resume: str | None
-) -> Place:
-    """The place of these names."""
-    imposed = load_spec(like) if isinstance(like, str) else like
-    return Place(platform=platform, like=imposed, storage=storage, run=run, resume=resume)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Earlier:
-    """What there is of a run already."""
+class Session:
+    """The storage of a run, which functions open by `storage_url`, and how to open its platform.
 
-    record: RunRecord
-    saved: ResumePoint
+    `functions` starts new functions; it is called once all other checks are made. `reopen` finds the platform of
+    functions that run already, by its URL. `like` is the platform whose limits are imposed on local functions. Objects
+    of a run that has failed stay if the storage `lasts`.
+    """
 
-
-def find_earlier(place: Place) -> Earlier | None:
-    """What is to be gone on with; raises RunUnknown."""
-    if place.resume is None:
-        return None
-    with _open_storage(place) as (_, storage):
-        record = newest_record(storage, place.resume)
-        return Earlier(record=record, saved=load_resume_point(storage, record))
-
-
-def go_back(model: nn.Module, place: Place) -> Earlier | None:
-    """Find what is to be gone on with, and give `model` what that had learned."""
-    earlier = find_earlier(place)
-    if earlier is not None and earlier.saved.state is not None:
-        try:
-            model.load_state_dict(earlier.saved.state.state_dict(), strict=False)
-        except RuntimeError as error:
-            raise PlanError(f"run {earlier.record.run} is of another model: {error}") from error
-    return earlier
+    storage: Storage
+    storage_url: str
+    functions: Callable[[], Platform]
+    reopen: Callable[[str], Platform] = open_platform
+    like: PlatformSpec | None = None
+    lasts: bool = False
 
 
-def run_job(
-    job: Job,
-    place: Place,
-    faults: FaultTolerance,
-    limits: RunLimits,
-    earlier: Earlier | None,
-    on_progress: Callable[[Progress], None],
-) -> RunResult:
-    """Train `job`, or watch the run that trains it already, and collect what it leaves."""
-    with _open_storage(place) as (url, storage):
-        kept = replace(faults, keep=faults.keep or _lasts(place))
-        if earlier is not None:
-            _check_same_job(job, earlier.record)
-            platform = _still_runs(storage, earlier.record)
-            if platform is not None:
-                return _attach(job, platform, storage, earlier, kept, on_progress)
-        with _functions(job, place) as platform:
-            return launch(
-                job,
-                platform=platform,
-                storage=storage,
-                storage_url=url,
-                faults=kept,
-                limits=limits,
-                run=place.resume or place.run,
-                resumed=earlier.saved if earlier is not None else None,
-                on_progress=on_progress,
-            )
-
-
-def start_job(job: Job, place: Place, faults: FaultTolerance, limits: RunLimits, earlier: Earlier | None) -> str:
-    """Start to train `job` and leave it to itself; the run's name."""
-    if not _lasts(place):
-        raise InvalidValue("storage", place.storage, "must be given for a run that is left to itself")
-    with _open_storage(place) as (url, storage):
-        if earlier is not None:
-            _check_same_job(job, earlier.record)
-            if _still_runs(storage, earlier.record) is not None:
-                raise PlanError(f"run {earlier.record.run} still runs; there is nothing to go on with")
-        with _functions(job, place, silent=True) as platform:
-            return launch_detached(
-                job,
-                platform=platform,
-                storage=storage,
-                storage_url=url,
-                faults=faults,
-                limits=limits,
-                run=place.resume or place.run,
-                resumed=earlier.saved if earlier is not None else None,
-            )
-
-
-def _attach(
-    job: Job,
-    platform: Platform,
-    storage: Storage,
-    earlier: Earlier,
-    faults: FaultTolerance,
-    on_progress: Callable[[Progress], None],
-) -> RunResult:
-    """Watch a run that somebody else has started."""
-    record = earlier.record
-    if replace(record.plan, estimate=None, solver=None) != replace(job.plan, estimate=None, solver=None):
-        raise PlanError(f"run {record.run} still runs by another plan; `funcpipe stop {record.run}` ends it before")
-    keys = Keys(record.run, record.generation)
-    with Supervisor(platform, storage, keys, prices=job.prices, on_oom=faults.on_oom) as fleet:
-        for spec in load_worker_specs(storage, keys):
-            fleet.attach(spec)
-        known = replace(earlier.saved, losses=record.losses)
-        result = follow(job, fleet, known, on_progress)
-    delete_run(storage, keys)
-    return result
-
-
-def _check_same_job(job: Job, record: RunRecord) -> None:
-    """Whether the steps that were done are steps of `job`; raises PlanError."""
-    for name, before, now in (
-        ("global_batch", record.plan.global_batch, job.plan.global_batch),
-        ("samples", record.samples, job.samples),
-        ("seed", record.seed, job.seed),
-        ("shuffle", record.shuffle, job.shuffle),
-        ("clip_grad_norm", record.clip_grad_norm, job.clip_grad_norm),
-    ):
-        if before != now:
-            raise PlanError(f"run {record.run} has {name} {before}, not {now}; it can only be gone on with as it began")
-
-
-def _still_runs(storage: Storage, record: RunRecord) -> Platform | None:
-    """The platform that functions of the run still run on, if there are any."""
-    platform = open_platform(record.platform)
-    try:
-        found = list_functions(storage, Keys(record.run, record.generation))
-        alive = any(platform.status(function.handle).state is State.RUNNING for function in found)
-    except PlatformError:
-        return None
-    return platform if alive else None
-
-
-def _lasts(place: Place) -> bool:
-    """Whether the run's objects may stay where they are."""
-    return place.storage is not None or place.platform != LOCAL
-
-
-def _functions(job: Job, place: Place, *, silent: bool = False) -> contextlib.AbstractContextManager[Platform]:
-    if place.platform != LOCAL:
-        return contextlib.nullcontext(open_deployment(place.platform))
-    if place.like is not None:
-        for stage in job.plan.stages:
-            size_of(stage.size, place.like)  # which refuses a plan for another platform's sizes
-    return open_local(place.like, silent=silent)
+def session_on(site: Site, *, reopen: Callable[[str], Platform] = open_platform) -> Session:
+    """A session on a platform and a storage that are open already."""
+    return Session(storage=site.storage, storage_url=site.storage_url, functions=lambda: site.platform, reopen=reopen)
 
 
 @contextlib.contextmanager
-def _open_storage(place: Place) -> Iterator[tuple[str, Storage]]:
-    if place.storage is not None:
-        yield place.storage, open_storage(place.storage)
-        return
-    if place.platform != LOCAL:
-        urls = open_deployment(place.platform).storage_urls
-        yield urls.functions, open_storage(urls.client)
-        return
-    with tempfile.TemporaryDirectory(prefix="funcpipe-", ignore_cleanup_errors=False) as folder:
-        url = Path(folder).resolve().as_uri()
-        yield url, open_storage(url)
+def open_session(
+    platform: str, like: str | PlatformSpec | None, settings: RunSettings, *, silent: bool = False
+) -> Iterator[Session]:
+    """The storage and the functions that `platform`, `like` and `settings` name; closed afterwards.
+
+    With `silent`, what local functions print is lost. Raises InvalidValue.
+    """
+    imposed = load_spec(like) if isinstance(like, str) else like
+    if platform != LOCAL and imposed is not None:
+        raise InvalidValue("like", imposed.name, f"is for the platform {LOCAL!r}: {platform} has its own limits")
+    if platform == LOCAL and settings.resume is not None and settings.storage is None:
+        raise InvalidValue("resume", settings.resume, "needs the storage that the run lies in")
+    with contextlib.ExitStack() as stack:
+        url, storage = _storage(platform, settings.storage, stack)
+
+        def functions() -> Platform:
+            if platform != LOCAL:
+                return open_deployment(platform)
+            return stack.enter_context(open_local(imposed, silent=silent))
+
+        lasts = settings.storage is not None or platform != LOCAL
+        yield Session(storage=storage, storage_url=url, functions=functions, like=imposed, lasts=lasts)
+
+
+def _storage(platform: str, given: str | None, stack: contextlib.ExitStack) -> tuple[str, Storage]:
+    """The URL by which functions open the storage, and the storage as this client opens it."""
+    if given is not None:
+        return given, open_storage(given)
+    if platform != LOCAL:
+        urls = open_deployment(platform).storage_urls
+        return urls.functions, open_storage(urls.client)
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="funcpipe-"))
+    url = Path(folder).resolve().as_uri()
+    return url, open_storage(url)

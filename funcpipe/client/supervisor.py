@@ -1,187 +1,168 @@
-"""The functions of one run, as their client sees them: starts them, starts them again, tells what they cost."""
+"""The workers of one run: starts their functions, watches them, restarts those that die, grows those too small.
 
+It tells facts: which functions there were, how long they ran, what they have cost. It raises WorkerFailed or RunHalted
+once the run cannot go on.
+"""
+
+import logging
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-from funcpipe.client.failures import how_it_ended, worst
-from funcpipe.core import MB, Bill, Heartbeat, OnOutOfMemory, Outcome, PlatformSpec, WorkerReport, WorkerSpec
-from funcpipe.errors import DeadlineExceeded, KeyMissing, PlatformError, RunHalted, WorkerFailed
+from funcpipe.client.failures import final_failures, first_failure, how_it_ended
+from funcpipe.client.functions import WatchedFunction, WatchedWorker
+from funcpipe.core import (
+    MB,
+    Heartbeat,
+    OnOutOfMemory,
+    Outcome,
+    Plan,
+    PlatformSpec,
+    RunAccount,
+    WorkerReport,
+    WorkerSpec,
+    prices_of,
+)
+from funcpipe.errors import DeadlineExceeded, InputError, KeyMissing, PlatformError, RunHalted, WorkerFailed
 from funcpipe.platforms.base import Cause, Platform, State, Status, Storage
-from funcpipe.runstate.documents import get_document, get_listed_document, put_document
+from funcpipe.runstate.documents import get_document, put_document
 from funcpipe.runstate.functions import MAX_RESTARTS, StartedFunction, list_functions, start_function, stop_functions
 from funcpipe.runstate.halt import read_halt
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import newest_attempt
 
+_log = logging.getLogger(__name__)
+
 POLL_S = 0.02
 """Pause between two looks at functions or at what they wrote."""
 
-
-@dataclass
-class _Function:
-    """A function of a worker; `began_s` and `ended_s` are by this process's clock, as it came to know of them."""
-
-    started: StartedFunction
-    began_s: float
-    ended_s: float | None = None
-
-
-@dataclass
-class _Post:
-    """A worker, the functions that were or are it, and the last sign of life: which, and when it came."""
-
-    spec: WorkerSpec
-    functions: list[_Function] = field(default_factory=list)
-    outcome: Outcome | None = None
-    restarts: int = 0
-    sign: tuple[int, int] = (-1, 0)
-    sign_s: float = 0.0
-    looked_s: float = 0.0
-    peak_bytes: int = 0
+_RUN_ENDED = (WorkerFailed, RunHalted, DeadlineExceeded)
 
 
 class Supervisor:
-    """The functions of one run; on leaving it, none runs any more, unless it was told to `detach`."""
+    """The workers of one run; on leaving it no function runs, unless they were left to themselves.
+
+    `account` is what the run had cost and taken before.
+    """
 
     def __init__(
-        self,
-        platform: Platform,
-        storage: Storage,
-        keys: Keys,
-        *,
-        prices: PlatformSpec,
-        on_oom: OnOutOfMemory = OnOutOfMemory.FAIL,
+        self, platform: Platform, storage: Storage, keys: Keys, *, prices: PlatformSpec, account: RunAccount
     ) -> None:
-        self.storage = storage
-        self.keys = keys
+        self._storage = storage
+        self._keys = keys
         self._platform = platform
         self._prices = prices
-        self._on_oom = on_oom
-        self._posts: dict[str, _Post] = {}
+        self._account = account
+        self._workers: dict[str, WatchedWorker] = {}
         self._began_s = time.monotonic()
-        self._detached = False
+        self._attached = self._detached = False
 
     def __enter__(self) -> "Supervisor":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if not self._detached:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        """End all functions; those of a run that others have started only if the run itself has ended."""
+        lives_on = self._attached and error is not None and not isinstance(error, _RUN_ENDED)
+        if lives_on:
+            _log.warning("run %s: is not watched any more, and goes on", self._keys.run)
+        elif not self._detached:
             self.stop()
 
     def start(self, spec: WorkerSpec) -> None:
         """Start the function of one worker."""
-        self._posts[spec.worker] = post = _Post(spec)
-        self._invoke(post, spec)
+        self._workers[spec.worker] = worker = WatchedWorker(spec)
+        self._invoke(worker, spec)
 
     def attach(self, spec: WorkerSpec) -> None:
-        """Watch the functions of one worker that somebody else has started."""
-        self._posts[spec.worker] = post = _Post(spec)
-        now_s = time.monotonic()
-        post.functions = [_Function(found, now_s) for found in list_functions(self.storage, self.keys, spec.worker)]
-        post.sign_s = now_s
+        """Watch the functions of one worker that others have started."""
+        self._attached = True
+        self._workers[spec.worker] = worker = WatchedWorker(spec)
+        worker.heard_s = now_s = time.monotonic()
+        heartbeat = self._heartbeat(spec.worker)
+        for found in list_functions(self._storage, self._keys, spec.worker):
+            function = WatchedFunction(found, now_s)
+            if heartbeat is not None and heartbeat.attempt == found.attempt:
+                function.age_s = heartbeat.alive_s
+            if self._status(found).state is not State.RUNNING:
+                function.ended_s = now_s
+            worker.functions.append(function)
 
     def detach(self) -> None:
-        """Let the functions run on."""
+        """Let the functions run on without this client."""
         self._platform.detach()
         self._detached = True
+        _log.info("run %s: is left to itself", self._keys.run)
 
     def stop(self) -> None:
-        """End all functions, also those that functions have started."""
-        known = {f.started.handle.name: f.started.handle for post in self._posts.values() for f in post.functions}
-        known |= {found.handle.name: found.handle for found in list_functions(self.storage, self.keys)}
+        """End all functions, those that functions have started too."""
+        known = {function.started.handle.name: function.started.handle for function in self.functions()}
+        known |= {found.handle.name: found.handle for found in list_functions(self._storage, self._keys)}
         stop_functions(self._platform, known.values())
 
-    def progress(self) -> None:
-        """Note that the run goes on."""
-        for post in self._posts.values():
-            post.restarts = 0
+    def step_ended(self) -> None:
+        """Note that a step of the run has ended: restarts are counted anew."""
+        for worker in self._workers.values():
+            worker.restarts = 0
 
-    def tend(self) -> int:
-        """Look after the functions, and start those again that have died; how many workers are not done.
+    def poll(self) -> int:
+        """Look after the functions, and restart those that have died; returns how many workers are still at work.
 
-        Raises WorkerFailed where that would not help, RunHalted where the run was ended.
+        Raises WorkerFailed where a restart would not help, RunHalted where the run was ended.
         """
-        for post in self._posts.values():
-            if post.outcome is None:
-                self._tend(post)
-        if any(post.outcome is Outcome.HALTED for post in self._posts.values()):
+        for worker in self._workers.values():
+            if worker.outcome is None:
+                self._look_after(worker)
+        if any(worker.outcome is Outcome.HALTED for worker in self._workers.values()):
             self._explain_halt()
-        return sum(post.outcome is None for post in self._posts.values())
+        return sum(worker.outcome is None for worker in self._workers.values())
 
     def wait(self, deadline_s: float) -> None:
-        """Wait for all workers to end."""
+        """Wait until all workers have ended; raises DeadlineExceeded, and what `poll` raises."""
         until_s = time.monotonic() + deadline_s
-        while left := self.tend():
+        while left := self.poll():
             if time.monotonic() > until_s:
                 raise DeadlineExceeded(
-                    f"run {self.keys.run}: {left} functions still run {deadline_s:g} s after the last step"
+                    f"run {self._keys.run}: {left} functions still run {deadline_s:g} s after the last step"
                 )
             time.sleep(POLL_S)
 
-    def reports(self) -> tuple[WorkerReport, ...]:
-        """What all attempts said that could."""
-        keys = self.storage.list(self.keys.worker_reports)
-        return tuple(get_listed_document(self.storage, WorkerReport, key) for key in keys)
+    def functions(self) -> list[WatchedFunction]:
+        """All functions that are known to have been started."""
+        return [function for worker in self._workers.values() for function in worker.functions]
 
     def cost_usd(self) -> float:
-        """Dollars for the functions' time so far."""
-        return sum(
-            self._seconds(function, {}) * function.started.usd_s
-            for post in self._posts.values()
-            for function in post.functions
-        )
+        """Dollars for the functions' time so far, with what the run had cost before."""
+        watched = sum(function.watched_s() * function.started.usd_s for function in self.functions())
+        return self._account.spent_usd + watched
 
-    def bill(self) -> Bill:
-        """What the functions took, all of them having ended; the requests of those that died without a word are not
-        known.
-        """
-        reports = {(report.worker, report.attempt): report for report in self.reports()}
-        functions = [function for post in self._posts.values() for function in post.functions]
-        seconds = [self._seconds(function, reports) for function in functions]
-        puts, gets = (sum(getattr(report, name) for report in reports.values()) for name in ("puts", "gets"))
-        prices = self._prices
-        request_usd = puts * prices.price_put_usd + gets * prices.price_get_usd
-        return Bill(
-            platform=prices.name,
-            functions=len(functions),
-            function_seconds=sum(seconds),
-            puts=puts,
-            gets=gets,
-            compute_usd=sum(s * function.started.usd_s for s, function in zip(seconds, functions, strict=True)),
-            request_usd=request_usd + len(functions) * prices.price_invocation_usd,
-        )
+    def elapsed_s(self) -> float:
+        """How long the run has taken, with what it had taken before."""
+        return self._account.elapsed_s + time.monotonic() - self._began_s
 
-    def _seconds(self, function: _Function, reports: Mapping[tuple[str, int], WorkerReport]) -> float:
-        """How long a function has run: of one that another started, it knows that better itself."""
-        seen_s = (function.ended_s or time.monotonic()) - function.began_s
-        report = reports.get((function.started.worker, function.started.attempt))
-        return max(seen_s, report.alive_s) if report is not None else seen_s
-
-    def _invoke(self, post: _Post, spec: WorkerSpec) -> None:
+    def _invoke(self, worker: WatchedWorker, spec: WorkerSpec) -> None:
         now_s = time.monotonic()
-        post.functions.append(_Function(start_function(self._platform, self.storage, self.keys, spec), now_s))
-        post.sign_s = now_s
+        begun = start_function(self._platform, self._storage, self._keys, spec)
+        worker.functions.append(WatchedFunction(begun, now_s, memory_mb=spec.memory_mb))
+        worker.heard_s = now_s
 
-    def _tend(self, post: _Post) -> None:
-        function = post.functions[-1]
+    def _look_after(self, worker: WatchedWorker) -> None:
+        function = worker.functions[-1]
         status = self._status(function.started)
         if status.state is State.RUNNING:
-            if self._is_silent(post):
-                self._restart(post, "has not been heard of any more")
+            if self._is_silent(worker):
+                self._restart(worker, "has not been heard of any more")
             return
         function.ended_s = time.monotonic()
-        report = self._report(post.spec.worker, function.started.attempt)
+        report = self._report(worker.spec.worker, function.started.attempt)
         if report is not None and report.outcome in (Outcome.FINISHED, Outcome.HALTED):
-            post.outcome = report.outcome
+            worker.outcome = report.outcome
         elif report is not None and report.outcome is Outcome.FAILED and not report.retryable:
             if not report.out_of_memory:
-                raise self._worst()
-            self._out_of_memory(post, report.peak_memory_bytes)
+                raise first_failure(self._storage, self._keys)
+            self._out_of_memory(worker, report.peak_memory_bytes)
         elif status.cause is Cause.OUT_OF_MEMORY:
-            self._out_of_memory(post, status.peak_bytes or 0)
-        elif not self._adopt(post):
-            self._restart(post, how_it_ended(function.started.handle, status, report))
+            self._out_of_memory(worker, status.peak_bytes or 0)
+        elif not self._adopt(worker):
+            self._restart(worker, how_it_ended(function.started.handle, status, report))
 
     def _status(self, function: StartedFunction) -> Status:
         try:
@@ -189,94 +170,120 @@ class Supervisor:
         except PlatformError as error:
             return Status(state=State.FAILED, reason=f"is not known any more: {error}")
 
-    def _is_silent(self, post: _Post) -> bool:
-        """Whether a function is asleep, or never began: neither its lease nor the platform may tell."""
-        faults, now_s = post.spec.faults, time.monotonic()
-        if now_s - post.looked_s < faults.heartbeat_s:
+    def _is_silent(self, worker: WatchedWorker) -> bool:
+        """Whether nothing was heard of its function for too long; looks at its heartbeat now and then."""
+        now_s = time.monotonic()
+        if now_s - worker.looked_s < worker.spec.faults.heartbeat_s:
             return False
-        post.looked_s = now_s
-        sign = self._sign(post)
-        if sign != post.sign:
-            post.sign, post.sign_s = sign, now_s
-        begun = post.sign[0] == post.functions[-1].started.attempt
-        patience_s = faults.lease_s + 2 * faults.heartbeat_s if begun else faults.cold_start_s + faults.start_s
-        if post.spec.follows_within_s is not None and not begun:
-            patience_s += post.spec.follows_within_s
-        return now_s - post.sign_s > patience_s
+        worker.looked_s = now_s
+        self._look_at_heartbeat(worker, now_s)
+        return worker.is_silent(now_s)
 
-    def _sign(self, post: _Post) -> tuple[int, int]:
-        try:
-            heartbeat = get_document(self.storage, Heartbeat, self.keys.heartbeat(post.spec.worker))
-        except KeyMissing:
-            return post.sign
-        post.peak_bytes = max(post.peak_bytes, heartbeat.memory_bytes)
-        return heartbeat.attempt, heartbeat.beat
+    def _look_at_heartbeat(self, worker: WatchedWorker, now_s: float) -> None:
+        heartbeat = self._heartbeat(worker.spec.worker)
+        if heartbeat is None:
+            return
+        worker.peak_bytes = max(worker.peak_bytes, heartbeat.memory_bytes)
+        worker.memory_mb = heartbeat.memory_mb
+        beat = heartbeat.attempt, heartbeat.beat
+        if beat != worker.beat:
+            worker.beat, worker.heard_s = beat, now_s
 
-    def _adopt(self, post: _Post) -> bool:
-        """Watch the function that goes on, if there is one: a successor, or whoever came first as this attempt."""
-        known = {function.started.handle.name: function for function in post.functions}
-        for found in reversed(list_functions(self.storage, self.keys, post.spec.worker)):
+    def _adopt(self, worker: WatchedWorker) -> bool:
+        """Watch the function that goes on, if there is one: a successor, or whichever was first as this attempt."""
+        known = {function.started.handle.name: function for function in worker.functions}
+        for found in reversed(list_functions(self._storage, self._keys, worker.spec.worker)):
             status = self._status(found)
             if status.state is State.FAILED:
                 continue
             report = self._report(found.worker, found.attempt)
             if status.state is State.DONE and (report is None or report.outcome is Outcome.HANDED_OVER):
                 continue
-            function = known.get(found.handle.name) or _Function(found, time.monotonic())
-            post.functions = [other for other in post.functions if other is not function] + [function]
-            post.sign_s = time.monotonic()
+            function = known.get(found.handle.name) or WatchedFunction(found, time.monotonic())
+            worker.functions = [other for other in worker.functions if other is not function] + [function]
+            worker.heard_s = time.monotonic()
+            _log.info(
+                "run %s: worker %s goes on as attempt %d (%s), which a function has started",
+                *(self._keys.run, found.worker, found.attempt, found.handle.name),
+            )
             return True
         return False
 
-    def _restart(self, post: _Post, why: str) -> None:
-        post.restarts += 1
-        if post.restarts > MAX_RESTARTS:
-            raise self._worst(f"worker {post.spec.worker} {why}, {post.restarts} times without a step in between")
-        newest = newest_attempt(self.storage, self.keys, post.spec.worker)
-        elapsed_s = time.monotonic() - self._began_s
-        first = post.spec.account
-        account = replace(first, spent_usd=first.spent_usd + self.cost_usd(), elapsed_s=first.elapsed_s + elapsed_s)
+    def _restart(self, worker: WatchedWorker, why: str) -> None:
+        name = worker.spec.worker
+        worker.restarts += 1
+        if worker.restarts > MAX_RESTARTS:
+            otherwise = f"worker {name} {why}, {worker.restarts} times without a step in between"
+            raise first_failure(self._storage, self._keys, otherwise)
+        newest = newest_attempt(self._storage, self._keys, name)
         attempt = 0 if newest is None else newest + 1
-        self._invoke(post, replace(post.spec, attempt=attempt, account=account))
+        _log.warning("run %s: restarts worker %s as attempt %d: it %s", self._keys.run, name, attempt, why)
+        account = replace(worker.spec.account, spent_usd=self.cost_usd(), elapsed_s=self.elapsed_s())
+        self._invoke(worker, replace(worker.spec, attempt=attempt, account=account))
 
-    def _out_of_memory(self, post: _Post, peak_bytes: int) -> None:
-        """Give the stage a larger function, if that is wanted and there is one."""
-        number = post.spec.stage
-        stage = post.spec.plan.stages[number]
-        self._sign(post)
-        peak = max(post.peak_bytes, peak_bytes)
-        message = f"worker {post.spec.worker} ran out of memory: peak {peak / MB:.0f} of {stage.memory_mb} MB"
-        larger = [size for size in self._prices.sizes if size.memory_mb > stage.memory_mb]
-        if self._on_oom is OnOutOfMemory.FAIL or not larger:
-            hint = "there is no larger function" if not larger else "--on-oom grow goes on with a larger function"
-            raise WorkerFailed(
-                f"run {self.keys.run}: {message}; {hint}, smaller micro-batches or --recompute auto need less"
-            )
-        grown = replace(stage, size=larger[0].name, memory_mb=larger[0].memory_mb)
-        for other in self._posts.values():
-            stages = tuple(grown if i == number else s for i, s in enumerate(other.spec.plan.stages))
-            account = other.spec.account
-            if other.spec.stage == number:
-                account = replace(account, usd_s=larger[0].price_usd_s)
-            other.spec = replace(other.spec, plan=replace(other.spec.plan, stages=stages), account=account)
-            put_document(self.storage, self.keys.payload(other.spec.worker), other.spec)
-        self._restart(post, message)
+    def _out_of_memory(self, worker: WatchedWorker, peak_bytes: int) -> None:
+        """Restart the worker in a larger function, if that is wanted and there is one."""
+        self._look_at_heartbeat(worker, time.monotonic())
+        stage = worker.spec.plan.stages[worker.spec.stage]
+        had_mb = worker.functions[-1].memory_mb or worker.memory_mb or stage.memory_mb
+        message = f"ran out of memory: peak {max(worker.peak_bytes, peak_bytes) / MB:.0f} of {had_mb} MB"
+        if had_mb >= stage.memory_mb:  # or else the stage has grown since this function was started
+            self._grow(worker.spec, f"run {self._keys.run}: worker {worker.spec.worker} {message}")
+        self._restart(worker, message)
+
+    def _grow(self, spec: WorkerSpec, failure: str) -> None:
+        """Give the stage of `spec` a larger size from now on; raises WorkerFailed."""
+        stage = spec.plan.stages[spec.stage]
+        remedy = "smaller micro-batches or --recompute auto need less"
+        if not any(size.memory_mb > stage.memory_mb for size in self._prices.sizes):
+            raise WorkerFailed(f"{failure}; there is no larger function, {remedy}")
+        if spec.faults.on_oom is OnOutOfMemory.FAIL:
+            raise WorkerFailed(f"{failure}; --on-oom grow goes on with a larger function, {remedy}")
+        plan = self._grown(spec.plan, spec.stage, failure)
+        usd_s = prices_of(plan, self._prices).function_usd_s
+        _log.warning(
+            "run %s: stage %d grows from %s to %s",
+            *(self._keys.run, spec.stage, stage.size, plan.stages[spec.stage].size),
+        )
+        for other in self._workers.values():
+            account = replace(other.spec.account, usd_s=usd_s[other.spec.stage], run_usd_s=sum(usd_s) * plan.replicas)
+            other.spec = replace(other.spec, plan=plan, account=account)
+            put_document(self._storage, self._keys.payload(other.spec.worker), other.spec)
+
+    def _grown(self, plan: Plan, number: int, failure: str) -> Plan:
+        """`plan` with the next larger size for stage `number` that the platform can run; raises WorkerFailed."""
+        refusals = []
+        for size in sorted(self._prices.sizes, key=lambda size: size.memory_mb):
+            if size.memory_mb <= plan.stages[number].memory_mb:
+                continue
+            larger = replace(plan.stages[number], size=size.name, memory_mb=size.memory_mb)
+            grown = replace(plan, stages=(*plan.stages[:number], larger, *plan.stages[number + 1 :]))
+            try:
+                self._platform.check(grown)
+            except InputError as error:
+                refusals.append(f"{size.name}: {error}")
+            else:
+                return grown
+        raise WorkerFailed(f"{failure}; no larger function can run there ({'; '.join(refusals)})")
+
+    def _heartbeat(self, worker: str) -> Heartbeat | None:
+        try:
+            return get_document(self._storage, Heartbeat, self._keys.heartbeat(worker))
+        except KeyMissing:
+            return None
 
     def _report(self, worker: str, attempt: int) -> WorkerReport | None:
         try:
-            return get_document(self.storage, WorkerReport, self.keys.worker_report(worker, attempt))
+            return get_document(self._storage, WorkerReport, self._keys.worker_report(worker, attempt))
         except KeyMissing:
             return None
 
     def _explain_halt(self) -> None:
         """Raise the failure that ended the run, or why it was ended."""
-        failed = [report for report in self.reports() if report.outcome is Outcome.FAILED and not report.retryable]
-        if failed:
-            raise self._worst()
-        if all(post.outcome is not None for post in self._posts.values()):
-            halt = read_halt(self.storage, self.keys)
+        if final_failures(self._storage, self._keys):
+            raise first_failure(self._storage, self._keys)
+        if all(worker.outcome is not None for worker in self._workers.values()):
+            halt = read_halt(self._storage, self._keys)
             reason = halt.reason if halt is not None else "its order to end is gone"
-            raise RunHalted(f"run {self.keys.run} was ended: {reason}")
-
-    def _worst(self, otherwise: str = "failed") -> WorkerFailed:
-        return worst(self.keys.run, self.reports(), otherwise)
+            _log.warning("run %s: was ended: %s", self._keys.run, reason)
+            raise RunHalted(f"run {self._keys.run} was ended: {reason}")

@@ -37,7 +37,7 @@ from funcpipe.core.runstate import (
     RunRecord,
     StoredFile,
 )
-from funcpipe.core.settings import FaultTolerance, OnOutOfMemory, RunLimits
+from funcpipe.core.settings import FaultTolerance, OnOutOfMemory, RunLimits, RunSettings
 from funcpipe.core.trace import (
     Event,
     Events,
@@ -88,6 +88,7 @@ __all__ = [
     "RunAccount",
     "RunLimits",
     "RunRecord",
+    "RunSettings",
     "ScheduleKind",
     "SolverReport",
     "Source",

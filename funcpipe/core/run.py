@@ -146,7 +146,7 @@ class WorkerReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bill:
-    """What a run took, priced by the platform of its plan."""
+    """What a run took, at the prices of `platform`. `earlier_usd` is what it had cost before it was resumed."""
 
     FORMAT: ClassVar[str] = "funcpipe.bill/1"
 
@@ -157,8 +157,9 @@ class Bill:
     gets: int
     compute_usd: float
     request_usd: float
+    earlier_usd: float = 0.0
 
     @property
     def cost_usd(self) -> float:
-        """All of it."""
-        return self.compute_usd + self.request_usd
+        """Dollars for all of it, from the start of the run."""
+        return self.earlier_usd + self.compute_usd + self.request_usd

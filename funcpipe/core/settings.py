@@ -1,9 +1,11 @@
-"""What users set about a run: how it copes with failures, and what it may cost."""
+"""What users set about a run: how it copes with failures, what it may cost, and where its objects lie."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Any, TypedDict
 
 from funcpipe.core import checks
+from funcpipe.core.platform import PlatformSpec
 
 
 class OnOutOfMemory(Enum):
@@ -60,3 +62,43 @@ class RunLimits:
         for name in ("max_usd", "deadline_s"):
             if getattr(self, name) is not None:
                 checks.positive(name, getattr(self, name))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """What a run is called, where its objects lie, how long it waits for a message, and whose prices it is billed at.
+
+    `storage` is a URL; None stands for the deployment's own storage, or a temporary folder on the local platform. A new
+    run is called `name`, or gets a name of its own; `resume` names a run in that storage to go on with. A message that
+    is not there after `message_deadline_s` ends the run. `prices` are by default those of the plan's platform.
+    """
+
+    name: str | None = None
+    storage: str | None = None
+    resume: str | None = None
+    message_deadline_s: float = 300.0
+    prices: PlatformSpec | None = None
+
+    def __post_init__(self) -> None:
+        checks.positive("message_deadline_s", self.message_deadline_s)
+
+
+class RunKeywords(TypedDict, total=False):
+    """The fields of `RunSettings` as `train` and `start` take them by keyword; `run` is the new run's name."""
+
+    run: str | None
+    storage: str | None
+    resume: str | None
+    message_deadline_s: float
+    prices: PlatformSpec | None
+
+
+def settings_with(settings: RunSettings, keywords: RunKeywords) -> RunSettings:
+    """`settings` with those that `keywords` give."""
+    given: dict[str, Any] = {"name" if key == "run" else key: value for key, value in keywords.items()}
+    return replace(settings, **given)
+
+
+DEFAULT_FAULTS = FaultTolerance()
+NO_LIMITS = RunLimits()
+DEFAULT_SETTINGS = RunSettings()

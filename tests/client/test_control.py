@@ -10,10 +10,23 @@ import pytest
 from experiments import chaos
 from experiments.faults import Fate, Threads
 from funcpipe.client.control import clean, status, stop
-from funcpipe.client.job import NO_LIMITS
 from funcpipe.client.launch import launch
+from funcpipe.client.prepare import prepare
 from funcpipe.client.results import Progress, RunResult
-from funcpipe.core import FaultTolerance, FunctionSize, Halt, Invocation, OnOutOfMemory, Outcome, RunLimits, WorkerSpec
+from funcpipe.client.session import session_on
+from funcpipe.client.site import Site
+from funcpipe.core import (
+    FaultTolerance,
+    FunctionSize,
+    Halt,
+    Invocation,
+    OnOutOfMemory,
+    Outcome,
+    RunLimits,
+    RunSettings,
+    WorkerSpec,
+)
+from funcpipe.core.settings import NO_LIMITS
 from funcpipe.errors import RunHalted, RunUnknown, WorkerFailed
 from funcpipe.platforms.base import Cause, Handle, State, Status
 from funcpipe.platforms.catalog import load_spec
@@ -40,16 +53,10 @@ def train(
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> RunResult:
     job = dataclasses.replace(chaos.job(), epochs=epochs, prices=functions.spec)
-    return launch(
-        job,
-        platform=functions,
-        storage=storage,
-        storage_url="memory://",
-        faults=dataclasses.replace(QUICK, keep=True, on_oom=on_oom),
-        limits=limits,
-        run="run-1",
-        on_progress=on_progress,
-    )
+    session = session_on(Site(functions, storage, "memory://"), reopen=functions.open)
+    faults = dataclasses.replace(QUICK, keep=True, on_oom=on_oom)
+    settings = RunSettings(name="run-1")
+    return launch(prepare(job, session, faults=faults, limits=limits, settings=settings), on_progress)
 
 
 @pytest.mark.slow

@@ -30,7 +30,9 @@ FORMATS = {
 
 
 def test_the_names_of_formats_stay() -> None:
-    classes = {name: item for name, item in vars(funcpipe.core).items() if inspect.isclass(item)}
-    found = {name: item.FORMAT for name, item in classes.items() if isinstance(getattr(item, "FORMAT", None), str)}
+    formats = {
+        name: getattr(item, "FORMAT", None) for name, item in vars(funcpipe.core).items() if inspect.isclass(item)
+    }
+    found = {name: text for name, text in formats.items() if isinstance(text, str)}
     assert found == FORMATS
     assert TRACE_FORMAT == "funcpipe.trace/1"

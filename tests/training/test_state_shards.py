@@ -23,7 +23,7 @@ from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.training.state_shards import combine_shards, unshard, without_model
 from funcpipe.worker.setup import load_worker
 from tests.e2e.plans import even_plan
-from tests.in_process import make_job
+from tests.in_process import make_job, prepared_run
 from tests.training.test_sharding import grouped
 from tests.worker.test_buckets import model, vectors
 
@@ -52,7 +52,8 @@ def job_of(plan: Plan, make: Callable[[Any], optim.Optimizer], epochs: int) -> J
 def run(job: Job, storage: MemoryStorage, resumed: ResumePoint | None = None) -> ResumePoint:
     """Train, and recover what the run has saved last."""
     keys = Keys("run-1", 0 if resumed is None else resumed.keys.generation + 1)
-    specs = list(upload(job, keys, storage, "file:///unused", "local:///unused", faults=EVERY_STEP, resumed=resumed))
+    prepared = replace(prepared_run(job, storage, faults=EVERY_STEP), resumed=resumed)
+    specs = list(upload(prepared, keys))
     with ThreadPoolExecutor(len(specs)) as pool:
         for worker in [pool.submit(load_worker(spec, storage, open_platform).run) for spec in specs]:
             worker.result()
@@ -136,7 +137,7 @@ def test_a_run_goes_on_with_other_replicas_and_cuts(replicas: int, stages: int) 
 def parts() -> list[Any]:
     storage = MemoryStorage()
     job = job_of(plan_of(3, 1, sharded=True), MAKERS[0], 1)
-    specs = list(upload(job, Keys("run-1"), storage, "file:///unused", "local:///unused"))
+    specs = list(upload(prepared_run(job, storage), Keys("run-1")))
     workers = [load_worker(spec, storage, open_platform) for spec in specs]
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(lambda worker: worker.run(), workers))
@@ -157,9 +158,7 @@ def test_a_missing_part_is_found_out_and_no_part_holds_more_than_its_own() -> No
 def test_a_part_of_another_division_is_refused() -> None:
     first, second, _ = parts()
     storage = MemoryStorage()
-    specs = list(
-        upload(job_of(plan_of(3, 1, sharded=True), MAKERS[0], 1), Keys("run-1"), storage, "file:///", "local:")
-    )
+    specs = list(upload(prepared_run(job_of(plan_of(3, 1, sharded=True), MAKERS[0], 1), storage), Keys("run-1")))
     computation = load_worker(specs[1], storage, open_platform).computation
     computation.restore(combine_shards([second, first]))
     with pytest.raises(CorruptMessage, match="does not match its stage: KeyError"):

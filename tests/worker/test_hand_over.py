@@ -15,7 +15,7 @@ from funcpipe.runstate.lease import Lease
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.worker.attempt import run_attempt
 from tests.e2e import small
-from tests.in_process import make_job
+from tests.in_process import make_job, prepared_run
 from tests.recording import Recording
 
 KEYS = Keys("run-1")
@@ -44,7 +44,7 @@ def test_a_worker_that_hands_over_is_not_cut_short_by_its_successor() -> None:
         epochs=100,
     )
     faults = FaultTolerance(lifetime_s=1.5, cold_start_s=0.1)
-    (spec,) = upload(job, KEYS, storage, "file:///unused", platform.url, faults=faults)
+    (spec,) = upload(prepared_run(job, storage, platform_url=platform.url, faults=faults), KEYS)
     assert run_attempt(spec, Counted(storage), platform.open)
     successor = platform.invoked[-1]
     assert isinstance(successor, WorkerSpec)

@@ -11,6 +11,9 @@ from torch.nn import functional as F
 
 from funcpipe.client.job import Job
 from funcpipe.client.launch import launch
+from funcpipe.client.prepare import prepare
+from funcpipe.client.session import session_on
+from funcpipe.client.site import Site
 from funcpipe.client.upload import upload
 from funcpipe.core import Plan, PlatformSpec, WorkerReport, WorkerSpec
 from funcpipe.errors import PlatformRefused
@@ -24,7 +27,7 @@ from funcpipe.runstate.documents import get_document
 from funcpipe.runstate.keys import Keys
 from tests.cloud_emulation.aliyun import AliyunCloud
 from tests.e2e import small
-from tests.in_process import make_job, run_workers
+from tests.in_process import make_job, prepared_run, run_workers
 from tests.platforms.aliyun.conftest import EVERY_S, SIZE, sized
 
 
@@ -59,7 +62,10 @@ def two_steps() -> list[tuple[Tensor, Tensor]]:
 
 def worker(platform: AliyunPlatform, url: str, loss: Callable[..., Tensor] = F.cross_entropy) -> WorkerSpec:
     work = replace(job(small.plan(1, 1), loss), prices=platform.spec)
-    (spec,) = upload(work, Keys("run-1"), open_storage(url), url, "aliyun-fc://funcpipe?region=cn-test")
+    (spec,) = upload(
+        prepared_run(work, open_storage(url), storage_url=url, platform_url="aliyun-fc://funcpipe?region=cn-test"),
+        Keys("run-1"),
+    )
     return spec
 
 
@@ -75,7 +81,7 @@ def test_a_job_trains_on_function_compute_to_the_same_bits(
 ) -> None:
     work = replace(job(small.plan(2, 2)), prices=spec)
     storage = open_storage(url)
-    result = launch(work, platform=platform, storage=storage, storage_url=url, on_progress=lambda p: None)
+    result = launch(prepare(work, session_on(Site(platform, storage, url))))
     reference: dict[str, Tensor] = {}
     for one in run_workers(work, FileStorage(tmp_path_factory.mktemp("reference"))).values():
         reference |= one.computation.state().state_dict()

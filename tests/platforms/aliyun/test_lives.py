@@ -5,6 +5,9 @@ from dataclasses import replace
 import pytest
 
 from funcpipe.client.launch import launch
+from funcpipe.client.prepare import prepare
+from funcpipe.client.session import session_on
+from funcpipe.client.site import Site
 from funcpipe.core import PlatformSpec
 from funcpipe.platforms.aliyun.account import Account
 from funcpipe.platforms.aliyun.functions import AliyunPlatform
@@ -23,7 +26,7 @@ def test_functions_hand_over_to_functions_that_they_invoke(
     job = replace(long_job(sized(small.plan(1, 1))), prices=spec)
     platform = AliyunPlatform(replace(spec, cold_start_s=1.0), deployed, polling=OFTEN)
     storage = open_storage(url)
-    result = launch(job, platform=platform, storage=storage, storage_url=url, faults=SHORT)
+    result = launch(prepare(job, session_on(Site(platform, storage, url)), faults=SHORT))
     assert_handed_over(result, job)
     assert len(cloud.tasks) >= len(result.workers)
     assert storage.list("") == ()

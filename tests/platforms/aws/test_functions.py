@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 
 from funcpipe.client.launch import launch
+from funcpipe.client.prepare import prepare
+from funcpipe.client.session import session_on
+from funcpipe.client.site import Site
 from funcpipe.client.upload import upload
 from funcpipe.core import WorkerSpec
 from funcpipe.errors import DeadlineExceeded, PlatformRefused
@@ -22,7 +25,7 @@ from funcpipe.platforms.shared.polling import Polling
 from funcpipe.runstate.keys import Keys
 from tests.cloud_emulation.aws import AwsCloud
 from tests.e2e import small
-from tests.in_process import make_job, run_workers
+from tests.in_process import make_job, prepared_run, run_workers
 from tests.platforms.aws.conftest import EVERY_S, OFTEN, PLATFORM, STORAGE
 
 pytestmark = pytest.mark.slow
@@ -31,7 +34,7 @@ pytestmark = pytest.mark.slow
 def spec(storage: Storage, loss: Callable[..., Tensor] = torch.nn.functional.cross_entropy) -> WorkerSpec:
     torch.manual_seed(0)
     job = make_job(small.model(), small.plan(1, 1), small.data, loss=loss, optimizer=small.optimizer)
-    (found,) = upload(job, Keys("run-1"), storage, STORAGE, PLATFORM)
+    (found,) = upload(prepared_run(job, storage, storage_url=STORAGE, platform_url=PLATFORM), Keys("run-1"))
     return found
 
 
@@ -51,7 +54,7 @@ def test_a_job_trains_on_lambda_to_the_same_bits(platform: AwsPlatform, storage:
         optimizer=small.optimizer,
         deadline_s=120,
     )
-    result = launch(job, platform=platform, storage=storage, storage_url=STORAGE, on_progress=lambda p: None)
+    result = launch(prepare(job, session_on(Site(platform, storage, STORAGE))))
     reference: dict[str, Tensor] = {}
     for worker in run_workers(job, open_storage(STORAGE + "-reference")).values():
         reference |= worker.computation.state().state_dict()

@@ -12,6 +12,9 @@ import pytest
 
 from funcpipe.cli import main
 from funcpipe.client.launch import launch
+from funcpipe.client.prepare import prepare
+from funcpipe.client.session import session_on
+from funcpipe.client.site import Site
 from funcpipe.core import write
 from funcpipe.platforms.aws.account import Account
 from funcpipe.platforms.aws.functions import AwsPlatform
@@ -32,7 +35,7 @@ def test_functions_hand_over_to_functions_that_they_invoke(
 ) -> None:
     job = long_job(small.plan(2, 1))
     platform = AwsPlatform(replace(load_spec("aws-lambda"), cold_start_s=1.0), deployed, polling=OFTEN)
-    result = launch(job, platform=platform, storage=storage, storage_url=STORAGE, faults=SHORT)
+    result = launch(prepare(job, session_on(Site(platform, storage, STORAGE)), faults=SHORT))
     assert_handed_over(result, job)
     assert len([call for call in cloud.calls if call.endswith("/invocations")]) >= len(result.workers)
 

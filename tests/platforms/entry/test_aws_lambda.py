@@ -24,7 +24,7 @@ from funcpipe.runstate.keys import Keys
 from tests.cloud_emulation.lambda_runtime import Function, Invocation, one_environment
 from tests.cloud_emulation.memory_group import MemoryGroup
 from tests.e2e import small
-from tests.in_process import make_job, run_workers
+from tests.in_process import make_job, prepared_run, run_workers
 
 pytestmark = pytest.mark.slow
 
@@ -55,7 +55,10 @@ def job(epochs: int = 1, loss: Callable[..., Tensor] = F.cross_entropy) -> Job:
 
 
 def invocation(number: int, storage: FileStorage, folder: Path, **options: Any) -> Invocation:
-    (spec,) = upload(job(**options), Keys(f"run-{number}"), storage, folder.as_uri(), "aws-lambda://funcpipe")
+    (spec,) = upload(
+        prepared_run(job(**options), storage, storage_url=folder.as_uri(), platform_url="aws-lambda://funcpipe"),
+        Keys(f"run-{number}"),
+    )
     return Invocation(request_id=f"request-{number}", payload=to_text(spec).encode())
 
 
