@@ -19,9 +19,8 @@ from funcpipe.client.session import session_on
 from funcpipe.client.site import Site
 from funcpipe.core import FaultTolerance, Invocation, RunSettings
 from funcpipe.errors import PlanError, PlatformError, WatchInterrupted
-from funcpipe.platforms.base import Handle, State
+from funcpipe.platforms.base import Handle
 from funcpipe.platforms.catalog import load_spec
-from funcpipe.runstate.functions import started
 from funcpipe.runstate.generations import find_run
 from funcpipe.runstate.keys import Keys
 from funcpipe.testing.memory_storage import MemoryStorage
@@ -67,31 +66,36 @@ def watch(storage: MemoryStorage, functions: Threads, on_progress: OnProgress = 
 
 
 def test_a_watcher_that_is_interrupted_lets_the_run_go_on(
-    storage: MemoryStorage, functions: Threads, caplog: pytest.LogCaptureFixture
+    storage: MemoryStorage, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
+    fates = [Fate() for _ in range(6)]
+    functions = Threads(load_spec("local"), storage, fate_of=lambda number: fates[number])
     launch_detached(prepared(storage, functions, RunSettings(name=RUN)))
     seen: list[Progress] = []
 
     def interrupt(progress: Progress) -> None:
         seen.append(progress)
         if progress.step == 2:
+            for fate in fates:
+                fate.awake.clear()  # so that the run has not ended when it is looked at again
             raise KeyboardInterrupt
 
     with pytest.raises(WatchInterrupted, match=f"run {RUN} goes on; --resume {RUN} watches it again") as caught:
         watch(storage, functions, interrupt)
     assert (caught.value.run, caught.value.storage) == (RUN, "memory://")
-    handles = [function.handle for function in started(storage, Keys(RUN))]
-    assert len(handles) == 6
-    assert all(functions.status(handle).state is not State.FAILED for handle in handles)
-    result = watch(storage, functions, seen.append)
-    assert [progress.step for progress in seen] == [1, 2, *range(1, 3 * EPOCHS + 1)]
-    other = MemoryStorage()
-    undisturbed = Threads(load_spec("local"), other, fate_of=lambda number: Fate())
-    expected = launch(prepared(other, undisturbed, RunSettings())).state_dict()
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in result.state_dict().items())
-    assert storage.list("") == ()
     assert f"run {RUN}: is not watched any more, and goes on" in caplog.messages
+    ready = prepared(storage, functions, RunSettings(resume=RUN))
+    assert ready.running is not None
+    for fate in fates:
+        fate.awake.set()
+    result = launch(ready, seen.append)
+    assert [progress.step for progress in seen] == [1, 2, *range(1, 3 * EPOCHS + 1)]
+    assert len(result.workers) == 6  # nobody was restarted
+    assert storage.list("") == ()
+    undisturbed = Threads(load_spec("local"), storage, fate_of=lambda number: Fate())
+    expected = launch(prepared(storage, undisturbed, RunSettings(name=RUN))).state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in result.state_dict().items())
 
 
 def test_a_run_that_still_runs_is_not_started_again_nor_watched_by_another_plan(
