@@ -9,7 +9,7 @@ import json
 import random
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -104,8 +104,9 @@ def run(seed: int, fault: Fault, expected: dict[str, Tensor] | None) -> tuple[En
     platform = threads(storage, fault, draw)
     error, restarts, tensors = "", 0, None
     try:
-        ways: dict[Fault, Callable[..., RunResult]] = {Fault.CLIENT: killed_client, Fault.ORPHAN: left_alone}
-        result = ways.get(fault, train)(Retried(storage), platform, draw)
+        ways: dict[Fault, Callable[..., RunResult]] = defaultdict(lambda: train)
+        ways |= {Fault.CLIENT: killed_client, Fault.ORPHAN: left_alone}
+        result = ways[fault](Retried(storage), platform, draw)
         tensors, restarts = result.state_dict(), result.bill.functions - STAGES * REPLICAS
     except FuncPipeError as caught:
         error = f"{type(caught).__name__}: {caught}".splitlines()[0]

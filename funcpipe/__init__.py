@@ -1,19 +1,180 @@
 """Train PyTorch models on serverless functions: profiled, planned, pipelined, predicted.
 
-`FuncPipe` is loaded when it is first used, so that planning on the command line does not load torch.
+Everything that users need is imported from here: `from funcpipe import FuncPipe, FaultTolerance, Plan`. Names that need
+torch, numpy or a solver are loaded when they are first used, so that planning on the command line does not load torch.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
+
+from funcpipe.core import (
+    Bill,
+    Estimate,
+    FaultTolerance,
+    FunctionSize,
+    ModelProfile,
+    OnOutOfMemory,
+    OptimizerKind,
+    Outcome,
+    Plan,
+    PlatformSpec,
+    Recompute,
+    RunLimits,
+    RunSettings,
+    ScheduleKind,
+    Stage,
+    Sync,
+    Trace,
+    TrainingSpec,
+    Wire,
+    WorkerReport,
+    read,
+    write,
+)
+from funcpipe.errors import (
+    Cancelled,
+    CorruptMessage,
+    DataError,
+    DeadlineExceeded,
+    Disagreement,
+    FormatError,
+    FuncPipeError,
+    Infeasible,
+    InputError,
+    InvalidValue,
+    KeyExists,
+    KeyMissing,
+    ModelError,
+    PlanError,
+    PlatformError,
+    PlatformRefused,
+    RunError,
+    RunHalted,
+    RunUnknown,
+    SolverUnavailable,
+    StorageBusy,
+    StorageError,
+    Superseded,
+    TaskFailed,
+    WatchInterrupted,
+    WorkerFailed,
+)
+from funcpipe.platforms.base import Cause, Deployment, Handle, Platform, State, Status, Storage, StorageUrls
 
 if TYPE_CHECKING:
     from funcpipe.api import FuncPipe
+    from funcpipe.client.control import RunStatus, WorkerStatus, clean, status, stop
+    from funcpipe.client.results import Progress, RunResult
+    from funcpipe.client.site import Site, open_site
+    from funcpipe.partitioner.problem.pins import Pins
+    from funcpipe.platforms.catalog import load_spec, open_deployment, open_platform, open_storage
+    from funcpipe.scheduler.simulator.disturbances import Disturbances
+    from funcpipe.training.verify import Verification
 
-__all__ = ["FuncPipe"]
+__all__ = [
+    "Bill",
+    "Cancelled",
+    "Cause",
+    "CorruptMessage",
+    "DataError",
+    "DeadlineExceeded",
+    "Deployment",
+    "Disagreement",
+    "Disturbances",
+    "Estimate",
+    "FaultTolerance",
+    "FormatError",
+    "FuncPipe",
+    "FuncPipeError",
+    "FunctionSize",
+    "Handle",
+    "Infeasible",
+    "InputError",
+    "InvalidValue",
+    "KeyExists",
+    "KeyMissing",
+    "ModelError",
+    "ModelProfile",
+    "OnOutOfMemory",
+    "OptimizerKind",
+    "Outcome",
+    "Pins",
+    "Plan",
+    "PlanError",
+    "Platform",
+    "PlatformError",
+    "PlatformRefused",
+    "PlatformSpec",
+    "Progress",
+    "Recompute",
+    "RunError",
+    "RunHalted",
+    "RunLimits",
+    "RunResult",
+    "RunSettings",
+    "RunStatus",
+    "RunUnknown",
+    "ScheduleKind",
+    "Site",
+    "SolverUnavailable",
+    "Stage",
+    "State",
+    "Status",
+    "Storage",
+    "StorageBusy",
+    "StorageError",
+    "StorageUrls",
+    "Superseded",
+    "Sync",
+    "TaskFailed",
+    "Trace",
+    "TrainingSpec",
+    "Verification",
+    "WatchInterrupted",
+    "Wire",
+    "WorkerFailed",
+    "WorkerReport",
+    "WorkerStatus",
+    "clean",
+    "load_spec",
+    "open_deployment",
+    "open_platform",
+    "open_site",
+    "open_storage",
+    "read",
+    "status",
+    "stop",
+    "write",
+]
+
+_LAZY = {
+    "FuncPipe": "api",
+    "RunStatus": "client.control",
+    "WorkerStatus": "client.control",
+    "clean": "client.control",
+    "status": "client.control",
+    "stop": "client.control",
+    "Progress": "client.results",
+    "RunResult": "client.results",
+    "Site": "client.site",
+    "open_site": "client.site",
+    "Pins": "partitioner.problem.pins",
+    "load_spec": "platforms.catalog",
+    "open_deployment": "platforms.catalog",
+    "open_platform": "platforms.catalog",
+    "open_storage": "platforms.catalog",
+    "Disturbances": "scheduler.simulator.disturbances",
+    "Verification": "training.verify",
+}
+"""In which module of the package each name is that is loaded when it is first used."""
 
 
 def __getattr__(name: str) -> Any:
-    if name == "FuncPipe":
-        from funcpipe.api import FuncPipe
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
+    return value
 
-        return FuncPipe
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,6 +1,7 @@
-"""A run seen from outside, by what it has written: how it fares, an early end, and the removal of all its objects."""
+"""A run seen from outside, by what it has written: its status, an early end, and the removal of all its objects."""
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import ClassVar
 from funcpipe.core import Busy, Halt, Heartbeat, Outcome, RunRecord, WorkerReport
 from funcpipe.errors import KeyMissing, RunUnknown
 from funcpipe.platforms.base import Platform, Storage
+from funcpipe.platforms.catalog import open_platform as open_by_url
 from funcpipe.runstate.documents import POLL_S, get_document
 from funcpipe.runstate.functions import StartedFunction, list_functions, stop_functions
 from funcpipe.runstate.generations import delete_run, list_generations, load_worker_specs, newest_record
@@ -17,14 +19,19 @@ from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.limits import notice_steps
 from funcpipe.runstate.resume import read_heartbeats
 
+_log = logging.getLogger(__name__)
+
 OpenPlatform = Callable[[str], Platform]
 
-_SETTLE_S = 1.0  # after which objects that a dying function has still written are deleted too
+_SETTLE_S = 1.0  # then objects are deleted that functions wrote while they were ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStatus:
-    """How a worker fares: `outcome` is None while it is at work; it was last heard of `heard_s` ago, by two clocks."""
+    """What a worker is doing: `outcome` is None while it is at work.
+
+    Its last heartbeat is `heard_s` old, by the clock of its machine and the one of this machine.
+    """
 
     worker: str
     attempt: int
@@ -41,7 +48,10 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """How a run fares; `halt` says why it ends early, if it does."""
+    """What a run is doing, and what it has cost and taken since it was first started.
+
+    `halt` says why it ends early, if it does.
+    """
 
     FORMAT: ClassVar[str] = "funcpipe.status/1"
 
@@ -60,7 +70,7 @@ class RunStatus:
 
 
 def status(storage: Storage, run: str, *, clock: Callable[[], float] = time.time) -> RunStatus:
-    """How the run called `run` fares; raises RunUnknown."""
+    """What the run of that name in `storage` is doing; raises RunUnknown."""
     record = newest_record(storage, run)
     keys = Keys(run, record.generation)
     beats = read_heartbeats(storage, record)
@@ -76,10 +86,10 @@ def status(storage: Storage, run: str, *, clock: Callable[[], float] = time.time
     )
 
 
-def stop(storage: Storage, run: str, open_platform: OpenPlatform, *, wait_s: float = 60.0) -> RunStatus:
-    """End the run after a step that all its workers can end with, so that it can be resumed.
+def stop(storage: Storage, run: str, open_platform: OpenPlatform = open_by_url, *, wait_s: float = 60.0) -> RunStatus:
+    """End the run after a step that all its workers can still end with, so that it can be resumed.
 
-    Functions that have not ended within `wait_s` are ended at once.
+    Functions that still run after `wait_s` are ended at once. Raises RunUnknown.
     """
     record = newest_record(storage, run)
     keys = Keys(run, record.generation)
@@ -87,6 +97,7 @@ def stop(storage: Storage, run: str, open_platform: OpenPlatform, *, wait_s: flo
     heartbeat_s = max((spec.faults.heartbeat_s for spec in load_worker_specs(storage, keys)), default=0.0)
     step_s = min((beat.step_s for beat in beats if beat.step_s), default=0.0)
     last = max((beat.step for beat in beats), default=record.first_step) + notice_steps(heartbeat_s, step_s)
+    _log.info("run %s: is to end after step %d", run, last)
     halt_run(storage, keys, Halt(reason="it was stopped", step=last))
     until_s = time.monotonic() + wait_s
     while time.monotonic() < until_s and not _all_ended(storage, keys, record):
@@ -95,14 +106,15 @@ def stop(storage: Storage, run: str, open_platform: OpenPlatform, *, wait_s: flo
     return status(storage, run)
 
 
-def clean(storage: Storage, run: str, open_platform: OpenPlatform) -> int:
-    """End all functions of the run and delete all its objects, of whatever generation; how many there were."""
+def clean(storage: Storage, run: str, open_platform: OpenPlatform = open_by_url) -> int:
+    """End all functions of the run and delete all its objects; returns how many there were. Raises RunUnknown."""
     for number in list_generations(storage, run):
         keys = Keys(run, number)
         with contextlib.suppress(KeyMissing):
             record = get_document(storage, RunRecord, keys.record)
             _end_functions(record, list_functions(storage, keys), open_platform)
     count = len(storage.list(Keys(run).run_prefix))
+    _log.info("run %s: deletes %d objects", run, count)
     if not count:
         raise RunUnknown(f"there is no run {run!r} in this storage")
     delete_run(storage, Keys(run))
@@ -138,8 +150,9 @@ def _all_ended(storage: Storage, keys: Keys, record: RunRecord) -> bool:
 
 
 def _end_functions(record: RunRecord, functions: tuple[StartedFunction, ...], open_platform: OpenPlatform) -> None:
-    """A platform that is gone has taken its functions with it."""
+    """End `functions`; those of a platform that is gone have ended with it."""
     if functions:
+        _log.info("run %s: ends %d functions", record.run, len(functions))
         stop_functions(open_platform(record.platform), [function.handle for function in functions])
 
 

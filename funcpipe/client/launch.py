@@ -10,7 +10,7 @@ from funcpipe.client.results import Progress, RunResult, collect, step_report
 from funcpipe.client.supervisor import POLL_S, Supervisor
 from funcpipe.client.upload import upload
 from funcpipe.core import RunRecord, StepReport
-from funcpipe.errors import DeadlineExceeded, WatchInterrupted
+from funcpipe.errors import DeadlineExceeded, PlanError, WatchInterrupted
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.generations import (
@@ -47,7 +47,9 @@ def launch(prepared: PreparedRun, on_progress: OnProgress = ignore_progress) -> 
 
 
 def launch_detached(prepared: PreparedRun) -> str:
-    """Start the run and leave it to itself; returns its name."""
+    """Start the run and leave it to itself; returns its name. Raises PlanError if it runs already."""
+    if prepared.running is not None:
+        raise PlanError(f"run {prepared.name} still runs; there is nothing to resume")
     keys = reserve_generation(prepared.storage, prepared.name)
     with _supervisor(prepared, keys) as supervisor:
         _start(prepared, keys, supervisor)
@@ -152,17 +154,19 @@ def _follow(prepared: PreparedRun, keys: Keys, supervisor: Supervisor, on_progre
 def _await_step(prepared: PreparedRun, keys: Keys, supervisor: Supervisor, step: int) -> tuple[list[StepReport], bool]:
     """What the replicas of the last stage report of `step`, and whether this client had to wait for it.
 
-    Functions are looked after meanwhile.
+    Functions are looked after meanwhile. They know best which message has not come in time, and first have to start:
+    this client gives up only some time after them.
     """
     job, reports, waited = prepared.job, [], False
+    deadline_s = job.message_deadline_s + prepared.faults.cold_start_s + prepared.faults.start_s
     for replica in range(job.plan.replicas):
         worker = f"s{len(job.plan.stages) - 1}.r{replica}"
-        until_s = time.monotonic() + job.message_deadline_s
+        until_s = time.monotonic() + deadline_s
         while (report := step_report(prepared.storage, keys, step, worker)) is None:
             supervisor.poll()
             if time.monotonic() > until_s:
                 raise DeadlineExceeded(
-                    f"run {keys.run}: worker {worker} has not ended step {step} within {job.message_deadline_s:g} s"
+                    f"run {keys.run}: worker {worker} has not ended step {step} within {deadline_s:g} s"
                 )
             waited = True
             time.sleep(POLL_S)

@@ -1,0 +1,141 @@
+"""A run on a platform whose functions do nothing by themselves: a test says how they end."""
+
+from dataclasses import dataclass, field, replace
+
+from experiments import chaos
+from funcpipe.client.prepare import prepare
+from funcpipe.client.session import session_on
+from funcpipe.client.site import Site
+from funcpipe.client.supervisor import Supervisor
+from funcpipe.client.upload import upload
+from funcpipe.core import (
+    FaultTolerance,
+    FunctionSize,
+    Heartbeat,
+    Invocation,
+    OnOutOfMemory,
+    Outcome,
+    Plan,
+    PlatformSpec,
+    RunAccount,
+    WorkerReport,
+    WorkerSpec,
+)
+from funcpipe.errors import PlatformRefused
+from funcpipe.platforms.base import Cause, Handle, Platform, State, Status
+from funcpipe.platforms.catalog import load_spec
+from funcpipe.runstate.documents import put_document
+from funcpipe.runstate.keys import Keys
+from funcpipe.testing.memory_storage import MemoryStorage
+
+KEYS = Keys("run-1")
+SIZES_MB = (1024, 2048, 4096)
+
+
+def spec_with(sizes_mb: tuple[int, ...] = SIZES_MB) -> PlatformSpec:
+    """The local platform with sizes that cost 1e-8 dollars a second and megabyte."""
+    sizes = tuple(
+        FunctionSize(
+            name=f"{mb}MB", memory_mb=mb, vcpu=1, upload_bytes_s=1e9, download_bytes_s=1e9, price_usd_s=mb * 1e-8
+        )
+        for mb in sizes_mb
+    )
+    return replace(load_spec("local"), sizes=sizes, cold_start_s=0.0)
+
+
+@dataclass
+class Scripted:
+    """A platform of which only the sizes `deployed_mb` can be run. `ended` holds the status of functions by name."""
+
+    spec: PlatformSpec = field(default_factory=spec_with)
+    url: str = "scripted://here"
+    deployed_mb: tuple[int, ...] = SIZES_MB
+    invoked: list[WorkerSpec] = field(default_factory=list)
+    ended: dict[str, Status] = field(default_factory=dict)
+    stopped: set[str] = field(default_factory=set)
+
+    def check(self, plan: Plan) -> None:
+        for stage in plan.stages:
+            if stage.memory_mb not in self.deployed_mb:
+                raise PlatformRefused(f"there is no function of {stage.memory_mb} MB")
+
+    def invoke(self, worker: Invocation) -> Handle:
+        assert isinstance(worker, WorkerSpec)
+        self.invoked.append(worker)
+        return Handle(worker=worker.worker, name=f"{worker.worker}-{worker.attempt}")
+
+    def status(self, handle: Handle) -> Status:
+        return self.ended.get(handle.name, Status(state=State.RUNNING))
+
+    def stop(self, handle: Handle) -> None:
+        self.stopped.add(handle.name)
+
+    def detach(self) -> None:
+        """Functions run on in any case."""
+
+    def open(self, url: str) -> Platform:
+        assert url == self.url
+        return self
+
+    def out_of_memory(self, name: str) -> None:
+        """Let the function of that name run out of memory."""
+        self.ended[name] = Status(state=State.FAILED, cause=Cause.OUT_OF_MEMORY, reason="out of memory")
+
+
+@dataclass
+class Run:
+    """A run that was started on a scripted platform: three stages of 1024 MB, two replicas."""
+
+    platform: Scripted = field(default_factory=Scripted)
+    storage: MemoryStorage = field(default_factory=MemoryStorage)
+    faults: FaultTolerance = field(default_factory=lambda: FaultTolerance(on_oom=OnOutOfMemory.GROW))
+    account: RunAccount = field(default_factory=RunAccount)
+
+    def supervisor(self) -> Supervisor:
+        return Supervisor(self.platform, self.storage, KEYS, prices=spec_with(), account=self.account)
+
+    def start(self) -> Supervisor:
+        supervisor = self.supervisor()
+        site = Site(self.platform, self.storage, "memory://")
+        job = replace(chaos.job(), prices=spec_with())
+        for spec in upload(prepare(job, session_on(site), faults=self.faults), KEYS):
+            put_document(self.storage, KEYS.payload(spec.worker), spec)
+            supervisor.start(spec)
+        return supervisor
+
+    def beat(self, worker: str, **changes: float) -> None:
+        """Put a heartbeat of the first attempt of `worker`."""
+        heartbeat = Heartbeat(
+            worker=worker,
+            attempt=0,
+            beat=1,
+            step=3,
+            steps=9,
+            alive_s=40.0,
+            step_s=0.1,
+            memory_bytes=900 << 20,
+            memory_mb=1024,
+            spent_usd=0.0,
+            run_usd=0.5,
+            run_s=60.0,
+            sent_at_s=0.0,
+        )
+        put_document(self.storage, KEYS.heartbeat(worker), replace(heartbeat, **changes))  # type: ignore[arg-type]
+
+    def report(self, worker: str, outcome: Outcome, *, attempt: int = 0, error: str | None = None) -> None:
+        report = WorkerReport(
+            worker=worker,
+            attempt=attempt,
+            outcome=outcome,
+            started_at_s=0.0,
+            ended_at_s=1.0,
+            puts=2,
+            gets=3,
+            empty_gets=1,
+            sent_bytes=10,
+            received_bytes=20,
+            peak_memory_bytes=1 << 20,
+            error=error,
+            alive_s=7.0,
+        )
+        put_document(self.storage, KEYS.worker_report(worker, attempt), report)

@@ -1,0 +1,212 @@
+"""Runs that are started, left to themselves, watched by others, interrupted; on functions that are threads."""
+
+import dataclasses
+import functools
+import itertools
+import logging
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from experiments import chaos
+from experiments.faults import Fate, Threads
+from funcpipe.client.job import Job
+from funcpipe.client.launch import OnProgress, ignore_progress, launch, launch_detached
+from funcpipe.client.prepare import PreparedRun, prepare
+from funcpipe.client.results import Progress, RunResult
+from funcpipe.client.session import session_on
+from funcpipe.client.site import Site
+from funcpipe.core import FaultTolerance, Invocation, RunSettings
+from funcpipe.errors import PlanError, PlatformError, WatchInterrupted
+from funcpipe.platforms.base import Handle
+from funcpipe.platforms.catalog import load_spec
+from funcpipe.runstate.generations import newest_record
+from funcpipe.runstate.keys import Keys
+from funcpipe.testing.memory_storage import MemoryStorage
+
+RUN = "run-1"
+QUICK = FaultTolerance(heartbeat_s=0.05, lease_s=0.3, checkpoint_steps=2)
+EPOCHS = 6
+
+
+@pytest.fixture(scope="module", autouse=True)
+def traced() -> None:
+    """A model cannot be traced while threads draw random numbers in the same process."""
+    job()
+
+
+@functools.cache
+def job() -> Job:
+    return chaos.job()
+
+
+@pytest.fixture
+def storage() -> MemoryStorage:
+    return MemoryStorage()
+
+
+@pytest.fixture
+def functions(storage: MemoryStorage) -> Iterator[Threads]:
+    platform = Threads(load_spec("local"), storage, fate_of=lambda number: Fate())
+    yield platform
+    platform.stop_all()
+
+
+def prepared(
+    storage: MemoryStorage, functions: Threads, settings: RunSettings, *, keep: bool = True, epochs: int = EPOCHS
+) -> PreparedRun:
+    own = dataclasses.replace(job(), epochs=epochs, prices=functions.spec)
+    session = session_on(Site(functions, storage, "memory://"), reopen=functions.open)
+    return prepare(own, session, faults=dataclasses.replace(QUICK, keep=keep), settings=settings)
+
+
+def watch(storage: MemoryStorage, functions: Threads, on_progress: OnProgress = ignore_progress) -> RunResult:
+    return launch(prepared(storage, functions, RunSettings(resume=RUN)), on_progress)
+
+
+def test_a_watcher_that_is_interrupted_lets_the_run_go_on(
+    storage: MemoryStorage, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    fates = [Fate() for _ in range(6)]
+    functions = Threads(load_spec("local"), storage, fate_of=lambda number: fates[number])
+    launch_detached(prepared(storage, functions, RunSettings(name=RUN)))
+    seen: list[Progress] = []
+
+    def interrupt(progress: Progress) -> None:
+        seen.append(progress)
+        if progress.step == 2:
+            for fate in fates:
+                fate.awake.clear()  # so that the run has not ended when it is looked at again
+            raise KeyboardInterrupt
+
+    with pytest.raises(WatchInterrupted, match=f"run {RUN} goes on; --resume {RUN} watches it again") as caught:
+        watch(storage, functions, interrupt)
+    assert (caught.value.run, caught.value.storage) == (RUN, "memory://")
+    assert f"run {RUN}: is not watched any more, and goes on" in caplog.messages
+    ready = prepared(storage, functions, RunSettings(resume=RUN))
+    assert ready.running is not None
+    for fate in fates:
+        fate.awake.set()
+    result = launch(ready, seen.append)
+    assert [progress.step for progress in seen] == [1, 2, *range(1, 3 * EPOCHS + 1)]
+    assert len(result.workers) == 6  # nobody was restarted
+    assert storage.list("") == ()
+    undisturbed = Threads(load_spec("local"), storage, fate_of=lambda number: Fate())
+    expected = launch(prepared(storage, undisturbed, RunSettings(name=RUN))).state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in result.state_dict().items())
+
+
+def test_a_run_that_still_runs_is_not_started_again_nor_watched_by_another_plan(
+    storage: MemoryStorage, functions: Threads
+) -> None:
+    launch_detached(prepared(storage, functions, RunSettings(name=RUN), epochs=10_000))
+    again = prepared(storage, functions, RunSettings(resume=RUN), epochs=10_000)
+    with pytest.raises(PlanError, match=f"run {RUN} still runs; there is nothing to resume"):
+        launch_detached(again)
+    own = dataclasses.replace(again.job, plan=dataclasses.replace(again.job.plan, micro_batch=1))
+    session = session_on(Site(functions, storage, "memory://"), reopen=functions.open)
+    with pytest.raises(PlanError, match=f"run {RUN} still runs by another plan; end it first: funcpipe stop {RUN}"):
+        prepare(own, session, settings=RunSettings(resume=RUN))
+
+
+def test_a_watcher_is_told_what_the_run_had_cost_and_taken_before(storage: MemoryStorage, functions: Threads) -> None:
+    launch_detached(prepared(storage, functions, RunSettings(name=RUN), epochs=10_000))
+    first: list[Progress] = []
+
+    def stop_soon(progress: Progress) -> None:
+        first.append(progress)
+        if progress.step == 30:
+            raise KeyboardInterrupt
+
+    with pytest.raises(WatchInterrupted):
+        watch_long(storage, functions, stop_soon)
+    spent = prepared(storage, functions, RunSettings(resume=RUN), epochs=10_000).account
+    assert spent.spent_usd > 0
+    assert spent.elapsed_s > 0
+    second: list[Progress] = []
+
+    def stop_at_once(progress: Progress) -> None:
+        second.append(progress)
+        raise KeyboardInterrupt
+
+    with pytest.raises(WatchInterrupted):
+        watch_long(storage, functions, stop_at_once)
+    assert second[0].cost_usd >= spent.spent_usd
+    assert second[0].elapsed_s >= spent.elapsed_s
+    assert second[0].samples_per_s == 0.0  # it has not waited for a step yet
+
+
+def watch_long(storage: MemoryStorage, functions: Threads, on_progress: OnProgress) -> None:
+    launch(prepared(storage, functions, RunSettings(resume=RUN), epochs=10_000), on_progress)
+
+
+def test_an_interrupt_ends_a_run_that_this_client_has_started(storage: MemoryStorage, functions: Threads) -> None:
+    def interrupt(progress: Progress) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        launch(prepared(storage, functions, RunSettings(name=RUN), keep=False, epochs=10_000), interrupt)
+    assert not isinstance(caught.value, WatchInterrupted)
+    assert storage.list("") == ()
+
+
+def test_a_resumed_run_is_billed_from_its_first_start(storage: MemoryStorage, functions: Threads) -> None:
+    def interrupt(progress: Progress) -> None:
+        if progress.step == 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        launch(prepared(storage, functions, RunSettings(name=RUN)), interrupt)
+    going_on = prepared(storage, functions, RunSettings(resume=RUN))
+    assert going_on.running is None
+    spent_usd = going_on.account.spent_usd
+    assert spent_usd > 0
+    seen: list[Progress] = []
+    result = launch(going_on, seen.append)
+    assert seen[0].cost_usd >= spent_usd
+    assert result.bill.earlier_usd == spent_usd
+    assert result.bill.cost_usd > result.bill.earlier_usd
+    assert len(result.losses) == 3 * EPOCHS
+
+
+class Full(Threads):
+    """A platform that starts two functions and no more."""
+
+    count = itertools.count()
+
+    def invoke(self, worker: Invocation) -> Handle:
+        if next(self.count) == 2:
+            raise PlatformError("no room")
+        return super().invoke(worker)
+
+
+@pytest.mark.parametrize("start", [launch, launch_detached])
+def test_a_start_that_fails_leaves_the_run_as_it_was(storage: MemoryStorage, start: object) -> None:
+    full = Full(load_spec("local"), storage, fate_of=lambda number: Fate())
+    full.count = itertools.count()
+    ready = prepared(storage, full, RunSettings(name=RUN))
+    with pytest.raises(PlatformError, match="no room"):
+        start(ready)  # type: ignore[operator]
+    assert storage.list("") == ()
+
+
+def test_a_resume_that_fails_to_start_can_be_tried_again(storage: MemoryStorage, functions: Threads) -> None:
+    def interrupt(progress: Progress) -> None:
+        if progress.step == 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        launch(prepared(storage, functions, RunSettings(name=RUN)), interrupt)
+    before = {key for key in storage.list("") if key.startswith(Keys(RUN, 0).prefix)}
+    full = Full(load_spec("local"), storage, fate_of=lambda number: Fate())
+    full.count = itertools.count()
+    own = dataclasses.replace(job(), epochs=EPOCHS, prices=full.spec)
+    session = session_on(Site(full, storage, "memory://"), reopen=functions.open)
+    ready = prepare(own, session, faults=dataclasses.replace(QUICK, keep=True), settings=RunSettings(resume=RUN))
+    with pytest.raises(PlatformError, match="no room"):
+        launch(ready)
+    assert before <= set(storage.list(""))
+    assert not [key for key in storage.list("") if key.startswith(Keys(RUN, 1).prefix)]
+    assert newest_record(storage, RUN).generation == 0

@@ -1,0 +1,212 @@
+"""What the client does about functions that die, are silent, or are too small."""
+
+import contextlib
+from dataclasses import replace
+
+import pytest
+
+from funcpipe.client.failures import worker_reports
+from funcpipe.client.results import bill
+from funcpipe.core import FaultTolerance, Halt, OnOutOfMemory, Outcome, RunAccount, WorkerSpec
+from funcpipe.errors import DeadlineExceeded, PlatformError, RunHalted, WorkerFailed
+from funcpipe.platforms.base import Handle, State, Status
+from funcpipe.runstate.documents import get_document, put_document
+from funcpipe.runstate.generations import load_worker_specs
+from tests.client.scripted import KEYS, Run, Scripted, spec_with
+
+DONE, FAILED = Status(state=State.DONE), Status(state=State.FAILED, reason="killed by SIGKILL")
+
+
+def test_a_stage_that_grows_is_priced_in_every_later_function_s_account_of_the_run() -> None:
+    run = Run()
+    supervisor = run.start()
+    run.platform.out_of_memory("s1.r0-0")
+    supervisor.poll()
+    again = run.platform.invoked[-1]
+    assert (again.worker, again.attempt, again.size) == ("s1.r0", 0, "2048MB")
+    assert again.account.usd_s == pytest.approx(2048e-8)
+    assert again.account.run_usd_s == pytest.approx(2 * (1024 + 2048 + 1024) * 1e-8)
+    for spec in load_worker_specs(run.storage, KEYS):  # by which others restart workers
+        assert spec.account.run_usd_s == pytest.approx(again.account.run_usd_s)
+        assert spec.account.usd_s == pytest.approx((2048 if spec.stage == 1 else 1024) * 1e-8)
+
+
+def test_a_stage_grows_to_a_size_that_is_deployed() -> None:
+    run = Run(platform=Scripted(deployed_mb=(1024, 4096)))
+    supervisor = run.start()
+    run.platform.out_of_memory("s1.r0-0")
+    supervisor.poll()
+    assert run.platform.invoked[-1].size == "4096MB"
+
+
+def test_a_stage_that_no_deployed_function_is_larger_for_ends_the_run_and_says_so() -> None:
+    run = Run(platform=Scripted(deployed_mb=(1024,)))
+    supervisor = run.start()
+    run.platform.out_of_memory("s1.r0-0")
+    said = r"ran out of memory: .* no larger function can run there \(2048MB: there is no function of 2048 MB; 4096MB: "
+    with pytest.raises(WorkerFailed, match=said):
+        supervisor.poll()
+
+
+def test_replicas_that_run_out_of_memory_together_grow_their_stage_once() -> None:
+    run = Run()
+    supervisor = run.start()
+    run.platform.out_of_memory("s1.r0-0")
+    run.platform.out_of_memory("s1.r1-0")
+    supervisor.poll()
+    assert [spec.size for spec in run.platform.invoked[6:]] == ["2048MB", "2048MB"]
+
+
+def test_there_is_no_growth_beyond_the_largest_size_or_unless_it_is_wanted() -> None:
+    run = Run(platform=Scripted(spec=spec_with((1024,))), faults=FaultTolerance(on_oom=OnOutOfMemory.FAIL))
+    supervisor = run.start()
+    run.platform.out_of_memory("s1.r0-0")
+    with pytest.raises(WorkerFailed, match="--on-oom grow goes on with a larger function"):
+        supervisor.poll()
+
+
+def test_a_worker_that_dies_is_restarted_with_what_the_run_has_cost(caplog: pytest.LogCaptureFixture) -> None:
+    run = Run(account=RunAccount(spent_usd=2.0, elapsed_s=50.0))
+    supervisor = run.start()
+    run.platform.ended["s0.r0-0"] = FAILED
+    with caplog.at_level("WARNING"):
+        assert supervisor.poll() == 6
+    again = run.platform.invoked[-1]
+    assert again.worker == "s0.r0"
+    assert again.account.spent_usd >= 2.0
+    assert again.account.elapsed_s >= 50.0
+    said = "run run-1: restarts worker s0.r0 as attempt 0: it (s0.r0-0) killed by SIGKILL, without a word"
+    assert said in caplog.messages
+
+
+def test_a_worker_that_dies_again_and_again_ends_the_run() -> None:
+    run = Run()
+    supervisor = run.start()
+    run.platform.ended["s0.r0-0"] = FAILED
+    for _ in range(5):
+        supervisor.poll()
+    with pytest.raises(WorkerFailed, match=r"worker s0\.r0 .* 6 times without a step in between"):
+        supervisor.poll()
+
+
+def test_a_step_in_between_lets_a_worker_be_restarted_again() -> None:
+    run = Run()
+    supervisor = run.start()
+    run.platform.ended["s0.r0-0"] = FAILED
+    for _ in range(10):
+        supervisor.poll()
+        supervisor.step_ended()
+
+
+def test_a_successor_is_watched_in_place_of_the_function_that_handed_over() -> None:
+    run = Run()
+    supervisor = run.start()
+    told = get_document(run.storage, WorkerSpec, KEYS.payload("s0.r0"))
+    start_function(run.platform, run.storage, KEYS, replace(told, attempt=1))
+    run.platform.ended["s0.r0-0"] = DONE
+    run.report("s0.r0", Outcome.HANDED_OVER)
+    assert supervisor.poll() == 6
+    assert len(run.platform.invoked) == 7  # nothing was restarted
+    run.platform.ended["s0.r0-1"] = DONE
+    run.report("s0.r0", Outcome.FINISHED, attempt=1)
+    assert supervisor.poll() == 5
+
+
+def test_a_function_that_is_never_heard_of_is_replaced() -> None:
+    run = Run(faults=FaultTolerance(heartbeat_s=1e-9, start_s=1e-9, lease_s=1e-9))
+    supervisor = run.start()
+    run.beat("s0.r0")
+    supervisor.poll()
+    assert [spec.worker for spec in run.platform.invoked[6:]] == [f"s{s}.r{r}" for s in range(3) for r in range(2)][1:]
+
+
+def test_a_platform_that_does_not_know_a_function_any_more_has_lost_it() -> None:
+    class Forgetful(Scripted):
+        def status(self, handle: Handle) -> Status:
+            if handle.name == "s0.r0-0":
+                raise PlatformError("never heard of it")
+            return super().status(handle)
+
+    run = Run(platform=Forgetful())
+    supervisor = run.start()
+    supervisor.poll()
+    assert run.platform.invoked[-1].worker == "s0.r0"
+
+
+def test_a_failure_that_a_restart_would_not_mend_ends_the_run_with_the_first_cause() -> None:
+    run = Run()
+    supervisor = run.start()
+    run.report("s1.r0", Outcome.FAILED, error="DeadlineExceeded: nothing came")
+    run.report("s2.r0", Outcome.FAILED, error="ValueError: wrong")
+    run.platform.ended |= {"s1.r0-0": FAILED, "s2.r0-0": FAILED}
+    with pytest.raises(WorkerFailed, match=r"worker s2\.r0 failed outside its tasks: ValueError: wrong"):
+        supervisor.poll()
+
+
+def test_a_run_that_was_halted_says_why() -> None:
+    run = Run()
+    supervisor = run.start()
+    put_document(run.storage, KEYS.halt, Halt(reason="enough", step=3))
+    for spec in run.platform.invoked:
+        run.platform.ended[f"{spec.worker}-0"] = DONE
+        run.report(spec.worker, Outcome.HALTED)
+    with pytest.raises(RunHalted, match="run run-1 was ended: enough"):
+        supervisor.poll()
+
+
+def test_a_failure_behind_a_halt_is_told_in_its_place() -> None:
+    run = Run()
+    supervisor = run.start()
+    run.platform.ended["s0.r0-0"] = DONE
+    run.report("s0.r0", Outcome.HALTED)
+    run.report("s2.r1", Outcome.FAILED, error="ValueError: wrong")
+    with pytest.raises(WorkerFailed, match="ValueError: wrong"):
+        supervisor.poll()
+
+
+def test_functions_that_outlive_the_last_step_are_told() -> None:
+    supervisor = Run().start()
+    with pytest.raises(DeadlineExceeded, match=r"run run-1: 6 functions still run 0\.01 s after the last step"):
+        supervisor.wait(0.01)
+
+
+def test_leaving_ends_every_function_unless_the_run_was_left_to_itself() -> None:
+    run = Run()
+    with run.start():
+        pass
+    assert len(run.platform.stopped) == 6
+    other = Run()
+    with other.start() as supervisor:
+        supervisor.detach()
+    assert other.platform.stopped == set()
+
+
+@pytest.mark.parametrize(("error", "stopped"), [(KeyboardInterrupt(), 0), (OSError(), 0), (WorkerFailed(), 6)])
+def test_a_client_that_only_watches_ends_functions_only_with_the_run(error: BaseException, stopped: int) -> None:
+    run = Run()
+    run.start()
+    with contextlib.suppress(type(error)), run.supervisor() as supervisor:
+        for spec in load_worker_specs(run.storage, KEYS):
+            supervisor.attach(spec)
+        raise error
+    assert len(run.platform.stopped) == stopped
+
+
+def test_a_client_that_attaches_counts_what_was_spent_before() -> None:
+    run = Run(account=RunAccount(spent_usd=0.5, elapsed_s=60.0))
+    run.start()
+    run.beat("s0.r0")
+    run.platform.ended |= {"s1.r0-0": FAILED}
+    supervisor = run.supervisor()
+    for spec in load_worker_specs(run.storage, KEYS):
+        supervisor.attach(spec)
+    assert 0.5 <= supervisor.cost_usd() < 0.51
+    assert 60.0 <= supervisor.elapsed_s() < 120.0
+    seconds = {function.started.worker: function.seconds() for function in supervisor.functions()}
+    assert seconds["s0.r0"] >= 40.0  # as its heartbeat said
+    assert seconds["s1.r0"] == 0.0  # nobody knows
+    run.report("s1.r0", Outcome.FAILED)
+    made = bill(supervisor.functions(), worker_reports(run.storage, KEYS), spec_with(), earlier_usd=0.25)
+    assert made.functions == 6
+    assert made.function_seconds >= 47.0
+    assert made.cost_usd == pytest.approx(0.25 + made.compute_usd + made.request_usd)

@@ -1,0 +1,62 @@
+"""What `from funcpipe import …` gives: these names and no others."""
+
+import ast
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import funcpipe
+from funcpipe import errors
+
+SOURCE = ast.parse(Path(funcpipe.__file__).read_text())
+
+NAMES = """
+FuncPipe RunResult Progress Verification status stop clean RunStatus WorkerStatus
+TrainingSpec Pins Plan Stage Estimate ModelProfile PlatformSpec FunctionSize Trace Bill Disturbances
+FaultTolerance RunLimits RunSettings OnOutOfMemory Wire Sync ScheduleKind Recompute OptimizerKind
+Outcome WorkerReport read write load_spec
+Storage Platform Deployment Handle Status State Cause StorageUrls
+Site open_site open_storage open_platform open_deployment
+"""
+
+
+def of_errors() -> set[str]:
+    return {
+        name for name, value in vars(errors).items() if inspect.isclass(value) and value.__module__ == errors.__name__
+    }
+
+
+def imported_for_type_checkers() -> set[str]:
+    (block,) = [node for node in SOURCE.body if isinstance(node, ast.If)]
+    return {alias.name for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+
+
+def test_the_public_names_are_these() -> None:
+    assert len(funcpipe.__all__) == len(set(funcpipe.__all__))
+    assert set(funcpipe.__all__) == set(NAMES.split()) | of_errors()
+
+
+@pytest.mark.parametrize("name", funcpipe.__all__)
+def test_every_public_name_can_be_imported_and_is_documented(name: str) -> None:
+    value = getattr(funcpipe, name)
+    assert value.__name__ == name
+    assert inspect.getdoc(value)
+    assert name in dir(funcpipe)
+
+
+def test_type_checkers_see_what_is_loaded_late() -> None:
+    assert imported_for_type_checkers() == set(funcpipe._LAZY)
+
+
+def test_a_name_that_is_not_there_is_told() -> None:
+    with pytest.raises(AttributeError, match="module 'funcpipe' has no attribute 'Funcpipe'"):
+        _ = funcpipe.Funcpipe
+
+
+def test_values_errors_and_protocols_load_neither_torch_nor_numpy() -> None:
+    code = "import sys; from funcpipe import Plan, Storage, FaultTolerance, PlanError, read; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "numpy"} & set(loaded)
