@@ -170,7 +170,7 @@ def test_the_scale_follows_the_rule_of_gradscaler() -> None:
 
 def test_without_a_loss_scale_a_norm_that_is_no_number_is_not_hidden() -> None:
     norm = GradientNorm(clip_grad_norm=1.0)
-    norm.keep(0, math.inf)
-    factor = norm.finish()
+    norm.add_stage(0, math.inf)
+    factor = norm.finish_step()
     assert factor is not None
     assert math.isnan(factor)
