@@ -208,7 +208,7 @@ def run(graph: Any, chosen: Any, flats: list[FlatGradient], order: list[int], me
     doers = []
     for replica, store in enumerate(stores):
         channel = Channel(store, ArrivalEstimator(deadline_s=0.001), cancel=threading.Event())
-        hook = {} if merged[replica] is None else {"merged": merged[replica]}
+        hook = {} if merged[replica] is None else {"after_merge": merged[replica]}
         doers.append(Synchronisation(channel, chosen, replica, str, **hook))
     pieces = [GradientChunks(flat.vector, chosen, flat.layout.head) for flat in flats]
     for position in order:

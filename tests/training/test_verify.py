@@ -1,0 +1,63 @@
+"""States are compared tensor by tensor, and one process draws the random numbers that stages draw."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from funcpipe.model.graph import trace
+from funcpipe.training.data import Step
+from funcpipe.training.verify import compare_states, train_in_one_process
+
+SGD = partial(torch.optim.SGD, lr=0.1)
+STEPS = [Step(number=0, epoch=0, micro_batches=((0, 1), (2,))), Step(number=1, epoch=0, micro_batches=((3, 4), (5,)))]
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2))
+
+
+def data() -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    return [(torch.randn(3, generator=generator), torch.randn(2, generator=generator)) for _ in range(6)]
+
+
+def train(seed: int = 0, *, clip: float | None = None, reverse: bool = False) -> dict[str, Tensor]:
+    graph = trace(model(), (torch.zeros(2, 3),))
+    loss = nn.functional.mse_loss
+    trained = train_in_one_process(
+        model(), graph, data(), STEPS, loss=loss, optimizer=SGD, seed=seed, clip_grad_norm=clip, reverse=reverse
+    )
+    return trained.state_dict()
+
+
+def test_training_in_one_process_depends_on_nothing_but_the_seed() -> None:
+    first = train()
+    torch.manual_seed(99)
+    again = train()
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    other = train(seed=1)
+    assert not torch.equal(first["0.weight"], other["0.weight"])
+    clipped = train(clip=1e-6)
+    assert torch.allclose(clipped["0.weight"], model().state_dict()["0.weight"], atol=1e-5)
+    assert torch.allclose(train(reverse=True)["0.weight"], first["0.weight"], atol=1e-6)
+
+
+def test_the_first_tensor_that_differs_is_found_in_order_of_layers() -> None:
+    graph = trace(model(), (torch.zeros(2, 3),))
+    expected = {**model().state_dict(), "empty": torch.zeros(0)}
+    same = compare_states(graph, expected, expected, steps=2)
+    assert same.agrees
+    assert [tensor.name for tensor in same.tensors] == ["0.weight", "0.bias", "2.weight", "2.bias", "empty"]
+    assert same.tensors[-1].layer == "outside the graph"
+    moved = {**expected, "2.weight": expected["2.weight"] * 1.5, "2.bias": expected["2.bias"] * math.nan}
+    found = compare_states(graph, moved, expected, steps=2)
+    assert not found.agrees
+    assert found.first_difference == found.tensors[2]
+    assert found.first_difference.difference == pytest.approx(0.5)
+    no_numbers = compare_states(graph, {**moved, "2.weight": expected["2.weight"]}, expected, steps=2)
+    assert no_numbers.first_difference is not None
+    assert no_numbers.first_difference.name == "2.bias"
