@@ -42,7 +42,8 @@ from funcpipe.platforms.local.throttle import OwnPace, Pace, SharedPace, Throttl
 from funcpipe.platforms.wrappers import Counted
 from funcpipe.scheduler.execute import TaskResult, execute
 from funcpipe.scheduler.graph import Graph, StepShape, build_graph
-from funcpipe.scheduler.tasks import OPEN, Kind, Task
+from funcpipe.scheduler.lane_rules import SIDE_BY_SIDE
+from funcpipe.scheduler.tasks import Kind, Task
 from funcpipe.worker.synchronisation import Synchronisation
 
 DEADLINE_S = 120.0
@@ -187,7 +188,7 @@ def _repeat(
         def run_task(task: Task, doer: Synchronisation = doer, pieces: GradientChunks = pieces) -> TaskResult:
             if task.kind in (Kind.BUCKET, Kind.BACKWARD):
                 time.sleep(way.backward_s / way.pattern.streams.rounds)
-            moves = task.kind in OPEN or task.kind is Kind.MERGE
+            moves = task.kind in SIDE_BY_SIDE or task.kind is Kind.MERGE
             return doer.run(task, pieces) if moves else TaskResult()
 
         if replica == 0 and step > 1:  # all have read what was there two steps ago

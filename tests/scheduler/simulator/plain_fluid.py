@@ -4,9 +4,10 @@ import math
 
 from funcpipe.core import Resource
 from funcpipe.scheduler.graph import Graph
+from funcpipe.scheduler.lane_rules import ORDERS, SIDE_BY_SIDE, Order
 from funcpipe.scheduler.simulator.costs import Costs
 from funcpipe.scheduler.simulator.disturbances import Disturbances
-from funcpipe.scheduler.tasks import OPEN, UNORDERED, Lane
+from funcpipe.scheduler.tasks import Lane
 
 LINKS = (Resource.UPLOAD, Resource.DOWNLOAD)
 
@@ -64,9 +65,9 @@ def _at_work(
 ) -> list[int]:
     """The tasks of a lane that wait for their latency or have the lane, which one at a time can have."""
     ready = [i for i in queue if all(ended[need] for need in graph.needs[i])]
-    strict = [i for i in queue if graph.tasks[i].kind not in UNORDERED][:1]
-    askers = [i for i in ready if graph.tasks[i].kind in OPEN and latency[i] > 0]
-    claims = [i for i in ready if i in strict or (graph.tasks[i].kind in UNORDERED and i not in askers)]
+    askers = [i for i in ready if graph.tasks[i].kind in SIDE_BY_SIDE and latency[i] > 0]
+    strict = ORDERS[lane.resource] is Order.STRICT
+    claims = [i for i in (queue[:1] if strict else queue) if i in ready and i not in askers]
     if lane not in holders and claims:
         holders[lane] = min(claims)
     return askers + ([holders[lane]] if lane in holders else [])

@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 from funcpipe.core import Resource, ScheduleKind, Sync
 from funcpipe.errors import PlanError
 from funcpipe.scheduler.graph import Graph, StepShape, build_graph
+from funcpipe.scheduler.lane_rules import ORDERS, SIDE_BY_SIDE, Order
 from funcpipe.scheduler.simulator.costs import Cost
 from funcpipe.scheduler.simulator.disturbances import Disturbances
 from funcpipe.scheduler.simulator.simulate import simulate
-from funcpipe.scheduler.tasks import OPEN, UNORDERED, Kind, Task, source_of
+from funcpipe.scheduler.tasks import Kind, Task, source_of
 from tests.scheduler.shapes import chain_routes, shapes
 
 
@@ -30,14 +31,15 @@ def test_nothing_starts_before_what_it_waits_for_and_lanes_do_one_thing_at_a_tim
             assert found[source_of(task)].end_s <= found[task].start_s
     for positions in graph.lanes().values():
         tasks = [graph.tasks[i] for i in positions]
-        strict = [found[task] for task in tasks if task.kind not in UNORDERED]
+        strict = [found[task] for task in tasks if ORDERS[task.kind.resource] is Order.STRICT]
         assert all(a.end_s <= b.start_s for a, b in itertools.pairwise(strict))
         taken = [
-            (found[t].end_s - seconds(t, "body") if t.kind in OPEN else found[t].start_s, found[t].end_s) for t in tasks
+            (found[t].end_s - seconds(t, "body") if t.kind in SIDE_BY_SIDE else found[t].start_s, found[t].end_s)
+            for t in tasks
         ]
         assert all(a[1] <= b[0] + 1e-9 for a, b in itertools.pairwise(sorted(taken)))
         for task in tasks:
-            if task.kind in OPEN:
+            if task.kind in SIDE_BY_SIDE:
                 assert (
                     found[task].end_s - found[task].start_s >= seconds(task, "latency") + seconds(task, "body") - 1e-9
                 )
