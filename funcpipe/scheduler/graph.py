@@ -79,7 +79,9 @@ def build_graph(shape: StepShape) -> Graph:
             asked = _Asked()
             for task, local in _worker_tasks(shape, links[stage], stage, replica):
                 place[task] = len(tasks)
-                if task.kind in GETS:
+                if task.kind in RECEIVES:
+                    asked.needs = local
+                elif task.kind in GETS:
                     local = asked.after(task, local, place)
                 tasks.append(task)
                 needs.append(tuple([place[need] for need in local]))
@@ -96,24 +98,25 @@ def build_graph(shape: StepShape) -> Graph:
 class _Asked:
     """Makes a worker ask for objects in order: each get needs what the gets before it need (see `lane_rules`).
 
-    Receives of a pipeline do so by themselves. To the others is added what does not follow from their own needs: all of
-    it follows if the get before is one of them, and a computation follows from a later one.
+    Receives of a pipeline do so by themselves; `needs` are those of the last one. To other gets is added what does not
+    follow from their own needs: all of it follows if the get before is one of them, and a computation follows from a
+    later one.
     """
 
     def __init__(self) -> None:
+        self.needs: tuple[Task, ...] = ()
         self._last: Task | None = None
-        self._needs: tuple[Task, ...] = ()
 
     def after(self, get: Task, local: tuple[Task, ...], place: Mapping[Task, int]) -> tuple[Task, ...]:
         """What `get`, which comes next, needs of its own worker, if all it needs by itself is `local`."""
-        if get.kind not in RECEIVES and self._last not in local:
+        if self._last not in local:
             computed = max([place[need] for need in local if RESOURCES[need.kind] is Resource.COMPUTE], default=-1)
             local += tuple(
                 need
-                for need in self._needs
+                for need in self.needs
                 if need not in local and not (RESOURCES[need.kind] is Resource.COMPUTE and place[need] <= computed)
             )
-        self._last, self._needs = get, local
+        self._last, self.needs = get, local
         return local
 
 

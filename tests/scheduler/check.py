@@ -7,7 +7,7 @@
 5. Every forward has its backward, and the backward needs the forward.
 6. Every worker ends with its update, which comes after everything else that the worker does.
 7. If each lane takes its tasks in order, no tasks wait for each other in a circle: no deadlock, whatever the speeds.
-8. What a get needs of its own worker has ended before any later get of that worker may start.
+8. What a get needs of its own worker has ended before that worker may ask for what a later get reads.
 """
 
 import itertools
@@ -123,17 +123,19 @@ def _asks_in_order(graph: Graph) -> None:
         if ORDERS[lane.resource] is Order.ASKED:
             for earlier, later in itertools.pairwise(positions):
                 needs = {need for need in graph.needs[earlier] if source_of(graph.tasks[earlier]) != graph.tasks[need]}
-                if not needs <= _all_before(graph, later, before):
-                    raise _fail(8, f"{graph.tasks[later]} may start before {graph.tasks[earlier]} is asked for")
+                if not needs <= _local_before(graph, later, before):
+                    raise _fail(8, f"{graph.tasks[later]} may be asked for before {graph.tasks[earlier]}")
 
 
-def _all_before(graph: Graph, position: int, before: Mapping[int, int]) -> set[int]:
-    """Every task that has ended when the task at `position` starts."""
+def _local_before(graph: Graph, position: int, before: Mapping[int, int]) -> set[int]:
+    """What the task at `position` waits for in its own worker, directly or not."""
+    worker = graph.tasks[position][1:3]
     found: set[int] = set()
     stack = [position]
     while stack:
         current = stack.pop()
-        new = {*graph.needs[current], *([before[current]] if current in before else [])} - found
+        needs = {*graph.needs[current], *([before[current]] if current in before else [])}
+        new = {need for need in needs if graph.tasks[need][1:3] == worker} - found
         found |= new
         stack.extend(new)
     return found
