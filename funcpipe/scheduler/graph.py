@@ -32,7 +32,7 @@ class Graph:
         """The tasks of one worker and their dependencies on each other; it meets the others in storage only."""
         kept = [i for i, task in enumerate(self.tasks) if (task.stage, task.replica) == (stage, replica)]
         place = {position: new for new, position in enumerate(kept)}
-        needs = (tuple(place[need] for need in self.needs[position] if need in place) for position in kept)
+        needs = (tuple(place[need] for need in self._needs[position] if need in place) for position in kept)
         return Graph(tuple(self.tasks[position] for position in kept), tuple(needs))
 
     def readers(self) -> Mapping[Task, tuple[Task, ...]]:
@@ -72,51 +72,50 @@ def build_graph(shape: StepShape) -> Graph:
     links = find_links(shape.routes, shape.stages)
     tasks: list[Task] = []
     needs: list[tuple[int, ...]] = []
+    gets: list[int] = []
     puts: dict[Task, int] = {}
     for stage in range(shape.stages):
         for replica in range(shape.replicas):
             first, place = len(tasks), {}
             asked = _Asked()
             for task, local in _worker_tasks(shape, links[stage], stage, replica):
-                place[task] = len(tasks)
-                if task.kind in RECEIVES:
-                    asked.needs = local
-                elif task.kind in GETS:
+                place[task] = position = len(tasks)
+                if task.kind in GETS:
+                    gets.append(position)
                     local = asked.after(task, local, place)
+                elif task.kind in PUTS:
+                    puts[task] = position
                 tasks.append(task)
                 needs.append(tuple([place[need] for need in local]))
             needed = set().union(*needs[first:])
             needs.append(tuple(position for position in range(first, len(tasks)) if position not in needed))
             tasks.append(Task(Kind.UPDATE, stage, replica))
-            puts.update((task, position) for task, position in place.items() if task.kind in PUTS)
-    for position, task in enumerate(tasks):
-        if task.kind in GETS:
-            needs[position] += (puts[source_of(task)],)
+    for position in gets:
+        needs[position] += (puts[source_of(tasks[position])],)
     return Graph(tuple(tasks), tuple(needs))
 
 
 class _Asked:
     """Makes a worker ask for objects in order: each get needs what the gets before it need (see `lane_rules`).
 
-    Receives of a pipeline do so by themselves; `needs` are those of the last one. To other gets is added what does not
-    follow from their own needs: all of it follows if the get before is one of them, and a computation follows from a
-    later one.
+    Receives of a pipeline do so by themselves. To other gets is added what does not follow from their own needs: all of
+    it follows if the get before is one of them, and a computation follows from a later one.
     """
 
     def __init__(self) -> None:
-        self.needs: tuple[Task, ...] = ()
+        self._needs: tuple[Task, ...] = ()
         self._last: Task | None = None
 
     def after(self, get: Task, local: tuple[Task, ...], place: Mapping[Task, int]) -> tuple[Task, ...]:
         """What `get`, which comes next, needs of its own worker, if all it needs by itself is `local`."""
-        if self._last not in local:
+        if get.kind not in RECEIVES and self._last not in local:
             computed = max([place[need] for need in local if RESOURCES[need.kind] is Resource.COMPUTE], default=-1)
             local += tuple(
                 need
-                for need in self.needs
+                for need in self._needs
                 if need not in local and not (RESOURCES[need.kind] is Resource.COMPUTE and place[need] <= computed)
             )
-        self._last, self.needs = get, local
+        self._last, self._needs = get, local
         return local
 
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from funcpipe.comm.blocks import block
+from funcpipe.comm.buffer_pool import block
 from funcpipe.errors import PlanError
 from funcpipe.training.norms import sum_of_squares
 

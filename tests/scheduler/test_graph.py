@@ -124,9 +124,7 @@ def test_each_rule_is_checked() -> None:
         check(with_need("forward.s0.r0.m0", "update.s0.r0"))
     unasked = list(needs)
     unasked[place["get-merged.s0.r0.p1.k0"]] = (place["put-merged.s0.r1.k0"],)
-    with pytest.raises(
-        PlanError, match=r"rule 8: get-merged\S* may be asked for before get-split"
-    ):
+    with pytest.raises(PlanError, match=r"rule 8: get-merged\S* may be asked for before get-split"):
         check(Graph(tasks, tuple(unasked)))
 
 

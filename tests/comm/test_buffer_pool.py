@@ -3,7 +3,7 @@ import mmap
 import pytest
 import torch
 
-from funcpipe.comm.blocks import block
+from funcpipe.comm.buffer_pool import block
 
 SIZES = [0, 1, 1 << 20, (1 << 22) + 1]
 
