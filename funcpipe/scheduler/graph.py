@@ -32,7 +32,7 @@ class Graph:
         """The tasks of one worker and their dependencies on each other; it meets the others in storage only."""
         kept = [i for i, task in enumerate(self.tasks) if (task.stage, task.replica) == (stage, replica)]
         place = {position: new for new, position in enumerate(kept)}
-        needs = (tuple(place[need] for need in self._needs[position] if need in place) for position in kept)
+        needs = (tuple(place[need] for need in self.needs[position] if need in place) for position in kept)
         return Graph(tuple(self.tasks[position] for position in kept), tuple(needs))
 
     def readers(self) -> Mapping[Task, tuple[Task, ...]]:

@@ -12,7 +12,7 @@ from funcpipe.scheduler.simulator.costs import Cost
 from funcpipe.scheduler.simulator.disturbances import Disturbances
 from funcpipe.scheduler.simulator.simulate import simulate
 from funcpipe.scheduler.tasks import Kind, Task, source_of
-from tests.scheduler.shapes import chain_routes, shapes
+from tests.scheduler.shapes import chain_routes, drawn, shapes
 
 
 @given(shapes(), st.integers(0, 2**32))
@@ -20,7 +20,7 @@ def test_nothing_starts_before_what_it_waits_for_and_lanes_do_one_thing_at_a_tim
     graph = build_graph(shape)
 
     def seconds(task: Task, what: str) -> float:
-        return hash((seed, str(task), what)) % 1000 / 1000
+        return drawn(seed, str(task), what)
 
     trace = simulate(graph, lambda task: Cost(seconds(task, "latency"), seconds(task, "body"), 1.0))
     found = {Task.parse(event.task): event for event in trace.events}
