@@ -1,7 +1,7 @@
-"""Synchronisation over throttled links: seconds measured in real processes beside the closed forms and the limit.
+"""Measures synchronisation over throttled links in real processes, and compares it with closed forms and the limit.
 
 Every replica is a process whose link has a bandwidth each way and a latency for every request; objects are files. Each
-way is run a few times, and the median is given of the time from the common start to the end of the slowest replica.
+algorithm is run several times; given is the median time from the common start to the end of the slowest replica.
 ``--lanes`` draws what moves when.
 """
 
@@ -42,7 +42,8 @@ from funcpipe.platforms.local.throttle import OwnPace, Pace, SharedPace, Throttl
 from funcpipe.platforms.wrappers import Counted
 from funcpipe.scheduler.execute import TaskResult, execute
 from funcpipe.scheduler.graph import Graph, StepShape, build_graph
-from funcpipe.scheduler.tasks import OPEN, Kind, Task
+from funcpipe.scheduler.lane_rules import SIDE_BY_SIDE
+from funcpipe.scheduler.tasks import Kind, Task
 from funcpipe.worker.synchronisation import Synchronisation
 
 DEADLINE_S = 120.0
@@ -187,7 +188,7 @@ def _repeat(
         def run_task(task: Task, doer: Synchronisation = doer, pieces: GradientChunks = pieces) -> TaskResult:
             if task.kind in (Kind.BUCKET, Kind.BACKWARD):
                 time.sleep(way.backward_s / way.pattern.streams.rounds)
-            moves = task.kind in OPEN or task.kind is Kind.MERGE
+            moves = task.kind in SIDE_BY_SIDE or task.kind is Kind.MERGE
             return doer.run(task, pieces) if moves else TaskResult()
 
         if replica == 0 and step > 1:  # all have read what was there two steps ago

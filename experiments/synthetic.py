@@ -19,8 +19,9 @@ from funcpipe.platforms.base import OPEN as AT_ONCE
 from funcpipe.platforms.base import Gate
 from funcpipe.scheduler.execute import TaskResult, execute
 from funcpipe.scheduler.graph import Graph
+from funcpipe.scheduler.lane_rules import SIDE_BY_SIDE
 from funcpipe.scheduler.simulator.costs import Cost
-from funcpipe.scheduler.tasks import OPEN, Task, source_of
+from funcpipe.scheduler.tasks import Task, source_of
 from funcpipe.testing.memory_storage import MemoryStorage
 
 MESSAGE = {"x": torch.zeros(1)}
@@ -70,7 +71,7 @@ class _Lanes:
                 time.sleep(cost.seconds + body_s)
                 return TaskResult()
             key = f"{step}/{task if task.kind.is_put else source_of(task)}"
-            is_open = task.kind in OPEN
+            is_open = task.kind in SIDE_BY_SIDE
             takes_s = (cost.seconds, body_s) if is_open else (0.0, cost.seconds + body_s)
             self._slow.takes_s[key, task.kind.is_put] = takes_s
             if task.kind.is_put:

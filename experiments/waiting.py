@@ -1,9 +1,9 @@
-"""What waiting for objects costs: requests, dollars and delays of a step, asked at fixed intervals or as learned.
+"""What waiting for objects costs: requests, dollars and delays of a step, for fixed intervals and as estimated.
 
-A pipeline with two replicas is executed: all lanes and messages are those of training, while computations sleep, now
-a little more, now less. Every worker has a link of its own, and every request a latency that varies. An object counts
-as awaited if its reader wanted it before it was there; *late* is the time from when it could have been asked for until
-it was. LambdaML asks for merged gradients every 100 ms.
+A pipeline with two replicas is executed: lanes and messages are those of training, computations sleep for times that
+vary. Every worker has a link of its own, and every request a latency that varies. An object counts as awaited if its
+reader wanted it before it was there; *late* is the time from when it could have been asked for until it was. LambdaML
+asks for merged gradients every 100 ms.
 """
 
 import argparse
@@ -30,7 +30,8 @@ from funcpipe.platforms.local.throttle import OwnPace, Throttled
 from funcpipe.platforms.wrappers import Counted
 from funcpipe.scheduler.execute import TaskResult, execute
 from funcpipe.scheduler.graph import Graph, StepShape, build_graph
-from funcpipe.scheduler.tasks import OPEN, Kind, Task, source_of
+from funcpipe.scheduler.lane_rules import SIDE_BY_SIDE
+from funcpipe.scheduler.tasks import Kind, Task, source_of
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.worker.synchronisation import Synchronisation
 
@@ -225,7 +226,7 @@ class Worker:
         pieces = GradientChunks(self.gradient, PATTERN)
 
         def move(task: Task) -> TaskResult:
-            if task.kind in OPEN or task.kind is Kind.MERGE:
+            if task.kind in SIDE_BY_SIDE or task.kind is Kind.MERGE:
                 return synchronisation.run(task, pieces)
             if task.kind.is_put:
                 return TaskResult(self.channel.put(key_of_put(task), ACTIVATION))

@@ -160,3 +160,13 @@ def test_a_comm_package_that_is_installed_wins_over_the_link(tmp_path: Path) -> 
     code = f"import sys; sys.path[:] = [{str(ROOT)!r}, {str(tmp_path)!r}, *sys.path]; import comm; print(comm.NAME)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert found.stdout.strip() == "installed"
+
+
+@pytest.mark.parametrize("name", ["scheduler", "partitioner", "platforms"])
+def test_an_import_through_a_root_link_fails_with_the_right_name(name: str) -> None:
+    """Else every class would exist twice."""
+    for module in (name, f"{name}.tasks"):
+        code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import {module}"
+        found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+        assert found.returncode == 1
+        assert f"ImportError: import funcpipe.{name} instead of {name}" in found.stderr

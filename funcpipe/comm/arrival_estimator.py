@@ -1,27 +1,29 @@
-"""When to ask for an object that has not come yet, where every vain request costs time and money.
+"""When to ask for an object that may not exist yet, as every empty request costs time and money.
 
-Messages of the same name come once a step. So the last steps tell when the next is due: in seconds since the step
-began, and since the reader began to wait for it, whichever varies less. It is asked for at the earliest of those times,
-and then again and again: each vain request costs a round trip, and so little money that waiting is dearer. When a
-message was there at the first request, nothing tells how long it had lain there: the next is expected earlier, lest all
-functions settle for what one of them was late with once.
+Messages of the same name come once a step, so the last steps tell when the next is due: counted from the beginning of
+the step, or from when the reader began to wait, whichever varies less. It is asked for at the earliest of those times,
+and then again and again; an empty request costs so little money that a late answer costs more.
+
+A message that is there at the first request may have been there for long. So the next one is expected earlier, and
+earlier still each time; otherwise one late answer would make all functions late for good.
 """
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_REMEMBERED = 4  # steps
-_STEADY = 3  # so many in time, before expecting them much earlier
+_REMEMBERED_STEPS = 4
+_STEADY_STEPS = 3  # found at the first request, before the next is expected much earlier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrivalEstimator:
-    """How long to wait in all and, of the time so far or expected, how large a share to pause for.
+    """How long to pause between requests, and `deadline_s`, how long to wait in all. All pauses are in seconds.
 
-    `due_share` is for what is nearly due, `late_share` for what is late or of which nothing is known, `spread_share` is
-    of the time within which it mostly comes. When the last was there at once, the next is expected earlier by
-    `early_share` of its time or `early_trips` round trips.
+    A pause is a share of a time: `due_share` of the expected time when a message is nearly due, `late_share` of the
+    delay when it is late or nothing is known of it (at most `most_s`), at least `spread_share` of the spread while it
+    is no later than usual, and never less than `least_s`. After a message that was there at the first request, the next
+    is expected earlier by `early_share` of its time or by `early_trips` round trips, whichever is more.
     """
 
     deadline_s: float
@@ -34,22 +36,22 @@ class ArrivalEstimator:
     early_trips: float = 1.5
 
     def pause_s(self, since_s: float, due_s: float = 0.0, spread_s: float = 0.0, trip_s: float = 0.0) -> float:
-        """How long to pause, after `since_s`, for what mostly comes between `due_s` and `due_s` + `spread_s`.
+        """How long to pause, after `since_s`, for a message that mostly comes from `due_s` to `due_s` + `spread_s`.
 
-        A vain request takes `trip_s`, which counts as part of the pause.
+        The empty request before took `trip_s`, which counts as part of the pause.
         """
         if due_s - since_s > self.least_s:
             return due_s - since_s
         late_s = max(since_s - due_s, 0.0)
-        share_s = max(self.due_share * due_s, min(self.late_share * late_s, self.most_s))
+        pause_s = max(self.due_share * due_s, min(self.late_share * late_s, self.most_s))
         if late_s < spread_s:
-            share_s = max(share_s, self.spread_share * spread_s)
-        return max(share_s - trip_s, self.least_s)
+            pause_s = max(pause_s, self.spread_share * spread_s)
+        return max(pause_s - trip_s, self.least_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What is expected: in seconds since `start_s`, when to ask first, and for how long after that messages came."""
+    """When a message is expected: first after `due_s`, last after `due_s` + `spread_s`, both since `start_s`."""
 
     start_s: float
     due_s: float = 0.0
@@ -57,16 +59,16 @@ class Due:
 
 
 class Expectation:
-    """When messages of one name came, in seconds since each of the times at which it could be told that they would."""
+    """When the last messages of one name came, in seconds since each of several starts (of the step, of the wait)."""
 
-    def __init__(self, patience: ArrivalEstimator) -> None:
-        self._patience = patience
-        self._came_s: deque[tuple[float, ...]] = deque(maxlen=_REMEMBERED)
-        self._in_time = 0
-        self.trip_s = 0.0
+    def __init__(self, estimator: ArrivalEstimator) -> None:
+        self._estimator = estimator
+        self._came_s: deque[tuple[float, ...]] = deque(maxlen=_REMEMBERED_STEPS)
+        self._found_at_once = 0
+        self._trip_s = 0.0
 
     def due(self, starts_s: Sequence[float]) -> Due:
-        """When the next is due, after the start since which it varies least, but not later than after any of them."""
+        """When the next is due, since the start from which it varies least, but no later than since any of them."""
         if not self._came_s:
             return Due(starts_s[0])
         by_start = zip(starts_s, zip(*self._came_s, strict=True), strict=True)
@@ -76,22 +78,22 @@ class Expectation:
         due_s = max(min(first_s, last_s), 0.0)
         return Due(start_s, due_s, max(first_s + spread_s - due_s, 0.0))
 
-    def learn(self, starts_s: Sequence[float], vain_s: float | None, came_s: float, trip_s: float = 0.0) -> None:
-        """A message was there at `came_s`, and not yet at `vain_s`, if that was asked, which took `trip_s`.
+    def learn(self, starts_s: Sequence[float], empty_s: float | None, came_s: float, trip_s: float = 0.0) -> None:
+        """A message was there at `came_s` but not at `empty_s`, when the last empty request was made, in `trip_s`.
 
-        If the first request succeeded, the message may have lain there for long: ask earlier, and ever more so.
+        Without an empty request (None), the message may have been there for long: expect the next one earlier.
         """
-        if vain_s is None:
-            growth = 2 ** max(self._in_time - _STEADY, 0)
-            trips_s = self._patience.early_trips * self.trip_s
+        if empty_s is None:
+            growth = 2 ** max(self._found_at_once - _STEADY_STEPS, 0)
+            trips_s = self._estimator.early_trips * self._trip_s
             since_s = [came_s - start for start in starts_s]
             self._came_s.append(
-                tuple(max(s - growth * max(self._patience.early_share * s, trips_s), 0.0) for s in since_s)
+                tuple(max(s - growth * max(self._estimator.early_share * s, trips_s), 0.0) for s in since_s)
             )
-            self._in_time += 1
+            self._found_at_once += 1
             return
-        self._in_time = 0
-        self.trip_s = trip_s
-        known_s = came_s - vain_s
+        self._found_at_once = 0
+        self._trip_s = trip_s
+        known_s = came_s - empty_s
         came_s -= known_s / 2 if known_s > 2 * trip_s else known_s / 4
         self._came_s.append(tuple(came_s - start for start in starts_s))

@@ -1,19 +1,35 @@
-"""Memory for messages, used again and again: the first touch of fresh memory costs more than the copy into it."""
+"""Memory for large tensors and messages, apart from torch's allocator.
 
+Fresh memory costs more than the copy into it, because the system maps it page by page. So a *block* asks for huge
+pages, which cost a third, and goes back to the system with its tensor, whatever else is alive; and a `BufferPool` keeps
+the blocks of messages for the next messages.
+"""
+
+import mmap
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 from torch import Tensor
 
-from funcpipe.comm.blocks import block
+_LEAST_BLOCK_BYTES = 1 << 20
+_LEAST_KEPT_BYTES = 64 * 1024  # smaller ones are not worth keeping
 
-_SMALL_BYTES = 64 * 1024  # not worth keeping
+
+def block(size: int) -> Tensor:
+    """`size` uninitialised bytes; shape (size,), dtype uint8."""
+    if size < _LEAST_BLOCK_BYTES:
+        return torch.empty(size, dtype=torch.uint8)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux only
+        with suppress(OSError):  # a kernel without huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 class BufferPool:
-    """Lends buffers; keeps as many as were lent at once, each as large as it was ever needed."""
+    """Lends buffers to several threads; keeps as many as were ever lent at once, preferring larger ones."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -22,7 +38,7 @@ class BufferPool:
     @contextmanager
     def lend(self, size: int) -> Iterator[Tensor]:
         """A buffer of at least `size` bytes, for as long as the context lasts."""
-        if size <= _SMALL_BYTES:
+        if size <= _LEAST_KEPT_BYTES:
             yield torch.empty(size, dtype=torch.uint8)
             return
         buffer = self._take(size)
@@ -39,5 +55,5 @@ class BufferPool:
                 if buffer.numel() >= size:
                     return self._free.pop(position)
             if self._free:
-                self._free.pop()  # a larger one takes its place
+                self._free.pop()  # make room for a larger one
         return block(size)

@@ -1,5 +1,6 @@
-"""Messages of a run: tensors put under a key, and awaited under a key."""
+"""Messages of a run: tensors that are put under a key, and waited for under that key."""
 
+import logging
 import threading
 import time
 from collections import defaultdict
@@ -16,13 +17,18 @@ from funcpipe.core import Wire
 from funcpipe.errors import Cancelled, CorruptMessage, DeadlineExceeded, KeyMissing
 from funcpipe.platforms.base import Storage
 
+_log = logging.getLogger(__name__)
+
 _READS = 3
-"""How often a message is read before its bytes count as wrong in the storage too."""
+"""How often a message is read before its bytes count as damaged in the storage itself."""
+
+_SLOW_S = 5.0
+"""A message is slow when it comes so much later than expected, and takes more than twice as long as expected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """A message, its size, and for how long it did not exist yet."""
+    """A message, its size, and how long the reader waited for it to exist."""
 
     tensors: dict[str, Tensor]
     payload_bytes: int
@@ -32,35 +38,35 @@ class Received:
 class Channel:
     """Sends and receives messages through `storage`. Setting `cancel` ends every wait.
 
-    It may be used by several threads: their requests are open side by side, while in each direction the bodies of
-    messages move one at a time. Series, which synchronise, let the messages pass on which other stages wait.
+    Several threads may use it at once: their requests are open side by side, but in each direction one body moves at a
+    time. The bodies of series, which synchronise replicas, let messages go ahead, because other stages wait for those.
 
-    Messages of the same name, the last part of their key, come once a step: the last steps tell when in a step they are
-    due, where the storage does not tell when they have come.
+    Messages of the same name, the last part of their key, come once a step. Where the storage does not tell when an
+    object appears, `estimator` expects it when it came in the last steps.
     """
 
     def __init__(
         self,
         storage: Storage,
-        patience: ArrivalEstimator,
+        estimator: ArrivalEstimator,
         *,
         cancel: threading.Event,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._storage = storage
-        self._patience = patience
+        self._estimator = estimator
         self._cancel = cancel
         self._clock = clock
         self._uploading, self._downloading = TransferGate(), TransferGate()
         self._buffers = BufferPool()
         self._step_s = clock()
         self._steps = 0
-        self._expected: dict[str, Expectation] = defaultdict(lambda: Expectation(patience))
+        self._expected: dict[str, Expectation] = defaultdict(lambda: Expectation(estimator))
 
     def begin_step(self) -> None:
-        """A step begins: from here on it is counted when its messages come.
+        """A step begins: the arrivals of its messages are counted from here.
 
-        What the first taught is forgotten: while functions start, all is late.
+        What the first step taught is forgotten, because everything is late while functions start.
         """
         self._step_s = self._clock()
         self._steps += 1
@@ -68,24 +74,24 @@ class Channel:
             self._expected.clear()
 
     def put(self, key: str, tensors: Mapping[str, Tensor], *, wire: Wire = Wire.FP32) -> int:
-        """Write a message, ahead of all series; returns its bytes. 32-bit floats travel as `wire` says."""
+        """Write a message, ahead of all series; returns its size. 32-bit floats travel in the format `wire`."""
         return self._put(key, (tensors,), wire, ahead=True)
 
     def put_series(self, key: str, messages: Sequence[Mapping[str, Tensor]], *, wire: Wire = Wire.FP32) -> int:
-        """Write messages one behind the other, as one object; returns its bytes."""
+        """Write messages as one object, one after another; returns its size."""
         return self._put(key, messages, wire, ahead=False)
 
     def get(
         self, key: str, *, start: int = 0, stop: int | None = None, into: Mapping[str, Tensor] | None = None
     ) -> Received:
-        """Wait for the object and read the message at its bytes [start, stop), the tensors that `into` names into it.
+        """Wait for the object and decode the message in its bytes [start, stop), into the tensors that `into` names.
 
-        Raises DeadlineExceeded, Cancelled or CorruptMessage, with the key.
+        Raises DeadlineExceeded, Cancelled or CorruptMessage, each with the key.
         """
         return self._read_whole(key, start, stop, lambda message: _decoded(key, message, into))
 
     def get_series(self, key: str, into: Sequence[Mapping[str, Tensor]]) -> Received:
-        """Wait for an object of messages that was put as a series, and read each into its tensors."""
+        """Wait for an object that was put as a series, and decode each message into its tensors."""
 
         def decode(message: bytes) -> dict[str, Tensor]:
             start = 0
@@ -106,46 +112,60 @@ class Channel:
     def _read_whole(
         self, key: str, start: int, stop: int | None, decode: Callable[[bytes], dict[str, Tensor]]
     ) -> Received:
-        """Read and decode; what was changed on its way is read again."""
+        """Read and decode; a message that was damaged on its way is read again."""
         for _ in range(_READS - 1):
             message, waited_s = self._read(key, start, stop)
             try:
                 return Received(tensors=decode(message), payload_bytes=len(message), waited_s=waited_s)
-            except CorruptMessage:
-                continue
+            except CorruptMessage as error:
+                _log.warning("reading again what arrived damaged: %s", error)
         message, waited_s = self._read(key, start, stop)
         return Received(tensors=decode(message), payload_bytes=len(message), waited_s=waited_s)
 
     def _read(self, key: str, start: int, stop: int | None) -> tuple[bytes, float]:
         expected = self._expected[key.rsplit("/", 1)[-1]]
+        gate = self._downloading.ticket()
         began_s = self._clock()
         starts_s = (self._step_s, began_s)
         due = expected.due(starts_s)
         paused = not self._storage.watches and due.start_s + due.due_s > began_s
         if paused:
             self._pause(key, began_s, due)
-        vain_s, trip_s = None, 0.0
+        empty_s, trip_s = None, 0.0
         while True:
             asked_s = self._clock()
             try:
-                message = self._storage.get(key, start=start, stop=stop, gate=self._downloading)
+                message = self._storage.get(key, start=start, stop=stop, gate=gate)
             except KeyMissing:
-                vain_s, trip_s = asked_s, self._clock() - asked_s
+                empty_s, trip_s = asked_s, self._clock() - asked_s
                 self._pause(key, began_s, due, trip_s)
                 continue
-            if paused or vain_s is not None:
-                expected.learn(starts_s, vain_s, asked_s, trip_s)
+            if paused or empty_s is not None:
+                expected.learn(starts_s, empty_s, asked_s, trip_s)
+            _log_if_slow(key, asked_s, began_s, due)
             return message, asked_s - began_s
 
     def _pause(self, key: str, began_s: float, due: Due, trip_s: float = 0.0) -> None:
         now_s = self._clock()
-        left_s = self._patience.deadline_s - (now_s - began_s)
+        left_s = self._estimator.deadline_s - (now_s - began_s)
         if left_s <= 0:
-            raise DeadlineExceeded(f"{key} has not come within {self._patience.deadline_s:g} s")
-        learned_s = self._patience.pause_s(now_s - due.start_s, due.due_s, due.spread_s, trip_s)
+            raise DeadlineExceeded(f"{key} has not come within {self._estimator.deadline_s:g} s")
+        learned_s = self._estimator.pause_s(now_s - due.start_s, due.due_s, due.spread_s, trip_s)
         self._storage.wait(key, left_s if self._storage.watches else min(learned_s, left_s), self._cancel)
         if self._cancel.is_set():
             raise Cancelled(f"stopped waiting for {key}")
+
+
+def _log_if_slow(key: str, came_s: float, began_s: float, due: Due) -> None:
+    """Log a message that came far later than `due`, as far as the reader had to wait for it."""
+    expected_s = max(due.start_s + due.due_s + due.spread_s - began_s, 0.0)
+    waited_s = came_s - began_s
+    if waited_s - expected_s <= max(_SLOW_S, expected_s):
+        return
+    if due.due_s + due.spread_s:
+        _log.warning("%s was slow: waited %.1f s for it, expected %.1f s", key, waited_s, expected_s)
+    else:
+        _log.info("%s was slow: waited %.1f s for it, with nothing known of when it comes", key, waited_s)
 
 
 def _decoded(key: str, message: bytes | memoryview, into: Mapping[str, Tensor] | None) -> dict[str, Tensor]:

@@ -1,13 +1,15 @@
 """Named tensors to bytes and back, without pickle.
 
-A message is a fixed head, a JSON description, and the tensors' bytes, each aligned to 64 bytes::
+A message is a fixed head, a JSON description and the bytes of the tensors, each aligned to 64 bytes::
 
-    magic "FPM1" | bytes of the description | XXH3 of all that follows | description | padding | tensor | …
+    magic "FPM1" | length of the description | XXH3 of everything after the head | description | padding | tensor | …
 
-The description lists for each tensor its name, dtype, shape, the dtype in which it travels, and where its bytes lie. It
-is checked against the bytes that are there before anything is allocated. Every tensor is copied once, and cast in the
-same pass. The length of a message follows from the dtypes and shapes alone, so that of several messages in one object
-each can be read by itself.
+The description lists each tensor's name, dtype, shape, dtype on the wire, and offset. It is checked against the bytes
+of the message before anything is allocated. Every tensor is copied once, and cast in the same pass. The length of a
+message follows from dtypes and shapes alone, so several messages may share an object and be read one by one.
+
+For example, `{"x": torch.zeros(3)}` sent as bf16: the head has 16 bytes, the description
+`[["x","float32",[3],"bfloat16",0]]` 34; padded to 64 bytes, then 6 bytes of values, padded again: 128 bytes.
 """
 
 import json
@@ -21,21 +23,24 @@ import torch
 import xxhash
 from torch import Tensor
 
-from funcpipe.comm.blocks import block
+from funcpipe.comm.buffer_pool import block
 from funcpipe.core import Wire
 from funcpipe.errors import CorruptMessage, InvalidValue
 
 _MAGIC = b"FPM1"
 _HEAD = struct.Struct("<4sIQ")
 _ALIGNMENT = 64
-_CAST_BYTES = 256 * 1024  # read and cast piece by piece, in the processor's cache
+_CAST_BYTES = 256 * 1024  # read and cast in chunks that fit the processor's cache
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 _WIRE_DTYPES = {Wire.BF16: torch.bfloat16, Wire.FP16: torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Where everything of a message lies: the description, and for each tensor its first byte and how it travels."""
+    """Where the parts of a message are.
+
+    `placed` holds for each tensor its offset after `start`, the tensor, and its dtype on the wire; `size` is in bytes.
+    """
 
     description: bytes
     start: int
@@ -44,7 +49,7 @@ class _Layout:
 
 
 def message_bytes(tensors: Mapping[str, Tensor], wire: Wire = Wire.FP32) -> int:
-    """How long the message is that holds `tensors`."""
+    """The size of the message that holds `tensors`."""
     return _lay_out(tensors, wire).size
 
 
@@ -56,9 +61,9 @@ def encode(tensors: Mapping[str, Tensor], wire: Wire = Wire.FP32, *, buffer: Ten
 def encode_series(
     messages: Sequence[Mapping[str, Tensor]], wire: Wire = Wire.FP32, *, buffer: Tensor | None = None
 ) -> memoryview:
-    """Messages one behind the other, each of which can be decoded by itself.
+    """Messages one after another, each of which can be decoded by itself.
 
-    They are written to the beginning of `buffer`, where one is given: bytes, as many as `message_bytes` says or more.
+    They are written to the beginning of `buffer` if one is given: of dtype uint8, at least `message_bytes` long.
     """
     layouts = [_lay_out(tensors, wire) for tensors in messages]
     size = sum(layout.size for layout in layouts)
@@ -74,9 +79,9 @@ def encode_series(
 
 
 def decode(message: bytes | bytearray | memoryview, *, into: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """The tensors of a message, in memory of their own; raises CorruptMessage unless the bytes are a whole message.
+    """The tensors of a message, in their own memory; raises CorruptMessage unless the bytes are one whole message.
 
-    What `into` names is written there, to contiguous tensors of the dtypes and shapes that were sent.
+    Tensors that `into` names are written there; they must be contiguous and have the dtype and shape that were sent.
     """
     view = memoryview(message)
     if view.nbytes < _HEAD.size:
@@ -86,7 +91,7 @@ def decode(message: bytes | bytearray | memoryview, *, into: Mapping[str, Tensor
         raise CorruptMessage(f"a message begins with {_MAGIC!r}, these bytes with {magic!r}")
     if _checksum(view) != checksum:
         raise CorruptMessage(
-            f"the checksum of a message of {view.nbytes} bytes is wrong: truncated, or changed on its way"
+            f"the checksum of a message of {view.nbytes} bytes is wrong: truncated or damaged on its way"
         )
     start = _aligned(_HEAD.size + length)
     try:
@@ -135,7 +140,7 @@ def _write_tensor(tensor: Tensor, place: Tensor, sent: torch.dtype) -> None:
 
 
 def _check_places(entries: list[Any]) -> None:
-    """No two tensors share bytes: what is allocated is no more than what was sent."""
+    """No two tensors share bytes, so that no more is allocated than was sent."""
     end = 0
     for _, _, shape, wire_name, offset in entries:
         if offset < end:
@@ -149,7 +154,7 @@ def _read(entry: list[Any], payload: memoryview, target: Tensor | None) -> Tenso
     count = math.prod(shape)
     size = count * sent.itemsize
     if min([*shape, offset, 0]) < 0 or offset + size > payload.nbytes:
-        raise ValueError(f"a tensor of shape {shape} at byte {offset} does not lie within {payload.nbytes} bytes")
+        raise ValueError(f"a tensor of shape {shape} at byte {offset} is not within the {payload.nbytes} bytes")
     if target is None:
         target = block(count * dtype.itemsize).view(dtype).view(shape) if count else torch.empty(shape, dtype=dtype)
     elif target.dtype is not dtype or list(target.shape) != shape or not target.is_contiguous():

@@ -1,20 +1,30 @@
-"""Summing the gradients of a stage's replicas through storage, as transfers with dependencies.
+"""Sums the gradients of a stage's replicas through storage: the synchronisation, as transfers with dependencies.
 
-The flat gradient is cut into *rounds*, one after the other, and every round into *splits*, each with an owner among
-the replicas; one split of one round is a *piece*. Every replica puts the pieces of others as *raw* objects, gets its
-own pieces as the others wrote them, adds them in rank order, so that every run and every algorithm gives the same bits,
-puts the sums as *merged* objects, and gets those of the others. An object holds several pieces; readers of raw objects
-read their own by its range of bytes.
+The flat gradient is cut into *rounds*, and every round into *splits*, each owned by one replica; one split of one round
+is a *piece*. Every replica puts the pieces of others as *raw* objects, gets its own pieces as the others wrote them,
+adds them in rank order, puts the sums as *merged* objects, and gets those of the others. Rank order gives the same bits
+in every run and with every algorithm. An object may hold several pieces; a reader gets its own by their range of bytes.
 
-All algorithms are this family with other counts and more or fewer dependencies:
+All algorithms are this one family, with other numbers of objects and more or fewer dependencies:
 
 - *three-phase* (LambdaML, SIGMOD 2021): one round, one raw object for each reader, each phase after the one before;
-- *pipelined* (FuncPipe, Liu et al. 2022, section 3.3): the same, but in step k a replica puts the split of the replica
-  k places on while it gets its own split as written by the replica k-1 places back;
+- *pipelined* (FuncPipe, Liu et al. 2022, section 3.3): the same objects, but in step k a replica puts the split of the
+  replica k places after it while it gets its own split from the replica k - 1 places before it;
 - *streamed*: several rounds, raw objects for groups of readers, merged objects for groups of rounds, no barriers;
-- *exchange*: everybody puts everything, round by round, and adds up all of it;
-- *all-reduce* (LambdaML): everybody puts everything, the first replica adds it up and puts the sum;
-- *parameter server* (HybridPS in LambdaML): the same, but a process beside the replicas adds it up.
+- *exchange*: every replica puts everything, round by round, and every replica adds everything;
+- *all-reduce* (LambdaML): every replica puts everything, the first one adds it and puts the sum;
+- *parameter server* (HybridPS in LambdaML): the same, but a process beside the replicas adds it.
+
+For example, replica 0 of three, streamed in one round with one group of readers: split 0 is its own, so its raw object
+0 holds splits 1 and 2. Its transfers, each with the positions of those it comes after::
+
+    0 put-split k0           ()        splits 1 and 2, as its own gradient has them
+    1 get-split k0 of 2      ()        split 0 as replica 2 wrote it
+    2 get-split k0 of 1      ()        split 0 as replica 1 wrote it
+    3 merge k0               (1, 2)    split 0 = its own + replica 1's + replica 2's
+    4 put-merged k0          (3,)      the sum of split 0
+    5 get-merged k0 of 1     ()        the sum of split 1
+    6 get-merged k0 of 2     ()        the sum of split 2
 """
 
 import itertools
@@ -26,7 +36,6 @@ from funcpipe.core import Streams, Sync, usual_streams
 
 Piece = tuple[int, int]
 """A round and a split."""
-
 
 _MOST_DOWNLOADS = 64  # connections of a client
 
@@ -45,9 +54,8 @@ class Move(Enum):
 class Transfer:
     """One move of one replica, and the earlier moves of the same replica that it needs.
 
-    `part` numbers the raw or the merged objects of their writer, or names the round of a merge; `peer` is the writer of
-    what is got. `after` are positions in the replica's list of transfers. A get needs, besides, that its object has
-    been put.
+    `part` numbers the raw or merged objects of their writer, or the rounds of a merge; `peer` is the writer of the
+    object that a get reads. `after` are positions in the replica's list of transfers. A get also needs its object.
     """
 
     move: Move
@@ -58,9 +66,9 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """How `replicas` sum a gradient: which pieces there are, who owns them, and which objects they travel in.
+    """How `replicas` sum a gradient: which pieces there are, who owns them, and in which objects they travel.
 
-    In an all-reduce with a `server` it is that, counted behind the replicas, which adds up what they put.
+    In an all-reduce with a `server`, the server adds what the replicas put; its number is the one after theirs.
     """
 
     sync: Sync
@@ -70,22 +78,22 @@ class Pattern:
 
     @property
     def workers(self) -> int:
-        """Who takes part: the replicas, and the server if there is one."""
+        """How many take part: the replicas, and the server if there is one."""
         return self.replicas + self.server
 
     @property
     def splits(self) -> int:
-        """Into how many splits a round is cut."""
+        """The number of splits in a round."""
         return 1 if self.sync in (Sync.EXCHANGE, Sync.ALL_REDUCE) else self.replicas
 
     def merges(self, replica: int) -> int | None:
-        """The split that `replica` adds up, if any."""
+        """The split that `replica` sums, if any."""
         if self.sync is Sync.ALL_REDUCE:
             return 0 if replica == (self.replicas if self.server else 0) else None
         return 0 if self.sync is Sync.EXCHANGE else replica
 
     def raw_pieces(self, writer: int, part: int) -> tuple[Piece, ...]:
-        """The pieces in the raw object `part` of `writer`, one behind the other."""
+        """The pieces in the raw object `part` of `writer`, in order."""
         round_number, group = divmod(part, self.streams.groups)
         if self.splits == 1:
             return ((round_number, 0),) if self.workers > 1 and writer < self.replicas else ()
@@ -94,9 +102,9 @@ class Pattern:
         return tuple((round_number, (writer + d) % self.replicas) for d in distances)
 
     def merged_pieces(self, writer: int, part: int) -> tuple[Piece, ...]:
-        """The pieces in the merged object `part` of `writer`, one behind the other."""
+        """The pieces in the merged object `part` of `writer`, in order."""
         split = self.merges(writer)
-        assert split is not None, f"replica {writer} merges nothing"
+        assert split is not None, f"replica {writer} sums nothing"
         return tuple((round_number, split) for round_number in self.rounds_of(part))
 
     def rounds_of(self, part: int) -> range:
@@ -105,7 +113,7 @@ class Pattern:
         return range(start, stop)
 
     def round_of(self, transfer: Transfer) -> int:
-        """The last round of what a transfer moves or adds."""
+        """The round that a transfer moves or adds; the last one if there are several."""
         match transfer.move:
             case Move.PUT_SPLIT | Move.GET_SPLIT:
                 return transfer.part // self.streams.groups
@@ -122,21 +130,21 @@ class Pattern:
         return round_number * self.streams.groups + (distance - 1) // self._readers
 
     def raw_share(self, writer: int, part: int) -> float:
-        """The share of the gradient that the raw object `part` of `writer` holds."""
+        """The share of the gradient in the raw object `part` of `writer`."""
         return len(self.raw_pieces(writer, part)) * self.piece_share
 
     def merged_share(self, part: int) -> float:
-        """The share of the gradient that a merged object holds."""
+        """The share of the gradient in a merged object."""
         return len(self.rounds_of(part)) * self.piece_share
 
     @property
     def piece_share(self) -> float:
-        """The share of the gradient that one piece is."""
+        """The share of the gradient in one piece."""
         return 1 / (self.streams.rounds * self.splits)
 
     @property
     def spreads(self) -> bool:
-        """Whether sums are put for others to get."""
+        """Whether replicas put sums for others."""
         return self.sync is not Sync.EXCHANGE
 
     @property
@@ -145,20 +153,20 @@ class Pattern:
 
 
 def pattern(sync: Sync, replicas: int, streams: Streams | None = None) -> Pattern:
-    """The pattern of `sync`, cut as `streams` says or else as usual."""
+    """The pattern of `sync`, cut as `streams` says; None means the usual cut."""
     return Pattern(sync, replicas, usual_streams(sync, replicas, streams))
 
 
 def open_downloads(replicas: int) -> int:
-    """How many gets of a replica wait side by side: what is read late in a round must not hold up the rounds after it.
+    """How many gets of a replica may be open at once, so that a late object does not hold up the next rounds.
 
-    With four for each replica streams take what their closed form says (`experiments.sync_links`).
+    With four for each replica, streams take as long as their closed form says (`experiments.sync_links`).
     """
     return min(4 * replicas, _MOST_DOWNLOADS)
 
 
 def transfers(pattern: Pattern, replica: int) -> tuple[Transfer, ...]:
-    """The moves of `replica`, in the order in which its lanes take them: sums are got one round behind raw pieces."""
+    """The transfers of `replica` in the order of its lanes; the sums of a round come after the next round's pieces."""
     moves: list[Transfer] = []
     distances = range(1, pattern.workers)
     _add_raw(moves, pattern, replica, distances)
@@ -188,7 +196,7 @@ def _add_raw(moves: list[Transfer], pattern: Pattern, replica: int, distances: S
 
 
 def _add_steps(moves: list[Transfer], puts: Sequence[int], gets: Sequence[tuple[int, int]]) -> None:
-    """FuncPipe's steps: in each, one put, and the get of what the peer put in the step before."""
+    """FuncPipe's steps: in each, one put, and one get of what the peer put in the step before."""
     before: tuple[int, ...] = ()
     for step in range(len(puts) + 1):
         first = len(moves)
@@ -201,7 +209,7 @@ def _add_steps(moves: list[Transfer], puts: Sequence[int], gets: Sequence[tuple[
 
 
 def _add_merges(moves: list[Transfer], pattern: Pattern, replica: int) -> None:
-    """Add up a round once all of it has come, and once one's own values, which the sum replaces, have been put."""
+    """Add a round once all of it has arrived and once the replica's own values, which the sum replaces, are put."""
     gets = [i for i, transfer in enumerate(moves) if transfer.move is Move.GET_SPLIT]
     puts = [i for i, transfer in enumerate(moves) if transfer.move is Move.PUT_SPLIT]
     each = pattern.workers - 1
@@ -225,7 +233,7 @@ def _add_spread(moves: list[Transfer], pattern: Pattern, replica: int, distances
 
 
 def _round_by_round(moves: Sequence[Transfer], pattern: Pattern) -> tuple[Transfer, ...]:
-    """`moves` in the order of their rounds; but all raw puts first, and a sum's gets a round later."""
+    """`moves` by rounds, but all raw puts first, and the gets of sums one round later."""
     if pattern.streams.rounds == 1:
         return tuple(moves)
     place = {Move.PUT_SPLIT: 0, Move.GET_SPLIT: 1, Move.MERGE: 2, Move.PUT_MERGED: 3, Move.GET_MERGED: 4}
@@ -247,16 +255,16 @@ def _has_readers(pattern: Pattern, replica: int, part: int) -> bool:
 
 
 def cut(length: int, pattern: Pattern, head: int = 0) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """For each round and split the elements [start, stop) of its piece. Rounds go from the end to the beginning.
+    """The elements [start, stop) of each piece: one row for each round, one column for each split.
 
-    That is the order in which a backward pass makes a gradient's elements. The last round takes the first `head`
-    elements too, which are known only at the end.
+    Rounds go from the end of the gradient to its beginning, the order in which a backward pass makes it. The first
+    `head` elements, which are known only at the end, belong to the last round.
     """
     return tuple(tuple(_within(start, stop, pattern.splits)) for start, stop in cut_rounds(length, pattern, head))
 
 
 def cut_rounds(length: int, pattern: Pattern, head: int = 0) -> tuple[tuple[int, int], ...]:
-    """The elements [start, stop) of each round."""
+    """The elements [start, stop) of each round, the last elements first."""
     rounds = split_ranges(length - head, pattern.streams.rounds)
     return tuple((head + start if i else 0, head + stop) for i, (start, stop) in enumerate(rounds))[::-1]
 
@@ -267,7 +275,7 @@ def _within(start: int, stop: int, splits: int) -> Iterator[tuple[int, int]]:
 
 
 def split_ranges(length: int, splits: int) -> tuple[tuple[int, int], ...]:
-    """Cut `length` elements into ranges [start, stop); the first `length mod splits` are one element longer."""
+    """Cut `length` elements into `splits` ranges [start, stop); the first `length mod splits` have one element more."""
     short, longer = divmod(length, splits)
     starts = [i * short + min(i, longer) for i in range(splits + 1)]
     return tuple(itertools.pairwise(starts))

@@ -1,4 +1,12 @@
-"""One replica's vector in the pieces in which replicas sum it."""
+"""One replica's gradient vector, cut into the chunks that replicas sum.
+
+For example, eight elements in two rounds of two splits: the last round comes first in the vector::
+
+    element  0 1 | 2 3 | 4 5 | 6 7
+    piece    1,0 | 1,1 | 0,0 | 0,1      (round, split)
+
+Replica 1, which owns split 1, receives piece (0, 1) as replicas 0 and 2 wrote it, and adds: r0 + its own + r2.
+"""
 
 from collections import defaultdict
 
@@ -8,9 +16,9 @@ from funcpipe.comm.collectives import Pattern, Piece, cut
 
 
 class GradientChunks:
-    """The pieces of `flat`, views of it, and what other replicas wrote of them until it is added.
+    """The pieces of `flat`, as views of it, and what other replicas wrote of them until that is added.
 
-    The first `head` elements belong to the last round.
+    `flat` has the shape (elements,). Its first `head` elements belong to the last round.
     """
 
     def __init__(self, flat: Tensor, pattern: Pattern, head: int = 0) -> None:
@@ -24,13 +32,13 @@ class GradientChunks:
         return self._flat[start:stop]
 
     def receive(self, piece: Piece, replica: int, values: Tensor) -> None:
-        """Keep a piece as `replica` wrote it, until `merge`."""
+        """Keep a piece as `replica` wrote it until `merge` adds it."""
         self._received[piece][replica] = values
 
     def merge(self, piece: Piece, own: int) -> None:
-        """Sum a piece over all replicas, of which this is `own`.
+        """Sum a piece over all replicas; this one is replica `own`.
 
-        In rank order, so that the sum has the same bits wherever and however it is made.
+        Values are added in rank order, so that the sum has the same bits wherever and however it is made.
         """
         total, received = self[piece], self._received.pop(piece, {})
         earlier = [received[rank] for rank in sorted(received) if rank < own]

@@ -1,7 +1,7 @@
-"""A gate through which bodies pass one at a time.
+"""A gate that lets one transfer's bytes through at a time.
 
-Requests may wait for their latency side by side, but bodies that share a link fairly all end late together, and what
-waits for the first of them waits longest: one at a time, each is complete as early as it can be.
+Requests may wait for their latency side by side. But bodies that share a link all end late together, and the task that
+waits for the first of them waits longest; one after the other, each is complete as early as it can be.
 """
 
 import threading
@@ -12,77 +12,74 @@ from types import TracebackType
 from funcpipe.platforms.base import Gate
 
 _Number = tuple[bool, int]
+"""False for transfers that go ahead, then the order of asking; the smallest number passes first."""
 
 
 class TransferGate:
-    """TransferGate are taken in the order in which they were reserved, or else of arrival at the gate; some go ahead.
+    """Numbers transfers and lets them pass one at a time, in the order of their numbers.
 
-    It is itself a gate: one for those that did not reserve.
+    A transfer with a *reservation* is waited for by those after it; one with a *ticket* is not until it is at the gate.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition(threading.RLock())
         self._drawn = 0
         self._pending: set[_Number] = set()
-        self._moving: _Number | None = None
+        self._passing: _Number | None = None
 
     @contextmanager
     def reserve(self, *, ahead: bool = False) -> Iterator[Gate]:
-        """Reserve the next turn, or the next of those that go `ahead` of all others; yields the gate for it.
+        """Yield the gate for the next number, or the next of those that go `ahead` of all others.
 
-        It is given up when the context ends.
+        Later numbers wait for it until the context ends.
         """
-        number = self._draw(ahead)
+        with self._changed:
+            number = self._draw(ahead)
+            self._pending.add(number)
         try:
-            yield _Turn(self, number)
+            yield _NumberedGate(self, number)
         finally:
-            self._leave(number)
+            self._give_up(number)
+
+    def ticket(self) -> Gate:
+        """The gate for the next number, which holds up no other until it is entered."""
+        return _NumberedGate(self, self._draw(False))
 
     def enter(self, number: _Number) -> None:
-        """Wait until it is the turn of `number`."""
+        """Wait for the turn of `number`."""
         with self._changed:
             self._pending.add(number)
-            self._changed.wait_for(lambda: self._moving is None and min(self._pending) == number)
-            self._moving = number
+            self._changed.wait_for(lambda: self._passing is None and min(self._pending) == number)
+            self._passing = number
 
     def leave(self) -> None:
-        """End the turn of whoever has it."""
+        """End the current turn."""
         with self._changed:
-            assert self._moving is not None, "nobody has the turn"
-            self._leave(self._moving)
+            assert self._passing is not None, "nothing passes the gate"
+            self._give_up(self._passing)
 
-    def __enter__(self) -> None:
-        self.enter(self._draw())
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.leave()
-
-    def _draw(self, ahead: bool = False) -> _Number:
+    def _draw(self, ahead: bool) -> _Number:
         with self._changed:
             self._drawn += 1
-            number = (not ahead, self._drawn)
-            self._pending.add(number)
-            return number
+            return (not ahead, self._drawn)
 
-    def _leave(self, number: _Number) -> None:
+    def _give_up(self, number: _Number) -> None:
         with self._changed:
             self._pending.discard(number)
-            if self._moving == number:
-                self._moving = None
+            if self._passing == number:
+                self._passing = None
             self._changed.notify_all()
 
 
-class _Turn:
-    def __init__(self, turns: TransferGate, number: _Number) -> None:
-        self._turns = turns
+class _NumberedGate:
+    def __init__(self, gate: TransferGate, number: _Number) -> None:
+        self._gate = gate
         self._number = number
 
     def __enter__(self) -> None:
-        self._turns.enter(self._number)
+        self._gate.enter(self._number)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._turns.leave()
+        self._gate.leave()

@@ -1,1 +1,1 @@
-"""A plan played on a virtual clock, predicted beside observed, and pictures of both."""
+"""Predictions of plans, predicted compared with observed, and pictures of both."""

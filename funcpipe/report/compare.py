@@ -1,4 +1,4 @@
-"""Predicted beside observed: two traces of one plan, compared stage by stage and lane by lane."""
+"""Compares a predicted with an observed trace of one plan, stage by stage and lane by lane."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -12,10 +12,11 @@ from funcpipe.errors import PlanError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneUse:
-    """One iteration on one lane of a stage's functions, means over its replicas.
+    """How one lane of a stage's functions spends an iteration; means over the replicas.
 
-    `idle_s` are the bubbles: the rest of the iteration. `usd` is what the lane costs for all replicas: the time of the
-    functions counts with the computing lane, `idle_usd` of it for bubbles; requests count with the other two.
+    `idle_s` is the rest of the iteration, the bubbles. `usd` is what the lane costs for all replicas: the time of the
+    functions, including `idle_usd` for bubbles, is charged to the compute lane, requests to the transfer lanes. Both
+    are None if the trace has no prices.
     """
 
     busy_s: float
@@ -27,7 +28,7 @@ class LaneUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneReport:
-    """The lane of a stage as predicted and as observed."""
+    """One lane of a stage, predicted and observed."""
 
     stage: int
     lane: Resource
@@ -36,13 +37,13 @@ class LaneReport:
 
     @property
     def ratio(self) -> float | None:
-        """Observed over predicted seconds at work; None where nothing was predicted."""
+        """Observed divided by predicted busy seconds; None if no work was predicted."""
         return self.observed.busy_s / self.predicted.busy_s if self.predicted.busy_s else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A comparison of one iteration as predicted with the median of those observed."""
+    """One predicted iteration compared with the median of `steps` observed ones."""
 
     FORMAT: ClassVar[str] = "funcpipe.comparison/1"
 
@@ -54,18 +55,18 @@ class Report:
 
     @property
     def ratio(self) -> float | None:
-        """Observed over predicted iteration time."""
+        """Observed divided by predicted iteration time; None if the prediction is 0."""
         return self.observed_iteration_s / self.predicted_iteration_s if self.predicted_iteration_s else None
 
 
 def compare(predicted: Trace, observed: Trace) -> Report:
-    """Set `observed` beside `predicted`, one iteration each; shorter steps, as at an epoch's end, are left out.
+    """Compare one iteration; observed steps with fewer tasks, such as the last of an epoch, are left out.
 
-    An observed iteration lasts from the end of one step to the end of the next. Raises PlanError when the traces are
-    not of the same stages.
+    An observed iteration lasts from the end of one step to the end of the next. Raises PlanError if a trace is empty or
+    their stages or lanes differ.
     """
     if not observed.events or not predicted.events:
-        raise PlanError("there is nothing to compare: a trace without events")
+        raise PlanError("there is nothing to compare: a trace has no events")
     steps = _full_steps(observed)
     observed_s = _iteration_s(observed, steps)
     expected = _use(predicted, predicted.steps()[:1], predicted.duration_s)
@@ -85,7 +86,7 @@ def compare(predicted: Trace, observed: Trace) -> Report:
 
 
 def typical_step(observed: Trace) -> Trace:
-    """Of the steps with the most tasks the one whose duration is the median, beginning at second 0."""
+    """The step with the median duration among those with the most tasks, shifted to start at 0 s."""
     steps = [observed.of_step(step) for step in _full_steps(observed)]
     return sorted(steps, key=lambda step: step.duration_s)[len(steps) // 2].from_nought()
 
@@ -98,7 +99,7 @@ def _full_steps(trace: Trace) -> tuple[int, ...]:
 
 
 def _iteration_s(trace: Trace, steps: tuple[int, ...]) -> float:
-    """The median time between the ends of successive steps; the duration of the only one, if there is but one."""
+    """The median time between the ends of successive steps; the duration of the first if none succeed each other."""
     ends: dict[int, float] = defaultdict(float)
     for event in trace.events:
         ends[event.step] = max(ends[event.step], event.end_s)
@@ -107,7 +108,7 @@ def _iteration_s(trace: Trace, steps: tuple[int, ...]) -> float:
 
 
 def _use(trace: Trace, steps: tuple[int, ...], iteration_s: float) -> Mapping[tuple[int, Resource], LaneUse]:
-    """How each stage's functions use their lanes: mean over replicas, median over `steps`."""
+    """How each stage uses each lane: mean over replicas, median over `steps`."""
     events: dict[tuple[int, Resource], dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
     replicas: dict[int, set[int]] = defaultdict(set)
     for event in trace.events:
@@ -121,7 +122,7 @@ def _use(trace: Trace, steps: tuple[int, ...], iteration_s: float) -> Mapping[tu
 
 
 def _tariff(trace: Trace, stage: int, lane: Resource) -> tuple[float, float] | None:
-    """Dollars for a second and for a task of a lane; None where the trace has no prices."""
+    """Dollars per second and per task of a lane; None if the trace has no prices."""
     if trace.prices is None:
         return None
     second_usd = trace.prices.function_usd_s[stage] if lane is Resource.COMPUTE else 0.0

@@ -1,9 +1,13 @@
-"""The lanes of functions over time, as text and as a picture."""
+"""Gantt charts: the lanes of functions over time, as text and as a picture."""
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from funcpipe.core import Event, Resource, Trace
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 LETTERS = "f forward, b backward, > and < transfers, s synchronisation, n norm, u update, . idle"
 _COLOURS = {
@@ -16,13 +20,22 @@ _COLOURS = {
     "u": "tab:red",
     "waiting": "lightgrey",
 }
-_NAMES = {"f": "forward", "b": "backward", ">": "upload", "<": "download", "s": "synchronisation", "u": "update"}
+_NAMES = {
+    "f": "forward",
+    "b": "backward",
+    ">": "upload",
+    "<": "download",
+    "s": "synchronisation",
+    "n": "norm",
+    "u": "update",
+    "waiting": "waiting for a message",
+}
 
 Row = tuple[int, int, Resource]
 
 
 def gantt_lines(trace: Trace, *, columns: int) -> list[str]:
-    """A row of `columns` letters for each lane, and what the letters mean."""
+    """A line with `columns` letters for each lane, then a line that explains the letters."""
     rows = {row: ["."] * columns for row in _rows(trace)}
     scale = columns / trace.end_s if trace.end_s else 0.0
     for event in trace.events:
@@ -35,7 +48,7 @@ def gantt_lines(trace: Trace, *, columns: int) -> list[str]:
 
 
 def letter(task: str) -> str:
-    """One letter for a kind of task."""
+    """The letter for the kind of a task, which is given as text (see `LETTERS`)."""
     kind = task.partition(".")[0]
     if kind.endswith("norm"):
         return "n"
@@ -45,34 +58,37 @@ def letter(task: str) -> str:
 
 
 def draw(predicted: Trace, observed: Trace, path: str | Path) -> None:
-    """Draw one iteration as predicted above the same as observed, to one scale, into a file of any kind of picture.
+    """Draw a predicted iteration above an observed one, to the same scale, into `path`; its suffix gives the format.
 
     Needs matplotlib, which is imported only here.
     """
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    traces = (predicted.from_nought(), observed.from_nought())
-    lanes = max(len(_rows(trace)) for trace in traces)
+    traces = {"predicted": predicted.from_nought(), "observed": observed.from_nought()}
+    lanes = max(len(_rows(trace)) for trace in traces.values())
     figure = Figure(figsize=(14, 1.5 + 0.34 * lanes), layout="constrained")
-    for axes, trace, title in zip(figure.subplots(2, 1, sharex=True), traces, ("predicted", "observed"), strict=True):
-        rows = _rows(trace)
-        for event in trace.events:
-            height = rows.index((event.stage, event.replica, event.lane))
-            for (start_s, seconds), colour in _spans(event):
-                axes.broken_barh([(start_s, seconds)], (height - 0.42, 0.84), facecolors=colour, linewidth=0)
-        axes.set_yticks(range(len(rows)), [f"s{s}.r{r} {lane.value}" for s, r, lane in rows], fontsize=6)
-        axes.invert_yaxis()
+    for axes, (title, trace) in zip(figure.subplots(2, 1, sharex=True), traces.items(), strict=True):
+        _draw_lanes(axes, trace)
         axes.set_title(f"{title}: {trace.duration_s:.3f} s", fontsize=9)
     axes.set_xlabel("seconds")
     handles = [Patch(color=_COLOURS[key], label=name) for key, name in _NAMES.items()]
-    handles.append(Patch(color=_COLOURS["waiting"], label="waiting for a message"))
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=7)
     figure.savefig(path, dpi=150)
 
 
+def _draw_lanes(axes: "Axes", trace: Trace) -> None:
+    rows = _rows(trace)
+    for event in trace.events:
+        height = rows.index((event.stage, event.replica, event.lane))
+        for span, colour in _spans(event):
+            axes.broken_barh([span], (height - 0.42, 0.84), facecolors=colour, linewidth=0)
+    axes.set_yticks(range(len(rows)), [f"s{s}.r{r} {lane.value}" for s, r, lane in rows], fontsize=6)
+    axes.invert_yaxis()
+
+
 def _spans(event: Event) -> Sequence[tuple[tuple[float, float], str]]:
-    """What an event waited, and what it worked."""
+    """The waiting and the working part of an event: (start, seconds) and a colour for each."""
     begun_s = event.start_s + event.waited_s
     return (
         ((event.start_s, event.waited_s), _COLOURS["waiting"]),

@@ -1,4 +1,4 @@
-"""A plan on a virtual clock: what each task takes by the cost model, played by the simulator."""
+"""Predicts an iteration of a plan: the cost model says how long each task takes, the simulator plays them."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +17,7 @@ from funcpipe.scheduler.simulator.simulate import UNDISTURBED, play
 from funcpipe.scheduler.simulator.timeline import Timeline
 from funcpipe.scheduler.tasks import Kind, Task
 
-NORM_BYTES = 8
+_NORM_BYTES = 8
 
 
 def predict(
@@ -28,7 +28,7 @@ def predict(
     disturbances: Disturbances = UNDISTURBED,
     clipped: bool = False,
 ) -> Trace:
-    """One iteration of `plan`, task by task; takes and raises what `forecast` does."""
+    """The trace of one iteration of `plan`; takes the arguments of `forecast` and raises the same errors."""
     timeline = forecast(plan, profile, spec, disturbances=disturbances, clipped=clipped)
     return replace(timeline.trace(run=f"prediction of {plan.model}"), prices=prices_of(plan, spec))
 
@@ -41,10 +41,10 @@ def forecast(
     disturbances: Disturbances = UNDISTURBED,
     clipped: bool = False,
 ) -> Timeline:
-    """When each task of one iteration of `plan` runs; contention and what is shared are those of `spec`.
+    """When each task of one iteration of `plan` runs; contention and shared limits come from `spec`.
 
-    With `clipped`, the norm of the gradient is clipped, for which all stages hear from each other before they update.
-    Raises PlanError unless plan, profile and platform belong together.
+    With `clipped`, gradients are clipped by their norm, so all stages exchange norms before they update. Raises
+    PlanError unless plan, profile and platform belong together.
     """
     graph = build_graph(step_shape(plan, profile, clipped=clipped))
     costs = costs_of(graph, task_cost(plan, profile, spec), alike=True)
@@ -67,7 +67,7 @@ def step_shape(plan: Plan, profile: ModelProfile, *, clipped: bool = False) -> S
 
 
 def task_cost(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Callable[[Task], Cost]:
-    """What any task of `plan` takes alone. Summing, copying and updating are free, as in the cost model."""
+    """The cost of each task of `plan` when nothing disturbs it; as in the cost model, sums and updates are free."""
     alone = replace(spec, contention=1.0, shared_bytes_s=None, shared_cores=None)
     loads = plan_loads(plan, profile, spec)
     lanes = lane_times(loads, plan_setting(plan, profile, alone), workers=plan.workers)
@@ -91,9 +91,9 @@ def task_cost(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Callable
 
 
 def _parts_of_backwards(plan: Plan, profile: ModelProfile, backward_s: Array) -> list[list[float]]:
-    """For each stage the seconds of its last backward until another round of its gradients is complete.
+    """For each stage the seconds of the parts of its last backward; each part completes a round of gradients.
 
-    Recomputing comes first, then the layers from the last to the first, each of which makes its gradients evenly.
+    Recomputation comes first, then the layers from the last to the first, each of which makes its gradients evenly.
     """
     rounds = pattern(plan.sync, plan.replicas, plan.streams).streams.rounds
     found = []
@@ -108,7 +108,7 @@ def _parts_of_backwards(plan: Plan, profile: ModelProfile, backward_s: Array) ->
 
 
 def _reached(wanted: float, made: Array, ends_s: Array) -> float:
-    """When `made`, which never falls, reaches `wanted`; between two ends it grows evenly."""
+    """When `made`, which never falls, reaches `wanted`; from one of `ends_s` to the next it grows evenly."""
     i = int(np.searchsorted(made, wanted))
     if i == 0:
         return float(ends_s[0])
@@ -142,7 +142,7 @@ def _payloads(plan: Plan, profile: ModelProfile) -> Callable[[Task], float]:
             case Kind.PUT_TIED | Kind.GET_TIED | Kind.PUT_TIED_SUM | Kind.GET_TIED_SUM, _, int(part):
                 return routes.ties[part].payload_bytes
             case Kind.PUT_NORM | Kind.GET_NORM, _, None:
-                return NORM_BYTES
+                return _NORM_BYTES
             case _:
                 return summed[task.stage] * _share(task, chosen)
 
@@ -150,7 +150,7 @@ def _payloads(plan: Plan, profile: ModelProfile) -> Callable[[Task], float]:
 
 
 def _share(task: Task, chosen: Pattern) -> float:
-    """The share of the gradient that a transfer between replicas moves."""
+    """The share of the gradient that a transfer of a synchronisation moves."""
     match task.kind, task.part:
         case Kind.PUT_SPLIT, int(part):
             return chosen.raw_share(task.replica, part)

@@ -1,1 +1,5 @@
-"""From a plan to a task graph, and from the graph to a trace: on a virtual clock or for real."""
+"""From a plan to a task graph, and from the graph to a trace: simulated or executed."""
+
+from funcpipe.core.root_links import require_full_name
+
+require_full_name(__name__)

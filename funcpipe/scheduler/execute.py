@@ -1,4 +1,4 @@
-"""A task graph for real: one worker's tasks on its three lanes."""
+"""The executor: runs one worker's part of a task graph, with threads for each of its four lanes."""
 
 import threading
 import time
@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from funcpipe.core import Event, Resource
 from funcpipe.errors import Cancelled, TaskFailed
 from funcpipe.scheduler.graph import Graph
+from funcpipe.scheduler.lane_rules import ORDERS, Order
 from funcpipe.scheduler.tasks import Task
 
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """What a task moved, and for how long what it awaited did not exist yet."""
+    """How many bytes a task moved, and for how long it waited for an object that did not exist yet."""
 
     payload_bytes: int = 0
     waited_s: float = 0.0
@@ -29,13 +30,12 @@ def execute(
     open_downloads: int | None = None,
     clock: Callable[[], float] = time.time,
 ) -> tuple[Event, ...]:
-    """Run the tasks of one worker: each lane takes its own in order, each as soon as what it needs is done.
+    """Run the tasks of one worker, each as soon as what it needs has ended and its lane lets it (see `lane_rules`).
 
-    On the upload and the download lane, up to `open_requests` tasks (`open_downloads`, if given, of the latter) are
-    under way at once; what they move is kept apart below, by a gate through which one body passes at a time. The upload
-    lane passes over tasks that cannot begin yet, as nothing that it writes waits for other workers. The compute lane
-    runs in the calling thread. The first failure wins: it sets `cancel`, on which blocked tasks must give up, and is
-    raised as TaskFailed once all lanes have stopped. Events are in the seconds of `clock`.
+    Up to `open_requests` uploads are under way at once, and as many downloads unless `open_downloads` says otherwise;
+    `run_task` has to let only one body at a time move in each direction. The compute lane runs in the calling thread.
+    The first failure wins: it sets `cancel`, which blocked tasks must obey, and is raised as TaskFailed once all lanes
+    have stopped. If `cancel` is set from outside, Cancelled is raised. Events have the times of `clock`.
     """
     lanes = {lane.resource: positions for lane, positions in graph.lanes().items()}
     execution = _Execution(graph, run_task, step, cancel, clock)
@@ -47,13 +47,13 @@ def execute(
     threads = [
         threading.Thread(target=execution.run_lane, args=(lane,), name=f"funcpipe-{resource.value}-{number}")
         for resource, width in widths.items()
-        for lane in [_Lane(lanes.get(resource, ()), in_order=resource is not Resource.UPLOAD)]
+        for lane in [_Lane(lanes.get(resource, ()), ORDERS[resource])]
         for number in range(min(width, len(lanes.get(resource, ()))))
     ]
     for thread in threads:
         thread.start()
     try:
-        execution.run_lane(_Lane(lanes.get(Resource.COMPUTE, ())))
+        execution.run_lane(_Lane(lanes.get(Resource.COMPUTE, ()), ORDERS[Resource.COMPUTE]))
     except BaseException:
         execution.stop()
         raise
@@ -69,29 +69,26 @@ def execute(
 
 
 class _Lane:
-    """The tasks of a lane, by position, that are left to be handed out to the threads that work on it."""
+    """The tasks of a lane, by position, that no thread has taken yet."""
 
-    def __init__(self, positions: Sequence[int], *, in_order: bool = True) -> None:
+    def __init__(self, positions: Sequence[int], order: Order) -> None:
         self._left = list(positions)
-        self._in_order = in_order
+        self._overtaking = order is Order.OVERTAKING
         self._lock = threading.Lock()
 
     def next(self, wait_for: Callable[[Sequence[int]], int | None]) -> int | None:
-        """The next task once it can begin; None when there is none, or waiting for it was given up.
-
-        In order, none behind it is handed out before; else the first that can begin.
-        """
+        """The next task, once it can start; None when no task is left or `wait_for` gives up."""
         with self._lock:
             if not self._left:
                 return None
-            position = wait_for(self._left[:1] if self._in_order else self._left)
+            position = wait_for(self._left if self._overtaking else self._left[:1])
             if position is not None:
                 self._left.remove(position)
             return position
 
 
 class _Execution:
-    """What the lanes of one worker share: which tasks are done, and the first failure."""
+    """What the lanes of one worker share: which tasks have ended, and the first failure."""
 
     def __init__(
         self,
@@ -111,16 +108,17 @@ class _Execution:
         self.events: list[Event] = []
         self.failure: tuple[Task, BaseException] | None = None
 
-    def run_lane(self, lane: "_Lane") -> None:
+    def run_lane(self, lane: _Lane) -> None:
+        """Run tasks of `lane` until none is left or the step is cancelled."""
         while (position := lane.next(self._wait_for)) is not None:
             task = self.graph.tasks[position]
             start_s = self.clock()
             try:
-                outcome = self.run_task(task)
-            except Exception as error:  # noqa: BLE001 - any failure of a task stops all lanes, and is raised by execute
+                result = self.run_task(task)
+            except Exception as error:  # noqa: BLE001 - any failure stops all lanes; execute raises it
                 self._fail(task, error)
                 return
-            self._finish(position, start_s, outcome)
+            self._finish(position, start_s, result)
 
     def stop(self) -> None:
         """Make every lane stop before its next task."""
@@ -129,12 +127,12 @@ class _Execution:
             self.changed.notify_all()
 
     def _wait_for(self, positions: Sequence[int]) -> int | None:
-        """The first of `positions` that can begin, once one can; None if the step is cancelled."""
+        """The first of `positions` that can start, once one can; None if the step is cancelled."""
         with self.changed:
             self.changed.wait_for(lambda: self.cancel.is_set() or self._first_ready(positions) is not None)
             if not self.cancel.is_set():
                 return self._first_ready(positions)
-            self.changed.notify_all()  # where it was set from outside, nobody else has told the other lanes
+            self.changed.notify_all()  # whoever set it from outside has not woken the other lanes
             return None
 
     def _first_ready(self, positions: Sequence[int]) -> int | None:
@@ -148,7 +146,7 @@ class _Execution:
             self.cancel.set()
             self.changed.notify_all()
 
-    def _finish(self, position: int, start_s: float, outcome: TaskResult) -> None:
+    def _finish(self, position: int, start_s: float, result: TaskResult) -> None:
         task = self.graph.tasks[position]
         event = Event(
             task=str(task),
@@ -158,8 +156,8 @@ class _Execution:
             step=self.step,
             start_s=start_s,
             end_s=max(self.clock(), start_s),
-            payload_bytes=outcome.payload_bytes,
-            waited_s=outcome.waited_s,
+            payload_bytes=result.payload_bytes,
+            waited_s=result.waited_s,
         )
         with self.changed:
             self.events.append(event)

@@ -1,7 +1,7 @@
 """The task graph of one training step: computation, transfers between stages, synchronisation of replicas, update.
 
-The graph fixes what waits for what, and for each lane the order in which it takes its tasks. Nothing else: overlap
-follows from the dependencies that are not there.
+The graph says what waits for what, and in which order each lane takes its tasks (`lane_rules`); nothing else. Tasks
+overlap wherever no dependency forbids it.
 """
 
 from collections import defaultdict
@@ -10,26 +10,26 @@ from dataclasses import dataclass
 
 from funcpipe.comm.collectives import Move, Pattern, pattern, transfers
 from funcpipe.core import Resource, Routes, ScheduleKind, Streams, Sync, TieRoute
-from funcpipe.scheduler.pipeline import Links, Pipeline, Tasks, find_links
+from funcpipe.scheduler.pipeline import RECEIVES, Links, Pipeline, Tasks, find_links
 from funcpipe.scheduler.tasks import GETS, PUTS, RESOURCES, Kind, Lane, Task, source_of
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Tasks in an order in which each lane takes its own, and for each task the tasks it needs, by position."""
+    """Tasks, in an order that gives the order of every lane; and for each task the positions of the tasks it needs."""
 
     tasks: tuple[Task, ...]
     needs: tuple[tuple[int, ...], ...]
 
     def lanes(self) -> Mapping[Lane, Sequence[int]]:
-        """For each lane the positions of its tasks, in the order in which it takes them."""
+        """For each lane the positions of its tasks, in order."""
         found: dict[tuple[int, int, Resource], list[int]] = defaultdict(list)
         for position, task in enumerate(self.tasks):
             found[task[1], task[2], RESOURCES[task[0]]].append(position)
         return {Lane(*lane): positions for lane, positions in found.items()}
 
     def of_worker(self, stage: int, replica: int) -> "Graph":
-        """The tasks of one worker and their dependencies on each other; what comes from others, storage brings."""
+        """The tasks of one worker and their dependencies on each other; it meets the others in storage only."""
         kept = [i for i, task in enumerate(self.tasks) if (task.stage, task.replica) == (stage, replica)]
         place = {position: new for new, position in enumerate(kept)}
         needs = (tuple(place[need] for need in self.needs[position] if need in place) for position in kept)
@@ -48,8 +48,8 @@ class Graph:
 class StepShape:
     """What the graph of a step depends on. `micro_batches` counts those of all replicas in this step.
 
-    With `norms`, all stages hear the norm of each other's gradients before they update. `streams` cuts the
-    synchronisation; None stands for the usual cut.
+    With `norms`, all stages exchange the norms of their gradients before they update. `streams` says how to cut the
+    synchronisation; None means the usual cut.
     """
 
     stages: int
@@ -72,26 +72,55 @@ def build_graph(shape: StepShape) -> Graph:
     links = find_links(shape.routes, shape.stages)
     tasks: list[Task] = []
     needs: list[tuple[int, ...]] = []
+    gets: list[int] = []
     puts: dict[Task, int] = {}
     for stage in range(shape.stages):
         for replica in range(shape.replicas):
             first, place = len(tasks), {}
+            asked = _Asked()
             for task, local in _worker_tasks(shape, links[stage], stage, replica):
-                place[task] = len(tasks)
+                place[task] = position = len(tasks)
+                if task.kind in GETS:
+                    gets.append(position)
+                    local = asked.after(task, local, place)
+                elif task.kind in PUTS:
+                    puts[task] = position
                 tasks.append(task)
                 needs.append(tuple([place[need] for need in local]))
             needed = set().union(*needs[first:])
             needs.append(tuple(position for position in range(first, len(tasks)) if position not in needed))
             tasks.append(Task(Kind.UPDATE, stage, replica))
-            puts.update((task, position) for task, position in place.items() if task.kind in PUTS)
-    for position, task in enumerate(tasks):
-        if task.kind in GETS:
-            needs[position] += (puts[source_of(task)],)
+    for position in gets:
+        needs[position] += (puts[source_of(tasks[position])],)
     return Graph(tuple(tasks), tuple(needs))
 
 
+class _Asked:
+    """Makes a worker ask for objects in order: each get needs what the gets before it need (see `lane_rules`).
+
+    Receives of a pipeline do so by themselves. To other gets is added what does not follow from their own needs: all of
+    it follows if the get before is one of them, and a computation follows from a later one.
+    """
+
+    def __init__(self) -> None:
+        self._needs: tuple[Task, ...] = ()
+        self._last: Task | None = None
+
+    def after(self, get: Task, local: tuple[Task, ...], place: Mapping[Task, int]) -> tuple[Task, ...]:
+        """What `get`, which comes next, needs of its own worker, if all it needs by itself is `local`."""
+        if get.kind not in RECEIVES and self._last not in local:
+            computed = max([place[need] for need in local if RESOURCES[need.kind] is Resource.COMPUTE], default=-1)
+            local += tuple(
+                need
+                for need in self._needs
+                if need not in local and not (RESOURCES[need.kind] is Resource.COMPUTE and place[need] <= computed)
+            )
+        self._last, self._needs = get, local
+        return local
+
+
 def _worker_tasks(shape: StepShape, links: Links, stage: int, replica: int) -> Tasks:
-    """All that one worker does before its update."""
+    """Everything that one worker does before its update."""
     mine = range(replica, shape.micro_batches, shape.replicas)
     gradients: tuple[Task, ...] = ()
     buckets = shape.pattern.streams.rounds - 1 if shape.replicas > 1 and not _adds_tied(shape, stage) else 0
@@ -112,7 +141,7 @@ def _worker_tasks(shape: StepShape, links: Links, stage: int, replica: int) -> T
 
 
 def _add_tied(shape: StepShape, stage: int, replica: int, gradients: tuple[Task, ...]) -> Tasks:
-    """Receive what the later holders of tied parameters have added up → add the own gradients → pass them on."""
+    """Receive the sums of the later holders of tied parameters → add this stage's gradients → pass the sums on."""
     held = [(route.stages, route.stages.index(stage), part) for part, route in _held_ties(shape, stage)]
     gets = [
         Task(Kind.GET_TIED, stage, replica, peer=stages[place + 1], part=part)
@@ -140,7 +169,7 @@ def _share_tied(shape: StepShape, stage: int, replica: int, summed: tuple[Task, 
 
 
 def _share_norms(shape: StepShape, stage: int, replica: int, summed: tuple[Task, ...]) -> Tasks:
-    """The norm of the gradients that this stage sums → to the same replica of all other stages; theirs from them."""
+    """Send the norm of this stage's gradients to the same replica of all other stages, and receive theirs."""
     norm = Task(Kind.NORM, stage, replica)
     yield norm, summed
     if shape.stages > 1:
@@ -151,7 +180,7 @@ def _share_norms(shape: StepShape, stage: int, replica: int, summed: tuple[Task,
 
 
 def _adds_tied(shape: StepShape, stage: int) -> bool:
-    """Whether later stages hold parameters that this one sums."""
+    """Whether this stage adds gradients of tied parameters that later stages hold."""
     return any(stage != route.stages[-1] for _, route in _held_ties(shape, stage))
 
 
@@ -171,9 +200,9 @@ _KIND_OF_MOVE = {
 def _synchronise(
     shape: StepShape, stage: int, replica: int, gradients: tuple[Task, ...], buckets: tuple[Task, ...]
 ) -> Tasks:
-    """The stage's gradients → sum the replicas' gradients. A replica without micro-batches adds nothing.
+    """Sum the gradients of a stage's replicas; a replica without micro-batches adds nothing.
 
-    A round may begin when the bucket of its gradients is complete, or else when all gradients are.
+    A round may begin once its bucket of gradients is complete; without buckets, once all gradients are.
     """
     flatten = Task(Kind.FLATTEN, stage, replica)
     yield flatten, gradients

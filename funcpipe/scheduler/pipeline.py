@@ -9,17 +9,21 @@ from funcpipe.scheduler.schedules import actions, in_flight
 from funcpipe.scheduler.tasks import Kind, Task
 
 Tasks = Iterator[tuple[Task, tuple[Task, ...]]]
-"""Tasks of one worker in order, each with those of the same worker that it needs."""
+"""Tasks of one worker in order, each with the tasks of the same worker that it needs."""
+
+RECEIVES = frozenset({Kind.GET_ACTIVATION, Kind.GET_GRADIENT})
+"""Transfers into a stage; what one of them needs never ends before what those before it on their lane need."""
 
 BUFFERS = 2
-"""How many gradients may be on their way into or out of a stage: one that its backward is at work on, one more."""
+"""How many gradients may be on their way into or out of a stage: the one its backward is working on, and one more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Links:
     """What one stage reads and writes for each micro-batch.
 
-    Going forward, objects (producer stage, part) and its own parts; going back, from and to which stages.
+    Forward: `reads` are objects (producer stage, part), `writes` the stage's own parts. Backward: `gradient_reads` are
+    the stages that send gradients, `gradient_writes` those that receive them.
     """
 
     reads: tuple[tuple[int, int], ...]
@@ -50,9 +54,9 @@ def find_links(routes: Routes, stages: int) -> tuple[Links, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """One replica of one stage of `stages`, which works on the micro-batches `mine`.
+    """One replica of one of `stages` stages, which works on the micro-batches `mine`.
 
-    Its last backward is preceded by `buckets` tasks, the parts of it until so many rounds of gradients are complete.
+    Its last backward is cut into `buckets` tasks, each of which completes the gradients of one round, and the rest.
     """
 
     links: Links
@@ -66,8 +70,8 @@ class Pipeline:
     def tasks(self) -> Tasks:
         """All forwards and backwards in the order of the schedule, with their transfers.
 
-        Receives run ahead of the computation as far as memory is set aside for: one micro-batch more than the schedule
-        has in flight, and `BUFFERS` gradients.
+        Receives run ahead of the computation only as far as memory is reserved for them: one micro-batch more than the
+        schedule has in flight, and `BUFFERS` gradients.
         """
         count = len(self.mine)
         held = in_flight(self.schedule, stage=self.stage, stages=self.stages, micro_batches=count)
@@ -82,7 +86,7 @@ class Pipeline:
                 forwards += 1
 
     def _forward(self, m: int, room: tuple[Task, ...]) -> Tasks:
-        """Receive what earlier stages made, once there is room → forward → send what later stages need."""
+        """Receive what earlier stages sent, once there is room → forward → send what later stages need."""
         gets = []
         for producer, part in self.links.reads:
             gets.append(Task(Kind.GET_ACTIVATION, self.stage, self.replica, m, producer, part))
@@ -93,9 +97,9 @@ class Pipeline:
             yield put, (forward,)
 
     def _backward(self, m: int, before: list[Task]) -> Tasks:
-        """Receive the gradients of what was sent → backward, which frees it → send the gradients of what was received.
+        """Receive the gradients of what was sent → backward → send the gradients of what was received.
 
-        `before` holds the backwards until now; this one is added.
+        `before` holds the backwards so far; this one is added to it.
         """
         room = tuple(before[-BUFFERS:][:1]) if len(before) >= BUFFERS else ()
         gets = []
@@ -115,7 +119,7 @@ class Pipeline:
             yield put, (backward,)
 
     def last_buckets(self) -> tuple[Task, ...]:
-        """The parts of the last backward, without its end."""
+        """The buckets of the last backward, without its rest."""
         if not self.mine:
             return ()
         last = list(actions(self.schedule, self.mine, stage=self.stage, stages=self.stages))[-1].micro_batch

@@ -1,7 +1,7 @@
 """Tasks and lanes: what a schedule is made of.
 
-A task prints short and exactly, for example `get-activation.s2.r0.m3.p0.k1`, and reads back; that text is what stands
-in traces, logs and storage keys.
+A task prints as a short, exact text such as `get-activation.s2.r0.m3.p0.k1`, which can be parsed back. Traces, logs and
+storage keys use that text.
 """
 
 import re
@@ -63,7 +63,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """One of the things that a worker does at the same time: compute, upload, download, merge."""
+    """One of the things that a worker does at the same time as the others: compute, upload, download, merge."""
 
     stage: int
     replica: int
@@ -74,9 +74,9 @@ class Task(NamedTuple):
     """One piece of work of one worker; a tuple, because large graphs make and look up hundreds of thousands.
 
     `micro_batch` counts over all replicas. `peer` is the other stage of a transfer between stages, or the other replica
-    of one between replicas. `part` numbers the objects that a stage writes for one micro-batch, the objects or the
-    rounds of a synchronisation, or the routes of tied parameters. A *bucket* is the part of a worker's last backward
-    until the gradients of a round of the synchronisation are complete; the rest of that backward is numbered after it.
+    of a synchronisation. `part` numbers the objects that a stage writes for one micro-batch, the objects or rounds of a
+    synchronisation, or the routes of tied parameters. A *bucket* is the part of a worker's last backward that completes
+    the gradients of one round of the synchronisation; the rest of that backward gets the number after the last bucket.
     """
 
     kind: Kind
@@ -100,7 +100,7 @@ class Task(NamedTuple):
 
     @staticmethod
     def parse(text: str) -> "Task":
-        """The task that prints as `text`."""
+        """The task that prints as `text`; raises InvalidValue for any other text."""
         match = _TASK.fullmatch(text)
         if match is None or match["kind"] not in _KINDS:
             raise InvalidValue("task", text, "must read like 'forward.s0.r1.m3'")
@@ -113,10 +113,6 @@ class Task(NamedTuple):
 PUTS = frozenset(kind for kind in Kind if kind.is_put)
 GETS = frozenset(kind for kind in Kind if kind.is_get)
 RESOURCES = {kind: kind.resource for kind in Kind}
-OPEN = frozenset({Kind.PUT_SPLIT, Kind.GET_SPLIT, Kind.PUT_MERGED, Kind.GET_MERGED})
-"""Transfers whose requests are open side by side: they take their lane only while their body moves."""
-UNORDERED = OPEN | GETS
-"""Transfers that have no place in the order of their lane: they take it when they can move and it is free."""
 
 _KINDS = {kind.value: kind for kind in Kind}
 _TASK = re.compile(
@@ -128,7 +124,7 @@ _TASK = re.compile(
 
 def source_of(get: Task) -> Task:
     """The put that writes the object which `get` reads."""
-    assert get.peer is not None, f"{get} reads from nobody"
+    assert get.peer is not None, f"{get} has no peer to read from"
     match get.kind:
         case Kind.GET_ACTIVATION:
             return Task(Kind.PUT_ACTIVATION, get.peer, get.replica, micro_batch=get.micro_batch, part=get.part)

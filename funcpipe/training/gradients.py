@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from funcpipe.comm.blocks import block
+from funcpipe.comm.buffer_pool import block
 from funcpipe.errors import PlanError
 from funcpipe.training.backward_thread import BackwardThread
 from funcpipe.training.norms import sum_of_squares

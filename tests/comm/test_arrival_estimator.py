@@ -8,9 +8,9 @@ from funcpipe.comm.arrival_estimator import ArrivalEstimator, Expectation
 
 @given(st.floats(0, 100), st.floats(0, 100), st.floats(0, 10), st.floats(0, 1))
 def test_pauses_stay_within_their_bounds(since_s: float, due_s: float, spread_s: float, trip_s: float) -> None:
-    patience = ArrivalEstimator(deadline_s=60)
-    pause_s = patience.pause_s(since_s, due_s, spread_s, trip_s)
-    assert patience.least_s <= pause_s <= max(patience.most_s, due_s - since_s, spread_s / 2, 0.005 * due_s)
+    estimator = ArrivalEstimator(deadline_s=60)
+    pause_s = estimator.pause_s(since_s, due_s, spread_s, trip_s)
+    assert estimator.least_s <= pause_s <= max(estimator.most_s, due_s - since_s, spread_s / 2, 0.005 * due_s)
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.floats(0, 10)), min_size=1, max_size=10), st.floats(0, 10))
@@ -42,13 +42,13 @@ def test_the_steadier_start_tells_but_no_later_than_the_other_has_ever_told() ->
 
 
 def test_what_was_there_at_once_is_asked_for_earlier_until_it_is_not() -> None:
-    expected = Expectation(patience := ArrivalEstimator(deadline_s=60))
+    expected = Expectation(estimator := ArrivalEstimator(deadline_s=60))
     expected.learn((0.0,), 1.0, 1.04, trip_s=0.04)
     asked_s = []
     for _ in range(12):
         asked_s.append(expected.due((0.0,)).due_s)
         expected.learn((0.0,), None, asked_s[-1])
     steps_s = [earlier - later for earlier, later in pairwise(asked_s)]
-    assert steps_s[0] >= 0.9 * patience.early_trips * 0.04
+    assert steps_s[0] >= 0.9 * estimator.early_trips * 0.04
     assert all(later >= earlier - 1e-9 for earlier, later in pairwise(steps_s[:7]))
     assert asked_s[-1] == 0.0

@@ -1,4 +1,6 @@
+import logging
 import random
+import re
 import threading
 import time
 
@@ -18,8 +20,8 @@ from funcpipe.testing.memory_storage import MemoryStorage
 
 
 def channel(store: object, deadline_s: float = 5.0, cancel: threading.Event | None = None) -> Channel:
-    patience = ArrivalEstimator(deadline_s=deadline_s)
-    return Channel(store, patience, cancel=cancel or threading.Event())  # type: ignore[arg-type]
+    estimator = ArrivalEstimator(deadline_s=deadline_s)
+    return Channel(store, estimator, cancel=cancel or threading.Event())  # type: ignore[arg-type]
 
 
 def test_a_message_arrives_in_the_wire_format_or_exactly() -> None:
@@ -132,6 +134,38 @@ def test_what_comes_earlier_than_it_used_to_is_soon_expected_then() -> None:
         waited_s.append(steady.get(f"run/{step}/m").waited_s)
     assert waited_s[7] < 10.8
     assert waited_s[-1] < 1.2
+
+
+def test_a_message_far_later_than_expected_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="funcpipe.comm.channel")
+    clock = Clock()
+    store = Arriving(clock, 0.0)
+    slow = Channel(store, ArrivalEstimator(deadline_s=60), cancel=threading.Event(), clock=clock)
+    for step, lasts_s in enumerate([12.0, 1.0, 1.0, 1.0, 4.0, 30.0]):
+        store.arrives_s = clock.now_s + lasts_s
+        slow.begin_step()
+        slow.get(f"run/{step}/m")
+    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
+    first, last = [record.getMessage() for record in caplog.records]
+    assert re.fullmatch(r"run/0/m was slow: waited 1[2-9]\.. s for it, with nothing known of when it comes", first)
+    assert re.fullmatch(r"run/5/m was slow: waited 3[0-9]\.. s for it, expected [1-4]\.. s", last)
+
+
+def test_a_message_that_arrives_damaged_is_read_again_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    class Damaging(MemoryStorage):
+        reads = 0
+
+        def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
+            data = bytearray(super().get(key, start=start, stop=stop, gate=gate))
+            data[-1] ^= self.reads < 2
+            self.reads += 1
+            return bytes(data)
+
+    store = Damaging()
+    channel(store).put("a", {"x": torch.ones(16)})
+    assert channel(store).get("a").tensors["x"].tolist() == [1] * 16
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
+    assert caplog.messages[0].startswith("reading again what arrived damaged: a: the checksum of a message")
 
 
 def test_a_first_step_in_which_all_is_late_does_not_make_the_others_late() -> None:

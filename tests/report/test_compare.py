@@ -78,5 +78,5 @@ def test_a_single_step_is_compared_by_its_duration() -> None:
 def test_traces_of_different_plans_are_not_compared() -> None:
     with pytest.raises(PlanError, match="not of the same plan"):
         compare(PREDICTED, trace(Source.EXECUTED, event(0, Resource.UPLOAD, 0, 1)))
-    with pytest.raises(PlanError, match="a trace without events"):
+    with pytest.raises(PlanError, match="a trace has no events"):
         compare(PREDICTED, trace(Source.EXECUTED))

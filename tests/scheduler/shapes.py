@@ -1,9 +1,16 @@
-"""Shapes of steps for the tests: random graphs of stages."""
+"""Shapes of steps for the tests: random graphs of stages; and numbers for their tasks."""
+
+import zlib
 
 from hypothesis import strategies as st
 
 from funcpipe.core import Routes, ScheduleKind, Streams, Sync, TensorProfile, TiedParameter, find_routes
 from funcpipe.scheduler.graph import StepShape
+
+
+def drawn(*what: object) -> float:
+    """A number from 0 to 1 that depends on `what` alone."""
+    return zlib.crc32(repr(what).encode()) / 2**32
 
 
 def chain_routes(stages: int, payload_bytes: int = 1000) -> Routes:

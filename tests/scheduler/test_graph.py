@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from funcpipe.core import Resource, ScheduleKind, Streams, Sync, TieRoute
 from funcpipe.errors import PlanError
-from funcpipe.scheduler.check import check
 from funcpipe.scheduler.graph import Graph, StepShape, build_graph
 from funcpipe.scheduler.schedules import actions
 from funcpipe.scheduler.tasks import Kind, Task
+from tests.scheduler.check import check
 from tests.scheduler.shapes import chain_routes, shapes
 
 
@@ -108,11 +108,11 @@ def test_each_rule_is_checked() -> None:
         changed[place[task]] = (*needs[place[task]], place[need])
         return Graph(tasks, tuple(changed))
 
-    with pytest.raises(PlanError, match=r"rule 1: forward.s0.r0.m0 stands 2 times"):
+    with pytest.raises(PlanError, match=r"rule 1: forward.s0.r0.m0 is listed 2 times"):
         check(Graph((*tasks, tasks[0]), (*needs, needs[0])))
-    with pytest.raises(PlanError, match=r"rule 2: nobody does put-activation.s0.r0.m0.k0"):
+    with pytest.raises(PlanError, match=r"rule 2: no task writes put-activation.s0.r0.m0.k0"):
         check(without(graph, place["put-activation.s0.r0.m0.k0"]))
-    with pytest.raises(PlanError, match=r"rule 3: nobody reads what put-merged.s0.r0.k0 writes"):
+    with pytest.raises(PlanError, match=r"rule 3: no task reads what put-merged.s0.r0.k0 writes"):
         check(without(graph, place["get-merged.s0.r1.p0.k0"]))
     with pytest.raises(PlanError, match=r"rule 4: forward.s1.r0.m0 needs forward.s0.r0.m0 of another worker"):
         check(with_need("forward.s1.r0.m0", "forward.s0.r0.m0"))
@@ -122,6 +122,10 @@ def test_each_rule_is_checked() -> None:
         check(without(graph, place["update.s0.r0"]))
     with pytest.raises(PlanError, match=r"rule 7: .* waits for "):
         check(with_need("forward.s0.r0.m0", "update.s0.r0"))
+    unasked = list(needs)
+    unasked[place["get-merged.s0.r0.p1.k0"]] = (place["put-merged.s0.r1.k0"],)
+    with pytest.raises(PlanError, match=r"rule 8: get-merged\S* may be asked for before get-split"):
+        check(Graph(tasks, tuple(unasked)))
 
 
 def test_lanes_in_a_bad_order_are_a_deadlock() -> None:
@@ -181,3 +185,9 @@ def test_stages_that_add_tied_gradients_have_no_buckets() -> None:
     routes = replace(chain_routes(2), ties=(TieRoute(stages=(0, 1), parameters=("w",), payload_bytes=4),))
     graph = build_graph(replace(small(), routes=routes, sync=Sync.STREAMED, streams=Streams(3, 1, 3)))
     assert {task.stage for task in graph.tasks if task.kind is Kind.BUCKET} == {1}
+
+
+def test_the_readers_of_an_object() -> None:
+    readers = {str(put): [str(get) for get in gets] for put, gets in build_graph(small()).readers().items()}
+    assert readers["put-activation.s0.r0.m0.k0"] == ["get-activation.s1.r0.m0.p0.k0"]
+    assert readers["put-merged.s1.r1.k0"] == ["get-merged.s1.r0.p1.k0"]

@@ -3,7 +3,6 @@
 import itertools
 from collections import Counter
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +14,7 @@ from funcpipe.scheduler.schedules import in_flight
 from funcpipe.scheduler.simulator.costs import Cost
 from funcpipe.scheduler.simulator.simulate import simulate
 from funcpipe.scheduler.tasks import Kind, Task
-from tests.scheduler.shapes import chain_routes, shapes
+from tests.scheduler.shapes import chain_routes, drawn, shapes
 
 
 def most_at_once(events: list[Event], taken: Kind, freed: Kind) -> int:
@@ -35,8 +34,8 @@ def most_at_once(events: list[Event], taken: Kind, freed: Kind) -> int:
 
 def random_cost(task: Task, seed: int) -> Cost:
     """Some lanes are a hundred times faster than others, so that receives run as far ahead as they may."""
-    lane = np.random.default_rng((seed, *str(task.lane).encode()))
-    return Cost(float(lane.choice([0.01, 1.0]) * np.random.default_rng((seed, *str(task).encode())).uniform(0.5, 1.5)))
+    fast = drawn(seed, task.stage, task.replica, task.kind.resource) < 0.5
+    return Cost((0.01 if fast else 1.0) * (0.5 + drawn(seed, str(task))))
 
 
 @settings(deadline=None)

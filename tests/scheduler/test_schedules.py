@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from funcpipe.core import ScheduleKind
 from funcpipe.errors import InvalidValue, PlanError
-from funcpipe.scheduler.grid import from_grid, to_grid
 from funcpipe.scheduler.schedules import Action, actions, in_flight
+from tests.scheduler.grid import from_grid, to_grid
 
 GRIDS = {
     ScheduleKind.GPIPE: """

@@ -15,11 +15,11 @@ from funcpipe.comm.collectives import Pattern, Transfer, pattern, transfers
 from funcpipe.comm.gradient_chunks import GradientChunks
 from funcpipe.core import Routes, ScheduleKind, Streams, Sync
 from funcpipe.platforms.wrappers import Counted, RequestCounts
-from funcpipe.scheduler.check import check
 from funcpipe.scheduler.graph import Graph, StepShape, build_graph
 from funcpipe.scheduler.tasks import Kind, Task, source_of
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.worker.synchronisation import Synchronisation
+from tests.scheduler.check import check
 
 DTYPES = (torch.float32, torch.float64)
 streams = st.builds(Streams, st.integers(1, 6), st.integers(1, 8), st.integers(1, 6))

@@ -1,1 +1,1 @@
-"""A task graph on a virtual clock."""
+"""The simulator: plays a task graph on a virtual clock."""

@@ -1,9 +1,13 @@
-"""The clocks of different functions, set right by the messages that passed between them.
+"""Aligns the clocks of different functions by the messages that passed between them.
 
-No message is read to its end before it was written. Where that holds already the clocks are believed. Otherwise two
-workers that sent each other messages bound the difference of their clocks from both sides; the middle is taken, as by
-Cristian (1989) and in NTP, along the pairs with the closest bounds, and then moved as little as the other messages ask.
-Clocks are taken to be off by a constant.
+A get cannot end before its put has ended. If no pair of events contradicts that, the clocks are believed. Otherwise
+messages in both directions bound the difference of two clocks from both sides, and the middle is taken, as by Cristian
+(1989) and in NTP. Differences are chained along the pairs with the closest bounds, then moved as little as possible
+until no message contradicts them. Each clock is assumed to be off by a constant.
+
+For example, worker B's clock is 7 s ahead of A's. A put of A ends at 1.00 and its get by B at 8.03 (slack 7.03); a put
+of B ends at 9.00 and its get by A at 2.04 (slack -6.96). So B's clock is between 6.96 and 7.03 s ahead; the middle,
+6.995 s, is subtracted from its times.
 """
 
 import heapq
@@ -17,11 +21,11 @@ from funcpipe.scheduler.tasks import Task, source_of
 
 Worker = tuple[int, int]
 Slack = Mapping[tuple[Worker, Worker], float]
-"""By writer and reader: the shortest time from the end of a put to the end of its get, each by its own clock."""
+"""By writer and reader: the shortest time from the end of a put to the end of its get, each by its worker's clock."""
 
 
 def aligned(events: Sequence[Event]) -> tuple[Event, ...]:
-    """`events` by one clock, the first worker's, in order of their start."""
+    """`events` by the first worker's clock, in order of their start."""
     corrections = clock_corrections(events)
     moved = []
     for event in events:
@@ -31,7 +35,7 @@ def aligned(events: Sequence[Event]) -> tuple[Event, ...]:
 
 
 def clock_corrections(events: Sequence[Event]) -> dict[Worker, float]:
-    """What is to be added to the times of each worker."""
+    """The seconds to add to the times of each worker."""
     workers = sorted({(event.stage, event.replica) for event in events})
     slack = _slack(events)
     if all(seconds >= 0 for seconds in slack.values()):
@@ -63,7 +67,7 @@ def _slack(events: Sequence[Event]) -> Slack:
 
 
 def _spread(first: Worker, slack: Slack, found: dict[Worker, float]) -> None:
-    """Set the clocks of all that exchange messages with `first`, directly or not, the best known pairs first."""
+    """Correct the clocks of all workers connected to `first` by messages, the closest bounds first."""
     neighbours = defaultdict(set)
     for writer, reader in slack:
         neighbours[writer].add(reader)
@@ -80,9 +84,9 @@ def _spread(first: Worker, slack: Slack, found: dict[Worker, float]) -> None:
 
 
 def _between(known: Worker, other: Worker, slack: Slack) -> tuple[float, float]:
-    """How far the bounds on the correction of `other` beside that of `known` lie apart, and their middle.
+    """The distance of the bounds on the correction of `other` relative to that of `known`, and their middle.
 
-    With messages in one direction only there is one bound, which is taken where 0 would break it.
+    Messages in one direction only give one bound: the correction is 0, or the bound where 0 would contradict it.
     """
     low, high = -slack.get((known, other), math.inf), slack.get((other, known), math.inf)
     if math.isinf(low) or math.isinf(high):

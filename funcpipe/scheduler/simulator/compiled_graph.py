@@ -1,4 +1,20 @@
-"""A task graph in the form that is fast to play: whole numbers, and the order of lanes as dependencies too."""
+"""A task graph compiled to integers, so that it is fast to play.
+
+*Entries* are the tasks of the graph, by position, and after them one start for each worker. Strict lanes disappear: a
+task on one depends on the task before it. What is left of the other lanes is a number for each (see `lane_rules`).
+
+Shapes: `worker_of`, `waits`, `lane` and `side_by_side` have one element for each entry, `first` has one more, and
+`released` has one for each dependency. A list of its own for each entry would be hundreds of thousands of lists.
+
+For example, one worker has a forward (0), an upload that needs it (1) and a backward (2); its start is entry 3. The
+backward depends on the forward, because both are on the compute lane. Forward and upload are the first things that
+nothing on their lanes comes before, so they depend on the start::
+
+    released  [1, 2, 0, 1]         waits  [1, 2, 1, 0]
+    first     [0, 2, 2, 2, 4]      lane   [-1, 0, -1, -1]
+
+When the forward ends, entries `released[0:2]` = [1, 2] each wait for one end less.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from funcpipe.scheduler.graph import Graph
-from funcpipe.scheduler.tasks import OPEN, RESOURCES, UNORDERED, Kind
+from funcpipe.scheduler.lane_rules import ORDERS, SIDE_BY_SIDE, Order
+from funcpipe.scheduler.tasks import RESOURCES, Kind
 
 Worker = tuple[int, int]
 Array = npt.NDArray[np.int64]
@@ -16,12 +33,10 @@ Array = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class CompiledGraph:
-    """What each task of a graph releases when it ends, and on how many ends it waits.
+    """What each entry releases when it ends, and how many ends it waits for.
 
-    After the tasks comes one more entry for each worker, its start, on which the first tasks of its lanes wait. Tasks
-    without a place in the order of their lane (`UNORDERED`) take it when it is free, open ones (`OPEN`) once their
-    latency is over. `lane` numbers the lanes on which there are any; -1 is every other lane, whose order says all. An
-    entry releases `released[first[entry] : first[entry + 1]]`; a list for each would be hundreds of thousands of them.
+    `tasks` is the number of tasks. `lane` numbers the lanes that are not strict; it is -1 for tasks on strict lanes and
+    for starts. `side_by_side` says which tasks take their lane only once their latency is over.
     """
 
     tasks: int
@@ -31,32 +46,32 @@ class CompiledGraph:
     released: Sequence[int]
     waits: Sequence[int]
     lane: Sequence[int]
-    open: Sequence[bool]
+    side_by_side: Sequence[bool]
 
     @property
     def lanes(self) -> int:
-        """How many lanes there are that have tasks without a place in their order."""
+        """The number of lanes that are not strict."""
         return 1 + max(self.lane, default=-1)
 
     def releases(self, entry: int) -> Sequence[int]:
-        """What waits on the end of `entry`."""
+        """The entries that wait for the end of `entry`."""
         return self.released[self.first[entry] : self.first[entry + 1]]
 
 
 def compile_graph(graph: Graph) -> CompiledGraph:
-    """`graph` with its lanes turned into dependencies."""
+    """`graph` with its strict lanes turned into dependencies."""
     tasks = graph.tasks
     count = len(tasks)
     workers: dict[Worker, int] = {}
     worker_of = np.array([workers.setdefault(task[1:3], len(workers)) for task in tasks], np.int64)
     kinds = np.array([_NUMBERS[task[0]] for task in tasks], np.int64)
-    is_open, unordered = _IS_OPEN[kinds], _IS_UNORDERED[kinds]
+    strict = _IS_STRICT[kinds]
     lane = worker_of * len(_LANES) + _LANE_OF[kinds]
     sources, targets = _needs(graph)
-    before, after = _lane_order(count + worker_of, lane, unordered)
+    before, after = _lane_order(count + worker_of, lane, strict)
     sources, targets = np.concatenate([sources, before]), np.concatenate([targets, after])
     entries = count + len(workers)
-    shared, numbers = np.unique(lane[unordered]), np.full(len(_LANES) * len(workers), -1)
+    shared, numbers = np.unique(lane[~strict]), np.full(len(_LANES) * len(workers), -1)
     numbers[shared] = np.arange(len(shared))
     starts = [-1] * len(workers)
     return CompiledGraph(
@@ -67,21 +82,21 @@ def compile_graph(graph: Graph) -> CompiledGraph:
         released=targets[np.argsort(sources, kind="stable")].tolist(),
         waits=np.bincount(targets, minlength=entries).tolist(),
         lane=numbers[lane].tolist() + starts,
-        open=is_open.tolist() + [False] * len(workers),
+        side_by_side=_IS_SIDE_BY_SIDE[kinds].tolist() + [False] * len(workers),
     )
 
 
 def _needs(graph: Graph) -> tuple[Array, Array]:
-    """Each dependency of the graph: on what, and whose."""
+    """The dependencies of the graph: two arrays, the task that is needed and the task that needs it."""
     lengths = np.fromiter(map(len, graph.needs), np.int64, len(graph.needs))
     sources = np.fromiter(chain.from_iterable(graph.needs), np.int64, int(lengths.sum()))
     return sources, np.repeat(np.arange(len(lengths)), lengths)
 
 
-def _lane_order(start: Array, lane: Array, unordered: npt.NDArray[np.bool_]) -> tuple[Array, Array]:
-    """What each task has before it: the task before on its lane; or its worker's `start`, as `unordered` ones have."""
+def _lane_order(start: Array, lane: Array, strict: npt.NDArray[np.bool_]) -> tuple[Array, Array]:
+    """One more dependency for each task: on the task before it on a strict lane, or else on its worker's `start`."""
     order = np.argsort(lane, kind="stable")
-    order = order[~unordered[order]]
+    order = order[strict[order]]
     before = start.copy()
     follows = lane[order[1:]] == lane[order[:-1]]
     before[order[1:][follows]] = order[:-1][follows]
@@ -91,5 +106,5 @@ def _lane_order(start: Array, lane: Array, unordered: npt.NDArray[np.bool_]) -> 
 _NUMBERS = {kind: number for number, kind in enumerate(Kind)}
 _LANES = {resource: number for number, resource in enumerate(dict.fromkeys(RESOURCES.values()))}
 _LANE_OF = np.array([_LANES[RESOURCES[kind]] for kind in Kind], np.int64)
-_IS_OPEN = np.array([kind in OPEN for kind in Kind])
-_IS_UNORDERED = np.array([kind in UNORDERED for kind in Kind])
+_IS_SIDE_BY_SIDE = np.array([kind in SIDE_BY_SIDE for kind in Kind])
+_IS_STRICT = np.array([ORDERS[RESOURCES[kind]] is Order.STRICT for kind in Kind])

@@ -1,4 +1,9 @@
-"""What tasks take, as the simulator reads it: one array for each quantity, along the tasks of a graph."""
+"""What tasks cost, as the simulator reads it: one array for each quantity, shape (tasks,), in the graph's order.
+
+For example, a forward of 2 s and an upload of 10 bytes over a link of 5 bytes/s with a latency of 0.04 s::
+
+    seconds  [2, 0.04]    body_bytes  [0, 10]    link_bytes_s  [inf, 5]    alone_s  [2, 2.04]
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,9 +20,9 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a task takes: seconds of its lane whatever else goes on, then bytes at no more than `link_bytes_s`.
+    """What a task costs: first `seconds`, then `payload_bytes` at no more than `link_bytes_s`.
 
-    Where no link is given, the bytes are part of the seconds.
+    Without a link, moving the bytes is part of the seconds.
     """
 
     seconds: float
@@ -33,7 +38,10 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """The costs of all tasks of a graph, in its order: `seconds`, then `body_bytes` at no more than `link_bytes_s`."""
+    """The costs of all tasks: first `seconds`, then `body_bytes` at no more than `link_bytes_s` (infinite without one).
+
+    `payload_bytes` is what an event reports, also where moving the bytes is part of the seconds.
+    """
 
     seconds: Array
     body_bytes: Array
@@ -42,12 +50,12 @@ class Costs:
 
     @property
     def alone_s(self) -> Array:
-        """What each task takes when it has its function and its link to itself."""
+        """How long each task takes when nothing disturbs it."""
         return self.seconds + self.body_bytes / self.link_bytes_s
 
 
 def costs_of(graph: Graph, cost: Callable[[Task], Cost], *, alike: bool = False) -> Costs:
-    """Ask `cost` for every task; with `alike`, once for all that differ in micro-batch and replica only."""
+    """Ask `cost` for every task; with `alike`, once for all tasks that differ only in micro-batch and replica."""
     if not alike:
         return _columns([cost(task) for task in graph.tasks])
     places: dict[tuple[object, ...], int] = {}

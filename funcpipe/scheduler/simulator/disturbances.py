@@ -1,4 +1,9 @@
-"""What befalls the functions of a simulated step besides their tasks: shared links, noise, slow starts, deaths."""
+"""What disturbs a simulated step: contention, shared links and processors, noise, cold starts, stragglers, deaths.
+
+For example, noise of 0.1 on a forward of 2 s: the variation is that of a log-normal number whose logarithm has the
+standard deviation √log(1 + 0.1²) = 0.0998 and the mean -0.0998²/2 = -0.005. For a standard normal draw of 1, the
+forward takes 2 · exp(0.0998 - 0.005) = 2.199 s.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +22,7 @@ Worker = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A worker dies `at_s`, starts again `restart_s` later, and does the whole step again; its objects remain."""
+    """A worker dies at `at_s`, starts again `restart_s` later, and repeats the whole step; its objects remain."""
 
     worker: Worker
     at_s: float
@@ -30,13 +35,13 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disturbances:
-    """How a step is played; by default every task takes what it takes alone.
+    """What disturbs a step; by default nothing does, and every task takes as long as it takes alone.
 
-    `contention` slows a computation while bytes of its function move. `shared_bytes_s` caps the bytes of all functions
-    in each direction, `shared_cores` the processors that they compute on; both are shared evenly by those who could use
-    more. `compute_jitter` and `transfer_jitter` spread the times: each task's is multiplied by a log-normal number with
-    mean 1 and that coefficient of variation, drawn from `seed`; `cold_start_jitter` does the same to the
-    `cold_start_s` before a worker's first task. `stragglers` multiplies all that a worker computes and moves.
+    `contention` divides the speed of a computation while bytes of its function move. `shared_bytes_s` caps the bytes
+    that all functions together move in each direction, `shared_cores` the processors that they compute on; those who
+    could use more get equal shares. `compute_jitter` and `transfer_jitter` are coefficients of variation: each task's
+    time is multiplied by a log-normal number with mean 1, drawn from `seed`; `cold_start_jitter` does the same to
+    `cold_start_s`, the seconds before a worker's first task. `stragglers` multiplies all times of some workers.
     """
 
     contention: float = 1.0
@@ -62,19 +67,19 @@ class Disturbances:
 
     @property
     def independent(self) -> bool:
-        """Whether no task's speed depends on what else is running, and nobody dies."""
+        """Whether no task slows another down and no worker dies."""
         shared = self.shared_bytes_s is not None or self.shared_cores is not None
         return self.contention == 1.0 and not shared and not self.failures
 
     def check_workers(self, workers: Mapping[Worker, int]) -> None:
-        """Raise InvalidValue if anything is said of a worker that there is not."""
+        """Raise InvalidValue if a straggler or a failure names a worker that is not in `workers`."""
         for worker in (*self.stragglers, *(failure.worker for failure in self.failures)):
             if worker not in workers:
                 raise InvalidValue("worker", f"s{worker[0]}.r{worker[1]}", "must be a stage and a replica of the plan")
 
 
 def disturbed(costs: Costs, graph: Graph, disturbances: Disturbances) -> Costs:
-    """`costs` with each task's noise and its worker's slowness."""
+    """`costs` with noise for each task, and with stragglers."""
     if not (disturbances.compute_jitter or disturbances.transfer_jitter or disturbances.stragglers):
         return costs
     draw = np.random.default_rng(disturbances.seed)
@@ -93,7 +98,7 @@ def cold_starts(workers: int, disturbances: Disturbances) -> Array:
 
 
 def log_normal(draw: np.random.Generator, variation: Array) -> Array:
-    """One number for each element of `variation`, which is its coefficient of variation; the mean is 1."""
+    """Random numbers with mean 1, one for each coefficient of variation in `variation`."""
     sigma = np.sqrt(np.log1p(variation**2))
     numbers: Array = np.exp(sigma * draw.standard_normal(len(variation)) - sigma**2 / 2)
     return numbers

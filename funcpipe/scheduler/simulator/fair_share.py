@@ -1,4 +1,16 @@
-"""Something that running tasks share, such as a link or processors, as a fluid: each at a rate, all rates at once."""
+"""What running tasks share, such as a link or processors, as a fluid: every task works at a rate, all at once.
+
+Tasks are in *classes* with one limit each (the link of a function, one core). A task of class c works at the rate
+factor[c] · min(limit[c], fair share); the fair share is as large as `capacity` allows, which is the sum of all
+min(limit, fair share) (max-min fairness). `_rates`, `_counts`, `_progress` and `_ends` have one element for each class.
+
+All tasks of a class are equally fast. So one number, its progress, says how much work a task that has always been there
+would have done; a task that joins at progress p with work w ends at progress p + w, and those that end first are first
+in a heap. A change of rates touches each class, but no task.
+
+For example, with a capacity of 10 bytes/s, one task whose link reaches 2 and another whose link reaches 100 get 2 and
+8. With 2 and 18 bytes to move, the first ends at 1 s; the second has 10 left, gets all 10 bytes/s, and ends at 2 s.
+"""
 
 import heapq
 import math
@@ -6,12 +18,7 @@ from collections.abc import Sequence
 
 
 class FairShare:
-    """Tasks at work, in classes that progress alike: a task of class c at factor[c] · min(limit[c], fair share).
-
-    The fair share is as large as `capacity`, the sum of all min(limit, fair share), allows (max-min fairness). As the
-    tasks of a class are equally fast, one number says how far any of them would have come, and those that end first
-    stand first in a heap. `next_end_s` is when the next of all tasks ends, `next_task` which.
-    """
+    """Tasks that share `capacity`. `next_end_s` is when the next of them ends, `next_task` which one."""
 
     def __init__(self, limits: Sequence[float], factors: Sequence[float], capacity: float) -> None:
         self.next_end_s = math.inf
@@ -25,102 +32,102 @@ class FairShare:
         self._rates = [0.0] * len(limits)
         self._progress = [0.0] * len(limits)
         self._ends: list[list[tuple[float, int]]] = [[] for _ in limits]  # heaps of (progress at which it ends, task)
-        self._members: dict[int, tuple[int, float]] = {}  # task -> class, progress at which it ends
+        self._members: dict[int, tuple[int, float]] = {}  # by task: class, progress at which it ends
         self._now_s = 0.0
 
-    def join(self, task: int, kind: int, work: float, now_s: float) -> None:
-        """Let `task` begin, as one of class `kind`, with `work` to do."""
+    def join(self, task: int, work_class: int, work: float, now_s: float) -> None:
+        """Let `task` begin, in class `work_class`, with `work` to do."""
         self._advance(now_s)
-        end = self._progress[kind] + work
-        self._members[task] = (kind, end)
-        heapq.heappush(self._ends[kind], (end, task))
-        self._counts[kind] += 1
+        end = self._progress[work_class] + work
+        self._members[task] = (work_class, end)
+        heapq.heappush(self._ends[work_class], (end, task))
+        self._counts[work_class] += 1
         self._tasks += 1
         self._share()
 
     def leave(self, task: int, now_s: float) -> float:
-        """Take `task` out; the work that it had left."""
+        """Take `task` out; returns the work that it has left."""
         self._advance(now_s)
-        kind, end = self._members.pop(task)
-        left = max(0.0, end - self._progress[kind])
-        self._counts[kind] -= 1
+        work_class, end = self._members.pop(task)
+        left = max(0.0, end - self._progress[work_class])
+        self._counts[work_class] -= 1
         self._tasks -= 1
-        if not self._counts[kind]:
-            self._progress[kind] = 0.0
-            self._ends[kind].clear()
+        if not self._counts[work_class]:
+            self._progress[work_class] = 0.0
+            self._ends[work_class].clear()
         self._share()
         return left
 
     def _advance(self, now_s: float) -> None:
-        """Let all tasks work until now."""
+        """Let all tasks work until `now_s`."""
         seconds = now_s - self._now_s
         self._now_s = now_s
         if seconds:
-            for kind, count in enumerate(self._counts):
+            for work_class, count in enumerate(self._counts):
                 if count:
-                    self._progress[kind] += self._rates[kind] * seconds
+                    self._progress[work_class] += self._rates[work_class] * seconds
 
     def _share(self) -> None:
-        """Set all rates anew, and find what ends next."""
+        """Set all rates, and find what ends next."""
         left, tasks, first_s, self.next_task = self._capacity, self._tasks, math.inf, -1
-        for kind in self._by_limit:
-            count = self._counts[kind]
+        for work_class in self._by_limit:
+            count = self._counts[work_class]
             if not count:
                 continue
-            fair, limit = left / tasks, self._limits[kind]
+            fair, limit = left / tasks, self._limits[work_class]
             rate = limit if limit < fair else fair
             left -= count * rate
             tasks -= count
-            rate *= self._factors[kind]
-            self._rates[kind] = rate
-            ends = self._ends[kind]
-            while self._members.get(ends[0][1]) != (kind, ends[0][0]):
-                heapq.heappop(ends)  # it has left
-            seconds = (ends[0][0] - self._progress[kind]) / rate
+            rate *= self._factors[work_class]
+            self._rates[work_class] = rate
+            ends = self._ends[work_class]
+            while self._members.get(ends[0][1]) != (work_class, ends[0][0]):
+                heapq.heappop(ends)  # has left since
+            seconds = (ends[0][0] - self._progress[work_class]) / rate
             if seconds < first_s:
                 first_s, self.next_task = seconds, ends[0][1]
         self.next_end_s = self._now_s + max(0.0, first_s)
 
 
 class Unshared:
-    """The same where there is enough for all: a task's end is known when it begins, and given to `alarm`."""
+    """The same where there is enough for all: a task's end is known when it begins, and put into `events`."""
 
-    def __init__(self, limits: Sequence[float], factors: Sequence[float], alarm: "Alarm") -> None:
+    def __init__(self, limits: Sequence[float], factors: Sequence[float], events: "EventQueue") -> None:
         self._rates = [limit * factor for limit, factor in zip(limits, factors, strict=True)]
-        self._alarm = alarm
-        self._members: dict[int, tuple[float, float]] = {}  # task -> rate, end
+        self._events = events
+        self._members: dict[int, tuple[float, float]] = {}  # by task: rate, end
 
-    def join(self, task: int, kind: int, work: float, now_s: float) -> None:
-        """Let `task` begin, as one of class `kind`, with `work` to do."""
-        rate = self._rates[kind]
+    def join(self, task: int, work_class: int, work: float, now_s: float) -> None:
+        """Let `task` begin, in class `work_class`, with `work` to do."""
+        rate = self._rates[work_class]
         end_s = now_s + work / rate
         self._members[task] = (rate, end_s)
-        self._alarm.set(end_s, task)
+        self._events.set(end_s, task)
 
     def leave(self, task: int, now_s: float) -> float:
-        """Take `task` out; the work that it had left."""
+        """Take `task` out; returns the work that it has left."""
         rate, end_s = self._members.pop(task)
         return max(0.0, end_s - now_s) * rate
 
 
-class Alarm:
-    """When something happens to a task, if nothing else happens to it before: a later setting replaces an earlier."""
+class EventQueue:
+    """The next event of each task: setting it again replaces what was set before."""
 
     def __init__(self, tasks: int) -> None:
-        self._set: list[tuple[float, int, int]] = []  # heap of (when, task, number of its setting)
+        self._set: list[tuple[float, int, int]] = []  # heap: when, task, number of the setting
         self._settings = [0] * tasks
 
     def set(self, when_s: float, task: int) -> None:
-        """Let it ring for `task` at `when_s`."""
+        """The next event of `task` is at `when_s`."""
         number = self._settings[task] = self._settings[task] + 1
         heapq.heappush(self._set, (when_s, task, number))
 
     def drop(self, task: int) -> None:
-        """Let it not ring for `task`."""
+        """`task` has no next event."""
         self._settings[task] += 1
 
     def next_s(self) -> float:
-        """When it rings next; infinity if never."""
+        """When the first event is; infinity if there is none."""
         waiting = self._set
         while waiting:
             when_s, task, number = waiting[0]
@@ -130,5 +137,5 @@ class Alarm:
         return math.inf
 
     def take(self) -> int:
-        """The task that it rings for next."""
+        """Take out the first event, which `next_s` has found; returns its task."""
         return heapq.heappop(self._set)[1]

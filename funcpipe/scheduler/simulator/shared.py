@@ -1,4 +1,22 @@
-"""The simulator where tasks slow each other down, or workers die."""
+"""The simulator for tasks that slow each other down, and for workers that die.
+
+What a task has left to do is *work*: seconds for a computation, bytes for a transfer. How fast it gets done is up to a
+`FairShare` for each direction of transfer and one for processors, which says what ends next. Everything else that comes
+is in an `EventQueue`: latencies, starts of workers, failures, and ends where there is enough for all (`Unshared`). The
+play goes from one of those moments to the next. Which task may start follows `lane_rules`, as in `independent`.
+
+Entries are numbered as in `compiled_graph`, then come the failures. All lists have one element for each entry, except
+`_taken` and `_queues` (for each lane that is not strict) and `_transferring`, `_computing` and `deaths` (for each
+worker).
+
+For example, one worker computes for 2 s (0) and uploads 10 bytes at 10 bytes/s after a latency of 0.5 s (1), with a
+contention of 1.5::
+
+    0 s      both begin; 0 joins the processors with 2 s of work, at full speed; 1 waits for its latency
+    0.5 s    1 begins to move its bytes, so 0 leaves with 1.5 s of work and joins the slower class, at 1/1.5
+    1.5 s    1 ends, so 0 leaves with 1.5 - 1/1.5 = 0.833 s of work and joins at full speed
+    2.333 s  0 ends
+"""
 
 import heapq
 import math
@@ -10,94 +28,93 @@ from funcpipe.core import Resource
 from funcpipe.scheduler.simulator.compiled_graph import CompiledGraph
 from funcpipe.scheduler.simulator.costs import Costs
 from funcpipe.scheduler.simulator.disturbances import Disturbances
-from funcpipe.scheduler.simulator.fair_share import Alarm, FairShare, Unshared
+from funcpipe.scheduler.simulator.fair_share import EventQueue, FairShare, Unshared
 from funcpipe.scheduler.simulator.timeline import Stint
 
 _FREE, _CONTENDED = 0, 1
 
 
-class Coupled:
-    """One play: what waits for a moment, what works in a pool, and what each end releases.
+class SharedSimulator:
+    """Plays one graph once.
 
-    A transfer first waits for its latency, then moves its bytes in the pool of its direction; a computation works in a
-    pool too. A worker that has died loses what it was doing and begins again; what it had written stays written.
-    Numbers after those of the tasks stand for the starts of workers, and then for failures.
+    A worker that dies loses what it was doing and starts its tasks again; objects that it had written stay written.
     """
 
     def __init__(
-        self, wiring: CompiledGraph, costs: Costs, disturbances: Disturbances, lanes: Sequence[Resource]
+        self, graph: CompiledGraph, costs: Costs, disturbances: Disturbances, lanes: Sequence[Resource]
     ) -> None:
-        count, workers = len(wiring.waits), len(wiring.workers)
-        self._wiring = wiring
+        count, workers = len(graph.waits), len(graph.workers)
+        self._graph = graph
         self._failures = disturbances.failures
-        self._alarm = Alarm(count + len(self._failures))
-        links, kinds = np.unique(costs.link_bytes_s, return_inverse=True)
-        self._kind: list[int] = kinds.tolist()
+        self._events = EventQueue(count + len(self._failures))
+        links, classes = np.unique(costs.link_bytes_s, return_inverse=True)
+        self._link_class: list[int] = classes.tolist()
         self._seconds: list[float] = costs.seconds.tolist()
         self._bytes: list[float] = costs.body_bytes.tolist()
-        self._compute = self._pool([1.0, 1.0], [1.0, 1.0 / disturbances.contention], disturbances.shared_cores)
-        pools = {lane: self._pool(links.tolist(), [1.0] * len(links), disturbances.shared_bytes_s) for lane in Resource}
-        pools[Resource.COMPUTE] = self._compute
-        self._pool_of = [pools[lane] for lane in lanes]
-        self._shared = [pool for pool in pools.values() if isinstance(pool, FairShare)]
-        self._waits = list(wiring.waits)
+        self._cores = self._share([1.0, 1.0], [1.0, 1.0 / disturbances.contention], disturbances.shared_cores)
+        alike = [1.0] * len(links)
+        shares = {lane: self._share(links.tolist(), alike, disturbances.shared_bytes_s) for lane in Resource}
+        shares[Resource.COMPUTE] = self._cores
+        self._share_of = [shares[lane] for lane in lanes]
+        self._fair_shares = [share for share in shares.values() if isinstance(share, FairShare)]
+        self._waits = list(graph.waits)
         self._working = [False] * count
-        self._taken = [False] * wiring.lanes
-        self._queues: list[list[int]] = [[] for _ in range(wiring.lanes)]  # heaps of those that wait for their lane
+        self._taken = [False] * graph.lanes
+        self._queues: list[list[int]] = [[] for _ in range(graph.lanes)]  # heaps
         self._delivered = [False] * count
-        self._moving = [0] * workers  # transfers of each worker whose bytes move
-        self._computing = [-1] * workers
+        self._transferring = [0] * workers  # transfers whose bytes move
+        self._computing = [-1] * workers  # task on the compute lane, or -1
         self._now_s = 0.0
         self.deaths = [0] * workers
         self.starts_s = [-1.0] * count
         self.ends_s = [-1.0] * count
         self.lost: list[Stint] = []
 
-    def _pool(self, limits: Sequence[float], factors: Sequence[float], capacity: float | None) -> FairShare | Unshared:
-        return Unshared(limits, factors, self._alarm) if capacity is None else FairShare(limits, factors, capacity)
+    def _share(self, limits: Sequence[float], factors: Sequence[float], capacity: float | None) -> FairShare | Unshared:
+        return Unshared(limits, factors, self._events) if capacity is None else FairShare(limits, factors, capacity)
 
     def play(self, starting_s: Sequence[float]) -> None:
-        """Play to the end, or until nothing moves any more; workers start after `starting_s`."""
-        alarm, count = self._alarm, len(self._wiring.waits)
+        """Play until nothing more can happen; workers start after `starting_s`."""
+        events, count = self._events, len(self._graph.waits)
         for number, seconds in enumerate(starting_s):
-            alarm.set(seconds, self._wiring.tasks + number)
+            events.set(seconds, self._graph.tasks + number)
         for number, failure in enumerate(self._failures):
-            alarm.set(failure.at_s, count + number)
+            events.set(failure.at_s, count + number)
         while True:
-            then_s, pool = alarm.next_s(), None
-            for candidate in self._shared:
+            then_s, share = events.next_s(), None
+            for candidate in self._fair_shares:
                 if candidate.next_end_s < then_s:
-                    then_s, pool = candidate.next_end_s, candidate
+                    then_s, share = candidate.next_end_s, candidate
             if then_s == math.inf:
                 return
             self._now_s = then_s
-            task = alarm.take() if pool is None else pool.next_task
+            task = events.take() if share is None else share.next_task
             if task < count:
                 self._reach(task)
             else:
                 self._die(task - count)
 
     def _reach(self, task: int) -> None:
-        """A task, or the start of a worker, has come to the end of what it did: its latency, or its work."""
+        """A task has come to the end of its latency or of its work, or a worker has started."""
         if self._working[task]:
             self._stop_work(task)
             self._end(task)
-        elif self._wiring.open[task]:
+        elif self._graph.side_by_side[task]:
             self._queue(task)
         else:
             self._move_body(task)
 
     def _begin(self, task: int) -> None:
-        """All that `task` needs has ended."""
-        if self._wiring.open[task]:
+        """Everything that `task` needs has ended."""
+        if self._graph.side_by_side[task]:
             self.starts_s[task] = self._now_s
-            self._alarm.set(self._now_s + self._seconds[task], task)
+            self._events.set(self._now_s + self._seconds[task], task)
         else:
             self._queue(task)
 
     def _queue(self, task: int) -> None:
-        """Wait for the lane, where others may have it."""
-        lane = self._wiring.lane[task]
+        """Give `task` its lane, now or when those before it have had it."""
+        lane = self._graph.lane[task]
         if lane < 0:
             self._start(task)
             return
@@ -111,84 +128,84 @@ class Coupled:
             self._start(heapq.heappop(self._queues[lane]))
 
     def _start(self, task: int) -> None:
-        """`task` has its lane."""
-        if self._wiring.open[task]:
+        """`task` gets its lane."""
+        if self._graph.side_by_side[task]:
             self._move_body(task)
             return
         self.starts_s[task] = self._now_s
-        worker, seconds = self._wiring.worker_of[task], self._seconds[task]
-        if self._pool_of[task] is self._compute and seconds:
+        worker, seconds = self._graph.worker_of[task], self._seconds[task]
+        if self._share_of[task] is self._cores and seconds:
             self._computing[worker] = task
-            self._start_work(task, _CONTENDED if self._moving[worker] else _FREE, seconds)
+            self._start_work(task, _CONTENDED if self._transferring[worker] else _FREE, seconds)
         else:
-            self._alarm.set(self._now_s + seconds, task)
+            self._events.set(self._now_s + seconds, task)
 
     def _move_body(self, task: int) -> None:
-        if task < self._wiring.tasks and self._bytes[task]:
-            self._start_work(task, self._kind[task], self._bytes[task])
-            self._move(self._wiring.worker_of[task], +1)
+        if task < self._graph.tasks and self._bytes[task]:
+            self._start_work(task, self._link_class[task], self._bytes[task])
+            self._count_transfers(self._graph.worker_of[task], +1)
         else:
             self._end(task)
 
-    def _start_work(self, task: int, kind: int, work: float) -> None:
+    def _start_work(self, task: int, work_class: int, work: float) -> None:
         self._working[task] = True
-        self._pool_of[task].join(task, kind, work, self._now_s)
+        self._share_of[task].join(task, work_class, work, self._now_s)
 
     def _stop_work(self, task: int) -> None:
-        worker, pool = self._wiring.worker_of[task], self._pool_of[task]
+        worker, share = self._graph.worker_of[task], self._share_of[task]
         self._working[task] = False
-        pool.leave(task, self._now_s)
-        if pool is self._compute:
+        share.leave(task, self._now_s)
+        if share is self._cores:
             self._computing[worker] = -1
         else:
-            self._move(worker, -1)
+            self._count_transfers(worker, -1)
 
-    def _move(self, worker: int, change: int) -> None:
-        """One transfer of `worker` more or less moves bytes: its computation slows down, or recovers."""
-        before = self._moving[worker]
-        after = self._moving[worker] = before + change
+    def _count_transfers(self, worker: int, change: int) -> None:
+        """One transfer more or one less moves bytes of `worker`: its computation may slow down or recover."""
+        before = self._transferring[worker]
+        after = self._transferring[worker] = before + change
         task = self._computing[worker]
         if task >= 0 and not (before and after):
-            left = self._compute.leave(task, self._now_s)
-            self._compute.join(task, _CONTENDED if after else _FREE, left, self._now_s)
+            left = self._cores.leave(task, self._now_s)
+            self._cores.join(task, _CONTENDED if after else _FREE, left, self._now_s)
 
     def _end(self, task: int) -> None:
         self.ends_s[task] = self._now_s
-        waits, worker_of, again = self._waits, self._wiring.worker_of, self._delivered[task]
-        for later in self._wiring.releases(task):
+        waits, worker_of, again = self._waits, self._graph.worker_of, self._delivered[task]
+        for later in self._graph.releases(task):
             if again and worker_of[later] != worker_of[task]:
                 continue
             waits[later] -= 1
             if not waits[later]:
                 self._begin(later)
         self._delivered[task] = True
-        if (lane := self._wiring.lane[task]) >= 0:
+        if (lane := self._graph.lane[task]) >= 0:
             self._next_on(lane)
 
     def _die(self, number: int) -> None:
-        """Undo all that the worker has done, except what others may have read; nothing where it has done all."""
+        """Undo what a worker has done, except for objects that others may have read; if it is done, leave it alone."""
         failure = self._failures[number]
-        worker = self._wiring.workers[failure.worker]
-        own = [i for i in range(len(self._wiring.waits)) if self._wiring.worker_of[i] == worker]
+        worker = self._graph.workers[failure.worker]
+        own = [i for i in range(len(self._graph.waits)) if self._graph.worker_of[i] == worker]
         if all(self.ends_s[task] >= 0 for task in own):
             return
         for task in own:
             self._undo(task)
-        for lane in {self._wiring.lane[task] for task in own} - {-1}:
+        for lane in {self._graph.lane[task] for task in own} - {-1}:
             self._taken[lane] = False
             self._queues[lane].clear()
         self.deaths[worker] += 1
-        self._alarm.set(self._now_s + failure.restart_s, self._wiring.tasks + worker)
+        self._events.set(self._now_s + failure.restart_s, self._graph.tasks + worker)
 
     def _undo(self, task: int) -> None:
-        """Take back what the end of `task` released in its own worker, or let it stop."""
-        worker, start_s, end_s = self._wiring.worker_of[task], self.starts_s[task], self.ends_s[task]
-        for later in self._wiring.releases(task) if end_s >= 0 else ():
-            if self._wiring.worker_of[later] == worker:
+        """Stop `task`, or take back what its end released on its own worker."""
+        worker, start_s, end_s = self._graph.worker_of[task], self.starts_s[task], self.ends_s[task]
+        for later in self._graph.releases(task) if end_s >= 0 else ():
+            if self._graph.worker_of[later] == worker:
                 self._waits[later] += 1
         if start_s >= 0:
             self.lost.append(Stint(task, start_s, end_s if end_s >= 0 else self._now_s, self.deaths[worker]))
         if self._working[task]:
             self._stop_work(task)
-        self._alarm.drop(task)
+        self._events.drop(task)
         self.starts_s[task] = self.ends_s[task] = -1.0

@@ -1,4 +1,4 @@
-"""When each task of a played graph ran; a trace once somebody wants to look at it."""
+"""When each task of a played graph ran, as columns; turned into a trace of events only on demand."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from funcpipe.scheduler.simulator.costs import Costs
 
 @dataclass(frozen=True, slots=True)
 class Stint:
-    """One go at a task, from when to when; `attempt` counts how often its worker had died before."""
+    """One run of a task, at `position` in the graph; `attempt` counts the earlier deaths of its worker."""
 
     position: int
     start_s: float
@@ -20,7 +20,10 @@ class Stint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """For each task of `graph` the go that counts, in three columns; and those that were `lost` as the worker died."""
+    """When each task of `graph` ran: three columns with one element for each task, in the order of the graph.
+
+    `lost` are earlier runs, or parts of runs, that ended with the death of their worker.
+    """
 
     graph: Graph
     costs: Costs
@@ -31,11 +34,11 @@ class Timeline:
 
     @property
     def duration_s(self) -> float:
-        """From nought to the end of the last task."""
+        """The end of the last task; the step starts at 0."""
         return max(self.ends_s, default=0.0)
 
     def trace(self, *, run: str, step: int = 0) -> Trace:
-        """The same as events."""
+        """The same as events, in order of their start."""
         events = sorted(self._events(step), key=lambda event: (event.start_s, event.end_s))
         return Trace(run=run, source=Source.SIMULATED, events=tuple(events))
 

@@ -4,9 +4,10 @@ import math
 
 from funcpipe.core import Resource
 from funcpipe.scheduler.graph import Graph
+from funcpipe.scheduler.lane_rules import ORDERS, SIDE_BY_SIDE, Order
 from funcpipe.scheduler.simulator.costs import Costs
 from funcpipe.scheduler.simulator.disturbances import Disturbances
-from funcpipe.scheduler.tasks import OPEN, UNORDERED, Lane
+from funcpipe.scheduler.tasks import Lane
 
 LINKS = (Resource.UPLOAD, Resource.DOWNLOAD)
 
@@ -16,7 +17,7 @@ def fair_rates(limits: list[float], capacity: float) -> list[float]:
     if sum(limits) <= capacity:
         return limits
     low, high = 0.0, capacity
-    for _ in range(200):
+    for _ in range(60):
         level = (low + high) / 2
         low, high = (level, high) if sum(min(limit, level) for limit in limits) <= capacity else (low, level)
     return [min(limit, low) for limit in limits]
@@ -27,30 +28,31 @@ def plain_ends(graph: Graph, costs: Costs, disturbances: Disturbances) -> list[f
     count = len(graph.tasks)
     ends = [math.inf] * count
     latency, body = list(costs.seconds), list(costs.body_bytes)
+    resources = [task.kind.resource for task in graph.tasks]
+    left = [set(needs) for needs in graph.needs]
     queues = {lane: list(positions) for lane, positions in graph.lanes().items()}
     holders: dict[Lane, int] = {}
     now = 0.0
     while any(queues.values()):
-        ended = [end <= now for end in ends]
         heads = []
         for lane, queue in queues.items():
-            heads += _at_work(graph, lane, queue, holders, latency, ended)
-        waiting = [i for i in heads if latency[i] > 0 and graph.tasks[i].kind.resource is not Resource.COMPUTE]
-        computing = [i for i in heads if graph.tasks[i].kind.resource is Resource.COMPUTE and latency[i] > 0]
-        moving = [i for i in heads if i not in waiting and i not in computing and body[i] > 0]
-        over = [i for i in heads if i not in waiting and i not in computing and i not in moving]
+            heads += _at_work(graph, lane, queue, holders, latency, left)
+        waiting = [i for i in heads if latency[i] > 0 and resources[i] is not Resource.COMPUTE]
+        computing = [i for i in heads if latency[i] > 0 and resources[i] is Resource.COMPUTE]
+        moving = [i for i in heads if not latency[i] > 0 and body[i] > 0]
+        over = [i for i in heads if not latency[i] > 0 and not body[i] > 0]
         if over:
             for i in over:
                 ends[i] = now
                 queues[graph.tasks[i].lane].remove(i)
-                holders = {lane: holder for lane, holder in holders.items() if holder != i}
+            holders = {lane: holder for lane, holder in holders.items() if holder not in over}
+            left = [needs.difference(over) if needs else needs for needs in left]
             continue
         rates = _rates(graph, costs, disturbances, waiting, computing, moving)
-        left = {i: body[i] if i in moving else latency[i] for i in heads}
-        first = min(heads, key=lambda i: left[i] / rates[i])
-        seconds = left[first] / rates[first]
+        work = {i: body[i] if i in moving else latency[i] for i in heads}
+        seconds = min(work[i] / rates[i] for i in heads)
         for i in heads:
-            rest = 0.0 if left[i] / rates[i] <= seconds * (1 + 1e-12) else left[i] - rates[i] * seconds
+            rest = 0.0 if work[i] / rates[i] <= seconds * (1 + 1e-12) else work[i] - rates[i] * seconds
             if i in moving:
                 body[i] = rest
             else:
@@ -60,13 +62,14 @@ def plain_ends(graph: Graph, costs: Costs, disturbances: Disturbances) -> list[f
 
 
 def _at_work(
-    graph: Graph, lane: Lane, queue: list[int], holders: dict[Lane, int], latency: list[float], ended: list[bool]
+    graph: Graph, lane: Lane, queue: list[int], holders: dict[Lane, int], latency: list[float], left: list[set[int]]
 ) -> list[int]:
     """The tasks of a lane that wait for their latency or have the lane, which one at a time can have."""
-    ready = [i for i in queue if all(ended[need] for need in graph.needs[i])]
-    strict = [i for i in queue if graph.tasks[i].kind not in UNORDERED][:1]
-    askers = [i for i in ready if graph.tasks[i].kind in OPEN and latency[i] > 0]
-    claims = [i for i in ready if i in strict or (graph.tasks[i].kind in UNORDERED and i not in askers)]
+    ready = [i for i in queue if not left[i]]
+    askers = [i for i in ready if graph.tasks[i].kind in SIDE_BY_SIDE and latency[i] > 0]
+    claims = [i for i in ready if i not in askers]
+    if ORDERS[lane.resource] is Order.STRICT:
+        claims = [i for i in claims if i == queue[0]]
     if lane not in holders and claims:
         holders[lane] = min(claims)
     return askers + ([holders[lane]] if lane in holders else [])

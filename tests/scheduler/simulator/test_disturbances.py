@@ -14,7 +14,7 @@ from funcpipe.scheduler.simulator.costs import Cost, costs_of
 from funcpipe.scheduler.simulator.disturbances import Disturbances, Failure, log_normal
 from funcpipe.scheduler.simulator.simulate import play, simulate
 from funcpipe.scheduler.tasks import Kind, Task
-from tests.scheduler.shapes import shapes
+from tests.scheduler.shapes import drawn, shapes
 from tests.scheduler.simulator.plain_fluid import plain_ends
 
 LINKS = (10.0, 25.0, 70.0)
@@ -34,12 +34,12 @@ def ends(graph: Graph, costs: list[Cost], disturbances: Disturbances) -> list[fl
 
 
 def mixed(task: Task, seed: int) -> Cost:
-    draw = np.random.default_rng((seed, *str(task).encode()))
+    first, second, third = (drawn(seed, str(task), number) for number in range(3))
     if task.kind.resource is Resource.COMPUTE:
-        return Cost(float(draw.choice([0.0, draw.uniform(0, 3)])))
+        return Cost(3 * first if second < 0.5 else 0.0)
     if task.kind.resource is Resource.MERGE:
-        return Cost(draw.uniform(0, 0.1))
-    return Cost(draw.uniform(0, 0.1), float(draw.integers(0, 100)), float(draw.choice(LINKS)))
+        return Cost(0.1 * first)
+    return Cost(0.1 * first, int(100 * second), LINKS[int(len(LINKS) * third)])
 
 
 disturbances = st.builds(

@@ -5,13 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from funcpipe.core import Resource, ScheduleKind, Sync
-from funcpipe.errors import PlanError
+from funcpipe.errors import InvalidValue, PlanError
 from funcpipe.scheduler.graph import Graph, StepShape, build_graph
-from funcpipe.scheduler.simulator.costs import Cost
+from funcpipe.scheduler.lane_rules import ORDERS, SIDE_BY_SIDE, Order
+from funcpipe.scheduler.simulator.costs import Cost, costs_of
 from funcpipe.scheduler.simulator.disturbances import Disturbances
-from funcpipe.scheduler.simulator.simulate import simulate
-from funcpipe.scheduler.tasks import OPEN, UNORDERED, Kind, Task, source_of
-from tests.scheduler.shapes import chain_routes, shapes
+from funcpipe.scheduler.simulator.simulate import play, simulate
+from funcpipe.scheduler.tasks import Kind, Task, source_of
+from tests.scheduler.shapes import chain_routes, drawn, shapes
 
 
 @given(shapes(), st.integers(0, 2**32))
@@ -19,7 +20,7 @@ def test_nothing_starts_before_what_it_waits_for_and_lanes_do_one_thing_at_a_tim
     graph = build_graph(shape)
 
     def seconds(task: Task, what: str) -> float:
-        return hash((seed, str(task), what)) % 1000 / 1000
+        return drawn(seed, str(task), what)
 
     trace = simulate(graph, lambda task: Cost(seconds(task, "latency"), seconds(task, "body"), 1.0))
     found = {Task.parse(event.task): event for event in trace.events}
@@ -30,14 +31,15 @@ def test_nothing_starts_before_what_it_waits_for_and_lanes_do_one_thing_at_a_tim
             assert found[source_of(task)].end_s <= found[task].start_s
     for positions in graph.lanes().values():
         tasks = [graph.tasks[i] for i in positions]
-        strict = [found[task] for task in tasks if task.kind not in UNORDERED]
+        strict = [found[task] for task in tasks if ORDERS[task.kind.resource] is Order.STRICT]
         assert all(a.end_s <= b.start_s for a, b in itertools.pairwise(strict))
         taken = [
-            (found[t].end_s - seconds(t, "body") if t.kind in OPEN else found[t].start_s, found[t].end_s) for t in tasks
+            (found[t].end_s - seconds(t, "body") if t.kind in SIDE_BY_SIDE else found[t].start_s, found[t].end_s)
+            for t in tasks
         ]
         assert all(a[1] <= b[0] + 1e-9 for a, b in itertools.pairwise(sorted(taken)))
         for task in tasks:
-            if task.kind in OPEN:
+            if task.kind in SIDE_BY_SIDE:
                 assert (
                     found[task].end_s - found[task].start_s >= seconds(task, "latency") + seconds(task, "body") - 1e-9
                 )
@@ -113,3 +115,14 @@ def test_tasks_that_wait_for_each_other_are_an_error() -> None:
     tasks = (Task(Kind.FORWARD, 0, 0, micro_batch=0), Task(Kind.FORWARD, 0, 1, micro_batch=1))
     with pytest.raises(PlanError, match=r"cannot end; at the heads of its lanes wait forward\.s0\.r0\.m0"):
         simulate(Graph(tasks, ((1,), (0,))), lambda task: Cost(1.0))
+
+
+@pytest.mark.parametrize(("seconds", "link_bytes_s", "name"), [(-1.0, None, "seconds"), (1.0, 0.0, "link_bytes_s")])
+def test_impossible_costs_are_refused(seconds: float, link_bytes_s: float | None, name: str) -> None:
+    with pytest.raises(InvalidValue, match=name):
+        Cost(seconds, 1, link_bytes_s)
+
+
+def test_a_step_lasts_until_the_end_of_its_last_task() -> None:
+    graph = Graph((Task(Kind.FORWARD, 0, 0, 0), Task(Kind.FORWARD, 0, 1, 1)), ((), ()))
+    assert play(graph, costs_of(graph, lambda task: Cost(1.0 + task.replica))).duration_s == 2.0

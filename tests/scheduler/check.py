@@ -1,21 +1,23 @@
 """Proof that a task graph can be run to its end.
 
-1. No task stands twice.
+1. No task is listed twice.
 2. Every object that is read is written, by exactly one task.
 3. Every object that is written is read by at least one task.
 4. Every need is a task of the same worker, or the put of the object that the task reads.
 5. Every forward has its backward, and the backward needs the forward.
-6. Every worker ends with its update, which follows all that the worker does.
-7. With each lane taking its tasks in order, there is an order of all tasks in which everything a task waits for comes
-   before it: no deadlock, whatever the speeds.
+6. Every worker ends with its update, which comes after everything else that the worker does.
+7. If each lane takes its tasks in order, no tasks wait for each other in a circle: no deadlock, whatever the speeds.
+8. What a get needs of its own worker has ended before that worker may ask for what a later get reads.
 """
 
 import itertools
 from collections import Counter
+from collections.abc import Mapping
 from graphlib import CycleError, TopologicalSorter
 
 from funcpipe.errors import PlanError
 from funcpipe.scheduler.graph import Graph
+from funcpipe.scheduler.lane_rules import ORDERS, Order
 from funcpipe.scheduler.tasks import Kind, source_of
 
 
@@ -27,6 +29,7 @@ def check(graph: Graph) -> None:
     _backward_follows_forward(graph)
     _update_comes_last(graph)
     _can_end(graph)
+    _asks_in_order(graph)
 
 
 def _fail(rule: int, what: object) -> PlanError:
@@ -36,16 +39,16 @@ def _fail(rule: int, what: object) -> PlanError:
 def _each_task_once(graph: Graph) -> None:
     for task, count in Counter(graph.tasks).items():
         if count > 1:
-            raise _fail(1, f"{task} stands {count} times")
+            raise _fail(1, f"{task} is listed {count} times")
 
 
 def _objects_are_written_and_read(graph: Graph) -> None:
     puts = {task for task in graph.tasks if task.kind.is_put}
     read = {source_of(task) for task in graph.tasks if task.kind.is_get}
     for missing in sorted(map(str, read - puts)):
-        raise _fail(2, f"nobody does {missing}, which is read")
+        raise _fail(2, f"no task writes {missing}, which is read")
     for unread in sorted(map(str, puts - read)):
-        raise _fail(3, f"nobody reads what {unread} writes")
+        raise _fail(3, f"no task reads what {unread} writes")
 
 
 def _needs_are_local_or_read(graph: Graph) -> None:
@@ -106,3 +109,33 @@ def _can_end(graph: Graph) -> None:
     except CycleError as error:
         cycle = " waits for ".join(str(graph.tasks[position]) for position in reversed(error.args[1]))
         raise _fail(7, cycle) from error
+
+
+def _asks_in_order(graph: Graph) -> None:
+    lanes = graph.lanes()
+    before = {
+        later: earlier
+        for lane, positions in lanes.items()
+        if ORDERS[lane.resource] is Order.STRICT
+        for earlier, later in itertools.pairwise(positions)
+    }
+    for lane, positions in lanes.items():
+        if ORDERS[lane.resource] is Order.ASKED:
+            for earlier, later in itertools.pairwise(positions):
+                needs = {need for need in graph.needs[earlier] if source_of(graph.tasks[earlier]) != graph.tasks[need]}
+                if not needs <= _local_before(graph, later, before):
+                    raise _fail(8, f"{graph.tasks[later]} may be asked for before {graph.tasks[earlier]}")
+
+
+def _local_before(graph: Graph, position: int, before: Mapping[int, int]) -> set[int]:
+    """What the task at `position` waits for in its own worker, directly or not."""
+    worker = graph.tasks[position][1:3]
+    found: set[int] = set()
+    stack = [position]
+    while stack:
+        current = stack.pop()
+        needs = {*graph.needs[current], *([before[current]] if current in before else [])}
+        new = {need for need in needs if graph.tasks[need][1:3] == worker} - found
+        found |= new
+        stack.extend(new)
+    return found
