@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -31,5 +32,5 @@ _ALONE = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Slow tests that start functions run alone: beside others their leases and lives would be too short."""
     for item in items:
-        if item.get_closest_marker("slow") and str(item.path.relative_to(_TESTS)).startswith(_ALONE):
+        if item.get_closest_marker("slow") and os.path.relpath(item.path, _TESTS).startswith(_ALONE):
             item.add_marker("alone")

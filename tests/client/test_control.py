@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 import pytest
 
-from experiments import chaos
-from experiments.faults import Fate, Threads
 from funcpipe.client.control import clean, status, stop
 from funcpipe.client.job import Care
 from funcpipe.client.launch import launch
@@ -20,19 +18,22 @@ from funcpipe.platforms.catalog import load_spec
 from funcpipe.runstate.generations import find_run, reserve
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.resume import recover
+from funcpipe.testing import chaos
+from funcpipe.testing.faults import FunctionFaults
 from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.testing.thread_platform import ThreadPlatform
 from funcpipe.worker.heartbeat import halt_run
 
 QUICK = Life(heartbeat_s=0.1, lease_s=0.3, checkpoint_steps=2)
 
 
-def platform(storage: MemoryStorage) -> Threads:
-    return Threads(load_spec("local"), storage, fate_of=lambda number: Fate())
+def platform(storage: MemoryStorage) -> ThreadPlatform:
+    return ThreadPlatform(load_spec("local"), storage)
 
 
 def train(
     storage: MemoryStorage,
-    functions: Threads,
+    functions: ThreadPlatform,
     *,
     life: Life = QUICK,
     on_oom: OnOutOfMemory = OnOutOfMemory.FAIL,
@@ -109,7 +110,7 @@ def test_functions_end_before_the_run_costs_too_much_and_nobody_orders_it_twice(
     assert max(worker.spent_usd for worker in status(storage, "run-1").workers) * 6 < 1.2 * 2.5 * rate_usd_s
 
 
-class Small(Threads):
+class Small(ThreadPlatform):
     """A platform on which functions that die have run out of memory; notes how large the second stage's are."""
 
     sizes: list[str]
@@ -137,7 +138,7 @@ def small(storage: MemoryStorage) -> Small:
     functions = Small(
         dataclasses.replace(spec, sizes=sizes),
         storage,
-        fate_of=lambda number: Fate(dies_at=60 if number == 2 else None),
+        faults_of=lambda number: FunctionFaults(killed_at=60 if number == 2 else None),
     )
     functions.sizes = []
     return functions
@@ -165,7 +166,7 @@ def test_two_clients_never_begin_the_same_generation() -> None:
         find_run(storage, "run-1")  # none of them has begun
 
 
-class StoppedTogether(Threads):
+class StoppedTogether(ThreadPlatform):
     """Each function ends only when all six have been told to."""
 
     together = threading.Barrier(6, timeout=10)
@@ -177,6 +178,6 @@ class StoppedTogether(Threads):
 
 def test_functions_are_stopped_side_by_side() -> None:
     storage = MemoryStorage()
-    functions = StoppedTogether(load_spec("local"), storage, fate_of=lambda number: Fate())
+    functions = StoppedTogether(load_spec("local"), storage)
     train(storage, functions, epochs=1)
     assert not functions.together.broken

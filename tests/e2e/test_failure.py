@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from torch.nn import functional as F
 
-from experiments.processes import functions_of, hosts_of, runs
 from funcpipe.api import FuncPipe
 from funcpipe.core import to_text, write
 from funcpipe.errors import DataError, PlanError, WorkerFailed
+from funcpipe.testing.processes import functions_of, hosts_of, runs
 from tests.e2e import small
 
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,6 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from experiments.processes import functions_of, hosts_of
 from funcpipe.api import FuncPipe
 from funcpipe.client.control import clean, status
 from funcpipe.client.job import Care
@@ -28,6 +27,7 @@ from funcpipe.runstate.functions import started
 from funcpipe.runstate.generations import find_run
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.resume import recover
+from funcpipe.testing.processes import functions_of, hosts_of
 from tests.e2e import small
 from tests.e2e.plans import even_plan
 
