@@ -11,7 +11,7 @@ settings.load_profile("funcpipe")
 torch.set_num_threads(1)  # as in functions: more threads than free processors make torch many times slower
 
 _TESTS = Path(__file__).parent
-_ALONE = (
+_PROCESSES = (
     "chaos/",
     "cloud/",
     "e2e/test_failure.py",
@@ -30,7 +30,10 @@ _ALONE = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow tests that start functions run alone: beside others their leases and lives would be too short."""
+    """Slow tests that start processes run one after the other, on one worker of `pytest -n 2 --dist loadgroup`.
+
+    Two of them side by side would have more processes than this machine has processors.
+    """
     for item in items:
-        if item.get_closest_marker("slow") and os.path.relpath(item.path, _TESTS).startswith(_ALONE):
-            item.add_marker("alone")
+        if item.get_closest_marker("slow") and os.path.relpath(item.path, _TESTS).startswith(_PROCESSES):
+            item.add_marker(pytest.mark.xdist_group("processes"))

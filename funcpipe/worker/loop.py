@@ -226,7 +226,7 @@ class Worker:
         for epoch in range(self._done // per_epoch, self._spec.epochs):
             yield from (step for step in self._batches.epoch(epoch) if step.number >= self._done)
 
-    @lru_cache(maxsize=4)  # noqa: B019 - a worker lives as long as its process
+    @lru_cache(maxsize=32)  # noqa: B019 - a worker lives as long as its process, or is one of few in a test
     def _work_order(self, micro_batches: int) -> WorkOrder:
         norms = self.computation.norm.decides
         return work_order(self._spec, self._job.routes, norms=norms, micro_batches=micro_batches)
