@@ -1,5 +1,6 @@
 """moto's server as a process of its own."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -15,7 +16,8 @@ def moto_endpoint() -> Iterator[str]:
     """The URL of a server that lasts as long as the context."""
     port = free_port()
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    unmeasured = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=unmeasured)
     try:
         _wait_for(port, process)
         yield f"http://127.0.0.1:{port}"

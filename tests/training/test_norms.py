@@ -85,7 +85,7 @@ def clipped() -> Iterator[Any]:
                 yield pytest.param(*shape, clip, schedule, marks=marks)
 
 
-@pytest.mark.parametrize(("stages", "replicas", "clip", "schedule"), clipped())
+@pytest.mark.parametrize(("stages", "replicas", "clip", "schedule"), [*clipped()])
 def test_gradients_are_clipped_as_in_one_process_and_tied_ones_count_once(
     stages: int, replicas: int, clip: float, schedule: ScheduleKind
 ) -> None:

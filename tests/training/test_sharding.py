@@ -104,7 +104,7 @@ def assert_same_bits(found: list[dict[str, Tensor]], expected: list[dict[str, Te
 
 @pytest.mark.parametrize(
     ("optimizer", "way", "replicas", "recompute"),
-    cases(),
+    [*cases()],
 )
 def test_a_divided_optimiser_gives_the_same_bits_and_equals_one_process(
     optimizer: str, way: tuple[Sync, Streams | None], replicas: int, recompute: bool
