@@ -145,7 +145,8 @@ def _watch(
 
 def _step_report(fleet: Supervisor, job: Job, step: int, worker: str) -> StepReport:
     key = fleet.keys.step_report(step, worker)
-    until_s = time.monotonic() + job.message_deadline_s
+    limit_s = 2 * job.message_deadline_s  # functions wait for each other half as long, and know better what is missing
+    until_s = time.monotonic() + limit_s
     while True:
         try:
             return get_document(fleet.storage, StepReport, key)

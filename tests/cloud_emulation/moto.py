@@ -1,6 +1,5 @@
 """moto's server as a process of its own."""
 
-import os
 import socket
 import subprocess
 import sys
@@ -16,8 +15,7 @@ def moto_endpoint() -> Iterator[str]:
     """The URL of a server that lasts as long as the context."""
     port = free_port()
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    unmeasured = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=unmeasured)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         _wait_for(port, process)
         yield f"http://127.0.0.1:{port}"
