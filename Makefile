@@ -31,8 +31,8 @@ demo-text: $(READY)
 	$(BIN)/python -m experiments.demo characters --output $(OUT)/characters
 
 test: $(READY)
-	$(BIN)/python -m pytest -q -n 2 -m "not alone and not long"
-	$(BIN)/python -m pytest -m "alone and not long"
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not long" --cov --cov-report=json:$(OUT)/coverage/report.json
+	$(BIN)/python scripts/coverage_by_room.py $(OUT)/coverage/report.json
 
 test-long: $(READY)
 	$(BIN)/python -m pytest -m long

@@ -23,17 +23,18 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from experiments import chaos
-from experiments.chaos import Ending, good, show
-from experiments.cuts import even_stages
-from experiments.faults import Fault
-from experiments.processes import children, functions_of, hosts_of, runs
+from experiments.chaos import show
 from funcpipe import FuncPipe
 from funcpipe.client.control import clean
 from funcpipe.client.results import RunResult
 from funcpipe.core import FaultTolerance, Plan
 from funcpipe.errors import FuncPipeError
 from funcpipe.platforms.catalog import open_platform, open_storage
+from funcpipe.testing import chaos
+from funcpipe.testing.chaos import Ending, good
+from funcpipe.testing.faults import Fault
+from funcpipe.testing.plans import even_stages
+from funcpipe.testing.processes import children, functions_of, hosts_of, runs
 
 FAULTS = (Fault.KILL, Fault.SLEEP, Fault.CLIENT)
 RUN = "chaos"

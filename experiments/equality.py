@@ -4,7 +4,6 @@ Beside it stands what rounding alone does: one process that takes its micro-batc
 """
 
 import argparse
-import itertools
 import json
 from collections.abc import Callable
 from functools import partial
@@ -16,8 +15,9 @@ from torch import Tensor, nn
 
 from experiments.models import characters, digits
 from funcpipe import FuncPipe
-from funcpipe.core import OptimizerKind, Plan, ScheduleKind, Stage, Sync, Wire
+from funcpipe.core import OptimizerKind, Plan, ScheduleKind, Sync, Wire
 from funcpipe.model.graph import trace
+from funcpipe.testing.plans import even_stages
 from funcpipe.training.data import Batches
 from funcpipe.training.verify import train_in_one_process
 
@@ -68,7 +68,6 @@ def differences(module: ModuleType, dtype: torch.dtype, stages: int, replicas: i
 
 def even_plan(model: nn.Module, sample: tuple[Tensor, ...], stages: int, replicas: int) -> Plan:
     names = [layer.name for layer in trace(model, sample).layers]
-    cuts = [round(len(names) * i / stages) for i in range(stages + 1)]
     return Plan(
         global_batch=MICRO_BATCH * MICRO_BATCHES * replicas,
         micro_batch=MICRO_BATCH,
@@ -78,10 +77,7 @@ def even_plan(model: nn.Module, sample: tuple[Tensor, ...], stages: int, replica
         wire=Wire.FP32,
         optimizer=OptimizerKind.MOMENTUM,
         platform="local",
-        stages=tuple(
-            Stage(first=a, stop=b, size="1024MB", memory_mb=1024, layers=tuple(names[a:b]))
-            for a, b in itertools.pairwise(cuts)
-        ),
+        stages=even_stages(names, stages),
     )
 
 

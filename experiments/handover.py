@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments.cuts import even_stages
 from funcpipe import FuncPipe
 from funcpipe.client.results import RunResult
 from funcpipe.core import Event, FaultTolerance, Outcome, Plan, ScheduleKind, Sync, Wire
 from funcpipe.model.graph import trace
 from funcpipe.partitioner.cost.evaluate import hand_over_time_s
 from funcpipe.platforms.catalog import load_spec
+from funcpipe.testing.plans import even_stages
 
 SAMPLES, EPOCHS, STEPS = 80, 20, 200
 STEP_S = 0.1

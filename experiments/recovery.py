@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from experiments import handover
-from experiments.processes import functions_of
 from funcpipe import FuncPipe
 from funcpipe.client.results import Progress, RunResult
 from funcpipe.core import FaultTolerance, ModelProfile, TrainingSpec, read
@@ -26,6 +25,7 @@ from funcpipe.platforms.catalog import load_spec
 from funcpipe.report.predict import step_shape, task_cost
 from funcpipe.scheduler.graph import build_graph
 from funcpipe.scheduler.simulator.simulate import simulate
+from funcpipe.testing.processes import functions_of
 
 PROFILE = Path(__file__).parent / "profiles" / "amoebanet-d18.json"
 EVERY = 10

@@ -1,4 +1,5 @@
-from collections.abc import Iterator
+import os
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ settings.load_profile("funcpipe")
 torch.set_num_threads(1)  # as in functions: more threads than free processors make torch many times slower
 
 _TESTS = Path(__file__).parent
-_ALONE = (
+_PROCESSES = (
     "chaos/",
     "cloud/",
     "e2e/test_failure.py",
@@ -27,6 +28,20 @@ _ALONE = (
     "platforms/aws/test_measure.py",
     "cli/",
 )
+"""Slow tests that start functions, or wait for what happens in its own time."""
+
+_COVERED_PROCESSES = (
+    "e2e/test_like.py::test_limits_change_no_bit_of_the_result",
+    "e2e/test_measure.py::test_a_model_is_profiled_in_functions",
+    "e2e/test_recovery.py::test_functions_with_short_lives_hand_over",
+    "e2e/test_recovery.py::test_killed_functions_are_replaced",
+    "platforms/local/",
+)
+"""Tests of which coverage sees the processes that they start: whatever imports torch takes twice as long then."""
+
+
+_COVERAGE = "COVERAGE_PROCESS_CONFIG"
+"""What tells a new process to measure itself."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -38,7 +53,36 @@ def logs_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow tests that start functions run alone: beside others their leases and lives would be too short."""
+    """Group tests that must not run side by side, and leave out of coverage what runs the same lines again.
+
+    Slow tests of `_PROCESSES` run one after the other, on one worker of `pytest -n 2 --dist loadgroup`: two of them
+    would have many more processes than this machine has processors. Of a slow test with several cases coverage sees
+    the first.
+    """
+    seen: set[str] = set()
     for item in items:
-        if item.get_closest_marker("slow") and str(item.path.relative_to(_TESTS)).startswith(_ALONE):
-            item.add_marker("alone")
+        if not item.get_closest_marker("slow"):
+            continue
+        if _name(item).startswith(_PROCESSES):
+            item.add_marker(pytest.mark.xdist_group("processes"))
+        function = _name(item).partition("[")[0]
+        if function in seen:
+            item.add_marker("no_cover")
+        seen.add(function)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Hide coverage from the processes that a test and its fixtures start, but for `_COVERED_PROCESSES`."""
+    covered = _name(item).startswith(_COVERED_PROCESSES)
+    hidden = None if covered else os.environ.pop(_COVERAGE, None)
+    try:
+        return (yield)
+    finally:
+        if hidden is not None:
+            os.environ[_COVERAGE] = hidden
+
+
+def _name(item: pytest.Item) -> str:
+    """Such as `cli/test_cli.py::test_help`."""
+    return f"{os.path.relpath(item.path, _TESTS)}::{item.name}"

@@ -26,18 +26,17 @@ ROOMS = {
     "runstate": {"core", "errors", "comm", "platforms.base", "training"},
     "worker": {"core", "errors", "model", "comm", "scheduler", "platforms.base", "training", "profiler", "runstate"},
     "platforms": {"core", "errors", "platforms.base", "worker"},
-    "testing": {"core", "errors", "platforms.base", "platforms"},
     "report": {"core", "errors", "comm.collectives", "scheduler", "partitioner"},
 }
 """What each room may import besides itself; those above may import whatever is named here."""
 
-ABOVE = ("client", "api", "cli", "__init__", "__main__")
+ABOVE = ("client", "testing", "api", "cli", "__init__", "__main__")
 """From below to the top: each may import all rooms, and those of `ABOVE` that come before it."""
 
 BASE = ("platforms.base", "platforms.wrappers", "platforms.allocator", "platforms.memory")
 """The modules of `platforms` that rooms below it lean on: the Protocols, and what is made of nothing else."""
 
-WITH_TORCH = {"api", "cli", "client", "comm", "model", "profiler", "runstate", "training", "worker"}
+WITH_TORCH = {"api", "cli", "client", "comm", "model", "profiler", "runstate", "testing", "training", "worker"}
 """Rooms that may import torch when they are loaded (the command line only inside a verb)."""
 
 
@@ -170,3 +169,10 @@ def test_an_import_through_a_root_link_fails_with_the_right_name(name: str) -> N
         found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
         assert found.returncode == 1
         assert f"ImportError: import funcpipe.{name} instead of {name}" in found.stderr
+
+
+def test_no_test_imports_experiments_and_no_experiment_tests() -> None:
+    """What both need is in `funcpipe.testing`."""
+    for folder, other in (("tests", "experiments"), ("experiments", "tests")):
+        for path in (ROOT / folder).rglob("*.py"):
+            assert other not in {name.split(".")[0] for name in imported(path)}, path

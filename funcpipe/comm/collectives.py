@@ -31,6 +31,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import lru_cache
 
 from funcpipe.core import Streams, Sync, usual_streams
 
@@ -152,6 +153,7 @@ class Pattern:
         return -(-(self.replicas - 1) // self.streams.groups)
 
 
+@lru_cache(maxsize=64)  # every task of a graph asks for its own
 def pattern(sync: Sync, replicas: int, streams: Streams | None = None) -> Pattern:
     """The pattern of `sync`, cut as `streams` says; None means the usual cut."""
     return Pattern(sync, replicas, usual_streams(sync, replicas, streams))

@@ -1,11 +1,11 @@
-"""The short form of experiments/chaos.py: each fault once, drawn by a fixed seed."""
+"""Each fault once, drawn by a fixed seed."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from experiments.chaos import good, run
-from experiments.faults import Fault
+from funcpipe.testing.chaos import good, run
+from funcpipe.testing.faults import Fault
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field, replace
 
-from experiments import chaos
 from funcpipe.client.prepare import prepare
 from funcpipe.client.session import session_on
 from funcpipe.client.site import Site
@@ -26,6 +25,7 @@ from funcpipe.platforms.base import Cause, Handle, Platform, State, Status
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.keys import Keys
+from funcpipe.testing import chaos
 from funcpipe.testing.memory_storage import MemoryStorage
 
 KEYS = Keys("run-1")

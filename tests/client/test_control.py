@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 import pytest
 
-from experiments import chaos
-from experiments.faults import Fate, Threads
 from funcpipe.client.control import clean, status, stop
 from funcpipe.client.launch import launch
 from funcpipe.client.prepare import prepare
@@ -34,18 +32,21 @@ from funcpipe.runstate.generations import newest_record, reserve_generation
 from funcpipe.runstate.halt import halt_run
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.resume import load_resume_point
+from funcpipe.testing import chaos
+from funcpipe.testing.faults import FunctionFaults
 from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.testing.thread_platform import ThreadPlatform
 
 QUICK = FaultTolerance(heartbeat_s=0.1, lease_s=0.3, checkpoint_steps=2)
 
 
-def platform(storage: MemoryStorage) -> Threads:
-    return Threads(load_spec("local"), storage, fate_of=lambda number: Fate())
+def platform(storage: MemoryStorage) -> ThreadPlatform:
+    return ThreadPlatform(load_spec("local"), storage)
 
 
 def train(
     storage: MemoryStorage,
-    functions: Threads,
+    functions: ThreadPlatform,
     *,
     limits: RunLimits = NO_LIMITS,
     on_oom: OnOutOfMemory = OnOutOfMemory.FAIL,
@@ -116,7 +117,7 @@ def test_functions_end_before_the_run_costs_too_much_and_nobody_orders_it_twice(
     assert max(worker.spent_usd for worker in status(storage, "run-1").workers) * 6 < 1.2 * 2.5 * rate_usd_s
 
 
-class Small(Threads):
+class Small(ThreadPlatform):
     """A platform on which functions that die have run out of memory; notes how large the second stage's are."""
 
     sizes: list[str]
@@ -144,7 +145,7 @@ def small(storage: MemoryStorage) -> Small:
     functions = Small(
         dataclasses.replace(spec, sizes=sizes),
         storage,
-        fate_of=lambda number: Fate(dies_at=60 if number == 2 else None),
+        faults_of=lambda number: FunctionFaults(killed_at=60 if number == 2 else None),
     )
     functions.sizes = []
     return functions
@@ -172,7 +173,7 @@ def test_two_clients_never_begin_the_same_generation() -> None:
         newest_record(storage, "run-1")  # none of them has begun
 
 
-class StoppedTogether(Threads):
+class StoppedTogether(ThreadPlatform):
     """Each function ends only when all six have been told to."""
 
     together = threading.Barrier(6, timeout=10)
@@ -184,6 +185,6 @@ class StoppedTogether(Threads):
 
 def test_functions_are_stopped_side_by_side() -> None:
     storage = MemoryStorage()
-    functions = StoppedTogether(load_spec("local"), storage, fate_of=lambda number: Fate())
+    functions = StoppedTogether(load_spec("local"), storage)
     train(storage, functions, epochs=1)
     assert not functions.together.broken

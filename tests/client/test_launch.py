@@ -9,8 +9,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from experiments import chaos
-from experiments.faults import Fate, Threads
 from funcpipe.client.job import Job
 from funcpipe.client.launch import OnProgress, ignore_progress, launch, launch_detached
 from funcpipe.client.prepare import PreparedRun, prepare
@@ -23,7 +21,10 @@ from funcpipe.platforms.base import Handle
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.runstate.generations import newest_record
 from funcpipe.runstate.keys import Keys
+from funcpipe.testing import chaos
+from funcpipe.testing.faults import FunctionFaults
 from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.testing.thread_platform import ThreadPlatform
 
 RUN = "run-1"
 QUICK = FaultTolerance(heartbeat_s=0.05, lease_s=0.3, checkpoint_steps=2)
@@ -47,21 +48,21 @@ def storage() -> MemoryStorage:
 
 
 @pytest.fixture
-def functions(storage: MemoryStorage) -> Iterator[Threads]:
-    platform = Threads(load_spec("local"), storage, fate_of=lambda number: Fate())
+def functions(storage: MemoryStorage) -> Iterator[ThreadPlatform]:
+    platform = ThreadPlatform(load_spec("local"), storage)
     yield platform
     platform.stop_all()
 
 
 def prepared(
-    storage: MemoryStorage, functions: Threads, settings: RunSettings, *, keep: bool = True, epochs: int = EPOCHS
+    storage: MemoryStorage, functions: ThreadPlatform, settings: RunSettings, *, keep: bool = True, epochs: int = EPOCHS
 ) -> PreparedRun:
     own = dataclasses.replace(job(), epochs=epochs, prices=functions.spec)
     session = session_on(Site(functions, storage, "memory://"), reopen=functions.open)
     return prepare(own, session, faults=dataclasses.replace(QUICK, keep=keep), settings=settings)
 
 
-def watch(storage: MemoryStorage, functions: Threads, on_progress: OnProgress = ignore_progress) -> RunResult:
+def watch(storage: MemoryStorage, functions: ThreadPlatform, on_progress: OnProgress = ignore_progress) -> RunResult:
     return launch(prepared(storage, functions, RunSettings(resume=RUN)), on_progress)
 
 
@@ -69,15 +70,15 @@ def test_a_watcher_that_is_interrupted_lets_the_run_go_on(
     storage: MemoryStorage, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    fates = [Fate() for _ in range(6)]
-    functions = Threads(load_spec("local"), storage, fate_of=lambda number: fates[number])
+    faults = [FunctionFaults() for _ in range(6)]
+    functions = ThreadPlatform(load_spec("local"), storage, faults_of=lambda number: faults[number])
     launch_detached(prepared(storage, functions, RunSettings(name=RUN)))
     seen: list[Progress] = []
 
     def interrupt(progress: Progress) -> None:
         seen.append(progress)
         if progress.step == 2:
-            for fate in fates:
+            for fate in faults:
                 fate.awake.clear()  # so that the run has not ended when it is looked at again
             raise KeyboardInterrupt
 
@@ -87,19 +88,19 @@ def test_a_watcher_that_is_interrupted_lets_the_run_go_on(
     assert f"run {RUN}: is not watched any more, and goes on" in caplog.messages
     ready = prepared(storage, functions, RunSettings(resume=RUN))
     assert ready.running is not None
-    for fate in fates:
+    for fate in faults:
         fate.awake.set()
     result = launch(ready, seen.append)
     assert [progress.step for progress in seen] == [1, 2, *range(1, 3 * EPOCHS + 1)]
     assert len(result.workers) == 6  # nobody was restarted
     assert storage.list("") == ()
-    undisturbed = Threads(load_spec("local"), storage, fate_of=lambda number: Fate())
+    undisturbed = ThreadPlatform(load_spec("local"), storage)
     expected = launch(prepared(storage, undisturbed, RunSettings(name=RUN))).state_dict()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in result.state_dict().items())
 
 
 def test_a_run_that_still_runs_is_not_started_again_nor_watched_by_another_plan(
-    storage: MemoryStorage, functions: Threads
+    storage: MemoryStorage, functions: ThreadPlatform
 ) -> None:
     launch_detached(prepared(storage, functions, RunSettings(name=RUN), epochs=10_000))
     again = prepared(storage, functions, RunSettings(resume=RUN), epochs=10_000)
@@ -111,7 +112,9 @@ def test_a_run_that_still_runs_is_not_started_again_nor_watched_by_another_plan(
         prepare(own, session, settings=RunSettings(resume=RUN))
 
 
-def test_a_watcher_is_told_what_the_run_had_cost_and_taken_before(storage: MemoryStorage, functions: Threads) -> None:
+def test_a_watcher_is_told_what_the_run_had_cost_and_taken_before(
+    storage: MemoryStorage, functions: ThreadPlatform
+) -> None:
     launch_detached(prepared(storage, functions, RunSettings(name=RUN), epochs=10_000))
     first: list[Progress] = []
 
@@ -138,11 +141,13 @@ def test_a_watcher_is_told_what_the_run_had_cost_and_taken_before(storage: Memor
     assert second[0].samples_per_s == 0.0  # it has not waited for a step yet
 
 
-def watch_long(storage: MemoryStorage, functions: Threads, on_progress: OnProgress) -> None:
+def watch_long(storage: MemoryStorage, functions: ThreadPlatform, on_progress: OnProgress) -> None:
     launch(prepared(storage, functions, RunSettings(resume=RUN), epochs=10_000), on_progress)
 
 
-def test_an_interrupt_ends_a_run_that_this_client_has_started(storage: MemoryStorage, functions: Threads) -> None:
+def test_an_interrupt_ends_a_run_that_this_client_has_started(
+    storage: MemoryStorage, functions: ThreadPlatform
+) -> None:
     def interrupt(progress: Progress) -> None:
         raise KeyboardInterrupt
 
@@ -152,7 +157,7 @@ def test_an_interrupt_ends_a_run_that_this_client_has_started(storage: MemorySto
     assert storage.list("") == ()
 
 
-def test_a_resumed_run_is_billed_from_its_first_start(storage: MemoryStorage, functions: Threads) -> None:
+def test_a_resumed_run_is_billed_from_its_first_start(storage: MemoryStorage, functions: ThreadPlatform) -> None:
     def interrupt(progress: Progress) -> None:
         if progress.step == 6:
             raise KeyboardInterrupt
@@ -171,7 +176,7 @@ def test_a_resumed_run_is_billed_from_its_first_start(storage: MemoryStorage, fu
     assert len(result.losses) == 3 * EPOCHS
 
 
-class Full(Threads):
+class Full(ThreadPlatform):
     """A platform that starts two functions and no more."""
 
     count = itertools.count()
@@ -184,7 +189,7 @@ class Full(Threads):
 
 @pytest.mark.parametrize("start", [launch, launch_detached])
 def test_a_start_that_fails_leaves_the_run_as_it_was(storage: MemoryStorage, start: object) -> None:
-    full = Full(load_spec("local"), storage, fate_of=lambda number: Fate())
+    full = Full(load_spec("local"), storage)
     full.count = itertools.count()
     ready = prepared(storage, full, RunSettings(name=RUN))
     with pytest.raises(PlatformError, match="no room"):
@@ -192,7 +197,7 @@ def test_a_start_that_fails_leaves_the_run_as_it_was(storage: MemoryStorage, sta
     assert storage.list("") == ()
 
 
-def test_a_resume_that_fails_to_start_can_be_tried_again(storage: MemoryStorage, functions: Threads) -> None:
+def test_a_resume_that_fails_to_start_can_be_tried_again(storage: MemoryStorage, functions: ThreadPlatform) -> None:
     def interrupt(progress: Progress) -> None:
         if progress.step == 6:
             raise KeyboardInterrupt
@@ -200,7 +205,7 @@ def test_a_resume_that_fails_to_start_can_be_tried_again(storage: MemoryStorage,
     with pytest.raises(KeyboardInterrupt):
         launch(prepared(storage, functions, RunSettings(name=RUN)), interrupt)
     before = {key for key in storage.list("") if key.startswith(Keys(RUN, 0).prefix)}
-    full = Full(load_spec("local"), storage, fate_of=lambda number: Fate())
+    full = Full(load_spec("local"), storage)
     full.count = itertools.count()
     own = dataclasses.replace(job(), epochs=EPOCHS, prices=full.spec)
     session = session_on(Site(full, storage, "memory://"), reopen=functions.open)

@@ -11,8 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from experiments import chaos
-from experiments.faults import Fate, Threads
 from funcpipe import FuncPipe, RunSettings
 from funcpipe.client.launch import launch
 from funcpipe.client.prepare import PreparedRun, prepare
@@ -35,7 +33,9 @@ from funcpipe.platforms.base import Platform
 from funcpipe.platforms.catalog import load_spec, open_storage
 from funcpipe.runstate.halt import halt_run
 from funcpipe.runstate.keys import Keys
+from funcpipe.testing import chaos
 from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.testing.thread_platform import ThreadPlatform
 from tests.e2e import small
 
 QUICK = FaultTolerance(heartbeat_s=0.1, lease_s=0.3, checkpoint_steps=1, keep=True)
@@ -45,16 +45,16 @@ def never() -> Platform:
     raise AssertionError("no platform is opened for a run that is refused")
 
 
-def session(storage: Any, platform: Threads | None = None, functions: Callable[[], Platform] = never) -> Session:
+def session(storage: Any, platform: ThreadPlatform | None = None, functions: Callable[[], Platform] = never) -> Session:
     reopen = (lambda url: platform.open(url)) if platform is not None else (lambda url: never())
     return Session(storage=storage, storage_url="memory://", functions=functions, reopen=reopen)
 
 
 @pytest.fixture(scope="module")
-def halted() -> tuple[MemoryStorage, Threads]:
+def halted() -> tuple[MemoryStorage, ThreadPlatform]:
     """A run that was ended after some steps, and the platform that it ran on."""
     storage = MemoryStorage()
-    platform = Threads(load_spec("local"), storage, fate_of=lambda number: Fate())
+    platform = ThreadPlatform(load_spec("local"), storage)
 
     def order(progress: Progress) -> None:
         if progress.step == 3:
@@ -66,7 +66,7 @@ def halted() -> tuple[MemoryStorage, Threads]:
     return storage, platform
 
 
-def resumed(halted: tuple[MemoryStorage, Threads], job: Any) -> PreparedRun:
+def resumed(halted: tuple[MemoryStorage, ThreadPlatform], job: Any) -> PreparedRun:
     storage, platform = halted
     return prepare(job, session(storage, platform), settings=RunSettings(resume="run-1"))
 
@@ -81,7 +81,7 @@ def resumed(halted: tuple[MemoryStorage, Threads], job: Any) -> PreparedRun:
     ],
 )
 def test_a_run_is_resumed_only_as_it_began(
-    halted: tuple[MemoryStorage, Threads], change: dict[str, Any], message: str
+    halted: tuple[MemoryStorage, ThreadPlatform], change: dict[str, Any], message: str
 ) -> None:
     before = halted[0].list("")
     with pytest.raises(PlanError, match=message):
@@ -89,7 +89,7 @@ def test_a_run_is_resumed_only_as_it_began(
     assert halted[0].list("") == before
 
 
-def test_a_run_of_another_model_is_not_resumed(halted: tuple[MemoryStorage, Threads]) -> None:
+def test_a_run_of_another_model_is_not_resumed(halted: tuple[MemoryStorage, ThreadPlatform]) -> None:
     job = chaos.job()
     other = dataclasses.replace(job, graph=_renamed(job))
     with pytest.raises(PlanError, match="the checkpoints are of another model"):
@@ -107,7 +107,7 @@ def _renamed(job: Any) -> Any:
 
 
 def test_a_name_that_is_taken_is_refused_and_an_unknown_run_is_not_resumed(
-    halted: tuple[MemoryStorage, Threads],
+    halted: tuple[MemoryStorage, ThreadPlatform],
 ) -> None:
     with pytest.raises(InvalidValue, match="run is the name of a run in this storage; resume it, or clean it first"):
         prepare(chaos.job(), session(halted[0]), settings=RunSettings(name="run-1"))
@@ -144,20 +144,20 @@ def _of_size(plan: Plan, size: str) -> Plan:
     return dataclasses.replace(plan, stages=tuple(dataclasses.replace(stage, size=size) for stage in plan.stages))
 
 
-class Refusing(Threads):
+class Refusing(ThreadPlatform):
     def check(self, plan: Plan) -> None:
         raise PlatformRefused("too many functions at once")
 
 
 def test_what_the_platform_refuses_leaves_nothing_in_storage() -> None:
     storage = MemoryStorage()
-    platform = Refusing(load_spec("local"), storage, fate_of=lambda number: Fate())
+    platform = Refusing(load_spec("local"), storage)
     with pytest.raises(PlatformRefused, match="too many functions at once"):
         prepare(chaos.job(), session(storage, functions=lambda: platform))
     assert storage.list("") == ()
 
 
-def test_a_resumed_run_knows_what_it_has_learned_cost_and_taken(halted: tuple[MemoryStorage, Threads]) -> None:
+def test_a_resumed_run_knows_what_it_has_learned_cost_and_taken(halted: tuple[MemoryStorage, ThreadPlatform]) -> None:
     storage, platform = halted
     prepared = prepare(chaos.job(), session(storage, platform, lambda: platform), settings=RunSettings(resume="run-1"))
     assert prepared.resumed is not None

@@ -11,6 +11,7 @@ from funcpipe.core import FaultTolerance, Halt, OnOutOfMemory, Outcome, RunAccou
 from funcpipe.errors import DeadlineExceeded, PlatformError, RunHalted, WorkerFailed
 from funcpipe.platforms.base import Handle, State, Status
 from funcpipe.runstate.documents import get_document, put_document
+from funcpipe.runstate.functions import start_function
 from funcpipe.runstate.generations import load_worker_specs
 from tests.client.scripted import KEYS, Run, Scripted, spec_with
 

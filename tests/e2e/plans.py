@@ -1,14 +1,14 @@
 """Plans made by hand, cutting a model's layers evenly."""
 
-import itertools
 from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import nn
 
-from funcpipe.core import OptimizerKind, Plan, ScheduleKind, Stage, Sync, Wire
+from funcpipe.core import OptimizerKind, Plan, ScheduleKind, Sync, Wire
 from funcpipe.model.graph import trace
+from funcpipe.testing.plans import even_stages
 from funcpipe.training.data import Batches
 
 momentum: Callable[..., torch.optim.Optimizer] = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
@@ -30,7 +30,6 @@ def even_plan(
 ) -> Plan:
     """`micro_batches` is the number of each replica."""
     names = [layer.name for layer in trace(model, sample).layers]
-    cuts = [round(len(names) * i / stages) for i in range(stages + 1)]
     return Plan(
         global_batch=micro_batch * micro_batches * replicas,
         micro_batch=micro_batch,
@@ -41,17 +40,7 @@ def even_plan(
         wire_back=wire_back,
         optimizer=OptimizerKind.MOMENTUM,
         platform="local",
-        stages=tuple(
-            Stage(
-                first=first,
-                stop=stop,
-                size="1024MB",
-                memory_mb=1024,
-                recompute=recompute,
-                layers=tuple(names[first:stop]),
-            )
-            for first, stop in itertools.pairwise(cuts)
-        ),
+        stages=even_stages(names, stages, recompute=recompute),
     )
 
 

@@ -1,15 +1,14 @@
 """The proof of the whole: a run over functions equals plain PyTorch in one process."""
 
 import copy
-from types import ModuleType
 
 import pytest
 import torch
 from torch.utils.data import Dataset
 
-from experiments.models import characters, digits
 from funcpipe.api import FuncPipe
 from funcpipe.core import Plan, ScheduleKind, Sync
+from tests.e2e.networks import RESIDUAL, TRANSFORMER, Network
 from tests.e2e.plans import even_plan, momentum, sample_numbers
 from tests.e2e.reference import largest_difference, train
 
@@ -17,13 +16,12 @@ LONG = pytest.mark.long
 SHAPES = [(1, 3), (3, 2), *(pytest.param(*shape, marks=LONG) for shape in [(1, 1), (3, 1), (2, 2)])]
 
 
-class First(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """The first samples of a dataset of tensors, floating-point inputs in another precision."""
+class Samples(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Samples for a network, floating-point inputs in the precision `dtype`."""
 
-    def __init__(self, module: ModuleType, samples: int, dtype: torch.dtype) -> None:
-        inputs, targets = (tensor[:samples] for tensor in module.train_data().tensors)
+    def __init__(self, network: Network, samples: int, dtype: torch.dtype) -> None:
+        inputs, self.targets = network.data(samples)
         self.inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
-        self.targets = targets
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -32,15 +30,15 @@ class First(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return self.inputs[index], self.targets[index]
 
 
-def differences(module: ModuleType, dtype: torch.dtype, *, plan: Plan, model: torch.nn.Module) -> tuple[float, float]:
+def differences(network: Network, dtype: torch.dtype, *, plan: Plan, model: torch.nn.Module) -> tuple[float, float]:
     """Train 20 steps both ways; the largest relative difference of any loss, and of any tensor of the state."""
     samples = 9 * plan.global_batch + plan.micro_batch + 1  # the last batch is short, and so is its last micro-batch
-    dataset = First(module, samples, dtype)
+    dataset = Samples(network, samples, dtype)
     expected = copy.deepcopy(model)
     steps = sample_numbers(plan, samples, epochs=2)
     assert len(steps) == 20
-    losses = train(expected, dataset, loss_fn=module.loss, optimizer=momentum, steps=steps)
-    result = FuncPipe(model, loss_fn=module.loss, optimizer=momentum).train(
+    losses = train(expected, dataset, loss_fn=network.loss, optimizer=momentum, steps=steps)
+    result = FuncPipe(model, loss_fn=network.loss, optimizer=momentum).train(
         dataset, epochs=2, plan=plan, message_deadline_s=60
     )
     assert largest_difference(model.state_dict(), result.state_dict()) == 0
@@ -49,7 +47,7 @@ def differences(module: ModuleType, dtype: torch.dtype, *, plan: Plan, model: to
 
 
 def trained(
-    module: ModuleType,
+    network: Network,
     dtype: torch.dtype,
     stages: int,
     replicas: int,
@@ -59,8 +57,8 @@ def trained(
     schedule: ScheduleKind = ScheduleKind.GPIPE,
 ) -> tuple[float, float]:
     torch.manual_seed(1)
-    model = module.model().to(dtype)
-    sample = First(module, 4, dtype).inputs
+    model = network.model().to(dtype)
+    sample = Samples(network, 4, dtype).inputs
     plan = even_plan(
         model,
         (sample,),
@@ -72,15 +70,15 @@ def trained(
         sync=sync,
         schedule=schedule,
     )
-    return differences(module, dtype, plan=plan, model=model)
+    return differences(network, dtype, plan=plan, model=model)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("stages", "replicas"), SHAPES)
-@pytest.mark.parametrize("module", [digits, characters], ids=["digits", "characters"])
-def test_twenty_steps_in_double_precision_equal_one_process(module: ModuleType, stages: int, replicas: int) -> None:
+@pytest.mark.parametrize("network", [RESIDUAL, TRANSFORMER], ids=["residual", "transformer"])
+def test_twenty_steps_in_double_precision_equal_one_process(network: Network, stages: int, replicas: int) -> None:
     """The network with BatchNorm amplifies rounding a thousandfold in a few steps: double precision has room for it."""
-    loss, state = trained(module, torch.float64, stages, replicas)
+    loss, state = trained(network, torch.float64, stages, replicas)
     assert loss < 1e-12
     assert state < 1e-10
 
@@ -88,17 +86,17 @@ def test_twenty_steps_in_double_precision_equal_one_process(module: ModuleType, 
 @pytest.mark.slow
 @pytest.mark.parametrize(("stages", "replicas"), [(3, 2), pytest.param(1, 3, marks=LONG)])
 def test_twenty_steps_in_single_precision_equal_one_process(stages: int, replicas: int) -> None:
-    loss, state = trained(characters, torch.float32, stages, replicas)
+    loss, state = trained(TRANSFORMER, torch.float32, stages, replicas)
     assert loss < 1e-6
     assert state < 1e-5
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "module", [pytest.param(digits, id="digits"), pytest.param(characters, id="characters", marks=LONG)]
+    "network", [pytest.param(RESIDUAL, id="residual"), pytest.param(TRANSFORMER, id="transformer", marks=LONG)]
 )
-def test_recomputed_activations_and_three_phases_change_nothing(module: ModuleType) -> None:
-    loss, state = trained(module, torch.float64, 2, 3, recompute=True, sync=Sync.THREE_PHASE)
+def test_recomputed_activations_and_three_phases_change_nothing(network: Network) -> None:
+    loss, state = trained(network, torch.float64, 2, 3, recompute=True, sync=Sync.THREE_PHASE)
     assert loss < 1e-12
     assert state < 1e-10
 
@@ -108,7 +106,7 @@ def test_recomputed_activations_and_three_phases_change_nothing(module: ModuleTy
     "sync", [Sync.STREAMED, pytest.param(Sync.EXCHANGE, marks=LONG), pytest.param(Sync.ALL_REDUCE, marks=LONG)]
 )
 def test_every_way_to_synchronise_changes_nothing(sync: Sync) -> None:
-    loss, state = trained(digits, torch.float64, 2, 3, sync=sync)
+    loss, state = trained(RESIDUAL, torch.float64, 2, 3, sync=sync)
     assert loss < 1e-12
     assert state < 1e-10
 
@@ -124,6 +122,6 @@ def test_every_way_to_synchronise_changes_nothing(sync: Sync) -> None:
     ],
 )
 def test_one_forward_one_backward_changes_nothing(schedule: ScheduleKind, recompute: bool) -> None:
-    loss, state = trained(digits, torch.float64, 3, 2, recompute=recompute, schedule=schedule)
+    loss, state = trained(RESIDUAL, torch.float64, 3, 2, recompute=recompute, schedule=schedule)
     assert loss < 1e-12
     assert state < 1e-10

@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 from torch.nn import functional as F
 
-from experiments.processes import functions_of, hosts_of, runs
 from funcpipe.api import FuncPipe
+from funcpipe.cli import main
 from funcpipe.core import to_text, write
 from funcpipe.errors import DataError, PlanError, WorkerFailed
+from funcpipe.testing.processes import functions_of, hosts_of, runs
 from tests.e2e import small
 
 ROOT = Path(__file__).parents[2]
@@ -152,7 +153,6 @@ def test_data_too_short_for_a_batch_is_refused_before_any_function_starts() -> N
         pipe().train(small.short_data, plan=small.plan())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "words", "message"),
     [
@@ -166,11 +166,21 @@ def test_data_too_short_for_a_batch_is_refused_before_any_function_starts() -> N
     ],
 )
 def test_bad_input_ends_the_command_with_2(
-    tmp_path: Path, change: dict[str, object], words: tuple[str, ...], message: str
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    change: dict[str, object],
+    words: tuple[str, ...],
+    message: str,
 ) -> None:
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(json.loads(to_text(small.plan())) | change))
-    ended = run("train", "tests.e2e.small:model", "--data", "tests.e2e.small:data", "--plan", str(path), *words)
-    assert message in ended.stderr
+    assert main(["train", "tests.e2e.small:model", "--data", "tests.e2e.small:data", "--plan", str(path), *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_bad_input_ends_the_process_with_2_and_shows_no_traceback(tmp_path: Path) -> None:
+    ended = run("train", "tests.e2e.small:model", "--data", "small", "--plan", str(tmp_path / "plan.json"))
+    assert "must read MODULE:FACTORY" in ended.stderr
     assert ended.returncode == 2
     assert "Traceback" not in ended.stderr

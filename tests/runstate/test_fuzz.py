@@ -1,4 +1,4 @@
-"""The short form of experiments/fuzz.py, and readers fed with bytes that hypothesis makes up."""
+"""Readers of what comes from outside, fed with changed inputs and with bytes that hypothesis makes up."""
 
 import random
 
@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.fuzz import READ, Target, attack, targets
 from funcpipe.errors import FuncPipeError
+from tests.runstate.readers import READ, Target, attack, targets
 
 TARGETS = targets()
 
@@ -15,8 +15,15 @@ TARGETS = targets()
 @pytest.mark.parametrize("name", TARGETS)
 def test_changed_inputs_are_read_or_refused(name: str) -> None:
     draw = random.Random(1)
-    outcomes = {attack(TARGETS[name], draw) for _ in range(60 if name == "profile" else 300)}
+    outcomes = {attack(TARGETS[name], draw) for _ in range(300)}
     assert outcomes - {READ}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", TARGETS)
+def test_twenty_thousand_changed_inputs_are_read_or_refused(name: str) -> None:
+    draw = random.Random(0)
+    assert {attack(TARGETS[name], draw) for _ in range(20_000)} - {READ}
 
 
 @settings(max_examples=60)

@@ -3,7 +3,7 @@
 import copy
 import random
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -58,6 +58,16 @@ OPTIMIZERS: dict[str, Callable[[Any], optim.Optimizer]] = {
 WAYS = [(Sync.THREE_PHASE, None), (Sync.PIPELINED, None), (Sync.STREAMED, Streams(4, 2, 2))]
 
 
+def cases() -> Iterator[Any]:
+    """Every optimiser in every way, with two or three replicas; with both in the long run."""
+    for i, name in enumerate(OPTIMIZERS):
+        for j, way in enumerate(WAYS):
+            for replicas in (2, 3):
+                marks = [] if (i + j + replicas) % 2 else [pytest.mark.long]
+                yield pytest.param(name, way, replicas, False, marks=marks)
+    yield pytest.param("momentum", WAYS[1], 2, True)
+
+
 def plan_of(sync: Sync, cut_as: Streams | None, replicas: int, *, sharded: bool, recompute: bool = False) -> Plan:
     plan = even_plan(
         model(),
@@ -94,11 +104,7 @@ def assert_same_bits(found: list[dict[str, Tensor]], expected: list[dict[str, Te
 
 @pytest.mark.parametrize(
     ("optimizer", "way", "replicas", "recompute"),
-    [
-        ("adam", WAYS[2], 3, False),
-        ("momentum", WAYS[1], 2, True),
-        *((name, way, replicas, False) for name in OPTIMIZERS for way in WAYS for replicas in (2, 3)),
-    ],
+    [*cases()],
 )
 def test_a_divided_optimiser_gives_the_same_bits_and_equals_one_process(
     optimizer: str, way: tuple[Sync, Streams | None], replicas: int, recompute: bool

@@ -17,7 +17,7 @@ from tests.in_process import make_job, run_workers
 
 pytestmark = pytest.mark.slow
 
-WORDS, SAMPLES = 11, 26
+WORDS, SAMPLES = 11, 18
 
 
 class TiedThrice(nn.Module):

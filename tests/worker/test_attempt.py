@@ -20,7 +20,7 @@ from funcpipe.runstate.lease import Lease
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.worker.attempt import run_attempt
 from tests.e2e import small
-from tests.in_process import make_job
+from tests.in_process import make_job, prepared_run
 from tests.recording import Recording
 
 S = TypeVar("S", bound=MemoryStorage)
@@ -44,7 +44,7 @@ class Uploaded:
             plan = small.plan(stages=1, replicas=1)
             job = make_job(small.model(), plan, small.data, loss=loss, optimizer=small.optimizer)
             keys = Keys("run-1", len(self._specs))
-            (self._specs[name],) = upload(job, keys, self._storage, "memory://", "recording://here", faults=FAULTS)
+            (self._specs[name],) = upload(prepared_run(job, self._storage, faults=FAULTS), keys)
 
     def spec(self, name: str = "trains") -> WorkerSpec:
         return replace(self._specs[name], generation=0)

@@ -9,6 +9,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
 from contextvars import Context, ContextVar
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -202,5 +203,10 @@ def _is_users(module: ModuleType) -> bool:
     name, file = getattr(module, "__name__", ""), getattr(module, "__file__", None)
     if file is None or name.partition(".")[0] in _INSTALLED or sys.modules.get(name) is not module:
         return False
+    return not _is_installed(file)
+
+
+@cache  # thousands of modules are looked at for every stage
+def _is_installed(file: str) -> bool:
     path = Path(file).resolve()
-    return not str(path).startswith(_SYSTEM) and not _INSTALLED_FOLDERS & set(path.parts)
+    return str(path).startswith(_SYSTEM) or bool(_INSTALLED_FOLDERS & set(path.parts))

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from experiments.processes import runs
 from funcpipe.core import MB, FunctionSize, PlatformSpec, WorkerSpec
 from funcpipe.errors import PlanError, PlatformError
 from funcpipe.platforms.base import Cause, State, Status
@@ -19,6 +18,7 @@ from funcpipe.platforms.local.cgroup import Groups
 from funcpipe.platforms.local.limits import Limits
 from funcpipe.platforms.local.link import Link
 from funcpipe.platforms.local.platform import LocalPlatform, local_functions
+from funcpipe.testing.processes import runs
 from tests.platforms.local.test_local import ended, sleep, worker
 
 groups = Groups()

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from experiments.processes import hosts_of, runs
 from funcpipe.core import Plan, ScheduleKind, Stage, Sync, Wire, WorkerSpec
 from funcpipe.errors import InvalidValue, PlatformError
 from funcpipe.platforms.base import Cause, Handle, Platform, State, Status
 from funcpipe.platforms.catalog import load_spec, open_platform
 from funcpipe.platforms.local.platform import LocalPlatform, local_functions
+from funcpipe.testing.processes import hosts_of, runs
 
 ROOT = Path(__file__).parents[3]
 

@@ -4,40 +4,55 @@ Inputs are valid ones with bytes changed, cut, doubled or inserted, or with othe
 is sealed again, so that the reader behind it is reached.
 """
 
-import argparse
 import json
 import random
 import struct
-import time
 import warnings
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 import xxhash
 from torch import Tensor, nn
 
-from experiments.chaos import job
 from funcpipe.comm import codec
-from funcpipe.core import Heartbeat, Manifest, ModelProfile, Plan, from_text, to_text
+from funcpipe.core import Heartbeat, LayerProfile, Manifest, ModelProfile, Plan, TensorProfile, from_text, to_text
 from funcpipe.errors import FuncPipeError
 from funcpipe.runstate import documents as notes
 from funcpipe.runstate.checkpoints import Checkpoints
 from funcpipe.runstate.keys import Keys
+from funcpipe.testing.chaos import job
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.training import state as states
 from funcpipe.training.norms import GradientNorm
 from funcpipe.training.state import capture_state, restore_state
 
-ROOT = Path(__file__).parents[1]
 READ = "read"
 LARGEST = 16
 """Times the bytes of a message that its tensors may take: bytes may travel for complex numbers of sixteen."""
 
 _VALUES: tuple[Any, ...] = (None, True, -1, 0, 2**63, 1e308, "", "x", "../x", [], {}, [[]], {"tensor": 7})
+
+
+PROFILE = ModelProfile(
+    model="three layers",
+    micro_batch=4,
+    platform="local",
+    sizes=("1024MB", "2048MB"),
+    base_memory_bytes=300 << 20,
+    layers=tuple(
+        LayerProfile(
+            name=f"layer{i}",
+            parameter_bytes=i << 10,
+            activation_bytes=i << 12,
+            forward_s=(0.2, 0.1),
+            backward_s=(0.4, 0.2),
+        )
+        for i in range(3)
+    ),
+    tensors=(TensorProfile(name="layer0", producer=0, consumers=(1, 2), forward_bytes=64, backward_bytes=64),),
+)
 
 
 @dataclass(frozen=True)
@@ -53,8 +68,7 @@ class Target:
 def targets() -> Mapping[str, Target]:
     """All readers by name."""
     messages = [{"a": torch.randn(3, 4), "b": torch.arange(5)}, {"c": torch.zeros(0, 2).bool()}, {}]
-    plan = to_text(job().plan).encode()
-    profile = (ROOT / "experiments" / "profiles" / "bert-large.json").read_bytes()
+    plan, profile = to_text(job().plan).encode(), to_text(PROFILE).encode()
     storage, net = MemoryStorage(), nn.Linear(3, 2)
     optimizer = torch.optim.Adam(net.parameters())
     torch.autograd.backward(net(torch.randn(4, 3)).sum())
@@ -176,19 +190,3 @@ def _restore(storage: MemoryStorage, manifest: Manifest, data: bytes) -> dict[st
     found = states.StageState(tensors=whole.tensors, aliases=manifest.aliases, transient=frozenset(), settings=settings)
     restore_state(found, net, torch.optim.Adam(net.parameters()), GradientNorm())
     return found.state_dict()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--inputs", type=int, default=20_000, help="for each reader (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    for name, target in targets().items():
-        draw, began_s = random.Random(options.seed), time.monotonic()
-        counts = Counter(attack(target, draw) for _ in range(options.inputs))
-        seen = ", ".join(f"{kind} {count}" for kind, count in counts.most_common())
-        print(f"{name:16} {options.inputs:>8} inputs in {time.monotonic() - began_s:6.1f} s: {seen}", flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,227 @@
+"""One run in which something goes wrong: it must end with the very bits of an undisturbed one, or say why not.
+
+A job of 3 stages x 2 replicas is trained over functions that are threads; the fault's victims and moments are drawn by
+seed. For many runs there is `experiments/chaos.py`.
+"""
+
+import functools
+import random
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from funcpipe.client.job import Job
+from funcpipe.client.launch import OnProgress, ignore_progress, launch, launch_detached
+from funcpipe.client.prepare import PreparedRun, prepare
+from funcpipe.client.results import Progress, RunResult
+from funcpipe.client.session import session_on
+from funcpipe.client.site import Site
+from funcpipe.core import FaultTolerance, Plan, RunSettings, ScheduleKind, Sync, Wire
+from funcpipe.errors import FuncPipeError
+from funcpipe.model.graph import trace
+from funcpipe.platforms.base import Platform, State
+from funcpipe.platforms.catalog import load_spec, open_platform
+from funcpipe.platforms.wrappers import Retried
+from funcpipe.runstate.functions import list_functions
+from funcpipe.runstate.keys import Keys
+from funcpipe.testing.faults import STORAGE_FAULTS, Fault, FunctionFaults, UnreliableStorage
+from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.testing.plans import even_stages
+from funcpipe.testing.thread_platform import ThreadPlatform
+
+STAGES, REPLICAS, SAMPLES, EPOCHS = 3, 2, 24, 3
+DEADLINE_S = 60.0
+REQUESTS = 400
+"""About as many storage requests as a worker makes; faults happen before."""
+
+RUN = "chaos"
+FAULTS = FaultTolerance(heartbeat_s=0.15, lease_s=0.45, start_s=1.0, checkpoint_steps=2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a run ended: `outcome` is "same bits", or the error's name."""
+
+    seed: int
+    fault: Fault
+    outcome: str
+    seconds: float
+    restarts: int
+    error: str = ""
+    left_objects: int = 0
+    left_functions: int = 0
+
+
+def model() -> nn.Module:
+    """The network that is trained, always with the same weights."""
+    torch.manual_seed(11)
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))
+
+
+def data() -> list[tuple[Tensor, Tensor]]:
+    """The samples: vectors of six numbers, and their classes."""
+    draw = torch.Generator().manual_seed(2)
+    return [(torch.randn(6, generator=draw), torch.tensor(i % 4)) for i in range(SAMPLES)]
+
+
+def job() -> Job:
+    """Train `model()` on `data()` by a plan of STAGES stages x REPLICAS replicas."""
+    made = model()
+    graph = trace(made, (torch.zeros(2, 6),))
+    plan = Plan(
+        global_batch=8,
+        micro_batch=2,
+        replicas=REPLICAS,
+        schedule=ScheduleKind.ONE_F_ONE_B,
+        sync=Sync.PIPELINED,
+        wire=Wire.FP32,
+        platform="local",
+        stages=even_stages([layer.name for layer in graph.layers], STAGES),
+    )
+    return Job(
+        graph=graph,
+        plan=plan,
+        loss=nn.functional.cross_entropy,
+        optimizer=functools.partial(torch.optim.Adam, lr=0.01),
+        dataset=data,
+        samples=SAMPLES,
+        epochs=EPOCHS,
+        seed=0,
+        shuffle=True,
+        message_deadline_s=DEADLINE_S / 3,
+        prices=load_spec("local"),
+    )
+
+
+def run(seed: int, fault: Fault, expected: dict[str, Tensor] | None) -> tuple[Ending, dict[str, Tensor] | None]:
+    """Train under `fault`: how that ended, and the tensors of the trained state, None after an error.
+
+    `expected` holds the tensors of an undisturbed run; None while there is none.
+    """
+    draw, objects, began_s = random.Random(seed), MemoryStorage(), time.monotonic()
+    storage = UnreliableStorage(objects, fault, seed) if fault in STORAGE_FAULTS else objects
+    platform = _threads(storage, fault, draw)
+    error, restarts, tensors = "", 0, None
+    try:
+        ways: dict[Fault, Callable[..., RunResult]] = defaultdict(lambda: _train)
+        ways |= {Fault.CLIENT: _client_killed, Fault.ORPHAN: _client_gone}
+        result = ways[fault](Retried(storage), platform, draw)
+        tensors, restarts = result.state_dict(), result.bill.functions - STAGES * REPLICAS
+    except FuncPipeError as caught:
+        error = f"{type(caught).__name__}: {caught}".splitlines()[0]
+    finally:
+        platform.stop_all()
+    same = tensors is not None and (expected is None or _equal(tensors, expected))
+    outcome = "same bits" if same else ("OTHER BITS" if tensors is not None else error.partition(":")[0])
+    if error:
+        for key in objects.list(f"{RUN}/"):
+            objects.delete(key)  # what `funcpipe clean` does once the functions have ended
+    ending = Ending(
+        seed=seed,
+        fault=fault,
+        outcome=outcome,
+        seconds=time.monotonic() - began_s,
+        restarts=restarts,
+        error=error,
+        left_objects=len(objects.list("")),
+        left_functions=sum(thread.name.startswith("function ") for thread in threading.enumerate()),
+    )
+    return ending, tensors
+
+
+def _train(
+    storage: Any, platform: ThreadPlatform, draw: random.Random, *, on_progress: OnProgress = ignore_progress
+) -> RunResult:
+    return launch(_prepared(storage, platform, RunSettings(name=RUN)), on_progress)
+
+
+def _resume(storage: Any, platform: ThreadPlatform, *, before: ThreadPlatform) -> RunResult:
+    """Go on with the run, whose functions ran on `before`."""
+    return launch(_prepared(storage, platform, RunSettings(resume=RUN), reopen=before.open))
+
+
+def _prepared(
+    storage: Any, platform: ThreadPlatform, settings: RunSettings, *, reopen: Callable[[str], Platform] = open_platform
+) -> PreparedRun:
+    session = session_on(Site(platform, storage, "memory://here"), reopen=reopen)
+    return prepare(job(), session, faults=replace(FAULTS, keep=True), settings=settings)
+
+
+def _client_killed(storage: Any, platform: ThreadPlatform, draw: random.Random) -> RunResult:
+    """The client and, as they are on its machine, all functions end after a step; another client resumes it."""
+    last = draw.randrange(1, EPOCHS * SAMPLES // 8)
+
+    def die(progress: Progress) -> None:
+        if progress.step == last:
+            platform.stop_all()
+            raise KeyboardInterrupt
+
+    try:
+        return _train(storage, platform, draw, on_progress=die)
+    except KeyboardInterrupt:
+        again = _threads(storage, Fault.NONE, draw)
+        try:
+            return _resume(storage, again, before=platform)
+        finally:
+            again.stop_all()
+
+
+def _client_gone(storage: Any, platform: ThreadPlatform, draw: random.Random) -> RunResult:
+    """The client leaves once the functions are started; another one collects when none of them runs any more."""
+    launch_detached(_prepared(storage, platform, RunSettings(name=RUN)))
+    until_s = time.monotonic() + DEADLINE_S
+    while time.monotonic() < until_s and any(
+        platform.status(function.handle).state is State.RUNNING for function in list_functions(storage, Keys(RUN))
+    ):
+        time.sleep(0.05)
+    return _resume(storage, platform, before=platform)
+
+
+def _threads(storage: Any, fault: Fault, draw: random.Random) -> ThreadPlatform:
+    """A platform on which `fault` happens to one or two of the first functions."""
+    workers = STAGES * REPLICAS
+    victims = draw.sample(range(workers), draw.choice((1, 2)))
+
+    def faults_of(number: int) -> FunctionFaults:
+        moment = draw.randrange(1, REQUESTS)
+        if number not in victims:
+            return FunctionFaults()
+        match fault:
+            case Fault.KILL | Fault.ORPHAN:
+                return FunctionFaults(killed_at=moment)
+            case Fault.SLEEP:
+                return FunctionFaults(sleeps_at=moment, sleeps_s=draw.uniform(1.0, 3.0))
+            case Fault.FULL:
+                return FunctionFaults(disk_full_from=moment)
+            case _:
+                return FunctionFaults()
+
+    chosen = frozenset(victims)
+    return ThreadPlatform(
+        load_spec("local"),
+        storage,
+        faults_of=faults_of,
+        lost=chosen if fault is Fault.LOST else frozenset(),
+        doubled=chosen if fault is Fault.TWICE else frozenset(),
+        clock_of=lambda number: _clock(draw.uniform(-300, 300) if fault is Fault.SKEW else 0.0),
+    )
+
+
+def _clock(offset_s: float) -> Callable[[], float]:
+    return lambda: time.time() + offset_s
+
+
+def _equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
+    return found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def good(ending: Ending) -> bool:
+    """Whether a run ended as it may: in time, with the same bits or an error that says why, and nothing left."""
+    ended = ending.outcome != "OTHER BITS" and ending.seconds < DEADLINE_S
+    return ended and not ending.left_objects and not ending.left_functions

@@ -1,0 +1,180 @@
+"""Faults for tests of whole runs: storage that is unreliable, and functions that are killed or put to sleep.
+
+`ThreadPlatform` runs functions to which they happen; `funcpipe.testing.chaos` trains a small job under one of them.
+"""
+
+import random
+import threading
+import time
+from dataclasses import dataclass, field
+from enum import Enum
+
+from funcpipe.errors import KeyMissing, StorageBusy, StorageError
+from funcpipe.platforms.base import OPEN, Gate, Storage
+
+
+class Fault(Enum):
+    """What goes wrong in a run."""
+
+    NONE = "none"
+    KILL = "SIGKILL"
+    SLEEP = "SIGSTOP past the lease, SIGCONT"
+    TWICE = "invoked twice"
+    LOST = "invocation lost"
+    BUSY = "time-outs, 500, 503"
+    TRUNCATED = "truncated bodies"
+    FLIPPED = "flipped bits"
+    STALE = "stale reads"
+    SLOW = "slow link"
+    FULL = "disk full for a while"
+    SKEW = "clocks minutes apart"
+    CLIENT = "client killed, run resumed"
+    ORPHAN = "client gone, a function SIGKILLed"
+
+
+STORAGE_FAULTS = frozenset({Fault.BUSY, Fault.TRUNCATED, Fault.FLIPPED, Fault.STALE, Fault.SLOW})
+
+
+class FunctionKilled(StorageError):
+    """The function was killed: nothing that it does has any effect."""
+
+
+@dataclass
+class FunctionFaults:
+    """What goes wrong in one function, and at which of its storage requests (counted from 1).
+
+    At request `killed_at` it dies; at `sleeps_at` all its threads stand still for `sleeps_s`; from `disk_full_from` on
+    ten requests find the disk full.
+    """
+
+    killed_at: int | None = None
+    sleeps_at: int | None = None
+    sleeps_s: float = 0.0
+    disk_full_from: int | None = None
+    requests: int = 0
+    dead: threading.Event = field(default_factory=threading.Event)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    awake: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.awake.set()
+
+    def next(self) -> int:
+        """Count a request, and let happen what is due at it. Raises FunctionKilled."""
+        with self.lock:
+            self.requests += 1
+            number = self.requests
+            if number == self.sleeps_at:
+                self.awake.clear()
+                threading.Timer(self.sleeps_s, self.awake.set).start()
+        self.awake.wait()
+        if number == self.killed_at:
+            self.dead.set()
+        if self.dead.is_set():
+            raise FunctionKilled("the function was killed")
+        return number
+
+
+class FunctionStorage:
+    """The storage as one function sees it, in which `faults` happen; all its threads stand still while it sleeps."""
+
+    def __init__(self, store: Storage, faults: FunctionFaults) -> None:
+        self._store = store
+        self._faults = faults
+        self.watches = store.watches
+
+    def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
+        """As the wrapped storage, while the function lives and the disk has room."""
+        number = self._faults.next()
+        full = self._faults.disk_full_from
+        if full is not None and full <= number < full + 10:
+            raise StorageError(f"the object {key!r} cannot be written: No space left on device")
+        self._store.put(key, data, if_absent=if_absent, gate=gate)
+        self._faults.awake.wait()
+
+    def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
+        """As the wrapped storage, while the function lives."""
+        self._faults.next()
+        return self._store.get(key, start=start, stop=stop, gate=gate)
+
+    def delete(self, key: str) -> None:
+        """As the wrapped storage, while the function lives."""
+        self._faults.next()
+        self._store.delete(key)
+
+    def list(self, prefix: str) -> tuple[str, ...]:
+        """As the wrapped storage, while the function lives."""
+        self._faults.next()
+        return self._store.list(prefix)
+
+    def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
+        """As the wrapped storage; a function that was killed does not wait."""
+        self._store.wait(key, min(timeout_s, 0.2), cancel)
+        if self._faults.dead.is_set():
+            raise FunctionKilled("the function was killed")
+
+
+class UnreliableStorage:
+    """Storage of which a `share` of the requests fails in the way of `fault`, drawn by `seed`."""
+
+    def __init__(self, store: Storage, fault: Fault, seed: int, *, share: float = 0.05) -> None:
+        self._store = store
+        self._fault = fault
+        self._draw = random.Random(seed)
+        self._share = share
+        self._lock = threading.Lock()
+        self.watches = store.watches
+
+    def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
+        """Sometimes fails: before it had its effect, or afterwards."""
+        wrong = self._goes_wrong()
+        if wrong and self._fault is Fault.BUSY and self._drawn() < 0.5:
+            raise StorageBusy("503 Slow Down")
+        self._pause(wrong)
+        self._store.put(key, data, if_absent=if_absent, gate=gate)
+        if wrong and self._fault is Fault.BUSY:
+            raise StorageBusy("the connection was lost")
+
+    def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
+        """Sometimes fails, misses what is there, or returns what was not written."""
+        wrong = self._goes_wrong()
+        if wrong and self._fault is Fault.BUSY:
+            raise StorageBusy("500 Internal Error")
+        if wrong and self._fault is Fault.STALE:
+            raise KeyMissing(key)
+        self._pause(wrong)
+        data = self._store.get(key, start=start, stop=stop, gate=gate)
+        if wrong and data and self._fault is Fault.TRUNCATED:
+            return data[: int(len(data) * self._drawn())]
+        if wrong and data and self._fault is Fault.FLIPPED:
+            changed = bytearray(data)
+            changed[int(len(data) * self._drawn())] ^= 1 << int(8 * self._drawn())
+            return bytes(changed)
+        return data
+
+    def delete(self, key: str) -> None:
+        """Sometimes fails."""
+        if self._goes_wrong() and self._fault is Fault.BUSY:
+            raise StorageBusy("time-out")
+        self._store.delete(key)
+
+    def list(self, prefix: str) -> tuple[str, ...]:
+        """Sometimes fails."""
+        if self._goes_wrong() and self._fault is Fault.BUSY:
+            raise StorageBusy("time-out")
+        return self._store.list(prefix)
+
+    def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
+        """As the wrapped storage."""
+        self._store.wait(key, timeout_s, cancel)
+
+    def _goes_wrong(self) -> bool:
+        return self._drawn() < self._share
+
+    def _drawn(self) -> float:
+        with self._lock:
+            return self._draw.random()
+
+    def _pause(self, wrong: bool) -> None:
+        if self._fault is Fault.SLOW:
+            time.sleep(0.1 if wrong else 0.002)

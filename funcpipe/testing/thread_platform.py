@@ -1,0 +1,114 @@
+"""A platform whose functions are threads of this process: whole runs, with faults, in fractions of a second."""
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from funcpipe.core import Invocation, Plan, PlatformSpec, WorkerSpec, from_text, to_text
+from funcpipe.errors import FuncPipeError, PlatformError
+from funcpipe.platforms.base import Cause, Handle, Platform, State, Status, Storage
+from funcpipe.platforms.wrappers import Counted, Retried
+from funcpipe.testing.faults import FunctionFaults, FunctionStorage
+from funcpipe.worker.attempt import run_attempt
+
+
+@dataclass
+class _Function:
+    thread: threading.Thread | None
+    faults: FunctionFaults
+    clock: Callable[[], float]
+    ended_well: bool | None = None
+
+
+class ThreadPlatform:
+    """A platform whose functions are threads of this process: runs that tests can disturb and look into.
+
+    `faults_of` gives what goes wrong in the function of the nth invocation, and `clock_of` its clock; `lost` and
+    `doubled` are the numbers of invocations that start no function, or two.
+    """
+
+    url = "threads://here"
+
+    def __init__(
+        self,
+        spec: PlatformSpec,
+        storage: Storage,
+        *,
+        faults_of: Callable[[int], FunctionFaults] = lambda number: FunctionFaults(),
+        lost: frozenset[int] = frozenset(),
+        doubled: frozenset[int] = frozenset(),
+        clock_of: Callable[[int], Callable[[], float]] = lambda number: time.time,
+    ) -> None:
+        self.spec = spec
+        self._clock_of = clock_of
+        self._storage = storage
+        self._faults_of = faults_of
+        self._lost = lost
+        self._doubled = doubled
+        self._numbers = itertools.count()
+        self._functions: dict[str, _Function] = {}
+
+    def check(self, plan: Plan) -> None:
+        """Nothing: threads run any plan."""
+
+    def open(self, url: str) -> Platform:
+        """This platform, by its URL."""
+        if url != self.url:
+            raise PlatformError(f"there is no platform {url}")
+        return self
+
+    def invoke(self, worker: Invocation) -> Handle:
+        """Start a function and return at once."""
+        assert isinstance(worker, WorkerSpec), "these functions only train"
+        number = next(self._numbers)
+        if number in self._doubled:
+            self._start(worker, _Function(None, FunctionFaults(), self._clock_of(number)), f"function {number} again")
+        function = _Function(None, self._faults_of(number), self._clock_of(number))
+        return self._start(worker, function, f"function {number}", lost=number in self._lost)
+
+    def status(self, handle: Handle) -> Status:
+        """The function's state; one whose invocation was lost seems to run."""
+        function = self._functions[handle.name]
+        if function.thread is None or (function.thread.is_alive() and not function.faults.dead.is_set()):
+            return Status(state=State.RUNNING)
+        if function.ended_well:
+            return Status(state=State.DONE)
+        return Status(state=State.FAILED, reason="killed by SIGKILL", cause=Cause.CRASHED)
+
+    def stop(self, handle: Handle) -> None:
+        """End the function if it still runs; return when it has ended."""
+        function = self._functions[handle.name]
+        function.faults.dead.set()
+        function.faults.awake.set()
+        if function.thread is not None:
+            function.thread.join(timeout=60)
+            if function.thread.is_alive():
+                raise PlatformError(f"{handle.name} hangs")
+
+    def detach(self) -> None:
+        """Nothing: functions are threads of their client."""
+
+    def stop_all(self) -> None:
+        """End all functions, at once, as the end of their machine would."""
+        for function in self._functions.values():
+            function.faults.dead.set()
+            function.faults.awake.set()
+        for name in list(self._functions):
+            self.stop(Handle(worker="", name=name))
+
+    def _start(self, worker: WorkerSpec, function: _Function, name: str, *, lost: bool = False) -> Handle:
+        spec = from_text(WorkerSpec, to_text(worker), source="the invocation payload")
+        self._functions[name] = function
+        if not lost:
+            function.thread = threading.Thread(target=self._run, args=(spec, function), name=name, daemon=True)
+            function.thread.start()
+        return Handle(worker=spec.worker, name=name)
+
+    def _run(self, spec: WorkerSpec, function: _Function) -> None:
+        try:
+            storage = Counted(Retried(FunctionStorage(self._storage, function.faults)))
+            function.ended_well = run_attempt(spec, storage, self.open, clock=function.clock)
+        except FuncPipeError:
+            function.ended_well = False  # it could not even say so
