@@ -14,7 +14,7 @@ class ProbeSpec:
     It begins nothing new after `time_s`. `code` tells for each layer the SHA-256 of its bundle in the storage.
     """
 
-    FORMAT: ClassVar[str] = "funcpipe.profiler.remote/1"
+    FORMAT: ClassVar[str] = "funcpipe.probe/1"
 
     run: str
     number: int

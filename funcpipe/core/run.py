@@ -40,7 +40,7 @@ class WorkerSpec:
     with `first_step`; a successor does so when its predecessor has handed over, or `follows_within_s` have passed.
     """
 
-    FORMAT: ClassVar[str] = "funcpipe.worker.loop/1"
+    FORMAT: ClassVar[str] = "funcpipe.worker/1"
 
     run: str
     attempt: int
@@ -103,7 +103,7 @@ class WorkerReport:
     `retryable` tells whether another attempt might fare better; `out_of_memory` whether it failed for want of memory.
     """
 
-    FORMAT: ClassVar[str] = "funcpipe.report.compare/1"
+    FORMAT: ClassVar[str] = "funcpipe.report/1"
 
     worker: str
     attempt: int
