@@ -31,6 +31,6 @@ FORMATS = {
 
 def test_the_names_of_formats_stay() -> None:
     classes = {name: item for name, item in vars(funcpipe.core).items() if inspect.isclass(item)}
-    found = {name: item.FORMAT for name, item in classes.items() if isinstance(getattr(item, "FORMAT", None), str)}
-    assert found == FORMATS
+    found = {name: getattr(item, "FORMAT", None) for name, item in classes.items()}
+    assert {name: text for name, text in found.items() if isinstance(text, str)} == FORMATS
     assert TRACE_FORMAT == "funcpipe.trace/1"

@@ -1,4 +1,4 @@
-"""What is to be trained, and how, from what was said on the command line."""
+"""From options to the values that training takes."""
 
 import argparse
 from functools import partial
@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from funcpipe.cli.factories import load_factory
 from funcpipe.core import Life, OnOutOfMemory, OptimizerKind, Plan, read
+from funcpipe.platforms.catalog import LOCAL, open_deployment
 
 if TYPE_CHECKING:
     from funcpipe.api import FuncPipe
     from funcpipe.client.job import Care
 
 
-def pipe_of(options: argparse.Namespace) -> "tuple[Plan, FuncPipe]":
+def plan_and_model(options: argparse.Namespace) -> "tuple[Plan, FuncPipe]":
     """The plan, and the model with its loss and optimiser."""
     import torch
 
@@ -31,8 +32,8 @@ def pipe_of(options: argparse.Namespace) -> "tuple[Plan, FuncPipe]":
     )
 
 
-def care_of(options: argparse.Namespace) -> "Care":
-    """How the run is to be looked after."""
+def fault_tolerance(options: argparse.Namespace) -> "Care":
+    """When the run saves checkpoints, what follows when a function runs out of memory, and the run's limits."""
     from funcpipe.client.job import Care
 
     life = Life(
@@ -42,6 +43,13 @@ def care_of(options: argparse.Namespace) -> "Care":
         deadline_s=options.deadline,
     )
     return Care(life=life, on_oom=OnOutOfMemory(options.on_oom))
+
+
+def storage_url(options: argparse.Namespace) -> str | None:
+    """Where the run keeps its objects, as `--storage` of other verbs takes it; None for a temporary folder."""
+    if options.storage is not None or options.platform == LOCAL:
+        return str(options.storage) if options.storage is not None else None
+    return open_deployment(options.platform).storage_urls.client
 
 
 def _optimizer(options: argparse.Namespace, plan: Plan) -> Any:
