@@ -33,7 +33,7 @@ def open_named_site(name: str | None, options: argparse.Namespace) -> "AbstractC
     """The platform called `name`, with the limits of `--like`; None for this process."""
     if name is None:
         if options.like or options.max_usd is not None:
-            raise InputError("--like and --max-usd apply to functions; say where they run, as in --on local")
+            raise InputError("--like and --max-usd apply to functions; say where they run: --on local")
         return nullcontext()
     from funcpipe.client.site import open_site
 

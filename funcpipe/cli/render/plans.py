@@ -19,7 +19,7 @@ _GANTT_LABEL = len("s0.r0 download ") + 3
 def profile(measured: ModelProfile, path: str, console: Console) -> None:
     """The profile's layers."""
     columns = (
-        *(Column("layer", text=True), Column("parameters MB"), Column("activations MB")),
+        *(Column("layer", text=True), Column("parameters MB", drop=1), Column("activations MB", drop=2)),
         *(Column("forward ms"), Column("backward ms")),
     )
     rows = [
@@ -104,7 +104,7 @@ def front(found: "Front", path: str, console: Console) -> None:
 
 
 _COSTS = (Column("iteration s"), Column("iteration $"))
-_SHAPE = (Column("stages"), Column("replicas"), Column("memory MB", text=True))
+_SHAPE = (Column("stages", drop=1), Column("replicas"), Column("memory MB", text=True))
 
 
 def _costs(estimate: Estimate) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 
 _GAP = 2
@@ -41,10 +41,21 @@ def print_table(console: Console, title: str, columns: Sequence[Column], rows: S
     for row in zip(*(cells[column] for column in widths), strict=True):
         table.add_row(*row)
     console.print(title, style="bold")
-    console.print(table, width=max(console.width, _total(widths)), crop=False)
+    console.print(_Whole(table, max(console.width, _total(widths))), crop=False)
     left_out = [column.name for column in columns if column not in widths]
     if left_out:
-        console.print(f"too narrow for: {', '.join(left_out)} (--json has everything)", style="dim")
+        console.print(f"left out for lack of width: {', '.join(left_out)} (--json has everything)", style="dim")
+
+
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """A table in the width that it needs: in a terminal too narrow for all its numbers, lines go on in the next."""
+
+    table: Table
+    width: int
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from console.render(self.table, options.update_width(self.width))
 
 
 def _widths(cells: Cells, limit: int) -> Widths:
