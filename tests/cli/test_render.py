@@ -212,7 +212,9 @@ def test_text_that_looks_like_markup_is_printed_as_it_is() -> None:
 
 
 @given(
-    rows=st.lists(st.tuples(*[st.integers(0, 10**12).map(str)] * 4, st.text("ab 1", max_size=40)), min_size=1, max_size=4),
+    rows=st.lists(
+        st.tuples(*[st.integers(0, 10**12).map(str)] * 4, st.text("ab 1", max_size=40)), min_size=1, max_size=4
+    ),
     width=st.integers(20, 120),
 )
 def test_every_number_of_a_column_that_is_shown_is_whole(rows: list[tuple[str, ...]], width: int) -> None:
