@@ -79,4 +79,4 @@ def _trace(fleet: Supervisor, plan: Plan, prices: PlatformSpec) -> Trace:
     found = [event for _, events in newest.values() for event in events]
     return Trace(
         run=fleet.keys.run, source=Source.EXECUTED, events=aligned(found), prices=prices_of(plan, prices)
-    ).from_nought()
+    ).from_zero()

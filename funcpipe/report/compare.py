@@ -87,7 +87,7 @@ def compare(predicted: Trace, observed: Trace) -> Report:
 def typical_step(observed: Trace) -> Trace:
     """Of the steps with the most tasks the one whose duration is the median, beginning at second 0."""
     steps = [observed.of_step(step) for step in _full_steps(observed)]
-    return sorted(steps, key=lambda step: step.duration_s)[len(steps) // 2].from_nought()
+    return sorted(steps, key=lambda step: step.duration_s)[len(steps) // 2].from_zero()
 
 
 def _full_steps(trace: Trace) -> tuple[int, ...]:

@@ -52,7 +52,7 @@ def draw(predicted: Trace, observed: Trace, path: str | Path) -> None:
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    traces = (predicted.from_nought(), observed.from_nought())
+    traces = (predicted.from_zero(), observed.from_zero())
     lanes = max(len(_rows(trace)) for trace in traces)
     figure = Figure(figsize=(14, 1.5 + 0.34 * lanes), layout="constrained")
     for axes, trace, title in zip(figure.subplots(2, 1, sharex=True), traces, ("predicted", "observed"), strict=True):
