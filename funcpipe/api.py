@@ -197,7 +197,7 @@ class FuncPipe:
         it is watched, by the settings that it was started with.
 
         Raises PlanError, DataError, ModelError, PlatformRefused or RunUnknown before any function starts; WorkerFailed,
-        RunHalted or DeadlineExceeded afterwards; WatchInterrupted when it is interrupted while it watches a run. The
+        RunHalted or DeadlineExceeded afterwards; RunInterrupted when Ctrl-C ends it, or ends watching. The
         module changes only if the run succeeds.
         """
         settings = self._settings(settings, keywords)

@@ -3,50 +3,53 @@
 ::
 
     FuncPipeError
-    ├── InputError              the caller can put it right; the command line ends with exit code 2
-    │   ├── InvalidValue        a value outside its range: says which field and what it held
-    │   ├── FormatError         a JSON document of ours that cannot be read: says which file and field
-    │   ├── ModelError          a module that cannot be turned into layers, or whose layers cannot be split
-    │   ├── PlanError           a plan that does not fit the model, the data or the platform
-    │   ├── DataError           a dataset that cannot feed the run
-    │   ├── PlatformRefused     the platform will not do it for this account: says what would make it
-    │   ├── Infeasible          no plan fits: says which limit binds and what would help
-    │   └── SolverUnavailable   the solver that was asked for is not installed or not licensed
-    └── RunError                something went wrong while functions ran; exit code 1
-        ├── WorkerFailed        a function raised, was killed or ran out of memory
-        ├── TaskFailed          a task of a worker raised; its cause is the original error
-        ├── DeadlineExceeded    something awaited did not come in time: says what and for how long
-        ├── PlatformError       the platform failed: to start functions, watch or stop them, set up what they need
-        ├── Cancelled           given up because another part of the run failed
-        ├── Superseded          another function has become the worker that this one was
-        ├── RunHalted           the run was ended early, by order or at a limit; it can be resumed
-        ├── RunUnknown          there is nothing of a run of that name, or not enough to go on with it
+    ├── InputError              the caller can fix it; the command line exits with code 2
+    │   ├── InvalidValue        a field holds a value outside its range
+    │   ├── FormatError         a file or object is not the JSON document that it should be
+    │   ├── ModelError          a module cannot be turned into layers, or its layers cannot be split
+    │   ├── PlanError           a plan does not fit the model, the data or the platform
+    │   ├── DataError           a dataset cannot feed the run
+    │   ├── PlatformRefused     the platform rejects the request: a permission, a quota, a region, a size
+    │   ├── Infeasible          no plan satisfies the limits: says which limit binds and what would help
+    │   └── SolverUnavailable   the chosen solver is not installed or not licensed
+    └── RunError                something went wrong while functions ran; the command line exits with code 1
+        ├── WorkerFailed        a function raised an exception, was killed or ran out of memory
+        ├── TaskFailed          a task of a worker raised an exception, which is the cause of this one
+        ├── DeadlineExceeded    something did not arrive or end in time: says what, and how long it was awaited
+        ├── PlatformError       the platform failed to start, watch or stop functions, or to deploy
+        ├── Cancelled           stopped because another part of the run failed first
+        ├── Superseded          a newer attempt has replaced this one
+        ├── RunHalted           the run was stopped early, by a command or at a limit; it can be resumed
+        ├── RunUnknown          no such run, or too little of it is left to continue
         ├── StorageError        the object storage failed
-        │   ├── KeyMissing      there is no object of that name
-        │   ├── KeyExists       the object was to be new and is not
-        │   └── StorageBusy     it failed for now: too many requests, an error within, a lost connection
-        ├── CorruptMessage      bytes from storage that are not what was written
-        └── Disagreement        a plan does not train a model as one process does
+        │   ├── KeyMissing      there is no object with this key
+        │   ├── KeyExists       there is an object with this key already
+        │   └── StorageBusy     the request failed for now: too many requests, a server error, a lost connection
+        ├── CorruptMessage      an object does not hold the bytes that were written
+        └── Disagreement        training by the plan differs from training in one process
 
     KeyboardInterrupt
-    └── WatchInterrupted        this client was interrupted while it watched a run, and the run goes on
+    └── RunInterrupted          Ctrl-C during a run: says whether the run goes on, and whether it was kept
 """
 
 
 class FuncPipeError(Exception):
-    """The root of the tree; never raised itself."""
+    """The root of the tree, for `except`; only its subclasses are raised.
+
+    `exit_code` is what the command line exits with.
+    """
 
     exit_code = 1
 
 
 class InputError(FuncPipeError):
-    """What the caller gave cannot be used."""
+    """What the caller passed cannot be used."""
 
     exit_code = 2
 
 
 class InvalidValue(InputError):
-    """A field holds a value outside its range."""
+    """A field holds a value outside its range: `field` is its name, `rule` what the value must be."""
 
     def __init__(self, field: str, value: object, rule: str) -> None:
         super().__init__(f"{field} {rule}, got {value!r}")
@@ -56,11 +59,11 @@ class InvalidValue(InputError):
 
 
 class FormatError(InputError):
-    """A JSON document cannot be read as the value it should hold."""
+    """A file or object is not the JSON document that it should be; the message names it and the field."""
 
 
 class ModelError(InputError):
-    """A module cannot be turned into a graph of layers."""
+    """A module cannot be turned into layers, or its layers cannot be split."""
 
 
 class PlanError(InputError):
@@ -72,15 +75,15 @@ class DataError(InputError):
 
 
 class PlatformRefused(InputError):
-    """The platform will not do it for this account: a permission, a quota, a region, a size."""
+    """The platform rejects the request for this account: a permission, a quota, a region, a size."""
 
 
 class Infeasible(InputError):
-    """No plan satisfies the limits."""
+    """No plan satisfies the limits; the message names the limit that binds and what would help."""
 
 
 class SolverUnavailable(InputError):
-    """The solver is not installed, or its licence does not admit the problem."""
+    """The solver is not installed, or its licence does not cover a problem of this size."""
 
 
 class RunError(FuncPipeError):
@@ -88,11 +91,11 @@ class RunError(FuncPipeError):
 
 
 class WorkerFailed(RunError):
-    """A function raised, was killed, or ended without finishing its work."""
+    """A function raised an exception, was killed, or ended without finishing its work."""
 
 
 class TaskFailed(RunError):
-    """A task of a worker raised; `__cause__` is what it raised."""
+    """The task called `task` raised an exception, which is the `__cause__` of this one."""
 
     def __init__(self, task: str, error: BaseException) -> None:
         super().__init__(f"{task}: {type(error).__name__}: {error}")
@@ -100,27 +103,27 @@ class TaskFailed(RunError):
 
 
 class PlatformError(RunError):
-    """The platform failed: to start functions, to know them, to set up what they need."""
+    """The platform failed to start, watch or stop functions, or to set up what they need."""
 
 
 class Cancelled(RunError):
-    """Given up because another part of the run failed; never the first error of a run."""
+    """Stopped because another part of the run failed; never the first error of a run."""
 
 
 class Superseded(RunError):
-    """Another function has become the worker that this one was."""
+    """A newer attempt has replaced this one as the worker."""
 
 
 class RunHalted(RunError):
-    """The run was ended early, by order or at a limit; it can be resumed."""
+    """The run was stopped early, by a command or at a limit; it can be resumed."""
 
 
 class RunUnknown(RunError):
-    """There is nothing of a run of that name, or not enough to go on with it."""
+    """There is no run of this name in the storage, or too little of it is left to continue."""
 
 
 class DeadlineExceeded(RunError):
-    """Something awaited did not come in time."""
+    """Something did not arrive or end in time."""
 
 
 class StorageError(RunError):
@@ -128,7 +131,7 @@ class StorageError(RunError):
 
 
 class KeyMissing(StorageError):
-    """There is no object of that name."""
+    """There is no object with the key `key`."""
 
     def __init__(self, key: str) -> None:
         super().__init__(f"there is no object {key!r}")
@@ -136,35 +139,36 @@ class KeyMissing(StorageError):
 
 
 class KeyExists(StorageError):
-    """An object of that name exists already and must not be replaced."""
+    """There is an object with the key `key` already, and it must not be replaced."""
 
     def __init__(self, key: str) -> None:
-        super().__init__(f"the object {key!r} exists already")
+        super().__init__(f"the object {key!r} already exists")
         self.key = key
 
 
 class StorageBusy(StorageError):
-    """The request failed for now and may be made again; whether it had an effect is not known."""
+    """The request failed for now and may be repeated; it may or may not have taken effect."""
 
 
 class CorruptMessage(RunError):
-    """Bytes from storage are not a whole message of ours."""
+    """An object does not hold the bytes that were written."""
 
 
 class Disagreement(RunError):
-    """A plan does not train a model as one process does."""
+    """Training by the plan differs from training in one process."""
 
 
-class WatchInterrupted(KeyboardInterrupt):
-    """This client was interrupted while it watched a run that it had not started; the run goes on.
+class RunInterrupted(KeyboardInterrupt):
+    """Ctrl-C during the run called `run`, whose objects are in `storage`, a URL.
 
-    `run` is its name, `storage` the URL of the storage that it lies in.
+    With `running` the run goes on, because this process was only watching it. Otherwise its functions were stopped, and
+    `kept` says whether what it had saved is still there to be resumed.
     """
 
-    def __init__(self, run: str, storage: str) -> None:
-        super().__init__(
-            f"run {run} goes on; --resume {run} watches it again, `funcpipe stop {run} --storage {storage}` ends it so "
-            f"that it can be resumed, `funcpipe clean {run} --storage {storage}` ends and deletes it"
-        )
+    def __init__(self, run: str, *, running: bool, kept: bool, storage: str) -> None:
+        state = "it goes on" if running else "it was stopped" if kept else "it was stopped and its objects were deleted"
+        super().__init__(f"interrupted while training {run}: {state}")
         self.run = run
+        self.running = running
+        self.kept = kept
         self.storage = storage

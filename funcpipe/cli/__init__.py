@@ -1,11 +1,13 @@
 """The verbs of funcpipe in a shell. Exit code 0: done; 1: a run failed; 2: the input cannot be used."""
 
+import argparse
 import sys
 import warnings
 from collections.abc import Sequence
 
-from funcpipe.cli.arguments import build_parser
 from funcpipe.cli.files import check_writable
+from funcpipe.cli.parser import build_parser
+from funcpipe.core import logs
 from funcpipe.errors import FuncPipeError
 
 
@@ -14,15 +16,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args(arguments)
     warnings.formatwarning = _format_warning
     try:
+        logs.configure(_log_level(options))
         check_writable(getattr(options, name, None) for name in ("output", "trace", "figure", "template_only"))
         options.run(options)
     except FuncPipeError as error:
         print(f"funcpipe: {error}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
-        print("funcpipe: interrupted; the run was stopped and cleaned up", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        from funcpipe.cli.interrupts import what_happened
+
+        print(f"funcpipe: {what_happened(interrupt)}", file=sys.stderr)
         return 1
     return 0
+
+
+def _log_level(options: argparse.Namespace) -> str | None:
+    """The level of the log that -v or -q asks for; without them the environment decides."""
+    if options.quiet:
+        return "error"
+    return {0: None, 1: "info"}.get(options.verbose, "debug")
 
 
 def _format_warning(

@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from funcpipe.cli.parts import add_verb
+from funcpipe.cli.options import add_verb
 
 
 def add_deploy(verbs: Any) -> None:

@@ -10,7 +10,7 @@ from funcpipe.client.results import Progress, RunResult, collect, step_report
 from funcpipe.client.supervisor import POLL_S, Supervisor
 from funcpipe.client.upload import upload
 from funcpipe.core import RunRecord, StepReport
-from funcpipe.errors import DeadlineExceeded, PlanError, WatchInterrupted
+from funcpipe.errors import DeadlineExceeded, PlanError, RunInterrupted
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.generations import (
@@ -35,15 +35,19 @@ def launch(prepared: PreparedRun, on_progress: OnProgress = ignore_progress) -> 
     """Train, or watch the run if functions are training it already, and collect what it leaves.
 
     Raises WorkerFailed, RunHalted or DeadlineExceeded, naming run, worker and task. A worker that dies is restarted. At
-    the end no function runs and no object of the run is left, except what is kept of a failed run to resume it. An
-    interrupt ends a run that was started here; one that was only watched runs on, which WatchInterrupted says.
+    the end no function runs and no object of the run is left, except what is kept of a failed run to resume it.
+    Ctrl-C ends a run that was started here, and lets one that was only watched go on: RunInterrupted says which.
     """
     if prepared.running is not None:
         return _watch(prepared, prepared.running, on_progress)
     keys = reserve_generation(prepared.storage, prepared.name)
-    with _objects_removed(prepared.storage, keys, keep=prepared.faults.keep), _supervisor(prepared, keys) as supervisor:
-        _start(prepared, keys, supervisor)
-        return _follow(prepared, keys, supervisor, on_progress)
+    kept = prepared.faults.keep
+    try:
+        with _objects_removed(prepared.storage, keys, keep=kept), _supervisor(prepared, keys) as supervisor:
+            _start(prepared, keys, supervisor)
+            return _follow(prepared, keys, supervisor, on_progress)
+    except KeyboardInterrupt:
+        raise RunInterrupted(keys.run, running=False, kept=kept, storage=prepared.storage_url) from None
 
 
 def launch_detached(prepared: PreparedRun) -> str:
@@ -67,7 +71,7 @@ def _watch(prepared: PreparedRun, record: RunRecord, on_progress: OnProgress) ->
                 supervisor.attach(spec)
             result = _follow(prepared, keys, supervisor, on_progress)
     except KeyboardInterrupt:
-        raise WatchInterrupted(keys.run, prepared.storage_url) from None
+        raise RunInterrupted(keys.run, running=True, kept=True, storage=prepared.storage_url) from None
     delete_run(prepared.storage, keys)
     return result
 

@@ -130,4 +130,4 @@ def _trace(storage: Storage, keys: Keys, plan: Plan, prices: PlatformSpec) -> Tr
     found = [event for _, events in newest.values() for event in events]
     return Trace(
         run=keys.run, source=Source.EXECUTED, events=aligned(found), prices=prices_of(plan, prices)
-    ).from_nought()
+    ).from_zero()

@@ -1,4 +1,4 @@
-"""The checks that values make of themselves; each raises InvalidValue with the field's name."""
+"""Checks that values apply to their own fields; each raises InvalidValue with the name of the field."""
 
 import math
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ def filled(field: str, value: Sequence[object]) -> None:
 
 
 def distinct(field: str, names: Sequence[str]) -> None:
-    """No name stands twice in `names`."""
+    """No name occurs twice in `names`."""
     seen: set[str] = set()
     for name in names:
         if name in seen:

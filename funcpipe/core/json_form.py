@@ -1,8 +1,8 @@
 """Frozen dataclasses to JSON and back, with errors that name the file and the field.
 
 The JSON form follows from the dataclass: field names are keys, tuples are arrays, enums are their values. A class that
-stands at the top of a document carries its format and version in `FORMAT`. Where fields of the same version have moved,
-the class has a static method `upgrade`, which takes the fields of a document, old or new, and returns those of today.
+can be a whole document names its format and version in `FORMAT`. Where fields of the same version have moved, the class
+has a static method `upgrade`, which takes the fields of a document, old or new, and returns those of today.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from funcpipe.errors import FormatError, InvalidValue
 
 
 class Document(Protocol):
-    """A dataclass that stands at the top of a JSON document."""
+    """A dataclass that can be a whole JSON document."""
 
     FORMAT: ClassVar[str]
 
@@ -36,7 +36,7 @@ def to_text(value: Document) -> str:
 
 
 def from_text(kind: type[D], text: str | bytes, *, source: str) -> D:
-    """Read a document of `kind`; `source` (a file name) stands at the head of every FormatError."""
+    """Read a document of `kind`; every FormatError begins with `source`, a file name."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -50,7 +50,7 @@ def from_text(kind: type[D], text: str | bytes, *, source: str) -> D:
 
 
 def write(value: Document, path: str | Path) -> None:
-    """Write the document of `value` to `path`, replacing what was there."""
+    """Write the document of `value` to `path`, replacing an existing file."""
     Path(path).write_text(to_text(value), encoding="utf-8")
 
 
@@ -64,7 +64,7 @@ def read(kind: type[D], path: str | Path) -> D:
 
 
 def to_plain(value: Any) -> Any:
-    """`value` in terms of dict, list, str, int, float, bool and None."""
+    """`value` as dict, list, str, int, float, bool and None."""
     if isinstance(value, Enum):
         return value.value
     if dataclasses.is_dataclass(value):
@@ -176,6 +176,6 @@ def _check_format(found: Any, expected: str, source: str) -> None:
     if isinstance(found, str) and found.startswith(family + "/"):
         raise FormatError(
             f"{source}: field 'format' is {found!r}, but this funcpipe reads version {version} ({expected!r}); "
-            "make the file again, or use the funcpipe that wrote it"
+            "write the file again with this version, or use the version that wrote it"
         )
     raise FormatError(f"{source}: field 'format' is {found!r}, expected {expected!r}")

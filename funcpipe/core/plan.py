@@ -1,4 +1,4 @@
-"""What is asked for (TrainingSpec), what was decided (Plan) and what it is expected to take (Estimate)."""
+"""What is wanted (TrainingSpec), what was decided (Plan), and what that is predicted to take (Estimate)."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -9,7 +9,7 @@ from funcpipe.errors import InvalidValue
 
 
 class Wire(Enum):
-    """The number format of tensors while they travel."""
+    """The number format in which tensors are sent."""
 
     FP32 = "fp32"
     BF16 = "bf16"
@@ -22,7 +22,7 @@ class Wire(Enum):
 
 
 class OptimizerKind(Enum):
-    """Optimisers by the values that they keep for each parameter."""
+    """Optimisers, by how many values they keep per parameter."""
 
     SGD = "sgd"
     MOMENTUM = "momentum"
@@ -30,16 +30,16 @@ class OptimizerKind(Enum):
 
     @property
     def values_per_parameter(self) -> int:
-        """How many numbers the optimiser keeps for each parameter."""
+        """How many values the optimiser keeps per parameter."""
         return {OptimizerKind.SGD: 0, OptimizerKind.MOMENTUM: 1, OptimizerKind.ADAM: 2}[self]
 
     def values_each(self, replicas: int, *, sharded: bool) -> float:
-        """How many of them each replica of a stage keeps: all, or its share where they are divided."""
+        """How many of them each replica of a stage keeps: all, or its share if they are `sharded`."""
         return self.values_per_parameter / replicas if sharded else self.values_per_parameter
 
 
 class Recompute(Enum):
-    """Whether a stage may drop its activations and compute its forward again before its backward."""
+    """Whether a stage may drop its activations and repeat its forward before its backward."""
 
     NEVER = "never"
     AUTO = "auto"
@@ -48,8 +48,8 @@ class Recompute(Enum):
 class ScheduleKind(Enum):
     """The order in which a stage runs the forwards and backwards of its micro-batches.
 
-    `GPIPE` holds the activations of all micro-batches, `ONE_F_ONE_B` as few as keep all stages busy, and
-    `EAGER_ONE_F_ONE_B` about twice as many, so that transfers hide behind computation too.
+    `GPIPE` holds the activations of all micro-batches, `ONE_F_ONE_B` no more than keep all stages busy, and
+    `EAGER_ONE_F_ONE_B` about twice as many, so that computation hides transfers too.
     """
 
     GPIPE = "gpipe"
@@ -74,9 +74,9 @@ class Sync(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """How a streamed synchronisation is cut: into `rounds`, each with raw objects for `groups` of readers.
+    """How a streamed synchronisation is divided: into `rounds`, each with raw objects for `groups` of readers.
 
-    The sums of all rounds travel in `merged` objects of each replica. An exchange has only rounds.
+    Each replica sends the sums of all rounds in `merged` objects. An exchange only has rounds.
     """
 
     rounds: int
@@ -89,7 +89,7 @@ class Streams:
 
 
 def usual_streams(sync: Sync, replicas: int, streams: Streams | None = None) -> Streams:
-    """How `sync` cuts the gradient of so many replicas: as `streams` says, where that is open, or as it mostly does."""
+    """How `sync` divides the gradient among `replicas`: as `streams` says where it applies, otherwise the usual way."""
     one_each = max(replicas - 1, 1)
     match sync:
         case Sync.THREE_PHASE | Sync.PIPELINED:
@@ -104,7 +104,7 @@ def usual_streams(sync: Sync, replicas: int, streams: Streams | None = None) -> 
 
 
 class Optimality(Enum):
-    """What is known of a plan: the best there is, or the best that was found."""
+    """What is known about a plan: that it is the best there is, or only the best that was found."""
 
     OPTIMAL = "optimal"
     FEASIBLE = "feasible"
@@ -171,7 +171,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageEstimate:
-    """One stage as predicted: a function's memory by what takes it, the lanes' seconds for one micro-batch."""
+    """The prediction for one stage: a function's memory by purpose, and each lane's seconds for one micro-batch."""
 
     base_bytes: int
     state_bytes: int
@@ -193,10 +193,10 @@ class StageEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What one iteration is predicted to take: seconds, dollars itemised, bytes, requests, and what holds it up.
+    """What one iteration is predicted to take: seconds, itemised dollars, bytes, requests, and the bottleneck.
 
-    `overhead_s` and `overhead_usd` are what starting functions and handing over at the end of their lives adds to an
-    iteration, spread over a life; `iteration_s` and `cost_usd` do not hold them.
+    `overhead_s` and `overhead_usd` are what an iteration's share of starting functions, and of handing over when their
+    lifetime ends, adds; `iteration_s` and `cost_usd` do not include them.
     """
 
     iteration_s: float
@@ -214,7 +214,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolverReport:
-    """How a plan was found. `bound` is proved to lie below every objective; `gap` = (objective − bound) / objective."""
+    """How a plan was found. No plan has an objective below `bound`; `gap` = (objective − bound) / objective."""
 
     name: str
     status: Optimality
@@ -292,7 +292,7 @@ class Plan:
 
 
 def _check_sharding(sync: Sync | None, gradient_wire: Wire) -> None:
-    """Whether the optimiser can be divided. With fp16, a step may turn out to be left out after it was begun."""
+    """Whether the optimiser can be divided. With fp16 a step may have to be skipped after replicas have begun it."""
     if sync is not None and not sync.shares_sums:
         ways = ", ".join(way.value for way in Sync if way.shares_sums)
         raise InvalidValue("sync", sync.value, f"must be one of {ways} with shard_optimizer")

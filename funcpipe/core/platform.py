@@ -12,7 +12,7 @@ MB = 1024 * 1024  # of function memory, as the platforms count it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionSize:
-    """One size of function that can be bought: memory (1 MB = 2^20 bytes), share of processors, link, price."""
+    """One size of function on offer: memory (1 MB = 2^20 bytes), virtual processors, link, price."""
 
     name: str
     memory_mb: int
@@ -37,14 +37,14 @@ class FunctionSize:
 class PlatformSpec:
     """A platform in one region: sizes in ascending order of memory, and what holds for all of them.
 
-    `latency_s` is spent by every storage operation before its bytes move. `contention` (at least 1) is the slow-down of
-    computation while the same function transfers. `shared_bytes_s` caps the traffic of all functions together, and
+    Every storage operation takes `latency_s` before its bytes move. `contention` (at least 1) is how much
+    slower a function computes while it transfers. `shared_bytes_s` caps the traffic of all functions together, and
     `shared_cores` the processors that they compute on, where functions share one machine; None means no such cap.
 
     `base_memory_bytes`, where it was measured, is what a function needs before it holds any of a model.
 
-    Sizes of the same memory may differ in their processors. `sources` says for a field, of this class or of the sizes,
-    where and when its values were found or measured.
+    Sizes of the same memory may differ in their processors. `sources` maps a field of this class, or of the
+    sizes, to where and when its values were published or measured.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.platform/1"
@@ -87,7 +87,7 @@ class PlatformSpec:
                 raise InvalidValue("sources", name, "must name fields of a platform or of its sizes")
 
     def size(self, name: str) -> FunctionSize:
-        """The size called `name`; raises InvalidValue with the names there are."""
+        """The size called `name`; raises InvalidValue with the names of all sizes."""
         for size in self.sizes:
             if size.name == name:
                 return size

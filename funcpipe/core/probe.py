@@ -1,4 +1,4 @@
-"""What a function that measures is told, and what it says: of its platform, or of a model's layers."""
+"""Functions that measure a platform or the layers of a model: their payload and their reports."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,9 +9,9 @@ from funcpipe.core import checks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeSpec:
-    """The invocation payload of a function that measures: the `layers` with these numbers, or without any the platform.
+    """The payload of a function that measures the `layers` with these numbers, or the platform if there are none.
 
-    It begins nothing new after `time_s`. `code` tells for each layer the SHA-256 of its bundle in the storage.
+    The function starts no measurement after `time_s`. `code` gives the SHA-256 of the bundle of each layer.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.probe/1"
@@ -42,10 +42,10 @@ class ProbeSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineReport:
-    """What a function of one size finds: its link to the storage, its memory, its processors.
+    """What a function of one size measures: its link to the storage, its memory, its processors.
 
-    `one_thread_s` and `all_threads_s` are the seconds for each product of matrices, when one thread computes them, and
-    when as many do as the function sees processors.
+    `one_thread_s` and `all_threads_s` are the seconds per matrix product with one thread, and with as many threads as
+    the function sees processors.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.machine/1"
@@ -61,7 +61,7 @@ class MachineReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerReport:
-    """Seconds of each forward and backward of a layer that was timed; bytes that it needs only while it runs."""
+    """Seconds of each timed forward and backward of a layer, and the bytes that it needs only while it runs."""
 
     FORMAT: ClassVar[str] = "funcpipe.layer/1"
 

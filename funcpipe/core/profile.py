@@ -1,4 +1,4 @@
-"""What was measured of a model: the values that planning starts from."""
+"""The measurements of a model that planning starts from."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,9 +14,9 @@ class LayerProfile:
     `parameter_bytes` are trainable; frozen parameters and buffers, and packages that only this layer needs, are
     `constant_bytes`. `activation_bytes` is what the layer keeps from its forward until its backward. `input_bytes`
     are the model inputs that it reads. `parts` names the layers of the model's graph that were folded into this one,
-    in order; empty where it is one layer. `workspace_bytes` is what the layer has in use beyond that while it runs,
-    forward or backward. `forward_spread` and `backward_spread` are the distance between the quartiles of the measured
-    seconds over their median.
+    in order; it is empty for a single layer. `workspace_bytes` is what the layer needs in addition while it runs,
+    forward or backward. `forward_spread` and `backward_spread` are the interquartile range of the measured seconds
+    divided by their median.
     """
 
     name: str
@@ -81,7 +81,7 @@ class TensorProfile:
 class TiedParameter:
     """A trainable parameter that several `layers` use, in ascending order; it counts in the `parameter_bytes` of each.
 
-    Stages that hold it apart from each other sum its gradient.
+    Different stages that hold it sum its gradient.
     """
 
     name: str
@@ -145,7 +145,10 @@ class ModelProfile:
         return sum(layer.parameter_bytes for layer in self.layers[first:stop]) - repeated
 
     def summed_bytes(self, first: int, stop: int) -> int:
-        """Bytes of those whose gradient the replicas of a stage [first, stop) sum: the first stage that holds it."""
+        """Bytes of the parameters whose gradient a stage [first, stop) sums over its replicas.
+
+        A tied parameter counts in the first stage that holds it.
+        """
         borrowed = sum(
             tie.parameter_bytes
             for tie in self.ties

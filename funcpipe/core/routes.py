@@ -1,10 +1,10 @@
 """Which tensors travel between the stages of a plan, and in which objects.
 
-A tensor is sent once, to the stages that use it. Tensors of one stage with the same set of consumer stages share one
-object; the gradients that a stage owes to one producer stage share one object too.
+A tensor is sent once, to the stages that use it. Tensors of one stage with the same consumer stages share one object;
+so do the gradients that a stage returns to one producer stage.
 
-The gradient of a parameter that several stages hold is added up from the last of them to the first, in which the
-backwards end last; the sum goes from there to the others. So one order of additions is all that there is.
+The gradient of a parameter that several stages hold is summed from the last of these stages to the first, whose
+backward ends last, and the sum is sent back to the others. The order of additions is therefore always the same.
 """
 
 from collections import defaultdict
@@ -36,7 +36,7 @@ class GradientRoute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TieRoute:
-    """The objects of a step for `parameters`, which each of `stages` holds: their gradients, then the sums of these."""
+    """The objects of a step for `parameters`, which all `stages` hold: their gradients, then the sums."""
 
     stages: tuple[int, ...]
     parameters: tuple[str, ...]
@@ -91,7 +91,7 @@ def find_routes(
 
 
 def _tie_routes(stage_of_layer: Sequence[int], ties: Sequence[TiedParameter]) -> tuple[TieRoute, ...]:
-    """Parameters that the same layers use share their objects, whatever the cuts."""
+    """Parameters that are used by the same layers share their objects, wherever the cuts are."""
     found: dict[tuple[int, ...], list[TiedParameter]] = defaultdict(list)
     for tie in ties:
         found[tie.layers].append(tie)

@@ -1,4 +1,4 @@
-"""What a function is told when it is invoked, and what it says when it ends."""
+"""What a function receives when it is invoked, and what it reports when it ends."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -12,36 +12,36 @@ from funcpipe.core.settings import FaultTolerance, RunLimits
 
 
 class Invocation(Protocol):
-    """What a function is invoked with: a document that names its run, itself, and its size."""
+    """The payload that a function is invoked with; it names the run, the worker and the size of the function."""
 
     FORMAT: ClassVar[str]
 
     @property
     def run(self) -> str:
-        """The run that it belongs to."""
+        """The name of the run."""
 
     @property
     def worker(self) -> str:
-        """Its short name."""
+        """The short name of the worker."""
 
     @property
     def size(self) -> str:
-        """The name of its size."""
+        """The name of the function's size."""
 
     @property
     def memory_mb(self) -> int:
-        """The memory of its size."""
+        """The memory of the function."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """The invocation payload: all that a function knows besides what lies in the object storage.
+    """The payload of a worker's function: all that it knows besides what is in the object storage.
 
-    `storage` and `platform` are URLs: of its objects, and of what runs it. `bundle` is the key of its stage's code,
-    loaded only if its SHA-256 is `bundle_sha256`; `parameters` the key of the stage's tensors. A message that has not
-    come `message_deadline_s` after it was awaited ends the run. It begins with the stage's newest checkpoint, or else
-    with `first_step`; a successor does so when its predecessor has handed over, or `follows_within_s` have passed.
-    It logs from `log_level` on, which `core.logs.read_levels` reads.
+    `storage` and `platform` are the URLs of the run's objects and of what runs its functions. `bundle` is the key of
+    the stage's code, which is loaded only if its SHA-256 is `bundle_sha256`; `parameters` is the key of the stage's
+    tensors. The run ends when the worker has waited `message_deadline_s` for a message. The worker starts from the
+    stage's newest checkpoint, or at `first_step` if there is none; a successor starts once its predecessor has handed
+    over, or after `follows_within_s`. `log_level` is what `core.logs.read_levels` reads.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.worker/1"
@@ -90,7 +90,7 @@ class WorkerSpec:
 
     @property
     def worker(self) -> str:
-        """The worker's short name."""
+        """The worker's short name, such as s0.r1."""
         return worker_name(self.stage, self.replica)
 
     @property
@@ -106,7 +106,7 @@ class WorkerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """What one replica of the last stage says after a step: its samples, and the sum of their losses."""
+    """What one replica of the last stage reports after a step: its samples, and the sum of their losses."""
 
     FORMAT: ClassVar[str] = "funcpipe.step/1"
 
@@ -117,9 +117,9 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReport:
-    """What an attempt of a worker says when it ends: how, what it used, and the tail of its story if it failed.
+    """What an attempt of a worker reports when it ends: its outcome, what it used, and the error if it failed.
 
-    `retryable` tells whether another attempt might fare better; `out_of_memory` whether it failed for want of memory.
+    `retryable` says whether another attempt may succeed; `out_of_memory` whether the failure was a lack of memory.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.report/1"
@@ -146,7 +146,7 @@ class WorkerReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bill:
-    """What a run took, at the prices of `platform`. `earlier_usd` is what it had cost before it was resumed."""
+    """What a run used and cost, at the prices of `platform`; `earlier_usd` is what it cost before it was resumed."""
 
     FORMAT: ClassVar[str] = "funcpipe.bill/1"
 
@@ -161,5 +161,5 @@ class Bill:
 
     @property
     def cost_usd(self) -> float:
-        """Dollars for all of it, from the start of the run."""
+        """Dollars for functions and requests together, from the start of the run."""
         return self.earlier_usd + self.compute_usd + self.request_usd

@@ -1,4 +1,4 @@
-"""The documents that a run keeps in storage: leases, checkpoints, heartbeats, orders, records."""
+"""The documents that a run keeps in storage: leases, checkpoints, heartbeats, halts, records."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from funcpipe.core.plan import Plan
 
 
 class Outcome(Enum):
-    """How a worker's attempt ended."""
+    """How an attempt of a worker ended."""
 
     FINISHED = "finished"
     HANDED_OVER = "handed over"
@@ -38,7 +38,7 @@ class RunAccount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFile:
-    """A file of a checkpoint, by its name in the folder of its stage."""
+    """A file of a checkpoint; `name` is relative to the folder of the stage."""
 
     name: str
     bytes: int
@@ -47,11 +47,11 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """A checkpoint of a stage after `step` steps, the same for all its replicas; or the part that one of them saves.
+    """A checkpoint of a stage after `step` steps: of all its replicas alike, or the part that one of them saves.
 
-    `aliases` maps further names of a tensor to the one it is stored under; `transient` names buffers that are no part
-    of the model's `state_dict`. `settings` is the JSON text of what is no tensor: the optimiser's state and groups, in
-    which tensors are referred to by name, and the scale of the loss.
+    `aliases` maps other names of a tensor to the name it is stored under; `transient` names buffers that are not part
+    of the model's `state_dict`. `settings` is the JSON text of everything but tensors: the optimiser's state and
+    groups, which refer to tensors by name, and the loss scale.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.checkpoint/1"
@@ -66,7 +66,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseDocument:
-    """What lies under a lease's key: `holder` is drawn anew by everyone who tries to take it."""
+    """The object at a lease's key; everyone who tries to take the lease draws a new `holder` at random."""
 
     FORMAT: ClassVar[str] = "funcpipe.lease/1"
 
@@ -75,7 +75,7 @@ class LeaseDocument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandOver:
-    """What an attempt leaves to its successor: it has done `step` steps, and they are saved."""
+    """What an attempt tells its successor: it has done `step` steps, and they are saved."""
 
     FORMAT: ClassVar[str] = "funcpipe.hand-over/1"
 
@@ -84,7 +84,10 @@ class HandOver:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restart:
-    """That a worker is started again, as `attempt`, by one that waits for it in `step`: the how-manieth time there."""
+    """A worker is restarted as `attempt` by a peer that was waiting for it.
+
+    `step` is the step in which the peer was waiting, and `tries` counts the restarts in that step.
+    """
 
     FORMAT: ClassVar[str] = "funcpipe.restart/1"
 
@@ -95,7 +98,7 @@ class Restart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Halt:
-    """The order to end after `step` steps, or at once; `reason` says why."""
+    """The order to stop after `step` steps, or at once where it is None; `reason` says why."""
 
     FORMAT: ClassVar[str] = "funcpipe.halt/1"
 
@@ -105,7 +108,7 @@ class Halt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Busy:
-    """What a lane does, since when; `awaits` is the task whose object it waits for."""
+    """What a lane has been doing for `since_s` seconds; `awaits` is the task whose object it waits for, if any."""
 
     lane: str
     task: str
@@ -115,10 +118,11 @@ class Busy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    """How an attempt of a worker fares: `beat` counts up, `alive_s` is its age, `step_s` what a step takes.
-    `spent_usd` is what it has cost, `run_usd` and `run_s` what the run has cost and taken.
+    """The state of an attempt of a worker, written anew with every `beat`.
 
-    `saved_step` is the last step that it knows a checkpoint of; `sent_at_s` is the time by its own clock.
+    `alive_s` is the age of the attempt, `step_s` the duration of a step. `spent_usd` is what the worker has cost,
+    `run_usd` and `run_s` what the run has cost and taken. `saved_step` is the newest step whose checkpoint the worker
+    knows of; `sent_at_s` is the time by its own clock.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.heartbeat/1"
@@ -142,7 +146,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionDocument:
-    """A function that was started: for which attempt of which worker; `handle` is the platform's, as JSON text."""
+    """A function that was started for an attempt of a worker; `handle` is the platform's, as JSON text."""
 
     FORMAT: ClassVar[str] = "funcpipe.function/1"
 
@@ -154,10 +158,10 @@ class FunctionDocument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """What a run is: all that is needed to watch it, to stop it, or to go on with it under another plan.
+    """The description of a run: all that is needed to watch it, stop it, or resume it under another plan.
 
-    `platform` and `storage` are URLs. `losses` are those of the steps before `first_step`, which earlier generations
-    did; `spent_usd` and `elapsed_s` is what these took.
+    `platform` and `storage` are URLs. `losses` belong to the steps before `first_step`, which earlier generations did;
+    `spent_usd` and `elapsed_s` are what those generations cost and took.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.run/1"

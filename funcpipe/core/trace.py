@@ -1,4 +1,4 @@
-"""What happened, or would happen, on every lane: events, and their file, which Perfetto opens as it is."""
+"""What happened, or is predicted to happen, on every lane: events, in a file that Perfetto opens."""
 
 import json
 from collections.abc import Mapping
@@ -37,8 +37,8 @@ class Source(Enum):
 class Event:
     """One task on one lane of one worker, in seconds since the trace began.
 
-    `waited_s`, part of the duration, is the time for which the awaited object did not exist yet. `attempt` counts how
-    often the worker had died before, and done the same step again.
+    `waited_s`, part of the duration, is the time before the awaited object existed. `attempt` counts how often the
+    worker had died and started again before.
     """
 
     task: str
@@ -60,13 +60,13 @@ class Event:
 
     @property
     def busy_s(self) -> float:
-        """The seconds for which the lane worked rather than waited."""
+        """The seconds in which the lane worked rather than waited."""
         return self.end_s - self.start_s - self.waited_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Events:
-    """What an attempt of a worker leaves of its last steps."""
+    """The events of an attempt's last steps."""
 
     FORMAT: ClassVar[str] = "funcpipe.events/1"
 
@@ -75,19 +75,19 @@ class Events:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """What the functions of each stage cost a second, and each storage request."""
+    """The price of a second of each stage's functions, and of each storage request."""
 
     function_usd_s: tuple[float, ...]
     put_usd: float
     get_usd: float
 
     def request_usd(self, lane: Resource) -> float:
-        """What one transfer on `lane` costs besides its time."""
+        """The price of one request on `lane`."""
         return {Resource.UPLOAD: self.put_usd, Resource.DOWNLOAD: self.get_usd}.get(lane, 0.0)
 
 
 def prices_of(plan: Plan, spec: PlatformSpec) -> Prices:
-    """What the functions of `plan` and their requests cost on `spec`; InvalidValue if it has not their sizes."""
+    """What the functions of `plan` and their requests cost on `spec`; raises InvalidValue if it lacks a size."""
     return Prices(
         function_usd_s=tuple(spec.size(stage.size).price_usd_s for stage in plan.stages),
         put_usd=spec.price_put_usd,
@@ -124,8 +124,8 @@ class Trace:
         """The events of one step alone."""
         return replace(self, events=tuple(event for event in self.events if event.step == step))
 
-    def from_nought(self) -> "Trace":
-        """The same, beginning at second 0."""
+    def from_zero(self) -> "Trace":
+        """The same events, shifted to begin at second 0."""
         origin_s = min((event.start_s for event in self.events), default=0.0)
         moved = (replace(e, start_s=e.start_s - origin_s, end_s=e.end_s - origin_s) for e in self.events)
         return replace(self, events=tuple(moved))
@@ -139,10 +139,10 @@ def write_trace(trace: Trace, path: str | Path) -> None:
 
 
 def write_side_by_side(predicted: Trace, observed: Trace, path: str | Path) -> None:
-    """Write both for Perfetto, each from second 0, the workers of one below those of the other."""
+    """Write both for Perfetto, each from second 0, the observed workers below the predicted ones."""
     first = 1 + len({(event.stage, event.replica) for event in predicted.events})
-    entries = _entries(predicted.from_nought(), first=1, prefix="predicted: ")
-    entries += _entries(observed.from_nought(), first=first, prefix="observed: ")
+    entries = _entries(predicted.from_zero(), first=1, prefix="predicted: ")
+    entries += _entries(observed.from_zero(), first=first, prefix="observed: ")
     Path(path).write_text(json.dumps({"traceEvents": entries}), encoding="utf-8")
 
 

@@ -88,7 +88,7 @@ def compare(predicted: Trace, observed: Trace) -> Report:
 def typical_step(observed: Trace) -> Trace:
     """The step with the median duration among those with the most tasks, shifted to start at 0 s."""
     steps = [observed.of_step(step) for step in _full_steps(observed)]
-    return sorted(steps, key=lambda step: step.duration_s)[len(steps) // 2].from_nought()
+    return sorted(steps, key=lambda step: step.duration_s)[len(steps) // 2].from_zero()
 
 
 def _full_steps(trace: Trace) -> tuple[int, ...]:

@@ -65,7 +65,7 @@ def draw(predicted: Trace, observed: Trace, path: str | Path) -> None:
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    traces = {"predicted": predicted.from_nought(), "observed": observed.from_nought()}
+    traces = {"predicted": predicted.from_zero(), "observed": observed.from_zero()}
     lanes = max(len(_rows(trace)) for trace in traces.values())
     figure = Figure(figsize=(14, 1.5 + 0.34 * lanes), layout="constrained")
     for axes, (title, trace) in zip(figure.subplots(2, 1, sharex=True), traces.items(), strict=True):

@@ -16,7 +16,7 @@ from funcpipe.client.results import Progress, RunResult
 from funcpipe.client.session import session_on
 from funcpipe.client.site import Site
 from funcpipe.core import FaultTolerance, Invocation, RunSettings
-from funcpipe.errors import PlanError, PlatformError, WatchInterrupted
+from funcpipe.errors import PlanError, PlatformError, RunInterrupted
 from funcpipe.platforms.base import Handle
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.runstate.generations import newest_record
@@ -82,9 +82,9 @@ def test_a_watcher_that_is_interrupted_lets_the_run_go_on(
                 fate.awake.clear()  # so that the run has not ended when it is looked at again
             raise KeyboardInterrupt
 
-    with pytest.raises(WatchInterrupted, match=f"run {RUN} goes on; --resume {RUN} watches it again") as caught:
+    with pytest.raises(RunInterrupted, match=f"interrupted while training {RUN}: it goes on") as caught:
         watch(storage, functions, interrupt)
-    assert (caught.value.run, caught.value.storage) == (RUN, "memory://")
+    assert (caught.value.run, caught.value.running, caught.value.storage) == (RUN, True, "memory://")
     assert f"run {RUN}: is not watched any more, and goes on" in caplog.messages
     ready = prepared(storage, functions, RunSettings(resume=RUN))
     assert ready.running is not None
@@ -123,7 +123,7 @@ def test_a_watcher_is_told_what_the_run_had_cost_and_taken_before(
         if progress.step == 30:
             raise KeyboardInterrupt
 
-    with pytest.raises(WatchInterrupted):
+    with pytest.raises(RunInterrupted):
         watch_long(storage, functions, stop_soon)
     spent = prepared(storage, functions, RunSettings(resume=RUN), epochs=10_000).account
     assert spent.spent_usd > 0
@@ -134,7 +134,7 @@ def test_a_watcher_is_told_what_the_run_had_cost_and_taken_before(
         second.append(progress)
         raise KeyboardInterrupt
 
-    with pytest.raises(WatchInterrupted):
+    with pytest.raises(RunInterrupted):
         watch_long(storage, functions, stop_at_once)
     assert second[0].cost_usd >= spent.spent_usd
     assert second[0].elapsed_s >= spent.elapsed_s
@@ -151,9 +151,9 @@ def test_an_interrupt_ends_a_run_that_this_client_has_started(
     def interrupt(progress: Progress) -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt) as caught:
+    with pytest.raises(RunInterrupted) as caught:
         launch(prepared(storage, functions, RunSettings(name=RUN), keep=False, epochs=10_000), interrupt)
-    assert not isinstance(caught.value, WatchInterrupted)
+    assert (caught.value.running, caught.value.kept) == (False, False)
     assert storage.list("") == ()
 
 

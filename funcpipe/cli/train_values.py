@@ -1,4 +1,4 @@
-"""What is to be trained, and how, from what was said on the command line."""
+"""From options to the values that training takes."""
 
 import argparse
 from functools import partial
@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from funcpipe.cli.factories import load_factory
 from funcpipe.core import FaultTolerance, OnOutOfMemory, OptimizerKind, Plan, RunLimits, RunSettings, read
-from funcpipe.platforms.catalog import load_spec
+from funcpipe.platforms.catalog import LOCAL, load_spec, open_deployment
 
 if TYPE_CHECKING:
     from funcpipe.api import FuncPipe
 
 
-def pipe_of(options: argparse.Namespace) -> "tuple[Plan, FuncPipe]":
+def plan_and_model(options: argparse.Namespace) -> "tuple[Plan, FuncPipe]":
     """The plan, and the model with its loss and optimiser."""
     import torch
 
@@ -31,8 +31,8 @@ def pipe_of(options: argparse.Namespace) -> "tuple[Plan, FuncPipe]":
     )
 
 
-def faults_of(options: argparse.Namespace) -> FaultTolerance:
-    """How the run copes with failures."""
+def fault_tolerance(options: argparse.Namespace) -> FaultTolerance:
+    """When the run saves checkpoints, and what follows when a function runs out of memory."""
     return FaultTolerance(
         checkpoint_steps=options.checkpoint,
         failure_interval_s=options.failure_interval,
@@ -40,13 +40,13 @@ def faults_of(options: argparse.Namespace) -> FaultTolerance:
     )
 
 
-def limits_of(options: argparse.Namespace) -> RunLimits:
-    """What the run may cost."""
+def run_limits(options: argparse.Namespace) -> RunLimits:
+    """What the run may cost, and how long it may take."""
     return RunLimits(max_usd=options.max_usd, deadline_s=options.deadline)
 
 
-def settings_of(options: argparse.Namespace) -> RunSettings:
-    """What the run is called, where its objects lie, and whose prices it is billed at."""
+def run_settings(options: argparse.Namespace) -> RunSettings:
+    """The run's name, where it keeps its objects, and at whose prices it is billed."""
     return RunSettings(
         name=options.run_name,
         storage=options.storage,
@@ -54,6 +54,13 @@ def settings_of(options: argparse.Namespace) -> RunSettings:
         message_deadline_s=options.message_deadline,
         prices=load_spec(options.spec) if options.spec else None,
     )
+
+
+def storage_url(options: argparse.Namespace) -> str | None:
+    """Where the run keeps its objects, as `--storage` of other verbs takes it; None for a temporary folder."""
+    if options.storage is not None or options.platform == LOCAL:
+        return str(options.storage) if options.storage is not None else None
+    return open_deployment(options.platform).storage_urls.client
 
 
 def _optimizer(options: argparse.Namespace, plan: Plan) -> Any:

@@ -1,0 +1,90 @@
+"""What the options of all verbs have in common: a verb and its help page, choices, logging."""
+
+import argparse
+import importlib
+from collections.abc import Callable, Generator, Iterable
+from typing import Any
+
+FACTORY = "MODULE:FACTORY"
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """A help page with a usage line of what is required, and with the default of every option that has one."""
+
+    def __init__(self, prog: str, width: int | None = None) -> None:
+        super().__init__(prog, max_help_position=28, width=width)
+
+    def add_usage(
+        self, usage: str | None, actions: Iterable[argparse.Action], groups: Iterable[Any], prefix: str | None = None
+    ) -> None:
+        """The usage without what may be left out, which the groups below it list."""
+        required = [action for action in actions if action.required or not action.option_strings]
+        words = [" ".join([*action.option_strings[-1:], _placeholder(action)]) for action in required]
+        super().add_usage(usage or " ".join(["%(prog)s", "[options]", *words]), required, [], prefix)
+
+    def _iter_indented_subactions(self, action: argparse.Action) -> Generator[argparse.Action, None, None]:
+        yield from getattr(action, "_get_subactions", list)()
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        text, default = action.help, action.default
+        if text is None or not action.option_strings or "(default:" in text:
+            return text
+        if action.nargs == 0 or default is None or default == []:
+            return text
+        return f"{text} (default: {f'{default:g}' if isinstance(default, float) else default})"
+
+
+def _placeholder(action: argparse.Action) -> str:
+    shown = action.metavar or ("{" + ",".join(action.choices) + "}" if action.choices else action.dest)
+    return f"[{shown}]" if action.nargs == argparse.OPTIONAL else str(shown)
+
+
+def add_verb(verbs: Any, name: str, help_text: str, example: str, module: str) -> argparse.ArgumentParser:
+    """A verb whose function is that of the same name in `module` of `funcpipe.cli`, imported when it is called."""
+    verb: argparse.ArgumentParser = verbs.add_parser(
+        name,
+        help=help_text,
+        description=help_text[0].upper() + help_text[1:] + ".",
+        epilog=f"example:\n  {example}",
+        formatter_class=HelpFormatter,
+    )
+
+    def run(options: argparse.Namespace) -> None:
+        function: Callable[[argparse.Namespace], None] = getattr(
+            importlib.import_module(f"funcpipe.cli.{module}"), name
+        )
+        function(options)
+
+    verb.set_defaults(run=run)
+    verb.add_argument("--json", action="store_true", help="print the result as JSON")
+    volume = verb.add_mutually_exclusive_group()
+    volume.add_argument(
+        "-v",
+        "--verbose",
+        action="count",
+        default=0,
+        help="log to stderr what happens; -vv adds details (or set FUNCPIPE_LOG=info, FUNCPIPE_LOG=debug)",
+    )
+    volume.add_argument("-q", "--quiet", action="store_true", help="no progress bar, and log errors only")
+    return verb
+
+
+def add_choice(verb: argparse._ActionsContainer, name: str, choices: list[str], default: str, help_text: str) -> None:
+    """An option that takes one of `choices`."""
+    verb.add_argument(name, choices=choices, default=default, help=help_text)
+
+
+def add_platform(verb: argparse._ActionsContainer, *, default: str | None) -> None:
+    """The platform to plan for, by name or from a file."""
+    choice = verb.add_mutually_exclusive_group()
+    text = "platform to plan for; `funcpipe platforms` lists them"
+    choice.add_argument(
+        "--platform", metavar="NAME", default=default, help=text if default else f"{text} (default: the profile's)"
+    )
+    choice.add_argument("--spec", metavar="FILE", help="a platform specification of your own, instead of --platform")
+
+
+def add_measuring(verb: argparse._ActionsContainer) -> None:
+    """Functions that are started to measure something."""
+    verb.add_argument("--like", metavar="NAME", help="give local functions the limits of this platform")
+    verb.add_argument("--max-usd", type=float, metavar="USD", help="spend no more than this on functions")

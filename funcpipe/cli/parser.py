@@ -1,0 +1,38 @@
+"""The command line as a whole: its verbs, in the order in which they are used."""
+
+import argparse
+
+from funcpipe.cli.deploy_arguments import add_deploy, add_destroy, add_logs
+from funcpipe.cli.options import HelpFormatter
+from funcpipe.cli.plan_options import add_explain, add_optimize, add_profile, add_simulate
+from funcpipe.cli.platform_options import add_platforms
+from funcpipe.cli.run_options import add_clean, add_report, add_status, add_stop
+from funcpipe.cli.train_options import add_train, add_verify
+
+_EPILOG = """\
+example:
+  funcpipe profile my_model:make --sample my_model:inputs --platform local -o profile.json
+  funcpipe optimize profile.json --global-batch 128 --time-value 3.84 -o plan.json
+  funcpipe train my_model:make --plan plan.json --data my_model:data --epochs 3
+
+Every verb reads and writes JSON files; `funcpipe VERB --help` lists its options.
+Exit code: 0 done, 1 a run failed, 2 bad input."""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all verbs; `run` of what it returns is the function to call with it."""
+    parser = argparse.ArgumentParser(
+        prog="funcpipe",
+        usage="funcpipe VERB [options]",
+        description="Train PyTorch models on serverless functions: profile, optimize, simulate, train, report.",
+        epilog=_EPILOG,
+        formatter_class=HelpFormatter,
+    )
+    verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB", prog="funcpipe")
+    for add in (
+        *(add_profile, add_optimize, add_explain, add_simulate, add_train, add_verify),
+        *(add_status, add_stop, add_clean, add_report, add_platforms),
+        *(add_deploy, add_destroy, add_logs),
+    ):
+        add(verbs)
+    return parser

@@ -1,0 +1,105 @@
+"""From options to the values that planning and simulating take.
+
+Each function raises InputError for what it cannot read.
+"""
+
+import argparse
+import re
+from typing import TYPE_CHECKING
+
+from funcpipe.core import (
+    ModelProfile,
+    OptimizerKind,
+    PlatformSpec,
+    Recompute,
+    ScheduleKind,
+    Sync,
+    TrainingSpec,
+    Wire,
+)
+from funcpipe.errors import InputError
+from funcpipe.platforms.catalog import load_spec
+
+if TYPE_CHECKING:
+    from funcpipe.partitioner.problem.pins import Pins
+    from funcpipe.scheduler.simulator.disturbances import Disturbances, Worker
+
+_NUMBER = r"\d+(?:\.\d*)?"
+
+
+def platform_spec(options: argparse.Namespace, measured: ModelProfile) -> PlatformSpec:
+    """The platform that was named, or the profile's."""
+    return load_spec(options.spec or options.platform or measured.platform)
+
+
+def training_spec(options: argparse.Namespace, global_batch: int) -> TrainingSpec:
+    """What is to be trained, and what the plan is to be good at."""
+    if options.iterations < 1:
+        raise InputError(f"--iterations must be at least 1, got {options.iterations}")
+    return TrainingSpec(
+        global_batch=global_batch,
+        optimizer=OptimizerKind(options.optimizer),
+        wire=Wire(options.wire),
+        recompute=Recompute(options.recompute),
+        wire_back=None if options.wire_back == "same" else Wire(options.wire_back),
+        schedule=None if options.schedule == "auto" else ScheduleKind(options.schedule),
+        sync=None if options.sync == "auto" else Sync(options.sync),
+        shard_optimizer=options.shard_optimizer,
+        replicas=_degrees(options.replicas),
+        time_value=options.time_value,
+        deadline_s=None if options.deadline is None else options.deadline / options.iterations,
+        budget_usd=None if options.budget is None else options.budget / options.iterations,
+    )
+
+
+def pins(options: argparse.Namespace) -> "Pins":
+    """The decisions that the plan must follow."""
+    from funcpipe.partitioner.problem.pins import Pins
+
+    sizes = {}
+    for text in options.size:
+        layer, equals, size = text.partition("=")
+        if not equals:
+            raise InputError(f"--size takes LAYER=SIZE, got {text!r}")
+        sizes[layer] = size
+    return Pins(
+        cuts=tuple(options.cut),
+        together=tuple(tuple(group.split(",")) for group in options.together),
+        sizes=sizes,
+        memory_mb=options.memory,
+        max_memory_mb=options.max_memory,
+        max_functions=options.max_functions,
+    )
+
+
+def disturbances(options: argparse.Namespace, spec: PlatformSpec) -> "Disturbances":
+    """What goes wrong in the simulated step."""
+    from funcpipe.scheduler.simulator.disturbances import Disturbances, Failure
+
+    return Disturbances(
+        compute_jitter=options.compute_jitter,
+        transfer_jitter=options.transfer_jitter,
+        cold_start_s=spec.cold_start_s if options.cold else 0.0,
+        seed=options.seed,
+        stragglers=dict(_of_worker("--straggler", text, "=") for text in options.straggler),
+        failures=tuple(
+            Failure(worker=worker, at_s=at_s, restart_s=spec.cold_start_s)
+            for worker, at_s in (_of_worker("--death", text, "@") for text in options.death)
+        ),
+    )
+
+
+def _of_worker(option: str, text: str, sign: str) -> "tuple[Worker, float]":
+    match = re.fullmatch(rf"s(\d+)\.r(\d+){sign}({_NUMBER})", text, re.ASCII)
+    if match is None:
+        raise InputError(f"{option} takes a worker and a number, as in s0.r1{sign}2.5, got {text!r}")
+    return (int(match[1]), int(match[2])), float(match[3])
+
+
+def _degrees(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"--replicas takes whole numbers separated by commas, got {text!r}") from None

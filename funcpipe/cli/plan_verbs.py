@@ -1,0 +1,130 @@
+"""The verbs profile, optimize, explain and simulate.
+
+Each imports what it needs itself, so that planning loads neither torch nor a cloud library.
+"""
+
+import argparse
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from funcpipe.cli import plan_values, render
+from funcpipe.cli.factories import load_factory
+from funcpipe.cli.files import write_file
+from funcpipe.core import ModelProfile, Plan, PlatformSpec, TrainingSpec, read, to_text, write, write_trace
+from funcpipe.core.json_form import to_plain
+from funcpipe.errors import InputError
+from funcpipe.platforms.catalog import load_spec
+
+if TYPE_CHECKING:
+    import torch
+
+    from funcpipe.partitioner.analysis.whatif import Planner
+
+
+def profile(options: argparse.Namespace) -> None:
+    """Measure the layers of a model and write the profile."""
+    from funcpipe.api import FuncPipe
+    from funcpipe.cli.platform_verbs import open_named_site
+
+    pipe = FuncPipe(load_factory(options.model)(), loss_fn=_no_loss, optimizer=_no_optimizer, name=options.model)
+    sample = load_factory(options.sample)()
+    with open_named_site(options.on, options) as site, render.profiling(quiet=options.quiet) as progress:
+        measured = pipe.profile(
+            sample,
+            platform=load_spec(options.spec or options.platform),
+            micro_batch=options.micro_batch,
+            repeats=options.repeats,
+            layers=options.layers,
+            on=site,
+            max_usd=options.max_usd,
+            progress=progress,
+        )
+    write_file(partial(write, measured), options.output)
+    render.show(options.json, to_text(measured), partial(render.profile, measured, options.output))
+
+
+def optimize(options: argparse.Namespace) -> None:
+    """Choose cuts, function sizes and replicas, and write the plan."""
+    from funcpipe.partitioner.optimize import optimize as find_plan
+
+    measured = read(ModelProfile, options.profile)
+    spec = plan_values.platform_spec(options, measured)
+    training = plan_values.training_spec(options, options.global_batch)
+    find = partial(
+        find_plan,
+        pins=plan_values.pins(options),
+        policy=options.policy,
+        solver=options.solver,
+        time_limit_s=options.time_limit,
+    )
+    if options.what_if:
+        _what_if(options, measured, spec, training, find)
+    elif options.pareto:
+        _pareto(options, measured, spec, training)
+    else:
+        plan = find(measured, spec, training)
+        write_file(partial(write, plan), options.output)
+        render.show(options.json, to_text(plan), partial(render.plan, plan, options.output))
+
+
+def _what_if(
+    options: argparse.Namespace, measured: ModelProfile, spec: PlatformSpec, training: TrainingSpec, find: "Planner"
+) -> None:
+    """Compare today's plan with the best one after the changes, and write that one."""
+    from funcpipe.partitioner.analysis.whatif import parse_changes, what_if
+
+    if options.pareto:
+        raise InputError("--what-if compares two plans; it cannot be combined with --pareto")
+    start = "profile="
+    paths = [item.removeprefix(start) for item in options.what_if if item.startswith(start)]
+    changes = parse_changes([item for item in options.what_if if not item.startswith(start)])
+    other = read(ModelProfile, paths[-1]) if paths else None
+    found = what_if(measured, spec, training, changes, other_profile=other, find=find)
+    write_file(partial(write, found.best), options.output)
+    render.show(options.json, to_text(found), partial(render.what_if, found, options.output))
+
+
+def _pareto(options: argparse.Namespace, measured: ModelProfile, spec: PlatformSpec, training: TrainingSpec) -> None:
+    """Print every plan that no other beats in both time and money, and write the recommended one."""
+    from funcpipe.partitioner.analysis.front import pareto_front
+
+    front = pareto_front(measured, spec, training, pins=plan_values.pins(options), time_limit_s=options.time_limit)
+    if options.figure:
+        from funcpipe.partitioner.analysis.plot import plot_front
+
+        write_file(partial(plot_front, front), options.figure)
+    write_file(partial(write, front.plans[front.recommended]), options.output)
+    render.show(options.json, to_text(front), partial(render.front, front, options.output))
+
+
+def explain(options: argparse.Namespace) -> None:
+    """Say why a plan is the way it is."""
+    from funcpipe.partitioner.analysis.explain import explain as explain_plan
+    from funcpipe.partitioner.analysis.explain_text import render as as_text
+
+    plan, measured = read(Plan, options.plan), read(ModelProfile, options.profile)
+    spec, training = plan_values.platform_spec(options, measured), plan_values.training_spec(options, plan.global_batch)
+    found = explain_plan(plan, measured, spec, training, pins=plan_values.pins(options))
+    render.show(options.json, render.as_json(to_plain(found)), lambda console: console.print(as_text(found), end=""))
+
+
+def simulate(options: argparse.Namespace) -> None:
+    """Run one iteration of a plan on a virtual clock."""
+    from funcpipe.report.predict import predict
+
+    plan, measured = read(Plan, options.plan), read(ModelProfile, options.profile)
+    spec = plan_values.platform_spec(options, measured)
+    disturbances = plan_values.disturbances(options, spec)
+    trace = predict(plan, measured, spec, disturbances=disturbances, clipped=options.clip_grad_norm)
+    if options.trace:
+        write_file(partial(write_trace, trace), options.trace)
+    summary = {"iteration_s": trace.end_s, "tasks": len(trace.events), "trace": options.trace}
+    render.show(options.json, render.as_json(summary), partial(render.simulation, trace, plan, gantt=options.gantt))
+
+
+def _no_loss(output: Any, target: Any) -> "torch.Tensor":
+    raise AssertionError("a profile without a target measures no loss")
+
+
+def _no_optimizer(parameters: Any) -> "torch.optim.Optimizer":
+    raise AssertionError("a profile needs no optimiser")

@@ -1,0 +1,156 @@
+"""Profiles, plans, predictions and platforms in a terminal."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from funcpipe.cli.render.table import Column, print_table
+from funcpipe.core import MB, Estimate, ModelProfile, Plan, PlatformSpec, Trace
+
+if TYPE_CHECKING:
+    from funcpipe.partitioner.analysis.front import Front
+    from funcpipe.partitioner.analysis.whatif import WhatIf
+
+_GANTT_LABEL = len("s0.r0 download ") + 3
+"""Room for the name of a lane, with numbers of some digits."""
+
+
+def profile(measured: ModelProfile, path: str, console: Console) -> None:
+    """The profile's layers."""
+    columns = (
+        *(Column("layer", text=True), Column("parameters MB", drop=1), Column("activations MB", drop=2)),
+        *(Column("forward ms"), Column("backward ms")),
+    )
+    rows = [
+        (
+            layer.name,
+            f"{layer.parameter_bytes / MB:.2f}",
+            f"{layer.activation_bytes / MB:.2f}",
+            f"{layer.forward_s[-1] * 1e3:.2f}",
+            f"{layer.backward_s[-1] * 1e3:.2f}",
+        )
+        for layer in measured.layers
+    ]
+    title = f"{measured.model}: {len(measured.layers)} layers, micro-batch {measured.micro_batch}"
+    print_table(console, title, columns, rows)
+    kind = "estimated for" if measured.estimated else "measured on"
+    console.print(f"times {kind} {measured.platform} {measured.sizes[-1]}; written to {path}")
+
+
+def plan(chosen: Plan, path: str, console: Console) -> None:
+    """The plan's stages, and the predicted time and cost of an iteration."""
+    columns = (
+        *(Column("stage"), Column("layers"), Column("function", text=True), Column("memory MB")),
+        *(Column("forward s", drop=3), Column("backward s", drop=2), Column("sync s", drop=1)),
+    )
+    estimate = chosen.estimate
+    assert estimate is not None, "a plan that was optimised has an estimate"
+    rows = [
+        (
+            str(number),
+            f"{stage.first}..{stage.stop - 1}",
+            stage.size + (" recompute" if stage.recompute else ""),
+            f"{needs.memory_bytes / MB:.0f} of {stage.memory_mb}",
+            f"{needs.forward_s:.4f}",
+            f"{needs.backward_s:.4f}",
+            f"{needs.sync_s:.4f}",
+        )
+        for number, (stage, needs) in enumerate(zip(chosen.stages, estimate.stages, strict=True))
+    ]
+    shape = f"{len(chosen.stages)} stages x {chosen.replicas} replicas"
+    print_table(console, f"{chosen.model} on {chosen.platform}: {shape}, {chosen.schedule.value}", columns, rows)
+    console.print(
+        f"iteration {estimate.iteration_s:.3f} s, ${estimate.cost_usd:.6f} "
+        f"(functions ${estimate.compute_usd:.6f}, requests ${estimate.request_usd:.6f}); "
+        f"bottleneck: {estimate.bottleneck}"
+    )
+    if chosen.solver is not None:
+        console.print(
+            f"{chosen.solver.name}: {chosen.solver.status.value} in {chosen.solver.solve_s:.2f} s; written to {path}"
+        )
+
+
+def what_if(found: "WhatIf", path: str, console: Console) -> None:
+    """Today's plan, the same plan after the changes, and the best plan after them."""
+    columns = (Column("plan", text=True), *_COSTS, *_SHAPE)
+    rows = []
+    if found.now is not None and found.now.estimate is not None:
+        rows.append(("now", *_costs(found.now.estimate), *_shape(found.now)))
+    if found.now is not None and found.kept is not None:
+        rows.append(("same plan, changed", *_costs(found.kept), *_shape(found.now)))
+    assert found.best.estimate is not None, "a plan that was optimised has an estimate"
+    rows.append(("best plan, changed", *_costs(found.best.estimate), *_shape(found.best)))
+    title = f"{found.best.model}, batch {found.best.global_batch}: now, and after the changes"
+    print_table(console, title, columns, rows)
+    if found.obstacle is not None:
+        console.print(f"{'now' if found.now is None else 'same plan, changed'}: {found.obstacle}")
+    console.print(f"best plan, changed: written to {path}")
+
+
+def front(found: "Front", path: str, console: Console) -> None:
+    """Plans from the fastest to the cheapest, with the notable ones marked."""
+    marks: dict[int, list[str]] = {}
+    for weight, place in found.marked.items():
+        marks.setdefault(place, []).append(f"weight {weight}")
+    marks.setdefault(found.recommended, []).append("recommended")
+    rows = []
+    for place, chosen in enumerate(found.plans):
+        assert chosen.estimate is not None, "a plan that was optimised has an estimate"
+        rows.append((*_costs(chosen.estimate), *_shape(chosen), ", ".join(marks.get(place, []))))
+    title = f"{found.model} on {found.platform}, batch {found.global_batch}: {len(found.plans)} plans"
+    print_table(console, title, (*_COSTS, *_SHAPE, Column("marks", text=True)), rows)
+    console.print(f"{found.status.value} in {found.solve_s:.2f} s; recommended plan written to {path}")
+
+
+_COSTS = (Column("iteration s"), Column("iteration $"))
+_SHAPE = (Column("stages", drop=1), Column("replicas"), Column("memory MB", text=True))
+
+
+def _costs(estimate: Estimate) -> tuple[str, str]:
+    return f"{estimate.iteration_s:.3f}", f"{estimate.cost_usd:.6f}"
+
+
+def _shape(chosen: Plan) -> tuple[str, str, str]:
+    memory = " ".join(str(stage.memory_mb) for stage in chosen.stages)
+    return str(len(chosen.stages)), str(chosen.replicas), memory
+
+
+def simulation(trace: Trace, chosen: Plan, console: Console, *, gantt: bool) -> None:
+    """The simulated iteration in a line; with `gantt`, its lanes over time."""
+    console.print(f"iteration {trace.end_s:.4f} s, {len(trace.events)} tasks on {chosen.workers} functions")
+    if gantt:
+        from funcpipe.report.gantt import gantt_lines
+
+        for line in gantt_lines(trace, columns=max(console.width - _GANTT_LABEL, 20)):
+            console.print(line, overflow="crop", no_wrap=True)
+
+
+def platforms(specs: Sequence[PlatformSpec], console: Console) -> None:
+    """All platforms, a line each."""
+    for spec in specs:
+        sizes = f"{spec.sizes[0].memory_mb} to {spec.sizes[-1].memory_mb} MB"
+        console.print(f"{spec.name:12} {spec.region}, {sizes}, as of {spec.as_of}")
+
+
+def platform(spec: PlatformSpec, console: Console) -> None:
+    """One platform's sizes."""
+    columns = (
+        *(Column("size", text=True), Column("memory MB"), Column("vCPU")),
+        *(Column("up MB/s", drop=2), Column("down MB/s", drop=1), Column("$/s")),
+    )
+    rows = [
+        (
+            size.name,
+            str(size.memory_mb),
+            f"{size.vcpu:.3f}",
+            f"{size.upload_bytes_s / 1e6:.0f}",
+            f"{size.download_bytes_s / 1e6:.0f}",
+            f"{size.price_usd_s:.9f}",
+        )
+        for size in spec.sizes
+    ]
+    print_table(console, f"{spec.name}, {spec.region}, as of {spec.as_of}", columns, rows)
+    console.print(f"latency {spec.latency_s:g} s; source: {spec.source}")
+    for name, source in spec.sources.items():
+        console.print(f"  {name}: {source}")

@@ -1,0 +1,124 @@
+"""Runs in a terminal: their status, their results, and how those compare."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from funcpipe.cli.interrupts import commands
+from funcpipe.cli.render.table import Column, print_table
+from funcpipe.core import MB
+
+if TYPE_CHECKING:
+    from funcpipe.client.control import RunStatus, WorkerStatus
+    from funcpipe.client.results import RunResult
+    from funcpipe.report.compare import Report
+    from funcpipe.training.verify import Verification
+
+
+def detached(run: str, storage: str | None, console: Console) -> None:
+    """How to find a run again."""
+    console.print(f"run {run} goes on without this command", soft_wrap=True)
+    for command in commands(run, storage):
+        console.print(command, soft_wrap=True)
+
+
+def training_result(result: "RunResult", written: Mapping[str, str | None], console: Console) -> None:
+    """What a run took, and the files that were `written`."""
+    bill = result.bill
+    console.print(
+        f"{result.run}: loss {result.losses[0]:.4f} -> {result.losses[-1]:.4f} in {len(result.losses)} steps; "
+        f"{bill.functions} functions, {bill.function_seconds:.1f} s, {bill.puts} puts, {bill.gets} gets: "
+        f"${bill.cost_usd:.6f} at the prices of {bill.platform}"
+    )
+    for what, path in written.items():
+        if path:
+            console.print(f"{what}: {path}", soft_wrap=True)
+
+
+def run_status(found: "RunStatus", console: Console) -> None:
+    """What each worker of a run is doing."""
+    columns = (
+        *(Column("worker", text=True), Column("attempt", drop=2), Column("step"), Column("saved", drop=4)),
+        *(Column("peak MB", drop=3), Column("$"), Column("heard s ago", drop=1), Column("doing", text=True)),
+    )
+    rows = [
+        (
+            worker.worker,
+            str(worker.attempt),
+            str(worker.step),
+            str(worker.saved_step),
+            f"{worker.memory_bytes / MB:.0f} of {worker.memory_mb}",
+            f"{worker.spent_usd:.6f}",
+            f"{worker.heard_s:.0f}",
+            _doing(worker),
+        )
+        for worker in found.workers
+    ]
+    title = f"{found.run}: step {found.step} of {found.steps}, {found.run_s:.0f} s, ${found.run_usd:.6f}"
+    print_table(console, title, columns, rows)
+    if found.halt is not None:
+        console.print(f"ends early: {found.halt}")
+
+
+def _doing(worker: "WorkerStatus") -> str:
+    if worker.outcome is not None:
+        return worker.outcome.value + (f": {worker.error}" if worker.error else "")
+    lines = [
+        f"{busy.lane}: {busy.task}"
+        + (f" waiting for {busy.awaits}," if busy.awaits else ",")
+        + f" {busy.since_s:.1f} s"
+        for busy in worker.busy
+    ]
+    return "\n".join(lines) or "between two steps"
+
+
+def verification(found: "Verification", console: Console) -> None:
+    """Every tensor of the model, and whether it agrees."""
+    columns = (
+        *(Column("layer", text=True), Column("tensor", text=True)),
+        *(Column("relative difference"), Column("verdict", text=True)),
+    )
+    rows = [
+        (
+            tensor.layer,
+            tensor.name,
+            f"{tensor.difference:.2e}",
+            "equal" if tensor.difference <= found.tolerance else "DIFFERS",
+        )
+        for tensor in found.tensors
+    ]
+    print_table(console, f"{found.steps} steps on functions, compared with one process", columns, rows)
+    if found.agrees:
+        console.print(f"all {len(found.tensors)} tensors agree to {found.tolerance:g}")
+
+
+def comparison(found: "Report", path: str, console: Console) -> None:
+    """Predicted and observed times, lane by lane."""
+    columns = (
+        *(Column("stage"), Column("lane", text=True)),
+        *(Column("predicted s"), Column("observed s"), Column("ratio")),
+        *(Column("wait s", drop=4), Column("idle s", drop=3), Column("predicted idle s", drop=1)),
+        *(Column("$", drop=5), Column("idle $", drop=2)),
+    )
+    rows = [
+        (
+            str(lane.stage),
+            lane.lane.value,
+            f"{lane.predicted.busy_s:.4f}",
+            f"{lane.observed.busy_s:.4f}",
+            "-" if lane.ratio is None else f"{lane.ratio:.2f}",
+            f"{lane.observed.wait_s:.4f}",
+            f"{lane.observed.idle_s:.4f}",
+            f"{lane.predicted.idle_s:.4f}",
+            "-" if lane.observed.usd is None else f"{lane.observed.usd:.7f}",
+            "-" if not lane.observed.idle_usd else f"{lane.observed.idle_usd:.7f}",
+        )
+        for lane in found.lanes
+    ]
+    print_table(console, f"{found.run}: one iteration, median of {found.steps} steps", columns, rows)
+    ratio = "" if found.ratio is None else f", ratio {found.ratio:.2f}"
+    console.print(
+        f"iteration: predicted {found.predicted_iteration_s:.4f} s, observed {found.observed_iteration_s:.4f} s{ratio}"
+    )
+    console.print(f"trace: {path} (open it at https://ui.perfetto.dev)", soft_wrap=True)

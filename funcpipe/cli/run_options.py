@@ -1,0 +1,74 @@
+"""The options of status, stop, clean and report."""
+
+import argparse
+from typing import Any
+
+from funcpipe.cli.options import add_verb
+
+_STORAGE = "--storage file:///tmp/runs"
+
+
+def add_status(verbs: Any) -> None:
+    """`funcpipe status`."""
+    verb = add_verb(
+        verbs,
+        "status",
+        "show what each worker of a run is doing",
+        f"funcpipe status RUN {_STORAGE}",
+        module="run_verbs",
+    )
+    _add_run(verb)
+
+
+def add_stop(verbs: Any) -> None:
+    """`funcpipe stop`."""
+    verb = add_verb(
+        verbs,
+        "stop",
+        "stop a run at a saved step, so that it can be resumed",
+        f"funcpipe stop RUN {_STORAGE}",
+        module="run_verbs",
+    )
+    _add_run(verb)
+    verb.add_argument(
+        "--wait",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="end the functions at once if they have not stopped after this time",
+    )
+
+
+def add_clean(verbs: Any) -> None:
+    """`funcpipe clean`."""
+    verb = add_verb(
+        verbs,
+        "clean",
+        "end a run's functions and delete all of its objects",
+        f"funcpipe clean RUN {_STORAGE}",
+        module="run_verbs",
+    )
+    _add_run(verb)
+
+
+def add_report(verbs: Any) -> None:
+    """`funcpipe report`."""
+    verb = add_verb(
+        verbs,
+        "report",
+        "compare an observed run with its prediction",
+        "funcpipe report observed.json --predicted predicted.json",
+        module="run_verbs",
+    )
+    verb.add_argument("observed", metavar="OBSERVED", help="trace written by `funcpipe train`")
+    verb.add_argument("--predicted", required=True, metavar="FILE", help="trace written by `funcpipe simulate`")
+    output = verb.add_argument_group("output")
+    output.add_argument("--figure", metavar="FILE", help="draw both over time (needs matplotlib)")
+    output.add_argument(
+        "--perfetto", metavar="FILE", help="write both, one below the other, for https://ui.perfetto.dev"
+    )
+
+
+def _add_run(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("name", metavar="RUN", help="name of the run")
+    verb.add_argument("--storage", metavar="URL", required=True, help="where the run keeps its objects")

@@ -1,0 +1,154 @@
+"""The options of train and verify."""
+
+import argparse
+from typing import Any
+
+from funcpipe.cli.options import FACTORY, add_choice, add_verb
+
+
+def add_train(verbs: Any) -> None:
+    """`funcpipe train`."""
+    verb = add_verb(
+        verbs,
+        "train",
+        "train a model on functions, by a plan",
+        "funcpipe train experiments.models.digits:model --plan plan.json \\\n"
+        "    --data experiments.models.digits:train_data --optimizer experiments.models.digits:optimizer --epochs 6",
+        module="train_verbs",
+    )
+    training = _add_model(verb)
+    training.add_argument("--epochs", type=int, default=1, metavar="N", help="passes over the data")
+    _add_platform(verb)
+    _add_run(verb)
+    _add_message_deadline(_add_fault_tolerance(verb))
+    limits = verb.add_argument_group("limits", "The run stops at a limit, and what it has saved can be resumed.")
+    limits.add_argument("--max-usd", type=float, metavar="USD", help="stop before the run costs more than this")
+    limits.add_argument("--deadline", type=float, metavar="SECONDS", help="stop before the run takes longer than this")
+    output = verb.add_argument_group("output")
+    output.add_argument("--trace", metavar="FILE", help="write the events of the last steps, for `funcpipe report`")
+    output.add_argument("-o", "--output", metavar="FILE", help="write the trained state_dict, with torch.save")
+
+
+def add_verify(verbs: Any) -> None:
+    """`funcpipe verify`."""
+    verb = add_verb(
+        verbs,
+        "verify",
+        "train a few steps on local functions and in one process, and compare every tensor",
+        "funcpipe verify experiments.models.digits:model --plan plan.json \\\n"
+        "    --data experiments.models.digits:train_data",
+        module="train_verbs",
+    )
+    _add_model(verb)
+    comparison = verb.add_argument_group("comparison")
+    comparison.add_argument("--steps", type=int, default=3, metavar="N", help="steps to train")
+    comparison.add_argument(
+        "--tolerance", type=float, default=1e-4, metavar="SHARE", help="relative difference that counts as rounding"
+    )
+    _add_message_deadline(verb.add_argument_group("fault tolerance"))
+
+
+def _add_model(verb: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """The model, the plan, and how to train; the group of the last."""
+    verb.add_argument("model", metavar=FACTORY, help="factory that returns the model, an nn.Module")
+    plan = verb.add_argument_group("plan and data")
+    plan.add_argument("--plan", required=True, metavar="FILE", help="plan written by `funcpipe optimize`")
+    plan.add_argument(
+        "--data", metavar=FACTORY, required=True, help="factory that returns the dataset; it is called in the functions"
+    )
+    training = verb.add_argument_group("training")
+    training.add_argument(
+        "--loss",
+        metavar="MODULE:FUNCTION",
+        default="torch.nn.functional:cross_entropy",
+        help="loss of output and target, or `own` if the model's output has a `loss`",
+    )
+    training.add_argument(
+        "--optimizer",
+        metavar=FACTORY,
+        help="factory that takes the parameters and returns an optimiser (default: the plan's kind, with --lr)",
+    )
+    training.add_argument(
+        "--lr", type=float, default=0.01, metavar="RATE", help="learning rate where --optimizer is not given"
+    )
+    training.add_argument(
+        "--clip-grad-norm", type=float, metavar="NORM", help="clip the norm of the whole model's gradient"
+    )
+    training.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed of the weights, the order of the data and dropout"
+    )
+    return training
+
+
+def _add_platform(verb: argparse.ArgumentParser) -> None:
+    group = verb.add_argument_group("platform")
+    group.add_argument(
+        "--platform",
+        default="local",
+        metavar="PLATFORM",
+        help="where functions run: `local` for processes of this machine, or a deployment's URL, "
+        "such as aws-lambda://funcpipe?region=eu-central-1",
+    )
+    group.add_argument(
+        "--like",
+        metavar="NAME",
+        help="give local functions the memory, processors, links and lifetime of this platform",
+    )
+    group.add_argument(
+        "--storage",
+        metavar="URL",
+        help="where the run keeps its objects, such as file:///tmp/runs or s3://bucket/prefix "
+        "(default: a temporary folder, or the deployment's own storage)",
+    )
+    group.add_argument(
+        "--spec", metavar="FILE", help="platform specification to price the bill with (default: the plan's platform)"
+    )
+
+
+def _add_run(verb: argparse.ArgumentParser) -> None:
+    group = verb.add_argument_group("run")
+    group.add_argument("--run", dest="run_name", metavar="NAME", help="name of the new run (default: a random one)")
+    group.add_argument(
+        "--resume",
+        metavar="RUN",
+        help="watch this run if it is still running; otherwise continue it from its newest checkpoint, "
+        "by the same or another plan",
+    )
+    group.add_argument(
+        "--detach", action="store_true", help="start the functions and return; --resume RUN collects the result"
+    )
+
+
+def _add_fault_tolerance(verb: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    group = verb.add_argument_group("fault tolerance")
+    group.add_argument(
+        "--checkpoint",
+        type=int,
+        metavar="N",
+        help="save a checkpoint every N steps (default: an interval that suits the measured times)",
+    )
+    group.add_argument(
+        "--failure-interval",
+        type=float,
+        default=86_400.0,
+        metavar="SECONDS",
+        help="expected time between failures of a function, from which the checkpoint interval follows",
+    )
+    add_choice(
+        group,
+        "--on-oom",
+        ["fail", "grow"],
+        "fail",
+        "when a function runs out of memory, end the run or continue with larger functions",
+    )
+    return group
+
+
+def _add_message_deadline(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--message-deadline",
+        type=float,
+        default=300.0,
+        metavar="SECONDS",
+        help="end the run when a worker has waited this long for a message",
+    )

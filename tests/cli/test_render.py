@@ -1,0 +1,229 @@
+"""Tables in narrow terminals: columns give way, numbers stay whole."""
+
+import io
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from funcpipe.cli import render
+from funcpipe.cli.render.table import Column, print_table
+from funcpipe.client.control import RunStatus, WorkerStatus
+from funcpipe.core import (
+    Busy,
+    Estimate,
+    LayerProfile,
+    ModelProfile,
+    Optimality,
+    Outcome,
+    Plan,
+    Resource,
+    ScheduleKind,
+    SolverReport,
+    Stage,
+    StageEstimate,
+    Sync,
+    Wire,
+)
+from funcpipe.partitioner.analysis.front import Front
+from funcpipe.partitioner.analysis.whatif import WhatIf
+from funcpipe.platforms.catalog import load_spec
+from funcpipe.report.compare import LaneReport, LaneUse, Report
+from funcpipe.training.verify import TensorDifference, Verification
+
+Draw = Callable[[Console], None]
+
+LARGE_S, LARGE_USD, LARGE_BYTES = 98765.4321, 4321.987654, 123_456 << 20
+STAGE = StageEstimate(
+    base_bytes=LARGE_BYTES,
+    state_bytes=0,
+    activation_bytes=0,
+    waste_bytes=0,
+    forward_s=LARGE_S,
+    forward_upload_s=0.0,
+    forward_download_s=0.0,
+    backward_s=2 * LARGE_S,
+    backward_upload_s=0.0,
+    backward_download_s=0.0,
+    sync_s=3 * LARGE_S,
+)
+ESTIMATE = Estimate(
+    iteration_s=LARGE_S,
+    cost_usd=LARGE_USD,
+    compute_usd=LARGE_USD,
+    request_usd=LARGE_USD,
+    peak_memory_bytes=LARGE_BYTES,
+    puts=1,
+    gets=1,
+    bottleneck="upload of stage 11",
+    stages=(STAGE,) * 12,
+)
+PLAN = Plan(
+    global_batch=64,
+    micro_batch=4,
+    replicas=16,
+    schedule=ScheduleKind.EAGER_ONE_F_ONE_B,
+    sync=Sync.PIPELINED,
+    wire=Wire.FP32,
+    stages=tuple(
+        Stage(first=100 * i, stop=100 * (i + 1), size="131072MB", memory_mb=131072, recompute=True) for i in range(12)
+    ),
+    model="my_models.transformers:gigantic",
+    platform="aws-lambda",
+    estimate=ESTIMATE,
+    solver=SolverReport(name="exact", status=Optimality.OPTIMAL, objective=1.0, gap=0.0, solve_s=1234.56),
+)
+USE = LaneUse(busy_s=LARGE_S, wait_s=LARGE_S / 2, idle_s=LARGE_S / 3, usd=LARGE_USD, idle_usd=LARGE_USD / 2)
+
+
+def profile(console: Console) -> None:
+    layer = LayerProfile(
+        name="encoder.layers.11.self_attention.output.dense",
+        parameter_bytes=LARGE_BYTES,
+        activation_bytes=LARGE_BYTES,
+        forward_s=(LARGE_S,),
+        backward_s=(LARGE_S,),
+    )
+    measured = ModelProfile(
+        model="gigantic",
+        micro_batch=4,
+        platform="aws-lambda",
+        sizes=("10240MB",),
+        base_memory_bytes=1,
+        layers=(layer,),
+        tensors=(),
+    )
+    render.profile(measured, "profile.json", console)
+
+
+def what_if(console: Console) -> None:
+    render.what_if(WhatIf(now=PLAN, kept=ESTIMATE, obstacle=None, best=PLAN), "plan.json", console)
+
+
+def front(console: Console) -> None:
+    found = Front(
+        model="gigantic",
+        platform="aws-lambda",
+        global_batch=64,
+        status=Optimality.OPTIMAL,
+        solve_s=1234.56,
+        plans=(PLAN, PLAN),
+        marked={"2^16": 0, "2^19": 0, "2^22": 0, "0": 1},
+        recommended=1,
+    )
+    render.front(found, "plan.json", console)
+
+
+def status(console: Console) -> None:
+    worker = WorkerStatus(
+        worker="s11.r15",
+        attempt=123,
+        outcome=None,
+        step=1234567,
+        saved_step=1234560,
+        memory_bytes=LARGE_BYTES,
+        memory_mb=131072,
+        spent_usd=LARGE_USD,
+        heard_s=123456,
+        busy=(
+            Busy(lane="compute", task="backward.s11.m15", since_s=1234.5),
+            Busy(lane="download", task="get.s11.m15", since_s=1234.5, awaits="put.s10.m15"),
+        ),
+        error=None,
+    )
+    failed = replace(worker, outcome=Outcome.FAILED, error="ValueError: the loss is nan", busy=())
+    idle = replace(worker, busy=())
+    found = RunStatus(
+        run="run-20261122-110605-0123abcd",
+        generation=0,
+        steps=9999999,
+        run_usd=LARGE_USD,
+        run_s=LARGE_S,
+        halt="it was stopped",
+        workers=(worker, failed, idle),
+    )
+    render.run_status(found, console)
+
+
+def verification(console: Console) -> None:
+    tensors = (
+        TensorDifference(
+            name="encoder.layers.11.self_attention.output.dense.weight", layer="encoder", difference=1.23e-10
+        ),
+        TensorDifference(name="bias", layer="encoder.layers.11.self_attention.output", difference=4.56e-10),
+    )
+    render.verification(Verification(steps=3, tolerance=1e-4, tensors=tensors), console)
+
+
+def comparison(console: Console) -> None:
+    lanes = tuple(LaneReport(stage=11, lane=lane, predicted=USE, observed=USE) for lane in Resource)
+    unused = replace(USE, busy_s=0.0, usd=None, idle_usd=None)
+    lanes += (LaneReport(stage=12, lane=Resource.MERGE, predicted=unused, observed=unused),)
+    found = Report(run="run-1", steps=8, predicted_iteration_s=LARGE_S, observed_iteration_s=LARGE_S, lanes=lanes)
+    render.comparison(found, "observed.json", console)
+
+
+def printed(draw: Draw, width: int) -> str:
+    file = io.StringIO()
+    draw(Console(file=file, width=width, highlight=False, markup=False, emoji=False))
+    return file.getvalue()
+
+
+def numbers(text: str) -> set[str]:
+    """The words of `text` that are numbers, without punctuation around them."""
+    words = {word.strip("(),;:$") for word in text.split()}
+    return {word for word in words if word.replace(".", "", 1).replace("e-", "", 1).isdigit()}
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+@pytest.mark.parametrize(
+    "draw",
+    [
+        profile,
+        lambda console: render.plan(PLAN, "plan.json", console),
+        what_if,
+        front,
+        status,
+        verification,
+        comparison,
+        lambda console: render.platform(load_spec("aws-lambda"), console),
+        lambda console: render.platforms([load_spec("aws-lambda")], console),
+    ],
+    ids=["profile", "plan", "what_if", "front", "status", "verification", "comparison", "platform", "platforms"],
+)
+def test_no_number_is_cut_in_a_narrow_terminal(draw: Draw, width: int) -> None:
+    narrow, wide = printed(draw, width), printed(draw, 1000)
+    assert "…" not in narrow
+    assert "left out" not in wide
+    assert numbers(narrow) <= numbers(wide)
+    assert width < 60 or max(map(len, narrow.splitlines())) <= width
+
+
+def test_columns_that_are_left_out_are_named() -> None:
+    text = printed(comparison, 80)
+    assert "left out for lack of width: idle s, predicted idle s, idle $" in " ".join(text.split())
+    assert f"{LARGE_S:.4f}" in numbers(printed(comparison, 40))
+
+
+def test_text_that_looks_like_markup_is_printed_as_it_is() -> None:
+    columns = (Column("layer", text=True), Column("n"))
+    assert "[red]a:smile:" in printed(lambda console: print_table(console, "", columns, [("[red]a:smile:", "1")]), 80)
+
+
+@given(
+    rows=st.lists(
+        st.tuples(*[st.integers(0, 10**12).map(str)] * 4, st.text("ab 1", max_size=40)), min_size=1, max_size=4
+    ),
+    width=st.integers(20, 120),
+)
+def test_every_number_of_a_column_that_is_shown_is_whole(rows: list[tuple[str, ...]], width: int) -> None:
+    columns = (Column("a"), Column("b", drop=2), Column("c", drop=1), Column("d"), Column("e", text=True))
+    shown = printed(lambda console: print_table(console, "", columns, rows), width)
+    words = set(shown.split())
+    left_out = " ".join(shown.split()).partition("left out for lack of width:")[2].partition("(")[0]
+    for i, column in enumerate(columns[:4]):
+        if f" {column.name}" not in left_out:
+            assert {row[i] for row in rows} <= words

@@ -1,0 +1,193 @@
+"""The verbs that start runs and look at them, on runs of which only the storage is real."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from funcpipe.api import FuncPipe
+from funcpipe.cli import main
+from funcpipe.cli.parser import build_parser
+from funcpipe.cli.train_values import plan_and_model
+from funcpipe.core import Busy, Heartbeat, OptimizerKind, RunRecord, write
+from funcpipe.errors import RunInterrupted
+from funcpipe.platforms.catalog import open_storage
+from funcpipe.runstate.documents import put_document
+from funcpipe.runstate.generations import reserve_generation, write_record
+from funcpipe.training.verify import TensorDifference, Verification
+from tests.e2e import small
+
+TRAIN = ["train", "tests.e2e.small:model", "--plan", "plan.json", "--data", "tests.e2e.small:data"]
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan of two stages in the file plan.json of the current folder."""
+    monkeypatch.chdir(tmp_path)
+    write(small.plan(2, 1), "plan.json")
+
+
+@pytest.fixture
+def storage_url(tmp_path: Path) -> str:
+    """A storage with the run `left`, whose two workers were heard of once."""
+    url = (tmp_path / "objects").as_uri()
+    storage = open_storage(url)
+    keys = reserve_generation(storage, "left")
+    record = RunRecord(
+        run="left",
+        generation=keys.generation,
+        plan=small.plan(2, 1),
+        platform="local:///nowhere",
+        storage=url,
+        samples=64,
+        epochs=1,
+        steps=16,
+        first_step=0,
+        seed=0,
+        shuffle=True,
+        clip_grad_norm=None,
+    )
+    write_record(storage, keys, record)
+    for worker in ("s0.r0", "s1.r0"):
+        beat = Heartbeat(
+            worker=worker,
+            attempt=1,
+            beat=7,
+            step=5,
+            steps=16,
+            alive_s=12.0,
+            step_s=1.5,
+            memory_bytes=300 << 20,
+            memory_mb=1024,
+            spent_usd=0.0012,
+            run_usd=0.0024,
+            run_s=20.0,
+            sent_at_s=1000.0,
+            saved_step=4,
+            busy=(Busy(lane="download", task="get.s1.m0", since_s=0.5, awaits="put.s0.m0"),),
+        )
+        put_document(storage, keys.heartbeat(worker), beat)
+    return url
+
+
+def test_a_run_is_shown_stopped_and_deleted(
+    storage_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("time.sleep", lambda s: None)
+    assert main(["status", "left", "--storage", storage_url]) == 0
+    shown = capsys.readouterr().out
+    assert "left: step 5 of 16, 20 s, $0.002400" in shown
+    assert "300 of 1024" in shown
+    assert "download: get.s1.m0 waiting for put.s0.m0, 0.5 s" in " ".join(shown.split())
+    assert main(["stop", "left", "--storage", storage_url, "--wait", "0", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["halt"] == "it was stopped"
+    assert main(["status", "left", "--storage", storage_url]) == 0
+    assert "ends early: it was stopped" in capsys.readouterr().out
+    assert main(["clean", "left", "--storage", storage_url]) == 0
+    assert "run left: 5 objects deleted" in capsys.readouterr().out
+    assert main(["status", "left", "--storage", storage_url]) == 1
+    assert "left" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("plan")
+def test_a_run_that_is_left_says_how_to_find_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given: dict[str, Any] = {}
+
+    def start(self: FuncPipe, dataset: Any, **settings: Any) -> str:
+        given.update(settings)
+        return "left"
+
+    monkeypatch.setattr(FuncPipe, "start", start)
+    words = ["--detach", "--storage", "s3://bucket/runs?region=x", "--run", "left", "--epochs", "7"]
+    assert main([*TRAIN, *words, "--spec", "aws-lambda"]) == 0
+    shown = capsys.readouterr().out
+    assert "funcpipe status left --storage 's3://bucket/runs?region=x'\n" in shown
+    assert "funcpipe train ... --resume left --storage 's3://bucket/runs?region=x'\n" in shown
+    assert (given["run"], given["epochs"], given["prices"].name) == ("left", 7, "aws-lambda")
+
+
+@pytest.mark.usefixtures("plan")
+def test_a_run_that_is_left_on_a_deployment_lies_in_its_bucket(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(FuncPipe, "start", lambda self, dataset, **settings: "left")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    monkeypatch.setattr("funcpipe.platforms.aws.account.Account.number", "123456789012", raising=False)
+    assert main([*TRAIN, "--detach", "--platform", "aws-lambda://funcpipe?region=us-east-1"]) == 0
+    assert "s3://funcpipe-123456789012-us-east-1/runs?region=us-east-1" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("plan")
+@pytest.mark.parametrize(
+    ("interrupt", "told"),
+    [
+        (
+            RunInterrupted("run-1", running=True, kept=True, storage="file:///runs"),
+            "interrupted; run run-1 goes on without this command watch it: funcpipe train ... --resume run-1 "
+            "--storage file:///runs status: funcpipe status run-1 --storage file:///runs stop it: funcpipe stop run-1 "
+            "--storage file:///runs delete it: funcpipe clean run-1 --storage file:///runs",
+        ),
+        (
+            RunInterrupted("run-1", running=False, kept=True, storage="file:///runs"),
+            "interrupted; run run-1 was stopped, and what it saved is kept resume it: funcpipe train ... "
+            "--resume run-1 --storage file:///runs delete it: funcpipe clean run-1 --storage file:///runs",
+        ),
+        (
+            RunInterrupted("run-1", running=False, kept=False, storage="file:///runs"),
+            "interrupted; run run-1 was stopped and its objects were deleted",
+        ),
+        (KeyboardInterrupt(), "interrupted"),
+    ],
+    ids=["watching", "kept", "deleted", "no run"],
+)
+def test_ctrl_c_says_what_became_of_the_run(
+    interrupt: KeyboardInterrupt, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train(self: FuncPipe, dataset: Any, **settings: Any) -> None:
+        raise interrupt
+
+    monkeypatch.setattr(FuncPipe, "train", train)
+    assert main([*TRAIN, "--storage", "file:///runs", "--quiet"]) == 1
+    assert " ".join(capsys.readouterr().err.split()) == f"funcpipe: {told}"
+
+
+@pytest.mark.usefixtures("plan")
+def test_a_plan_that_trains_something_else_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tensors = (
+        TensorDifference(name="0.weight", layer="0", difference=0.5),
+        TensorDifference(name="0.bias", layer="0", difference=0),
+    )
+    found = Verification(steps=3, tolerance=1e-4, tensors=tensors)
+    monkeypatch.setattr(FuncPipe, "verify", lambda self, dataset, **settings: found)
+    assert main(["verify", *TRAIN[1:], "--loss", "own"]) == 1
+    shown = capsys.readouterr()
+    assert "DIFFERS" in shown.out
+    assert "the first layer that differs is 0: 0.weight is off by 5.00e-01, more than the tolerance" in shown.err
+
+
+@pytest.mark.usefixtures("plan")
+@pytest.mark.parametrize(
+    ("kind", "words", "expected"),
+    [
+        (OptimizerKind.SGD, ["--lr", "0.5"], {"lr": 0.5, "momentum": 0}),
+        (OptimizerKind.MOMENTUM, ["--lr", "0.5"], {"lr": 0.5, "momentum": 0.9}),
+        (OptimizerKind.ADAM, [], {"lr": 0.01, "betas": (0.9, 0.999)}),
+        (OptimizerKind.ADAM, ["--optimizer", "tests.e2e.small:optimizer"], {"lr": 0.1}),
+    ],
+)
+def test_the_optimiser_is_the_one_that_was_named_or_else_the_plan_s(
+    kind: OptimizerKind, words: list[str], expected: dict[str, float]
+) -> None:
+    write(replace(small.plan(2, 1), optimizer=kind), "plan.json")
+    _, pipe = plan_and_model(build_parser().parse_args([*TRAIN, *words]))
+    optimizer = pipe._optimizer([nn.Parameter(torch.zeros(1))])
+    assert {name: optimizer.defaults[name] for name in expected} == expected
