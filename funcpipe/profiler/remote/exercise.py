@@ -1,4 +1,4 @@
-"""A little of everything that functions do with torch, to see what memory that takes."""
+"""Train tiny networks, to see how much memory torch itself needs in a function."""
 
 import resource
 import sys
@@ -11,7 +11,7 @@ _STATUS = Path("/proc/self/status")
 
 
 def exercise() -> None:
-    """Train small networks of common kinds of layer: the pages of torch's libraries that this needs are used then."""
+    """Train small networks of common layers, which loads the pages of torch's libraries that training needs."""
     sight = nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, 8)
     )
@@ -26,7 +26,7 @@ def exercise() -> None:
 
 
 def peak_bytes() -> int:
-    """The most memory that this process has had; where the system tells, without that of the one it was forked from."""
+    """The peak resident memory of this process; on Linux, without that of the process it was forked from."""
     if _STATUS.exists():
         lines = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
         return int(lines["VmHWM"].split()[0]) * 1024
