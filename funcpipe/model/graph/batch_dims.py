@@ -9,7 +9,7 @@ import torch.fx
 
 from funcpipe.model.graph.eager_graph import linear
 from funcpipe.model.graph.observe import NodeRecord, TensorFacts
-from funcpipe.model.graph.program import map_leaves
+from funcpipe.model.graph.program import is_number, map_leaves
 from funcpipe.model.graph.tree import LEAF
 
 BATCH = "batch size"
@@ -122,10 +122,10 @@ class _BatchNumbers:
         return record.tree.build in (tuple, torch.Size) and all(child.build is None for child in record.tree.children)
 
     def _number(self, few: Any, many: Any) -> Any:
-        if not isinstance(few, int | float) or not isinstance(many, int | float):
-            return None
-        if few == many:
+        if few == many and isinstance(few, int | float):
             return few
+        if not is_number(few) or not is_number(many):
+            return None
         line = self._batches.line(few, many)
         return None if line is None else self._node(line)
 

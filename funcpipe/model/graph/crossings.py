@@ -7,6 +7,7 @@ import torch
 import torch.fx
 
 from funcpipe.model.graph.observe import NodeRecord, TensorFacts
+from funcpipe.model.graph.program import is_number
 from funcpipe.model.graph.values import Crossing, Layer, Value
 
 
@@ -53,7 +54,7 @@ def _crossing(
     names: list[str | None] = []
     constants: list[object] = []
     for path, leaf in zip(record.tree.paths(base), record.leaves, strict=True):
-        scalar = isinstance(leaf, int | float) and not isinstance(leaf, bool)
+        scalar = is_number(leaf)
         moves = scalar or isinstance(leaf, TensorFacts)
         names.append(path if moves else None)
         constants.append(None if moves else leaf)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from funcpipe.model.graph.eager_tracer import EagerTracer, Entry
 from funcpipe.model.graph.isolation import preserve_state, without_saved_tensors
-from funcpipe.model.graph.program import Ref, map_leaves
+from funcpipe.model.graph.program import Ref, is_number, map_leaves
 from funcpipe.model.graph.signature import batch_of
 from funcpipe.model.graph.tracers import Traced, TraceRequest, flatten_output
 from funcpipe.model.graph.tree import Tree
@@ -93,10 +93,9 @@ class _GraphBuilder:
     def _leaf(self, one: Any, two: Any) -> Any:
         if isinstance(one, Ref) and one == two:
             return self.nodes[one.name]
-        numbers = isinstance(one, int | float) and isinstance(two, int | float)
         if one is two or (type(one) is type(two) and not isinstance(one, Ref) and bool(one == two)):
             return one
-        if not numbers or self._batched_input is None:
+        if not (is_number(one) and is_number(two)) or self._batched_input is None:
             raise BatchDependent(f"{one!r} for {self._sizes[0]} samples becomes {two!r} for {self._sizes[1]}")
         batch = self.graph.call_method("size", (self._batched_input, 0))
         few, many = self._sizes

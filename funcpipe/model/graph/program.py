@@ -119,5 +119,10 @@ def map_leaves(item: Any, change: Callable[[Any], Any]) -> Any:
     return change(item)
 
 
+def is_number(item: Any) -> bool:
+    """Whether `item` is an int or a float; a bool is a choice, not a number."""
+    return isinstance(item, int | float) and not isinstance(item, bool)
+
+
 def _nested(item: Any) -> bool:
     return isinstance(item, tuple | list | dict | slice)

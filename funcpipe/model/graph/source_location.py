@@ -14,8 +14,13 @@ from torch import nn
 
 from funcpipe.model.graph.isolation import generator_states
 
-_OURS = str(Path(__file__).resolve().parents[2])
-_TORCH = str(Path(torch.__file__).resolve().parent)
+_LIBRARIES = tuple(
+    str(folder)
+    for package in (Path(__file__).parents[2], Path(torch.__file__).parent)
+    for folder in (package, package.resolve())
+)
+"""The folders of funcpipe and torch, also where an environment reaches them by links: frames name files as imported."""
+
 _STANDARD = sysconfig.get_path("stdlib")
 
 
@@ -68,7 +73,7 @@ def _callers(frame: FrameType | None) -> list[FrameType]:
 
 def _is_user_code(frame: FrameType) -> bool:
     file = frame.f_code.co_filename
-    return not file.startswith((_OURS, _TORCH, "<")) and (not file.startswith(_STANDARD) or "site-packages" in file)
+    return not file.startswith((*_LIBRARIES, "<")) and (not file.startswith(_STANDARD) or "site-packages" in file)
 
 
 def _locate(model: nn.Module, frames: list[FrameType], last: tuple[FrameType, int] | None) -> tuple[str | None, str]:

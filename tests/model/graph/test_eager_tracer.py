@@ -49,36 +49,63 @@ def test_every_kind_of_call_is_recorded() -> None:
     assert [layer.name for layer in graph.layers] == ["rnn", "head"]
 
 
-class Refused(nn.Module):
-    """Code that no tracer takes: `kind` says why."""
+class Two(nn.Module):
+    """Two layers; what happens between them is the subclass's."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.inner = nn.Linear(4, 4)
-        self.kind = kind
-        self.calls = 0
+        self.a = nn.Linear(4, 4)
+        self.b = nn.Linear(4, 4)
+
+    def between(self, x: Tensor, count: int) -> Any:
+        raise NotImplementedError
 
     def forward(self, x: Tensor) -> Any:
-        x = self.inner(x)
-        if self.kind == "reads":
-            return x * x.detach().abs().max().item()
-        if self.kind == "assigns":
-            x.data = x.data * x.detach().abs().max().item()
-        if self.kind == "counts":
-            return x if len(x) == 2 else x.sin().cos() * x.detach().sum().item()
-        if self.kind == "length":
-            return x * (len(x) ** 2 if x.detach().isfinite().all() else 0)
+        count = int(torch.ones(len(x)).sum())  # a number that fx and torch.export cannot follow
+        return self.b(self.between(self.a(x), count))
+
+
+class Assigns(Two):
+    def between(self, x: Tensor, count: int) -> Any:
+        x = x.detach()
+        x.data = x.data * count
         return x
 
 
+class CallsMore(Two):
+    def between(self, x: Tensor, count: int) -> Any:
+        return x.sin() if count > 2 else x
+
+
+class CallsOther(Two):
+    def between(self, x: Tensor, count: int) -> Any:
+        return x.sin() if count > 2 else x.cos()
+
+
+class TakesLonger(Two):
+    def between(self, x: Tensor, count: int) -> Any:
+        return torch.cat([x] * count)[: len(x)]
+
+
+class Switches(Two):
+    def between(self, x: Tensor, count: int) -> Any:
+        return torch.sum(x, 1, keepdim=count > 2).view(-1, 1).expand(-1, 4).reshape(-1, 4)
+
+
 @pytest.mark.parametrize(
-    ("kind", "reason"),
+    ("model", "reason"),
     [
-        ("reads", r"eager: Refused, .*item\(\) reads a tensor whose contents depend on the data"),
-        ("assigns", r"eager: Refused, .*: `x.data = .*depend on the data|eager: .*cannot be recorded"),
-        ("counts", r"eager: Refused, .*: DataDependent|eager: .*BatchDependent: the model makes"),
+        (Assigns(), "DataDependent: an assignment to .data cannot be recorded"),
+        (CallsMore(), "BatchDependent: the model makes 4 calls for 2 samples, but 5 for 3"),
+        (CallsOther(), "BatchDependent: the model calls cos for 2 samples, but sin for 3"),
+        (TakesLonger(), "BatchDependent: an argument is longer for 3 samples than for 2"),
     ],
 )
-def test_what_the_eager_tracer_cannot_take_is_refused_with_the_reason(kind: str, reason: str) -> None:
-    with pytest.raises(ModelError, match=reason):
-        trace(Refused(kind), (torch.randn(3, 4),))
+def test_what_cannot_be_recorded_is_refused_with_the_reason(model: nn.Module, reason: str) -> None:
+    with pytest.raises(ModelError, match=f"eager: .*{reason}"):
+        trace(model, (torch.randn(3, 4),))
+
+
+def test_a_flag_may_follow_the_batch_size() -> None:
+    with pytest.raises(ModelError, match=r"eager: .*BatchDependent: False for 2 samples becomes True for 3"):
+        trace(Switches(), (torch.randn(3, 4),))

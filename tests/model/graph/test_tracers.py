@@ -148,7 +148,7 @@ def test_a_model_that_decides_by_the_data_itself_is_refused_with_the_line_and_a_
     assert text.startswith("Chooses cannot be traced into a graph of layers")
     assert text.count(line_of("# a choice by the data")) == 3
     assert "`if x.sum() > 0:  # a choice by the data`" in text
-    assert "depends on the data" in text
+    assert "depends on the contents of a tensor" in text
     assert "Move the code of that line into a submodule" in text
 
 
