@@ -1,6 +1,5 @@
 """Functions that measure, run in the test's own process by a platform that can be told how they end."""
 
-import importlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -30,12 +29,10 @@ from funcpipe.platforms.base import Cause, Handle, State, Status
 from funcpipe.platforms.catalog import load_spec, open_storage
 from funcpipe.platforms.entry import function as entry
 from funcpipe.profiler.measure import Times
-from funcpipe.profiler.remote import keys
+from funcpipe.profiler.remote import client, keys
 from funcpipe.profiler.remote.budget import Budget
 from funcpipe.profiler.remote.layers import times_of_sizes
 from funcpipe.profiler.remote.platform import measure_platform, measured
-
-pytestmark = pytest.mark.slow
 
 DONE = Status(state=State.DONE)
 OUT_OF_MEMORY = Status(state=State.FAILED, reason="out of memory: 1 MB", cause=Cause.OUT_OF_MEMORY)
@@ -43,11 +40,21 @@ CRASHED = Status(state=State.FAILED, reason="killed by SIGSEGV", cause=Cause.CRA
 RUNNING = Status(state=State.RUNNING)
 
 
+class Clock:
+    """A clock that only sleeping moves on."""
+
+    now_s = 1e9
+
+    def time(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
 @pytest.fixture(autouse=True)
-def no_process_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The base memory, which takes new processes to find, is a number here."""
-    module = importlib.import_module("funcpipe.profiler.profile")
-    monkeypatch.setattr(module, "base_memory_bytes", lambda **_: 200 * MB)
+def _nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "time", Clock())
 
 
 def work(probe: ProbeSpec) -> Status:
