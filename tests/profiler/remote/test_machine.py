@@ -1,5 +1,8 @@
 """What a function measures of its platform, with a clock that the storage moves on."""
 
+import itertools
+from types import SimpleNamespace
+
 import pytest
 
 from funcpipe.platforms.base import OPEN, Gate
@@ -63,5 +66,7 @@ def test_the_share_of_the_memory_limits_what_is_moved(monkeypatch: pytest.Monkey
 
 
 def test_matrix_products_are_counted_for_the_given_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_COMPUTE_S", 0.02)
-    assert 0 < machine._products_s(1) <= 0.02
+    ticks = itertools.count()
+    monkeypatch.setattr(machine, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
+    monkeypatch.setattr(machine, "_COMPUTE_S", 3.0)
+    assert machine._products_s(1) == 1.5  # two products begin within three ticks
