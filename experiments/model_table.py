@@ -25,7 +25,7 @@ from funcpipe import FuncPipe
 from funcpipe.core import ModelProfile, OptimizerKind, Plan, PlatformSpec, ScheduleKind, Stage, Sync, Wire
 from funcpipe.errors import FuncPipeError
 from funcpipe.model.graph import LayerGraph, trace
-from funcpipe.model.graph.tree import rebuild
+from funcpipe.model.graph.tree import tree_map
 from funcpipe.partitioner.cost.evaluate import evaluate
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.profiler import profile
@@ -98,7 +98,7 @@ class InDouble(torch.utils.data.Dataset[Any]):
         return len(self._data)
 
     def __getitem__(self, index: int) -> Any:
-        return rebuild(self._data[index], lambda leaf: leaf.double() if leaf.is_floating_point() else leaf)
+        return tree_map(self._data[index], lambda leaf: leaf.double() if leaf.is_floating_point() else leaf)
 
 
 def micro_batch(name: str) -> int:
@@ -138,7 +138,7 @@ def try_model(
     return {
         "model": name,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "route": graph.route,
+        "tracer": graph.tracer,
         "layers": len(graph.layers),
         "trace_s": trace_s,
         "difference": difference,
@@ -148,7 +148,7 @@ def try_model(
         "state_mb": [round(stage.state_bytes / 2**20) for stage in stages],
         "activation_mb": [round(stage.activation_bytes / 2**20) for stage in stages],
         "measured_mb": [round(size / 2**20) for size in peaks],
-        "failed_routes": [f"{attempt.route}: {attempt.failure}" for attempt in graph.attempts if attempt.failure],
+        "failed_tracers": [f"{attempt.tracer}: {attempt.failure}" for attempt in graph.attempts if attempt.failure],
         "notes": list(graph.notes),
     }
 
@@ -223,7 +223,7 @@ def balanced_plan(
 
 
 HEADER = (
-    "| model | parameters | route | layers | trace s | difference | control | predicted MB | measured MB | off |\n"
+    "| model | parameters | tracer | layers | trace s | difference | control | predicted MB | measured MB | off |\n"
     + "|---" * 10
     + "|"
 )
@@ -240,7 +240,7 @@ def shown(row: dict[str, Any]) -> str:
     cells: Sequence[str] = (
         row["model"],
         f"{row['parameters'] / 1e6:.1f} M",
-        row["route"],
+        row["tracer"],
         str(row["layers"]),
         f"{row['trace_s']:.1f}",
         f"{row['difference']:.1e}",

@@ -140,7 +140,7 @@ def test_planning_loads_neither_torch_nor_a_solver(statement: str) -> None:
 @pytest.mark.parametrize("module", ["worker.attempt", "profiler.remote.function", "platforms.entry.function"])
 def test_a_function_loads_no_client_no_search_no_solver_and_no_cloud(module: str) -> None:
     loaded = loaded_by(f"import funcpipe.{module}")
-    assert not loaded & ((HEAVY - {"torch"}) | {"rich"})
+    assert not loaded & ((HEAVY - {"torch"}) | {"rich", "networkx"})
     forbidden = ("funcpipe.client", "funcpipe.partitioner", "funcpipe.report", "funcpipe.api", "funcpipe.cli")
     assert not {name for name in loaded if name.startswith(forbidden)}
 

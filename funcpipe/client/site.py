@@ -12,7 +12,7 @@ from funcpipe.errors import InvalidValue
 from funcpipe.platforms.base import Platform, Storage
 from funcpipe.platforms.catalog import LOCAL, load_spec, open_deployment, open_storage
 from funcpipe.platforms.local.platform import LocalPlatform, local_functions
-from funcpipe.profiler.remote.layers import OnPlatform, on_platform
+from funcpipe.profiler.remote.layers import PlatformTimer, platform_timer
 from funcpipe.profiler.remote.platform import measure_platform
 
 _PRELOADED = ("torch", "funcpipe.worker.attempt", "funcpipe.profiler.remote.function")
@@ -26,9 +26,9 @@ class Site:
     storage: Storage
     storage_url: str
 
-    def timing(self, *, max_usd: float | None = None) -> AbstractContextManager[OnPlatform]:
+    def timing(self, *, max_usd: float | None = None) -> AbstractContextManager[PlatformTimer]:
         """What times layers in functions of every size here, for at most `max_usd`."""
-        return on_platform(self.platform, self.storage, self.storage_url, max_usd=max_usd)
+        return platform_timer(self.platform, self.storage, self.storage_url, max_usd=max_usd)
 
     def measure(self, *, max_usd: float | None = None) -> PlatformSpec:
         """The platform's specification with what functions of every size measure, for at most `max_usd`."""

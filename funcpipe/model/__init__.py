@@ -1,1 +1,1 @@
-"""An ordinary nn.Module as layers, and one stage of them as a module of its own."""
+"""From an ordinary nn.Module to layers, and from layers to the module of one stage."""

@@ -9,17 +9,13 @@ import torch
 
 
 def layer_seed(seed: int, step: int, micro_batch: int, layer_name: str) -> int:
-    """The seed of torch's default generator at the start of a layer: the same under any plan, and when computed
-    again.
-    """
+    """The seed of the random number generators at the start of a layer: the same under any plan and when recomputed."""
     text = f"{seed}/{step}/{micro_batch}/{layer_name}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
 
 def reseed(seed: int, generators: Collection[str] = ("torch",)) -> None:
-    """Set generators to `seed`: torch's default one of the CPU; "numpy" and "random", the global ones of these
-    modules.
-    """
+    """Seed global generators: "torch" (of the CPU), "numpy" and "random"."""
     if "torch" in generators:
         torch.default_generator.manual_seed(seed)
     if "numpy" in generators:

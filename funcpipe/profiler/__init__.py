@@ -1,4 +1,4 @@
-"""A layer graph is measured on this machine: seconds, parameters, activations, and the tensors that cross."""
+"""Profile a layer graph: seconds, parameters, activations, and the tensors that cross between layers."""
 
 from funcpipe.profiler.profile import REPEATS, profile
 

@@ -1,4 +1,4 @@
-"""What a function needs before it holds any of a model."""
+"""The memory of a function before it holds any part of a model."""
 
 import functools
 import subprocess
@@ -28,16 +28,16 @@ print(peak_memory_bytes())
 
 @functools.cache
 def base_memory_bytes(*, forked: bool, modules: frozenset[str] = frozenset()) -> int:
-    """The peak resident bytes of a function that imports `modules` and trains small networks of common kinds of layer:
-    the pages of torch's libraries that this touches count as well.
+    """The peak resident bytes of a function that imports `modules` and trains small networks of common layers, which
+    touches the pages of torch's libraries that training needs.
 
-    Functions are fresh processes, or `forked` from one that has loaded torch already, as on the local platform; then
-    less of what all of them share is counted.
+    Functions are fresh processes, or `forked` from one that has loaded torch, as on the local platform; forked ones
+    share pages, which are then not counted.
     """
     imports = "".join(f"import {name}\n" for name in sorted(modules))
     code = _START + (_FORK if forked else "") + imports + _WORK
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300, check=False)
     if done.returncode != 0:
-        raise RunError(f"the memory of an empty function could not be measured: {done.stderr.strip()[-500:]}")
+        raise RunError(f"cannot measure the memory of an empty function: {done.stderr.strip()[-500:]}")
     return int(done.stdout)

@@ -1,4 +1,4 @@
-"""Which layers are equal, so that one need not be measured when its like was."""
+"""Recognise equal layers, of which only one has to be measured."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,28 +10,28 @@ from funcpipe.model.split import StageModule
 
 
 def layer_fingerprint(stage: StageModule, values: Mapping[str, Tensor]) -> str:
-    """A text that two layers share only if they compute the same on tensors of the same kind.
+    """A text that is the same for two layers only if they compute the same on tensors of the same kind.
 
-    It tells the calls, the settings of the modules, and shape, type and layout of parameters and values.
+    It lists the calls, the settings of modules, and shape, type and layout of parameters and values.
     """
-    recipe = stage.recipe
+    program = stage.program
     numbers: dict[str, int] = {}
-    for i, (name, node) in enumerate(recipe.placeholders.items()):
+    for i, (name, node) in enumerate(program.placeholders.items()):
         numbers[node] = i
         numbers[name] = i
     given = [(name in stage.differentiable, _kind(values[name])) for name in (*stage.inputs, *stage.receives)]
-    for crossing in recipe.received:
+    for crossing in program.received:
         numbers[crossing.node] = len(numbers)
-    if recipe.batch is not None:
-        numbers[recipe.batch[0]] = len(numbers)
+    if program.batch is not None:
+        numbers[program.batch[0]] = len(numbers)
     calls = []
-    for part in recipe.parts:
-        for call in part.calls:
+    for layer in program.layers:
+        for call in layer.calls:
             numbers[call.name] = len(numbers)
             calls.append(_call(stage, call, numbers))
-    sent = [numbers[crossing.node] for crossing in recipe.sent]
-    constants = [crossing.constants for crossing in recipe.received]
-    return repr((given, constants, calls, sent, sorted(numbers[node] for node in recipe.copied), stage.is_last))
+    sent = [numbers[crossing.node] for crossing in program.sent]
+    constants = [crossing.constants for crossing in program.received]
+    return repr((given, constants, calls, sent, sorted(numbers[node] for node in program.copied), stage.is_last))
 
 
 def _call(stage: StageModule, call: Call, numbers: Mapping[str, int]) -> Any:
@@ -56,7 +56,7 @@ def _kind(item: Any) -> Any:
 
 
 def _module(module: nn.Module) -> Any:
-    """The class, settings and tensors of a module and of those inside it; other objects count as themselves."""
+    """The class, settings and tensors of a module and its children; other objects by identity."""
     kept = ("_parameters", "_buffers", "_modules")
     settings = {name: _setting(item) for name, item in sorted(vars(module).items()) if name not in kept}
     tensors = [(name, _kind(item)) for own in (module._parameters, module._buffers) for name, item in own.items()]

@@ -1,4 +1,4 @@
-"""How much memory a computation has in use at its peak, as the allocator tells it."""
+"""The peak memory of a computation, as recorded by torch's allocator."""
 
 import contextlib
 import os
@@ -11,14 +11,14 @@ T = TypeVar("T")
 
 
 def live_bytes(compute: Callable[[], T]) -> tuple[T, int, int]:
-    """What `compute` gives, and the bytes of torch's memory in use above those before: at the peak, and at the end."""
+    """The result of `compute`, and by how many bytes torch's memory in use grew: at its peak, and at the end."""
     profiler = torch.autograd.profiler.profile(profile_memory=True)
-    with _silent():
+    with _stderr_discarded():
         profiler.__enter__()  # type: ignore[no-untyped-call]
     try:
         result = compute()
     finally:
-        with _silent():
+        with _stderr_discarded():
             profiler.__exit__(None, None, None)  # type: ignore[no-untyped-call]
     now = peak = 0
     recorded = profiler.kineto_results
@@ -31,8 +31,8 @@ def live_bytes(compute: Callable[[], T]) -> tuple[T, int, int]:
 
 
 @contextlib.contextmanager
-def _silent() -> Iterator[None]:
-    """Keep what the profiler's C++ code writes to standard error, whatever the log level, from the user's terminal."""
+def _stderr_discarded() -> Iterator[None]:
+    """Discard what the profiler's C++ code writes to standard error at any log level."""
     kept = os.dup(2)
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 2)

@@ -1,4 +1,4 @@
-"""One layer at a time: what its forward and backward take, and what it keeps between them."""
+"""Measure one layer: the time of its forward and backward passes, and the memory it keeps between them."""
 
 import time
 from collections import deque
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from funcpipe.core import PlatformSpec
-from funcpipe.model.graph.tree import take_apart
+from funcpipe.model.graph.tree import flatten
 from funcpipe.model.split import StageModule
 from funcpipe.profiler.live import live_bytes
 
@@ -20,8 +20,8 @@ _CACHE_BYTES = 32 << 20  # more than a core keeps for itself
 
 
 @dataclass(frozen=True)
-class Run:
-    """One forward of a layer: the tensors it sent, and the storages it saved for its backward (address to bytes)."""
+class LayerRun:
+    """A forward pass of a layer: the tensors it sends, and the storages it saves for backward (address to bytes)."""
 
     sent: Mapping[str, Tensor]
     saved: Mapping[int, int]
@@ -29,26 +29,26 @@ class Run:
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of each forward and backward that was timed, and the bytes that the layer needs only while it runs."""
+    """Seconds of each timed forward and backward pass, and the bytes that the layer needs only while it runs."""
 
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]
     workspace_bytes: int
 
     def faster(self, factor: float) -> "Times":
-        """On a machine that is so many times faster."""
+        """The times on a machine that is `factor` times as fast."""
         forward_s, backward_s = (tuple(s / factor for s in kind) for kind in (self.forward_s, self.backward_s))
         return Times(forward_s, backward_s, self.workspace_bytes)
 
 
 Timing = Callable[[], Sequence[Times]]
-"""What a layer takes in each of a platform's sizes; may be asked when all layers have been given to be measured."""
+"""Returns a layer's times for each size of a platform; call it when all layers have been passed to the Measure."""
 
 Measure = Callable[[StageModule, Mapping[str, Tensor], Loss | None, int], Timing]
-"""Measures a layer on given values, with a loss if it is the last, so many times: now or when the Timing is asked."""
+"""Takes a layer, its values, the last layer's loss and the repeats; measures at once or when the Timing is called."""
 
 
-def run_layer(stage: StageModule, values: Mapping[str, Tensor]) -> Run:
+def run_layer(stage: StageModule, values: Mapping[str, Tensor]) -> LayerRun:
     """Run a layer forward once on `values`."""
     constant = {tensor.untyped_storage().data_ptr() for tensor in (*stage.parameters(), *stage.buffers())}
     saved: dict[int, int] = {}
@@ -63,11 +63,11 @@ def run_layer(stage: StageModule, values: Mapping[str, Tensor]) -> Run:
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         sent, _ = stage(_leaves(stage, values))
-    return Run({name: tensor.detach() for name, tensor in sent.items()}, saved)
+    return LayerRun({name: tensor.detach() for name, tensor in sent.items()}, saved)
 
 
-def on_this_machine(spec: PlatformSpec) -> Measure:
-    """Measure layers in this process, and divide by the vCPUs of each of the sizes of `spec`."""
+def local_timer(spec: PlatformSpec) -> Measure:
+    """Measure layers in this process, and divide by the vCPUs of each size of `spec`."""
 
     def measure(stage: StageModule, values: Mapping[str, Tensor], loss: Loss | None, repeats: int) -> Timing:
         here = measure_here(stage, values, loss, repeats)
@@ -77,15 +77,15 @@ def on_this_machine(spec: PlatformSpec) -> Measure:
 
 
 def measure_here(stage: StageModule, values: Mapping[str, Tensor], loss: Loss | None, repeats: int) -> Times:
-    """Time a layer in this process: one run is dropped, one tells the memory, `repeats` are timed.
+    """Time a layer in this process: one run to warm up, one to measure memory, then `repeats` timed ones.
 
-    The gradients that come from the layers behind are ones. Gradients are added to the parameters as in training, and
-    as there several forwards come before their backwards, so that what they saved has left the processor's cache.
+    Output gradients are ones. As in training, gradients are accumulated in the parameters, and several forward passes
+    precede their backward passes, so that the tensors they saved have left the processor's cache.
     """
     for _ in range(2):
         trial = _Trial(stage, values, loss)
         _, forward_peak, kept = live_bytes(trial.forward)
-        trial.turn()
+        trial.make_output_gradients()
         _, backward_peak, left = live_bytes(trial.backward)
     workspace = max(forward_peak - max(kept, 0), backward_peak - max(left, 0))
     forward_s: list[float] = []
@@ -97,13 +97,13 @@ def measure_here(stage: StageModule, values: Mapping[str, Tensor], loss: Loss | 
             trials.append(_Trial(stage, values, loss))
             forward_s.append(_seconds(trials[-1].forward))
         while trials:
-            trials[0].turn()
+            trials[0].make_output_gradients()
             backward_s.append(_seconds(trials.popleft().backward))
     return Times(tuple(forward_s), tuple(backward_s), workspace)
 
 
 class _Trial:
-    """A forward of a layer, and its backward: `forward`, `turn`, `backward`."""
+    """One forward and backward pass of a layer: `forward`, `make_output_gradients`, `backward`, in this order."""
 
     def __init__(self, stage: StageModule, values: Mapping[str, Tensor], loss: Loss | None) -> None:
         self._stage = stage
@@ -111,19 +111,19 @@ class _Trial:
         self._given = _leaves(stage, {**values, **{name: values[name].clone() for name in stage.receives}})
 
     def forward(self) -> None:
-        """Run the layer; what it makes and saves is kept."""
+        """Run the layer, and keep its results and what it saves."""
         with torch.enable_grad():
             sent, output = self._stage(self._given)
             end = output if self._loss is None else self._loss(output)
-            self._made = [*sent.values(), *take_apart(end)[0]]
+            self._results = [*sent.values(), *flatten(end)[0]]
 
-    def turn(self) -> None:
-        """Make the gradients that the backward begins with."""
-        self._roots = [made for made in self._made if isinstance(made, Tensor) and made.requires_grad]
+    def make_output_gradients(self) -> None:
+        """Make the gradients that the backward pass starts from."""
+        self._roots = [result for result in self._results if isinstance(result, Tensor) and result.requires_grad]
         self._gradients = [torch.ones_like(root) for root in self._roots]
 
     def backward(self) -> None:
-        """Run the backward, which frees what the forward saved."""
+        """Run the backward pass, which frees what the forward pass saved."""
         if self._roots:
             torch.autograd.backward(self._roots, self._gradients)
 

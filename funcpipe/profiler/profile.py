@@ -10,15 +10,15 @@ from torch import Tensor
 
 from funcpipe.core import ModelProfile, PlatformSpec, TiedParameter, checks
 from funcpipe.model.graph import Layer, LayerGraph
-from funcpipe.model.graph.isolation import gradients_kept, untouched
+from funcpipe.model.graph.isolation import preserve_gradients, preserve_state
 from funcpipe.model.graph.signature import resized
 from funcpipe.model.split import StageModule
 from funcpipe.model.split.bundle import dump_stage, imported_modules
 from funcpipe.model.split.cut import stage_of
 from funcpipe.profiler.base_memory import base_memory_bytes
 from funcpipe.profiler.layer_fingerprint import layer_fingerprint
-from funcpipe.profiler.measure import Loss, Measure, Timing, on_this_machine, run_layer
-from funcpipe.profiler.profile_builder import Book
+from funcpipe.profiler.measure import Loss, Measure, Timing, local_timer, run_layer
+from funcpipe.profiler.profile_builder import ProfileBuilder
 
 REPEATS = 5
 
@@ -37,24 +37,24 @@ def profile(
 ) -> ModelProfile:
     """Measure the layers of `graph`, with one thread, on `micro_batch` samples cut or repeated from the sample.
 
-    Seconds are the median of `repeats` runs in functions of every size, which `on` knows to run; by default in this
-    process, divided by the vCPUs of each size, and then marked as estimated on any platform but the local one. Equal
-    layers are measured once. `loss` turns the model's output into a number; what it costs counts with the last layer.
-    `progress` is told each layer's name and the share of layers that is done.
+    Seconds are the median of `repeats` runs. `on` measures them in functions of every size; without it they are
+    measured in this process and divided by the vCPUs of each size, which is marked as an estimate unless the platform
+    is the local one. Equal layers are measured once. `loss` turns the model's output into a number; its time counts as
+    part of the last layer. `progress` is called with each layer's name and the share of layers done.
     """
     checks.at_least("repeats", repeats, 1)
     values: dict[str, Tensor] = resized(graph.signature.bind(sample, sample_kwargs), micro_batch)
-    book = Book(graph, len(spec.sizes), dict(values))
-    time = on or on_this_machine(spec)
+    builder = ProfileBuilder(graph, len(spec.sizes), dict(values))
+    time = on or local_timer(spec)
 
     def measure(stage: StageModule, given: dict[str, Tensor]) -> Timing:
         return time(stage, given, loss, repeats)
 
-    with untouched(graph.module), one_thread(), gradients_kept(graph.module):
-        for i, layer in enumerate(_measured(graph, book, values, measure)):
+    with preserve_state(graph.module), one_thread(), preserve_gradients(graph.module):
+        for i, layer in enumerate(_measured(graph, builder, values, measure)):
             if progress is not None:
                 progress(layer.name, (i + 1) / len(graph.layers))
-    *layers, end = book.layers()
+    *layers, end = builder.layers()
     base_bytes, end_bytes = _code_bytes(graph, forked=spec.name == "local")
     if spec.base_memory_bytes is not None:
         base_bytes += spec.base_memory_bytes - base_memory_bytes(forked=spec.name == "local")
@@ -65,7 +65,7 @@ def profile(
         sizes=tuple(size.name for size in spec.sizes),
         base_memory_bytes=base_bytes,
         layers=(*layers, replace(end, constant_bytes=end.constant_bytes + end_bytes)),
-        tensors=book.tensors(),
+        tensors=builder.tensors(),
         ties=tuple(
             TiedParameter(name=tie.names[0], layers=tie.layers, parameter_bytes=tie.bytes) for tie in graph.ties
         ),
@@ -75,20 +75,20 @@ def profile(
 
 def _measured(
     graph: LayerGraph,
-    book: Book,
+    builder: ProfileBuilder,
     values: dict[str, Tensor],
     measure: Callable[[StageModule, dict[str, Tensor]], Timing],
 ) -> Iterator[Layer]:
-    """Each layer, once it is entered in `book`; `values` are those that the layers behind it will read."""
+    """Yield each layer after adding it to `builder`; `values` holds what later layers will read."""
     known: dict[str, Timing] = {}
     for i, layer in enumerate(graph.layers):
         stage = stage_of(graph, i, i + 1)
         run = run_layer(stage, values)
-        like = layer_fingerprint(stage, values)
-        if like not in known:
-            known[like] = measure(stage, values)
+        fingerprint = layer_fingerprint(stage, values)
+        if fingerprint not in known:
+            known[fingerprint] = measure(stage, values)
             stage.zero_grad()
-        book.enter(run, known[like])
+        builder.add_layer(run, known[fingerprint])
         values.update(run.sent)
         for value in graph.values:
             if value.consumers[-1] == i:
@@ -97,21 +97,21 @@ def _measured(
 
 
 def _code_bytes(graph: LayerGraph, *, forked: bool) -> tuple[int, int]:
-    """What any function of this model needs before it holds layers, and what the code of the last layer adds.
+    """The memory of any function of this model before it holds layers, and what the last layer's code adds to it.
 
-    The last layer makes the model's output, the class of which is often the only thing it needs of a large package.
+    The last layer makes the model's output, whose class is often the only thing that it needs of a large package.
     """
     count = len(graph.layers)
     pieces = [stage_of(graph, first, stop) for first, stop in ((0, count - 1), (count - 1, count)) if first < stop]
     modules = [imported_modules(dump_stage(piece, None)[0]) for piece in pieces]
     base_bytes = base_memory_bytes(forked=forked, modules=modules[0])
     whole_bytes = base_memory_bytes(forked=forked, modules=modules[0] | modules[-1])
-    return base_bytes, max(0, whole_bytes - base_bytes)  # where nothing is added, one run may still need less
+    return base_bytes, max(0, whole_bytes - base_bytes)  # measurements vary even where nothing is added
 
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute with one thread, as the share of processors that a function has is counted in threads like it."""
+    """Compute with one thread: a function's vCPUs are counted in such threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

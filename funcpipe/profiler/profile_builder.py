@@ -1,4 +1,4 @@
-"""What the runs of the layers add up to: the profiles of layers and tensors."""
+"""Collect runs of layers into the profiles of layers and tensors."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -8,29 +8,29 @@ from torch import Tensor, nn
 
 from funcpipe.core import LayerProfile, TensorProfile
 from funcpipe.model.graph import LayerGraph
-from funcpipe.profiler.measure import Run, Times, Timing
+from funcpipe.profiler.measure import LayerRun, Times, Timing
 
 
-class Book:
-    """Takes the layers' runs in order.
+class ProfileBuilder:
+    """Collects the runs of layers, in order.
 
-    A storage that several layers save for their backwards counts with the first of them.
+    A storage that several layers save for backward counts for the first of them.
     """
 
     def __init__(self, graph: LayerGraph, sizes: int, inputs: Mapping[str, Tensor]) -> None:
         self._graph = graph
         self._sizes = sizes
         self._inputs = inputs
-        self._alive: dict[int, _Storage] = {}  # by address: where the values lie that are still to be read
+        self._alive: dict[int, _Storage] = {}  # by address: storages of values that are still to be read
         self._saved_by: dict[str, tuple[int, ...]] = {}
         self._bytes: dict[str, int] = {}
         for name, tensor in inputs.items():
             self._alive.setdefault(_address(tensor), _Storage()).names.add(name)
-        self._entered: list[tuple[LayerProfile, Timing]] = []
+        self._added: list[tuple[LayerProfile, Timing]] = []
 
-    def enter(self, run: Run, timing: Timing) -> None:
-        """Add the next layer: its run on the values that are used further, and what will tell what it takes."""
-        number = len(self._entered)
+    def add_layer(self, run: LayerRun, timing: Timing) -> None:
+        """Add the next layer: its run on the values that later layers read, and its times, to be asked for later."""
+        number = len(self._added)
         layer = self._graph.layers[number]
         tensors = {id(tensor): tensor for tensor in self._graph.tensors_of(layer).values()}.values()
         trainable = [tensor for tensor in tensors if isinstance(tensor, nn.Parameter) and tensor.requires_grad]
@@ -47,15 +47,15 @@ class Book:
             forward_s=(0.0,) * self._sizes,
             backward_s=(0.0,) * self._sizes,
         )
-        self._entered.append((untimed, timing))
+        self._added.append((untimed, timing))
         self._forget(number)
 
     def layers(self) -> list[LayerProfile]:
-        """All layers with what they take, once all are entered."""
-        return [_timed(layer, timing()) for layer, timing in self._entered]
+        """All layers with their times, once all are added."""
+        return [_timed(layer, timing()) for layer, timing in self._added]
 
     def tensors(self) -> tuple[TensorProfile, ...]:
-        """The values that pass between layers, once all layers are entered."""
+        """The values that pass between layers, once all layers are added."""
         return tuple(
             TensorProfile(
                 name=value.name,
@@ -68,8 +68,8 @@ class Book:
             for value in self._graph.values
         )
 
-    def _newly_saved(self, number: int, run: Run) -> int:
-        """The bytes of the storages that this layer saves and none before it did."""
+    def _newly_saved(self, number: int, run: LayerRun) -> int:
+        """The bytes of the storages that this layer is the first to save."""
         new = 0
         for address, size in run.saved.items():
             storage = self._alive.get(address)
@@ -80,7 +80,7 @@ class Book:
         return new
 
     def _forget(self, number: int) -> None:
-        """Drop the values that nobody reads after layer `number`: their addresses will be used again."""
+        """Drop the values that no layer after `number` reads: their addresses will be reused."""
         gone = {value.name for value in self._graph.values if value.consumers[-1] == number}
         for address, storage in list(self._alive.items()):
             for name in storage.names & gone:
@@ -92,7 +92,7 @@ class Book:
 
 @dataclass
 class _Storage:
-    """Memory in which values lie: their names, and the layers that save it."""
+    """The storage of some values: their names, and the layers that save it."""
 
     names: set[str] = field(default_factory=set)
     saved_by: list[int] = field(default_factory=list)

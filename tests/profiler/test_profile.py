@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from funcpipe.api import FuncPipe
 from funcpipe.core import FunctionSize, ModelProfile, PlatformSpec
-from funcpipe.errors import DataError, InvalidValue
+from funcpipe.errors import DataError, InvalidValue, RunError
 from funcpipe.model.graph import trace
 from funcpipe.model.split.cut import stage_of
-from funcpipe.profiler import profile
+from funcpipe.profiler import base_memory, profile
 from funcpipe.profiler.measure import measure_here
 from tests.model.graph.models import CausalTransformer, ResidualNet
 from tests.model.split.chain import assert_same
@@ -58,7 +58,6 @@ def profiled(model: nn.Module, x: Tensor, micro_batch: int, **options: Any) -> M
     )
 
 
-@pytest.mark.slow
 def test_bytes_of_a_chain_counted_by_hand() -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3, bias=False))
     found = profiled(model, torch.randn(5, 4), micro_batch=2)
@@ -114,7 +113,6 @@ def test_bytes_are_those_of_the_micro_batch(micro_batch: int) -> None:
     assert found.tensors[0].forward_bytes == 32 * micro_batch
 
 
-@pytest.mark.slow
 def test_activations_are_what_autograd_holds_in_a_plain_run() -> None:
     for model, x in ((ResidualNet(), torch.randn(4, 1, 8, 8)), (CausalTransformer(), torch.randint(0, 23, (4, 12)))):
         for block in model.modules():
@@ -191,7 +189,6 @@ def test_the_loss_counts_with_the_last_layer() -> None:
     assert found.layers[1].forward_s[1] > 0.02 > found.layers[0].forward_s[1]
 
 
-@pytest.mark.slow
 def test_only_the_local_platform_is_not_estimated() -> None:
     model, x = nn.Sequential(nn.Linear(4, 8)), torch.randn(3, 4)
     assert not profiled(model, x, 3).estimated
@@ -216,9 +213,15 @@ def test_profiling_leaves_the_model_alone_and_tells_its_progress() -> None:
     assert told[-1][1] == 1.0
 
 
+@pytest.mark.slow
 def test_base_memory_is_that_of_a_process_with_torch() -> None:
-    found = profiled(nn.Sequential(nn.Linear(2, 2)), torch.randn(1, 2), 1)
-    assert 100e6 < found.base_memory_bytes < 1e9
+    assert 100e6 < base_memory.base_memory_bytes(forked=True) < 1e9
+
+
+def test_what_an_empty_function_fails_with_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base_memory, "_START", "")
+    with pytest.raises(RunError, match=r"(?s)cannot measure the memory of an empty function: .*no_such_module"):
+        base_memory.base_memory_bytes(forked=False, modules=frozenset({"no_such_module"}))
 
 
 def test_a_sample_unlike_the_traced_one_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""An ordinary nn.Module and a sample become a graph of layers, with the values that pass between them."""
+"""Trace an ordinary nn.Module into a graph of layers and the values that pass between them."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ __all__ = ["Attempt", "Crossing", "Layer", "LayerGraph", "Signature", "Statistic
 
 
 def __getattr__(name: str) -> Any:
-    """Load the tracers when they are asked for: functions that only run a stage have no use for their memory."""
+    """Import the tracers on first use: functions that only run a stage need not hold them in memory."""
     if name != "trace":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from funcpipe.model.graph.tracing import trace

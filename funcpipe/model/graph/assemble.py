@@ -1,53 +1,53 @@
-"""A route's graph becomes a LayerGraph: run, put in order, cut into layers."""
+"""A traced graph becomes a LayerGraph: batch dimensions resolved, writes made explicit, nodes grouped into layers."""
 
 from collections.abc import Collection, Mapping, Sequence
 
 import torch.fx
 from torch import Tensor
 
-from funcpipe.model.graph.batch_dims import BatchDims, for_sample, resolve_batch_dims
+from funcpipe.model.graph.batch_dims import BatchDims, at_sample_size, resolve_batch_dims
 from funcpipe.model.graph.crossings import crossings_of
 from funcpipe.model.graph.functionalize import functionalize
 from funcpipe.model.graph.layering import layers_of
-from funcpipe.model.graph.observe import Seen
+from funcpipe.model.graph.observe import NodeRecord
 from funcpipe.model.graph.program import attribute
 from funcpipe.model.graph.replicated_values import mark_replicated
 from funcpipe.model.graph.signature import batch_of
-from funcpipe.model.graph.tracers import Traced, TraceTask
+from funcpipe.model.graph.tracers import Traced, TraceRequest
 from funcpipe.model.graph.values import LayerGraph
 
 
 def assemble(
-    task: TraceTask,
+    request: TraceRequest,
     traced: Traced,
-    runs: Sequence[dict[str, Seen]],
+    runs: Sequence[dict[str, NodeRecord]],
     inputs: Mapping[str, Tensor],
     changed: Collection[str],
 ) -> LayerGraph:
     """The layers of a `traced` model and what passes between them, for a sample's `inputs`.
 
-    `runs` tell what was seen of its nodes for the two batch sizes of the task. `changed` are the buffers that a forward
-    changes.
+    `runs` are the records of its nodes for the two batch sizes of `request`; `changed` are the buffers that a forward
+    pass changes.
     """
-    model, module = task.model, traced.module
-    sizes = [batch_of(example) or 1 for example in task.examples]
+    model, module = request.model, traced.module
+    sizes = [batch_of(example) or 1 for example in request.examples]
     batches = BatchDims(sizes[0], sizes[1], batch_of(inputs) or 1)
-    seen = {name: for_sample(runs[0][name], runs[1][name], batches) for name in runs[0]}
+    records = {name: at_sample_size(runs[0][name], runs[1][name], batches) for name in runs[0]}
     outputs = resolve_batch_dims(module, traced.outputs, runs[0], runs[1], batches)
-    seen |= {name: item for name, item in runs[0].items() if name not in seen}
-    outputs, together = functionalize(module, outputs, seen)
-    mark_replicated(module, seen)
-    together += _sharing(module, changed)
-    layers = layers_of(module, model, outputs, seen, together)
-    crossings, values = crossings_of(layers, outputs, seen)
+    records |= {name: item for name, item in runs[0].items() if name not in records}
+    outputs, inseparable = functionalize(module, outputs, records)
+    mark_replicated(module, records)
+    inseparable += _same_buffer(module, changed)
+    layers = layers_of(module, model, outputs, records, inseparable)
+    crossings, values = crossings_of(layers, outputs, records)
     return LayerGraph(
         name=type(model).__name__,
         module=module,
         layers=layers,
         values=values,
-        inputs=task.signature.tensors,
+        inputs=request.signature.tensors,
         batched=tuple(name for name, tensor in inputs.items() if tensor.shape[:1] == (batches.sample,)),
-        signature=task.signature,
+        signature=request.signature,
         crossings=crossings,
         outputs=outputs,
         output_tree=traced.output_tree,
@@ -57,8 +57,10 @@ def assemble(
     )
 
 
-def _sharing(module: torch.fx.GraphModule, changed: Collection[str]) -> list[tuple[torch.fx.Node, torch.fx.Node]]:
-    """The first and the last node that change the same buffer: between them no cut could keep it right."""
+def _same_buffer(module: torch.fx.GraphModule, changed: Collection[str]) -> list[tuple[torch.fx.Node, torch.fx.Node]]:
+    """The first and the last node that change each buffer: a cut between them would leave two stages with half of its
+    updates.
+    """
     first: dict[str, torch.fx.Node] = {}
     last: dict[str, torch.fx.Node] = {}
     for node in module.graph.nodes:

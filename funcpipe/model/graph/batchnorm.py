@@ -1,4 +1,4 @@
-"""Which buffers of a model are running statistics, and how they move."""
+"""Find the running statistics among a model's buffers, and how they are updated."""
 
 from collections.abc import Set
 
@@ -11,9 +11,9 @@ from funcpipe.model.graph.values import Statistic
 
 
 def statistics_of(model: nn.Module, changed: Set[str]) -> tuple[Statistic, ...]:
-    """The running statistics among the buffers `changed` by a forward of `model`.
+    """The running statistics among the buffers that a forward pass of `model` `changed`.
 
-    Raises ModelError where a forward changes other buffers: replicas could not agree on them.
+    Raises ModelError if it changes any other buffer, which would differ between replicas.
     """
     found = []
     for path, module in model.named_modules():
@@ -25,8 +25,8 @@ def statistics_of(model: nn.Module, changed: Set[str]) -> tuple[Statistic, ...]:
     for name in sorted(changed - known):
         owner = type(attribute(model, name.rpartition(".")[0])).__name__ if "." in name else type(model).__name__
         raise ModelError(
-            f"the forward changes the buffer {name} (of {owner}), which would differ between replicas and stages; "
-            "only the running statistics of BatchNorm and InstanceNorm can be merged. Put that module in eval mode, "
-            "or keep the buffer out of the forward"
+            f"the forward pass changes the buffer {name} (of {owner}), which would differ between replicas and stages; "
+            "only the running statistics of BatchNorm and InstanceNorm can be merged. Put that module in eval mode "
+            "or do not change the buffer in the forward pass"
         )
     return tuple(found)

@@ -1,5 +1,5 @@
-"""A traced graph is put in order: dead nodes dropped, what is read from the model named as the reading module names
-it.
+"""Clean up a traced graph: drop dead nodes, and read tied parameters under the name nearest to the module that uses
+them.
 """
 
 import torch
@@ -15,14 +15,16 @@ def cleanup(traced: Traced, model: nn.Module) -> None:
     graph = traced.module.graph
     kept = {node for node in traced.outputs if isinstance(node, torch.fx.Node)}
     for node in reversed(list(graph.nodes)):
-        if not node.users and node not in kept and _is_idle(node):
+        if not node.users and node not in kept and _has_no_effect(node):
             graph.erase_node(node)
     _name_by_reader(traced.module, model)
     graph.lint()
 
 
-def _is_idle(node: torch.fx.Node) -> bool:
-    """Whether `node` does nothing but make its value: an operator that neither writes nor draws, or an access."""
+def _has_no_effect(node: torch.fx.Node) -> bool:
+    """Whether `node` only computes its value: an attribute access, or an operator that neither mutates nor draws random
+    numbers.
+    """
     if node.op == "get_attr":
         return True
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
@@ -33,25 +35,25 @@ def _is_idle(node: torch.fx.Node) -> bool:
 
 
 def _name_by_reader(module: torch.fx.GraphModule, model: nn.Module) -> None:
-    """Let each node read a tensor that has several names (a tied weight) by the name that is nearest to its module."""
+    """Let each node read a tensor with several names (a tied weight) under the name closest to the node's module."""
     tensors: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
     tensors |= dict(model.named_buffers(remove_duplicate=False))
     names: dict[int, list[str]] = {}
     for name, tensor in tensors.items():
         names.setdefault(id(tensor), []).append(name)
-    reads = {str(node.target): node for node in module.graph.nodes if node.op == "get_attr"}
-    for target, node in list(reads.items()):
-        choices = names[id(tensors[target])] if target in tensors else []
-        for user in list(node.users) if len(choices) > 1 else ():
+    readers = {str(node.target): node for node in module.graph.nodes if node.op == "get_attr"}
+    for target, node in list(readers.items()):
+        names_of_tensor = names[id(tensors[target])] if target in tensors else []
+        for user in list(node.users) if len(names_of_tensor) > 1 else ():
             path = f"{(user.meta.get('call') or ('', None))[0]}."
-            best = max(choices, key=lambda name: (_common(name, path), name == target))
-            if best not in reads:
+            best = max(names_of_tensor, key=lambda name: (_common_prefix(name, path), name == target))
+            if best not in readers:
                 _assign_attr(tensors[best], module, best)
                 with module.graph.inserting_before(node):
-                    reads[best] = module.graph.get_attr(best)
-            user.replace_input_with(node, reads[best])
+                    readers[best] = module.graph.get_attr(best)
+            user.replace_input_with(node, readers[best])
 
 
-def _common(one: str, other: str) -> int:
-    """How many characters at the beginning are the same."""
+def _common_prefix(one: str, other: str) -> int:
+    """The length of the common prefix."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

@@ -1,4 +1,4 @@
-"""What passes between layers: the values that one layer makes and later ones read."""
+"""Find the values that one layer computes and later ones read."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,34 +6,35 @@ from typing import Any
 import torch
 import torch.fx
 
-from funcpipe.model.graph.observe import Facts, Seen
+from funcpipe.model.graph.observe import NodeRecord, TensorFacts
+from funcpipe.model.graph.program import is_number
 from funcpipe.model.graph.values import Crossing, Layer, Value
 
 
 def crossings_of(
-    layers: Sequence[Layer], outputs: Sequence[Any], seen: Mapping[str, Seen]
+    layers: Sequence[Layer], outputs: Sequence[Any], records: Mapping[str, NodeRecord]
 ) -> tuple[tuple[Crossing, ...], tuple[Value, ...]]:
-    """The nodes that are read in later layers than their own, and a value for each tensor or number among their leaves.
+    """The nodes that later layers read, and a Value for each tensor or number among their leaves.
 
-    The model's outputs are read by the last layer.
+    The last layer counts as a reader of the model's outputs.
     """
     readers = _readers(layers, outputs)
-    names = _Names()
+    names = _UniqueNames()
     crossings, values = [], []
     for i, layer in enumerate(layers):
         for node in layer.nodes:
             consumers = tuple(reader for reader in readers.get(node.name, ()) if reader > i)
-            if node.meta.get("free") or not consumers:
+            if node.meta.get("replicated") or not consumers:
                 continue
             base = names.new(layer.name if node.op == "call_module" else node.name)
-            crossing, made = _crossing(base, node.name, (i, consumers), seen[node.name])
+            crossing, made = _crossing(base, node.name, (i, consumers), records[node.name])
             crossings.append(crossing)
             values += made
     return tuple(crossings), tuple(values)
 
 
 def _readers(layers: Sequence[Layer], outputs: Sequence[Any]) -> dict[str, list[int]]:
-    """The layers that read each node's value, ascending."""
+    """The layers that read each node's value, in ascending order."""
     readers: dict[str, dict[int, None]] = {}
     for i, layer in enumerate(layers):
         for node in layer.nodes:
@@ -45,18 +46,20 @@ def _readers(layers: Sequence[Layer], outputs: Sequence[Any]) -> dict[str, list[
     return {name: list(found) for name, found in readers.items()}
 
 
-def _crossing(base: str, node: str, place: tuple[int, tuple[int, ...]], seen: Seen) -> tuple[Crossing, list[Value]]:
-    producer, consumers = place
+def _crossing(
+    base: str, node: str, ends: tuple[int, tuple[int, ...]], record: NodeRecord
+) -> tuple[Crossing, list[Value]]:
+    producer, consumers = ends
     values = []
     names: list[str | None] = []
     constants: list[object] = []
-    for path, leaf in zip(seen.tree.paths(base), seen.leaves, strict=True):
-        scalar = isinstance(leaf, int | float) and not isinstance(leaf, bool)
-        moves = scalar or isinstance(leaf, Facts)
+    for path, leaf in zip(record.tree.paths(base), record.leaves, strict=True):
+        scalar = is_number(leaf)
+        moves = scalar or isinstance(leaf, TensorFacts)
         names.append(path if moves else None)
         constants.append(None if moves else leaf)
         if moves:
-            facts = Facts((), (), torch.tensor(leaf).dtype, False) if scalar else leaf
+            facts = TensorFacts((), (), torch.tensor(leaf).dtype, False) if scalar else leaf
             value = Value(
                 path,
                 producer,
@@ -69,11 +72,11 @@ def _crossing(base: str, node: str, place: tuple[int, tuple[int, ...]], seen: Se
                 scalar,
             )
             values.append(value)
-    return Crossing(node, producer, consumers, seen.tree, tuple(names), tuple(constants)), values
+    return Crossing(node, producer, consumers, record.tree, tuple(names), tuple(constants)), values
 
 
-class _Names:
-    """Hands out names, each once."""
+class _UniqueNames:
+    """Gives out unique names."""
 
     def __init__(self) -> None:
         self._taken: set[str] = set()

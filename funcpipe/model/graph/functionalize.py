@@ -1,4 +1,4 @@
-"""Operations that write into a tensor: whoever reads it afterwards must read what they left."""
+"""Make in-position operations explicit: what reads a tensor after a write depends on the node that wrote."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,61 +7,61 @@ from typing import Any
 import torch.fx
 from torch import Tensor
 
-from funcpipe.model.graph.observe import Seen
+from funcpipe.model.graph.observe import NodeRecord
 
 Nodes = tuple[torch.fx.Node, torch.fx.Node]
 
 
-def same(tensor: Tensor) -> Tensor:
-    """`tensor` itself, as the operation before left it."""
+def identity(tensor: Tensor) -> Tensor:
+    """`tensor` itself; as a node, its value after a preceding write."""
     return tensor
 
 
 def functionalize(
-    module: torch.fx.GraphModule, outputs: Sequence[Any], seen: dict[str, Seen]
+    module: torch.fx.GraphModule, outputs: Sequence[Any], records: dict[str, NodeRecord]
 ) -> tuple[tuple[Any, ...], list[Nodes]]:
-    """Give every node that reads a tensor after it was written to an edge from the writer.
+    """Give every node that reads a tensor after a write an edge from the node that wrote.
 
-    The writer stands for the tensor where it returns it (`x.add_(1)`), otherwise (`x[0] = 1`) a node behind it does.
-    Returns the new `outputs`, and pairs of nodes that no cut may separate: between them one memory is written to
-    under one name and read under another. What a module keeps (buffers) is left alone.
+    The writing node replaces the tensor if it returns it (`x.add_(1)`); otherwise (`x[0] = 1`) an identity behind it
+    does. Returns the new `outputs`, and pairs of nodes that no cut may separate, because memory is written under one
+    name and read under another between them. Buffers of modules are left alone.
     """
     current = {node.name: node for node in module.graph.nodes}
-    place = {node: i for i, node in enumerate(module.graph.nodes)}
-    together: list[Nodes] = []
+    position = {node: i for i, node in enumerate(module.graph.nodes)}
+    inseparable: list[Nodes] = []
     for node in list(module.graph.nodes):
-        changed = seen.get(node.name)
+        changed = records.get(node.name)
         if changed is None or not changed.changes:
             continue
         written = dict.fromkeys(current[name] for name in changed.changes)
-        seen[node.name] = replace(changed, changes=tuple(item.name for item in written))
+        records[node.name] = replace(changed, changes=tuple(item.name for item in written))
         tensors = [item for item in written if item.op != "get_attr"]
         given = {current[name] for name in changed.direct}
         returned = {current[name] for name in changed.returns}
-        later = {old: [user for user in old.users if place[user] > place[node]] for old in tensors}
+        later = {old: [user for user in old.users if position[user] > position[node]] for old in tensors}
         read = [old for old in tensors if later[old] or old in outputs]
-        involved = sorted({*read, *given.intersection(tensors)}, key=place.__getitem__)
-        together += [(old, node) for old in involved[1:]]
+        involved = sorted({*read, *given.intersection(tensors)}, key=position.__getitem__)
+        inseparable += [(old, node) for old in involved[1:]]
         for old in read:
-            new = node if old in returned else _behind(node, old, module.graph, place, seen)
+            new = node if old in returned else _behind(node, old, module.graph, position, records)
             for user in later[old]:
                 user.replace_input_with(old, new)
             outputs = [new if item is old else item for item in outputs]
             current = {name: new if item is old else item for name, item in current.items()}
-    return tuple(outputs), together
+    return tuple(outputs), inseparable
 
 
 def _behind(
     node: torch.fx.Node,
     old: torch.fx.Node,
     graph: torch.fx.Graph,
-    place: dict[torch.fx.Node, int],
-    seen: dict[str, Seen],
+    position: dict[torch.fx.Node, int],
+    records: dict[str, NodeRecord],
 ) -> torch.fx.Node:
-    """A new node behind `node` that stands for `old`."""
+    """A new node behind `node` that replaces `old`."""
     with graph.inserting_after(node):
-        new = graph.call_function(same, (old,))
+        new = graph.call_function(identity, (old,))
     new.meta = {key: item for key, item in node.meta.items() if key == "call"}
-    place[new] = place[node]
-    seen[new.name] = Seen(seen[old.name].tree, seen[old.name].leaves)
+    position[new] = position[node]
+    records[new.name] = NodeRecord(records[old.name].tree, records[old.name].leaves)
     return new

@@ -1,4 +1,4 @@
-"""Running a user's model without leaving a trace on it, or on the random numbers of the process."""
+"""Context managers that run a user's model without side effects on it or on the process's random number generators."""
 
 import contextlib
 import random
@@ -14,11 +14,11 @@ GENERATORS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "numpy": (np.random.get_state, np.random.set_state),
     "random": (random.getstate, random.setstate),
 }
-"""The random number generators that code shares, with how to read and how to set their states."""
+"""The global random number generators: how to read and how to set their states."""
 
 
-def positions(names: Iterable[str] = tuple(GENERATORS)) -> dict[str, int]:
-    """A fingerprint of each generator's state, which changes whenever something is drawn."""
+def generator_states(names: Iterable[str] = tuple(GENERATORS)) -> dict[str, int]:
+    """A hash of each generator's state, which changes with every draw."""
     found = {}
     for name in names:
         state = GENERATORS[name][0]()
@@ -30,25 +30,18 @@ def positions(names: Iterable[str] = tuple(GENERATORS)) -> dict[str, int]:
     return found
 
 
-def seed_all(seed: int) -> None:
-    """Seed every one of the generators."""
-    torch.default_generator.manual_seed(seed)
-    np.random.seed(seed % 2**32)
-    random.seed(seed)
-
-
 @contextlib.contextmanager
-def untouched(module: nn.Module) -> Iterator[None]:
-    """Put the attributes and buffers of `module`, and the random number generators, back to what they were."""
+def preserve_state(module: nn.Module) -> Iterator[None]:
+    """Restore the attributes and buffers of `module`, and the random number generators, at the end."""
     buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
-    attributes = [(space, dict(space)) for part in module.modules() for space in _spaces(part)]
+    attributes = [(namespace, dict(namespace)) for part in module.modules() for namespace in _namespaces(part)]
     states = {name: read() for name, (read, _) in GENERATORS.items()}
     try:
         yield
     finally:
-        for space, items in attributes:
-            space.clear()
-            space.update(items)
+        for namespace, items in attributes:
+            namespace.clear()
+            namespace.update(items)
         with torch.no_grad():
             for buffer, old in buffers:
                 buffer.copy_(old)
@@ -56,13 +49,13 @@ def untouched(module: nn.Module) -> Iterator[None]:
             write(states[name])
 
 
-def _spaces(module: nn.Module) -> tuple[dict[str, Any], ...]:
+def _namespaces(module: nn.Module) -> tuple[dict[str, Any], ...]:
     return vars(module), module._buffers, module._parameters, module._modules
 
 
 @contextlib.contextmanager
-def gradients_kept(module: nn.Module) -> Iterator[None]:
-    """Put the gradients that `module` has now aside, and back afterwards."""
+def preserve_gradients(module: nn.Module) -> Iterator[None]:
+    """Put the gradients of `module` aside, and restore them at the end."""
     kept = [(parameter, parameter.grad) for parameter in module.parameters()]
     for parameter, _ in kept:
         parameter.grad = None
@@ -74,30 +67,29 @@ def gradients_kept(module: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def nothing_saved() -> Iterator[None]:
-    """Compute with gradients on, so that it is known which values need one, but keep nothing for a backward."""
+def without_saved_tensors() -> Iterator[None]:
+    """Turn gradients on, which tells what requires one, but save no tensors for a backward pass."""
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, lambda nothing: nothing):
         yield
 
 
 @contextlib.contextmanager
-def ready_to_train(model: nn.Module) -> Iterator[None]:
-    """Training mode and no caches.
+def training_mode(model: nn.Module) -> Iterator[None]:
+    """Put the model in training mode, and turn `use_cache` off in its configurations: caches serve generation only.
 
-    If the model is in training mode already, modules that the user put in eval mode stay so. `use_cache` in the
-    configurations of a model's modules makes it return what only generation needs.
+    If the model is in training mode already, modules that the user put in eval mode stay in it.
     """
     modes = {} if model.training else {module: module.training for module in model.modules()}
     configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
-    caching = [config for config in configs if getattr(config, "use_cache", None) is True]
+    with_cache = [config for config in configs if getattr(config, "use_cache", None) is True]
     if modes:
         model.train()
-    for config in caching:
+    for config in with_cache:
         config.use_cache = False
     try:
         yield
     finally:
-        for config in caching:
+        for config in with_cache:
             config.use_cache = True
         for module, mode in modes.items():
             module.training = mode

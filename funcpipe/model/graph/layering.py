@@ -1,4 +1,4 @@
-"""Nodes in the order of the user's code, gathered into layers: one for each call of an innermost module."""
+"""Group nodes, in the order of the user's code, into layers: one for each call of an innermost module."""
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,8 +9,8 @@ from torch import nn
 
 from funcpipe.errors import ModelError
 from funcpipe.model.graph.batch_dims import BATCH
-from funcpipe.model.graph.observe import Seen
-from funcpipe.model.graph.replicated_values import needed
+from funcpipe.model.graph.observe import NodeRecord
+from funcpipe.model.graph.replicated_values import needed, replicated_reads
 from funcpipe.model.graph.values import Layer
 
 Nodes = tuple[torch.fx.Node, torch.fx.Node]
@@ -20,30 +20,31 @@ def layers_of(
     module: torch.fx.GraphModule,
     model: nn.Module,
     outputs: Sequence[Any],
-    seen: Mapping[str, Seen],
-    together: Iterable[Nodes],
+    records: Mapping[str, NodeRecord],
+    inseparable: Iterable[Nodes],
 ) -> tuple[Layer, ...]:
     """The layers of a traced `model`, in an order in which they can run.
 
     Each call of a module without children (or one that was traced whole) begins a layer; the operations between such
-    calls belong to the layer before them, those ahead of the first to the first. An item of a tuple belongs to the
-    layer that made the tuple. Free nodes belong to every layer that uses them. Between two nodes of a pair in
-    `together` there is no boundary.
+    calls belong to the layer before them, those ahead of the first call to the first layer. An item of a tuple belongs
+    to the layer that made the tuple. Replicated nodes belong to every layer that uses them. No boundary separates the
+    two nodes of a pair in `inseparable`.
     """
-    _move_items(module.graph, seen)
-    nodes = [node for node in module.graph.nodes if node.op in _WORK and not node.meta.get("free")]
+    _move_items(module.graph, records)
+    nodes = [node for node in module.graph.nodes if node.op in _WORK and not node.meta.get("replicated")]
     if not nodes:
-        raise ModelError(f"{type(model).__name__} computes nothing that could be trained: its graph is empty")
-    groups = _joined(_groups(nodes, type(model).__name__), together)
+        raise ModelError(f"{type(model).__name__} computes nothing that can be trained: its graph is empty")
+    groups = _merged(_groups(nodes, type(model).__name__), inseparable)
+    reads = replicated_reads(module.graph)
     layers = []
     for i, (name, members) in enumerate(groups):
         used = [item for node in members for item in node.all_input_nodes]
         if i == len(groups) - 1:
             used += [item for item in outputs if isinstance(item, torch.fx.Node)]
-        read = needed(used)
+        read = needed(reads, used)
         inputs = dict.fromkeys(item.meta["input"] for item in used if item.op == "placeholder")
-        draws = frozenset(name for node in members for name in seen[node.name].draws)
-        changes = frozenset(name for node in members for name in seen[node.name].changes)
+        draws = frozenset(name for node in members for name in records[node.name].draws)
+        changes = frozenset(name for node in members for name in records[node.name].changes)
         layers.append(Layer(name, (*read, *members), tuple(name for name in inputs if name != BATCH), draws, changes))
     return tuple(layers)
 
@@ -51,19 +52,23 @@ def layers_of(
 _WORK = ("call_module", "call_function", "call_method")
 
 
-def _move_items(graph: torch.fx.Graph, seen: Mapping[str, Seen]) -> None:
-    """Put each constant item of what is no tensor directly behind what it is an item of."""
+def _move_items(graph: torch.fx.Graph, records: Mapping[str, NodeRecord]) -> None:
+    """Move each constant item of a tuple or mapping directly behind the node that it is an item of."""
     for node in list(graph.nodes):
         if node.op != "call_function" or node.target is not operator.getitem:
             continue
         whole, key = node.args
-        if isinstance(whole, torch.fx.Node) and isinstance(key, int | str) and seen[whole.name].tree.build is not None:
+        if (
+            isinstance(whole, torch.fx.Node)
+            and isinstance(key, int | str)
+            and records[whole.name].tree.build is not None
+        ):
             whole.append(node)
             node.meta["call"] = whole.meta.get("call")
 
 
 def _groups(nodes: Sequence[torch.fx.Node], title: str) -> list[tuple[str, list[torch.fx.Node]]]:
-    """`nodes` cut where a call of an innermost module begins, with the name of each piece."""
+    """`nodes` in groups, each beginning with a call of an innermost module and named after it."""
     calls = [node.meta.get("call") for node in nodes]
     current = next((call for call in calls if call is not None), (title, None))
     numbers: dict[str, dict[Any, int]] = {}
@@ -76,18 +81,18 @@ def _groups(nodes: Sequence[torch.fx.Node], title: str) -> list[tuple[str, list[
     return list(groups.items())
 
 
-def _joined(
-    groups: list[tuple[str, list[torch.fx.Node]]], together: Iterable[Nodes]
+def _merged(
+    groups: list[tuple[str, list[torch.fx.Node]]], inseparable: Iterable[Nodes]
 ) -> list[tuple[str, list[torch.fx.Node]]]:
-    """`groups` with those between the two nodes of each pair made one, under the first one's name."""
+    """`groups`, where those between the two nodes of a pair are one, under the name of the first."""
     number = {node: i for i, (_, members) in enumerate(groups) for node in members}
-    closed: set[int] = set()  # boundaries, by the group behind them, that must not be cut
-    for pair in together:
-        places = sorted(number[node] for node in pair if node in number)
-        closed.update(range(places[0] + 1, places[-1] + 1) if places else ())
+    no_cut: set[int] = set()  # groups that no boundary may precede
+    for pair in inseparable:
+        ends = sorted(number[node] for node in pair if node in number)
+        no_cut.update(range(ends[0] + 1, ends[-1] + 1) if ends else ())
     joined: list[tuple[str, list[torch.fx.Node]]] = []
     for i, (name, members) in enumerate(groups):
-        if i in closed:
+        if i in no_cut:
             joined[-1][1].extend(members)
         else:
             joined.append((name, list(members)))

@@ -1,6 +1,4 @@
-"""Nodes of a traced graph as plain calls that can be run one by one, sent to another process, and freed when done
-with.
-"""
+"""Nodes of a traced graph as plain calls: run one by one, picklable, and freeing values after their last use."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,17 +11,16 @@ from torch import nn
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """The value of the node `name`, where it stands among a call's arguments."""
+    """A reference, among a call's arguments, to the value of the node `name`."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One node: what to call, with what, which values it reads, and which of those nobody reads afterwards.
+    """One node: its fx `op`, target and arguments, the values that it reads, and those of them to free afterwards.
 
-    `op` is fx's word for the kind of node. `flat` says that a Ref never stands inside a nested argument, `no_grad` that
-    the user's code switched gradients off.
+    `flat` says that no Ref is nested inside an argument, `no_grad` that the user's code switched gradients off.
     """
 
     name: str
@@ -56,9 +53,7 @@ def compile_nodes(nodes: Sequence[torch.fx.Node], keep: Collection[str]) -> tupl
 
 
 def run(calls: Iterable[Call], env: dict[str, Any], root: nn.Module) -> None:
-    """Run `calls` in order: values are read from `env` by node name, and left there; modules and attributes are
-    `root`'s.
-    """
+    """Run `calls` in order; values are kept in `env` by node name, modules and attributes are looked up in `root`."""
     for call in calls:
         env[call.name] = execute(call, env, root)
         for name in call.frees:
@@ -86,7 +81,7 @@ def execute(call: Call, env: Mapping[str, Any], root: nn.Module) -> Any:
 
 
 def attribute(root: Any, path: str) -> Any:
-    """What stands at the dotted `path` below `root`; a module's own children come before attributes of its class."""
+    """The object at the dotted `path` below `root`; a module's own entries hide attributes of its class."""
     for name in path.split("."):
         if isinstance(root, nn.Module):
             for kind in (root._modules, root._parameters, root._buffers):
@@ -106,14 +101,12 @@ def resolve(item: Any, env: Mapping[str, Any]) -> Any:
 
 
 def plain(item: Any) -> Any:
-    """fx's arguments as ordinary containers, with Refs for nodes."""
+    """Arguments of an fx node as ordinary containers, with Refs for nodes."""
     return map_leaves(item, lambda leaf: Ref(leaf.name) if isinstance(leaf, torch.fx.Node) else leaf)
 
 
 def map_leaves(item: Any, change: Callable[[Any], Any]) -> Any:
-    """`item`, an argument of a node, with `change` applied to what stands inside its tuples, lists, mappings and
-    slices.
-    """
+    """`item`, an argument of a node, with `change` applied to every leaf of its tuples, lists, dicts and slices."""
     if isinstance(item, tuple):
         items = [map_leaves(part, change) for part in item]
         return type(item)(*items) if hasattr(item, "_fields") else tuple(items)
@@ -124,6 +117,11 @@ def map_leaves(item: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(item, slice):
         return slice(map_leaves(item.start, change), map_leaves(item.stop, change), map_leaves(item.step, change))
     return change(item)
+
+
+def is_number(item: Any) -> bool:
+    """Whether `item` is an int or a float; a bool is a choice, not a number."""
+    return isinstance(item, int | float) and not isinstance(item, bool)
 
 
 def _nested(item: Any) -> bool:

@@ -1,55 +1,57 @@
-"""Values that any stage can make for itself: they follow from the batch size and from constants alone."""
+"""Find the values that every stage computes for itself: those that depend only on constants and the batch size."""
 
 from collections.abc import Mapping, Sequence
 
+import networkx as nx
 import torch
 import torch.fx
 from torch import Tensor
 
 from funcpipe.model.graph.batch_dims import BATCH
-from funcpipe.model.graph.observe import Seen
+from funcpipe.model.graph.observe import NodeRecord
 from funcpipe.model.graph.program import attribute
 
 
-def mark_replicated(module: torch.fx.GraphModule, seen: Mapping[str, Seen]) -> None:
-    """Set `free` in the meta of the nodes that every layer may compute for itself instead of receiving it.
+def mark_replicated(module: torch.fx.GraphModule, records: Mapping[str, NodeRecord]) -> None:
+    """Set `replicated` in the meta of the nodes that every layer computes for itself instead of receiving their values.
 
-    That is what is read from the model, and what operators make of buffers, constants and the batch size without
-    drawing random numbers or writing into anything.
+    These are the attributes of the model, and the results of operators on buffers, constants and the batch size that
+    draw no random numbers and mutate nothing.
     """
-    written = {name for item in seen.values() for name in item.changes}
-    constant: set[torch.fx.Node] = set()  # of these other free values may be made
+    written = {name for item in records.values() for name in item.changes}
+    constant: set[torch.fx.Node] = set()  # what other replicated nodes may read
     for node in module.graph.nodes:
         if node.op == "get_attr":
-            node.meta["free"] = True
+            node.meta["replicated"] = True
             item = attribute(module, str(node.target))
             fixed = isinstance(item, Tensor) and not isinstance(item, torch.nn.Parameter)
             if fixed and node.name not in written:
                 constant.add(node)
         elif node.op == "placeholder" and node.meta["input"] == BATCH:
             constant.add(node)
-        elif constant.issuperset(node.all_input_nodes) and _can_be_made_anywhere(node, seen, written):
-            node.meta["free"] = True
+        elif constant.issuperset(node.all_input_nodes) and _is_pure(node, records, written):
+            node.meta["replicated"] = True
             constant.add(node)
 
 
-def needed(nodes: Sequence[torch.fx.Node]) -> list[torch.fx.Node]:
-    """The free nodes that `nodes` read, and those that these are made of, each behind what it reads."""
-    found: dict[torch.fx.Node, None] = {}
-
-    def visit(node: torch.fx.Node) -> None:
-        if node.meta.get("free") and node not in found:
-            for used in node.all_input_nodes:
-                visit(used)
-            found[node] = None
-
-    for node in nodes:
-        visit(node)
-    return list(found)
+def replicated_reads(graph: torch.fx.Graph) -> "nx.DiGraph[torch.fx.Node]":
+    """The replicated nodes of `graph`, with an edge from each to those that it reads."""
+    reads: nx.DiGraph[torch.fx.Node] = nx.DiGraph()
+    for node in graph.nodes:
+        if node.meta.get("replicated"):
+            reads.add_node(node)
+            reads.add_edges_from((node, used) for used in node.all_input_nodes if used in reads)
+    return reads
 
 
-def _can_be_made_anywhere(node: torch.fx.Node, seen: Mapping[str, Seen], written: set[str]) -> bool:
+def needed(reads: "nx.DiGraph[torch.fx.Node]", nodes: Sequence[torch.fx.Node]) -> list[torch.fx.Node]:
+    """Those of `nodes` that are replicated and what they read, directly or through others, in topological order."""
+    sources = [node for node in nodes if node in reads]
+    return list(dict.fromkeys(item for node in sources for item in nx.dfs_postorder_nodes(reads, node)))
+
+
+def _is_pure(node: torch.fx.Node, records: Mapping[str, NodeRecord], written: set[str]) -> bool:
     if node.op not in ("call_function", "call_method"):
         return False
-    item = seen[node.name]
+    item = records[node.name]
     return not item.draws and not item.changes and node.name not in written

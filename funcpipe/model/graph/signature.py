@@ -1,4 +1,4 @@
-"""The names of a model's tensor inputs, and how a call's arguments are bound to them."""
+"""The names of a model's tensor inputs, and the binding of call arguments to them."""
 
 import inspect
 from collections.abc import Iterator, Mapping
@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from funcpipe.errors import DataError, ModelError
-from funcpipe.model.graph.tree import Tree, take_apart
+from funcpipe.model.graph.tree import Tree, flatten
 
 
 @dataclass(frozen=True)
 class Signature:
-    """What a model is called with: its `forward`'s parameters, the shape of their values, and the names of the tensors.
+    """How a model is called: its `forward`'s parameters, the tree of their values, and the names of the tensors.
 
-    `names` holds a name for each leaf of the arguments and None where the leaf is no tensor; such a leaf is a constant
-    of the model as it was traced, and stands in `constants`.
+    `names` has an entry for each leaf of the arguments: a name for a tensor; None for anything else, which is a
+    constant of the traced model, kept in `constants`.
     """
 
     forward: inspect.Signature
@@ -31,15 +31,15 @@ class Signature:
         return tuple(name for name in self.names if name is not None)
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
-        """The tensors of a call by input name; DataError where the call is not like the one that was traced."""
+        """The tensors of a call by input name; raises DataError if the call is unlike the traced one."""
         try:
             bound = self.forward.bind(*args, **kwargs)
         except TypeError as error:
-            raise DataError(f"the model cannot be called with such inputs: {error}") from error
-        leaves, tree = take_apart(dict(bound.arguments))
+            raise DataError(f"the model cannot be called with these inputs: {error}") from error
+        leaves, tree = flatten(dict(bound.arguments))
         if tree.paths("") != self.tree.paths(""):
             expected, found = self.tree.paths("inputs"), tree.paths("inputs")
-            raise DataError(f"the model was traced with {_listed(expected)}, but is given {_listed(found)}")
+            raise DataError(f"the model was traced with {_listed(expected)}, but got {_listed(found)}")
         for path, name, constant, leaf in zip(tree.paths(""), self.names, self.constants, leaves, strict=True):
             if name is None and leaf is not constant and leaf != constant:
                 raise DataError(f"the input {path[1:]} was {constant!r} when the model was traced, but is {leaf!r} now")
@@ -55,39 +55,39 @@ class Signature:
                 for name, constant in zip(self.names, self.constants, strict=True)
             ]
         )
-        bound = inspect.BoundArguments(self.forward, self.tree.join(leaves))
+        bound = inspect.BoundArguments(self.forward, self.tree.unflatten(leaves))
         return bound.args, bound.kwargs
 
 
 def signature_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Signature:
-    """The signature of `model` as it is called with `args` and `kwargs`; ModelError where it cannot be called so."""
+    """The signature of `model` when called with `args` and `kwargs`; raises ModelError if it cannot be called like
+    that.
+    """
     forward = inspect.signature(model.forward)
-    bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in forward.parameters.values()]
-    forward = inspect.Signature(bare)
+    unannotated = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in forward.parameters.values()]
+    forward = inspect.Signature(unannotated)
     try:
         bound = forward.bind(*args, **kwargs)
     except TypeError as error:
         raise ModelError(f"{type(model).__name__} cannot be called with the sample: {error}") from error
-    leaves, tree = take_apart(dict(bound.arguments))
+    leaves, tree = flatten(dict(bound.arguments))
     paths = [path[1:] for path in tree.paths("")]
     names = tuple(path if isinstance(leaf, Tensor) else None for path, leaf in zip(paths, leaves, strict=True))
     if not any(names):
         raise ModelError(
-            f"the sample for {type(model).__name__} holds no tensor; give an example of the model's inputs"
+            f"the sample for {type(model).__name__} contains no tensor; pass an example of the model's inputs"
         )
     constants = tuple(None if isinstance(leaf, Tensor) else leaf for leaf in leaves)
     return Signature(forward, tree, names, constants)
 
 
 def batch_of(tensors: Mapping[str, Tensor]) -> int | None:
-    """The batch size of a call: the length of the first input that has dimensions; None where none has."""
+    """The batch size of a call: the length of the first input that has dimensions; None if there is none."""
     return next((tensor.size(0) for tensor in tensors.values() if tensor.dim() > 0), None)
 
 
 def resized(tensors: Mapping[str, Tensor], batch: int, *, offset: int = 0) -> dict[str, Tensor]:
-    """`tensors` with `batch` samples, beginning at `offset`: cut, or repeated, along dimension 0 where that is the
-    batch.
-    """
+    """`tensors` with `batch` samples, cut or repeated along the batch dimension, beginning at `offset`."""
     size = batch_of(tensors)
     if size is None or size == 0:
         return dict(tensors)

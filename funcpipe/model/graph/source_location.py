@@ -1,4 +1,4 @@
-"""Where in the user's code something happened: an exception, or a draw of random numbers that are not torch's."""
+"""Locate in the user's code where an exception was raised, or random numbers were drawn without torch."""
 
 import linecache
 import sys
@@ -12,37 +12,42 @@ from typing import Any
 import torch
 from torch import nn
 
-from funcpipe.model.graph.isolation import positions
+from funcpipe.model.graph.isolation import generator_states
 
-_OURS = str(Path(__file__).resolve().parents[2])
-_TORCH = str(Path(torch.__file__).resolve().parent)
+_LIBRARIES = tuple(
+    str(folder)
+    for package in (Path(__file__).parents[2], Path(torch.__file__).parent)
+    for folder in (package, package.resolve())
+)
+"""The folders of funcpipe and torch, also where an environment reaches them by links: frames name files as imported."""
+
 _STANDARD = sysconfig.get_path("stdlib")
 
 
 def source_location(model: nn.Module, error: BaseException) -> tuple[str | None, str]:
-    """The path of the module in `model` whose code raised `error`, and a sentence with module, line and reason.
+    """The path of the module in `model` whose code raised `error`, and a text with module, line and reason.
 
-    The path is empty for the model itself, None where no module is to be found.
+    The path is empty for the model itself, None if no module is found.
     """
     frames = list(traceback.walk_tb(error.__traceback__))
     first = (str(error).strip() or "no message").splitlines()[0]
-    lines = [(frame, line) for frame, line in frames if _of_user(frame)]
-    path, place = _place(model, [frame for frame, _ in frames], lines[-1] if lines else None)
-    return path, f"{place}: {type(error).__name__}: {first}"
+    lines = [(frame, line) for frame, line in frames if _is_user_code(frame)]
+    path, location = _locate(model, [frame for frame, _ in frames], lines[-1] if lines else None)
+    return path, f"{location}: {type(error).__name__}: {first}"
 
 
-def find_draw(model: nn.Module, run: Callable[[], Any]) -> tuple[str | None, str | None]:
-    """The module and the line that first draw numbers from numpy's or Python's global generator while `run` runs."""
+def find_random_draw(model: nn.Module, run: Callable[[], Any]) -> tuple[str | None, str | None]:
+    """The module and the line that first draw from numpy's or Python's global generator while `run` runs, if any do."""
     found: list[tuple[list[FrameType], tuple[FrameType, int]]] = []
     at: dict[FrameType, int] = {}
-    last = positions(("numpy", "random"))
+    last = generator_states(("numpy", "random"))
 
     def watch(frame: FrameType, event: str, arg: Any) -> Any:
         nonlocal last
-        if not _of_user(frame):
+        if not _is_user_code(frame):
             return None
         if not found and event in ("line", "return"):
-            now = positions(("numpy", "random"))
+            now = generator_states(("numpy", "random"))
             if now != last:
                 found.append((_callers(frame), (frame, at.get(frame, frame.f_lineno))))
             last = now
@@ -55,7 +60,7 @@ def find_draw(model: nn.Module, run: Callable[[], Any]) -> tuple[str | None, str
         run()
     finally:
         sys.settrace(before)
-    return _place(model, *found[0]) if found else (None, None)
+    return _locate(model, *found[0]) if found else (None, None)
 
 
 def _callers(frame: FrameType | None) -> list[FrameType]:
@@ -66,15 +71,13 @@ def _callers(frame: FrameType | None) -> list[FrameType]:
     return frames[::-1]
 
 
-def _of_user(frame: FrameType) -> bool:
+def _is_user_code(frame: FrameType) -> bool:
     file = frame.f_code.co_filename
-    return not file.startswith((_OURS, _TORCH, "<")) and (not file.startswith(_STANDARD) or "site-packages" in file)
+    return not file.startswith((*_LIBRARIES, "<")) and (not file.startswith(_STANDARD) or "site-packages" in file)
 
 
-def _place(model: nn.Module, frames: list[FrameType], last: tuple[FrameType, int] | None) -> tuple[str | None, str]:
-    """The innermost module whose method is among `frames`: its path, and a text with path, class, file, line and
-    code.
-    """
+def _locate(model: nn.Module, frames: list[FrameType], last: tuple[FrameType, int] | None) -> tuple[str | None, str]:
+    """The innermost module with a method among `frames`: its path, and a text with path, class, file, line and code."""
     paths = {id(module): name for name, module in model.named_modules()}
     owners = [frame.f_locals.get("self") for frame in reversed(frames)]
     owner = next((item for item in owners if id(item) in paths and isinstance(item, nn.Module)), None)

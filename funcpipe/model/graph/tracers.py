@@ -1,4 +1,4 @@
-"""What every route from a model to a graph starts from and gives."""
+"""What all tracers take and return."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from funcpipe.model.graph.signature import Signature
-from funcpipe.model.graph.tree import Tree, take_apart
+from funcpipe.model.graph.tree import Tree, flatten
 
 
 @dataclass(frozen=True)
-class TraceTask:
-    """A model to be traced: how it is called, its inputs for two batch sizes, the modules that are to be left whole."""
+class TraceRequest:
+    """A model to trace: its signature, inputs for two batch sizes, and `blocks`, modules not to be traced into."""
 
     model: nn.Module
     signature: Signature
@@ -22,11 +22,11 @@ class TraceTask:
     blocks: frozenset[str] = frozenset()
 
     def is_leaf(self, module: nn.Module, path: str) -> bool:
-        """Whether `module` is left whole: a block, or one of torch.nn's, if no other module computes its parameters."""
+        """Whether `module` becomes one node: a block, or a module of torch.nn that is not parametrized."""
         if path in self.blocks:
             return True
-        torchs = type(module).__module__.startswith("torch.nn") and not isinstance(module, _CONTAINERS)
-        return torchs and not parametrize.is_parametrized(module)
+        from_torch = type(module).__module__.startswith("torch.nn") and not isinstance(module, _CONTAINERS)
+        return from_torch and not parametrize.is_parametrized(module)
 
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -34,10 +34,9 @@ _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 @dataclass(frozen=True)
 class Traced:
-    """A model's nodes in order, and the leaves and the tree of its output; `notes` says what is different from the
-    model.
+    """A traced model: its graph, the leaves and the tree of its output, and `notes` on how it differs from the model.
 
-    Each node's meta says under `call` which call of which innermost module made it, as a path and anything hashable.
+    `call` in a node's meta is the call of the innermost module that made it: the module's path and any hashable key.
     """
 
     module: torch.fx.GraphModule
@@ -46,23 +45,23 @@ class Traced:
     notes: tuple[str, ...] = field(default=())
 
 
-def innermost(stack: Mapping[str, tuple[str, Any]], task: TraceTask, modules: Mapping[str, nn.Module]) -> Any:
-    """Of the modules that were being called, the outermost that is whole or has no children: (path, call), or None."""
+def innermost(stack: Mapping[str, tuple[str, Any]], request: TraceRequest, modules: Mapping[str, nn.Module]) -> Any:
+    """The outermost module on a call stack that is a leaf or has no children, as (path, call), if any."""
     for key, (path, _) in stack.items():
         module = modules.get(path)
-        if path and module is not None and (task.is_leaf(module, path) or not any(module.children())):
+        if path and module is not None and (request.is_leaf(module, path) or not any(module.children())):
             return path, key
     return None
 
 
-def take_output_apart(output: Any) -> tuple[list[Any], Tree, tuple[str, ...]]:
-    """The leaves and the tree of a model's output, where caches and other objects become None; and what these were."""
-    leaves, tree = take_apart(output, opaque=_is_cache)
+def flatten_output(output: Any) -> tuple[list[Any], Tree, tuple[str, ...]]:
+    """The leaves and the tree of a model's output; caches and other opaque objects become None, with notes."""
+    leaves, tree = flatten(output, opaque=_is_cache)
     notes = []
     for i, (leaf, path) in enumerate(zip(leaves, tree.paths("output"), strict=True)):
         if not isinstance(leaf, _PLAIN):
             leaves[i] = None
-            notes.append(f"{path} ({type(leaf).__name__}) is left out of the model's output")
+            notes.append(f"{path} ({type(leaf).__name__}) is dropped from the model's output")
     return leaves, tree, tuple(notes)
 
 

@@ -1,7 +1,7 @@
-"""Nested values taken apart into leaves and put together again.
+"""Flatten nested values into leaves, and rebuild them.
 
-Tuples, lists, mappings, named tuples, dataclasses and every type registered with torch's pytree are opened; whatever
-else there is (tensors, numbers, None, strings, objects) is a leaf.
+Tuples, lists, dicts, named tuples, dataclasses and all types registered with torch's pytree are containers; anything
+else (tensors, numbers, None, strings, objects) is a leaf.
 """
 
 import dataclasses
@@ -10,61 +10,56 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from torch.utils import _pytree
+from torch.utils import _pytree  # private, but the only registry that users' and packages' types are in
 
 
 @dataclass(frozen=True)
 class Tree:
-    """The shape of a nested value: a leaf (`build` is None), or how to build it from children, which have `keys`."""
+    """The structure of a nested value: a leaf (`build` is None), or children, named by `keys`, and how to join them."""
 
     build: Callable[[list[Any]], Any] | None = None
     keys: tuple[str, ...] = ()
     children: tuple["Tree", ...] = ()
 
-    @property
-    def leaves(self) -> int:
-        """How many leaves there are."""
-        return 1 if self.build is None else sum(child.leaves for child in self.children)
-
     def paths(self, root: str) -> tuple[str, ...]:
-        """A name for every leaf: `root`, then the keys that lead to it, with dots between."""
+        """A dotted path for every leaf: `root`, then the keys that lead to it."""
         if self.build is None:
             return (root,)
         branches = zip(self.keys, self.children, strict=True)
         return tuple(path for key, child in branches for path in child.paths(f"{root}.{key}"))
 
-    def join(self, leaves: Iterator[Any]) -> Any:
-        """The nested value with these leaves, taken in order."""
+    def unflatten(self, leaves: Iterator[Any]) -> Any:
+        """The nested value with the given leaves, in order."""
         if self.build is None:
             return next(leaves)
-        return self.build([child.join(leaves) for child in self.children])
+        return self.build([child.unflatten(leaves) for child in self.children])
 
 
 LEAF = Tree()
 
 
-def take_apart(value: Any, *, opaque: Callable[[Any], bool] = lambda value: False) -> tuple[list[Any], Tree]:
-    """The leaves of `value`, in order, and the tree that puts them together again; what is `opaque` is a leaf."""
-    parts = None if opaque(value) else _open(value)
+def flatten(value: Any, *, opaque: Callable[[Any], bool] = lambda value: False) -> tuple[list[Any], Tree]:
+    """The leaves of `value`, in order, and the tree that rebuilds it; a value that is `opaque` is a leaf."""
+    parts = None if opaque(value) else _children(value)
     if parts is None:
         return [value], LEAF
     build, keys, items = parts
     leaves: list[Any] = []
     children = []
     for item in items:
-        below, child = take_apart(item, opaque=opaque)
+        below, child = flatten(item, opaque=opaque)
         leaves += below
         children.append(child)
     return leaves, Tree(build, tuple(map(str, keys)), tuple(children))
 
 
-def rebuild(value: Any, change: Callable[[Any], Any]) -> Any:
+def tree_map(value: Any, change: Callable[[Any], Any]) -> Any:
     """`value` with `change` applied to each of its leaves."""
-    leaves, tree = take_apart(value)
-    return tree.join(iter([change(leaf) for leaf in leaves]))
+    leaves, tree = flatten(value)
+    return tree.unflatten(iter([change(leaf) for leaf in leaves]))
 
 
-def _open(value: Any) -> tuple[Callable[[list[Any]], Any], list[Any], list[Any]] | None:
+def _children(value: Any) -> tuple[Callable[[list[Any]], Any], list[Any], list[Any]] | None:
     kind = type(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in dataclasses.fields(value)]

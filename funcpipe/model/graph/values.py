@@ -1,9 +1,10 @@
-"""What a traced model is: layers, the values that pass between them, and the graph that holds both."""
+"""A traced model: its layers, the values that pass between them, and the graph of both."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 import torch.fx
@@ -13,15 +14,17 @@ from funcpipe.model.graph.program import attribute
 from funcpipe.model.graph.signature import Signature
 from funcpipe.model.graph.tree import Tree
 
+if TYPE_CHECKING:
+    import networkx as nx
+
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor made by the layer `producer` and read by the later layers `consumers`; shape and type are the
+    """A tensor computed by the layer `producer` and read by the later layers `consumers`; shape and type are the
     sample's.
 
-    `differentiable` says that a gradient travels back. `stride` is the layout in memory; `batched` says that the
-    first dimension is the batch. A `scalar` is a Python number of the user's code, which travels as a tensor without
-    dimensions.
+    `differentiable` says that a gradient is sent back, `batched` that the first dimension is the batch. A `scalar` is a
+    Python number of the user's code, sent as a tensor without dimensions.
     """
 
     name: str
@@ -36,13 +39,13 @@ class Value:
 
     @property
     def bytes(self) -> int:
-        """The size of its elements, without what a view leaves out."""
+        """The bytes of its elements, not those of the storage that it may be a view of."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
 class Crossing:
-    """A node whose value later layers read: its tree, and for each leaf a Value's name or a constant."""
+    """A node whose value later layers read: its tree, and for each leaf the name of a Value or a constant."""
 
     node: str
     producer: int
@@ -54,11 +57,11 @@ class Crossing:
 
 @dataclass(frozen=True)
 class Layer:
-    """A piece of the model that is never cut: the module at the path `name`, with the operations that follow it.
+    """The smallest piece of a model: a call of the module at the path `name`, with the operations that follow it.
 
-    A module that is called again is called `name#2`, and so on. `inputs` are the model inputs that are read here;
-    `draws` are the generators of random numbers that it uses. `changes` are the nodes (its own, earlier ones, or
-    model inputs) whose tensors it writes into.
+    The second call of a module is named `name#2`, and so on. `inputs` are the model inputs that it reads, `draws` the
+    random number generators that it uses. `changes` are the nodes (its own, earlier ones, or model inputs) whose
+    tensors it writes to.
     """
 
     name: str
@@ -70,9 +73,9 @@ class Layer:
 
 @dataclass(frozen=True)
 class Statistic:
-    """Running statistics as BatchNorm keeps them: `names` of the averaged buffers, `count` of the counter.
+    """Running statistics of a BatchNorm: the `names` of the averaged buffers, and that of the counter, `count`.
 
-    Each call moves the averages by `momentum`; None takes the plain average of all calls.
+    Each call updates the averages with `momentum`; None means the plain average over all calls.
     """
 
     names: tuple[str, ...]
@@ -91,9 +94,9 @@ class Tie:
 
 @dataclass(frozen=True)
 class Attempt:
-    """A route that was tried to make a graph of the model, and why it failed (None: it is the one that was taken)."""
+    """A tracer that was tried on the model, and why it failed (None: it succeeded)."""
 
-    route: str
+    tracer: str
     failure: str | None = None
 
 
@@ -101,9 +104,10 @@ class Attempt:
 class LayerGraph:
     """A model as layers in topological order.
 
-    `module` holds the user's modules and parameters under their own paths, by reference. `inputs` are the names of
-    the model's tensor inputs. `outputs` are the nodes of the model's output, put together by `output_tree`. `state`
-    are the names in the model's `state_dict`; `training` tells of every module whether it was in training mode.
+    `module` holds the user's modules and parameters under their own paths, by reference. `inputs` are the names of the
+    model's tensor inputs, `batched` of those whose first dimension is the batch. `outputs` are the leaves of the
+    model's output, whose structure is `output_tree`. `state` are the names in the model's `state_dict`; `training` says
+    of every module whether it was in training mode.
     """
 
     name: str
@@ -123,9 +127,9 @@ class LayerGraph:
     notes: tuple[str, ...] = ()
 
     @property
-    def route(self) -> str:
-        """The route that was taken."""
-        return self.attempts[-1].route
+    def tracer(self) -> str:
+        """The tracer that made the graph: "fx", "export" or "eager"."""
+        return self.attempts[-1].tracer
 
     @cached_property
     def index(self) -> Mapping[str, int]:
@@ -149,8 +153,29 @@ class LayerGraph:
         )
 
     def crossing(self, cut: int) -> tuple[Value, ...]:
-        """The values made before layer `cut` and read by it or later."""
+        """The values computed before layer `cut` and read by it or later."""
         return tuple(value for value in self.values if value.producer < cut <= value.consumers[-1])
+
+    def to_networkx(self) -> "nx.MultiDiGraph[str]":
+        """The layers as nodes and the values as edges, for networkx's algorithms and drawings.
+
+        Nodes are layer names in topological order, with `index`, `inputs` and `parameter_bytes` (a tied parameter
+        counts in each of its layers). Edges run from the producer of a value to each of its consumers; their key is the
+        value's name, their attributes are `bytes`, for the sample, and `differentiable`.
+        """
+        import networkx as nx  # stages use this module in functions, which have no use for networkx
+
+        graph: nx.MultiDiGraph[str] = nx.MultiDiGraph(name=self.name)
+        for i, layer in enumerate(self.layers):
+            tensors = {id(tensor): tensor for tensor in self.tensors_of(layer).values()}.values()
+            size = sum(tensor.nbytes for tensor in tensors if isinstance(tensor, nn.Parameter))
+            graph.add_node(layer.name, index=i, inputs=layer.inputs, parameter_bytes=size)
+        for value in self.values:
+            producer = self.layers[value.producer].name
+            for consumer in value.consumers:
+                name, size = self.layers[consumer].name, value.bytes
+                graph.add_edge(producer, name, value.name, bytes=size, differentiable=value.differentiable)
+        return graph
 
     def tensors_of(self, layer: Layer) -> dict[str, Tensor]:
         """The parameters and buffers that `layer` uses, by their names in the model; tied ones under each name."""

@@ -1,4 +1,4 @@
-"""A layer graph is cut into stages, each a module of its own that can be sent to another process."""
+"""Cut a layer graph into stages: modules that can be sent to other processes."""
 
 from funcpipe.model.split.bundle import dump_stage, load_stage
 from funcpipe.model.split.cut import split, stage_bounds

@@ -1,4 +1,4 @@
-"""A stage as bytes: its code by pickle, its tensors apart, so that it can be loaded where the user's files are not."""
+"""Serialise a stage: its code as a pickle, its tensors apart, loadable where the user's files do not exist."""
 
 import contextlib
 import importlib
@@ -25,20 +25,20 @@ from funcpipe.model.split.stage import StageModule
 
 
 def dump_stage(stage: StageModule, extra: Any) -> tuple[bytes, dict[str, Tensor]]:
-    """`stage` and whatever `extra` holds, as a bundle of code without any tensor's bytes, and the tensors by name.
+    """`stage` and `extra` as a bundle of code without the contents of tensors, and the tensors by name.
 
-    A tensor that several names or objects refer to is there once, so that ties survive. The user's own modules go
-    along in the bundle. Raises ModelError where something cannot be sent.
+    A tensor that several names or objects refer to is stored once, so that ties survive. The bundle includes the user's
+    own Python modules. Raises ModelError if something cannot be pickled.
     """
     buffer = io.BytesIO()
-    pickler = _Pickler(buffer, {id(t): name for name, t in _named(stage)})
+    pickler = _Pickler(buffer, {id(t): name for name, t in _named_tensors(stage)})
     try:
-        with _by_value():
+        with _user_modules_by_value():
             pickler.dump((stage, extra))
     except Exception as error:
         raise ModelError(
             f"the stage cannot be sent to another process: {type(error).__name__}: {error}; "
-            "make what it names inside a function instead of keeping it on the model, the loss or the data set"
+            "create that object inside a function instead of keeping it on the model, the loss or the data set"
         ) from error
     return buffer.getvalue(), pickler.tensors
 
@@ -64,14 +64,14 @@ def imported_modules(bundle: bytes) -> frozenset[str]:
     )
 
 
-def _named(stage: StageModule) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of `stage` by name, the name that stands first in its state_dict last, so that it wins."""
+def _named_tensors(stage: StageModule) -> Iterator[tuple[str, Tensor]]:
+    """All tensors of `stage` by name; of tied names, the first one in the state_dict comes last, and so wins."""
     named = [*stage.named_parameters(remove_duplicate=False), *stage.named_buffers(remove_duplicate=False)]
     return reversed(named)
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Writes a reference in place of every tensor and keeps the tensor in `tensors`."""
+    """Pickles a reference in place of every tensor, and keeps the tensor in `tensors`."""
 
     def __init__(self, file: io.BytesIO, names: Mapping[int, str]) -> None:
         super().__init__(file)
@@ -81,9 +81,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.seen: list[Tensor] = []
 
     def persistent_id(self, obj: Any) -> tuple[Any, ...] | None:
-        """What stands for `obj` in the pickle, if it is a tensor: its name, whether it is a parameter, its gradient
-        flag, its layout.
-        """
+        """The reference to `obj` if it is a tensor: its name, whether it is a parameter and trainable, its strides."""
         if not isinstance(obj, Tensor):
             return None
         if id(obj) not in self.references:
@@ -95,13 +93,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return self.references[id(obj)]
 
     def reducer_override(self, obj: Any) -> Any:
-        """Operators of torch and context variables are written by name, parametrised modules as what they are made of;
-        the rest is cloudpickle's.
-        """
+        """Pickle operators of torch and context variables by name, and parametrized modules by their parts."""
         if isinstance(obj, ContextVar):
-            return _context_variable, (obj.name, _place(obj), _default(obj))
+            return _context_variable, (obj.name, _defining_module(obj), _default(obj))
         if isinstance(obj, torch._ops.OpOverload):
-            return _operator, (obj.namespace, obj._opname, obj._overloadname, _home(obj))
+            return _operator, (obj.namespace, obj._opname, obj._overloadname, _operator_module(obj))
         if isinstance(obj, nn.Module) and parametrize.is_parametrized(obj):
             original = type(obj).__bases__[0]
             return original.__new__, (original,), vars(obj), None, None, _parametrise
@@ -109,7 +105,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 class _Unpickler(pickle.Unpickler):
-    """Puts tensors where the pickle refers to them."""
+    """Replaces the references in a pickle by tensors."""
 
     def __init__(self, file: io.BytesIO, tensors: Mapping[str, Tensor]) -> None:
         super().__init__(file)
@@ -117,7 +113,7 @@ class _Unpickler(pickle.Unpickler):
         self.made: dict[str, Tensor] = {}
 
     def persistent_load(self, pid: tuple[Any, ...]) -> Tensor:
-        """The one tensor that `pid` stands for."""
+        """The tensor that `pid` refers to, always the same object."""
         name, is_parameter, trainable, stride = pid
         if name not in self.made:
             tensor = self.tensors[name].detach()
@@ -127,11 +123,11 @@ class _Unpickler(pickle.Unpickler):
         return self.made[name]
 
 
-def _place(variable: ContextVar[Any]) -> tuple[str, str] | tuple[()]:
-    """The installed module that holds `variable`, and under what name: hooks of packages refer to such variables."""
+def _defining_module(variable: ContextVar[Any]) -> tuple[str, str] | tuple[()]:
+    """The installed module that defines `variable`, and its name there: hooks of packages refer to such variables."""
     for module_name, module in list(sys.modules.items()):
         for name, item in vars(module).items() if isinstance(module, ModuleType) else ():
-            if item is variable and not _is_users(module):
+            if item is variable and not _is_user_module(module):
                 return module_name, name
     return ()
 
@@ -150,7 +146,7 @@ def _context_variable(label: str, place: tuple[str, str] | tuple[()], default: M
 
 
 def _parametrise(module: nn.Module, state: Mapping[str, Any]) -> None:
-    """What `torch.nn.utils.parametrize` does to a module, once it has its `state`: torch itself does not pickle it."""
+    """Redo to a module, once it has its `state`, what `torch.nn.utils.parametrize` did: torch does not pickle it."""
     vars(module).update(state)
     parametrize._inject_new_class(module)
     parametrizations = module.parametrizations
@@ -159,14 +155,14 @@ def _parametrise(module: nn.Module, state: Mapping[str, Any]) -> None:
         parametrize._inject_property(module, name)
 
 
-def _home(operator: torch._ops.OpOverload) -> str | None:
-    """The module that makes `operator` known to torch when it is imported; None for torch's own operators."""
+def _operator_module(operator: torch._ops.OpOverload) -> str | None:
+    """The module whose import registers `operator` with torch; None for torch's own operators."""
     name = f"{operator.namespace}::{operator._opname}"
     home = getattr(getattr(OPDEFS.get(name), "_init_fn", None), "__module__", None)
     if home is None or home.partition(".")[0] == "torch":
         return None
-    if home in sys.modules and _is_users(sys.modules[home]):
-        raise ModelError(f"the operator {name} is made by {home}, which functions do not have: install it as a package")
+    if home in sys.modules and _is_user_module(sys.modules[home]):
+        raise ModelError(f"the operator {name} is defined in {home}, which functions do not have: make it a package")
     return str(home)
 
 
@@ -177,10 +173,10 @@ def _operator(namespace: str, name: str, overload: str, home: str | None) -> Any
 
 
 @contextlib.contextmanager
-def _by_value() -> Iterator[None]:
-    """Within the context, the modules that a user wrote are pickled by value."""
+def _user_modules_by_value() -> Iterator[None]:
+    """Have cloudpickle pickle the modules that the user wrote by value."""
     known = cloudpickle.list_registry_pickle_by_value()
-    users = {module.__name__: module for module in list(sys.modules.values()) if _is_users(module)}
+    users = {module.__name__: module for module in list(sys.modules.values()) if _is_user_module(module)}
     added = {name: module for name, module in users.items() if name not in known}
     for module in added.values():
         cloudpickle.register_pickle_by_value(module)
@@ -198,8 +194,8 @@ _SYSTEM = tuple(
 )
 
 
-def _is_users(module: ModuleType) -> bool:
-    """Whether `module` comes from a file that only this machine is sure to have."""
+def _is_user_module(module: ModuleType) -> bool:
+    """Whether `module` comes from a file that other machines may not have."""
     name, file = getattr(module, "__name__", ""), getattr(module, "__file__", None)
     if file is None or name.partition(".")[0] in _INSTALLED or sys.modules.get(name) is not module:
         return False

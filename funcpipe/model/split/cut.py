@@ -1,4 +1,4 @@
-"""Where a model is cut: layers to stages, a plan's stages to layers."""
+"""Cut a layer graph into stages, and match a plan's stages with its layers."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -11,14 +11,14 @@ from funcpipe.model.graph.batch_dims import BATCH
 from funcpipe.model.graph.program import attribute, compile_nodes, plain
 from funcpipe.model.graph.tree import LEAF
 from funcpipe.model.graph.values import Crossing, Layer, LayerGraph
-from funcpipe.model.split.stage import Part, Recipe, StageModule
+from funcpipe.model.split.stage import LayerProgram, StageModule, StageProgram
 
 
 def split(graph: LayerGraph, bounds: Sequence[tuple[int, int]]) -> tuple[StageModule, ...]:
-    """One module for each of `bounds`, [first, stop) in the graph's layers; raises PlanError unless they cover all
-    layers in order.
+    """A module for each of `bounds`, ranges [first, stop) of the graph's layers, which share the traced model's
+    parameters.
 
-    The modules share their parameters with the model that was traced.
+    Raises PlanError unless the ranges cover all layers in order.
     """
     expected = 0
     for first, stop in bounds:
@@ -31,7 +31,7 @@ def split(graph: LayerGraph, bounds: Sequence[tuple[int, int]]) -> tuple[StageMo
 
 
 def stage_bounds(graph: LayerGraph, plan: Plan) -> tuple[tuple[int, int], ...]:
-    """The layers of `graph` that each stage of `plan` holds; PlanError if the plan was made for another model."""
+    """The layers of `graph` in each stage of `plan`; raises PlanError if the plan was made for another model."""
     bounds = []
     first = 0
     for i, stage in enumerate(plan.stages):
@@ -49,7 +49,7 @@ def stage_bounds(graph: LayerGraph, plan: Plan) -> tuple[tuple[int, int], ...]:
     if first != len(graph.layers):
         raise PlanError(
             f"the plan is for another model: it ends with layer {graph.layers[first - 1].name!r}, but {graph.name} "
-            f"goes on with {graph.layers[first].name!r}; profile this model and plan again"
+            f"continues with {graph.layers[first].name!r}; profile this model and plan again"
         )
     return tuple(bounds)
 
@@ -68,7 +68,7 @@ def stage_of(graph: LayerGraph, first: int, stop: int) -> StageModule:
     layers = graph.layers[first:stop]
     tensors = {name: tensor for layer in layers for name, tensor in graph.tensors_of(layer).items()}
     stage = StageModule(
-        _recipe(graph, first, stop),
+        _program(graph, first, stop),
         is_last=stop == len(graph.layers),
         training=graph.training,
         statistics=tuple(item for item in graph.statistics if item.names[0] in tensors),
@@ -77,11 +77,11 @@ def stage_of(graph: LayerGraph, first: int, stop: int) -> StageModule:
     nodes = [node for layer in layers for node in layer.nodes]
     for kind in ("call_module", "get_attr"):
         for target in dict.fromkeys(str(node.target) for node in nodes if node.op == kind):
-            _adopt(stage, target, graph)
+            _attach(stage, target, graph)
     return stage
 
 
-def _recipe(graph: LayerGraph, first: int, stop: int) -> Recipe:
+def _program(graph: LayerGraph, first: int, stop: int) -> StageProgram:
     layers = graph.layers[first:stop]
     is_last = stop == len(graph.layers)
     outputs = graph.outputs if is_last else ()
@@ -96,8 +96,8 @@ def _recipe(graph: LayerGraph, first: int, stop: int) -> Recipe:
     if sources.get(BATCH) in read:
         placeholders, batch_from = _with_batch(graph, placeholders, received)
     given = {*placeholders.values(), *(item.node for item in received)}
-    return Recipe(
-        parts=_parts(layers, results | {item.node for item in sent} | set(sources.values())),
+    return StageProgram(
+        layers=_layer_programs(layers, results | {item.node for item in sent} | set(sources.values())),
         placeholders=placeholders,
         batch=(sources[BATCH], batch_from) if batch_from is not None else None,
         copied=frozenset(name for layer in layers for name in layer.changes) & given,
@@ -112,7 +112,7 @@ def _recipe(graph: LayerGraph, first: int, stop: int) -> Recipe:
 def _with_batch(
     graph: LayerGraph, placeholders: Mapping[str, str], received: Sequence[Crossing]
 ) -> tuple[dict[str, str], str]:
-    """The model inputs that a stage needs to know the batch size, and the input or value that has it."""
+    """The model inputs of a stage that needs the batch size, and the input or value to read it from."""
     values = {value.name: value for value in graph.values}
     batched = [name for item in received for name in item.names if name is not None and values[name].batched]
     known = [name for name in placeholders if name in graph.batched] + batched
@@ -122,8 +122,8 @@ def _with_batch(
     return {**placeholders, graph.batched[0]: sources[graph.batched[0]]}, graph.batched[0]
 
 
-def _parts(layers: Sequence[Layer], keep: Collection[str]) -> tuple[Part, ...]:
-    """The layers' calls; what several of them read from the model is read once."""
+def _layer_programs(layers: Sequence[Layer], keep: Collection[str]) -> tuple[LayerProgram, ...]:
+    """The calls of the layers; an attribute that several of them read is read once."""
     nodes: dict[torch.fx.Node, None] = {}
     ends = []
     for layer in layers:
@@ -132,20 +132,21 @@ def _parts(layers: Sequence[Layer], keep: Collection[str]) -> tuple[Part, ...]:
     calls = compile_nodes(tuple(nodes), keep)
     starts = [0, *ends]
     return tuple(
-        Part(layer.name, calls[start:end], layer.draws) for layer, start, end in zip(layers, starts, ends, strict=False)
+        LayerProgram(layer.name, calls[start:end], layer.draws)
+        for layer, start, end in zip(layers, starts, ends, strict=False)
     )
 
 
 def _shared(graph: LayerGraph, first: int, stop: int, held: Collection[str]) -> dict[str, str]:
-    """The trainable parameters, among the tensors `held`, that layers outside [first, stop) use as well, each with the
-    name that all stages know it by.
+    """The trainable parameters among `held` that layers outside [first, stop) use too, each with its name in all
+    stages.
     """
-    apart = [tie for tie in graph.ties if not all(first <= layer < stop for layer in tie.layers)]
-    return {name: tie.names[0] for tie in apart for name in tie.names if name in held}
+    across = [tie for tie in graph.ties if not all(first <= layer < stop for layer in tie.layers)]
+    return {name: tie.names[0] for tie in across for name in tie.names if name in held}
 
 
-def _adopt(stage: StageModule, target: str, graph: LayerGraph) -> None:
-    """Hang what stands at `target` in the traced model below `stage`, at the same path, unless it is there already."""
+def _attach(stage: StageModule, target: str, graph: LayerGraph) -> None:
+    """Add the traced model's object at `target` to `stage`, at the same path, unless it is there already."""
     *path, name = target.split(".")
     owner: nn.Module = stage
     for part in path:

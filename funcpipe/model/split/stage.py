@@ -1,4 +1,4 @@
-"""One stage of a model: a module that holds its own layers and nothing else."""
+"""One stage of a model: a module with its own layers and nothing else."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from funcpipe.model.graph.program import Call, resolve, run
-from funcpipe.model.graph.tree import Tree, rebuild, take_apart
+from funcpipe.model.graph.tree import Tree, flatten, tree_map
 from funcpipe.model.graph.values import Crossing, Statistic, Value
 from funcpipe.model.seeds import layer_seed, reseed
 
 
 @dataclass(frozen=True)
-class Part:
-    """One layer as a stage runs it: its calls, and the generators of random numbers that they use."""
+class LayerProgram:
+    """One layer as a stage runs it: its calls, and the random number generators that they use."""
 
     name: str
     calls: tuple[Call, ...]
@@ -23,16 +23,15 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """What a stage does: layers in order, where its values come from and go to, and what the model's output is made
-    of.
+class StageProgram:
+    """What a stage runs: its layers in order, the values it receives and sends, and the leaves of the model's output.
 
-    `placeholders` are the node names of the model inputs; `batch` is the node that stands for the batch size, and the
-    input or value that has it as its first dimension; `copied` are the nodes, among those and the received, that the
-    stage writes into; `outputs` are Refs and constants, empty unless the stage is last.
+    `placeholders` maps model inputs to their nodes; `batch` is the node of the batch size, and the input or value whose
+    first dimension it is; `copied` are the inputs and received nodes that the stage writes into; `outputs` are Refs and
+    constants, empty unless the stage is the last.
     """
 
-    parts: tuple[Part, ...]
+    layers: tuple[LayerProgram, ...]
     placeholders: Mapping[str, str]
     batch: tuple[str, str] | None
     copied: frozenset[str]
@@ -44,16 +43,16 @@ class Recipe:
 
 
 class StageModule(nn.Module):
-    """The layers of one stage, with only their parameters, which keep the names they have in the user's `state_dict`.
+    """The layers of one stage with their parameters, which keep their names in the user's `state_dict`.
 
-    `inputs` are the model inputs it reads; `receives` and `sends` name the values that come from earlier stages and
-    that later ones need; of those, gradients travel back for the ones in `differentiable`. `shared` maps each of its
-    parameters that other layers use as well to the name that all stages know it by: their gradients must be summed.
+    `inputs` are the model inputs that it reads; `receives` and `sends` name the values from earlier and for later
+    stages; gradients are sent back for those in `differentiable`. `shared` maps each parameter that other stages use
+    too to its common name: these gradients must be summed.
     """
 
     def __init__(
         self,
-        recipe: Recipe,
+        program: StageProgram,
         *,
         is_last: bool,
         training: Mapping[str, bool],
@@ -61,12 +60,12 @@ class StageModule(nn.Module):
         shared: Mapping[str, str],
     ) -> None:
         super().__init__()
-        self.recipe = recipe
+        self.program = program
         self.is_last = is_last
-        self.inputs: tuple[str, ...] = tuple(recipe.placeholders)
-        self.receives: tuple[str, ...] = _names(recipe.received)
-        self.sends: tuple[str, ...] = _names(recipe.sent)
-        self.differentiable = frozenset(name for name, value in recipe.values.items() if value.differentiable)
+        self.inputs: tuple[str, ...] = tuple(program.placeholders)
+        self.receives: tuple[str, ...] = _names(program.received)
+        self.sends: tuple[str, ...] = _names(program.sent)
+        self.differentiable = frozenset(name for name, value in program.values.items() if value.differentiable)
         self.statistics = statistics
         self.shared = dict(shared)
         self.training_modes = dict(training)
@@ -76,28 +75,28 @@ class StageModule(nn.Module):
     ) -> tuple[dict[str, Tensor], Any]:
         """Run the stage on one micro-batch: `values` holds its inputs and what it receives, by name.
 
-        `seed` is (seed of the run, step, micro-batch); None leaves torch's random number generator alone. Gives what
-        it sends, by name, and the model's output if it is the last stage, else None.
+        `seed` is (seed of the run, step, micro-batch); None leaves the random number generators alone. Returns what it
+        sends, by name, and the model's output if it is the last stage, else None.
         """
-        recipe = self.recipe
-        env: dict[str, Any] = {node: values[name] for name, node in recipe.placeholders.items()}
-        for crossing in recipe.received:
+        program = self.program
+        env: dict[str, Any] = {node: values[name] for name, node in program.placeholders.items()}
+        for crossing in program.received:
             env[crossing.node] = self._unpacked(crossing, values)
-        if recipe.batch is not None:
-            env[recipe.batch[0]] = values[recipe.batch[1]].size(0)
-        for node in recipe.copied:
-            env[node] = rebuild(env[node], lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf)
-        for part in recipe.parts:
-            if part.draws and seed is not None:
-                reseed(layer_seed(*seed, part.name), part.draws)
-            run(part.calls, env, self)
-        sent = {name: tensor for crossing in recipe.sent for name, tensor in _packed(crossing, env[crossing.node])}
+        if program.batch is not None:
+            env[program.batch[0]] = values[program.batch[1]].size(0)
+        for node in program.copied:
+            env[node] = tree_map(env[node], lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf)
+        for layer in program.layers:
+            if layer.draws and seed is not None:
+                reseed(layer_seed(*seed, layer.name), layer.draws)
+            run(layer.calls, env, self)
+        sent = {name: tensor for crossing in program.sent for name, tensor in _packed(crossing, env[crossing.node])}
         if not self.is_last:
             return sent, None
-        return sent, recipe.output_tree.join(iter(resolve(list(recipe.outputs), env)))
+        return sent, program.output_tree.unflatten(iter(resolve(list(program.outputs), env)))
 
     def train(self, mode: bool = True) -> "StageModule":
-        """Training mode, in which modules that the user had put in eval mode stay so; or eval mode for all."""
+        """Training mode, except for modules that the user had put in eval mode; or eval mode for all."""
         super().train(mode)
         for name, module in self.named_modules():
             if name:
@@ -109,15 +108,15 @@ class StageModule(nn.Module):
         for name, constant in zip(crossing.names, crossing.constants, strict=True):
             if name is None:
                 leaves.append(constant)
-            elif self.recipe.values[name].scalar:
+            elif self.program.values[name].scalar:
                 leaves.append(values[name].item())
             else:
-                leaves.append(restored(values[name], self.recipe.values[name]))
-        return crossing.tree.join(iter(leaves))
+                leaves.append(with_layout(values[name], self.program.values[name]))
+        return crossing.tree.unflatten(iter(leaves))
 
 
-def restored(tensor: Tensor, value: Value) -> Tensor:
-    """`tensor` with its dimensions in the order in memory that `value` had; contiguous where that was overlapping."""
+def with_layout(tensor: Tensor, value: Value) -> Tensor:
+    """`tensor` with its dimensions ordered in memory as those of `value` were; contiguous if those overlapped."""
     order = sorted(range(tensor.dim()), key=lambda d: (-value.stride[d], d))
     if order == list(range(tensor.dim())) or 0 in value.stride:
         return tensor
@@ -126,7 +125,7 @@ def restored(tensor: Tensor, value: Value) -> Tensor:
 
 
 def _packed(crossing: Crossing, value: Any) -> list[tuple[str, Tensor]]:
-    leaves, _ = take_apart(value)
+    leaves, _ = flatten(value)
     pairs = zip(crossing.names, leaves, strict=True)
     return [
         (name, leaf if isinstance(leaf, Tensor) else torch.tensor(leaf)) for name, leaf in pairs if name is not None

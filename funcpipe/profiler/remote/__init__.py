@@ -1,1 +1,1 @@
-"""Functions that measure: what their platform gives them, and how long a model's layers take there."""
+"""Functions that measure their platform, and the layers of a model on it."""

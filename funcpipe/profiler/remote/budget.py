@@ -1,15 +1,15 @@
-"""How long functions that measure may take: within their lifetime, and within what may be spent."""
+"""How long probe functions may run: within their lifetime, and within a budget of dollars."""
 
 from collections.abc import Sequence
 
 from funcpipe.core import FunctionSize, PlatformSpec
 from funcpipe.errors import InputError
 
-_LIFE_SHARE = 0.8  # of what a function has, the rest is for its start and its last layer
+_LIFE_SHARE = 0.8  # of a function's lifetime; the rest is for its start and its last layer
 
 
 class Budget:
-    """Dollars that may be spent on functions of a platform; None for any number."""
+    """The dollars to spend on functions of a platform; None for no limit."""
 
     def __init__(self, spec: PlatformSpec, max_usd: float | None) -> None:
         self._spec = spec
@@ -17,9 +17,9 @@ class Budget:
         self.spent_usd = 0.0
 
     def longest_s(self, sizes: Sequence[FunctionSize]) -> float:
-        """How long functions of these sizes may run, from their invocation; raises InputError when that is too short.
+        """How long functions of these sizes may run after their invocation, within lifetime and budget.
 
-        All that is spent stays within the budget if those that run longer are stopped.
+        Raises InputError if that is too short to measure anything.
         """
         life_s = float("inf") if self._spec.lifetime_s is None else self._spec.lifetime_s
         longest_s = life_s + self._spec.cold_start_s
@@ -28,15 +28,15 @@ class Budget:
             longest_s = min(longest_s, left_usd / max(sum(size.price_usd_s for size in sizes), 1e-12))
         if self.working_s(longest_s) < 1:
             raise InputError(
-                f"${self._max_usd:g} are too little: ${self.spent_usd:.6f} are spent, and {len(sizes)} functions of "
-                f"{self._spec.name} more could not work for a second; allow more, or fewer sizes"
+                f"${self._max_usd:g} is too little: ${self.spent_usd:.6f} is spent, the rest does not pay for a "
+                f"second of {len(sizes)} functions of {self._spec.name}; allow more dollars or fewer sizes"
             )
         return longest_s
 
     def working_s(self, longest_s: float) -> float:
-        """Of that time, how much a function is to use before it begins nothing new."""
+        """How long of that time a function may start new measurements."""
         return min((longest_s - self._spec.cold_start_s) * _LIFE_SHARE, 1e6)
 
     def spend(self, size: FunctionSize, seconds: float) -> None:
-        """Note that a function of this size ran so long."""
+        """Add the price of a function of this size that ran for `seconds`."""
         self.spent_usd += self._spec.price_invocation_usd + seconds * size.price_usd_s

@@ -1,4 +1,4 @@
-"""Functions that measure, as their client sees them."""
+"""Run probe functions, and wait for them."""
 
 import time
 from collections.abc import Sequence
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from funcpipe.core import ProbeSpec
 from funcpipe.errors import KeyMissing, WorkerFailed
 from funcpipe.platforms.base import Cause, Handle, Platform, State, Status, Storage
-from funcpipe.profiler.remote import places
+from funcpipe.profiler.remote import keys
 from funcpipe.profiler.remote.budget import Budget
 
 POLL_S = 0.05
-"""Pause between two looks at the functions."""
+"""Pause between two polls of the functions."""
 
 
 @dataclass(frozen=True)
-class Ended:
-    """A function that has measured: when it was invoked, how it ended; `late` if it was stopped for taking too long."""
+class FinishedProbe:
+    """A probe that has ended: when it was invoked, its status, and whether it was stopped as too `late`."""
 
     probe: ProbeSpec
     invoked_at_s: float
@@ -24,21 +24,21 @@ class Ended:
     late: bool
 
     @property
-    def gone(self) -> bool:
-        """Whether it ended for want of memory or of time."""
+    def out_of_resources(self) -> bool:
+        """Whether it ran out of memory or time."""
         return self.late or self.status.cause in (Cause.OUT_OF_MEMORY, Cause.TIMED_OUT)
 
 
 def run_probes(
     platform: Platform, probes: Sequence[ProbeSpec], budget: Budget, *, longest_s: float
-) -> tuple[Ended, ...]:
-    """Run the functions, as many at once as the platform has room for; each at most `longest_s`.
+) -> tuple[FinishedProbe, ...]:
+    """Run the functions, as many at once as the platform allows; each at most `longest_s`.
 
-    Functions that share the processors of one machine are run one after the other. None runs afterwards.
+    Functions that share the processors of one machine run one after the other. All have ended on return.
     """
     spec = platform.spec
     at_once = 1 if spec.shared_cores is not None else spec.max_functions
-    waiting, running, ended = list(reversed(probes)), dict[Handle, tuple[ProbeSpec, float]](), list[Ended]()
+    waiting, running, ended = list(reversed(probes)), dict[Handle, tuple[ProbeSpec, float]](), list[FinishedProbe]()
     try:
         while waiting or running:
             while waiting and len(running) < at_once:
@@ -53,22 +53,22 @@ def run_probes(
                 if late or status.state is not State.RUNNING:
                     del running[handle]
                     budget.spend(spec.size(probe.size), seconds)
-                    ended.append(Ended(probe, invoked_at_s, status, late))
+                    ended.append(FinishedProbe(probe, invoked_at_s, status, late))
     finally:
         for handle in running:
             platform.stop(handle)
     return tuple(ended)
 
 
-def check(ended: Ended, storage: Storage) -> None:
-    """Raise WorkerFailed, with what the function said, unless it ended well or for want of memory or time."""
-    if ended.status.state is State.FAILED and not ended.gone:
+def check(ended: FinishedProbe, storage: Storage) -> None:
+    """Raise WorkerFailed, with the function's traceback, if it failed other than by running out of memory or time."""
+    if ended.status.state is State.FAILED and not ended.out_of_resources:
         try:
-            said = storage.get(places.failure(ended.probe.run, ended.probe.number)).decode()
+            failure = storage.get(keys.failure(ended.probe.run, ended.probe.number)).decode()
         except KeyMissing:
-            said = "without a word"
+            failure = "it left no traceback"
         who = f"run {ended.probe.run}: {ended.probe.worker}, a function of {ended.probe.size},"
-        raise WorkerFailed(f"{who} {ended.status.reason}: {said}")
+        raise WorkerFailed(f"{who} {ended.status.reason}: {failure}")
 
 
 def remove_objects(storage: Storage, run: str) -> None:

@@ -1,11 +1,11 @@
-"""A little of everything that functions do with torch, to see what memory that takes."""
+"""Train tiny networks, to see how much memory torch itself needs in a function."""
 
 import torch
 from torch import nn
 
 
 def exercise() -> None:
-    """Train small networks of common kinds of layer: the pages of torch's libraries that this needs are used then."""
+    """Train small networks of common layers, which loads the pages of torch's libraries that training needs."""
     sight = nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, 8)
     )

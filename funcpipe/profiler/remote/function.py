@@ -1,4 +1,4 @@
-"""The life of a function that measures."""
+"""The entry of a probe function."""
 
 import hashlib
 import time
@@ -15,7 +15,7 @@ from funcpipe.model.split import load_stage
 from funcpipe.platforms import allocator
 from funcpipe.platforms.base import Storage
 from funcpipe.profiler.measure import measure_here
-from funcpipe.profiler.remote import places
+from funcpipe.profiler.remote import keys
 from funcpipe.profiler.remote.machine import measure_machine
 
 
@@ -35,35 +35,39 @@ def _measure(spec: ProbeSpec, storage: Storage, started_at_s: float) -> None:
             _measure_layers(spec, storage, until_s=started_at_s + spec.time_s)
         else:
             _measure_platform(spec, storage, started_at_s)
-    except Exception as error:  # noqa: BLE001 - whatever ends a function early is reported to its client
+    except Exception as error:  # noqa: BLE001 - any failure is reported to the client
         text = "".join(traceback.format_exception(error))
-        storage.put(places.failure(spec.run, spec.number), text.encode())
+        storage.put(keys.failure(spec.run, spec.number), text.encode())
         raise SystemExit(1) from None
 
 
 def _measure_platform(spec: ProbeSpec, storage: Storage, started_at_s: float) -> None:
     report = measure_machine(
         storage,
-        places.trial(spec.run, spec.number),
+        keys.scratch(spec.run, spec.number),
         started_at_s=started_at_s,
         memory_bytes=spec.memory_mb * MB,
     )
-    storage.put(places.machine(spec.run, spec.number), to_text(report).encode())
+    storage.put(keys.machine(spec.run, spec.number), to_text(report).encode())
 
 
 def _measure_layers(spec: ProbeSpec, storage: Storage, *, until_s: float) -> None:
-    """Time one layer after the other; what is said of one is kept if the next is too much for this function."""
+    """Time the layers one by one, and report each at once, so that a layer too large for this function loses no
+    results.
+    """
     for number in spec.layers:
         if time.time() > until_s:
             return
         report = _measure_layer(spec, storage, number)
-        storage.put(places.layer(spec.run, spec.size, number), to_text(report).encode())
+        storage.put(keys.layer(spec.run, spec.size, number), to_text(report).encode())
 
 
 def _measure_layer(spec: ProbeSpec, storage: Storage, number: int) -> LayerReport:
-    bundle = storage.get(places.bundle(spec.run, number))
+    bundle = storage.get(keys.bundle(spec.run, number))
     if hashlib.sha256(bundle).hexdigest() != spec.code[str(number)]:
-        raise CorruptMessage(f"the code of layer {number} is not what the invocation names: its SHA-256 differs")
-    stage, (values, loss) = load_stage(bundle, codec.decode(storage.get(places.tensors(spec.run, number))))
+        raise CorruptMessage(
+            f"the code of layer {number} is not the one that the invocation names: its SHA-256 differs"
+        )
+    stage, (values, loss) = load_stage(bundle, codec.decode(storage.get(keys.tensors(spec.run, number))))
     times = measure_here(stage, values, loss, spec.repeats)
     return LayerReport(forward_s=times.forward_s, backward_s=times.backward_s, workspace_bytes=times.workspace_bytes)

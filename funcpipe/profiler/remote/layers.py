@@ -1,4 +1,4 @@
-"""Layers timed in functions of every size of a platform."""
+"""Time layers in functions of every size of a platform."""
 
 import hashlib
 import secrets
@@ -13,25 +13,25 @@ from funcpipe.errors import DeadlineExceeded, KeyMissing, ModelError
 from funcpipe.model.split import StageModule, dump_stage
 from funcpipe.platforms.base import Cause, Platform, Storage
 from funcpipe.profiler.measure import Loss, Times, Timing
-from funcpipe.profiler.remote import places
+from funcpipe.profiler.remote import keys
 from funcpipe.profiler.remote.budget import Budget
-from funcpipe.profiler.remote.client import Ended, check, remove_objects, run_probes
+from funcpipe.profiler.remote.client import FinishedProbe, check, remove_objects, run_probes
 
 
 @contextmanager
-def on_platform(
+def platform_timer(
     platform: Platform, storage: Storage, storage_url: str, *, max_usd: float | None = None
-) -> "Iterator[OnPlatform]":
-    """What measures layers in functions of `platform`; all that it put into the storage is removed in the end."""
-    measure = OnPlatform(platform, storage, storage_url, Budget(platform.spec, max_usd))
+) -> "Iterator[PlatformTimer]":
+    """A Measure that runs in functions of `platform`; its objects in the storage are removed at the end."""
+    measure = PlatformTimer(platform, storage, storage_url, Budget(platform.spec, max_usd))
     try:
         yield measure
     finally:
         remove_objects(storage, measure.run)
 
 
-class OnPlatform:
-    """Collects layers, and times them all in functions of every size when the first result is asked for."""
+class PlatformTimer:
+    """Collects layers, and times all of them in functions of every size when the first result is needed."""
 
     def __init__(self, platform: Platform, storage: Storage, storage_url: str, budget: Budget) -> None:
         self.run = f"profile-{secrets.token_hex(6)}"
@@ -45,12 +45,12 @@ class OnPlatform:
         self._found: dict[tuple[str, int], Times] = {}
 
     def __call__(self, stage: StageModule, values: Mapping[str, Tensor], loss: Loss | None, repeats: int) -> Timing:
-        """Put a layer, with what it is run on, into the storage."""
+        """Put a layer and its inputs into the storage."""
         number = len(self._code)
         given = {name: values[name] for name in (*stage.inputs, *stage.receives)}
         bundle, tensors = dump_stage(stage, (given, loss if stage.is_last else None))
-        self._storage.put(places.bundle(self.run, number), bundle)
-        self._storage.put(places.tensors(self.run, number), codec.encode(tensors))
+        self._storage.put(keys.bundle(self.run, number), bundle)
+        self._storage.put(keys.tensors(self.run, number), codec.encode(tensors))
         self._code[str(number)] = hashlib.sha256(bundle).hexdigest()
         self._repeats = repeats
         return lambda: self._times(number)
@@ -61,7 +61,7 @@ class OnPlatform:
         return times_of_sizes(self._spec, {size: t for (size, number), t in self._found.items() if number == layer})
 
     def _measure(self) -> None:
-        """Run functions until every layer was timed in every size that has memory enough for it."""
+        """Run functions until every layer has been timed in every size with enough memory for it."""
         missing = {size.name: tuple(range(len(self._code))) for size in self._spec.sizes}
         round_of_functions = 0
         while missing:
@@ -86,8 +86,8 @@ class OnPlatform:
             missing = {item.probe.size: left for item in ended if (left := self._left(item))}
             round_of_functions += 1
 
-    def _left(self, ended: Ended) -> tuple[int, ...]:
-        """Take in what a function found; the layers that another one of its size is to measure."""
+    def _left(self, ended: FinishedProbe) -> tuple[int, ...]:
+        """Read a function's reports; return the layers that another function of its size has to measure."""
         check(ended, self._storage)
         size = ended.probe.size
         for number in ended.probe.layers:
@@ -105,7 +105,7 @@ class OnPlatform:
         return left
 
     def _report(self, size: str, number: int) -> LayerReport | None:
-        key = places.layer(self.run, size, number)
+        key = keys.layer(self.run, size, number)
         try:
             return from_text(LayerReport, self._storage.get(key), source=key)
         except KeyMissing:
@@ -113,7 +113,7 @@ class OnPlatform:
 
 
 def times_of_sizes(spec: PlatformSpec, found: Mapping[str, Times]) -> Sequence[Times]:
-    """Times for each size; where none was found, as the layer did not fit, those of the next size, scaled by vCPU."""
+    """Times for each size; where a layer did not fit, those of the next larger size, scaled by vCPUs."""
     times: list[Times] = []
     known: tuple[float, Times] | None = None
     for size in reversed(spec.sizes):

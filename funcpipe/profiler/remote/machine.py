@@ -1,4 +1,4 @@
-"""What a function measures of the platform that it runs on."""
+"""Measure, in a function, the platform that it runs on."""
 
 import os
 import statistics
@@ -16,7 +16,7 @@ from funcpipe.profiler.remote.exercise import exercise
 
 REQUESTS = 10
 REPEATS = 3
-_LONG_S = 0.3  # a transfer that takes so long tells the bandwidth well
+_LONG_S = 0.3  # a transfer of this duration gives a reliable bandwidth
 _FIRST_BYTES = 1 << 20
 _MOST_SHARE = 1 / 8  # of the function's memory, for the object that is moved
 _MATRIX = 384
@@ -24,7 +24,7 @@ _COMPUTE_S = 1.5
 
 
 def measure_machine(storage: Storage, key: str, *, started_at_s: float, memory_bytes: int) -> MachineReport:
-    """Use memory, storage and processors in turn; `key` is where to write and read objects."""
+    """Measure memory, storage and processors in turn; `key` is that of a scratch object."""
     exercise()
     base_bytes = peak_memory_bytes()
     try:
@@ -48,7 +48,7 @@ def measure_machine(storage: Storage, key: str, *, started_at_s: float, memory_b
 
 
 def measure_latency(storage: Storage, key: str) -> float:
-    """The median seconds of a request whose body is one byte."""
+    """The median seconds of a request with a body of one byte."""
     seconds = []
     for _ in range(REQUESTS):
         seconds += [_seconds(lambda: storage.put(key, b"1")), _seconds(lambda: storage.get(key))]
@@ -56,7 +56,7 @@ def measure_latency(storage: Storage, key: str) -> float:
 
 
 def _bandwidth(move: Callable[[bytes], object], data: bytes, most: int) -> tuple[float, bytes]:
-    """Bytes per second, from a body that takes long and a quarter of it; and that body, of at most `most` bytes."""
+    """Bytes per second, from the times of a large body and a quarter of it; and that body, of at most `most` bytes."""
     while _seconds(partial(move, data)) < _LONG_S and 2 * len(data) <= most:
         data = data + data
     part = data[: len(data) // 4]
@@ -66,11 +66,11 @@ def _bandwidth(move: Callable[[bytes], object], data: bytes, most: int) -> tuple
 
 
 def _products_s(threads: int) -> float:
-    """Seconds for each of the products of matrices that so many threads compute, in a time in which shares even out."""
+    """Seconds per matrix product that `threads` threads compute together, over a time in which shares even out."""
     until_s = time.perf_counter() + _COMPUTE_S
 
     def compute() -> int:
-        torch.set_num_threads(1)  # which holds for the thread that says it
+        torch.set_num_threads(1)  # which applies to the calling thread only
         matrix, count = torch.rand(_MATRIX, _MATRIX), 0
         while time.perf_counter() < until_s:
             matrix @ matrix

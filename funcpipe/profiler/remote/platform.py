@@ -1,4 +1,4 @@
-"""A platform's specification with the values that functions measured there."""
+"""A platform's specification with values measured by functions."""
 
 import secrets
 import statistics
@@ -9,9 +9,9 @@ from dataclasses import replace
 from funcpipe.core import FunctionSize, MachineReport, PlatformSpec, ProbeSpec, from_text
 from funcpipe.errors import KeyMissing, WorkerFailed
 from funcpipe.platforms.base import Platform, Storage
-from funcpipe.profiler.remote import places
+from funcpipe.profiler.remote import keys
 from funcpipe.profiler.remote.budget import Budget
-from funcpipe.profiler.remote.client import Ended, check, remove_objects, run_probes
+from funcpipe.profiler.remote.client import FinishedProbe, check, remove_objects, run_probes
 
 _MEASURED = ("vcpu", "upload_bytes_s", "download_bytes_s", "latency_s", "cold_start_s", "base_memory_bytes")
 
@@ -19,9 +19,9 @@ _MEASURED = ("vcpu", "upload_bytes_s", "download_bytes_s", "latency_s", "cold_st
 def measure_platform(
     platform: Platform, storage: Storage, storage_url: str, *, max_usd: float | None = None
 ) -> PlatformSpec:
-    """The specification of `platform` with what a function of each size measures; `sources` tells which values are.
+    """The specification of `platform` with the values that a function of each size measures, as `sources` says.
 
-    Raises WorkerFailed for a function that fails, InputError where `max_usd` do not suffice.
+    Raises WorkerFailed if a function fails, InputError if `max_usd` is too little.
     """
     run = f"measure-{secrets.token_hex(6)}"
     spec = platform.spec
@@ -76,15 +76,15 @@ def _measured_size(size: FunctionSize, report: MachineReport, reference_s: float
 
 
 def _reference_s(spec: PlatformSpec, reports: Mapping[str, MachineReport]) -> float:
-    """What the product of matrices takes on one whole vCPU: by one thread where there is one, else by its share."""
+    """Seconds of a matrix product on one whole vCPU, from one thread, or from its share of a vCPU."""
     return min(report.one_thread_s * min(1.0, spec.size(name).vcpu) for name, report in reports.items())
 
 
-def _report(ended: Ended, storage: Storage) -> MachineReport:
+def _report(ended: FinishedProbe, storage: Storage) -> MachineReport:
     check(ended, storage)
-    key = places.machine(ended.probe.run, ended.probe.number)
+    key = keys.machine(ended.probe.run, ended.probe.number)
     try:
         return from_text(MachineReport, storage.get(key), source=key)
     except KeyMissing:
-        reason = "was stopped" if ended.late else ended.status.reason or "said nothing"
+        reason = "was stopped" if ended.late else ended.status.reason or "left no report"
         raise WorkerFailed(f"run {ended.probe.run}: {ended.probe.worker}, {ended.probe.size}: {reason}") from None

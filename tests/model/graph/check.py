@@ -8,17 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from funcpipe.model.graph import LayerGraph, trace
-from funcpipe.model.graph.tree import take_apart
+from funcpipe.model.graph.tree import flatten
 from funcpipe.model.split import split
 from funcpipe.training.rng import seeded
-from tests.model.split.chain import assert_same, run_chain, take_gradients, thirds
+from tests.model.split.chain import assert_same, even_bounds, run_chain, take_gradients
 
 SEED = (5, 2, 9)
 
 
 def total(output: Any) -> Tensor:
     """A number that every floating tensor of `output` has its part in."""
-    leaves = [leaf for leaf in take_apart(output)[0] if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    leaves = [leaf for leaf in flatten(output)[0] if isinstance(leaf, Tensor) and leaf.is_floating_point()]
     return torch.stack([(leaf * torch.linspace(-1, 1, leaf.numel()).view(leaf.shape)).sum() for leaf in leaves]).sum()
 
 
@@ -42,7 +42,7 @@ def check(
     count = len(graph.layers)
     plans = [[(0, count)], *([(0, cut), (cut, count)] for cut in range(1, count))]
     if count > 3:
-        plans.append(thirds(count, 3))
+        plans.append(even_bounds(count, 3))
     for call in [(args, kwargs), *([shorter] if shorter else [])]:
         expected = _plainly(plain, graph, call, loss)
         for bounds in plans:
@@ -80,8 +80,8 @@ def _compare(
     output = run_chain(stages, graph.signature.bind(*call), loss, SEED)
     after = {name: buffer.clone() for name, buffer in model.named_buffers()}
     _restore(model, buffers)
-    found, tree = take_apart(output)
-    wanted, plain_tree = take_apart(expected[0])
+    found, tree = flatten(output)
+    wanted, plain_tree = flatten(expected[0])
     assert tree.paths("") == plain_tree.paths("")
     assert type(output) is type(expected[0])
     for one, other in zip(found, wanted, strict=True):

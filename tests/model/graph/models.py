@@ -56,12 +56,12 @@ class Attention(nn.Module):
 
 
 class CausalTransformer(nn.Module):
-    """Functional attention with dropout, learned positions, an output layer tied to the embedding."""
+    """Functional attention with dropout, learned generator_states, an output layer tied to the embedding."""
 
     def __init__(self, words: int = 23, width: int = 16, depth: int = 3, length: int = 12) -> None:
         super().__init__()
         self.words = nn.Embedding(words, width)
-        self.positions = nn.Parameter(torch.randn(length, width) * 0.1)
+        self.generator_states = nn.Parameter(torch.randn(length, width) * 0.1)
         self.blocks = nn.ModuleList(
             nn.ModuleDict(
                 {
@@ -79,7 +79,7 @@ class CausalTransformer(nn.Module):
         self.output.weight = self.words.weight
 
     def forward(self, tokens: Tensor) -> Any:
-        x = self.words(tokens) + self.positions[: tokens.shape[1]]
+        x = self.words(tokens) + self.generator_states[: tokens.shape[1]]
         for block in self.blocks:
             assert isinstance(block, nn.ModuleDict)
             x = x + block["attention"](block["norm1"](x))

@@ -22,7 +22,7 @@ from tests.model.graph.models import CausalTransformer, Encoder, ResidualNet
 )
 def test_models_of_every_day(model: nn.Module, x: Tensor) -> None:
     graph = check(model, (x,), shorter=((x[:3],), {}))
-    assert graph.route == "fx"
+    assert graph.tracer == "fx"
     assert graph.batched == graph.inputs
 
 
@@ -169,8 +169,8 @@ class Numbers(nn.Module):
         batch, length, width = x.shape
         x = self.a(x).reshape(batch * length, width) * self.plain
         x = self.b(x) * self.scale + self.offset
-        positions = torch.arange(length) % self.table.shape[0]
-        x = x.view(batch, length, width) + self.table[positions]
+        generator_states = torch.arange(length) % self.table.shape[0]
+        x = x.view(batch, length, width) + self.table[generator_states]
         x = self.c(x) / (batch * length)
         for i in range(length):
             x = x + float(i) * x.new_ones(batch, 1, width)
@@ -198,7 +198,7 @@ class Uneven(nn.Module):
 
 def test_a_number_that_must_travel_does() -> None:
     graph = check(Uneven(), (torch.randn(6, 4),), shorter=((torch.randn(5, 4),), {}))
-    assert graph.route in ("fx", "export")
+    assert graph.tracer in ("fx", "export")
 
 
 def test_the_loss_may_be_the_models_own() -> None:

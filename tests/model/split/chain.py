@@ -66,7 +66,7 @@ def assert_same(
         torch.testing.assert_close(other, tensor, rtol=tolerance, atol=tolerance * float(tensor.abs().max()), msg=name)
 
 
-def thirds(layers: int, stages: int) -> list[tuple[int, int]]:
+def even_bounds(layers: int, stages: int) -> list[tuple[int, int]]:
     """`layers` in so many stages of nearly equal length."""
     ends = [round(layers * i / stages) for i in range(stages + 1)]
     return list(pairwise(ends))

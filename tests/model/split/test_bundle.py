@@ -19,7 +19,7 @@ from funcpipe.errors import ModelError
 from funcpipe.model.graph import trace
 from funcpipe.model.split import dump_stage, load_stage, split
 from tests.model.graph.models import CausalTransformer, ResidualNet
-from tests.model.split.chain import assert_same, run_chain, take_gradients, thirds
+from tests.model.split.chain import assert_same, even_bounds, run_chain, take_gradients
 
 USER_CODE = """
 import torch
@@ -116,7 +116,7 @@ def test_bundles_hold_no_tensor_and_give_the_same_numbers(model: nn.Module) -> N
     for parameter in model.parameters():
         parameter.data = parameter.data.repeat_interleave(1).view_as(parameter)
     graph = trace(model, (x,))
-    pieces = split(graph, thirds(len(graph.layers), 3))
+    pieces = split(graph, even_bounds(len(graph.layers), 3))
     loaded = []
     for piece in pieces:
         bundle, tensors = dump_stage(piece, {"epochs": 3})
@@ -255,5 +255,5 @@ def test_an_operator_of_an_installed_package_is_found_again(tmp_path: Path, monk
 def test_an_operator_of_the_users_own_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = doubling(tmp_path / "mine", "own", monkeypatch)
     (stage,) = split(trace(model, (torch.randn(2, 3),)), [(0, 1)])
-    with pytest.raises(ModelError, match="funcpipe_tests::own is made by operators_own, which functions do not have"):
+    with pytest.raises(ModelError, match="funcpipe_tests::own is defined in operators_own, which functions"):
         dump_stage(stage, None)

@@ -12,7 +12,7 @@ from funcpipe.model.graph import trace
 from funcpipe.model.split import split
 from funcpipe.training.rng import seeded
 from tests.model.graph.models import CausalTransformer, Encoder, ResidualNet
-from tests.model.split.chain import assert_same, run_chain, take_gradients, thirds
+from tests.model.split.chain import assert_same, even_bounds, run_chain, take_gradients
 
 SEED = (7, 3, 5)
 
@@ -40,7 +40,7 @@ def test_stages_equal_the_plain_module(make: Callable[[], tuple[nn.Module, Tenso
     model, x = make()
     plain = copy.deepcopy(model)
     graph = trace(model, (x,))
-    pieces = split(graph, thirds(len(graph.layers), min(stages, len(graph.layers))))
+    pieces = split(graph, even_bounds(len(graph.layers), min(stages, len(graph.layers))))
     output = run_chain(pieces, graph.signature.bind((x,), {}), square, SEED)
     with seeded(plain, graph, *SEED):
         expected = plain(x)
@@ -54,7 +54,7 @@ def test_stages_equal_the_plain_module(make: Callable[[], tuple[nn.Module, Tenso
 def test_a_batch_may_be_shorter_than_the_sample(make: Callable[[], tuple[nn.Module, Tensor]]) -> None:
     model, x = make()
     graph = trace(model, (x,))
-    pieces = split(graph, thirds(len(graph.layers), 3))
+    pieces = split(graph, even_bounds(len(graph.layers), 3))
     output = run_chain(pieces, graph.signature.bind((x[:3],), {}), square, SEED)
     with seeded(model, graph, *SEED):
         assert torch.equal(output, model(x[:3]))
@@ -76,7 +76,7 @@ def test_random_numbers_differ_by_step_micro_batch_and_layer_only() -> None:
     graph = trace(model, (x,))
     masks = set()
     for stages in (1, 2):
-        pieces = split(graph, thirds(2, stages))
+        pieces = split(graph, even_bounds(2, stages))
         for seed in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)):
             output = run_chain(pieces, graph.signature.bind((x,), {}), torch.sum, seed)
             masks.add((seed, tuple(output.flatten().tolist())))
@@ -99,7 +99,7 @@ def test_tracing_leaves_model_and_generator_alone() -> None:
 def test_stages_hold_the_users_names_and_each_parameter_once() -> None:
     model, x = image()
     graph = trace(model, (x,))
-    pieces = split(graph, thirds(len(graph.layers), 4))
+    pieces = split(graph, even_bounds(len(graph.layers), 4))
     names = [name for piece in pieces for name in piece.state_dict()]
     assert sorted(names) == sorted(model.state_dict())
     assert sum(len(list(piece.parameters())) for piece in pieces) == len(list(model.parameters()))

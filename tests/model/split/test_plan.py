@@ -42,7 +42,7 @@ def test_stages_hold_the_layers_that_the_plan_names() -> None:
     [
         ([("0", "fc"), ("2",)], r"\(Planned\).*stage 0 expects layer 'fc' where Sequential has '1'"),
         ([("0", "1"), ("2", "3")], r"stage 1 expects layer '3' where Sequential has no more layers"),
-        ([("0",), ("1",)], r"ends with layer '1', but Sequential goes on with '2'"),
+        ([("0",), ("1",)], r"ends with layer '1', but Sequential continues with '2'"),
         ([("0", "1"), ()], r"stage 1 expects no layer where Sequential has none"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Where the objects of a measurement lie in the storage."""
+"""Storage keys of a measurement's objects."""
 
 
 def bundle(run: str, layer: int) -> str:
@@ -7,17 +7,17 @@ def bundle(run: str, layer: int) -> str:
 
 
 def tensors(run: str, layer: int) -> str:
-    """The parameters of a layer, and what it is run on."""
+    """The parameters and the inputs of a layer."""
     return f"{run}/layers/{layer}.tensors"
 
 
 def machine(run: str, probe: int) -> str:
-    """What a function says of its platform."""
+    """The MachineReport of a function."""
     return f"{run}/probes/{probe}/machine"
 
 
 def layer(run: str, size: str, layer: int) -> str:
-    """What a function of a size says of a layer."""
+    """The LayerReport of a function of some size."""
     return f"{run}/times/{size}/{layer}"
 
 
@@ -26,6 +26,6 @@ def failure(run: str, probe: int) -> str:
     return f"{run}/probes/{probe}/failure"
 
 
-def trial(run: str, probe: int) -> str:
-    """An object that a function writes and reads to see how fast that is."""
+def scratch(run: str, probe: int) -> str:
+    """An object that a function writes and reads to time the storage."""
     return f"{run}/probes/{probe}/trial"

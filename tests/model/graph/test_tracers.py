@@ -12,7 +12,7 @@ from torch._ops import HigherOrderOperator
 
 from funcpipe.errors import DataError, ModelError
 from funcpipe.model.graph import trace
-from funcpipe.model.graph.scopes import with_casts_set, with_gradients_set
+from funcpipe.model.graph.scopes import with_autocast_set, with_gradients_set
 from tests.model.graph.check import check
 
 
@@ -46,7 +46,7 @@ class LoopsOverShapes(Two):
 
 def test_code_may_loop_and_branch_on_shapes_under_fx() -> None:
     graph = check(LoopsOverShapes(), (torch.randn(3, 4),), shorter=((torch.randn(1, 4),), {}))
-    assert graph.route == "fx"
+    assert graph.tracer == "fx"
 
 
 class AsksForTensors(Two):
@@ -60,7 +60,7 @@ class AsksForTensors(Two):
 
 def test_what_fx_cannot_trace_is_exported() -> None:
     graph = check(AsksForTensors(), (torch.randn(3, 4),), shorter=((torch.randn(2, 4),), {}))
-    assert [attempt.route for attempt in graph.attempts] == ["fx", "export"]
+    assert [attempt.tracer for attempt in graph.attempts] == ["fx", "export"]
     assert line_of("# raised for what stands for one") in str(graph.attempts[0].failure)
     assert [layer.name for layer in graph.layers] == ["a", "b"]
 
@@ -80,12 +80,12 @@ class SetsGradientsAndCasts(AsksForTensors):
 
 def test_parts_without_gradients_or_with_casts_are_exported_without_what_loads_the_compiler() -> None:
     graph = check(SetsGradientsAndCasts(), (torch.randn(3, 4),))
-    assert graph.route == "export"
+    assert graph.tracer == "export"
     targets = {node.target for layer in graph.layers for node in layer.nodes}
-    assert {with_gradients_set, with_casts_set} <= targets
+    assert {with_gradients_set, with_autocast_set} <= targets
     parts = [part for part in graph.module.modules() if isinstance(part, torch.fx.GraphModule)]
     inside = {node.target for part in parts if part is not graph.module for node in part.graph.nodes}
-    assert with_casts_set in inside
+    assert with_autocast_set in inside
     assert not [target for target in targets | inside if isinstance(target, HigherOrderOperator)]
 
 
@@ -97,7 +97,7 @@ class EachSample(Two):
 
 def test_what_cannot_be_exported_is_recorded() -> None:
     graph = check(EachSample(), (torch.randn(3, 4),), shorter=((torch.randn(2, 4),), {}))
-    assert [attempt.route for attempt in graph.attempts] == ["fx", "export", "blocks"]
+    assert [attempt.tracer for attempt in graph.attempts] == ["fx", "export", "eager"]
     assert line_of("# a length that Python must know") in str(graph.attempts[0].failure)
     assert [layer.name for layer in graph.layers] == ["a", "b"]
 
@@ -135,7 +135,7 @@ def test_a_module_that_decides_by_the_data_is_one_block() -> None:
 
 def test_blocks_that_the_user_declares_are_not_looked_into() -> None:
     graph = check(HoldsChooses(), (torch.randn(3, 4),), blocks=("parts.1", "parts.2"))
-    assert graph.route == "fx"
+    assert graph.tracer == "fx"
     assert graph.notes == ()
     with pytest.raises(ModelError, match=r"HoldsChooses has no module 'parts.9'"):
         trace(HoldsChooses(), (torch.randn(3, 4),), blocks=("parts.9",))
@@ -145,11 +145,11 @@ def test_a_model_that_decides_by_the_data_itself_is_refused_with_the_line_and_a_
     with pytest.raises(ModelError) as caught:
         trace(Chooses(), (torch.randn(3, 4),))
     text = str(caught.value)
-    assert text.startswith("Chooses cannot be made a graph of layers")
+    assert text.startswith("Chooses cannot be traced into a graph of layers")
     assert text.count(line_of("# a choice by the data")) == 3
     assert "`if x.sum() > 0:  # a choice by the data`" in text
-    assert "depends on the data" in text
-    assert "put the code of that line into a submodule" in text
+    assert "depends on the contents of a tensor" in text
+    assert "Move the code of that line into a submodule" in text
 
 
 class OwnGenerator(Two):
@@ -162,7 +162,7 @@ class OwnGenerator(Two):
 
 
 def test_a_generator_of_its_own_is_refused() -> None:
-    with pytest.raises(ModelError, match="gives other results for the same inputs and seeds"):
+    with pytest.raises(ModelError, match="gives different results for the same inputs and seeds"):
         trace(OwnGenerator(), (torch.randn(3, 4),))
 
 
@@ -179,7 +179,7 @@ class Counts(Two):
 
 
 def test_a_buffer_that_changes_is_refused_unless_it_is_a_batch_norms() -> None:
-    with pytest.raises(ModelError, match=r"the forward changes the buffer calls \(of Counts\)"):
+    with pytest.raises(ModelError, match=r"the forward pass changes the buffer calls \(of Counts\)"):
         trace(Counts(), (torch.randn(3, 4),))
 
 
@@ -222,7 +222,7 @@ def test_a_model_may_refuse_batch_sizes() -> None:
         ((torch.randn(3, 5),), {}, r"the model fails on the sample. a \(Linear\), .*: RuntimeError: mat1 and mat2"),
         ((torch.randn(3, 4), 1), {}, "LoopsOverShapes cannot be called with the sample: too many positional"),
         ((), {"y": torch.randn(3, 4)}, "missing a required argument: 'x'"),
-        ((3,), {}, "the sample for LoopsOverShapes holds no tensor"),
+        ((3,), {}, "the sample for LoopsOverShapes contains no tensor"),
     ],
 )
 def test_a_sample_that_does_not_fit_is_refused(args: tuple[Any, ...], kwargs: dict[str, Any], message: str) -> None:
@@ -240,10 +240,10 @@ def test_inputs_unlike_the_sample_are_refused() -> None:
     assert signature.bind((x, True), {})["x"] is x
     assert signature.arguments({"x": x}) == ((x, True), {})
     for args, kwargs, message in [
-        ((x,), {}, "traced with inputs.x, inputs.flag, but is given inputs.x"),
+        ((x,), {}, "traced with inputs.x, inputs.flag, but got inputs.x"),
         ((x,), {"flag": False}, "the input flag was True when the model was traced, but is False now"),
         ((3,), {"flag": True}, "the input x must be a tensor, got int"),
-        ((x, True, x), {}, "but is given inputs.x, inputs.flag, inputs.extra"),
+        ((x, True, x), {}, "but got inputs.x, inputs.flag, inputs.extra"),
         ((), {"flag": True}, "missing a required argument"),
     ]:
         with pytest.raises(DataError, match=re.escape(message)):

@@ -1,0 +1,187 @@
+"""The first tracer: symbolic tracing by torch.fx, with torch.nn's modules as leaves.
+
+Each symbolic value carries its value for two batch sizes, as fake tensors without data. Where both agree on a shape, or
+on what is computed from shapes, Python code may loop and branch on it.
+"""
+
+import contextlib
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.fx
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.proxy import TraceError
+
+from funcpipe.model.graph.tracers import Traced, TraceRequest, flatten_output, innermost
+from funcpipe.model.graph.tree import Tree
+
+
+def trace_fx(request: TraceRequest) -> Traced:
+    """Trace the model symbolically; exceptions of its code or of the tracer are not caught."""
+    tracer = _Tracer(request)
+    with _attributes_restored(request.model):
+        graph = tracer.trace(request.model)
+        module = torch.fx.GraphModule(request.model, graph, class_name=type(request.model).__name__)
+    modules = dict(request.model.named_modules(remove_duplicate=False))
+    for node in graph.nodes:
+        node.meta["call"] = innermost(node.meta.get("nn_module_stack", {}), request, modules)
+    (output,) = [node for node in graph.nodes if node.op == "output"]
+    return Traced(module, tuple(output.args[0]), tracer.output_tree, tracer.notes)
+
+
+class _Tracer(torch.fx.Tracer):
+    """Gives the model a placeholder for each tensor of its signature, and flattens its output."""
+
+    proxy_buffer_attributes = True
+
+    def __init__(self, request: TraceRequest) -> None:
+        super().__init__()
+        self.request = request
+        self.output_tree = Tree()
+        self.notes: tuple[str, ...] = ()
+        self._modes = [FakeTensorMode(allow_non_fake_inputs=True) for _ in request.examples]
+        self._evaluating = False
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """As the request says."""
+        return self.request.is_leaf(m, module_qualified_name)
+
+    def proxy(self, node: torch.fx.Node) -> "_Proxy":
+        """A proxy that carries its example values."""
+        return _Proxy(node, self)
+
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Record the call, unless it is part of computing an example value."""
+        return forward(*args, **kwargs) if self._evaluating else super().call_module(m, forward, args, kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        """Record the access, unless it is part of computing an example value."""
+        return attr_val if self._evaluating else super().getattr(attr, attr_val, parameter_proxy_cache)
+
+    def create_args_for_root(
+        self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
+    ) -> tuple[Callable[..., Any], list[Any]]:
+        """A function that calls the model with the placeholders in place of the sample's tensors."""
+        proxies, examples = {}, self.request.examples
+        for name in self.request.signature.tensors:
+            proxy = self.create_proxy("placeholder", name.replace(".", "_"), (), {})
+            proxy.node.meta["input"] = name
+            proxy.node.meta["examples"] = [
+                mode.from_tensor(example[name]) for mode, example in zip(self._modes, examples, strict=True)
+            ]
+            proxies[name] = proxy
+
+        def forward(root: nn.Module) -> list[Any]:
+            args, kwargs = self.request.signature.arguments(proxies)
+            leaves, self.output_tree, self.notes = flatten_output(root_fn(root, *args, **kwargs))
+            return leaves
+
+        return forward, [self.root]
+
+    def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *more: Any, **named: Any) -> Any:
+        """Record a node; returns a Python value instead of a proxy where both examples agree on it."""
+        proxy = super().create_proxy(kind, target, args, kwargs, *more, **named)
+        proxy.node.meta["no_grad"] = not torch.is_grad_enabled()
+        if kind not in ("placeholder", "output"):
+            examples = self._evaluated(proxy.node)
+            if examples is not None:
+                proxy.node.meta["examples"] = examples
+                return _concrete(proxy, examples)
+        return proxy
+
+    def _evaluated(self, node: torch.fx.Node) -> list[Any] | None:
+        """The value of `node` for each example; None if fake tensors cannot compute it."""
+        if any("examples" not in used.meta for used in node.all_input_nodes):
+            return None
+        self._evaluating = True
+        try:
+            return [self._value(node, i, mode) for i, mode in enumerate(self._modes)]
+        except Exception:  # noqa: BLE001 - fake tensors support less than real ones
+            return None
+        finally:
+            self._evaluating = False
+
+    def _value(self, node: torch.fx.Node, i: int, mode: FakeTensorMode) -> Any:
+        args = torch.fx.node.map_arg(node.args, lambda used: used.meta["examples"][i])
+        kwargs = torch.fx.node.map_arg(node.kwargs, lambda used: used.meta["examples"][i])
+        with mode, torch.no_grad():
+            if node.op == "get_attr":
+                return torch.fx.graph_module._get_attr(self.root, str(node.target))
+            if node.op == "call_module":
+                return self.root.get_submodule(str(node.target))(*args, **kwargs)
+            if node.op == "call_method":
+                return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+            return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+class _Proxy(torch.fx.Proxy):
+    """A symbolic value that converts to Python values where both examples agree."""
+
+    def __getattr__(self, k: str) -> Any:
+        examples = self.node.meta.get("examples")
+        if examples is None or k.startswith("__") or callable(getattr(examples[0], k)):
+            return super().__getattr__(k)
+        return self.tracer.create_proxy("call_function", getattr, (self, k), {})
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.tracer.create_proxy("call_function", operator.setitem, (self, key, value), {})
+
+    def __bool__(self) -> bool:
+        return bool(self._common("a condition"))
+
+    def __int__(self) -> int:
+        return int(self._common("an integer"))
+
+    def __index__(self) -> int:
+        return int(self._common("an integer"))
+
+    def __float__(self) -> float:
+        return float(self._common("a number"))
+
+    def __len__(self) -> int:
+        lengths = {len(example) for example in self.node.meta.get("examples", ())}
+        if len(lengths) != 1:
+            raise TraceError(f"the length of {self.node.name} depends on the batch size or the data")
+        return lengths.pop()
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.node.meta.get("examples") is None:
+            return iter(self.tracer.iter(self))
+        return iter([self[i] for i in range(len(self))])  # type: ignore[index]
+
+    def _common(self, what: str) -> Any:
+        examples = self.node.meta.get("examples", ())
+        if not examples or any(isinstance(example, Tensor) for example in examples):
+            raise TraceError(f"{what} depends on the contents of a tensor")
+        if any(example != examples[0] for example in examples):
+            raise TraceError(f"{what} depends on the batch size: {' or '.join(map(repr, examples))}")
+        return examples[0]
+
+
+def _concrete(proxy: torch.fx.Proxy, examples: list[Any]) -> Any:
+    """`proxy`, or the Python value that it stands for; a shape that is known in part becomes a tuple with proxies."""
+    if all(isinstance(example, torch.Size) for example in examples):
+        items = list(zip(*examples, strict=True)) if len({len(example) for example in examples}) == 1 else []
+        if len(items) == len(examples[0]):
+            return tuple(one if one == two else proxy[i] for i, (one, two) in enumerate(items))  # type: ignore[index]
+    if not all(isinstance(example, _CONSTANT) for example in examples) or examples[0] != examples[1]:
+        return proxy
+    return examples[0]
+
+
+_CONSTANT = (int, float, bool, str, torch.dtype, torch.device, torch.layout, type(None))
+
+
+@contextlib.contextmanager
+def _attributes_restored(model: nn.Module) -> Iterator[None]:
+    """Remove the constants that fx adds to the model's attributes while it traces."""
+    before = set(vars(model))
+    try:
+        yield
+    finally:
+        for name in set(vars(model)) - before:
+            if isinstance(vars(model)[name], Tensor):
+                delattr(model, name)
