@@ -1,6 +1,6 @@
-"""Simulated iterations beside the closed form of the cost model, on random plans; what differs, by its cause.
+"""Compares simulated iterations of random plans with the closed form of the cost model; differences by cause.
 
-The closed form is exact for a chain under GPipe with one replica and computation that transfers do not slow: there both
+The closed form is exact for a chain under GPipe with one replica whose computation transfers do not slow: there both
 must agree to 1e-9. Every other row changes one thing.
 """
 
@@ -114,7 +114,7 @@ def shared_link(case: Case, _: random.Random) -> Case:
 
 
 def half_precision(case: Case, _: random.Random) -> Case:
-    """Losses are scaled, so all stages hear each other's norms before they update."""
+    """Losses are scaled, so all stages exchange norms before they update."""
     plan, profile, spec = case
     return replace(plan, wire=Wire.FP16), profile, spec
 
@@ -131,7 +131,7 @@ def replicas(sync: Sync) -> Callable[[Case, random.Random], Case]:
 
 
 def schedule(kind: ScheduleKind) -> Callable[[Case, random.Random], Case]:
-    """Another schedule; its closed form takes the pace of all stages to be even."""
+    """Another schedule; its closed form assumes that all stages are equally fast."""
 
     def change(case: Case, _: random.Random) -> Case:
         plan, profile, spec = case

@@ -1,10 +1,10 @@
-"""Simulated beside executed iterations on random plans, with tasks that only occupy their lanes.
+"""Compares simulated with executed iterations of random plans whose tasks only occupy their lanes.
 
-They take about as long as those of the reference models in cloud functions: a tenth of a second and more, beside which
-the milliseconds that a shared machine may be late with a thread count little. The plans are executed in turn, a few
-times. The ratio is that of the median of all steps of a plan; beside it that of the fastest, which other work on the
-machine delays least. Then one plan of four stages and two replicas as a picture and as a file for Perfetto, both ways
-side by side.
+Tasks take about as long as those of the reference models in cloud functions, a tenth of a second and more, so that the
+milliseconds by which a shared machine delays a thread hardly count. The plans are executed by turns, several times. The
+ratio is that of the median of all steps of a plan; next to it is that of the fastest step, which other work on the
+machine delays least. Then one plan of four stages and two replicas is drawn and written for Perfetto, both versions
+together.
 """
 
 import argparse
@@ -29,7 +29,7 @@ BAR = 0.05
 
 @dataclass(frozen=True)
 class Stages:
-    """What the tasks of each stage take."""
+    """How long the tasks of each stage take."""
 
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]
@@ -82,7 +82,7 @@ def execute(shape: StepShape, stages: Stages) -> list[float]:
 
 
 def show_row(shape: StepShape, stages: Stages, durations_s: Sequence[float]) -> float:
-    """Print what came of a plan; executed by simulated seconds."""
+    """Print the results of a plan; ratios are executed divided by simulated seconds."""
     graph = build_graph(shape)
     simulated_s, executed_s = simulate(graph, stages.cost).duration_s, median(durations_s)
     skips = sum(

@@ -1,9 +1,9 @@
-"""Iterations and peak memory of real training on this machine, beside what was predicted, schedule by schedule.
+"""Compares iterations and peak memory of real training on this machine with predictions, for each schedule.
 
-No plan has more functions than this machine has processors to spare: two. The speed of a machine that others share
-drifts within seconds, by more than what is asked for here: each run is predicted twice, by a profile measured just
-before and by one measured just after, in a function like those that train, and what counts is the mean of the two. All
-plans are run many times in turn, and the ratio given is the median; that of the sums counts what struck a single run.
+No plan has more functions than this machine has processors to spare: two. The speed of a shared machine drifts within
+seconds by more than what is measured here. So each run is predicted twice, from a profile measured just before and from
+one measured just after, in a function like those that train, and the mean of both counts. All plans are run many times
+by turns. The ratio given is the median; the ratio of the sums includes whatever delayed a single run.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def data() -> list[tuple[Tensor, Tensor]]:
 
 @dataclass
 class Row:
-    """What was predicted and observed of a plan, round by round; bytes by stage."""
+    """Predictions and observations of a plan, by round; bytes by stage."""
 
     plan: Plan
     needs: list[int]
@@ -68,7 +68,7 @@ class Row:
 
     @property
     def ratios(self) -> list[float]:
-        """Observed by predicted seconds of each round, ascending."""
+        """Observed divided by predicted seconds of each round, ascending."""
         return sorted(o / p for o, p in zip(self.observed_s, self.predicted_s, strict=True))
 
     @property
@@ -88,7 +88,7 @@ class Row:
 
     @property
     def memory_ratios(self) -> list[float]:
-        """Observed by predicted bytes of each stage."""
+        """Observed divided by predicted bytes of each stage."""
         return [peak / need for peak, need in zip(self.peak_bytes, self.needs, strict=True)]
 
     def line(self) -> str:

@@ -1,7 +1,7 @@
-"""What each schedule takes and holds, as transfers grow from nothing to as long as computation; simulated.
+"""Simulates how long each schedule takes and what it holds as transfers grow from nothing to as long as computation.
 
-A chain of equal stages, forward one second, backward two; each upload and each download takes the share given of the
-computation that it follows. `held` is the most micro-batches that any stage has in flight.
+The stages of a chain are equal: forwards take one second, backwards two; each upload and each download takes the given
+share of the computation that it follows. `held` is the most micro-batches that any stage has in flight.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """How much of a synchronisation hides behind the last backward, in real processes over throttled links.
 
-The backward is as long as the gradients need on the downlink, and completes a round of them after every equal part of
-it. What is hidden is the share of the time that the same synchronisation takes alone, in the same run.
+The backward takes as long as the gradients need on the downlink, and completes a round of them after each equal part.
+The hidden share is relative to the time that the same synchronisation takes alone, in the same run.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""A picture of three ways to sum gradients: the lanes of every replica, simulated beside executed.
+"""Draws three algorithms of synchronisation: the lanes of every replica, simulated and executed.
 
-Three-phase is LambdaML's, pipelined FuncPipe's; streamed is the fastest cut with at most 20 puts. Executed in real
-processes over throttled links, with every byte.
+Three-phase is LambdaML's, pipelined is FuncPipe's; streamed is the fastest cut with at most 20 puts. They are executed
+in real processes over throttled links, with every byte.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""The transfers of a synchronisation on links of their own, event by event: what the closed forms are compared with.
+"""Simulates the transfers of a synchronisation on separate links, for comparison with the closed forms.
 
-Each replica has an uplink and a downlink. In each direction some requests are open at once, in the order of the lane;
-a request waits for what it needs, then for its latency, then for its turn on the link, on which one body moves at a
-time. A get begins once its object can be read. Adding takes no time.
+Each replica has an uplink and a downlink. In each direction some requests are open at once, in the order of the lane; a
+request waits for what it needs, then for its latency, then for the link, on which one body moves at a time. A get
+begins once its object exists. Adding takes no time.
 """
 
 import heapq

@@ -1,4 +1,4 @@
-"""What moves when: the lanes of every replica, a panel for each way to synchronise."""
+"""Draws what moves when: the lanes of every replica, one panel for each synchronisation."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

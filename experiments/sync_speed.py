@@ -1,7 +1,7 @@
-"""Synchronisation over throttled links: seconds measured in real processes beside the closed forms and the limit.
+"""Measures synchronisation over throttled links in real processes, and compares it with closed forms and the limit.
 
 Every replica is a process whose link has a bandwidth each way and a latency for every request; objects are files. Each
-way is run a few times, and the median is given of the time from the common start to the end of the slowest replica.
+algorithm is run several times; given is the median time from the common start to the end of the slowest replica.
 ``--lanes`` draws what moves when.
 """
 

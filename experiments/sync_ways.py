@@ -1,4 +1,4 @@
-"""The ways to synchronise that are measured: of so many replicas and bytes, over such links."""
+"""The synchronisations that are measured: an algorithm, a number of replicas and bytes, and links."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ WAYS = (Sync.THREE_PHASE.value, Sync.PIPELINED.value, Sync.ALL_REDUCE.value, SER
 
 @dataclass(frozen=True)
 class Way:
-    """One way to synchronise, of so many replicas and bytes, over such links, during and after such a backward."""
+    """A synchronisation to measure: its algorithm, its size, its links, and the backward that it overlaps with."""
 
     sync: Sync
     streams: Streams | None

@@ -1,9 +1,9 @@
-"""What waiting for objects costs: requests, dollars and delays of a step, asked at fixed intervals or as learned.
+"""What waiting for objects costs: requests, dollars and delays of a step, for fixed intervals and as estimated.
 
-A pipeline with two replicas is executed: all lanes and messages are those of training, while computations sleep, now
-a little more, now less. Every worker has a link of its own, and every request a latency that varies. An object counts
-as awaited if its reader wanted it before it was there; *late* is the time from when it could have been asked for until
-it was. LambdaML asks for merged gradients every 100 ms.
+A pipeline with two replicas is executed: lanes and messages are those of training, computations sleep for times that
+vary. Every worker has a link of its own, and every request a latency that varies. An object counts as awaited if its
+reader wanted it before it was there; *late* is the time from when it could have been asked for until it was. LambdaML
+asks for merged gradients every 100 ms.
 """
 
 import argparse

@@ -12,7 +12,7 @@ from types import TracebackType
 from funcpipe.platforms.base import Gate
 
 _Number = tuple[bool, int]
-"""Whether it must let those go first that go ahead; then the order of asking. The smallest number goes first."""
+"""False for transfers that go ahead, then the order of asking; the smallest number passes first."""
 
 
 class TransferGate:

@@ -1,37 +1,25 @@
-"""In which order a stage runs the forwards and backwards of its micro-batches.
+"""The order in which a stage runs the forwards and backwards of its micro-batches.
 
-Every order is fixed by how many micro-batches a stage may have in flight: begun, and not yet gone back. No stage has
-fewer in flight than the stages after it, which is why no order here can deadlock, whatever tensors skip stages.
+It follows from how many micro-batches a stage may have in flight, with their forward begun and their backward not
+ended. No stage has fewer in flight than the stages after it, so no order here can deadlock, whatever tensors skip
+stages.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from funcpipe.core import ScheduleKind
-from funcpipe.errors import InvalidValue
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """The forward or the backward of one micro-batch; prints as `F3` or `B3`, and reads back."""
+    """The forward or the backward of one micro-batch; prints as `F3` or `B3`."""
 
     backward: bool
     micro_batch: int
 
     def __str__(self) -> str:
         return f"{'B' if self.backward else 'F'}{self.micro_batch}"
-
-    @staticmethod
-    def parse(text: str) -> "Action":
-        """The action that prints as `text`."""
-        match = _ACTION.fullmatch(text)
-        if match is None:
-            raise InvalidValue("action", text, "must read like F3 or B3")
-        return Action(match[1] == "B", int(match[2]))
-
-
-_ACTION = re.compile(r"([FB])(\d+)", re.ASCII)
 
 
 def in_flight(schedule: ScheduleKind, *, stage: int, stages: int, micro_batches: int) -> int:
@@ -71,7 +59,7 @@ def _gpipe(micro_batches: Sequence[int]) -> tuple[Action, ...]:
 
 
 def _one_forward_one_backward(micro_batches: Sequence[int], held: int) -> tuple[Action, ...]:
-    """`held` forwards, then a backward and a forward in turn, then what is left to go back; all in ascending order.
+    """`held` forwards, then backwards and forwards by turns, then the other backwards; all in ascending order.
 
     With one micro-batch in flight for each stage to the end this is 1F1B (PipeDream-Flush, Narayanan et al., ICML
     2021); with 2 n - 1 for n stages to the end, eager 1F1B (Zhuang et al., MLSys 2023), which covers transfers that

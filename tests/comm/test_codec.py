@@ -10,7 +10,7 @@ from torch import Tensor
 
 from funcpipe.comm.codec import decode, encode
 from funcpipe.core import Wire
-from funcpipe.errors import CorruptMessage
+from funcpipe.errors import CorruptMessage, InvalidValue
 
 DTYPES = [
     torch.float64,
@@ -116,3 +116,12 @@ def test_any_bytes_are_a_message_or_refused(data: bytes, length: int) -> None:
     for candidate in (data, with_head(data, length), with_head(data, len(data))):
         with pytest.raises(CorruptMessage):
             decode(candidate)
+
+
+def test_what_cannot_be_written_or_read_into_is_refused() -> None:
+    with pytest.raises(InvalidValue, match="must have room for 128 bytes"):
+        encode({"x": torch.zeros(4)}, buffer=torch.empty(8, dtype=torch.uint8))
+    with pytest.raises(InvalidValue, match="must be dense"):
+        encode({"x": torch.zeros(4).to_sparse()})
+    with pytest.raises(CorruptMessage, match=r"does not fit torch.float32, \[5\]"):
+        decode(encode({"x": torch.zeros(4)}), into={"x": torch.zeros(5)})

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from funcpipe.comm.collectives import Move, Pattern, cut, pattern, split_ranges, transfers
+from funcpipe.comm.collectives import Move, Pattern, cut, open_downloads, pattern, split_ranges, transfers
 from funcpipe.core import Streams, Sync
 
 streams = st.builds(Streams, st.integers(1, 6), st.integers(1, 8), st.integers(1, 6))
@@ -92,3 +92,7 @@ def test_requests_of_a_replica_are_those_of_the_cost_model(replicas: int, cut_as
 def test_a_replica_alone_moves_nothing(sync: Sync) -> None:
     moves = [t.move for t in transfers(pattern(sync, 1), 0)]
     assert set(moves) <= {Move.MERGE, Move.PUT_MERGED}
+
+
+def test_open_downloads_grow_with_the_replicas_up_to_the_connections_of_a_client() -> None:
+    assert [open_downloads(replicas) for replicas in (1, 4, 16, 100)] == [4, 16, 64, 64]

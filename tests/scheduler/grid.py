@@ -37,8 +37,16 @@ def from_grid(text: str) -> tuple[tuple[Action, ...], ...]:
         match = re.fullmatch(r"\s*stage (\d+)(.*)", line)
         if match is None or int(match[1]) != number:
             raise InvalidValue("schedule", line, f"must begin with 'stage {number}'")
-        orders.append(tuple(Action.parse(word) for word in match[2].split()))
+        orders.append(tuple(parse_action(word) for word in match[2].split()))
     return tuple(orders)
+
+
+def parse_action(text: str) -> Action:
+    """The action that prints as `text`."""
+    match = re.fullmatch(r"([FB])(\d+)", text, re.ASCII)
+    if match is None:
+        raise InvalidValue("action", text, "must read like F3 or B3")
+    return Action(match[1] == "B", int(match[2]))
 
 
 def _starts(orders: Orders) -> dict[tuple[int, Action], int]:

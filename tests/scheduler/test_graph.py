@@ -185,3 +185,9 @@ def test_stages_that_add_tied_gradients_have_no_buckets() -> None:
     routes = replace(chain_routes(2), ties=(TieRoute(stages=(0, 1), parameters=("w",), payload_bytes=4),))
     graph = build_graph(replace(small(), routes=routes, sync=Sync.STREAMED, streams=Streams(3, 1, 3)))
     assert {task.stage for task in graph.tasks if task.kind is Kind.BUCKET} == {1}
+
+
+def test_the_readers_of_an_object() -> None:
+    readers = {str(put): [str(get) for get in gets] for put, gets in build_graph(small()).readers().items()}
+    assert readers["put-activation.s0.r0.m0.k0"] == ["get-activation.s1.r0.m0.p0.k0"]
+    assert readers["put-merged.s1.r1.k0"] == ["get-merged.s1.r0.p1.k0"]

@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from funcpipe.core import Resource, ScheduleKind, Sync
-from funcpipe.errors import PlanError
+from funcpipe.errors import InvalidValue, PlanError
 from funcpipe.scheduler.graph import Graph, StepShape, build_graph
 from funcpipe.scheduler.lane_rules import ORDERS, SIDE_BY_SIDE, Order
-from funcpipe.scheduler.simulator.costs import Cost
+from funcpipe.scheduler.simulator.costs import Cost, costs_of
 from funcpipe.scheduler.simulator.disturbances import Disturbances
-from funcpipe.scheduler.simulator.simulate import simulate
+from funcpipe.scheduler.simulator.simulate import play, simulate
 from funcpipe.scheduler.tasks import Kind, Task, source_of
 from tests.scheduler.shapes import chain_routes, drawn, shapes
 
@@ -115,3 +115,14 @@ def test_tasks_that_wait_for_each_other_are_an_error() -> None:
     tasks = (Task(Kind.FORWARD, 0, 0, micro_batch=0), Task(Kind.FORWARD, 0, 1, micro_batch=1))
     with pytest.raises(PlanError, match=r"cannot end; at the heads of its lanes wait forward\.s0\.r0\.m0"):
         simulate(Graph(tasks, ((1,), (0,))), lambda task: Cost(1.0))
+
+
+@pytest.mark.parametrize(("seconds", "link_bytes_s", "name"), [(-1.0, None, "seconds"), (1.0, 0.0, "link_bytes_s")])
+def test_impossible_costs_are_refused(seconds: float, link_bytes_s: float | None, name: str) -> None:
+    with pytest.raises(InvalidValue, match=name):
+        Cost(seconds, 1, link_bytes_s)
+
+
+def test_a_step_lasts_until_the_end_of_its_last_task() -> None:
+    graph = Graph((Task(Kind.FORWARD, 0, 0, 0), Task(Kind.FORWARD, 0, 1, 1)), ((), ()))
+    assert play(graph, costs_of(graph, lambda task: Cost(1.0 + task.replica))).duration_s == 2.0
