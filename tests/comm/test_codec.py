@@ -119,7 +119,7 @@ def test_any_bytes_are_a_message_or_refused(data: bytes, length: int) -> None:
 
 
 def test_what_cannot_be_written_or_read_into_is_refused() -> None:
-    with pytest.raises(InvalidValue, match="must have room for 192 bytes"):
+    with pytest.raises(InvalidValue, match="must have room for 128 bytes"):
         encode({"x": torch.zeros(4)}, buffer=torch.empty(8, dtype=torch.uint8))
     with pytest.raises(InvalidValue, match="must be dense"):
         encode({"x": torch.zeros(4).to_sparse()})
