@@ -1,7 +1,6 @@
 """The verbs that start runs and look at them, on runs of which only the storage is real."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,11 +24,10 @@ TRAIN = ["train", "tests.e2e.small:model", "--plan", "plan.json", "--data", "tes
 
 
 @pytest.fixture
-def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan of two stages in the file plan.json of the current folder."""
     monkeypatch.chdir(tmp_path)
     write(small.plan(2, 1), "plan.json")
-    return
 
 
 @pytest.fixture
@@ -187,5 +185,5 @@ def test_the_optimiser_is_the_one_that_was_named_or_else_the_plan_s(
 ) -> None:
     write(replace(small.plan(2, 1), optimizer=kind), "plan.json")
     _, pipe = plan_and_model(build_parser().parse_args([*TRAIN, *words]))
-    optimizer = pipe._optimizer([torch.zeros(1, requires_grad=True)])
+    optimizer = pipe._optimizer([torch.nn.Parameter(torch.zeros(1))])
     assert {name: optimizer.defaults[name] for name in expected} == expected
