@@ -4,8 +4,7 @@ Only the client knows whether it started a run or watched one that another proce
 RunInterrupted, which says so. Any other KeyboardInterrupt came before a run began, or after it had ended.
 """
 
-import shlex
-
+from funcpipe.cli.render.commands import commands
 from funcpipe.errors import RunInterrupted
 
 
@@ -20,14 +19,3 @@ def what_happened(interrupt: KeyboardInterrupt) -> str:
         resume, *_, clean = commands(run, interrupt.storage, watch="resume it")
         return "\n".join([f"interrupted; run {run} was stopped, and what it saved is kept", resume, clean])
     return f"interrupted; run {run} was stopped and its objects were deleted"
-
-
-def commands(run: str, storage: str | None, *, watch: str = "watch it") -> tuple[str, ...]:
-    """For a run whose objects lie in `storage`, the commands to watch or resume it, show it, stop it, delete it."""
-    where = f"{shlex.quote(run)} --storage {shlex.quote(storage or 'URL')}"
-    return (
-        f"  {watch + ':':<11} funcpipe train ... --resume {where}",
-        f"  {'status:':<11} funcpipe status {where}",
-        f"  {'stop it:':<11} funcpipe stop {where}",
-        f"  {'delete it:':<11} funcpipe clean {where}",
-    )

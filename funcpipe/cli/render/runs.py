@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from funcpipe.cli.interrupts import commands
+from funcpipe.cli.render.commands import commands
 from funcpipe.cli.render.table import Column, print_table
 from funcpipe.core import MB
 
