@@ -24,7 +24,7 @@ from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
 from funcpipe.worker.heartbeat import halt_run
 
-QUICK = Life(heartbeat_s=0.1, lease_s=0.3, checkpoint_steps=2)
+QUICK = Life(heartbeat_s=0.2, lease_s=1.0, checkpoint_steps=2)
 
 
 def platform(storage: MemoryStorage) -> ThreadPlatform:
