@@ -9,8 +9,8 @@ OUT := out
 help:
 	@echo "make demo       train a residual network on handwritten digits over local functions"
 	@echo "make demo-text  the same with a character-level transformer on English text"
-	@echo "make test       all tests"
-	@echo "make test-long  those that take many minutes: a hundred instances for each solver"
+	@echo "make test       all tests, and how much of every room of the package they reach"
+	@echo "make test-long  those that take many minutes: every combination, a hundred instances for each solver"
 	@echo "make chaos      two hundred and thirty runs in which things go wrong, and how they ended"
 	@echo "make check      format, lint, types and the quick tests"
 	@echo "make s3-server  install and start a real S3 server (Ceph's) on this machine, for the tests that want one"

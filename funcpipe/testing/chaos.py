@@ -41,7 +41,7 @@ REQUESTS = 400
 """About as many storage requests as a worker makes; faults happen before."""
 
 RUN = "chaos"
-FAULTS = FaultTolerance(heartbeat_s=0.15, lease_s=0.45, start_s=1.0, checkpoint_steps=2)
+FAULTS = FaultTolerance(heartbeat_s=0.2, lease_s=1.0, start_s=2.0, checkpoint_steps=2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +196,7 @@ def _threads(storage: Any, fault: Fault, draw: random.Random) -> ThreadPlatform:
             case Fault.KILL | Fault.ORPHAN:
                 return FunctionFaults(killed_at=moment)
             case Fault.SLEEP:
-                return FunctionFaults(sleeps_at=moment, sleeps_s=draw.uniform(1.0, 3.0))
+                return FunctionFaults(sleeps_at=moment, sleeps_s=draw.uniform(2.0, 4.0))
             case Fault.FULL:
                 return FunctionFaults(disk_full_from=moment)
             case _:

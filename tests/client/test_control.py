@@ -37,7 +37,7 @@ from funcpipe.testing.faults import FunctionFaults
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
 
-QUICK = FaultTolerance(heartbeat_s=0.1, lease_s=0.3, checkpoint_steps=2)
+QUICK = FaultTolerance(heartbeat_s=0.2, lease_s=1.0, checkpoint_steps=2)
 
 
 def platform(storage: MemoryStorage) -> ThreadPlatform:
