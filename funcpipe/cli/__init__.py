@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from funcpipe.cli.arguments import build_parser
 from funcpipe.cli.files import check_writable
-from funcpipe.errors import FuncPipeError
+from funcpipe.errors import FuncPipeError, WatchInterrupted
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -19,6 +19,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except FuncPipeError as error:
         print(f"funcpipe: {error}", file=sys.stderr)
         return error.exit_code
+    except WatchInterrupted as interrupted:
+        print(f"funcpipe: {interrupted}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("funcpipe: interrupted; the run was stopped and cleaned up", file=sys.stderr)
         return 1

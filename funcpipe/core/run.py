@@ -1,4 +1,4 @@
-"""What a function is told when it is invoked, and what it says when it ends."""
+"""What a function is told when it is invoked, and what it reports when it ends."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -34,12 +34,13 @@ class Invocation(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """The invocation payload: all that a function knows besides what lies in the object storage.
+    """The invocation payload: all that a function knows besides what is in the object storage.
 
-    `storage` and `platform` are URLs: of its objects, and of what runs it. `bundle` is the key of its stage's code,
-    loaded only if its SHA-256 is `bundle_sha256`; `parameters` the key of the stage's tensors. A message that has not
-    come `message_deadline_s` after it was awaited ends the run. It begins with the stage's newest checkpoint, or else
-    with `first_step`; a successor does so when its predecessor has handed over, or `follows_within_s` have passed.
+    `storage` and `platform` are the URLs of its objects and of the platform that runs it. `bundle` is the key of its
+    stage's code, which is loaded only if its SHA-256 is `bundle_sha256`; `parameters` is the key of its tensors.
+    The run ends if a message has not come `message_deadline_s` after it was first waited for. The worker starts from
+    the stage's newest checkpoint, or else from `first_step`; a successor does so when its predecessor has handed over,
+    or after `follows_within_s`. `faults` and `limits` are the run's settings, `account` is what it had cost and taken.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.worker/1"
@@ -103,7 +104,7 @@ class WorkerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """What one replica of the last stage says after a step: its samples, and the sum of their losses."""
+    """What one replica of the last stage reports after a step: its samples, and the sum of their losses."""
 
     FORMAT: ClassVar[str] = "funcpipe.step/1"
 
@@ -114,9 +115,9 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReport:
-    """What an attempt of a worker says when it ends: how, what it used, and the tail of its story if it failed.
+    """What an attempt of a worker reports when it ends: how it ended, what it used, and its error if it failed.
 
-    `retryable` tells whether another attempt might fare better; `out_of_memory` whether it failed for want of memory.
+    `retryable` says that another attempt may succeed, `out_of_memory` that it failed for lack of memory.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.report/1"

@@ -49,9 +49,9 @@ class StoredFile:
 class Manifest:
     """A checkpoint of a stage after `step` steps, the same for all its replicas; or the part that one of them saves.
 
-    `aliases` maps further names of a tensor to the one it is stored under; `transient` names buffers that are no part
-    of the model's `state_dict`. `settings` is the JSON text of what is no tensor: the optimiser's state and groups, in
-    which tensors are referred to by name, and the scale of the loss.
+    `aliases` maps further names of a tensor to the one it is stored under; `transient` names buffers that are not part
+    of the model's `state_dict`. `settings` is the JSON text of all but the tensors: the optimiser's state and groups,
+    which refer to tensors by name, and the scale of the loss.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.checkpoint/1"
@@ -66,7 +66,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseDocument:
-    """What lies under a lease's key: `holder` is drawn anew by everyone who tries to take it."""
+    """The content of a lease: `holder` is a random name, a new one for each function that tries to take the lease."""
 
     FORMAT: ClassVar[str] = "funcpipe.lease/1"
 
@@ -75,7 +75,7 @@ class LeaseDocument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandOver:
-    """What an attempt leaves to its successor: it has done `step` steps, and they are saved."""
+    """What an attempt tells its successor when it leaves: `step` steps are done and saved."""
 
     FORMAT: ClassVar[str] = "funcpipe.hand-over/1"
 
@@ -84,7 +84,7 @@ class HandOver:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restart:
-    """That a worker is started again, as `attempt`, by one that waits for it in `step`: the how-manieth time there."""
+    """A worker is restarted as `attempt` by one that waits for it in `step`; it is restart `tries` in that step."""
 
     FORMAT: ClassVar[str] = "funcpipe.restart/1"
 
@@ -95,7 +95,7 @@ class Restart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Halt:
-    """The order to end after `step` steps, or at once; `reason` says why."""
+    """The order to end the run after `step` steps, or at once if that is None; `reason` says why."""
 
     FORMAT: ClassVar[str] = "funcpipe.halt/1"
 
@@ -105,7 +105,7 @@ class Halt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Busy:
-    """What a lane does, since when; `awaits` is the task whose object it waits for."""
+    """What a lane has been doing for `since_s` seconds; `awaits` is the task whose object it waits for."""
 
     lane: str
     task: str
@@ -115,10 +115,10 @@ class Busy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    """How an attempt of a worker fares: `beat` counts up, `alive_s` is its age, `step_s` what a step takes.
-    `spent_usd` is what it has cost, `run_usd` and `run_s` what the run has cost and taken.
+    """What an attempt of a worker is doing: heartbeat number `beat`, when it was `alive_s` old.
 
-    `saved_step` is the last step that it knows a checkpoint of; `sent_at_s` is the time by its own clock.
+    A step takes it `step_s`. It has cost `spent_usd`; the run has cost `run_usd` and taken `run_s`. `saved_step` is the
+    last step that it knows a checkpoint of; `sent_at_s` is the time by its own clock.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.heartbeat/1"
@@ -142,7 +142,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionDocument:
-    """A function that was started: for which attempt of which worker; `handle` is the platform's, as JSON text."""
+    """A function that was started for an attempt of a worker; `handle` is the platform's, as JSON text."""
 
     FORMAT: ClassVar[str] = "funcpipe.function/1"
 
@@ -154,10 +154,10 @@ class FunctionDocument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """What a run is: all that is needed to watch it, to stop it, or to go on with it under another plan.
+    """All that is needed to watch a run, to stop it, or to resume it by another plan.
 
-    `platform` and `storage` are URLs. `losses` are those of the steps before `first_step`, which earlier generations
-    did; `spent_usd` and `elapsed_s` is what these took.
+    `platform` and `storage` are URLs. Earlier generations have done the steps before `first_step`: `losses` are the
+    losses of those steps, `spent_usd` and `elapsed_s` are what they cost and took.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.run/1"
