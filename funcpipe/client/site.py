@@ -52,7 +52,7 @@ def open_local(like: PlatformSpec | None = None, *, silent: bool = False) -> Abs
 
 @contextmanager
 def open_site(platform: str = LOCAL, *, like: PlatformSpec | None = None) -> Iterator[Site]:
-    """A platform to measure on: functions on this machine, with the limits of `like`, and a temporary folder as storage.
+    """A platform to measure on: functions on this machine, with the limits of `like`, and a temporary folder.
 
     Or the deployment of that URL, with its own storage, and only the sizes that are deployed. Raises InvalidValue for a
     platform that cannot run functions.
