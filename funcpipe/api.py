@@ -50,8 +50,8 @@ class FuncPipe:
 
     `loss_fn` takes the module's output and the targets and returns the mean over the samples it is given; None stands
     for a module that computes its own loss, which is the `loss` of its output. `optimizer` takes parameters and returns
-    a torch optimiser, for example `partial(torch.optim.SGD, lr=0.1)`. Before each step the whole model's gradient is
-    scaled down to `clip_grad_norm`, if its norm is more. Training updates `model`.
+    a torch optimiser, for example `partial(torch.optim.SGD, lr=0.1)`. Before each step the gradient of the whole model
+    is scaled down to the norm `clip_grad_norm`, if it is larger. Training updates `model`.
     """
 
     def __init__(
@@ -87,13 +87,13 @@ class FuncPipe:
     ) -> ModelProfile:
         """Measure the module's layers for micro-batches of `micro_batch` samples.
 
-        That is done in this process, and scaled to the sizes of `platform`; or, with `on` an open site, in functions of
-        every size of its platform, for at most `max_usd`.
+        They are timed in this process and scaled to the function sizes of `platform`; or, if an open site is given as
+        `on`, in functions of every size of its platform, for at most `max_usd` dollars.
 
-        `sample_inputs` are what the module is called with, by position or by name; with `sample_target` the loss is
-        measured too. Each layer is timed `repeats` times, more on a machine whose speed others disturb. Light
-        neighbouring layers are folded together until `layers` are left. Raises ModelError for a module that cannot be
-        turned into layers.
+        `sample_inputs` are what the module is called with, by position or by name; with a `sample_target` the loss is
+        measured too. Each layer is timed `repeats` times, and more often on a machine that is busy with other work.
+        Light neighbouring layers are merged until `layers` are left. Raises ModelError for a module that cannot be
+        divided into layers.
         """
         chosen = platform if on is None else on.platform.spec
         spec = load_spec(chosen) if isinstance(chosen, str) else chosen
@@ -136,12 +136,12 @@ class FuncPipe:
         profile: ModelProfile | None = None,
         spec: PlatformSpec | None = None,
     ) -> Plan:
-        """The best plan for the profiled module: cheapest if a saved hour is worth `time_value` dollars.
+        """The best plan for the profiled module: the cheapest one if an hour saved is worth `time_value` dollars.
 
-        Or the cheapest iteration within `deadline_s`, or the fastest within `budget_usd`; `pins` are decisions that
-        the plan must follow. Without a `schedule` or a `sync` the plan has the best one. Activations travel as
-        `wire` says, their gradients as `wire_back` or else alike. `shard_optimizer` divides the optimiser's state
-        over replicas. Raises Infeasible when no plan fits.
+        With `deadline_s` it is the cheapest whose iteration takes no longer, with `budget_usd` the fastest whose
+        iteration costs no more. `pins` are decisions that the plan must follow. Unless `schedule` and `sync` are given,
+        the best ones are chosen. Activations travel in the format `wire`, their gradients in `wire_back`, by default
+        the same. `shard_optimizer` divides the optimiser's state over replicas. Raises Infeasible if no plan fits.
         """
         training = TrainingSpec(
             global_batch=global_batch,
@@ -164,7 +164,7 @@ class FuncPipe:
         return self._plan
 
     def simulate(self, plan: Plan | None = None, *, disturbances: Disturbances = UNDISTURBED) -> Trace:
-        """One iteration of the plan on a virtual clock, under `disturbances` such as noise, stragglers and deaths."""
+        """One iteration of the plan on a virtual clock, with `disturbances` such as noise, stragglers and failures."""
         clipped = self._clip_grad_norm is not None
         return predict(self._planned(plan), *self._profiled(None, None), disturbances=disturbances, clipped=clipped)
 
@@ -200,7 +200,7 @@ class FuncPipe:
         RunHalted or DeadlineExceeded afterwards; RunInterrupted when Ctrl-C ends it, or ends watching. The
         module changes only if the run succeeds.
         """
-        settings = self._settings(settings, keywords)
+        settings = settings_with(settings, keywords)
         job = self._job(dataset, plan, settings, epochs=epochs, seed=seed, shuffle=shuffle)
         with open_session(platform, like, settings) as session:
             prepared = prepare(job, session, faults=faults, limits=limits, settings=settings)
@@ -227,7 +227,7 @@ class FuncPipe:
 
         On the local platform it needs a `storage`. `train` with `resume` watches it, and collects what it leaves.
         """
-        settings = self._settings(settings, keywords)
+        settings = settings_with(settings, keywords)
         job = self._job(dataset, plan, settings, epochs=epochs, seed=seed, shuffle=shuffle)
         with open_session(platform, like, settings, silent=True) as session:
             if not session.lasts:
@@ -248,7 +248,7 @@ class FuncPipe:
 
         Raises what `train` raises.
         """
-        settings = self._settings(RunSettings(message_deadline_s=message_deadline_s), {})
+        settings = RunSettings(message_deadline_s=message_deadline_s)
         job = self._job(dataset, plan, settings, epochs=1, seed=seed, shuffle=True, steps=steps)
         expected = train_in_one_process(
             self.model,
@@ -264,11 +264,6 @@ class FuncPipe:
             found = self._with_untouched(launch(prepare(job, session))).state_dict()
         return compare_states(job.graph, found, dict(expected.state_dict()), steps=job.steps, tolerance=tolerance)
 
-    def _settings(self, settings: RunSettings, keywords: RunKeywords) -> RunSettings:
-        """`settings` with those that were given by keyword, at the prices that the plan was made with."""
-        given = settings_with(settings, keywords)
-        return replace(given, prices=given.prices or self._spec)
-
     def _job(
         self,
         dataset: MapDataset | Callable[[], MapDataset],
@@ -283,8 +278,9 @@ class FuncPipe:
         learner = Learner(
             model=self.model, loss=self._loss, optimizer=self._optimizer, clip_grad_norm=self._clip_grad_norm
         )
+        priced = replace(settings, prices=settings.prices or self._spec)
         return make_job(
-            learner, dataset, self._planned(plan), settings, epochs=epochs, seed=seed, shuffle=shuffle, steps=steps
+            learner, dataset, self._planned(plan), priced, epochs=epochs, seed=seed, shuffle=shuffle, steps=steps
         )
 
     def _with_untouched(self, result: RunResult) -> RunResult:

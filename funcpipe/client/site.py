@@ -1,4 +1,4 @@
-"""A platform with a storage that its functions reach, opened to measure something there."""
+"""A platform with a storage that its functions reach."""
 
 import os
 import tempfile
@@ -36,7 +36,7 @@ class Site:
 
 
 def open_local(like: PlatformSpec | None = None, *, silent: bool = False) -> AbstractContextManager[LocalPlatform]:
-    """Functions of this machine, which train or measure; with the limits of `like` imposed on them, if given.
+    """Functions on this machine, which train or measure; they have the limits of the platform `like`, if it is given.
 
     With `silent`, what they print is lost.
     """
@@ -52,9 +52,10 @@ def open_local(like: PlatformSpec | None = None, *, silent: bool = False) -> Abs
 
 @contextmanager
 def open_site(platform: str = LOCAL, *, like: PlatformSpec | None = None) -> Iterator[Site]:
-    """The local platform with a temporary folder, `like` another one; or the deployment with that URL, and its sizes.
+    """A platform to measure on: functions on this machine, with the limits of `like`, and a temporary folder.
 
-    Raises InvalidValue for a platform that functions cannot run on.
+    Or the deployment of that URL, with its own storage, and only the sizes that are deployed. Raises InvalidValue for a
+    platform that cannot run functions.
     """
     if platform != LOCAL:
         if like is not None:

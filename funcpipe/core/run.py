@@ -41,7 +41,8 @@ class WorkerSpec:
     the stage's code, which is loaded only if its SHA-256 is `bundle_sha256`; `parameters` is the key of the stage's
     tensors. The run ends when the worker has waited `message_deadline_s` for a message. The worker starts from the
     stage's newest checkpoint, or at `first_step` if there is none; a successor starts once its predecessor has handed
-    over, or after `follows_within_s`. `log_level` is what `core.logs.read_levels` reads.
+    over, or after `follows_within_s`. `log_level` is what `core.logs.read_levels` reads,
+    `account` what the run had cost and taken.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.worker/1"

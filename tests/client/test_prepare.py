@@ -25,11 +25,12 @@ from funcpipe.errors import (
     InvalidValue,
     ModelError,
     PlanError,
+    PlatformError,
     PlatformRefused,
     RunHalted,
     RunUnknown,
 )
-from funcpipe.platforms.base import Platform
+from funcpipe.platforms.base import Platform, StorageUrls
 from funcpipe.platforms.catalog import load_spec, open_storage
 from funcpipe.runstate.halt import halt_run
 from funcpipe.runstate.keys import Keys
@@ -37,6 +38,7 @@ from funcpipe.testing import chaos
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
 from tests.e2e import small
+from tests.recording import Recording
 
 QUICK = FaultTolerance(heartbeat_s=0.1, lease_s=0.3, checkpoint_steps=1, keep=True)
 
@@ -165,6 +167,59 @@ def test_a_resumed_run_knows_what_it_has_learned_cost_and_taken(halted: tuple[Me
     assert prepared.account.spent_usd > 0
     assert prepared.account.elapsed_s > 0
     assert all(prepared.state_of(stage) is not None for stage in range(3))
+
+
+def test_a_run_whose_platform_is_gone_is_resumed(halted: tuple[MemoryStorage, ThreadPlatform]) -> None:
+    storage, platform = halted
+
+    def gone(url: str) -> Platform:
+        raise PlatformError(f"there is no platform {url} any more")
+
+    where = dataclasses.replace(session(storage, functions=lambda: platform), reopen=gone)
+    prepared = prepare(chaos.job(), where, settings=RunSettings(resume="run-1"))
+    assert prepared.running is None
+    assert prepared.resumed is not None
+
+
+def test_an_optimiser_that_cannot_be_divided_is_refused() -> None:
+    job = chaos.job()
+    plan = dataclasses.replace(job.plan, shard_optimizer=True)
+    with pytest.raises(PlanError, match="the state of this optimiser cannot be divided over replicas"):
+        prepare(dataclasses.replace(job, plan=plan, optimizer=WholeNorm), session(MemoryStorage()))
+
+
+class WholeNorm(torch.optim.SGD):
+    """It updates a parameter by the norm of the whole parameter."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data -= 0.1 * parameter.grad.norm()
+
+
+@dataclasses.dataclass
+class InCloud(Recording):
+    """A deployment whose storage is a folder."""
+
+    folder: str = ""
+
+    @property
+    def storage_urls(self) -> StorageUrls:
+        return StorageUrls(client=self.folder, functions="s3://bucket/runs")
+
+
+def test_a_deployment_brings_its_own_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cloud = InCloud(folder=tmp_path.as_uri())
+    monkeypatch.setattr("funcpipe.client.session.open_deployment", lambda url: cloud)
+    with open_session("aws-lambda://x", None, RunSettings()) as found:
+        assert found.lasts
+        assert found.storage_url == "s3://bucket/runs"
+        assert found.functions() is cloud
+        found.storage.put("a", b"1")
+    assert (tmp_path / "a").exists()
 
 
 class Counting:
