@@ -2,6 +2,7 @@
 
 import io
 import uuid
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +11,11 @@ from darabonba.exceptions import DaraException
 from darabonba.runtime import RuntimeOptions
 
 from funcpipe.core import FunctionSize, Invocation, Plan, PlatformSpec
+from funcpipe.core.log_lines import RawLine
 from funcpipe.errors import PlatformRefused
 from funcpipe.platforms.aliyun.account import Account, code_of, explained
 from funcpipe.platforms.aliyun.names import bucket_name, function_name, storage_url
+from funcpipe.platforms.aliyun.run_logs import read_logs
 from funcpipe.platforms.base import Cause, Handle, State, Status, StorageUrls
 from funcpipe.platforms.shared.polling import STOP_WITHIN_S, Polling, payload_of
 
@@ -65,6 +68,10 @@ class AliyunPlatform:
 
     def detach(self) -> None:
         """Nothing to do: functions run on by themselves."""
+
+    def logs(self, run: str) -> Iterator[RawLine]:
+        """What the log service has of the functions of `run`."""
+        return read_logs(self._account, self._deployment, run)
 
     def check(self, plan: Plan) -> None:
         """Raise PlatformRefused if the service would not run `plan`: functions that are not there, or too many."""
