@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from funcpipe.cli import render
 from funcpipe.cli.files import write_file
+from funcpipe.cli.log_lines import is_wanted, run_lines
 from funcpipe.core import Plan, read
 from funcpipe.errors import InputError
 from funcpipe.platforms.catalog import load_spec
@@ -145,10 +146,15 @@ def destroy(options: argparse.Namespace) -> None:
 
 
 def logs(options: argparse.Namespace) -> None:
-    """Print what functions said."""
-    lines = _cloud(options).logs(options, time.time() - 60 * options.minutes)
-    for line in lines:
-        print(json.dumps(line) if options.json else line)
+    """Print what the functions of a run said, or all that was said on a deployment lately."""
+    if options.about in CLOUDS:
+        options.cloud = options.about
+        for text in _cloud(options).logs(options, time.time() - 60 * options.minutes):
+            print(json.dumps(text) if options.json else text)
+        return
+    for line in run_lines(options.about, platform=options.platform, storage=options.storage):
+        if is_wanted(line, worker=options.worker, level=options.level):
+            print(json.dumps(dataclasses.asdict(line)) if options.json else line)
 
 
 def _cloud(options: argparse.Namespace) -> Cloud:

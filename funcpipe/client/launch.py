@@ -13,6 +13,7 @@ from funcpipe.client.upload import upload
 from funcpipe.core import Life, PlatformSpec, RunRecord, StepReport
 from funcpipe.errors import DeadlineExceeded, KeyMissing
 from funcpipe.platforms.base import Platform, Storage
+from funcpipe.platforms.local.log_files import kept_by_client
 from funcpipe.runstate.documents import get_document, put_document
 from funcpipe.runstate.generations import delete_all, delete_generation, record_run, reserve
 from funcpipe.runstate.keys import Keys
@@ -45,6 +46,7 @@ def launch(
     """
     keys = reserve(storage, run or run_name())
     with (
+        kept_by_client(keys.run),
         _objects_removed(storage, keys, keep=care.keep),
         Supervisor(platform, storage, keys, prices=job.prices, on_oom=care.on_oom) as fleet,
     ):
@@ -64,7 +66,10 @@ def launch_detached(
 ) -> str:
     """The same, leaving the run to itself once its functions have been started; its name."""
     keys = reserve(storage, run or run_name())
-    with Supervisor(platform, storage, keys, prices=job.prices, on_oom=care.on_oom) as fleet:
+    with (
+        kept_by_client(keys.run),
+        Supervisor(platform, storage, keys, prices=job.prices, on_oom=care.on_oom) as fleet,
+    ):
         _start(job, fleet, platform, storage_url, care, resumed)
         fleet.detach()
     return keys.run

@@ -18,6 +18,7 @@ from funcpipe.errors import InvalidValue, PlanError, PlatformError
 from funcpipe.partitioner.cost.evaluate import size_of
 from funcpipe.platforms.base import Platform, State, Storage
 from funcpipe.platforms.catalog import LOCAL, load_spec, open_deployment, open_platform, open_storage
+from funcpipe.platforms.local.log_files import kept_by_client
 from funcpipe.runstate.functions import started
 from funcpipe.runstate.generations import delete_all, find_run, payloads
 from funcpipe.runstate.keys import Keys
@@ -145,7 +146,10 @@ def _attach(
     if replace(record.plan, estimate=None, solver=None) != replace(job.plan, estimate=None, solver=None):
         raise PlanError(f"run {record.run} still runs by another plan; `funcpipe stop {record.run}` ends it before")
     keys = Keys(record.run, record.generation)
-    with Supervisor(platform, storage, keys, prices=job.prices, on_oom=care.on_oom) as fleet:
+    with (
+        kept_by_client(keys.run),
+        Supervisor(platform, storage, keys, prices=job.prices, on_oom=care.on_oom) as fleet,
+    ):
         for spec in payloads(storage, keys):
             fleet.attach(spec)
         known = replace(earlier.saved, losses=record.losses)

@@ -1,5 +1,6 @@
 """The functions of one run, as their client sees them: starts them, starts them again, tells what they cost."""
 
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,9 @@ from funcpipe.worker.heartbeat import standing_order
 
 POLL_S = 0.02
 """Pause between two looks at functions or at what they wrote."""
+
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -237,6 +241,7 @@ class Supervisor:
         first = post.spec.life
         life = replace(first, spent_usd=first.spent_usd + self.cost_usd(), elapsed_s=first.elapsed_s + elapsed_s)
         attempt = 0 if newest is None else newest + 1
+        _log.warning("worker %s %s: it is started again, as attempt %d", post.spec.worker, why, attempt)
         self._invoke(post, replace(post.spec, attempt=attempt, life=life))
 
     def _out_of_memory(self, post: _Post, peak_bytes: int) -> None:

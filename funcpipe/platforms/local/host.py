@@ -162,8 +162,10 @@ class Host:
         self._entry(payload)
 
     def _warnings(self) -> list[str]:
-        """What nobody was told yet of limits that do not hold."""
-        new = [] if self._limits is None else [text for text in self._limits.warnings() if text not in self._warned]
+        """What nobody was told yet of limits that do not hold, and of logs that are not kept."""
+        troubles = [function.output.trouble for function in self._functions.values() if function.output.trouble]
+        found = [*(self._limits.warnings() if self._limits is not None else ()), *troubles]
+        new = [text for text in dict.fromkeys(found) if text not in self._warned]
         self._warned.update(new)
         return new
 

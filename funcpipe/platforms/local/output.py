@@ -14,16 +14,26 @@ from funcpipe.platforms.local.log_files import log_file
 _CHUNK = 4096  # a pipe that can be written to takes so much at once: POSIX, PIPE_BUF
 _LONGEST_LINE = 64 * 1024
 _RETRY_S = 0.02
+_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 _STREAMS = (1, 2)  # standard output and error
 
 
 class FunctionOutput:
-    """The streams of one function and the file of its log, opened in the host before the function is forked."""
+    """The streams of one function and the file of its log, opened in the host before the function is forked.
+
+    `trouble` says why there is no such file, if there is none.
+    """
 
     def __init__(self, *, run: str, worker: str, attempt: int) -> None:
         self._run, self._worker, self._attempt = run, worker, attempt
-        self._path = str(log_file(run, f"{worker}.a{attempt}"))
-        self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.trouble: str | None = None
+        self._path, self._file = os.devnull, -1
+        try:
+            self._path = str(log_file(run, f"{worker}.a{attempt}"))
+            self._file = os.open(self._path, _APPEND, 0o600)
+        except OSError as error:
+            self.trouble = f"the logs of functions are not kept: {error}"
+            self._file = os.open(os.devnull, _APPEND)
         self._pipes = [os.pipe() for _ in _STREAMS]
         self._copies: list[_Copy] = []
 
