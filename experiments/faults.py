@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from funcpipe.core import Invocation, Plan, PlatformSpec, WorkerSpec, from_text, to_text
+from funcpipe.core.log_lines import RawLine
 from funcpipe.errors import FuncPipeError, KeyMissing, PlatformError, StorageBusy, StorageError
 from funcpipe.platforms.base import OPEN, Cause, Gate, Handle, Platform, State, Status, Storage
 from funcpipe.platforms.wrappers import Counted, Retried
@@ -250,6 +251,10 @@ class Threads:
             function.thread.join(timeout=60)
             if function.thread.is_alive():
                 raise PlatformError(f"{handle.name} hangs")
+
+    def logs(self, run: str) -> tuple[RawLine, ...]:
+        """Nothing is kept of threads."""
+        return ()
 
     def detach(self) -> None:
         """Nothing: functions are threads of their client."""

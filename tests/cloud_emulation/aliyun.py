@@ -84,7 +84,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.calls.append(call)
         refused = self.server.refuse(call)
         if "x-acs-action" not in self.headers:
-            answer = self.server.logs.answer(self.command, self.path, self.headers, body, refused=refused)
+            answer = self.server.logs.answer(self.command, self.path, dict(self.headers), body, refused=refused)
             self._answer(answer.status, answer.value, answer.headers)
         elif not self._is_signed(body):
             self._fail(403, "SignatureDoesNotMatch", "the signature does not match")

@@ -22,7 +22,7 @@ def test_a_killed_worker_s_restart_and_its_cause_are_in_the_log_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(FOLDER, str(tmp_path / "logs"))
-    killed = []
+    killed: list[int] = []
 
     def kill_one(progress: Progress) -> None:
         if progress.step == 2 and not killed:

@@ -1,7 +1,9 @@
 """Deploying to Function Compute and destroying: what there is afterwards, and that both may be repeated."""
 
+import copy
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -40,7 +42,7 @@ COMPLETE = (
     ["funcpipe-1000-cn-test"],
     {"funcpipe-1000-cn-test": ["functions"]},
 )
-NOTHING = ([], [], [], {})
+NOTHING: tuple[object, ...] = ([], [], [], {})
 
 
 def test_deploying_again_changes_nothing_and_destroying_leaves_nothing(
@@ -79,21 +81,37 @@ def test_a_deployment_or_removal_that_fails_at_any_call_can_be_repeated(
     def destroy() -> None:
         deployer.destroy("funcpipe")
 
+    empty = state(cloud, oss)
     deploy()
-    calls = len(cloud.calls)
+    calls, complete = len(cloud.calls), state(cloud, oss)
     destroy()
     removal = len(cloud.calls) - calls
     for number in range(1, calls):  # the first asks who we are, once
+        set_state(cloud, oss, empty)
         failing(cloud, number, deploy)
         deploy()
         assert inventory(cloud, oss) == COMPLETE
-        destroy()
-        assert inventory(cloud, oss) == NOTHING
     for number in range(1, removal + 1):
-        deploy()
+        set_state(cloud, oss, complete)
         failing(cloud, number, destroy)
         destroy()
         assert inventory(cloud, oss) == NOTHING
+
+
+def state(cloud: AliyunCloud, oss: OssServer) -> list[dict[str, object]]:
+    """All that there is in the account, copied."""
+    return copy.deepcopy([*kept(cloud, oss)])
+
+
+def set_state(cloud: AliyunCloud, oss: OssServer, state: list[dict[str, object]]) -> None:
+    for now, then in zip(kept(cloud, oss), state, strict=True):
+        now.clear()
+        now.update(copy.deepcopy(then))
+
+
+def kept(cloud: AliyunCloud, oss: OssServer) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = [cloud.functions, cloud.configs, cloud.roles, cloud.logs.projects, oss.buckets]
+    return [*found, oss.objects]
 
 
 def failing(cloud: AliyunCloud, number: int, act: Callable[[], object]) -> None:
