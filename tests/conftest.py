@@ -23,7 +23,7 @@ _ALONE = (
     "client/test_control.py",
     "platforms/aliyun/",
     "platforms/aws/test_functions.py",
-    "platforms/aws/test_lives.py",
+    "platforms/aws/test_hand_over.py",
     "platforms/aws/test_measure.py",
     "cli/",
 )

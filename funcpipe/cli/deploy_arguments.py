@@ -1,4 +1,4 @@
-"""What can be said of deployments on the command line."""
+"""The command line of deployments and logs."""
 
 import argparse
 from typing import Any
@@ -53,7 +53,7 @@ def add_logs(verbs: Any) -> None:
     verb.add_argument(
         "about",
         metavar="RUN",
-        help="the run; or aws or aliyun, for all that functions and builds of a deployment there have said lately",
+        help="the run; or aws or aliyun, for what all functions and builds of a deployment there have written lately",
     )
     where = verb.add_mutually_exclusive_group()
     where.add_argument("--platform", metavar="URL", help="the deployment that it runs on (default: this machine)")

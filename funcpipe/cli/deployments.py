@@ -1,4 +1,4 @@
-"""The verbs that set up what runs on a cloud need, take it away, and show what functions said."""
+"""The verbs that set up and remove deployments, and the one that shows logs."""
 
 import argparse
 import dataclasses
@@ -27,13 +27,13 @@ class Cloud(Protocol):
         """The deployment's form of record."""
 
     def deploy(self, options: argparse.Namespace) -> Any:
-        """Make it so; what there is afterwards, a dataclass with `keeping_text`."""
+        """Create or update it; what exists afterwards, a dataclass with `keeping_text`."""
 
     def destroy(self, options: argparse.Namespace) -> None:
-        """Take it away."""
+        """Remove it."""
 
     def logs(self, options: argparse.Namespace, since_s: float) -> Iterator[str]:
-        """What was said since a time."""
+        """What functions and builds have written since a time."""
 
 
 class Aws:
@@ -46,7 +46,7 @@ class Aws:
         return template_text(self._shape(options))
 
     def deploy(self, options: argparse.Namespace) -> Any:
-        """Make the stack be as it should."""
+        """Create or update the stack."""
         from funcpipe.platforms.aws.image import lambda_package
 
         return self._deployer(options).deploy(
@@ -93,7 +93,7 @@ class Aliyun:
         return tool_template(shape, region=region, image=f"{shape.repository}:{package.digest}", role=role)
 
     def deploy(self, options: argparse.Namespace) -> Any:
-        """Make bucket, role, image and functions be as they should."""
+        """Create or update bucket, log project, role, image and functions."""
         from funcpipe.platforms.aliyun.template import container_package
 
         package = container_package(read_requirements(options.requirements))
@@ -104,7 +104,7 @@ class Aliyun:
         self._deployer(options).destroy(options.name)
 
     def logs(self, options: argparse.Namespace, since_s: float) -> Iterator[str]:
-        """How tasks fared."""
+        """The states of tasks."""
         yield from self._deployer(options).logs(options.name, since_s=since_s, containing=options.containing)
 
     def _deployer(self, options: argparse.Namespace) -> Any:
@@ -146,7 +146,7 @@ def destroy(options: argparse.Namespace) -> None:
 
 
 def logs(options: argparse.Namespace) -> None:
-    """Print what the functions of a run said, or all that was said on a deployment lately."""
+    """Print the log of a run, or all that a deployment has written lately."""
     if options.about in CLOUDS:
         options.cloud = options.about
         for text in _cloud(options).logs(options, time.time() - 60 * options.minutes):

@@ -1,4 +1,4 @@
-"""Setting up what runs on Alibaba Cloud need, call by call, and taking it away again. Both may be repeated."""
+"""Sets up what runs on Alibaba Cloud need, call by call, and removes it again. Both can be repeated safely."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ class Deployed:
 
 
 class Deployer:
-    """Makes what is in an account be as it should. `say` hears what happens."""
+    """Creates, updates and removes what a deployment consists of. `say` is told what happens."""
 
     def __init__(
         self, account: Account, *, say: Callable[[str], None], docker: Docker | None = None, oss: str | None = None
@@ -58,7 +58,7 @@ class Deployer:
         self._oss = oss or oss_endpoint(account.region, internal=False)
 
     def deploy(self, shape: Shape, package: Package) -> Deployed:
-        """Create or update what `shape` needs; what is as it should be is left alone."""
+        """Create or update what `shape` needs; what is up to date is left alone."""
         account = self._account
         bucket = bucket_name(shape.name, account.number, account.region)
         self._say(f"account {account.number}, region {account.region}, bucket {bucket}")
@@ -88,7 +88,7 @@ class Deployer:
         self._say(f"removed {name} and all it held")
 
     def logs(self, name: str, *, since_s: float, containing: str | None = None) -> Iterator[str]:
-        """How the asynchronous tasks since the time `since_s` fared, and what their errors say, line by line."""
+        """The states and errors of the asynchronous tasks since the time `since_s`, line by line."""
         for function in self._functions(name):
             request = models.ListAsyncTasksRequest(started_time_begin=int(since_s * 1000), limit=100)
             with explained(f"reading the tasks of {function}"):

@@ -26,7 +26,7 @@ _MISSING = ("ProjectNotExist", "LogStoreNotExist", "IndexConfigNotExist")
 
 
 class LogService:
-    """The project `project`, there or not."""
+    """A log project, which may not exist yet."""
 
     def __init__(self, account: Account, project: str, *, sleep: Callable[[float], None] = time.sleep) -> None:
         self._account = account
@@ -37,7 +37,7 @@ class LogService:
         self._url = f"{protocol}://{host if account.endpoint else self._host}"  # tests' has no subdomains
 
     def ensure(self, store: str, *, days: int) -> bool:
-        """Make a log store be there that can be searched and forgets after `days`; whether anything had to be done."""
+        """Create the project, a log store that keeps entries for `days`, and its index; whether anything changed."""
         project = {"projectName": self._project, "description": "funcpipe: what functions log"}
         made = self._ensure("/", "/", project)
         kept = {"logstoreName": store, "ttl": days, "shardCount": 1, "autoSplit": False}  # one shard keeps the order
@@ -51,7 +51,7 @@ class LogService:
         self._call("DELETE", "/")
 
     def search(self, store: str, query: str, *, since_s: int, until_s: int) -> Iterator[Mapping[str, str]]:
-        """The log entries of [since_s, until_s) that match `query`, the oldest first."""
+        """The log entries in [since_s, until_s) that match `query`, oldest first."""
         wanted = {"type": "log", "from": since_s, "to": until_s, "query": query, "line": _PAGE, "reverse": "false"}
         offset = 0
         while entries := self._page(f"/logstores/{store}", wanted | {"offset": offset}):
@@ -59,7 +59,7 @@ class LogService:
             offset += len(entries)
 
     def _page(self, path: str, wanted: Mapping[str, object]) -> Sequence[Mapping[str, str]]:
-        """What GetLogs answers when it has looked at everything: before, it asks to be asked again."""
+        """One page of GetLogs, requested again until the service says that its search is complete."""
         for _ in range(_ASK_AGAIN):
             answer = self._call("GET", path, wanted)
             if answer is None:

@@ -113,7 +113,7 @@ class AwsPlatform:
         return handle
 
     def status(self, handle: Handle) -> Status:
-        """How the function fares, as of at most `polling.every_s` ago."""
+        """The function's state, at most `polling.every_s` old."""
         request = handle.name.split("/")[1]
         if request not in self._ended:
             self._open[handle] = None
