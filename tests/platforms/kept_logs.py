@@ -13,7 +13,6 @@ from funcpipe.core import Plan
 from funcpipe.core.log_lines import PRINTED, LogLine, merged
 from funcpipe.core.logs import BEGINS
 from funcpipe.platforms.base import Platform, State, Status, Storage
-from funcpipe.runstate.generations import delete_all
 from funcpipe.runstate.keys import Keys
 from tests.e2e import small
 from tests.in_process import make_job
@@ -64,7 +63,8 @@ def train(platform: Platform, storage: Storage, url: str, plan: Plan, run: str, 
     handle = platform.invoke(spec)
     while (status := platform.status(handle)).state is State.RUNNING:
         time.sleep(0.1)
-    delete_all(storage, Keys(run))
+    for key in storage.list(f"{run}/"):
+        storage.delete(key)
     return status
 
 

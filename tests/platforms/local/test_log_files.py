@@ -135,3 +135,19 @@ def test_logs_lie_where_programs_keep_their_state(
     for name, value in variables.items():
         monkeypatch.setenv(name, value.format(tmp_path))
     assert log_file("r", "w") == tmp_path / where / "funcpipe" / "logs" / "r" / "w.log"
+
+
+def test_where_no_log_can_be_kept_functions_run_and_a_warning_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(log_files.FOLDER, str(tmp_path / "file"))
+    entry = "tests.platforms.local.test_log_files:shout"
+    with local_functions(load_spec("local"), entry, silent=True) as platform:
+        with pytest.warns(UserWarning, match="the logs of functions are not kept: .*Not a directory"):
+            handle = platform.invoke(worker())
+        assert ended(platform, handle).state is State.DONE
+    with log_files.kept_by_client("run-1"):
+        pass
+    assert "the log of run run-1 is not kept" in caplog.text
+    assert list(read_logs("run-1")) == []
