@@ -190,9 +190,8 @@ class Host:
                 kill(function.pid)
                 _, exit_status = os.waitpid(function.pid, 0)
                 function.status = self._last_status(function, exit_status)
-                function.output.drain()
-                if function.status.state is State.FAILED:
-                    function.output.keep("ERROR", [f"the function was ended: {function.status.reason}".encode()])
+                failed = function.status.state is State.FAILED
+                function.output.end(function.status.reason if failed else None)
                 function.ended.set()
         self._end_if_alone()
 

@@ -1,12 +1,14 @@
 """What local functions print and log is kept, in order, whoever reads it or not."""
 
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from experiments.processes import hosts_of
 from funcpipe.core import logs
 from funcpipe.core.log_lines import PRINTED, merged
 from funcpipe.platforms.base import State, Status
@@ -112,6 +114,41 @@ def test_a_reader_that_has_gone_ends_neither_the_function_nor_its_log() -> None:
     finally:
         os.close(saved)
     assert len(merged("run-1", read_logs("run-1"))) == 20_000
+
+
+def start_one_that_prints_on(payload: str) -> None:
+    """Leave a process in a group of its own, which ends after its host has stopped listening."""
+    subprocess.Popen([sys.executable, "-c", SPAM], start_new_session=True)
+    print("begun")
+
+
+SPAM = """
+import os, time
+try:
+    while True:
+        os.write(1, b"x" * 100)
+        time.sleep(0.001)
+except BrokenPipeError:
+    pass
+"""
+
+
+def test_a_process_that_a_function_left_prints_on_and_holds_up_nobody(folder: Path) -> None:
+    entry = "tests.platforms.local.test_log_files:start_one_that_prints_on"
+    with local_functions(load_spec("local"), entry, silent=True) as platform:
+        assert ended(platform, platform.invoke(worker())) == Status(state=State.DONE)
+    assert "PRINT run=run-1 worker=s0.r0 attempt=0 begun" in (folder / "run-1" / "s0.r0.a0.log").read_text()
+
+
+def test_a_host_holds_no_file_of_functions_that_have_ended() -> None:
+    entry = "tests.platforms.local.test_local:succeed"
+    with local_functions(load_spec("local"), entry, silent=True) as platform:
+        assert ended(platform, platform.invoke(worker())).state is State.DONE
+        (host,) = hosts_of(os.getpid())
+        before = len(os.listdir(f"/proc/{host}/fd"))
+        for _ in range(5):
+            assert ended(platform, platform.invoke(worker())).state is State.DONE
+        assert len(os.listdir(f"/proc/{host}/fd")) == before
 
 
 def test_the_newest_runs_are_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
