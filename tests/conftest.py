@@ -24,7 +24,7 @@ _PROCESSES = (
     "client/test_control.py",
     "platforms/aliyun/",
     "platforms/aws/test_functions.py",
-    "platforms/aws/test_lives.py",
+    "platforms/aws/test_hand_over.py",
     "platforms/aws/test_measure.py",
     "cli/",
 )

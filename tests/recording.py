@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from funcpipe.core import Invocation, Plan, PlatformSpec
+from funcpipe.core.log_lines import RawLine
 from funcpipe.errors import PlatformError
 from funcpipe.platforms.base import Handle, Platform, State, Status
 from funcpipe.platforms.catalog import load_spec
@@ -31,6 +32,9 @@ class Recording:
 
     def stop(self, handle: Handle) -> None:
         raise NotImplementedError
+
+    def logs(self, run: str) -> tuple[RawLine, ...]:
+        return ()
 
     def detach(self) -> None:
         raise NotImplementedError

@@ -1,9 +1,11 @@
-"""What can be said of deployments on the command line."""
+"""The command line of deployments and logs."""
 
 import argparse
 from typing import Any
 
 from funcpipe.cli.options import add_verb
+
+LEVELS = ("debug", "info", "warning", "error")
 
 
 def add_deploy(verbs: Any) -> None:
@@ -44,16 +46,31 @@ def add_logs(verbs: Any) -> None:
     verb = add_verb(
         verbs,
         "logs",
-        "show what functions on a cloud said",
-        "funcpipe logs aws --region eu-central-1 --minutes 15 --containing Traceback",
+        "show what the functions of a run logged and printed, merged in time",
+        "funcpipe logs run-20261122-100000-1a2b3c4d --level warning",
         module="deployments",
     )
-    _add_deployment(verb)
-    verb.add_argument("--minutes", type=float, default=60.0, help="of the last so many minutes (default: %(default)g)")
-    verb.add_argument("--containing", metavar="TEXT", help="only lines with this text")
+    verb.add_argument(
+        "about",
+        metavar="RUN",
+        help="the run; or aws or aliyun, for what all functions and builds of a deployment there have written lately",
+    )
+    where = verb.add_mutually_exclusive_group()
+    where.add_argument("--platform", metavar="URL", help="the deployment that it runs on (default: this machine)")
+    where.add_argument("--storage", metavar="URL", help="the storage where it says what it runs on")
+    verb.add_argument("--worker", metavar="NAME", help="only lines of this worker, such as s0.r1")
+    verb.add_argument("--level", choices=LEVELS, help="only lines of this level or above; what is printed is info")
+    lately = verb.add_argument_group("of aws or aliyun")
+    _add_name(lately)
+    lately.add_argument("--minutes", type=float, default=60.0, help="of the last so many (default: %(default)g)")
+    lately.add_argument("--containing", metavar="TEXT", help="only lines with this text")
 
 
 def _add_deployment(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("cloud", choices=["aws", "aliyun"], help="which cloud")
+    _add_name(verb)
+
+
+def _add_name(verb: argparse._ActionsContainer) -> None:
     verb.add_argument("--name", default="funcpipe", help="the deployment's name (default: %(default)s)")
     verb.add_argument("--region", help="the region (default: the environment's)")

@@ -1,4 +1,4 @@
-"""The verbs that set up what runs on a cloud need, take it away, and show what functions said."""
+"""The verbs that set up and remove deployments, and the one that shows logs."""
 
 import argparse
 import dataclasses
@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from funcpipe.cli import render
 from funcpipe.cli.files import write_file
+from funcpipe.cli.log_lines import is_wanted, run_lines
 from funcpipe.core import Plan, read
 from funcpipe.errors import InputError
 from funcpipe.platforms.catalog import load_spec
@@ -26,13 +27,13 @@ class Cloud(Protocol):
         """The deployment's form of record."""
 
     def deploy(self, options: argparse.Namespace) -> Any:
-        """Make it so; what there is afterwards, a dataclass with `keeping_text`."""
+        """Create or update it; what exists afterwards, a dataclass with `keeping_text`."""
 
     def destroy(self, options: argparse.Namespace) -> None:
-        """Take it away."""
+        """Remove it."""
 
     def logs(self, options: argparse.Namespace, since_s: float) -> Iterator[str]:
-        """What was said since a time."""
+        """What functions and builds have written since a time."""
 
 
 class Aws:
@@ -45,7 +46,7 @@ class Aws:
         return template_text(self._shape(options))
 
     def deploy(self, options: argparse.Namespace) -> Any:
-        """Make the stack be as it should."""
+        """Create or update the stack."""
         from funcpipe.platforms.aws.image import lambda_package
 
         return self._deployer(options).deploy(
@@ -92,7 +93,7 @@ class Aliyun:
         return tool_template(shape, region=region, image=f"{shape.repository}:{package.digest}", role=role)
 
     def deploy(self, options: argparse.Namespace) -> Any:
-        """Make bucket, role, image and functions be as they should."""
+        """Create or update bucket, log project, role, image and functions."""
         from funcpipe.platforms.aliyun.template import container_package
 
         package = container_package(read_requirements(options.requirements))
@@ -103,7 +104,7 @@ class Aliyun:
         self._deployer(options).destroy(options.name)
 
     def logs(self, options: argparse.Namespace, since_s: float) -> Iterator[str]:
-        """How tasks fared."""
+        """The states of tasks."""
         yield from self._deployer(options).logs(options.name, since_s=since_s, containing=options.containing)
 
     def _deployer(self, options: argparse.Namespace) -> Any:
@@ -145,10 +146,15 @@ def destroy(options: argparse.Namespace) -> None:
 
 
 def logs(options: argparse.Namespace) -> None:
-    """Print what functions said."""
-    lines = _cloud(options).logs(options, time.time() - 60 * options.minutes)
-    for line in lines:
-        print(json.dumps(line) if options.json else line)
+    """Print the log of a run, or all that a deployment has written lately."""
+    if options.about in CLOUDS:
+        options.cloud = options.about
+        for text in _cloud(options).logs(options, time.time() - 60 * options.minutes):
+            print(json.dumps(text) if options.json else text)
+        return
+    for line in run_lines(options.about, platform=options.platform, storage=options.storage):
+        if is_wanted(line, worker=options.worker, level=options.level):
+            print(json.dumps(dataclasses.asdict(line)) if options.json else line)
 
 
 def _cloud(options: argparse.Namespace) -> Cloud:

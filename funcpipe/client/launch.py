@@ -12,6 +12,7 @@ from funcpipe.client.upload import upload
 from funcpipe.core import RunRecord, StepReport
 from funcpipe.errors import DeadlineExceeded, PlanError, RunInterrupted
 from funcpipe.platforms.base import Storage
+from funcpipe.platforms.local.log_files import kept_by_client
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.generations import (
     delete_generation,
@@ -43,7 +44,11 @@ def launch(prepared: PreparedRun, on_progress: OnProgress = ignore_progress) -> 
     keys = reserve_generation(prepared.storage, prepared.name)
     kept = prepared.faults.keep
     try:
-        with _objects_removed(prepared.storage, keys, keep=kept), _supervisor(prepared, keys) as supervisor:
+        with (
+            kept_by_client(keys.run),
+            _objects_removed(prepared.storage, keys, keep=kept),
+            _supervisor(prepared, keys) as supervisor,
+        ):
             _start(prepared, keys, supervisor)
             return _follow(prepared, keys, supervisor, on_progress)
     except KeyboardInterrupt:
@@ -55,7 +60,7 @@ def launch_detached(prepared: PreparedRun) -> str:
     if prepared.running is not None:
         raise PlanError(f"run {prepared.name} still runs; there is nothing to resume")
     keys = reserve_generation(prepared.storage, prepared.name)
-    with _supervisor(prepared, keys) as supervisor:
+    with kept_by_client(keys.run), _supervisor(prepared, keys) as supervisor:
         _start(prepared, keys, supervisor)
         supervisor.detach()
     return keys.run
@@ -66,7 +71,7 @@ def _watch(prepared: PreparedRun, record: RunRecord, on_progress: OnProgress) ->
     keys = Keys(record.run, record.generation)
     _log.info("run %s: watches generation %d, which still runs", keys.run, keys.generation)
     try:
-        with _supervisor(prepared, keys) as supervisor:
+        with kept_by_client(keys.run), _supervisor(prepared, keys) as supervisor:
             for spec in load_worker_specs(prepared.storage, keys):
                 supervisor.attach(spec)
             result = _follow(prepared, keys, supervisor, on_progress)

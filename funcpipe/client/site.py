@@ -1,6 +1,5 @@
 """A platform with a storage that its functions reach."""
 
-import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -12,6 +11,7 @@ from funcpipe.errors import InvalidValue
 from funcpipe.platforms.base import Platform, Storage
 from funcpipe.platforms.catalog import LOCAL, load_spec, open_deployment, open_storage
 from funcpipe.platforms.local.platform import LocalPlatform, local_functions
+from funcpipe.platforms.processors import usable_processors
 from funcpipe.profiler.remote.layers import PlatformTimer, platform_timer
 from funcpipe.profiler.remote.platform import measure_platform
 
@@ -40,7 +40,7 @@ def open_local(like: PlatformSpec | None = None, *, silent: bool = False) -> Abs
 
     With `silent`, what they print is lost.
     """
-    imposed = None if like is None else replace(like, shared_cores=len(os.sched_getaffinity(0)))
+    imposed = None if like is None else replace(like, shared_cores=usable_processors())
     return local_functions(
         imposed or load_spec(LOCAL),
         "funcpipe.platforms.entry.function:main",

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from funcpipe.client.prepare import PreparedRun
 from funcpipe.comm import codec
-from funcpipe.core import RunAccount, WorkerSpec, prices_of
+from funcpipe.core import RunAccount, WorkerSpec, logs, prices_of
 from funcpipe.runstate.checkpoints import Checkpoints
 from funcpipe.runstate.keys import Keys
 
@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 def upload(prepared: PreparedRun, keys: Keys) -> Iterator[WorkerSpec]:
     """Put each stage's code and tensors, and what it had learned; yields each worker's payload, stage by stage."""
-    job, storage = prepared.job, prepared.storage
+    job, storage, log_level = prepared.job, prepared.storage, logs.wanted_in_functions()
     for number, stage in enumerate(prepared.stages):
         storage.put(keys.bundle(number), stage.bundle)
         storage.put(keys.parameters(number), codec.encode(stage.tensors))
@@ -45,6 +45,7 @@ def upload(prepared: PreparedRun, keys: Keys) -> Iterator[WorkerSpec]:
                 faults=prepared.faults,
                 limits=prepared.limits,
                 account=_account(prepared, number),
+                log_level=log_level,
             )
 
 

@@ -65,7 +65,7 @@ def in_function(*, run: str, worker: str, attempt: int, levels: str = "INFO") ->
     A process is at most one function at a time; what it was before does not show in the lines of the next.
     """
     path = os.environ.get(FILE)
-    with open(path, "a", encoding="utf-8") if path else _left_open(sys.stderr) as stream:
+    with open(path, "a", encoding="utf-8", opener=_private) if path else _left_open(sys.stderr) as stream:
         handler = _handler(stream, run=run, worker=worker, attempt=attempt)
         root = logging.getLogger(_ROOT)
         before = root.handlers[:], root.propagate
@@ -87,7 +87,7 @@ def at_step(step: int) -> None:
 @contextmanager
 def kept(path: str, *, run: str, worker: str) -> Iterator[None]:
     """Append the lines of this process, a client, to the file `path` as well, as a function's lines are."""
-    with open(path, "a", encoding="utf-8") as stream:
+    with open(path, "a", encoding="utf-8", opener=_private) as stream:
         handler = _handler(stream, run=run, worker=worker, attempt=0)
         root = logging.getLogger(_ROOT)
         before = root.level
@@ -147,6 +147,10 @@ def _handler(stream: TextIO, *, run: str, worker: str, attempt: int) -> logging.
     handler = logging.StreamHandler(stream)
     handler.setFormatter(_Format(run=run, worker=worker, attempt=attempt))
     return handler
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 @contextmanager

@@ -82,9 +82,9 @@ class Status:
 
 
 class Platform(Protocol):
-    """Runs functions and tells how they fare.
+    """Starts functions, reports their state, stops them.
 
-    It can be opened by its URL in any process of its machine or account, in functions too; a handle is good in all.
+    It can be opened by its URL in any process of its machine or account, in functions too; a handle is valid in all.
     """
 
     @property
@@ -102,7 +102,7 @@ class Platform(Protocol):
         """Start a function and return at once."""
 
     def status(self, handle: Handle) -> Status:
-        """How the function fares."""
+        """The function's state."""
 
     def stop(self, handle: Handle) -> None:
         """End the function if it still runs; return when it has ended."""
@@ -111,10 +111,10 @@ class Platform(Protocol):
         """Let the functions, and those that they start, run on when this client ends."""
 
     def logs(self, run: str) -> Iterable[RawLine]:
-        """What the functions of `run` have logged and printed, and the platform said of them, as it keeps that.
+        """What the functions of `run` have logged and printed, and what the platform itself noted about them.
 
-        Lines of one function come in its order; `core.log_lines.merged` does the rest. There may be some of other runs
-        among them, and there are none of a run that the platform does not know, or of which it has forgotten.
+        The lines of one function come in order; `core.log_lines.merged` does the rest. Lines of other runs may be among
+        them. A run that the platform does not know, or no longer knows, has none.
         """
 
 
@@ -134,4 +134,4 @@ class Deployment(Platform, Protocol):
         """The storage that belongs to it."""
 
     def of_deployed_sizes(self) -> "Deployment":
-        """The same, whose specification has only the sizes that there are functions of; raises PlatformRefused."""
+        """The same platform with only those sizes that have a function; raises PlatformRefused if there are none."""

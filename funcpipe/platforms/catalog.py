@@ -10,6 +10,7 @@ from funcpipe.errors import InvalidValue
 from funcpipe.platforms.base import Deployment, Platform, Storage
 from funcpipe.platforms.local.files import FileStorage
 from funcpipe.platforms.local.link import read_link
+from funcpipe.platforms.processors import usable_processors
 from funcpipe.platforms.wrappers import Retried
 
 LOCAL = "local"
@@ -29,7 +30,7 @@ def load_spec(name: str) -> PlatformSpec:
         raise InvalidValue("platform", name, f"must be one of {', '.join(spec_names())}, or a specification's file")
     text = resources.files("funcpipe.platforms").joinpath("specs", f"{name}.json").read_text(encoding="utf-8")
     spec = from_text(PlatformSpec, text, source=f"{name}.json")
-    return replace(spec, shared_cores=len(os.sched_getaffinity(0))) if name == LOCAL else spec
+    return replace(spec, shared_cores=usable_processors()) if name == LOCAL else spec
 
 
 def open_storage(url: str) -> Storage:

@@ -1,5 +1,6 @@
 """Storage that does something more: wrapped around any back-end."""
 
+import logging
 import random
 import threading
 import time
@@ -10,6 +11,7 @@ from typing import TypeVar
 from funcpipe.errors import KeyExists, KeyMissing, StorageBusy
 from funcpipe.platforms.base import OPEN, Gate, Storage
 
+_log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 
@@ -133,6 +135,8 @@ class Retried:
         for attempt in range(self._attempts - 1):
             try:
                 return request()
-            except StorageBusy:
-                self._sleep(self._draw() * min(self._first_s * 2**attempt, self._most_s))
+            except StorageBusy as error:
+                pause_s = self._draw() * min(self._first_s * 2**attempt, self._most_s)
+                _log.info("retry %d of %d in %.2f s: %s", attempt + 1, self._attempts - 1, pause_s, error)
+                self._sleep(pause_s)
         return request()

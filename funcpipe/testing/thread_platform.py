@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from funcpipe.core import Invocation, Plan, PlatformSpec, WorkerSpec, from_text, to_text
+from funcpipe.core.log_lines import RawLine
 from funcpipe.errors import FuncPipeError, PlatformError
 from funcpipe.platforms.base import Cause, Handle, Platform, State, Status, Storage
 from funcpipe.platforms.wrappers import Counted, Retried
@@ -86,6 +87,10 @@ class ThreadPlatform:
             function.thread.join(timeout=60)
             if function.thread.is_alive():
                 raise PlatformError(f"{handle.name} hangs")
+
+    def logs(self, run: str) -> tuple[RawLine, ...]:
+        """Nothing is kept of threads: their lines are the test's own."""
+        return ()
 
     def detach(self) -> None:
         """Nothing: functions are threads of their client."""

@@ -20,6 +20,7 @@ from funcpipe.core import (
     WorkerReport,
     WorkerSpec,
 )
+from funcpipe.core.log_lines import RawLine
 from funcpipe.errors import PlatformRefused
 from funcpipe.platforms.base import Cause, Handle, Platform, State, Status
 from funcpipe.platforms.catalog import load_spec
@@ -69,6 +70,9 @@ class Scripted:
 
     def stop(self, handle: Handle) -> None:
         self.stopped.add(handle.name)
+
+    def logs(self, run: str) -> tuple[RawLine, ...]:
+        return ()
 
     def detach(self) -> None:
         """Functions run on in any case."""

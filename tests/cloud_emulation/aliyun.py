@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, urlsplit
 
 from tests.cloud_emulation.container import Instance
+from tests.cloud_emulation.log_service import LogProjects, call_of
 from tests.contract.oss_server import ACCESS_KEY, SECRET_KEY
 
 _FUNCTION = re.compile(r"/2023-03-30/functions/(?P<name>[\w-]+)(?P<rest>/.*)?")
@@ -41,6 +42,7 @@ class AliyunCloud(ThreadingHTTPServer):
         self.refuse: Callable[[str], str | None] = lambda call: None
         self.environment: dict[str, str] = {}
         self.lines: list[str] = []
+        self.logs = LogProjects()
         self.instances: dict[tuple[str, str], Instance] = {}
         self.pool = ThreadPoolExecutor(32)
 
@@ -56,6 +58,7 @@ class AliyunCloud(ThreadingHTTPServer):
         with Instance(function, image, command, environment=self.environment, lines=self.lines) as instance:
             self.instances[name, task] = instance
             status, message = instance.invoke(payload)
+        self.logs.keep(function, instance.id, instance.events)
         record.update(status="Stopped" if record["status"] == "Stopping" else status, taskErrorMessage=message)
 
     def keep_image(self, image: str, folder: Path) -> None:
@@ -77,10 +80,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        call = self.headers["x-acs-action"]
+        call = self.headers["x-acs-action"] or call_of(self.command, self.path)
         self.server.calls.append(call)
         refused = self.server.refuse(call)
-        if not self._is_signed(body):
+        if "x-acs-action" not in self.headers:
+            answer = self.server.logs.answer(self.command, self.path, dict(self.headers), body, refused=refused)
+            self._answer(answer.status, answer.value, answer.headers)
+        elif not self._is_signed(body):
             self._fail(403, "SignatureDoesNotMatch", "the signature does not match")
         elif refused is not None:
             self._fail(403, refused, "refused by the test")
@@ -135,6 +141,8 @@ class _Handler(BaseHTTPRequestHandler):
         assert value["runtime"] == "custom-container"
         assert 1 <= value["memorySize"] / 1024 / value["cpu"] <= 4
         assert value["memorySize"] % 64 == 0
+        assert value["role"], "without which functions cannot write logs"
+        assert self.server.logs.has(value["logConfig"]["project"], value["logConfig"]["logstore"])
         self.server.functions[value["functionName"]] = {**value, "state": "Active"}
         self._answer(200, self.server.functions[value["functionName"]])
 

@@ -23,6 +23,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import boto3
 
+from tests.cloud_emulation.lambda_logs import check_filter, write_log
 from tests.cloud_emulation.lambda_runtime import REGION, Environment, Function, Invocation
 from tests.cloud_emulation.moto import moto_endpoint
 
@@ -54,7 +55,7 @@ class AwsCloud(ThreadingHTTPServer):
         self._builds: dict[str, str] = {}
         self._session = boto3.session.Session(aws_access_key_id="test", aws_secret_access_key="test")
         self._clients: dict[str, Any] = {}
-        self._idle: list[Environment] = []
+        self.idle: list[Environment] = []
         self.environments: list[Environment] = []
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(32)
@@ -130,20 +131,22 @@ class AwsCloud(ThreadingHTTPServer):
         for _ in range(1 + settings["MaximumRetryAttempts"]):
             invocation = Invocation(request_id=request, payload=payload)
             environment = self._environment(function)
+            began_ms = int(time.time() * 1000)
             environment.run(invocation)
-            self._write_log(stack, environment, invocation)
+            group = self._physical(stack, "Logs")
+            write_log(self.client("logs"), group, environment, invocation, began_ms)
             if environment.alive:
                 with self._lock:
-                    self._idle.append(environment)
+                    self.idle.append(environment)
             if invocation.status == "success":
                 return
         self._write_failure(stack, name, invocation)
 
     def _environment(self, function: Function) -> Environment:
         with self._lock:
-            for environment in self._idle:
+            for environment in self.idle:
                 if environment.function == function and environment.alive:
-                    self._idle.remove(environment)
+                    self.idle.remove(environment)
                     return environment
         environment = Environment(function, self.lines.append)
         self.environments.append(environment)
@@ -178,23 +181,6 @@ class AwsCloud(ThreadingHTTPServer):
     def _physical(self, stack: str, logical: str) -> str:
         answer = self.client("cloudformation").describe_stack_resource(StackName=stack, LogicalResourceId=logical)
         return str(answer["StackResourceDetail"]["PhysicalResourceId"])
-
-    def _write_log(self, stack: str, environment: Environment, invocation: Invocation) -> None:
-        logs, group, stream = self.client("logs"), self._physical(stack, "Logs"), uuid.uuid4().hex
-        record = {
-            "requestId": invocation.request_id,
-            "status": invocation.status,
-            "metrics": {
-                "durationMs": 1000.0,
-                "memorySizeMB": environment.function.memory_mb,
-                "maxMemoryUsedMB": invocation.peak_mb,
-            },
-        } | ({"errorType": invocation.error_type} if invocation.error_type else {})
-        messages = [*filter(str.strip, self.lines[-20:]), json.dumps({"type": "platform.report", "record": record})]
-        now_ms = int(time.time() * 1000)
-        logs.create_log_stream(logGroupName=group, logStreamName=stream)
-        events = [{"timestamp": now_ms, "message": message} for message in messages]
-        logs.put_log_events(logGroupName=group, logStreamName=stream, logEvents=events)
 
     def _write_failure(self, stack: str, name: str, invocation: Invocation) -> None:
         record = {
@@ -238,6 +224,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif call == "BatchGetBuilds":
             answer(200, json.dumps(self.server.builds(json.loads(body))).encode())
         else:
+            if call == "FilterLogEvents":
+                check_filter(json.loads(body))
             if call == "DeleteStack":
                 self.server.empty_repositories(parse_qs(body.decode())["StackName"][0])
             self._forward(body, answer)

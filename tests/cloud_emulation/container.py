@@ -40,6 +40,8 @@ class Instance:
         self._port = free_port()
         self._group = MemoryGroup(function["memorySize"])
         self._request = str(uuid.uuid4())
+        self.id = f"c-{uuid.uuid4().hex[:20]}"
+        self.events: list[tuple[float, str]] = []
         self._lines = lines
         variables = {
             "PATH": "/usr/local/bin:/usr/bin:/bin",
@@ -129,4 +131,5 @@ class Instance:
         assert self._process.stdout is not None
         with self._process.stdout as lines:
             for line in lines:
+                self.events.append((time.time(), line.rstrip("\n")))
                 self._lines.append(line.rstrip("\n"))

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -62,10 +63,16 @@ class Invocation:
 
 
 class Environment:
-    """One execution environment; `say` gets each line that the function prints."""
+    """One execution environment; `say` gets each line that the function prints.
+
+    `stream` is its log stream, `events` what it has printed since `take_events` was last called, with the moments.
+    """
 
     def __init__(self, function: Function, say: Callable[[str], None]) -> None:
         self.function = function
+        moment = time.strftime("%Y/%m/%d", time.gmtime())
+        self.stream = f"{moment}/{function.name}[$LATEST]{uuid.uuid4().hex}"
+        self.events: list[tuple[int, str]] = []
         self.invocations: queue.Queue[Invocation] = queue.Queue()
         self.current: Invocation | None = None
         self.init_error = b""
@@ -99,6 +106,17 @@ class Environment:
                 invocation.end("timeout", _error("Sandbox.Timedout", f"Task timed out after {limit}"))
         invocation.peak_mb = self._group.peak_mb() or _peak_mb(self._process.pid)
         self.current = None
+
+    def take_events(self) -> list[tuple[int, str]]:
+        """What was printed: by a function that has ended all of it, else what has come a moment after its answer."""
+        if not self.alive:
+            self._copying.join()
+        count = -1
+        while count != len(self.events):  # until nothing more comes
+            count = len(self.events)
+            time.sleep(0.02)
+        taken, self.events = self.events[:count], self.events[count:]
+        return taken
 
     def close(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -144,6 +162,7 @@ class Environment:
         assert self._process.stdout is not None
         with self._process.stdout as lines:
             for line in lines:
+                self.events.append((int(time.time() * 1000), line.rstrip("\n")))
                 self._say(line.rstrip("\n"))
 
     def _explain_death(self, invocation: Invocation) -> None:

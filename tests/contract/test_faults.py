@@ -34,7 +34,7 @@ from tests.contract.oss_server import ACCESS_KEY, REGION, SECRET_KEY, OssServer
 
 pytestmark = pytest.mark.slow
 
-BUCKET, SILENT_S, SLOW_S = "funcpipe-faults", 0.5, 60.0
+BUCKET, SILENT_S, SLOW_S = "funcpipe-faults", 0.25, 60.0
 PASSING: dict[str, Fault] = {
     "500": refuses(500, "InternalError"),
     "503": refuses(503, "ServiceUnavailable"),

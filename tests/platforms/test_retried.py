@@ -36,12 +36,14 @@ def retried(store: MemoryStorage, pauses: list[float]) -> Retried:
     return Retried(store, attempts=4, first_s=0.1, most_s=0.3, sleep=pauses.append, draw=lambda: 0.5)
 
 
-def test_requests_are_made_again_after_growing_pauses() -> None:
+def test_requests_are_made_again_after_growing_pauses(caplog: pytest.LogCaptureFixture) -> None:
     pauses: list[float] = []
+    caplog.set_level("INFO", logger="funcpipe")
     store = Flaky(3)
     retried(store, pauses).put("k", b"1")
     assert pauses == pytest.approx([0.05, 0.1, 0.15])
     assert store.get("k") == b"1"
+    assert caplog.messages == [f"retry {n} of 3 in {pause_s:.2f} s: later" for n, pause_s in enumerate(pauses, 1)]
     with pytest.raises(KeyMissing):
         retried(store, pauses).get("none")
 

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -16,9 +17,18 @@ from funcpipe.errors import FuncPipeError, InvalidValue, PlatformError, Platform
 
 _READ_TIMEOUT_MS = 60_000
 _KEYS = ("OSS_ACCESS_KEY_ID", "OSS_ACCESS_KEY_SECRET")
-_DENIED = ("AccessDenied", "NoPermission", "Forbidden", "ImplicitDeny")
+_DENIED = ("AccessDenied", "Unauthorized", "NoPermission", "Forbidden", "ImplicitDeny")
 _UNKNOWN = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidSecurityToken", "IncompleteSignature")
 _TOO_MANY = ("Quota", "ResourceExhausted", "LimitExceeded", "TooMany")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keys:
+    """The key of an account, with the token of one that is temporary."""
+
+    name: str
+    secret: str = field(repr=False)
+    token: str | None = field(repr=False)
 
 
 class Account:
@@ -47,6 +57,12 @@ class Account:
         with explained("asking whose credentials these are"):
             return str(self.call("sts", "GetCallerIdentity", "2015-04-01", {})["AccountId"])
 
+    @property
+    def keys(self) -> Keys:
+        """The environment's credentials."""
+        name, secret = (os.environ[variable] for variable in _KEYS)
+        return Keys(name=name, secret=secret, token=os.environ.get("OSS_SESSION_TOKEN") or None)
+
     @cached_property
     def functions(self) -> Any:
         """The client of Function Compute."""
@@ -70,10 +86,11 @@ class Account:
         return answer
 
     def _config(self, endpoint: str | None) -> Config:
+        keys = self.keys
         return Config(
-            access_key_id=os.environ[_KEYS[0]],
-            access_key_secret=os.environ[_KEYS[1]],
-            security_token=os.environ.get("OSS_SESSION_TOKEN") or None,
+            access_key_id=keys.name,
+            access_key_secret=keys.secret,
+            security_token=keys.token,
             region_id=self.region,
             endpoint=endpoint,
             protocol=self._protocol,

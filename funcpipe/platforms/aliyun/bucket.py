@@ -10,7 +10,7 @@ from funcpipe.errors import PlatformError, PlatformRefused
 
 
 class Bucket:
-    """A bucket that may be there or not. Credentials are those of the account."""
+    """A bucket, which may not exist yet. Credentials are those of the account."""
 
     def __init__(self, name: str, *, endpoint: str, region: str) -> None:
         self.name = name
@@ -20,7 +20,7 @@ class Bucket:
         )
 
     def ensure(self, expiry_days: Mapping[str, int]) -> bool:
-        """Make the bucket be there, and its objects expire; whether anything had to be done."""
+        """Create the bucket and the expiry of its objects unless both exist; whether anything was changed."""
         try:
             changed = False
             if not self._exists():

@@ -1,4 +1,4 @@
-"""Setting up what runs on Alibaba Cloud need, call by call, and taking it away again. Both may be repeated."""
+"""Sets up what runs on Alibaba Cloud need, call by call, and removes it again. Both can be repeated safely."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from funcpipe.errors import PlatformRefused
 from funcpipe.platforms.aliyun import template
 from funcpipe.platforms.aliyun.account import Account, code_of, explained
 from funcpipe.platforms.aliyun.bucket import Bucket
+from funcpipe.platforms.aliyun.log_service import LogService
 from funcpipe.platforms.aliyun.names import bucket_name, oss_endpoint, role_name, storage_url
 from funcpipe.platforms.aliyun.template import Shape
 from funcpipe.platforms.shared.docker import Docker
@@ -40,12 +41,12 @@ class Deployed:
         """What it costs to keep, in words."""
         return (
             "functions, role and the image in a personal registry cost nothing while nothing runs; objects of runs are "
-            "paid by OSS per GB and month and expire after 7 days"
+            "paid by OSS per GB and month and expire after 7 days, logs by the log service, after 14 days"
         )
 
 
 class Deployer:
-    """Makes what is in an account be as it should. `say` hears what happens."""
+    """Creates, updates and removes what a deployment consists of. `say` is told what happens."""
 
     def __init__(
         self, account: Account, *, say: Callable[[str], None], docker: Docker | None = None, oss: str | None = None
@@ -57,12 +58,14 @@ class Deployer:
         self._oss = oss or oss_endpoint(account.region, internal=False)
 
     def deploy(self, shape: Shape, package: Package) -> Deployed:
-        """Create or update what `shape` needs; what is as it should be is left alone."""
+        """Create or update what `shape` needs; what is up to date is left alone."""
         account = self._account
         bucket = bucket_name(shape.name, account.number, account.region)
         self._say(f"account {account.number}, region {account.region}, bucket {bucket}")
         if self._bucket(bucket).ensure(template.expiry_rules()):
             self._say(f"made the bucket {bucket}")
+        if LogService(account, bucket).ensure(template.LOG_STORE, days=template.LOG_DAYS):
+            self._say(f"made the log project {bucket}")
         role = self._ensure_role(shape.name, bucket)
         image = self._ensure_image(shape, package)
         names = [self._ensure_function(shape, size, image, role) for size in shape.sizes]
@@ -79,11 +82,13 @@ class Deployer:
         self._unless_missing("DetachPolicyFromRole", policy | {"RoleName": role})
         self._unless_missing("DeletePolicy", {"PolicyName": role})
         self._unless_missing("DeleteRole", {"RoleName": role})
-        self._bucket(bucket_name(name, self._account.number, self._account.region)).remove()
+        bucket = bucket_name(name, self._account.number, self._account.region)
+        self._bucket(bucket).remove()
+        LogService(self._account, bucket).remove()
         self._say(f"removed {name} and all it held")
 
     def logs(self, name: str, *, since_s: float, containing: str | None = None) -> Iterator[str]:
-        """How the asynchronous tasks since the time `since_s` fared, and what their errors say, line by line."""
+        """The states and errors of the asynchronous tasks since the time `since_s`, line by line."""
         for function in self._functions(name):
             request = models.ListAsyncTasksRequest(started_time_begin=int(since_s * 1000), limit=100)
             with explained(f"reading the tasks of {function}"):
@@ -127,7 +132,9 @@ class Deployer:
         return image
 
     def _ensure_function(self, shape: Shape, size: FunctionSize, image: str, role: str) -> str:
-        wanted = template.function_properties(shape, size, image=image, role=role)
+        project = bucket_name(shape.name, self._account.number, self._account.region)
+        logs = template.log_properties(project)
+        wanted = template.function_properties(shape, size, image=image, role=role, logs=logs)
         name: str = wanted["functionName"]
         with explained(f"making {name}"):
             found = self._found(lambda: self._client.get_function(name, models.GetFunctionRequest()))

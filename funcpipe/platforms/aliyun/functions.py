@@ -2,6 +2,7 @@
 
 import io
 import uuid
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,14 +11,16 @@ from darabonba.exceptions import DaraException
 from darabonba.runtime import RuntimeOptions
 
 from funcpipe.core import FunctionSize, Invocation, Plan, PlatformSpec
+from funcpipe.core.log_lines import RawLine
 from funcpipe.errors import PlatformRefused
 from funcpipe.platforms.aliyun.account import Account, code_of, explained
 from funcpipe.platforms.aliyun.names import bucket_name, function_name, storage_url
+from funcpipe.platforms.aliyun.run_logs import read_logs
 from funcpipe.platforms.base import Cause, Handle, State, Status, StorageUrls
 from funcpipe.platforms.shared.polling import STOP_WITHIN_S, Polling, payload_of
 
 POLLING = Polling(every_s=2.0)
-"""Pause between two questions how a function fares; they are free."""
+"""Pause between two requests for a function's state, which are free."""
 
 _DEPLOY = "`funcpipe deploy aliyun --sizes …` makes them"
 _AT_WORK = {"Enqueued", "Dequeued", "Running", "Retrying", "Stopping"}
@@ -66,6 +69,10 @@ class AliyunPlatform:
     def detach(self) -> None:
         """Nothing to do: functions run on by themselves."""
 
+    def logs(self, run: str) -> Iterator[RawLine]:
+        """What the log service has of the functions of `run`."""
+        return read_logs(self._account, self._deployment, run)
+
     def check(self, plan: Plan) -> None:
         """Raise PlatformRefused if the service would not run `plan`: functions that are not there, or too many."""
         sizes = sorted({stage.size for stage in plan.stages})
@@ -106,11 +113,11 @@ class AliyunPlatform:
         return Handle(worker=worker.worker, name=f"{function}/{task}")
 
     def status(self, handle: Handle) -> Status:
-        """How the function fares, as of at most `polling.every_s` ago."""
+        """The function's state, at most `polling.every_s` old."""
         asked_s, status = self._known.get(handle, (float("-inf"), Status(state=State.RUNNING)))
         if status.state is State.RUNNING and self._polling.is_due(asked_s):
             function, task = handle.name.split("/")
-            with explained(f"asking how {handle.name} fares"):
+            with explained(f"asking for the state of {handle.name}"):
                 found = self._client.get_async_task(function, task, models.GetAsyncTaskRequest()).body
             status = status_of(found.status, found.task_error_message or "")
             self._known[handle] = self._polling.clock(), status

@@ -14,6 +14,10 @@ PORT = 9000
 RUNS = "runs"
 """The prefix of the bucket under which runs keep their objects."""
 
+LOG_STORE = "functions"
+"""The log store, in the deployment's project, that functions log to."""
+
+LOG_DAYS = 14
 _EXPIRY_DAYS = 7
 _MOST_LIFETIME_S = 86_400
 _QUEUED_S = 300  # a task that could not start by then is given up
@@ -57,8 +61,8 @@ def container_package(extra: tuple[str, ...] = ()) -> Package:
     return make_package(_COMMAND, ("oss2", "alibabacloud_fc20230330"), extra)
 
 
-def function_properties(shape: Shape, size: FunctionSize, *, image: str, role: str) -> Node:
-    """A function as the API takes it."""
+def function_properties(shape: Shape, size: FunctionSize, *, image: str, role: str, logs: Node | str) -> Node:
+    """A function as the API takes it; `logs` says where it logs to."""
     return {
         "functionName": function_name(shape.name, size.name),
         "runtime": "custom-container",
@@ -70,7 +74,19 @@ def function_properties(shape: Shape, size: FunctionSize, *, image: str, role: s
         "instanceConcurrency": 1,
         "internetAccess": True,
         "role": role,
+        "logConfig": logs,
         "customContainerConfig": {"image": image, "port": PORT},
+    }
+
+
+def log_properties(project: str) -> Node:
+    """Where functions log to, as the API takes it: lines as they are, without metrics, which are paid apart."""
+    return {
+        "project": project,
+        "logstore": LOG_STORE,
+        "enableRequestMetrics": False,
+        "enableInstanceMetrics": False,
+        "logBeginRule": "None",
     }
 
 
@@ -80,10 +96,13 @@ def async_properties() -> Node:
 
 
 def tool_template(shape: Shape, *, region: str, image: str, role: str) -> str:
-    """The `s.yaml` for Serverless Devs (`s deploy`), written as JSON, which YAML includes."""
+    """The `s.yaml` for Serverless Devs (`s deploy`), written as JSON, which YAML includes.
+
+    The tool makes a project of the log service of its own.
+    """
     resources = {}
     for size in shape.sizes:
-        properties = function_properties(shape, size, image=image, role=role)
+        properties = function_properties(shape, size, image=image, role=role, logs="auto")
         resources[properties["functionName"]] = {
             "component": "fc3",
             "props": {"region": region, **properties, "asyncInvokeConfig": async_properties()},
@@ -99,7 +118,10 @@ def trust() -> str:
 
 
 def rights(shape_name: str, bucket: str, region: str, account: str) -> str:
-    """What functions may do: to their runs' objects, to their deployment's functions, and pull their image."""
+    """What functions may do: to their runs' objects, to their deployment's functions; write logs, pull their image.
+
+    The log project is called after the bucket.
+    """
     functions = f"acs:fc:{region}:{account}:functions/{shape_name}-*"
     statements: list[Mapping[str, object]] = [
         {
@@ -117,6 +139,11 @@ def rights(shape_name: str, bucket: str, region: str, account: str) -> str:
             "Effect": "Allow",
             "Action": ["fc:InvokeFunction", "fc:GetAsyncTask", "fc:StopAsyncTask"],
             "Resource": [functions],
+        },
+        {
+            "Effect": "Allow",
+            "Action": ["log:PostLogStoreLogs"],
+            "Resource": [f"acs:log:{region}:{account}:project/{bucket}/logstore/*"],
         },
         {
             "Effect": "Allow",

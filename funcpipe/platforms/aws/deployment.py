@@ -1,4 +1,4 @@
-"""Setting up what runs on AWS need, by one CloudFormation stack, and taking it away again. Both may be repeated."""
+"""Sets up what runs on AWS need, as one CloudFormation stack, and removes it again. Both can be repeated safely."""
 
 import json
 import time
@@ -53,7 +53,7 @@ class Deployed:
 
 
 class Deployer:
-    """Makes an account's stack be as it should. `say` hears what happens; `docker` builds images."""
+    """Creates, updates and removes a deployment's stack. `say` is told what happens; `docker` builds images."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Deployer:
         self._stacks: Any = account.client("cloudformation")
 
     def deploy(self, shape: Shape, package: Package) -> Deployed:
-        """Create or update the stack; what is as it should be is left alone."""
+        """Create or update the stack; what is up to date is left alone."""
         text = template_text(shape)
         self._say(f"account {self._account.number}, region {self._account.region}, stack {shape.name}")
         stack = self._settled(shape.name)

@@ -45,7 +45,7 @@ def _of_record(record: dict[str, Any]) -> Status:
 
 
 def of_failure(text: str) -> tuple[str, Status]:
-    """The invocation that Lambda's record of a failure is about, and what befell it."""
+    """The invocation that Lambda's record of a failure is about, and what happened to it."""
     record = json.loads(text)
     about, answer = record["requestContext"], record.get("responsePayload") or {}
     message = str(answer.get("errorMessage", ""))

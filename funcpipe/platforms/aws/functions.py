@@ -6,9 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from funcpipe.core import Invocation, Plan, PlatformSpec
+from funcpipe.core.log_lines import RawLine
 from funcpipe.errors import PlatformRefused
 from funcpipe.platforms.aws import endings
 from funcpipe.platforms.aws.account import Account, explained
+from funcpipe.platforms.aws.run_logs import read_logs
 from funcpipe.platforms.aws.template import FAILURES, LEAST_MEMORY_MB, MOST_MEMORY_MB, RUNS, function_name, log_group
 from funcpipe.platforms.base import Handle, State, Status, StorageUrls
 from funcpipe.platforms.shared.polling import STOP_WITHIN_S, Polling, payload_of
@@ -67,6 +69,11 @@ class AwsPlatform:
     def detach(self) -> None:
         """Nothing to do: functions run on by themselves."""
 
+    def logs(self, run: str) -> Iterator[RawLine]:
+        """What the deployment's log group has of the functions of `run`."""
+        with explained(f"reading the logs of {run}"):
+            yield from read_logs(self._logs, log_group(self._deployment), run)
+
     def check(self, plan: Plan) -> None:
         """Raise PlatformRefused if Lambda would not run `plan`: functions that are not there, too many at once."""
         for memory in sorted({stage.memory_mb for stage in plan.stages}):
@@ -106,7 +113,7 @@ class AwsPlatform:
         return handle
 
     def status(self, handle: Handle) -> Status:
-        """How the function fares, as of at most `polling.every_s` ago."""
+        """The function's state, at most `polling.every_s` old."""
         request = handle.name.split("/")[1]
         if request not in self._ended:
             self._open[handle] = None

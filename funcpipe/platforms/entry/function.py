@@ -1,5 +1,6 @@
 """A function's work, as every platform's entry does it: run the payload, and end early when told to."""
 
+import logging
 import os
 import threading
 from collections.abc import Callable
@@ -8,6 +9,8 @@ from types import TracebackType
 from funcpipe.errors import KeyMissing, StorageBusy, WorkerFailed
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import open_platform, open_storage
+
+_log = logging.getLogger(__name__)
 
 STOP_POLL_S = 5.0
 """Pause between two looks whether the function is to stop: in 900 s 180 requests, 0.2 % of a 2 GB function's price."""
@@ -79,5 +82,6 @@ class StopWatch:
                 if self._over.wait(self._poll_s):
                     return
             else:
+                _log.warning("the client has told this function to stop")
                 self._end(STOPPED)
                 return

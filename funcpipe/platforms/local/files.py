@@ -1,6 +1,7 @@
 """Objects as files of one folder, shared by the processes of a machine."""
 
 import itertools
+import logging
 import os
 import threading
 from functools import cached_property
@@ -10,6 +11,7 @@ from funcpipe.errors import InvalidValue, KeyExists, KeyMissing, StorageError
 from funcpipe.platforms.base import OPEN, Gate
 from funcpipe.platforms.local.watch import FolderWatch
 
+_log = logging.getLogger(__name__)
 _UNFINISHED = ".unfinished"
 _LOOK_S = 0.01  # between two looks for an object, where the system does not tell of it
 
@@ -90,8 +92,9 @@ class FileStorage:
             if self.watches:
                 self._watch.wait(path, timeout_s, cancel)
                 return
-        except OSError:
-            self.watches = False  # the system's watches are used up: the caller looks from time to time
+        except OSError as error:
+            self.watches = False
+            _log.warning("folders are looked at every %g s instead of watched: %s", _LOOK_S, error)
         cancel.wait(min(timeout_s, _LOOK_S))
 
     @cached_property

@@ -1,4 +1,4 @@
-"""The host of local functions: a process that forks them, in a fraction of a second, and knows how they fare.
+"""The host of local functions: a process that forks them, in a fraction of a second, and knows their state.
 
 It has loaded what functions need, and is asked through a Unix socket by its client and by functions: each request and
 each answer is a line with a JSON object. It ends when its client has ended, and all functions with it; if the client
@@ -24,8 +24,9 @@ from funcpipe.errors import InvalidValue, PlatformError
 from funcpipe.platforms.base import Handle, State, Status
 from funcpipe.platforms.local.cgroup import Groups
 from funcpipe.platforms.local.function import fork, kill, status_of
-from funcpipe.platforms.local.limits import Leash, Limits
+from funcpipe.platforms.local.limits import FunctionLimits, ImposedLimits
 from funcpipe.platforms.local.output import FunctionOutput
+from funcpipe.platforms.processors import usable_processors
 
 CLIENT = 0
 """The file descriptor of the pipe whose other end is the client's: it tells when the client ends."""
@@ -53,7 +54,7 @@ class _Function:
     """A function that was started; `status` is set when it has ended."""
 
     pid: int
-    leash: Leash | None
+    function_limits: FunctionLimits | None
     output: FunctionOutput
     status: Status = field(default_factory=lambda: Status(state=State.RUNNING))
     stopped: bool = False
@@ -65,7 +66,7 @@ class Host:
     """The functions of one client, and who asks for them."""
 
     def __init__(
-        self, told: HostSpec, limits: Limits | None, listener: socket.socket, selector: selectors.BaseSelector
+        self, told: HostSpec, limits: ImposedLimits | None, listener: socket.socket, selector: selectors.BaseSelector
     ) -> None:
         self._told = told
         self._limits = limits
@@ -128,25 +129,25 @@ class Host:
         running, most = self._running(), self._told.spec.max_functions
         if running >= most:
             raise PlatformError(f"{running} functions run, as many as {self._told.spec.name} allows at once")
-        leash = None if self._limits is None else self._limits.leash(size)
+        function_limits = None if self._limits is None else self._limits.of_function(size)
         output = None
         try:
             output = _output(worker, payload)
-            pid = fork(lambda: self._become(payload, leash, output), lifeline=self._functions_end)
+            pid = fork(lambda: self._become(payload, function_limits, output), lifeline=self._functions_end)
         except OSError as error:
             if output is not None:
                 output.abandon()
-            if self._limits is not None and leash is not None:
-                self._limits.take_off(leash)
+            if self._limits is not None and function_limits is not None:
+                self._limits.release(function_limits)
             raise PlatformError(f"no function can be started: {error.strerror}") from error
         output.copy(asyncio.get_running_loop())
         handle = Handle(worker=worker, name=f"function {len(self._functions) + 1}, process {pid}")
-        function = self._functions[handle.name] = _Function(pid, leash, output)
-        if leash is not None and leash.lifetime_s is not None:
-            asyncio.get_running_loop().call_later(leash.lifetime_s, self._time_out, function)
+        function = self._functions[handle.name] = _Function(pid, function_limits, output)
+        if function_limits is not None and function_limits.lifetime_s is not None:
+            asyncio.get_running_loop().call_later(function_limits.lifetime_s, self._time_out, function)
         return handle
 
-    def _become(self, payload: str, leash: Leash | None, output: FunctionOutput) -> None:
+    def _become(self, payload: str, function_limits: FunctionLimits | None, output: FunctionOutput) -> None:
         """Turn this process, just forked, into a function."""
         os.close(self._own_end)
         kept = list(self._selector.get_map().values())  # or Python complains of the host's tasks, which go with them
@@ -156,14 +157,16 @@ class Host:
         self._selector.close()
         os.dup2(os.open(os.devnull, os.O_RDONLY), CLIENT)
         output.enter_function()
-        if leash is not None:
-            leash.put_on()
-            payload = leash.payload(payload)
+        if function_limits is not None:
+            function_limits.impose()
+            payload = function_limits.payload(payload)
         self._entry(payload)
 
     def _warnings(self) -> list[str]:
-        """What nobody was told yet of limits that do not hold."""
-        new = [] if self._limits is None else [text for text in self._limits.warnings() if text not in self._warned]
+        """What the client has not yet been told about limits that do not hold and logs that are not kept."""
+        troubles = [function.output.trouble for function in self._functions.values() if function.output.trouble]
+        found = [*(self._limits.warnings() if self._limits is not None else ()), *troubles]
+        new = [text for text in dict.fromkeys(found) if text not in self._warned]
         self._warned.update(new)
         return new
 
@@ -187,20 +190,19 @@ class Host:
                 kill(function.pid)
                 _, exit_status = os.waitpid(function.pid, 0)
                 function.status = self._last_status(function, exit_status)
-                function.output.drain()
-                if function.status.state is State.FAILED:
-                    function.output.keep("ERROR", [f"the function was ended: {function.status.reason}".encode()])
+                failed = function.status.state is State.FAILED
+                function.output.end(function.status.reason if failed else None)
                 function.ended.set()
         self._end_if_alone()
 
     def _last_status(self, function: _Function, exit_status: int) -> Status:
         status = Status(state=State.FAILED, reason="stopped") if function.stopped else status_of(exit_status)
-        if function.leash is None or self._limits is None:
+        if function.function_limits is None or self._limits is None:
             return status
         try:
-            return status if function.stopped else function.leash.explained(status, late=function.late)
+            return status if function.stopped else function.function_limits.explain(status, late=function.late)
         finally:
-            self._limits.take_off(function.leash)
+            self._limits.release(function.function_limits)
 
     def _time_out(self, function: _Function) -> None:
         if not function.ended.is_set():
@@ -242,8 +244,8 @@ def main(listener: int, folder: str) -> None:
         for name in (*told.preload, told.entry.partition(":")[0]):
             importlib.import_module(name)
         gc.freeze()  # what is loaded stays, and its pages are shared with functions longer if nobody counts it
-        processors = len(os.sched_getaffinity(0))
-        limits = Limits(told.spec, folder, Groups(), processors=processors) if told.imposed else None
+        processors = usable_processors()
+        limits = ImposedLimits(told.spec, folder, Groups(), processors=processors) if told.imposed else None
         selector = selectors.DefaultSelector()
         with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner:
             runner.run(Host(told, limits, socket.socket(fileno=listener), selector).serve())

@@ -4,6 +4,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from funcpipe.core import MB, FunctionSize, PlatformSpec
 from funcpipe.platforms.base import Cause, State, Status
@@ -13,7 +14,7 @@ from funcpipe.platforms.local.link import link_of
 _REMOVAL_S = 2.0  # for processes that were killed to leave their group
 
 
-class Leash:
+class FunctionLimits:
     """The limits of one function."""
 
     def __init__(self, spec: PlatformSpec, size: FunctionSize, group: Group, folder: str, *, shared_bytes: int) -> None:
@@ -34,12 +35,12 @@ class Leash:
         told = json.loads(text)
         return json.dumps(told | {"storage": self._link.on(told["storage"])})
 
-    def put_on(self) -> None:
+    def impose(self) -> None:
         """Take the limits on, in the function, and be as slow to start as it would be on the platform."""
         self.group.join()
         time.sleep(self._spec.cold_start_s)
 
-    def explained(self, status: Status, *, late: bool) -> Status:
+    def explain(self, status: Status, *, late: bool) -> Status:
         """The function's last status, with the limit that ended it; `late` if it was killed at the end of its life."""
         if status.state is State.FAILED and late:
             reason = f"timed out after {self._spec.lifetime_s:g} s"
@@ -52,8 +53,8 @@ class Leash:
         return status
 
 
-class Limits:
-    """Puts functions on their leashes.
+class ImposedLimits:
+    """Imposes limits on functions.
 
     A function is charged for the memory that it shares with this process, the one it is forked from, as well.
     """
@@ -66,24 +67,24 @@ class Limits:
         self._groups = groups
         self._processors = processors
         self._shared_bytes = _resident_bytes() if shared_bytes is None else shared_bytes
-        self._vcpus: dict[Leash, float] = {}
+        self._vcpus: dict[FunctionLimits, float] = {}
         self._emptied: list[Group] = []
 
-    def leash(self, size_name: str) -> Leash:
+    def of_function(self, size_name: str) -> FunctionLimits:
         """The limits of a new function; raises InvalidValue for a size that the platform does not have."""
         size = self._spec.size(size_name)
         group = self._groups.make()
         group.limit_memory(max(size.memory_bytes - self._shared_bytes, MB))
         group.limit_cpu(size.vcpu)
-        leash = Leash(self._spec, size, group, self._folder, shared_bytes=self._shared_bytes)
-        self._vcpus[leash] = size.vcpu
-        return leash
+        function_limits = FunctionLimits(self._spec, size, group, self._folder, shared_bytes=self._shared_bytes)
+        self._vcpus[function_limits] = size.vcpu
+        return function_limits
 
-    def take_off(self, leash: Leash) -> None:
+    def release(self, function_limits: FunctionLimits) -> None:
         """Forget a function that has ended, and what it left."""
-        del self._vcpus[leash]
-        leash.group.kill()
-        self._emptied.append(leash.group)
+        del self._vcpus[function_limits]
+        function_limits.group.kill()
+        self._emptied.append(function_limits.group)
         self._remove()
 
     def warnings(self) -> list[str]:
@@ -113,5 +114,9 @@ class Limits:
 
 
 def _resident_bytes() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    """The memory that this process holds; 0 on systems that have no control groups either, and need not know it."""
+    try:
+        words = Path("/proc/self/statm").read_text().split()
+    except FileNotFoundError:
+        return 0
+    return int(words[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -4,13 +4,16 @@
 `~/.local/state` unless set. The folders of the newest `KEPT_RUNS` runs are kept.
 """
 
+import logging
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
 from funcpipe.core.log_lines import RawLine
+from funcpipe.core.logs import kept
 
 FOLDER = "FUNCPIPE_LOG_DIR"
 """The environment variable with the folder."""
@@ -21,6 +24,9 @@ CLIENT = "client"
 """Who writes the lines that are not a function's."""
 
 
+_log = logging.getLogger(__name__)
+
+
 def log_file(run: str, name: str) -> Path:
     """The file for `name`, a function or the client; its folder is there, and those of runs too long ago are not."""
     folder = _folder_of(run)
@@ -28,6 +34,19 @@ def log_file(run: str, name: str) -> Path:
         folder.mkdir(parents=True)
         _remove_old(folder.parent)
     return folder / f"{quote(name, safe='')}.log"
+
+
+@contextmanager
+def kept_by_client(run: str) -> Iterator[None]:
+    """Keep what this process, the client of `run`, logs, as its functions' lines are kept."""
+    try:
+        path = log_file(run, CLIENT)
+    except OSError as error:
+        _log.warning("the log of run %s is not kept: %s", run, error)
+        yield
+        return
+    with kept(str(path), run=run, worker=CLIENT):
+        yield
 
 
 def read_logs(run: str) -> Iterator[RawLine]:

@@ -12,20 +12,32 @@ from funcpipe.core.log_lines import PRINTED
 from funcpipe.platforms.local.log_files import log_file
 
 _CHUNK = 4096  # a pipe that can be written to takes so much at once: POSIX, PIPE_BUF
+_CHUNKS = 256  # the most that a pipe holds, 1 MiB unless the system was told otherwise: pipe(7)
 _LONGEST_LINE = 64 * 1024
 _RETRY_S = 0.02
+_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 _STREAMS = (1, 2)  # standard output and error
 
 
 class FunctionOutput:
-    """The streams of one function and the file of its log, opened in the host before the function is forked."""
+    """The streams of one function and the file of its log, opened in the host before the function is forked.
+
+    `trouble` says why there is no such file, if there is none.
+    """
 
     def __init__(self, *, run: str, worker: str, attempt: int) -> None:
         self._run, self._worker, self._attempt = run, worker, attempt
-        self._path = str(log_file(run, f"{worker}.a{attempt}"))
-        self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.trouble: str | None = None
+        self._path, self._file = os.devnull, -1
+        try:
+            self._path = str(log_file(run, f"{worker}.a{attempt}"))
+            self._file = os.open(self._path, _APPEND, 0o600)
+        except OSError as error:
+            self.trouble = f"the logs of functions are not kept: {error}"
+            self._file = os.open(os.devnull, _APPEND)
         self._pipes = [os.pipe() for _ in _STREAMS]
         self._copies: list[_Copy] = []
+        self._has_ended = False
 
     def enter_function(self) -> None:
         """In the function: print into the pipes, line by line, and log to the file."""
@@ -50,16 +62,28 @@ class FunctionOutput:
         for descriptor in (self._file, *(end for pipe in self._pipes for end in pipe)):
             os.close(descriptor)
 
-    def drain(self) -> None:
-        """Copy what was printed so far, as far as its reader takes it at once."""
+    def end(self, reason: str | None) -> None:
+        """Copy what the function, which has ended, has printed; with a `reason`, note that it failed.
+
+        A process that it left behind may print on, and a slow reader of what is shown takes the rest later.
+        """
         for copy in self._copies:
             copy.drain()
+        if reason is not None:
+            self.keep("ERROR", [f"the function was ended: {reason}".encode()])
+        self._has_ended = True
+        self.close_file()
 
     def close(self) -> None:
         """Copy what was printed, however slow its reader, and nothing after that."""
         for copy in self._copies:
             copy.close()
-        os.close(self._file)
+
+    def close_file(self) -> None:
+        """Close the file when nothing more can come."""
+        if self._has_ended and not any(copy.is_open for copy in self._copies) and self._file >= 0:
+            os.close(self._file)
+            self._file = -1
 
     def keep(self, level: str, lines: list[bytes]) -> None:
         """Write lines to the file, each with the time and the function that it is of."""
@@ -78,16 +102,18 @@ class _Copy:
         os.set_blocking(source, False)
         self._output, self._loop, self._source, self._shown = output, loop, source, shown
         self._rest = b""
-        self._is_shown = self._is_open = True
+        self._is_shown = self.is_open = True
         loop.add_reader(source, self._copy)
 
     def drain(self) -> None:
-        while self._is_open and self._may_show() and self._copy_some():
-            pass
+        for _ in range(_CHUNKS):
+            if not (self.is_open and self._may_show() and self._copy_some()):
+                return
 
     def close(self) -> None:
-        while self._is_open and self._copy_some():
-            pass
+        for _ in range(_CHUNKS):
+            if not (self.is_open and self._copy_some()):
+                break
         self._end()
 
     def _copy(self) -> None:
@@ -98,7 +124,7 @@ class _Copy:
             self._loop.call_later(_RETRY_S, self._resume)
 
     def _resume(self) -> None:
-        if self._is_open:
+        if self.is_open:
             self._loop.add_reader(self._source, self._copy)
 
     def _may_show(self) -> bool:
@@ -130,12 +156,13 @@ class _Copy:
         return True
 
     def _end(self) -> None:
-        if self._is_open:
-            self._is_open = False
+        if self.is_open:
+            self.is_open = False
             self._loop.remove_reader(self._source)
             os.close(self._source)
             if self._rest:
                 self._output.keep(PRINTED, [self._rest])
+            self._output.close_file()
 
 
 def _write(descriptor: int, data: bytes) -> None:

@@ -72,7 +72,7 @@ class LocalPlatform:
         return handle
 
     def status(self, handle: Handle) -> Status:
-        """How the function fares; a process that was killed is named with its signal."""
+        """The function's state; the reason names the signal that killed a process."""
         status: Status = from_plain(Status, self._ask("status", name=handle.name)["status"], source=self.url)
         return status
 
@@ -164,7 +164,7 @@ def local_functions(
         )
     platform = LocalPlatform(f"{SCHEME}://{quote(folder)}/{_SOCKET}")
     assert host.stdin is not None, "it was asked for"
-    with contextlib.suppress(BrokenPipeError):  # of a host that has ended; whoever asks it is told
+    with contextlib.suppress(BrokenPipeError):  # the host has ended: the first request says so
         told = HostSpec(entry=entry, preload=tuple(preload), spec=spec, imposed=imposed)
         host.stdin.write(to_text(told).encode() + b"\0")
         host.stdin.flush()

@@ -20,7 +20,9 @@ _CANCEL_S = 0.1  # how often a wait looks whether it was cancelled
 class FolderWatch:
     """Tells the threads of this process when something comes into a folder that they watch.
 
-    One of those that wait reads the system's news and wakes the others; each looks for its own file.
+    One of those that wait reads the system's events and wakes the others; each looks for its own file. The C library is
+    called directly: the package inotify_simple looks it up in a process of its own first, which takes every function
+    some 15 ms where this takes 2.
     """
 
     available = sys.platform == "linux"
@@ -53,7 +55,7 @@ class FolderWatch:
     def _watching(self, folder: str) -> Iterator[tuple[int, int]]:
         """Watch `folder`; yields the number of the watch, and how much news there was before.
 
-        That a watch ends is news, too: whoever goes on waiting should go on watching.
+        The end of a watch is an event, too: a thread that goes on waiting has to watch anew.
         """
         with self._changed:
             watch = self._add(folder)

@@ -36,7 +36,7 @@ class Docker:
 
     def login(self, registry: str, *, user: str, password: str) -> None:
         """Log in to a registry; the password is not among the arguments."""
-        self._do("login", "--username", user, "--password-stdin", registry, say_in=password)
+        self._do("login", "--username", user, "--password-stdin", registry, standard_input=password)
 
     def push(self, image: str) -> None:
         """Send `image` to its registry."""
@@ -46,9 +46,9 @@ class Docker:
         """Whether the registry has `image`."""
         return subprocess.run([self.program, "manifest", "inspect", image], capture_output=True).returncode == 0
 
-    def _do(self, *arguments: str, say_in: str = "") -> str:
+    def _do(self, *arguments: str, standard_input: str = "") -> str:
         command: Sequence[str] = (self.program, *arguments)
-        done = subprocess.run(command, input=say_in, capture_output=True, text=True)
+        done = subprocess.run(command, input=standard_input, capture_output=True, text=True)
         if done.returncode:
             raise PlatformError(f"`{' '.join(command)}` failed:\n{done.stderr.strip()[-2000:]}")
         return done.stdout

@@ -1,4 +1,4 @@
-"""What the clouds' platforms have in common: asking now and then how functions fare, and payloads that fit."""
+"""What the clouds' platforms have in common: polling for the state of functions, and payloads that fit."""
 
 import time
 from collections.abc import Callable

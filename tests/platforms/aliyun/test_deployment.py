@@ -1,7 +1,9 @@
 """Deploying to Function Compute and destroying: what there is afterwards, and that both may be repeated."""
 
+import copy
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -29,15 +31,18 @@ def changes(cloud: AliyunCloud) -> list[str]:
     return [call for call in cloud.calls if not call.startswith(READS)]
 
 
-def inventory(cloud: AliyunCloud, oss: OssServer) -> tuple[list[str], list[str], list[str]]:
-    return sorted(cloud.functions), sorted(cloud.roles), sorted(oss.buckets)
+def inventory(cloud: AliyunCloud, oss: OssServer) -> tuple[list[str], list[str], list[str], dict[str, list[str]]]:
+    logs = {name: list(stores) for name, stores in cloud.logs.projects.items()}
+    return sorted(cloud.functions), sorted(cloud.roles), sorted(oss.buckets), logs
 
 
 COMPLETE = (
     ["funcpipe-0_5vCPU-1024MB", "funcpipe-1vCPU-2048MB"],
     ["AttachPolicyToRole funcpipe-functions", "Policy funcpipe-functions", "Role funcpipe-functions"],
     ["funcpipe-1000-cn-test"],
+    {"funcpipe-1000-cn-test": ["functions"]},
 )
+NOTHING: tuple[object, ...] = ([], [], [], {})
 
 
 def test_deploying_again_changes_nothing_and_destroying_leaves_nothing(
@@ -46,12 +51,12 @@ def test_deploying_again_changes_nothing_and_destroying_leaves_nothing(
     first = deployer.deploy(shape(spec), PACKAGE)
     assert inventory(cloud, oss) == COMPLETE
     done, lifecycle = len(changes(cloud)), dict(oss.buckets)
-    assert done == 7  # role, policy, attachment, two functions and how their events are treated
+    assert done == 10  # log project, store and index, role, policy, attachment, two functions and their events
     assert deployer.deploy(shape(spec), PACKAGE) == first
     assert (len(changes(cloud)), oss.buckets) == (done, lifecycle)
     oss.objects["funcpipe-1000-cn-test/runs/run-1/left"] = b"1"
     deployer.destroy("funcpipe")
-    assert (inventory(cloud, oss), oss.objects) == (([], [], []), {})
+    assert (inventory(cloud, oss), oss.objects) == (NOTHING, {})
     deployer.destroy("funcpipe")
 
 
@@ -76,21 +81,37 @@ def test_a_deployment_or_removal_that_fails_at_any_call_can_be_repeated(
     def destroy() -> None:
         deployer.destroy("funcpipe")
 
+    empty = state(cloud, oss)
     deploy()
-    calls = len(cloud.calls)
+    calls, complete = len(cloud.calls), state(cloud, oss)
     destroy()
     removal = len(cloud.calls) - calls
     for number in range(1, calls):  # the first asks who we are, once
+        set_state(cloud, oss, empty)
         failing(cloud, number, deploy)
         deploy()
         assert inventory(cloud, oss) == COMPLETE
-        destroy()
-        assert inventory(cloud, oss) == ([], [], [])
     for number in range(1, removal + 1):
-        deploy()
+        set_state(cloud, oss, complete)
         failing(cloud, number, destroy)
         destroy()
-        assert inventory(cloud, oss) == ([], [], [])
+        assert inventory(cloud, oss) == NOTHING
+
+
+def state(cloud: AliyunCloud, oss: OssServer) -> list[dict[str, object]]:
+    """All that there is in the account, copied."""
+    return copy.deepcopy([*kept(cloud, oss)])
+
+
+def set_state(cloud: AliyunCloud, oss: OssServer, state: list[dict[str, object]]) -> None:
+    for now, then in zip(kept(cloud, oss), state, strict=True):
+        now.clear()
+        now.update(copy.deepcopy(then))
+
+
+def kept(cloud: AliyunCloud, oss: OssServer) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = [cloud.functions, cloud.configs, cloud.roles, cloud.logs.projects, oss.buckets]
+    return [*found, oss.objects]
 
 
 def failing(cloud: AliyunCloud, number: int, act: Callable[[], object]) -> None:
@@ -156,7 +177,10 @@ def test_the_tool_s_template_says_the_same_as_the_calls(
         properties = dict(resource["props"])
         assert properties.pop("region") == "cn-test"
         assert properties.pop("asyncInvokeConfig") == cloud.configs[name]
-        assert {**properties, "state": "Active", "tags": []} == cloud.functions[name]
+        assert properties.pop("logConfig") == "auto"  # the tool's own project
+        expected = dict(cloud.functions[name])
+        assert expected.pop("logConfig")["project"] == "funcpipe-1000-cn-test"
+        assert {**properties, "state": "Active", "tags": []} == expected
 
 
 def test_rights_name_their_resources() -> None:

@@ -29,6 +29,7 @@ from tests.cloud_emulation.aliyun import AliyunCloud
 from tests.e2e import small
 from tests.in_process import make_job, prepared_run, run_workers
 from tests.platforms.aliyun.conftest import EVERY_S, SIZE, sized
+from tests.platforms.kept_logs import assert_logs_are_kept
 
 
 @pytest.mark.parametrize(
@@ -136,3 +137,8 @@ def test_what_the_service_would_not_run_is_refused_before_anything_starts(
     with pytest.raises(PlatformRefused, match="has 1 vCPU and 512 MB: somebody changed it"):
         platform.check(one.plan)
     assert cloud.tasks == {}
+
+
+def test_logs_of_runs_are_kept_apart(platform: AliyunPlatform, url: str, cloud: AliyunCloud) -> None:
+    cloud.logs.unfinished = 2
+    assert_logs_are_kept(platform, open_storage(url), url, plan=sized(small.plan(1, 1)), wait=lambda: None)

@@ -27,6 +27,7 @@ from tests.cloud_emulation.aws import AwsCloud
 from tests.e2e import small
 from tests.in_process import make_job, prepared_run, run_workers
 from tests.platforms.aws.conftest import EVERY_S, OFTEN, PLATFORM, STORAGE
+from tests.platforms.kept_logs import assert_logs_are_kept, logs_of
 
 pytestmark = pytest.mark.slow
 
@@ -133,3 +134,16 @@ def test_what_lambda_would_not_run_is_refused_before_anything_starts(
     with pytest.raises(PlatformRefused, match="funcpipe-1024 has 512 MB: somebody changed it"):
         platform.check(worker.plan)
     assert not [call for call in cloud.calls if call.endswith("/invocations")]
+
+
+def test_logs_of_runs_are_kept_apart_in_one_environment(
+    platform: AwsPlatform, storage: Storage, cloud: AwsCloud
+) -> None:
+    def wait() -> None:
+        """Until Lambda has written its report, and the environment may be used again."""
+        while len(cloud.idle) < 1:
+            time.sleep(0.05)
+
+    assert_logs_are_kept(platform, storage, STORAGE, plan=small.plan(1, 1), wait=wait)
+    assert len(cloud.environments) == 1
+    assert any('"platform.report"' in line.text for line in logs_of(platform, "run-1"))

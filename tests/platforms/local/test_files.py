@@ -1,10 +1,13 @@
+import errno
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
 from funcpipe.errors import InvalidValue, StorageError
 from funcpipe.platforms.local.files import FileStorage
+from funcpipe.platforms.local.watch import FolderWatch
 
 
 @pytest.mark.parametrize("key", ["", "/a", "a//b", "../a", "a/../b", "a/.", ".unfinished/x", "a\0b"])
@@ -31,3 +34,16 @@ def test_a_folder_that_cannot_be_made_is_bad_input(tmp_path: Path) -> None:
         InvalidValue, match=r"must be a folder that can be written .Not a directory., got .*file/objects"
     ):
         FileStorage(tmp_path / "file" / "objects")
+
+
+def test_a_folder_that_cannot_be_watched_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(self: FolderWatch, folder: str) -> int:
+        raise OSError(errno.ENOSPC, "folders cannot be watched: no watches are left")
+
+    monkeypatch.setattr(FolderWatch, "_add", refuse)
+    store = FileStorage(tmp_path)
+    store.wait("run/a", 20.0, threading.Event())
+    assert not store.watches
+    assert "looked at every 0.01 s instead of watched: [Errno 28] folders cannot be watched" in caplog.text

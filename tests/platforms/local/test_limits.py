@@ -15,7 +15,7 @@ from funcpipe.errors import PlanError, PlatformError
 from funcpipe.platforms.base import Cause, State, Status
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.platforms.local.cgroup import Groups
-from funcpipe.platforms.local.limits import Limits
+from funcpipe.platforms.local.limits import ImposedLimits
 from funcpipe.platforms.local.link import Link
 from funcpipe.platforms.local.platform import LocalPlatform, local_functions
 from funcpipe.testing.processes import runs
@@ -146,16 +146,16 @@ def test_what_cannot_be_imposed_is_said_once(tmp_path: Path) -> None:
 
 
 def test_limits_fall_back_where_no_group_can_be_made(tmp_path: Path) -> None:
-    limits = Limits(spec(), str(tmp_path), Groups(mounts="", own=""), processors=2)
-    leash = limits.leash("small")
-    leash.put_on()
+    limits = ImposedLimits(spec(), str(tmp_path), Groups(mounts="", own=""), processors=2)
+    function_limits = limits.of_function("small")
+    function_limits.impose()
     assert [text.split(" is not")[0] for text in limits.warnings()] == [
         "the memory of small's functions",
         "the processor share of small's functions",
     ]
     crashed = Status(state=State.FAILED, reason="killed by SIGKILL", cause=Cause.CRASHED)
-    assert leash.explained(crashed, late=False) == crashed
-    limits.take_off(leash)
+    assert function_limits.explain(crashed, late=False) == crashed
+    limits.release(function_limits)
     limits.close()
 
 

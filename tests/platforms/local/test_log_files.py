@@ -1,6 +1,7 @@
 """What local functions print and log is kept, in order, whoever reads it or not."""
 
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ from funcpipe.platforms.catalog import load_spec, open_platform
 from funcpipe.platforms.local import log_files
 from funcpipe.platforms.local.log_files import log_file, read_logs
 from funcpipe.platforms.local.platform import local_functions
+from funcpipe.testing.processes import hosts_of
 from tests.platforms.local.test_local import ended, process, wait_until, worker
 
 
@@ -114,6 +116,41 @@ def test_a_reader_that_has_gone_ends_neither_the_function_nor_its_log() -> None:
     assert len(merged("run-1", read_logs("run-1"))) == 20_000
 
 
+def start_one_that_prints_on(payload: str) -> None:
+    """Leave a process in a group of its own, which ends after its host has stopped listening."""
+    subprocess.Popen([sys.executable, "-c", SPAM], start_new_session=True)
+    print("begun")
+
+
+SPAM = """
+import os, time
+try:
+    while True:
+        os.write(1, b"x" * 100)
+        time.sleep(0.001)
+except BrokenPipeError:
+    pass
+"""
+
+
+def test_a_process_that_a_function_left_prints_on_and_holds_up_nobody(folder: Path) -> None:
+    entry = "tests.platforms.local.test_log_files:start_one_that_prints_on"
+    with local_functions(load_spec("local"), entry, silent=True) as platform:
+        assert ended(platform, platform.invoke(worker())) == Status(state=State.DONE)
+    assert "PRINT run=run-1 worker=s0.r0 attempt=0 begun" in (folder / "run-1" / "s0.r0.a0.log").read_text()
+
+
+def test_a_host_holds_no_file_of_functions_that_have_ended() -> None:
+    entry = "tests.platforms.local.test_local:succeed"
+    with local_functions(load_spec("local"), entry, silent=True) as platform:
+        assert ended(platform, platform.invoke(worker())).state is State.DONE
+        (host,) = hosts_of(os.getpid())
+        before = len(os.listdir(f"/proc/{host}/fd"))
+        for _ in range(5):
+            assert ended(platform, platform.invoke(worker())).state is State.DONE
+        assert len(os.listdir(f"/proc/{host}/fd")) == before
+
+
 def test_the_newest_runs_are_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_files, "KEPT_RUNS", 3)
     for number in range(5):
@@ -135,3 +172,19 @@ def test_logs_lie_where_programs_keep_their_state(
     for name, value in variables.items():
         monkeypatch.setenv(name, value.format(tmp_path))
     assert log_file("r", "w") == tmp_path / where / "funcpipe" / "logs" / "r" / "w.log"
+
+
+def test_where_no_log_can_be_kept_functions_run_and_a_warning_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(log_files.FOLDER, str(tmp_path / "file"))
+    entry = "tests.platforms.local.test_log_files:shout"
+    with local_functions(load_spec("local"), entry, silent=True) as platform:
+        with pytest.warns(UserWarning, match="the logs of functions are not kept: .*Not a directory"):
+            handle = platform.invoke(worker())
+        assert ended(platform, handle).state is State.DONE
+    with log_files.kept_by_client("run-1"):
+        pass
+    assert "the log of run run-1 is not kept" in caplog.text
+    assert list(read_logs("run-1")) == []

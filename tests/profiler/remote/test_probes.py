@@ -24,6 +24,7 @@ from funcpipe.core import (
     to_text,
     write,
 )
+from funcpipe.core.log_lines import RawLine
 from funcpipe.errors import DeadlineExceeded, FormatError, InputError, ModelError, WorkerFailed
 from funcpipe.platforms.base import Cause, Handle, State, Status
 from funcpipe.platforms.catalog import load_spec, open_storage
@@ -88,6 +89,9 @@ class Scripted:
 
     def stop(self, handle: Handle) -> None:
         self.stopped.append(handle)
+
+    def logs(self, run: str) -> tuple[RawLine, ...]:
+        return ()
 
     def detach(self) -> None:
         raise AssertionError("nobody detaches")

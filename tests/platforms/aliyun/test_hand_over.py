@@ -15,7 +15,7 @@ from funcpipe.platforms.catalog import open_storage
 from tests.cloud_emulation.aliyun import AliyunCloud
 from tests.e2e import small
 from tests.platforms.aliyun.conftest import OFTEN, sized
-from tests.platforms.lives import SHORT, assert_handed_over, long_job
+from tests.platforms.hand_over import SHORT, assert_handed_over, long_job
 
 pytestmark = pytest.mark.slow
 

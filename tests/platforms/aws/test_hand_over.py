@@ -23,7 +23,7 @@ from funcpipe.platforms.catalog import load_spec
 from tests.cloud_emulation.aws import AwsCloud
 from tests.e2e import small
 from tests.platforms.aws.conftest import EVERY_S, OFTEN, PLATFORM, STORAGE
-from tests.platforms.lives import SHORT, assert_handed_over, long_job
+from tests.platforms.hand_over import SHORT, assert_handed_over, long_job
 
 ROOT = Path(__file__).parents[3]
 

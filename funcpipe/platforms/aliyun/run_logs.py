@@ -1,0 +1,59 @@
+"""What the log service keeps of a run: its functions' lines, by the instances that they ran in."""
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from alibabacloud_fc20230330 import models
+
+from funcpipe.core.log_lines import RawLine
+from funcpipe.core.logs import BEGINS
+from funcpipe.errors import PlatformRefused
+from funcpipe.platforms.aliyun.account import Account, explained
+from funcpipe.platforms.aliyun.log_service import LogService
+from funcpipe.platforms.aliyun.template import LOG_DAYS
+from funcpipe.platforms.shared.invocations import by_invocation
+
+BEGIN = "FC Invoke Start RequestId: "
+"""With this a custom container says that an invocation begins, by the service's documentation of its log format."""
+
+_DAY_S = 86_400
+
+
+def read_logs(account: Account, deployment: str, run: str) -> Iterator[RawLine]:
+    """The lines of all invocations in the instances that functions of `run` have begun in."""
+    until_s = int(time.time()) + 60
+    for project, store in _stores(account, deployment):
+        service = LogService(account, project)
+        began = service.search(store, f'"{run}" and "{BEGINS}"', since_s=until_s - LOG_DAYS * _DAY_S, until_s=until_s)
+        instances: dict[str, int] = {}
+        for entry in began:
+            instances.setdefault(entry["instanceID"], int(entry["__time__"]))
+        for instance, began_s in instances.items():
+            found = service.search(store, f'instanceID: "{instance}"', since_s=began_s - _DAY_S, until_s=until_s)
+            events = ((_moment_s(entry), entry.get("message", "").rstrip("\n")) for entry in found)
+            yield from by_invocation(instance, events, lambda text: text.startswith(BEGIN))
+
+
+def _stores(account: Account, deployment: str) -> set[tuple[str, str]]:
+    """Where the functions of a deployment log to: usually all to one log store."""
+    found, token = set(), None
+    with explained(f"asking where functions of {deployment} log to"):
+        while True:
+            request = models.ListFunctionsRequest(prefix=f"{deployment}-", limit=100, next_token=token)
+            answer: Any = account.functions.list_functions(request).body
+            configs = [function.log_config for function in answer.functions or []]
+            found |= {(config.project, config.logstore) for config in configs if config and config.project}
+            token = answer.next_token
+            if not token:
+                break
+    if not found:
+        raise PlatformRefused(
+            f"functions of {deployment} keep no logs, or there are none in {account.region}; deploy again, which makes "
+            "a project of the log service for them"
+        )
+    return found
+
+
+def _moment_s(entry: Mapping[str, str]) -> float:
+    return int(entry["__time__"]) + int(entry.get("__time_ns_part__") or 0) / 1e9

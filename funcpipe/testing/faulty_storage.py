@@ -1,0 +1,103 @@
+"""Storage that fails on purpose: what a network and a busy service do to requests, wrapped around any back-end."""
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import TypeVar
+
+from funcpipe.core import checks
+from funcpipe.errors import InvalidValue, StorageBusy
+from funcpipe.platforms.base import OPEN, Gate, Storage
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """Which share of the requests, from 0 to 1, suffers what.
+
+    `refused`: nothing is done, and StorageBusy raised. `lost`: all is done, but the answer is lost, and StorageBusy
+    raised. `damaged`: a get brings bytes of which one bit is wrong, or not all. `delayed`: it takes `delay_s` longer.
+    """
+
+    refused: float = 0.0
+    lost: float = 0.0
+    damaged: float = 0.0
+    delayed: float = 0.0
+    delay_s: float = 0.1
+
+    def __post_init__(self) -> None:
+        for name in ("refused", "lost", "damaged", "delayed"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InvalidValue(name, getattr(self, name), "must be a share between 0 and 1")
+        checks.at_least("delay_s", self.delay_s, 0)
+
+
+class FaultyStorage:
+    """`store`, of whose requests a share fails: the same ones for the same `seed`, if they come in the same order."""
+
+    def __init__(
+        self, store: Storage, faults: Faults, *, seed: int = 0, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self.watches = store.watches
+        self._store = store
+        self._faults = faults
+        self._sleep = sleep
+        self._draw = random.Random(seed)
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter({field.name: 0 for field in fields(Faults) if field.name != "delay_s"})
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """How many requests have suffered what, so that a test can tell that anything has happened."""
+        with self._lock:
+            return dict(self._counts)
+
+    def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
+        """As the wrapped storage, unless it fails."""
+        self._do(f"put {key}", lambda: self._store.put(key, data, if_absent=if_absent, gate=gate))
+
+    def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
+        """As the wrapped storage, unless it fails; what it brings may be damaged."""
+        data = self._do(f"get {key}", lambda: self._store.get(key, start=start, stop=stop, gate=gate))
+        return self._damaged(data) if data and self._happens("damaged") else data
+
+    def delete(self, key: str) -> None:
+        """As the wrapped storage, unless it fails."""
+        self._do(f"delete {key}", lambda: self._store.delete(key))
+
+    def list(self, prefix: str) -> tuple[str, ...]:
+        """As the wrapped storage, unless it fails."""
+        return self._do(f"list {prefix}", lambda: self._store.list(prefix))
+
+    def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
+        """As the wrapped storage: waiting is no request."""
+        self._store.wait(key, timeout_s, cancel)
+
+    def _do(self, what: str, request: Callable[[], _Result]) -> _Result:
+        if self._happens("refused"):
+            raise StorageBusy(f"{what}: refused on purpose")
+        if self._happens("delayed"):
+            self._sleep(self._faults.delay_s)
+        result = request()
+        if self._happens("lost"):
+            raise StorageBusy(f"{what}: the answer was lost on purpose")
+        return result
+
+    def _happens(self, name: str) -> bool:
+        with self._lock:
+            happens: bool = self._draw.random() < getattr(self._faults, name)
+            self._counts[name] += happens
+            return happens
+
+    def _damaged(self, data: bytes) -> bytes:
+        with self._lock:
+            at, bit, is_cut = self._draw.randrange(len(data)), self._draw.randrange(8), self._draw.random() < 0.5
+        if is_cut:
+            return data[:at]
+        changed = bytearray(data)
+        changed[at] ^= 1 << bit
+        return bytes(changed)

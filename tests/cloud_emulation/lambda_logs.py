@@ -1,0 +1,53 @@
+"""What Lambda writes to CloudWatch, whose log streams moto keeps, and what CloudWatch refuses, which moto does not.
+
+After the documentation of functions that log in JSON to a log group of their own, and of FilterLogEvents.
+"""
+
+import contextlib
+import json
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from tests.cloud_emulation.lambda_runtime import Environment, Invocation
+
+
+def write_log(logs: Any, group: str, environment: Environment, invocation: Invocation, began_ms: int) -> None:
+    """Write an invocation to its environment's stream: the platform's events, and between them what was printed."""
+    printed = [(moment_ms, text) for moment_ms, text in environment.take_events() if text.strip()]
+    before = [event for event in printed if event[0] < began_ms]
+    start = {"requestId": invocation.request_id, "version": "$LATEST"}
+    report = {
+        "requestId": invocation.request_id,
+        "status": invocation.status,
+        "metrics": {
+            "durationMs": 1000.0,
+            "memorySizeMB": environment.function.memory_mb,
+            "maxMemoryUsedMB": invocation.peak_mb,
+        },
+    } | ({"errorType": invocation.error_type} if invocation.error_type else {})
+    ended_ms = int(time.time() * 1000)
+    events = [
+        *before,
+        (began_ms, _platform_event(began_ms, "platform.start", start)),
+        *printed[len(before) :],
+        (ended_ms, _platform_event(ended_ms, "platform.report", report)),
+    ]
+    with contextlib.suppress(logs.exceptions.ResourceAlreadyExistsException):
+        logs.create_log_stream(logGroupName=group, logStreamName=environment.stream)
+    items = [{"timestamp": moment_ms, "message": text} for moment_ms, text in events]
+    logs.put_log_events(logGroupName=group, logStreamName=environment.stream, logEvents=items)
+
+
+def check_filter(request: Mapping[str, Any]) -> None:
+    """What FilterLogEvents refuses: too many streams, words with other signs than letters that are not quoted."""
+    assert len(request.get("logStreamNames", ["one"])) in range(1, 101)
+    pattern = request.get("filterPattern", "")
+    quoted = re.fullmatch(r'"([^"\\]|\\.)+"', pattern)
+    assert quoted or pattern.startswith("{") or re.fullmatch(r"[\w ]*", pattern), pattern
+
+
+def _platform_event(moment_ms: int, kind: str, record: Mapping[str, Any]) -> str:
+    moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(moment_ms / 1000))
+    return json.dumps({"time": f"{moment}.{moment_ms % 1000:03}Z", "type": kind, "record": record})
