@@ -180,6 +180,7 @@ def test_bad_input_ends_the_command_with_2(
 
 @pytest.mark.slow
 def test_bad_input_ends_the_process_with_2_and_shows_no_traceback(tmp_path: Path) -> None:
+    write(small.plan(), tmp_path / "plan.json")
     ended = run("train", "tests.e2e.small:model", "--data", "small", "--plan", str(tmp_path / "plan.json"))
     assert "must read MODULE:FACTORY" in ended.stderr
     assert ended.returncode == 2
