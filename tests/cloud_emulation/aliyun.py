@@ -30,6 +30,7 @@ class AliyunCloud(ThreadingHTTPServer):
     """The account; `images` tells the folder and the command of each image."""
 
     daemon_threads = True
+    request_queue_size = 128  # or connections that come at once are reset while this machine is busy
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)

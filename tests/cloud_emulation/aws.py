@@ -40,6 +40,7 @@ class AwsCloud(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    request_queue_size = 128  # or connections that come at once are reset while this machine is busy
 
     def __init__(self, moto: str, folder: Path) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)

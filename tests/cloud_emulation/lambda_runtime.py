@@ -180,6 +180,7 @@ class Environment:
 
 class _RuntimeServer(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 128  # or connections that come at once are reset while this machine is busy
 
     def __init__(self, environment: Environment) -> None:
         super().__init__(("127.0.0.1", 0), _RuntimeHandler)

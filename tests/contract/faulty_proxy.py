@@ -16,6 +16,7 @@ class FaultyProxy(ThreadingHTTPServer):
     """Passes every request on to `upstream`, except that each of `faults` takes the next request that comes."""
 
     daemon_threads = True
+    request_queue_size = 128  # or connections that come at once are reset while this machine is busy
 
     def __init__(self, upstream: str) -> None:
         super().__init__(("127.0.0.1", 0), Exchange)

@@ -101,6 +101,7 @@ def test_a_function_past_its_time_is_timed_out(platform: AwsPlatform, cloud: Aws
     cloud.timeout_s = 4
     status = ended(platform, platform.invoke(spec(open_storage(STORAGE), small.sleeping_loss)))
     assert (status.state, status.cause) == (State.FAILED, Cause.TIMED_OUT)
+    assert "timed out after" in status.reason
 
 
 def test_a_function_that_does_not_end_is_told(deployed: Account, cloud: AwsCloud) -> None:

@@ -100,13 +100,6 @@ def test_a_function_that_is_told_to_stop_ends(function: Function, tmp_path: Path
     assert "exit status 77" in json.loads(event.answer)["errorMessage"]
 
 
-def test_a_function_past_its_deadline_is_timed_out(function: Function, tmp_path: Path) -> None:
-    with one_environment(replace(function, timeout_s=3)) as (environment, _):
-        event = invocation(0, FileStorage(tmp_path), tmp_path, loss=small.sleeping_loss)
-        environment.run(event)
-    assert (event.status, json.loads(event.answer)["errorMessage"]) == ("timeout", "Task timed out after 3.00 seconds")
-
-
 def test_a_function_that_needs_more_than_its_size_is_killed(function: Function, tmp_path: Path) -> None:
     group = MemoryGroup(128)
     group.close()
