@@ -6,7 +6,16 @@ from dataclasses import replace
 
 from funcpipe.client.job import Job
 from funcpipe.comm import codec
-from funcpipe.core import Life, Routes, TensorProfile, TiedParameter, WorkerSpec, find_routes, prices_of
+from funcpipe.core import (
+    Life,
+    Routes,
+    TensorProfile,
+    TiedParameter,
+    WorkerSpec,
+    find_routes,
+    prices_of,
+    stages_of_layers,
+)
 from funcpipe.model.graph import LayerGraph
 from funcpipe.model.split import StageModule, dump_stage, split, stage_bounds
 from funcpipe.platforms.base import Storage
@@ -30,8 +39,7 @@ def upload(
 ) -> Iterator[WorkerSpec]:
     """Put every stage's code and tensors, and what it had learned; yields each worker's payload, stage by stage."""
     bounds = stage_bounds(job.graph, job.plan)
-    stage_of_layer = [stage for stage, (first, stop) in enumerate(bounds) for _ in range(first, stop)]
-    routes = _routes(job.graph, stage_of_layer)
+    routes = _routes(job.graph, stages_of_layers(bounds))
     if job.plan.is_sharded:
         check_sharding(job.optimizer, routes)
     stages = split(job.graph, bounds)
