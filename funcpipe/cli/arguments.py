@@ -7,6 +7,7 @@ from funcpipe.cli.deploy_arguments import add_deploy, add_destroy, add_logs
 from funcpipe.cli.life_arguments import add_clean, add_life, add_status, add_stop
 from funcpipe.cli.parts import add_choice, add_verb
 from funcpipe.core import OptimizerKind, Recompute, ScheduleKind, Sync, Wire
+from funcpipe.partitioner.catalog import PROFILED_LAYERS, solvers
 
 _FACTORY = "MODULE:FACTORY"
 
@@ -42,7 +43,12 @@ def _profile(verbs: Any) -> None:
     verb.add_argument("--micro-batch", type=int, default=4, help="samples of a micro-batch (default: %(default)s)")
     verb.add_argument("--repeats", type=int, default=5, help="time each layer so many times (default: %(default)s)")
     _add_platform(verb, default="aws-lambda")
-    verb.add_argument("--layers", type=int, default=30, help="fold light layers down to so many (default: %(default)s)")
+    verb.add_argument(
+        "--layers",
+        type=int,
+        default=PROFILED_LAYERS,
+        help="merge light layers down to this many (default: %(default)s)",
+    )
     verb.add_argument(
         "--on", metavar="NAME", help="time the layers in functions of every size there, instead of in this process"
     )
@@ -62,7 +68,7 @@ def _optimize(verbs: Any) -> None:
     verb.add_argument("--global-batch", type=int, required=True, help="samples of one iteration")
     _add_wish(verb)
     _add_pins(verb)
-    add_choice(verb, "--solver", ["auto", "exact", "gurobi", "scip", "highs", "mip"], "auto", "what searches")
+    add_choice(verb, "--solver", list(solvers()), "auto", "what finds the plan, see docs/planning.md")
     verb.add_argument("--time-limit", type=float, metavar="S", help="stop the search after so many seconds")
     verb.add_argument(
         "--policy", default="funcpipe", metavar="NAME", help="another policy to plan by, see docs/planning.md"

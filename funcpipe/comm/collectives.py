@@ -152,7 +152,7 @@ def pattern(sync: Sync, replicas: int, streams: Streams | None = None) -> Patter
 def open_downloads(replicas: int) -> int:
     """How many gets of a replica wait side by side: what is read late in a round must not hold up the rounds after it.
 
-    With four for each replica streams take what their closed form says (`experiments.sync_links`).
+    With four for each replica streams take what their closed form says (`tests/partitioner/sync_links.py`).
     """
     return min(4 * replicas, _MOST_DOWNLOADS)
 

@@ -18,8 +18,9 @@ from funcpipe.core import (
     stages_of_layers,
 )
 from funcpipe.errors import InvalidValue
+from funcpipe.partitioner.cost.arrays import Array
 from funcpipe.partitioner.cost.evaluate import column_of, plan_loads, plan_setting
-from funcpipe.partitioner.cost.formulas import Array, lane_times
+from funcpipe.partitioner.cost.formulas import lane_times
 from funcpipe.scheduler.graph import StepShape, build_graph
 from funcpipe.scheduler.simulator.costs import Cost, costs_of
 from funcpipe.scheduler.simulator.disturbances import Disturbances

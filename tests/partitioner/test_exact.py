@@ -18,7 +18,8 @@ from funcpipe.partitioner.problem.pins import Pins
 from funcpipe.partitioner.problem.problem import Problem
 from funcpipe.partitioner.search.exact import exact
 from funcpipe.partitioner.search.exhaustive import exhaustive
-from funcpipe.partitioner.search.search import Search, aim_of
+from funcpipe.partitioner.search.incumbents import incumbents_for
+from funcpipe.partitioner.search.search import Search
 from tests.partitioner.instances import MB, all_points, chain, draw_problem, front_of, platform, with_limits
 
 
@@ -147,7 +148,7 @@ def test_when_time_is_up_the_bound_is_honest() -> None:
     assert optimum.solver
     for looks in (0, 1, 3, 10, 30):
         left = iter(range(looks))
-        search = Search(problem, aim_of(problem.goal), lambda left=left: next(left, None) is None)  # type: ignore[misc]
+        search = Search(problem, incumbents_for(problem.goal), lambda left=left: next(left, None) is None)  # type: ignore[misc]
         search.run()
         assert search.found
         assert search.bound <= optimum.solver.objective * (1 + 1e-9)

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from funcpipe.core import Plan, Recompute, Sync, TrainingSpec
 from funcpipe.errors import Infeasible
-from funcpipe.partitioner.optimize import find_policy, optimize, policies
+from funcpipe.partitioner.catalog import find_policy, policies
+from funcpipe.partitioner.optimize import optimize
 from funcpipe.partitioner.policies.bayes import bayes
 from funcpipe.partitioner.policies.data_parallel import Server
 from funcpipe.partitioner.problem.problem import Problem

@@ -4,8 +4,9 @@ from dataclasses import dataclass, replace
 
 from funcpipe.core import MB, ModelProfile, Plan, PlatformSpec, TrainingSpec
 from funcpipe.partitioner.analysis.second_best import second_best
+from funcpipe.partitioner.catalog import PLANNED_LAYERS
 from funcpipe.partitioner.cost.evaluate import evaluate
-from funcpipe.partitioner.optimize import LAYER_LIMIT, merged_problem, unmerged
+from funcpipe.partitioner.optimize import merged_problem, unmerged
 from funcpipe.partitioner.problem.pins import NO_PINS, Pins
 from funcpipe.partitioner.problem.problem import Problem
 
@@ -83,7 +84,7 @@ def explain(
     training: TrainingSpec,
     *,
     pins: Pins = NO_PINS,
-    layer_limit: int = LAYER_LIMIT,
+    layer_limit: int = PLANNED_LAYERS,
 ) -> Explanation:
     """Explain `plan`, made for this profile, platform and wish. Raises PlanError when they do not belong together."""
     estimate = evaluate(plan, profile, spec)

@@ -4,20 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.sync_links import Links, duration_s
 from funcpipe.comm.collectives import Move, pattern, transfers
 from funcpipe.core import Streams, Sync
-from funcpipe.partitioner.cost.formulas import sync_time_s
-from funcpipe.partitioner.cost.sync_forms import (
-    all_reduce_s,
-    candidates,
-    choose,
-    exchange_s,
-    limit_s,
-    requests_each,
-    streamed_s,
-)
+from funcpipe.partitioner.cost.requests import requests_each
+from funcpipe.partitioner.cost.sync_choice import candidates, choose
+from funcpipe.partitioner.cost.sync_time import all_reduce_s, exchange_s, limit_s, streamed_s, sync_time_s
 from funcpipe.platforms.catalog import load_spec
+from tests.partitioner.sync_links import Links, duration_s
 
 sizes = st.floats(1e6, 1e9)
 latencies = st.floats(0, 0.1)
