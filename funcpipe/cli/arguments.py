@@ -47,7 +47,7 @@ def _profile(verbs: Any) -> None:
         "--layers",
         type=int,
         default=PROFILED_LAYERS,
-        help="merge light layers down to this many (default: %(default)s)",
+        help="merge layers down to this many (default: %(default)s)",
     )
     verb.add_argument(
         "--on", metavar="NAME", help="time the layers in functions of every size there, instead of in this process"

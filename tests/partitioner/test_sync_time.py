@@ -73,9 +73,9 @@ def test_requests_are_those_of_the_transfers(replicas: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [64e6, 256e6])
-@pytest.mark.parametrize("replicas", [2, 4, pytest.param(8, marks=pytest.mark.slow)])
-def test_the_choice_is_near_the_limit_and_never_dearer(replicas: int, size: float) -> None:
-    """At 70 MB/s and 40 ms: within 5 % of the limit where time is dear, and where it is not, the cheapest there is."""
+@pytest.mark.parametrize("replicas", [2, 4, pytest.param(8, marks=pytest.mark.long)])
+def test_the_choice_is_near_the_limit_and_never_costs_more(replicas: int, size: float) -> None:
+    """At 70 MB/s and 40 ms: within 5 % of the limit where time is valuable, and else the cheapest there is."""
     spec = load_spec("aws-lambda")
     rate, price = 70e6, 1.66667e-4
 

@@ -1,4 +1,9 @@
-"""Handing a programme to a solver, and reading how it ended."""
+"""Handing a programme to a solver, and reading how it ended.
+
+A `Form` says how a programme becomes a Pyomo model and how a solved model is read. `solve` runs one solver on it, here
+or in a process of its own, and returns what was found with the bound that was proved: infinity if the solver proved
+that there is nothing, minus infinity if it proved nothing at all.
+"""
 
 import math
 import multiprocessing

@@ -8,8 +8,9 @@ With skip connections, a position is not enough, since the number of objects tha
 its neighbours: tensors of one stage with the same consumer stages share one object. A node is then a position together
 with what the stages behind it still expect from the layers before it: which crossing tensors each of them reads, and
 how many objects it has been *assumed* to read and to answer. A stage put in front settles some of these, and only paths
-on which every assumption came true reach the first layer. By hand: layer 0 feeds layers 1 and 2. Behind position 1 lie
-either one stage [1, 3), which expects one tensor, or two stages, which both expect it: two nodes at the same position.
+on which every assumption came true reach the first layer. By hand: layer 0 feeds layers 1 and 2, layer 1 feeds layer 2.
+The stage [2, 3) reads two tensors, in one object if one stage makes both and in two otherwise: two nodes at position 2,
+one for each assumption. The stage [0, 2) leads to the first, [1, 2) to the second.
 
 So each edge has constant bytes and objects, and the cost of a path is the cost of its plan, for any graph of layers.
 """

@@ -11,7 +11,7 @@ By hand, for a chain of 2 layers and one size: node 2 is the start, node 1 lies 
     1        [0, 1)    2 → 1
     2        [0, 2)    2 → 0
 
-`leaving` is [0, 0, 1, 3, 3]: options 0..1 leave node 1, options 1..3 leave node 2. The plan of two stages is the path
+`leaving` is [0, 0, 1, 3]: option 0 leaves node 1, options 1 and 2 leave node 2. The plan of two stages is the path
 (1, 0), the plan of one stage the path (2). Paths are stored as columns, from the first stage down, filled up with −1:
 
     [[ 1,  2],
