@@ -38,7 +38,7 @@ def evaluate(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Estimate:
     """What one iteration of `plan` is predicted to take on `spec`.
 
     Raises PlanError when the plan does not cover the profile's layers, or uses a function size that the platform does
-    not offer or the profile was not measured on. A stage that does not fit its function is priced all the same: see
+    not offer or the profile was not measured on. A stage that does not fit its function is priced too: see
     `check_memory`.
     """
     setting, loads = plan_setting(plan, profile, spec), plan_loads(plan, profile, spec)

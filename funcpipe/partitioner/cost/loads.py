@@ -30,7 +30,7 @@ class StageTraffic:
 
     @classmethod
     def none(cls, stages: int) -> "StageTraffic":
-        """No traffic of so many stages, to be counted up."""
+        """Zeros for this number of stages, to be counted up."""
         return cls(**{item.name: np.zeros(stages) for item in fields(cls)})
 
 
@@ -110,7 +110,7 @@ class Setting:
         return 0.0 if self.spec.shared_cores is None else 1 / self.spec.shared_cores
 
     def held_micro_batches(self, stages: int) -> Array:
-        """How many micro-batches' activations each stage of a plan with so many stages holds at once.
+        """How many micro-batches' activations each stage of a plan of `stages` stages holds at once.
 
         It depends on the number of stages behind a stage alone.
         """
@@ -119,7 +119,7 @@ class Setting:
         return np.array(held, dtype=np.float64)
 
     def round_shares(self, stages: int) -> Array:
-        """For each of so many stages 1/h, where it may hold h micro-batches; 0 where it may hold all of them.
+        """For each stage of such a plan 1/h, where it may hold h micro-batches; 0 where it may hold all of them.
 
         In the time that one micro-batch needs from its forward at the stage to its backward there, a stage begins no
         more than h: so 1/h of that time is the least between two of them (see `pipeline`).

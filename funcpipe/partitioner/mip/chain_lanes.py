@@ -135,7 +135,7 @@ def _add_sync(m: pyo.ConcreteModel, programme: ChainProgramme) -> None:
 
 
 def _sync_s(programme: ChainProgramme, s: int, j: int, gradient_mb: float) -> float:
-    """Seconds in which replicas on size j synchronise so many megabytes under setting s."""
+    """Seconds in which replicas on size j synchronise `gradient_mb` under setting s."""
     setting, size = programme.settings[s], programme.problem.spec.sizes[j]
     seconds = sync_time_s(
         setting.sync,

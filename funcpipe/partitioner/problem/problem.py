@@ -176,7 +176,7 @@ class Problem:
         return tuple(dict.fromkeys((choice.sync, choice.streams) for choice in chosen))
 
     def schedules(self, replicas: int) -> tuple[ScheduleKind, ...]:
-        """The schedules that may be chosen with so many replicas, the simplest first; one micro-batch has no order."""
+        """The schedules to choose from with this many replicas, simplest first; a single micro-batch has no order."""
         if self.training.schedule is not None:
             return (self.training.schedule,)
         return tuple(ScheduleKind) if self.micro_batches > replicas else (ScheduleKind.GPIPE,)

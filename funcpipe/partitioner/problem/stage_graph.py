@@ -17,6 +17,7 @@ So each edge has constant bytes and objects, and the cost of a path is the cost 
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -63,7 +64,19 @@ class _Expectation:
 
 
 _Key = tuple[_Expectation, ...]
-_Counts = tuple[float, ...]  # in the order of StageTraffic's fields
+
+
+class _Counts(NamedTuple):
+    """The traffic of one edge: what `StageTraffic` has for many."""
+
+    forward_out_bytes: int
+    forward_out_objects: int
+    forward_in_bytes: int
+    forward_in_objects: int
+    backward_out_bytes: int
+    backward_out_objects: int
+    backward_in_bytes: int
+    backward_in_objects: int
 
 
 @dataclass(slots=True)
@@ -132,9 +145,8 @@ def _useful_part(position: Sequence[int], edges: _Edges, layers: int) -> StageGr
 
 
 def _traffic(counts: Sequence[_Counts]) -> StageTraffic:
-    columns = np.array(counts, dtype=np.float64).T
-    names = StageTraffic.__dataclass_fields__
-    return StageTraffic(**dict(zip(names, columns, strict=True)))
+    columns = np.array(counts, dtype=np.float64).reshape(-1, len(_Counts._fields)).T
+    return StageTraffic(**dict(zip(_Counts._fields, columns, strict=True)))
 
 
 class _Crossing:
@@ -159,8 +171,19 @@ class _Crossing:
         for reads, answers in self._assumptions(row, settled):
             key = self._joined(settled, _Expectation(row, reads, answers, 1))
             if key is not None:
-                sent = (out_bytes, out_objects, read_bytes, reads)
-                yield key, (*sent, answer_bytes, answers, grad_bytes, grad_objects)
+                yield (
+                    key,
+                    _Counts(
+                        forward_out_bytes=out_bytes,
+                        forward_out_objects=out_objects,
+                        forward_in_bytes=read_bytes,
+                        forward_in_objects=reads,
+                        backward_out_bytes=answer_bytes,
+                        backward_out_objects=answers,
+                        backward_in_bytes=grad_bytes,
+                        backward_in_objects=grad_objects,
+                    ),
+                )
 
     def _row(self, first: int, stop: int) -> tuple[int, ...]:
         """The tensors made before `first` that the layers from `first` to `stop` read."""

@@ -1,4 +1,4 @@
-"""The exact search for the best plan. Read the modules in this order; docs/planning.md tells the whole method.
+"""The exact search for the best plan. Read the modules in this order; docs/planning.md explains the whole method.
 
 - `option_network`: the stages that plans may have, laid out for computing along paths; what a path takes.
 - `spaces`: one network for each setting (replicas, schedule, synchronisation).

@@ -17,7 +17,7 @@ def exact(problem: Problem, *, time_limit_s: float | None = None, clock: Clock =
     """The best plan; raises Infeasible when there is none.
 
     After `time_limit_s` seconds by `clock` the best plan so far is returned, with the bound that is proved by then. If
-    no plan has been found yet, the search goes on until there is one.
+    no plan has been found yet, the search continues until there is one.
     """
     started_s = clock()
     search = Search(problem, incumbents_for(problem.goal), time_limit(started_s, time_limit_s, clock))

@@ -38,9 +38,9 @@ from funcpipe.partitioner.search.time_window import TimeWindow, tighten
 _SEARCHABLE = 2000
 """A window with no more options is searched label by label."""
 _LABELS = 100_000
-"""So many labels are compared before a window is split after all."""
+"""If more labels than this would have to be compared, the window is split instead."""
 _NARROW = 1.004
-"""A window whose ends are closer than this ratio is searched whatever it takes: splitting it would help no more."""
+"""A window whose ends are closer than this ratio is searched however many labels it has: splitting no longer helps."""
 _FINE_STEP = 1.02
 """The ratio of the seconds between which the price of a second is bounded, before windows are made of such steps."""
 _STEPS = 11

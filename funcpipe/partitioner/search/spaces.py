@@ -88,7 +88,7 @@ def with_stage_counts(space: Space, network: OptionNetwork) -> OptionNetwork:
     """`network` with each node multiplied by the number of stages behind it, up to `space.most`.
 
     Node n with b stages behind it becomes n · (most + 1) + b, the start remains a single node, and an option leads from
-    b + 1 stages to b. Left out are options that do not fit with so many stages behind them, and paths with a number of
+    b + 1 stages to b. Left out are options that do not fit with b stages behind them, and paths with a number of
     stages that the space does not admit.
     """
     stages = np.arange(space.most)
