@@ -163,8 +163,8 @@ def _add_rounds(m: pyo.ConcreteModel, programme: StageProgramme) -> None:
 
     def wait(m: Any, option: int) -> Any:
         stop, share = int(graph.stop[options.edge[option]]), float(costs.share[option])
-        behind_s = (m.forward_sum_s[stop], m.backward_sum_s[stop]) if stop in m.layers else (0.0, 0.0)
-        pace_s = share * round_trip_s(*behind_s, float(costs.round_s[option]))
+        forward_s, backward_s = (m.forward_sum_s[stop], m.backward_sum_s[stop]) if stop in m.layers else (0.0, 0.0)
+        pace_s = share * round_trip_s(forward_s, backward_s, float(costs.round_s[option]))
         return pace_s <= m.forward_lane_s + share * programme.longest_s * (1 - m.taken[option])
 
     if len(m.waiting):

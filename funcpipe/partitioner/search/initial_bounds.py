@@ -44,7 +44,7 @@ class InitialBounds:
 
     def price_usd_s(self, iteration_s: Array) -> Array:
         """What functions cost at least for each second of an iteration that takes no longer than `iteration_s`."""
-        of_slopes = (self.heights - iteration_s[:, None] * self.slopes).max(axis=1)
+        of_slopes: Array = (self.heights - iteration_s[:, None] * self.slopes).max(axis=1)
         return np.maximum(self.least_price_usd_s, of_slopes)
 
 
