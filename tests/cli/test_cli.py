@@ -163,9 +163,18 @@ def test_planning_in_a_shell_loads_neither_torch_nor_a_solver(profile: str) -> N
 
 @pytest.mark.slow
 def test_every_solver_can_be_named_in_a_shell(profile: str) -> None:
-    for solver in solvers():
-        words = ["optimize", profile, "--global-batch", "64", "--replicas", "4", "--memory", "10240"]
-        assert main([*words, "--solver", solver]) == 0
+    words = ["optimize", profile, "--global-batch", "64", "--replicas", "4"]
+    for solver in set(solvers()) - {"paper"}:
+        assert main([*words, "--memory", "10240", "--solver", solver]) == 0
+    with pytest.raises(SystemExit):
+        main([*words, "--solver", "luck"])
+
+
+@pytest.mark.slow
+def test_the_papers_programme_says_what_it_needs_in_a_shell(profile: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["optimize", profile, "--global-batch", "64", "--replicas", "4", "--solver", "paper"]
+    assert main(words) == 2
+    assert "must be 'never' in the paper's form" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -12,11 +12,10 @@ import numpy as np
 
 from funcpipe.core import LayerProfile, ModelProfile, TensorProfile, TiedParameter, stages_of_layers
 from funcpipe.errors import InvalidValue
-from funcpipe.partitioner.catalog import PROFILED_LAYERS
 from funcpipe.partitioner.cost.arrays import Array
 
 
-def merge_layers(profile: ModelProfile, limit: int = PROFILED_LAYERS, *, keep: Collection[int] = ()) -> ModelProfile:
+def merge_layers(profile: ModelProfile, limit: int, *, keep: Collection[int] = ()) -> ModelProfile:
     """`profile` with at most `limit` layers; each names in `parts` the layers that it was made from.
 
     The cuts before the layers `keep` stay possible, even if that takes more layers than `limit`. Raises InvalidValue
