@@ -16,7 +16,8 @@ from rich.table import Table
 from experiments.planner_profiles import SHAPES, platform, profile
 from funcpipe.core import ModelProfile, PlatformSpec, TrainingSpec, read
 from funcpipe.errors import Infeasible
-from funcpipe.partitioner.optimize import optimize, policies
+from funcpipe.partitioner.catalog import policies
+from funcpipe.partitioner.optimize import optimize
 
 BATCHES = (16, 64, 256)
 TIME_VALUES = (0.0, 3.84, 30.72, 245.76)

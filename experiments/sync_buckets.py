@@ -9,12 +9,12 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
-from experiments.sync_links import Links
 from experiments.sync_speed import run
 from experiments.sync_ways import Way
 from funcpipe.comm.collectives import open_downloads
 from funcpipe.core import Streams, Sync
-from funcpipe.partitioner.cost.sync_forms import exposed_s
+from funcpipe.partitioner.cost.sync_time import exposed_s
+from tests.partitioner.sync_links import Links
 
 
 def main() -> None:

@@ -7,12 +7,12 @@ in real processes over throttled links, with every byte.
 import argparse
 from pathlib import Path
 
-from experiments.sync_links import Links, play
 from experiments.sync_picture import draw
 from experiments.sync_speed import run
 from experiments.sync_ways import FASTEST, Way, ways
 from funcpipe.comm.collectives import Move, open_downloads
 from funcpipe.core import Event, Resource, Sync
+from tests.partitioner.sync_links import Links, play
 
 UPLOADS = (Move.PUT_SPLIT, Move.PUT_MERGED)
 

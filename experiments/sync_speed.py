@@ -26,7 +26,6 @@ from pathlib import Path
 import torch
 
 from experiments.sampling import sampled, show
-from experiments.sync_links import Links, duration_s
 from experiments.sync_picture import draw
 from experiments.sync_ways import WAYS, Way, ways
 from funcpipe.comm.arrival_estimator import ArrivalEstimator
@@ -34,7 +33,7 @@ from funcpipe.comm.channel import Channel
 from funcpipe.comm.collectives import open_downloads, transfers
 from funcpipe.comm.gradient_chunks import GradientChunks
 from funcpipe.core import Event, Resource, Routes, ScheduleKind
-from funcpipe.partitioner.cost.sync_forms import limit_s
+from funcpipe.partitioner.cost.sync_time import limit_s
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import open_storage
 from funcpipe.platforms.local.files import FileStorage
@@ -45,6 +44,7 @@ from funcpipe.scheduler.graph import Graph, StepShape, build_graph
 from funcpipe.scheduler.lane_rules import SIDE_BY_SIDE
 from funcpipe.scheduler.tasks import Kind, Task
 from funcpipe.worker.synchronisation import Synchronisation
+from tests.partitioner.sync_links import Links, duration_s
 
 DEADLINE_S = 120.0
 

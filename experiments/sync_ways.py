@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from experiments.sync_links import Links
 from funcpipe.comm.collectives import Pattern, pattern
 from funcpipe.core import Streams, Sync
-from funcpipe.partitioner.cost.formulas import sync_time_s
-from funcpipe.partitioner.cost.sync_forms import candidates, parameter_server_s, requests_each
+from funcpipe.partitioner.cost.requests import requests_each
+from funcpipe.partitioner.cost.sync_choice import candidates
+from funcpipe.partitioner.cost.sync_time import parameter_server_s, sync_time_s
+from tests.partitioner.sync_links import Links
 
 FASTEST = "fastest"
 MOST_PUTS = 20

@@ -30,8 +30,9 @@ from funcpipe.core import (
 from funcpipe.core.settings import DEFAULT_FAULTS, DEFAULT_SETTINGS, NO_LIMITS, RunKeywords, settings_with
 from funcpipe.errors import InvalidValue, PlanError
 from funcpipe.model.graph import trace
+from funcpipe.partitioner.catalog import PROFILED_LAYERS
 from funcpipe.partitioner.optimize import optimize
-from funcpipe.partitioner.problem.merge import MERGED_LAYERS, merge_layers
+from funcpipe.partitioner.problem.merge import merge_layers
 from funcpipe.partitioner.problem.pins import NO_PINS, Pins
 from funcpipe.platforms.catalog import LOCAL, load_spec
 from funcpipe.profiler import REPEATS, profile
@@ -79,7 +80,7 @@ class FuncPipe:
         platform: str | PlatformSpec = "aws-lambda",
         micro_batch: int = 4,
         sample_target: Any = None,
-        layers: int = MERGED_LAYERS,
+        layers: int = PROFILED_LAYERS,
         repeats: int = REPEATS,
         on: Site | None = None,
         max_usd: float | None = None,

@@ -162,7 +162,7 @@ def pattern(sync: Sync, replicas: int, streams: Streams | None = None) -> Patter
 def open_downloads(replicas: int) -> int:
     """How many gets of a replica may be open at once, so that a late object does not hold up the next rounds.
 
-    With four for each replica, streams take as long as their closed form says (`experiments.sync_links`).
+    With four for each replica, streams take as long as their closed form says (`tests/partitioner/sync_links.py`).
     """
     return min(4 * replicas, _MOST_DOWNLOADS)
 

@@ -21,7 +21,7 @@ from funcpipe.core.plan import (
 from funcpipe.core.platform import MB, FunctionSize, PlatformSpec
 from funcpipe.core.probe import LayerReport, MachineReport, ProbeSpec
 from funcpipe.core.profile import LayerProfile, ModelProfile, TensorProfile, TiedParameter
-from funcpipe.core.routes import ActivationRoute, GradientRoute, Routes, TieRoute, find_routes
+from funcpipe.core.routes import ActivationRoute, GradientRoute, Routes, TieRoute, find_routes, stages_of_layers
 from funcpipe.core.run import Bill, Invocation, StepReport, WorkerReport, WorkerSpec
 from funcpipe.core.runstate import (
     Busy,
@@ -112,6 +112,7 @@ __all__ = [
     "prices_of",
     "read",
     "read_trace",
+    "stages_of_layers",
     "to_text",
     "usual_streams",
     "worker_name",

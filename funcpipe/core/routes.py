@@ -8,7 +8,7 @@ backward ends last, and the sum is sent back to the others. The order of additio
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from funcpipe.core.profile import TensorProfile, TiedParameter
@@ -50,6 +50,25 @@ class Routes:
     activations: tuple[ActivationRoute, ...]
     gradients: tuple[GradientRoute, ...]
     ties: tuple[TieRoute, ...] = ()
+
+    def numbered_activations(self) -> Iterator[tuple[int, ActivationRoute]]:
+        """Each activation route with its number among those of its producer: the `part` of tasks and of keys.
+
+        (Producer stage, number) names an object in the task graph, in the worker and in storage.
+        """
+        written: dict[int, int] = defaultdict(int)
+        for route in self.activations:
+            yield written[route.producer], route
+            written[route.producer] += 1
+
+
+def stages_of_layers(stages: Iterable[tuple[int, int]]) -> tuple[int, ...]:
+    """Element i is the stage that holds layer i; `stages` are their layers [first, stop), one after the other.
+
+    >>> stages_of_layers([(0, 2), (2, 5)])
+    (0, 0, 1, 1, 1)
+    """
+    return tuple(number for number, (first, stop) in enumerate(stages) for _ in range(first, stop))
 
 
 def find_routes(

@@ -6,10 +6,21 @@ from dataclasses import replace
 import numpy as np
 
 from funcpipe.comm.collectives import Pattern, pattern
-from funcpipe.core import ModelProfile, Plan, PlatformSpec, Routes, Trace, Wire, find_routes, prices_of
+from funcpipe.core import (
+    ModelProfile,
+    Plan,
+    PlatformSpec,
+    Routes,
+    Trace,
+    Wire,
+    find_routes,
+    prices_of,
+    stages_of_layers,
+)
 from funcpipe.errors import InvalidValue
+from funcpipe.partitioner.cost.arrays import Array
 from funcpipe.partitioner.cost.evaluate import column_of, plan_loads, plan_setting
-from funcpipe.partitioner.cost.formulas import Array, lane_times
+from funcpipe.partitioner.cost.formulas import lane_times
 from funcpipe.scheduler.graph import StepShape, build_graph
 from funcpipe.scheduler.simulator.costs import Cost, costs_of
 from funcpipe.scheduler.simulator.disturbances import Disturbances
@@ -117,14 +128,14 @@ def _reached(wanted: float, made: Array, ends_s: Array) -> float:
 
 
 def _routes(plan: Plan, profile: ModelProfile) -> Routes:
-    stage_of_layer = [i for i, stage in enumerate(plan.stages) for _ in range(stage.first, stage.stop)]
+    stage_of_layer = stages_of_layers((stage.first, stage.stop) for stage in plan.stages)
     return find_routes(stage_of_layer, profile.tensors, profile.ties)
 
 
 def _payloads(plan: Plan, profile: ModelProfile) -> Callable[[Task], float]:
     """The bytes that a put or get moves."""
     routes = _routes(plan, profile)
-    activations = _by_part(routes)
+    activations = {(route.producer, part): route.payload_bytes for part, route in routes.numbered_activations()}
     gradients = {(route.consumer, route.producer): route.payload_bytes for route in routes.gradients}
     summed = [profile.summed_bytes(stage.first, stage.stop) for stage in plan.stages]
     chosen = pattern(plan.sync, plan.replicas, plan.streams)
@@ -160,12 +171,3 @@ def _share(task: Task, chosen: Pattern) -> float:
             return chosen.merged_share(part)
         case _:
             raise InvalidValue("task", str(task), "must move bytes")
-
-
-def _by_part(routes: Routes) -> dict[tuple[int, int], int]:
-    """Bytes of each activation object by (producer stage, part), numbered as in the task graph."""
-    found: dict[tuple[int, int], int] = {}
-    for route in routes.activations:
-        part = sum(1 for stage, _ in found if stage == route.producer)
-        found[route.producer, part] = route.payload_bytes
-    return found

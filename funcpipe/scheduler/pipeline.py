@@ -36,8 +36,7 @@ def find_links(routes: Routes, stages: int) -> tuple[Links, ...]:
     """The links of each stage. Parts number the activation routes of a producer."""
     reads: dict[int, list[tuple[int, int]]] = defaultdict(list)
     writes: dict[int, list[int]] = defaultdict(list)
-    for route in routes.activations:
-        part = len(writes[route.producer])
+    for part, route in routes.numbered_activations():
         writes[route.producer].append(part)
         for consumer in route.consumers:
             reads[consumer].append((route.producer, part))

@@ -178,10 +178,7 @@ class _RouteTable:
     """
 
     def __init__(self, routes: Routes) -> None:
-        self.activation: dict[tuple[int, int], tuple[str, ...]] = {}
-        for route in routes.activations:
-            part = sum(1 for stage, _ in self.activation if stage == route.producer)
-            self.activation[route.producer, part] = route.tensors
+        self.activation = {(route.producer, part): route.tensors for part, route in routes.numbered_activations()}
         self.tied = [route.parameters for route in routes.ties]
         self.gradient = {(route.consumer, route.producer): route.tensors for route in routes.gradients}
 

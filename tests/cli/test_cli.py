@@ -13,7 +13,7 @@ import torch
 
 from funcpipe.cli import main
 from funcpipe.core import MB, LayerProfile, ModelProfile, Plan, TensorProfile, read, read_trace, to_text, write
-from funcpipe.partitioner.optimize import solvers
+from funcpipe.partitioner.catalog import solvers
 from funcpipe.platforms.catalog import load_spec
 
 MODEL, SAMPLE, DATA = "tests.e2e.small:model", "tests.e2e.small:sample", "tests.e2e.small:data"
@@ -177,9 +177,16 @@ def test_planning_in_a_shell_loads_neither_torch_nor_a_solver(profile: str) -> N
 def test_every_solver_can_be_named_in_a_shell(profile: str) -> None:
     short = read(ModelProfile, profile)
     write(replace(short, layers=short.layers[:3], tensors=short.tensors[:2]), profile)
-    for solver in solvers():
-        words = ["optimize", profile, "--global-batch", "64", "--replicas", "4", "--memory", "10240"]
+    words = ["optimize", profile, "--global-batch", "64", "--replicas", "4", "--memory", "10240"]
+    for solver in set(solvers()) - {"paper"}:
         assert main([*words, "--solver", solver]) == 0
+
+
+@pytest.mark.slow
+def test_the_papers_programme_says_what_it_needs_in_a_shell(profile: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["optimize", profile, "--global-batch", "64", "--replicas", "4", "--solver", "paper"]
+    assert main(words) == 2
+    assert "must be 'never' in the paper's form" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from funcpipe.core import ActivationRoute, GradientRoute, TensorProfile, find_routes
+from funcpipe.core import ActivationRoute, GradientRoute, TensorProfile, find_routes, stages_of_layers
 
 
 def tensor(name: str, producer: int, *consumers: int, forward: int = 8, backward: int = 8) -> TensorProfile:
@@ -23,6 +23,16 @@ def test_tensors_for_the_same_stages_share_an_object_and_gradients_return_to_the
         GradientRoute(consumer=2, producer=0, tensors=("a", "b"), payload_bytes=16),
         GradientRoute(consumer=2, producer=1, tensors=("c",), payload_bytes=8),
     )
+
+
+def test_the_objects_of_each_producer_are_numbered() -> None:
+    routes = find_routes([0, 1, 2], [tensor("a", 0, 1, 2), tensor("b", 0, 2), tensor("c", 1, 2)])
+    found = [(part, route.producer, route.tensors) for part, route in routes.numbered_activations()]
+    assert found == [(0, 0, ("a",)), (1, 0, ("b",)), (0, 1, ("c",))]
+
+
+def test_each_layer_lies_in_one_stage() -> None:
+    assert stages_of_layers([(0, 2), (2, 3), (3, 5)]) == (0, 0, 1, 2, 2)
 
 
 def test_what_stays_within_a_stage_does_not_travel() -> None:

@@ -158,8 +158,8 @@ def all_points(problem: Problem) -> list[tuple[float, float]]:
     points = []
     for setting, cuts in itertools.product(problem.settings(), all_cuts(len(problem.profile.layers))):
         if len(cuts) * setting.replicas <= problem.max_functions:
-            _, seconds, dollars = price_variants(problem, setting, cuts)
-            points += list(zip(seconds.tolist(), dollars.tolist(), strict=True))
+            _, plans = price_variants(problem, setting, cuts)
+            points += list(zip(plans.iteration_s.tolist(), plans.cost_usd.tolist(), strict=True))
     return sorted(point for point in points if point[0] <= problem.goal.deadline_s * (1 + LIMIT_SLACK))
 
 

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from funcpipe.partitioner.cost.formulas import Array, Setting
+from funcpipe.partitioner.cost.arrays import Array
+from funcpipe.partitioner.cost.loads import Setting
 from funcpipe.partitioner.problem.options import Options, price_options, ways
 from funcpipe.partitioner.problem.problem import Problem
 from funcpipe.partitioner.problem.stage_graph import StageGraph, build_stage_graph
@@ -39,18 +40,18 @@ def _with_stage(rows: Array, options: Options, o: int, setting: Setting, behind:
     """The rows with the option in front, which holds as many micro-batches as the schedule says."""
     each = setting.micro_batches_each
     held = in_flight(setting.schedule, stage=3, stages=behind + 4, micro_batches=each)
-    pace = options.forward_lane_s[o]
+    pace = options.costs.forward_lane_s[o]
     if held < each:
-        pace = np.maximum(pace, (rows[:, 0] + rows[:, 2] + options.round_s[o]) / held)
+        pace = np.maximum(pace, (rows[:, 0] + rows[:, 2] + options.costs.round_s[o]) / held)
     rows = rows.copy()
-    rows[:, 0] += options.forward_sum_s[o]
+    rows[:, 0] += options.costs.forward_sum_s[o]
     rows[:, 1] = np.maximum(rows[:, 1], pace)
-    rows[:, 2] += options.backward_sum_s[o]
-    rows[:, 3] = np.maximum(rows[:, 3], options.backward_lane_s[o])
-    rows[:, 4] = np.maximum(rows[:, 4], rows[:, 2] + (each - 1) * rows[:, 3] + options.sync_s[o])
-    rows[:, 5] += options.price_usd_s[o]
-    rows[:, 6] += options.request_usd[o]
-    rows[:, 7] += options.work_s[o] if setting.spec.shared_cores else 0.0
+    rows[:, 2] += options.costs.backward_sum_s[o]
+    rows[:, 3] = np.maximum(rows[:, 3], options.costs.backward_lane_s[o])
+    rows[:, 4] = np.maximum(rows[:, 4], rows[:, 2] + (each - 1) * rows[:, 3] + options.costs.sync_s[o])
+    rows[:, 5] += options.costs.price_usd_s[o]
+    rows[:, 6] += options.costs.request_usd[o]
+    rows[:, 7] += options.costs.work_s[o] if setting.spec.shared_cores else 0.0
     return rows
 
 

@@ -17,7 +17,7 @@ from funcpipe.core import (
 )
 from funcpipe.errors import PlanError
 from funcpipe.partitioner.cost.evaluate import check_memory, evaluate
-from funcpipe.partitioner.cost.formulas import sync_time_s
+from funcpipe.partitioner.cost.sync_time import sync_time_s
 from tests.partitioner.instances import MB, platform
 
 SPEC = replace(

@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from funcpipe.core import Optimality, Plan, Recompute, ScheduleKind, Sync, TrainingSpec
+from funcpipe.core import Optimality, Plan, Recompute, ScheduleKind, Sync, TiedParameter, TrainingSpec
 from funcpipe.errors import Infeasible, InvalidValue, SolverUnavailable
 from funcpipe.partitioner.mip.run import GUROBI, HIGHS, SCIP, Solver
-from funcpipe.partitioner.mip.solvers import chain_form, gurobi, highs, mip, scip
+from funcpipe.partitioner.mip.solvers import chain_form, gurobi, highs, mip, paper, scip
 from funcpipe.partitioner.optimize import optimize
+from funcpipe.partitioner.problem.pins import Pins
 from funcpipe.partitioner.problem.problem import Problem
 from funcpipe.partitioner.search.exact import exact
 from tests.partitioner.instances import MB, chain, platform
@@ -63,7 +64,7 @@ def test_gurobi_equals_the_exact_search(seed: int) -> None:
 
 
 def test_scip_equals_the_exact_search() -> None:
-    for problem in modes(1, 4, 2, (2,)):
+    for problem in modes(1, 3, 2, (2,)):
         check(problem, scip)
 
 
@@ -76,6 +77,40 @@ def test_every_solver_equals_the_exact_search_on_a_hundred_larger_ones(
 ) -> None:
     for seed in range(10 * ten, 10 * ten + 10):
         check(modes(seed, layers, sizes, (2,))[seed % 3], solver)
+
+
+PAPER = TrainingSpec(
+    global_batch=16,
+    time_value=20.0,
+    recompute=Recompute.NEVER,
+    schedule=ScheduleKind.GPIPE,
+    sync=Sync.PIPELINED,
+)
+
+
+@pytest.mark.parametrize(("layers", "batch"), [(3, 16), (4, 32)])
+def test_the_papers_programme_can_be_asked_for_by_name(layers: int, batch: int) -> None:
+    profile, spec, training = chain(layers, 2, 7), platform(2, shared_cores=2), replace(PAPER, global_batch=batch)
+    by_paper, expected = (optimize(profile, spec, training, solver=name) for name in ("paper", "exact"))
+    assert by_paper.solver
+    assert expected.solver
+    assert by_paper.solver.name.endswith("(paper)")
+    assert by_paper.solver.status is Optimality.OPTIMAL
+    assert by_paper.solver.objective == pytest.approx(expected.solver.objective, rel=1e-6)
+
+
+def test_where_gurobi_will_not_do_the_papers_programme_goes_to_scip(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def answer(problem: Problem, solver: Solver, *, time_limit_s: float | None = None) -> Plan:
+        asked.append(solver.name)
+        if solver is GUROBI:
+            raise SolverUnavailable("no licence")
+        return exact(problem)
+
+    monkeypatch.setattr("funcpipe.partitioner.mip.solvers.chain_form", answer)
+    assert paper(Problem(profile=chain(3, 2), spec=platform(2), training=PAPER)).solver
+    assert asked == ["gurobi", "scip"]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -105,12 +140,28 @@ def test_the_papers_form_by_scip_within_a_budget() -> None:
         (3, TrainingSpec(global_batch=16, recompute=Recompute.NEVER), "must be the next layer alone, in a chain"),
         (0, TrainingSpec(global_batch=16, recompute=Recompute.NEVER), "schedule must be 'gpipe' .* got 'auto'"),
         (0, TrainingSpec(global_batch=16), "recompute must be 'never' in the paper's form"),
+        (0, replace(PAPER, sync=None), "sync must be 'three-phase' or 'pipelined' in the paper's form, got 'auto'"),
     ],
 )
 def test_the_papers_form_refuses_what_it_cannot_say(skips: int, training: TrainingSpec, message: str) -> None:
     problem = Problem(profile=chain(5, 2, 1, skips=skips), spec=platform(2), training=training)
     with pytest.raises(InvalidValue, match=message):
         chain_form(problem, GUROBI)
+
+
+def test_the_papers_form_knows_neither_pins_nor_shared_parameters() -> None:
+    pinned = Problem(profile=chain(3, 2), spec=platform(2), training=PAPER, pins=Pins(max_memory_mb=1024))
+    tie = TiedParameter(name="tied", layers=(0, 2), parameter_bytes=8)
+    tied = Problem(profile=replace(chain(3, 2), ties=(tie,)), spec=platform(2), training=PAPER)
+    for problem, message in ((pinned, "cannot be combined with shared links or pins"), (tied, "tied parameters cost")):
+        with pytest.raises(InvalidValue, match=message):
+            paper(problem)
+
+
+def test_the_papers_form_says_when_there_is_no_plan() -> None:
+    large = replace(chain(3, 2), base_memory_bytes=9000 * MB)
+    with pytest.raises(Infeasible, match="needs at least"):
+        paper(Problem(profile=large, spec=platform(2), training=PAPER))
 
 
 def test_the_papers_form_is_not_linear() -> None:
@@ -155,11 +206,12 @@ def test_solvers_say_infeasible(solver: Policy) -> None:
 
 
 def test_a_time_limit_leaves_a_plan_and_an_honest_bound() -> None:
-    problem = Problem(profile=chain(14, 3, 2), spec=platform(), training=TrainingSpec(global_batch=16, time_value=30.0))
+    training = TrainingSpec(global_batch=16, time_value=30.0, replicas=(2,), schedule=ScheduleKind.GPIPE)
+    problem = Problem(profile=chain(12, 3, 2), spec=platform(), training=training)
     optimum = exact(problem).solver
     assert optimum
     try:
-        found = highs(problem, time_limit_s=2.0).solver
+        found = highs(problem, time_limit_s=0.5).solver
     except Infeasible as error:
         assert "time limit" in str(error)  # noqa: PT017
         return

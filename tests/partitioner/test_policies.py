@@ -3,12 +3,13 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from funcpipe.core import Plan, Recompute, Sync, TrainingSpec
 from funcpipe.errors import Infeasible
-from funcpipe.partitioner.optimize import find_policy, optimize, policies
+from funcpipe.partitioner.catalog import find_policy, policies
+from funcpipe.partitioner.optimize import optimize
 from funcpipe.partitioner.policies.bayes import bayes
 from funcpipe.partitioner.policies.data_parallel import Server
 from funcpipe.partitioner.problem.problem import Problem
@@ -24,10 +25,11 @@ def objective(plan: Plan) -> float:
 
 
 @pytest.mark.slow
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 1000), skips=st.integers(0, 2), policy=st.sampled_from(PIPELINES))
+@example(seed=305, skips=0, policy="tpdmp")  # once it synchronised in a way that the search had not considered
 def test_no_policy_beats_the_optimum(seed: int, skips: int, policy: str) -> None:
-    profile, spec = chain(6, 3, seed, skips=skips), platform()
+    profile, spec = chain(5, 3, seed, skips=skips), platform()
     training = replace(TRAINING, recompute=Recompute.AUTO)
     best, other = optimize(profile, spec, training), optimize(profile, spec, training, policy=policy)
     assert objective(best) <= objective(other) * (1 + 1e-9)

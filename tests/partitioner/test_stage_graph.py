@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from funcpipe.core import Stage
 from funcpipe.partitioner.cost.evaluate import plan_traffic
-from funcpipe.partitioner.cost.formulas import StageTraffic
+from funcpipe.partitioner.cost.loads import StageTraffic
 from funcpipe.partitioner.problem.stage_graph import StageGraph, build_stage_graph
 from tests.partitioner.instances import chain
 

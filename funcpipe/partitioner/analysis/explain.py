@@ -1,21 +1,22 @@
-"""Why a plan is as it is: its memory and lanes stage by stage, what binds it, and what other choices would take."""
+"""Why a plan is as it is: memory and lanes of each stage, the limits that bind, and what other choices would cost."""
 
 from dataclasses import dataclass, replace
 
 from funcpipe.core import MB, ModelProfile, Plan, PlatformSpec, TrainingSpec
 from funcpipe.partitioner.analysis.second_best import second_best
+from funcpipe.partitioner.catalog import PLANNED_LAYERS
 from funcpipe.partitioner.cost.evaluate import evaluate
-from funcpipe.partitioner.optimize import LAYER_LIMIT, merged_problem, unmerged
+from funcpipe.partitioner.optimize import merged_problem, unmerged
 from funcpipe.partitioner.problem.pins import NO_PINS, Pins
 from funcpipe.partitioner.problem.problem import Problem
 
 _NEAR = 0.98
-"""The share of a limit from which on it counts as binding."""
+"""A limit that is used to at least this share counts as binding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
-    """Another plan beside the one explained: by how much its seconds, dollars and objective exceed it."""
+    """Another plan: by how much its seconds, dollars and objective exceed those of the plan explained."""
 
     what: str
     more_s: float
@@ -25,7 +26,7 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Smaller:
-    """A stage in the next smaller function: what it lacks there in megabytes, or what it would change."""
+    """A stage on the next smaller size: the megabytes that it lacks there, or what would change."""
 
     size: str
     lacks_mb: float
@@ -83,9 +84,9 @@ def explain(
     training: TrainingSpec,
     *,
     pins: Pins = NO_PINS,
-    layer_limit: int = LAYER_LIMIT,
+    layer_limit: int = PLANNED_LAYERS,
 ) -> Explanation:
-    """Explain `plan`, made for this profile, platform and wish. Raises PlanError when they do not belong together."""
+    """Explain `plan`, which was made for these arguments. Raises PlanError when they do not belong together."""
     estimate = evaluate(plan, profile, spec)
     priced = replace(plan, estimate=estimate)
     whole = Problem(profile=profile, spec=spec, training=training, pins=pins)
@@ -132,7 +133,7 @@ def _stage(plan: Plan, number: int, problem: Problem) -> StageExplanation:
 
 
 def _smaller(plan: Plan, number: int, problem: Problem) -> Smaller | None:
-    """The stage in the next smaller function that the platform sells."""
+    """The stage on the next smaller size of the platform."""
     sizes = [size for size in problem.spec.sizes if size.memory_mb < plan.stages[number].memory_mb]
     if not sizes:
         return None
@@ -164,7 +165,7 @@ def _second(plan: Plan, whole: Problem, layer_limit: int) -> Alternative | None:
     )
     place = {start: number for number, start in enumerate(starts)}
     if any(stage.first not in place or stage.stop not in place for stage in plan.stages):
-        return None  # its cuts are not among those that were compared
+        return None  # its cuts are not among those that merging leaves
     stages = tuple(replace(stage, first=place[stage.first], stop=place[stage.stop]) for stage in plan.stages)
     other = second_best(problem, replace(plan, stages=stages))
     if other is None:
@@ -177,7 +178,7 @@ def _second(plan: Plan, whole: Problem, layer_limit: int) -> Alternative | None:
 
 
 def _binding(plan: Plan, problem: Problem) -> tuple[str, ...]:
-    """The limits that the plan comes up against."""
+    """The limits that the plan uses (nearly) in full."""
     estimate, goal, found = plan.estimate, problem.goal, []
     assert estimate is not None
     for i, stage in enumerate(plan.stages):

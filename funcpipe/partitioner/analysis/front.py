@@ -1,4 +1,4 @@
-"""The Pareto front of a problem: every plan that none beats both in time and in money, exactly."""
+"""The Pareto front of a problem: exactly those plans that no other plan beats in both time and money."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -7,22 +7,23 @@ from typing import ClassVar
 
 from funcpipe.core import ModelProfile, Optimality, Plan, PlatformSpec, TrainingSpec
 from funcpipe.errors import Infeasible, InvalidValue
-from funcpipe.partitioner.optimize import LAYER_LIMIT, merged_problem, unmerged
+from funcpipe.partitioner.catalog import PLANNED_LAYERS
+from funcpipe.partitioner.optimize import merged_problem, unmerged
 from funcpipe.partitioner.problem.pins import NO_PINS, Pins
 from funcpipe.partitioner.problem.problem import Goal, Problem
-from funcpipe.partitioner.search.exact import clock
-from funcpipe.partitioner.search.incumbents import Cheapest, Staircase
+from funcpipe.partitioner.search.exact import time_limit
+from funcpipe.partitioner.search.incumbents import Cheapest, ParetoPlans
 from funcpipe.partitioner.search.infeasible import explain_infeasible
 from funcpipe.partitioner.search.search import Found, Search
 
 USD_PER_MB_S = 0.0000166667 / 1024
-"""What the paper's unit of money is in dollars: a megabyte of function memory for a second, on AWS Lambda."""
+"""The paper's unit of money in dollars: a megabyte of function memory for a second, on AWS Lambda."""
 
 PAPER_WEIGHTS = {f"2^{power}" if power else "0": (2.0**power if power else 0.0) for power in (0, 16, 19, 22)}
 """The paper's weights of a second against a MB·s (FuncPipe, section 5.1)."""
 
 WORTH_IT = 0.8
-"""The share of speed-up to extra cost from which on the paper recommends a faster plan."""
+"""The paper recommends a faster plan if its speed-up is at least this share of its extra cost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +53,9 @@ def pareto_front(
     *,
     pins: Pins = NO_PINS,
     time_limit_s: float | None = None,
-    layer_limit: int = LAYER_LIMIT,
+    layer_limit: int = PLANNED_LAYERS,
 ) -> Front:
-    """The front of all plans for `training`, whose time value, deadline and budget do not count.
+    """The front of all plans for `training`; its time value, deadline and budget are ignored.
 
     Raises what `optimize` raises.
     """
@@ -77,15 +78,15 @@ def pareto_front(
 
 
 def best_point(points: Sequence[tuple[float, float]], time_value_usd_s: float) -> int:
-    """The place of the point (seconds, dollars) with the least dollars, a second being worth so many."""
+    """The place of the point (seconds, dollars) with the least dollars, where a second is worth `time_value_usd_s`."""
     return min(range(len(points)), key=lambda i: points[i][1] + time_value_usd_s * points[i][0])
 
 
 def recommended_point(points: Sequence[tuple[float, float]]) -> int:
     """The paper's choice: the fastest point whose speed-up over the cheapest is worth its extra cost.
 
-    Against the cheapest point it is faster by a share of at least 0.8 of the share by which it is dearer (FuncPipe,
-    section 5.1). Where none is, the cheapest. Raises InvalidValue for no points.
+    Compared to the cheapest point, its speed-up is at least 0.8 of its extra cost, both as shares (FuncPipe, section
+    5.1). The cheapest point if there is none. Raises InvalidValue for no points.
     """
     if not points:
         raise InvalidValue("points", points, "must not be empty")
@@ -101,17 +102,17 @@ def recommended_point(points: Sequence[tuple[float, float]]) -> int:
 
 def _search(problem: Problem, started_s: float, time_limit_s: float | None) -> tuple[list[Found], bool]:
     """The plans of the front in ascending order of time, and whether it is all of it."""
-    time_is_up = clock(started_s, time_limit_s)
+    time_is_up = time_limit(started_s, time_limit_s)
     life_s = problem.goal.deadline_s
     cheap = Search(problem, Cheapest(Goal(deadline_s=life_s)), time_is_up)
     cheap.run()
     if not cheap.found:
         raise explain_infeasible(problem)
-    stairs = Staircase(latest_s=cheap.found[-1].iteration_s * (1 + 1e-9))
-    search = Search(problem, stairs, time_is_up)
+    best = ParetoPlans(latest_s=cheap.found[-1].iteration_s * (1 + 1e-9))
+    search = Search(problem, best, time_is_up)
     search.run()
     if not search.found:
         raise Infeasible("no plan was found within the time limit")
-    standing = set(zip(stairs.seconds, stairs.dollars, strict=True))
+    undominated = set(zip(best.seconds, best.dollars, strict=True))
     on_front = {(some.iteration_s, some.cost_usd): some for some in search.found}
-    return [on_front[point] for point in sorted(standing)], search.complete and cheap.complete
+    return [on_front[point] for point in sorted(undominated)], search.complete and cheap.complete

@@ -1,4 +1,4 @@
-"""Other circumstances: what if the links were faster, functions dearer, some sizes gone, the model another one?"""
+"""What if: faster links, more expensive functions, fewer sizes, or another model."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from funcpipe.partitioner.optimize import optimize
 
 
 class Planner(Protocol):
-    """A way from a profile, a platform and a wish to a plan, such as `optimize`."""
+    """Finds a plan for a profile, a platform and a training, as `optimize` does."""
 
     def __call__(self, profile: ModelProfile, spec: PlatformSpec, training: TrainingSpec, /) -> Plan:
         """The plan; raises Infeasible."""
@@ -20,7 +20,7 @@ class Planner(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """How another platform differs: bandwidth and prices by a factor, the rest by new values; None leaves it as it is.
+    """How another platform differs: bandwidth and prices by a factor, the rest by new values; None changes nothing.
 
     `price` multiplies the prices of functions, `request_price` those of storage requests.
     """
@@ -86,9 +86,10 @@ def parse_changes(items: Sequence[str]) -> Changes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
-    """The best plan as things are, what it would take if they changed, and the best plan then.
+    """The best plan as things are, what that plan would take after the changes, and the best plan then.
 
-    `now` is None where there is no plan as things are, `kept` where that plan cannot be kept: `obstacle` says why.
+    `now` is None where there is no plan as things are; `kept` is None where that plan cannot be kept, and `obstacle`
+    says why.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.what-if/1"
@@ -108,7 +109,7 @@ def what_if(
     other_profile: ModelProfile | None = None,
     find: Planner = optimize,
 ) -> WhatIf:
-    """Plan by `find` for `spec` as it is and with `changes`, where the model has `other_profile`, if that is given.
+    """Plan by `find` for `spec` as it is and with `changes`, the latter for `other_profile`, if one is given.
 
     Raises what `find` raises where there is no plan after the changes.
     """

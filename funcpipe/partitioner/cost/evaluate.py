@@ -1,10 +1,9 @@
-"""What a plan takes: seconds, dollars itemised, bytes of memory, requests, and the lane that holds it up."""
+"""What one plan takes: seconds, dollars by item, bytes of memory, requests, and the lane that is busy longest."""
 
 import math
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from funcpipe.core import (
     Estimate,
@@ -15,51 +14,45 @@ from funcpipe.core import (
     Stage,
     StageEstimate,
     find_routes,
+    stages_of_layers,
 )
 from funcpipe.errors import PlanError
-from funcpipe.partitioner.cost.formulas import (
-    Array,
-    Lanes,
-    Loads,
-    Setting,
-    StageTraffic,
-    iteration_time_s,
-    lane_times,
-    request_usd,
-    requests,
-    sync_times,
-)
-from funcpipe.partitioner.cost.memory import MemoryUse, memory_use
+from funcpipe.partitioner.cost.arrays import Array, IntArray
+from funcpipe.partitioner.cost.formulas import Lanes, lane_times, stage_costs, sync_times
+from funcpipe.partitioner.cost.loads import Loads, Setting, StageTraffic
+from funcpipe.partitioner.cost.memory import MemoryUse, memory_use, parameter_copies
+from funcpipe.partitioner.cost.pipeline import dollars, plan_costs
+from funcpipe.partitioner.cost.requests import requests
 from funcpipe.partitioner.cost.ties import stage_ties
 
-IntArray = npt.NDArray[np.int64]
-
 _HAND_OVER_REQUESTS = 11
-"""One after the other: the state, its manifest, two notes; then the note, the lease, the checkpoints, the state."""
+"""One after the other: the state, its manifest and two documents are written; then document, lease, checkpoints and
+state are read.
+"""
 
 _HAND_OVER_S = 0.3
-"""For the successor to look (every 0.2 s), for checksums and threads; `experiments.handover` measures it."""
+"""For the successor's polling (every 0.2 s), checksums and threads; `experiments.handover` measures it."""
 
 
 def evaluate(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Estimate:
     """What one iteration of `plan` is predicted to take on `spec`.
 
     Raises PlanError when the plan does not cover the profile's layers, or uses a function size that the platform does
-    not sell or the profile was not measured on. A stage that outgrows its function is priced all the same: see
+    not offer or the profile was not measured on. A stage that does not fit its function is priced too: see
     `check_memory`.
     """
     setting, loads = plan_setting(plan, profile, spec), plan_loads(plan, profile, spec)
     lanes, sync_s = lane_times(loads, setting, workers=plan.workers), sync_times(loads, setting, workers=plan.workers)
     memory = memory_use(loads, setting, setting.held_micro_batches(len(plan.stages)))
-    iteration_s = float(iteration_time_s(lanes, sync_s, setting))
+    stages = stage_costs(loads, lanes, sync_s, setting)
+    whole = plan_costs(stages._replace(share=setting.round_shares(len(plan.stages))), setting)
+    iteration_s, usd_s, requests_usd = whole.iteration_s.item(), whole.price_usd_s.item(), whole.request_usd.item()
     puts, gets = requests(loads, setting)
-    compute_usd = plan.replicas * float(loads.price_usd_s.sum()) * iteration_s
-    requests_usd = float(request_usd(puts, gets, spec).sum())
-    hand_over_s, start_usd, steps = _life(loads, setting, iteration_s)
+    hand_over_s, start_usd, steps = _function_life(loads, setting, iteration_s)
     return Estimate(
         iteration_s=iteration_s,
-        cost_usd=compute_usd + requests_usd,
-        compute_usd=compute_usd,
+        cost_usd=dollars(usd_s, iteration_s, requests_usd),
+        compute_usd=dollars(usd_s, iteration_s, 0.0),
         request_usd=requests_usd,
         peak_memory_bytes=int(memory.total_bytes.max()),
         puts=int(puts.sum()),
@@ -67,7 +60,7 @@ def evaluate(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Estimate:
         bottleneck=_bottleneck(lanes, sync_s, setting),
         stages=_stage_estimates(lanes, sync_s, memory),
         overhead_s=hand_over_s / steps,
-        overhead_usd=(start_usd + plan.replicas * float(loads.price_usd_s.sum()) * hand_over_s) / steps,
+        overhead_usd=dollars(usd_s, hand_over_s, start_usd) / steps,
     )
 
 
@@ -130,9 +123,9 @@ def plan_loads(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Loads:
 
 
 def held_inputs_bytes(first: IntArray, stop: IntArray, profile: ModelProfile) -> Array:
-    """What stages [first, stop) hold, from forward to backward, of what they receive: an element each.
+    """What stages [first, stop) hold, from forward to backward, of the tensors that they receive: an element each.
 
-    Without the tensors that count with a layer of the stage, as the first that saves them.
+    A tensor whose first saver is a layer of the stage is left out: it counts with that layer's activations.
     """
     total = np.zeros(len(first))
     for tensor in profile.tensors:
@@ -145,26 +138,20 @@ def held_inputs_bytes(first: IntArray, stop: IntArray, profile: ModelProfile) ->
 
 def plan_traffic(stages: Sequence[Stage], profile: ModelProfile) -> StageTraffic:
     """What each stage writes and reads for one micro-batch, from the routes of the profile's tensors."""
-    stage_of_layer = [i for i, stage in enumerate(stages) for _ in range(stage.first, stage.stop)]
-    routes = find_routes(stage_of_layer, profile.tensors)
-    counts = np.zeros((8, len(stages)))
+    routes = find_routes(stages_of_layers((stage.first, stage.stop) for stage in stages), profile.tensors)
+    traffic = StageTraffic.none(len(stages))
     for route in routes.activations:
-        counts[0:2, route.producer] += route.payload_bytes, 1
+        traffic.forward_out_bytes[route.producer] += route.payload_bytes
+        traffic.forward_out_objects[route.producer] += 1
         for consumer in route.consumers:
-            counts[2:4, consumer] += route.payload_bytes, 1
+            traffic.forward_in_bytes[consumer] += route.payload_bytes
+            traffic.forward_in_objects[consumer] += 1
     for gradient in routes.gradients:
-        counts[4:6, gradient.consumer] += gradient.payload_bytes, 1
-        counts[6:8, gradient.producer] += gradient.payload_bytes, 1
-    return StageTraffic(
-        forward_out_bytes=counts[0],
-        forward_out_objects=counts[1],
-        forward_in_bytes=counts[2],
-        forward_in_objects=counts[3],
-        backward_out_bytes=counts[4],
-        backward_out_objects=counts[5],
-        backward_in_bytes=counts[6],
-        backward_in_objects=counts[7],
-    )
+        traffic.backward_out_bytes[gradient.consumer] += gradient.payload_bytes
+        traffic.backward_out_objects[gradient.consumer] += 1
+        traffic.backward_in_bytes[gradient.producer] += gradient.payload_bytes
+        traffic.backward_in_objects[gradient.producer] += 1
+    return traffic
 
 
 def size_of(name: str, spec: PlatformSpec) -> FunctionSize:
@@ -176,7 +163,7 @@ def size_of(name: str, spec: PlatformSpec) -> FunctionSize:
 
 
 def column_of(size: str, profile: ModelProfile) -> int:
-    """Where the seconds for the function size `size` stand in the profile; raises PlanError."""
+    """The position of the function size `size` in the profile's lists of seconds; raises PlanError."""
     if size not in profile.sizes:
         measured = ", ".join(profile.sizes)
         raise PlanError(f"the profile of {profile.model} was not measured on {size!r}; it has {measured}")
@@ -196,17 +183,18 @@ def _stage_sums(stages: Sequence[Stage], values: Sequence[int]) -> Array:
     return np.array([sum(values[stage.first : stage.stop]) for stage in stages], dtype=np.float64)
 
 
-def _life(loads: Loads, setting: Setting, iteration_s: float) -> tuple[float, float, float]:
-    """What a function's life costs besides iterations: seconds to hand over, dollars to start all functions; and how
-    many iterations such a life holds.
+def _function_life(loads: Loads, setting: Setting, iteration_s: float) -> tuple[float, float, float]:
+    """What the life of all functions costs besides iterations: seconds to hand over, and dollars to start them.
 
-    All wait while the slowest stage writes its parameters, optimiser state and buffers and its successor, already
-    started, reads them. Where functions live for ever the number of iterations is infinite.
+    The third value is how many iterations fit into a life, infinite where functions live without limit. In a hand-over
+    all functions wait until the slowest stage has written its parameters, optimiser state and buffers, and until its
+    successor, which is already running, has read them.
     """
     spec = setting.spec
     if spec.lifetime_s is None:
         return 0.0, 0.0, math.inf
-    state_bytes = (1 + setting.values_per_parameter) * loads.parameter_bytes + loads.constant_bytes
+    gradients = 1  # a copy that is not handed over
+    state_bytes = (parameter_copies(setting) - gradients) * loads.parameter_bytes + loads.constant_bytes
     moved_s = state_bytes / loads.upload_bytes_s + state_bytes / loads.download_bytes_s
     hand_over_s = hand_over_time_s(float(moved_s.max()), spec.latency_s)
     one_usd = spec.price_invocation_usd + spec.price_put_usd + spec.price_get_usd
@@ -216,7 +204,7 @@ def _life(loads: Loads, setting: Setting, iteration_s: float) -> tuple[float, fl
 
 
 def hand_over_time_s(moved_s: float, latency_s: float) -> float:
-    """Seconds from the last task of a function to the first of its successor; state moves for `moved_s` of them."""
+    """Seconds from the last task of a function to the first of its successor, when moving its state takes `moved_s`."""
     return moved_s + _HAND_OVER_REQUESTS * latency_s + _HAND_OVER_S
 
 
@@ -230,7 +218,7 @@ def _most_workspace_bytes(stages: Sequence[Stage], profile: ModelProfile) -> Arr
 
 
 def _bottleneck(lanes: Lanes, sync_s: Array, setting: Setting) -> str:
-    """The lane that is busy longest in an iteration, such as 'stage 1 compute'."""
+    """The lane that is busy longest in an iteration, for example 'stage 1 compute'."""
     each = setting.micro_batches_each
     busy_s = {
         "compute": each * (lanes.forward_s + lanes.backward_s),

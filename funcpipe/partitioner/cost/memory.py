@@ -1,11 +1,18 @@
-"""What a function of each stage needs at its peak, elementwise as in `formulas`."""
+"""What a function of each stage needs at its peak, element by element as in `formulas`.
+
+    base + state + activations + waste
+
+>>> state_bytes(copies=2, buffers=2, parameter_bytes=100, summed_bytes=100, constant_bytes=7)  # SGD, with replicas
+407
+"""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from funcpipe.partitioner.cost.formulas import Array, Loads, Setting
+from funcpipe.partitioner.cost.arrays import Array, BoolArray
+from funcpipe.partitioner.cost.loads import Loads, Setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,32 +36,57 @@ the function lies without gaps (experiments/model_table.py).
 """
 
 
-def buffer_copies(replicas: int) -> float:
-    """How often a function that synchronises holds its gradients besides the flat vector in which they are made: its
-    own split of all others and the messages in which it came, (d - 1)/d each, and two messages that go out, 1/d each.
+def parameter_copies(setting: Setting) -> float:
+    """How often a function holds its parameters: themselves, their gradients, and the optimiser's values."""
+    return 2 + setting.values_per_parameter
+
+
+def buffer_copies(setting: Setting) -> float:
+    """How often a function that synchronises holds its gradients in addition to the flat vector they are made in.
+
+    Its own split from all others and the messages that brought it take (d − 1)/d each, two messages that go out 1/d
+    each: two copies for d > 1 replicas.
     """
-    return 2 if replicas > 1 else 0
+    return 2 if setting.replicas > 1 else 0
+
+
+def state_bytes(
+    *, copies: float, buffers: float, parameter_bytes: Any, summed_bytes: Any, constant_bytes: Any, tied_bytes: Any = 0
+) -> Any:
+    """What a function holds all the time: parameters, gradients, optimiser, buffers, constants, tied messages."""
+    return copies * parameter_bytes + buffers * summed_bytes + constant_bytes + tied_bytes
+
+
+def waste_bytes(activation_bytes: Any) -> Any:
+    """What the allocator loses between activations."""
+    return WASTE * activation_bytes
 
 
 def memory_use(loads: Loads, setting: Setting, held: Array | float) -> MemoryUse:
-    """Peak bytes: parameters, their gradients and optimiser state, and the buffers of synchronisation; the activations
-    of the `held` micro-batches, or their inputs and one micro-batch's activations (recompute); and the workspace of one
-    layer, which counts with the activations.
+    """Peak bytes of stages that hold `held` micro-batches at once.
+
+    A micro-batch is held as its activations, or under recomputation as its inputs, with the activations of one of them
+    in addition. The workspace of one layer counts with the activations.
     """
-    copies, buffers = 2 + setting.values_per_parameter, buffer_copies(setting.replicas)
-    state_bytes = copies * loads.parameter_bytes + buffers * loads.summed_bytes + loads.constant_bytes
-    state_bytes = state_bytes + loads.ties.upload_bytes + loads.ties.download_bytes
+    state = state_bytes(
+        copies=parameter_copies(setting),
+        buffers=buffer_copies(setting),
+        parameter_bytes=loads.parameter_bytes,
+        summed_bytes=loads.summed_bytes,
+        constant_bytes=loads.constant_bytes,
+        tied_bytes=loads.ties.upload_bytes + loads.ties.download_bytes,
+    )
     kept = np.where(loads.recompute, loads.input_bytes, loads.activation_bytes + loads.held_input_bytes)
     at_work = loads.workspace_bytes + np.where(loads.recompute, loads.activation_bytes, 0.0)
     activation_bytes = held * kept + at_work
     return MemoryUse(
         base_bytes=np.full_like(kept, setting.base_bytes),
-        state_bytes=state_bytes + np.zeros_like(kept),
+        state_bytes=state + np.zeros_like(kept),
         activation_bytes=activation_bytes,
-        waste_bytes=WASTE * activation_bytes,
+        waste_bytes=waste_bytes(activation_bytes),
     )
 
 
-def admitted(loads: Loads, setting: Setting) -> npt.NDArray[np.bool_]:
-    """Whether a stage may be so: one that shares parameters with others has no optimiser divided over replicas."""
+def admitted(loads: Loads, setting: Setting) -> BoolArray:
+    """Which stages are possible at all: one that shares parameters with others cannot divide its optimiser."""
     return ~(setting.sharded & (loads.ties.upload_objects > 0))

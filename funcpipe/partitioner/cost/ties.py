@@ -1,23 +1,25 @@
-"""What stages have of parameters that layers of other stages use as well, from their borders alone."""
+"""Parameters that several layers use: what stages hold and send of them, from the borders of the stages alone.
+
+By hand: layers 0 and 3 share 8 bytes. As stages [0, 2) and [2, 4), both hold them, the second one borrows the sum: it
+sends its gradient and reads the sum, the first one reads that gradient and sends the sum. In one stage [0, 4) they are
+merely counted twice by the sum over layers.
+"""
 
 from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from funcpipe.core import ModelProfile
-
-Array = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
+from funcpipe.partitioner.cost.arrays import Array, IntArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ties:
     """What stages have of parameters that several layers use.
 
-    `repeated_bytes` counts again and again what one stage holds once; `borrowed_bytes` are summed over the replicas by
-    an earlier stage; the rest is what one function sends and reads of their gradients in an iteration.
+    `repeated_bytes` is what a sum over layers counts too often; the gradients of `borrowed_bytes` are summed over the
+    replicas by an earlier stage; the rest is what one function sends and reads of their gradients in an iteration.
     """
 
     repeated_bytes: Array
@@ -31,8 +33,8 @@ class Ties:
 def stage_ties(first: IntArray, stop: IntArray, profile: ModelProfile) -> Ties:
     """For stages [first, stop), an element each.
 
-    A gradient goes from holder to holder, the last one first, and the sum from the first holder to each of the others:
-    whether a stage takes part in each step follows from there being holders before it or behind it.
+    A gradient goes from holder to holder, starting at the last one, and the sum goes from the first holder to each of
+    the others: what a stage sends and reads depends on whether there are holders before it and behind it.
     """
     sizes: dict[tuple[int, ...], int] = defaultdict(int)
     for tie in profile.ties:

@@ -1,12 +1,16 @@
 """The programme in the paper's own variables, for chains: cuts, replicas and the memory of every layer.
 
 After FuncPipe (Liu et al., POMACS 6(3) 2022, section 3.4): `cut[i]` says whether a stage ends with layer i, `chosen[s]`
-which setting (degree of data parallelism and synchronisation) is used, `sized[i, j]` that layer i runs in functions of
-size j. Memory and seconds accumulate along the chain and start again at each cut. Next to the stage form it has few
-variables and weak bounds: it is here so that the two can be compared.
+which setting (degree of data parallelism and synchronisation) is used, `sized[i, j]` that layer i runs on functions of
+size j. Memory and seconds accumulate along the chain and start again at each cut. All coefficients come from the cost
+model, as if each layer were a stage of its own. Compared to the stage form it has few variables and weak bounds.
+
+By hand, for 2 layers and 1 size: the plan of two stages is cut = (1, 1), that of one stage cut = (0, 1). The parameters
+of a stage accumulate in `parameter_mb`: it is at least p₀ for layer 0, and for layer 1 at least p₁ and, unless
+cut[0] = 1, at least p₀ + p₁.
 """
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -14,15 +18,12 @@ import pyomo.environ as pyo
 
 from funcpipe.core import MB, Recompute, ScheduleKind, Sync
 from funcpipe.errors import InvalidValue, SolverUnavailable
-from funcpipe.partitioner.cost.formulas import (
-    Array,
-    Lanes,
-    Setting,
-    StageTraffic,
-    lane_times,
-    request_usd,
-)
-from funcpipe.partitioner.cost.memory import WASTE, buffer_copies
+from funcpipe.partitioner.cost.arrays import Array
+from funcpipe.partitioner.cost.formulas import Lanes, compute_work_s, lane_times
+from funcpipe.partitioner.cost.loads import Setting, StageTraffic
+from funcpipe.partitioner.cost.memory import buffer_copies, parameter_copies, state_bytes, waste_bytes
+from funcpipe.partitioner.cost.pipeline import dollars, ended_s, synchronised_s
+from funcpipe.partitioner.cost.requests import message_requests, request_usd, sync_requests
 from funcpipe.partitioner.mip.chain_lanes import (
     ChainProgramme,
     accumulate,
@@ -34,12 +35,12 @@ from funcpipe.partitioner.mip.chain_lanes import (
 )
 from funcpipe.partitioner.problem.options import edge_loads
 from funcpipe.partitioner.problem.pins import NO_PINS
-from funcpipe.partitioner.problem.problem import Choice, Problem
+from funcpipe.partitioner.problem.problem import Problem, StageChoice
 from funcpipe.partitioner.problem.stage_graph import build_stage_graph
 
 
 def chain_programme(problem: Problem, *, longest_s: float, unit_usd: float) -> ChainProgramme:
-    """The programme of a chain. Raises InvalidValue for what the paper's form cannot say."""
+    """The programme of a chain. Raises InvalidValue for what the paper's form cannot express."""
     profile, training = problem.profile, problem.training
     for i, tensor in enumerate(profile.tensors):
         if tensor.consumers != (tensor.producer + 1,):
@@ -53,9 +54,9 @@ def chain_programme(problem: Problem, *, longest_s: float, unit_usd: float) -> C
         chosen = "auto" if training.sync is None else training.sync.value
         raise InvalidValue("sync", chosen, "must be 'three-phase' or 'pipelined' in the paper's form")
     if problem.spec.shared_bytes_s is not None or problem.pins != NO_PINS:
-        raise InvalidValue("form", "chain", "cannot be combined with shared links or pins")
+        raise InvalidValue("solver", "paper", "cannot be combined with shared links or pins; use another solver")
     if profile.ties:
-        raise InvalidValue("form", "chain", "cannot say what tied parameters cost: choose the form 'stage'")
+        raise InvalidValue("solver", "paper", "cannot express what tied parameters cost; use another solver")
     graph = build_stage_graph(profile, admits=lambda first, stop: stop == first + 1)
     loads, settings = edge_loads(problem, graph), problem.settings()
     lanes = lane_times(loads, settings[0], workers=1)
@@ -68,7 +69,8 @@ def chain_programme(problem: Problem, *, longest_s: float, unit_usd: float) -> C
         activation_mb=_by_layer(loads.activation_bytes)[:, 0] / MB,
         held_input_mb=_by_layer(loads.held_input_bytes)[:, 0] / MB,
         workspace_mb=_by_layer(loads.workspace_bytes)[:, 0] / MB,
-        cut_usd=_cut_usd(problem, loads.traffic),
+        work_s=_by_layer(compute_work_s(lanes, settings[0])),
+        cut_usd=_cut_usd(loads.traffic, settings[0]),
         longest_s=longest_s,
         unit_usd=unit_usd,
     )
@@ -79,15 +81,19 @@ def _by_layer(rows: Array) -> Array:
     return rows[::-1]
 
 
-def _cut_usd(problem: Problem, traffic: StageTraffic) -> Array:
-    """Dollars of the messages over each cut: what the layer before it and the layer behind it put and get."""
-    spec = problem.spec
-    out, back_in = _by_layer(traffic.forward_out_objects)[:, 0], _by_layer(traffic.backward_in_objects)[:, 0]
-    before = request_usd(out, back_in, spec)
-    back_out, into = _by_layer(traffic.backward_out_objects)[:, 0], _by_layer(traffic.forward_in_objects)[:, 0]
-    behind = request_usd(back_out, into, spec)
-    dollars: Array = problem.micro_batches * (before + np.append(behind[1:], 0.0))
-    return dollars
+def _cut_usd(traffic: StageTraffic, setting: Setting) -> Array:
+    """Dollars of the messages that a cut behind each layer costs, the same under every setting.
+
+    The layer before the cut puts activations and gets gradients; the layer behind it does the opposite.
+    """
+    none = np.zeros_like(traffic.forward_out_objects)
+    before = replace(traffic, forward_in_objects=none, backward_out_objects=none)
+    behind = replace(traffic, forward_out_objects=none, backward_in_objects=none)
+    before_usd, behind_usd = (
+        _by_layer(request_usd(*message_requests(side, setting), setting.spec))[:, 0] for side in (before, behind)
+    )
+    usd: Array = before_usd + np.append(behind_usd[1:], 0.0)
+    return usd
 
 
 def build_chain_model(programme: ChainProgramme, linear: bool) -> pyo.ConcreteModel:
@@ -114,14 +120,14 @@ def build_chain_model(programme: ChainProgramme, linear: bool) -> pyo.ConcreteMo
     return m
 
 
-def read_chain(m: pyo.ConcreteModel, programme: ChainProgramme) -> tuple[Setting, list[Choice]]:
+def read_chain(m: pyo.ConcreteModel, programme: ChainProgramme) -> tuple[Setting, list[StageChoice]]:
     """The setting and the stages of a solved model."""
     setting = next(programme.settings[s] for s in m.settings if pyo.value(m.chosen[s]) > 0.5)
     choices, first = [], 0
     for layer in m.layers:
         if pyo.value(m.cut[layer]) > 0.5:
             size = next(j for j in m.sizes if pyo.value(m.sized[layer, j]) > 0.5)
-            choices.append(Choice(first, layer + 1, size, False))
+            choices.append(StageChoice(first, layer + 1, size, False))
             first = layer + 1
     return setting, choices
 
@@ -141,53 +147,75 @@ def _add_sizes(m: pyo.ConcreteModel) -> None:
 
 def _add_memory(m: pyo.ConcreteModel, programme: ChainProgramme) -> None:
     """What a stage holds when its last layer is counted fits its functions (in megabytes)."""
-    amounts = {"parameter": programme.parameter_mb, "constant": programme.constant_mb}
-    held = {name: accumulate(m, f"{name}_mb", mb.__getitem__, mb.sum(), backward=False) for name, mb in amounts.items()}
-    own, copied = programme.activation_mb, programme.held_input_mb
-    amounts["activation"] = own + copied  # what a stage keeps of its input counts with its first layer
-    held["activation"] = accumulate(
-        m, "activation_mb", lambda i: own[i] + copied[i] * begins(m, i), (own + copied).sum(), backward=False
-    )
-    m.workspace_mb = pyo.Var(m.layers, domain=pyo.NonNegativeReals)
-    m.workspace_is_the_largest_of_the_stage = pyo.ConstraintList()
-    most_mb = float(programme.workspace_mb.max())
-    for i in m.layers:
-        m.workspace_is_the_largest_of_the_stage.add(m.workspace_mb[i] >= float(programme.workspace_mb[i]))
-        if i > 0:
-            before = m.workspace_mb[i - 1] - most_mb * begins(m, i)
-            m.workspace_is_the_largest_of_the_stage.add(m.workspace_mb[i] >= before)
+    own_mb, received_mb = programme.activation_mb, programme.held_input_mb
+    totals = {
+        "parameter": float(programme.parameter_mb.sum()),
+        "constant": float(programme.constant_mb.sum()),
+        "activation": float((own_mb + received_mb).sum()),
+        "workspace": float(programme.workspace_mb.max()),
+    }
+
+    def activation(i: int) -> Any:
+        return own_mb[i] + received_mb[i] * begins(m, i)  # what a stage keeps of its input counts with its first layer
+
+    held = {
+        "parameter": accumulate(
+            m, "parameter_mb", programme.parameter_mb.__getitem__, totals["parameter"], backward=False
+        ),
+        "constant": accumulate(m, "constant_mb", programme.constant_mb.__getitem__, totals["constant"], backward=False),
+        "activation": accumulate(m, "activation_mb", activation, totals["activation"], backward=False),
+        "workspace": _largest_workspace(m, programme, totals["workspace"]),
+    }
     sizes_mb = np.array([size.memory_mb for size in programme.problem.spec.sizes], dtype=np.float64)
 
     def fit(m: Any, i: int, s: int) -> Any:
         setting = programme.settings[s]
-        copies = 2 + setting.values_per_parameter + buffer_copies(setting.replicas)
-        factors = {"parameter": copies, "constant": 1, "activation": (1 + WASTE) * setting.micro_batches_each}
-        base_mb = setting.base_bytes / MB
-        needs = sum(factor * held[name][i] for name, factor in factors.items())
-        needs = base_mb + (1 + WASTE) * m.workspace_mb[i] + needs
-        most = sum(factor * float(amounts[name].sum()) for name, factor in factors.items())
-        most = base_mb + (1 + WASTE) * most_mb + most
-        return needs <= of_size(m, i, sizes_mb) + most * (1 - m.chosen[s])
+        needs_mb = _needs_mb(setting, **{name: amounts[i] for name, amounts in held.items()})
+        most_mb = _needs_mb(setting, **totals)
+        return needs_mb <= of_size(m, i, sizes_mb) + most_mb * (1 - m.chosen[s])
 
     m.a_stage_fits_its_functions = pyo.Constraint(m.layers, m.settings, rule=fit)
 
 
+def _needs_mb(setting: Setting, *, parameter: Any, constant: Any, activation: Any, workspace: Any) -> Any:
+    """Megabytes that a function needs, by the cost model's own formulas; a chain has no tied parameters."""
+    state_mb = state_bytes(
+        copies=parameter_copies(setting),
+        buffers=buffer_copies(setting),
+        parameter_bytes=parameter,
+        summed_bytes=parameter,
+        constant_bytes=constant,
+    )
+    activations_mb = setting.micro_batches_each * activation + workspace
+    return setting.base_bytes / MB + state_mb + activations_mb + waste_bytes(activations_mb)
+
+
+def _largest_workspace(m: pyo.ConcreteModel, programme: ChainProgramme, most_mb: float) -> Any:
+    """A variable for each layer: the largest workspace from the stage's first layer to it."""
+    m.workspace_mb = pyo.Var(m.layers, domain=pyo.NonNegativeReals)
+    m.workspace_is_the_largest_of_the_stage = pyo.ConstraintList()
+    for i in m.layers:
+        m.workspace_is_the_largest_of_the_stage.add(m.workspace_mb[i] >= float(programme.workspace_mb[i]))
+        if i > 0:
+            before_mb = m.workspace_mb[i - 1] - most_mb * begins(m, i)
+            m.workspace_is_the_largest_of_the_stage.add(m.workspace_mb[i] >= before_mb)
+    return m.workspace_mb
+
+
 def _add_iteration(m: pyo.ConcreteModel, programme: ChainProgramme) -> None:
     """Seconds of an iteration under the chosen setting (FuncPipe, section 3.2)."""
-    lanes, spec = programme.lanes, programme.problem.spec
+    seconds_per_work = programme.settings[0].seconds_per_work
 
     def finish(m: Any, i: int, s: int) -> Any:
-        repeats = programme.settings[s].micro_batches_each - 1
-        forward_s = m.forward_sum_s + repeats * m.forward_lane_s
-        backward_s = m.backward_sum_s[i] + repeats * m.backward_lane_s[i]
-        unchosen = (repeats + 2) * programme.longest_s * (1 - m.chosen[s])
-        return forward_s + backward_s + m.sync_s[i] <= m.iteration_s + unchosen
+        repeats = programme.settings[s].repeats
+        finish_s = synchronised_s(m.backward_sum_s[i], m.backward_lane_s[i], m.sync_s[i], repeats)
+        unchosen_s = (repeats + 2) * programme.longest_s * (1 - m.chosen[s])
+        return ended_s(m.forward_sum_s, m.forward_lane_s, finish_s, repeats) <= m.iteration_s + unchosen_s
 
     m.an_iteration_ends_with_the_last_synchronisation = pyo.Constraint(m.layers, m.settings, rule=finish)
-    if spec.shared_cores is not None:
-        share = programme.problem.micro_batches / spec.shared_cores
-        work = pyo.quicksum(of_size(m, i, share * (lanes.forward_s[i] + lanes.backward_s[i])) for i in m.layers)
-        m.shared_processors_do_all_the_work = pyo.Constraint(expr=work <= m.iteration_s)
+    if seconds_per_work:
+        work_s = pyo.quicksum(of_size(m, i, seconds_per_work * programme.work_s[i]) for i in m.layers)
+        m.shared_processors_do_all_the_work = pyo.Constraint(expr=work_s <= m.iteration_s)
 
 
 def _add_money(m: pyo.ConcreteModel, programme: ChainProgramme) -> None:
@@ -205,18 +233,11 @@ def _add_money(m: pyo.ConcreteModel, programme: ChainProgramme) -> None:
         unchosen = 1 - m.chosen[s]
         m.money.add(setting.replicas * pyo.quicksum(rent[i] for i in m.layers) <= m.price + most * unchosen)
         m.money.add(setting.replicas * stages <= problem.max_functions + setting.replicas * len(m.layers) * unchosen)
-        alone = _sync_usd(setting) / unit
+        alone = request_usd(*sync_requests(setting), setting.spec) / unit
         m.money.add(messages + alone * stages <= m.requests + alone * len(m.layers) * unchosen)
-    dollars = m.price * m.iteration_s + m.requests
+    cost = dollars(m.price, m.iteration_s, m.requests)
     if goal.counts_seconds:
-        m.the_budget_suffices = pyo.Constraint(expr=dollars <= goal.budget_usd / unit)
+        m.the_budget_suffices = pyo.Constraint(expr=cost <= goal.budget_usd / unit)
         m.objective = pyo.Objective(expr=m.iteration_s)
     else:
-        m.objective = pyo.Objective(expr=dollars + goal.time_value_usd_s / unit * m.iteration_s)
-
-
-def _sync_usd(setting: Setting) -> float:
-    """Dollars of one stage's requests for synchronisation."""
-    puts = setting.replicas**2 if setting.replicas > 1 else 0
-    gets = setting.replicas * 2 * (setting.replicas - 1)
-    return float(request_usd(np.array(puts), np.array(gets), setting.spec))
+        m.objective = pyo.Objective(expr=cost + goal.time_value_usd_s / unit * m.iteration_s)

@@ -1,4 +1,8 @@
-"""Seconds along a chain of layers in the paper's variables: what accumulates in a stage and starts again at a cut."""
+"""Seconds along a chain of layers in the paper's variables: what accumulates in a stage and starts again at a cut.
+
+By hand, `accumulate` for three layers of 1 s each with a cut behind the first: the variables are at least 1, 1 and 2 s,
+since x₁ >= 1 + x₀ − total · cut₀ does not bind, while x₂ >= 1 + x₁ does. Minimised, they are exactly that.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,14 +11,19 @@ from typing import Any
 import pyomo.environ as pyo
 
 from funcpipe.core import MB
-from funcpipe.partitioner.cost.formulas import Array, Lanes, Setting, sync_time_s
+from funcpipe.partitioner.cost.arrays import Array
+from funcpipe.partitioner.cost.formulas import Lanes
+from funcpipe.partitioner.cost.loads import Setting
+from funcpipe.partitioner.cost.sync_time import sync_time_s
 from funcpipe.partitioner.problem.problem import Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainProgramme:
-    """What the model is built from. Lanes as if each layer were a stage of its own: a row for each layer, a column for
-    each size. `cut_usd` are the requests of an iteration that a cut behind a layer costs.
+    """What the model is built from, as if each layer were a stage of its own.
+
+    `lanes` and `work_s` have a row for each layer and a column for each size, the other arrays an element for each
+    layer. `cut_usd` is what the requests cost that a cut behind a layer makes in an iteration.
     """
 
     problem: Problem
@@ -25,6 +34,7 @@ class ChainProgramme:
     activation_mb: Array
     held_input_mb: Array
     workspace_mb: Array
+    work_s: Array
     cut_usd: Array
     longest_s: float
     unit_usd: float
@@ -125,7 +135,7 @@ def _add_sync(m: pyo.ConcreteModel, programme: ChainProgramme) -> None:
 
 
 def _sync_s(programme: ChainProgramme, s: int, j: int, gradient_mb: float) -> float:
-    """Seconds in which replicas on size j synchronise so many megabytes under setting s."""
+    """Seconds in which replicas on size j synchronise `gradient_mb` under setting s."""
     setting, size = programme.settings[s], programme.problem.spec.sizes[j]
     seconds = sync_time_s(
         setting.sync,

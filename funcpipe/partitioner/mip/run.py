@@ -1,4 +1,9 @@
-"""Handing a programme to a solver, and what is to be believed of how it ended."""
+"""Handing a programme to a solver, and reading how it ended.
+
+A `Form` says how a programme becomes a Pyomo model and how a solved model is read. `solve` runs one solver on it, here
+or in a process of its own, and returns what was found with the bound that was proved: infinity if the solver proved
+that there is nothing, minus infinity if it proved nothing at all.
+"""
 
 import math
 import multiprocessing
@@ -24,7 +29,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solver:
-    """A solver as Pyomo knows it; `linear` if it refuses products, `alone` if it must run in a process of its own."""
+    """A solver as Pyomo knows it; `linear` if it refuses products, `alone` if it needs a process of its own."""
 
     name: str
     interface: str
@@ -58,7 +63,7 @@ GUROBI = Solver(
 
 @dataclass(frozen=True, slots=True)
 class Form(Generic[P, R]):
-    """A way to write a programme: its model, linear or not, and what a solved model says."""
+    """A way to write a programme: how its model is built, linear or not, and how a solved model is read."""
 
     build: Callable[[P, bool], pyo.ConcreteModel]
     read: Callable[[pyo.ConcreteModel, P], R]
@@ -66,7 +71,7 @@ class Form(Generic[P, R]):
 
 @dataclass(frozen=True, slots=True)
 class Solved(Generic[R]):
-    """How a solver ended on one model: what was found, if anything, and the bound it proved, in the model's unit."""
+    """What a solver found, if anything, and the bound that it proved, in the model's unit."""
 
     found: R | None
     bound: float
@@ -89,7 +94,7 @@ def solve(form: Form[P, R], programme: P, solver: Solver, time_limit_s: float | 
             return Solved(None, -math.inf)
         answer: Solved[R] | FuncPipeError = here.recv()
     except EOFError:
-        raise FuncPipeError(f"the solver {solver.name} died without a word") from None
+        raise FuncPipeError(f"the solver {solver.name} ended without an answer") from None
     finally:
         process.kill()
         process.join()

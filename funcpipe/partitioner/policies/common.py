@@ -1,19 +1,19 @@
-"""What the policies share: making a plan of cuts and sizes, and taking the best of several."""
+"""What the policies share: making a plan from cuts and sizes, and taking the best of several."""
 
 from collections.abc import Iterable, Sequence
 
-from funcpipe.core import MB, Plan, Recompute, Sync
+from funcpipe.core import MB, Plan, Recompute
 from funcpipe.errors import Infeasible
-from funcpipe.partitioner.cost.formulas import Setting
-from funcpipe.partitioner.problem.problem import Choice, Problem
+from funcpipe.partitioner.cost.loads import Setting
+from funcpipe.partitioner.problem.problem import Problem, StageChoice
 
 Cuts = Sequence[tuple[int, int]]
 
 
 def fitted(problem: Problem, setting: Setting, cuts: Cuts, sizes: Sequence[int]) -> Plan | None:
-    """The plan of the stages `cuts` on the sizes of these numbers; None if one does not fit or is not admitted.
+    """The plan with the stages `cuts` on `sizes`, given by number; None if one does not fit or is not admitted.
 
-    Where a stage does not fit otherwise and the training allows it, it recomputes.
+    A stage that does not fit otherwise recomputes, where the training allows it.
     """
     if len(cuts) * setting.replicas > problem.max_functions:
         return None
@@ -21,10 +21,10 @@ def fitted(problem: Problem, setting: Setting, cuts: Cuts, sizes: Sequence[int])
     for (first, stop), size in zip(cuts, sizes, strict=True):
         if not placed.admits(first, stop) or size not in placed.sizes_of(first, stop):
             return None
-    plan = problem.plan(setting, [Choice(*cut, size, False) for cut, size in zip(cuts, sizes, strict=True)])
+    plan = problem.plan(setting, [StageChoice(*cut, size, False) for cut, size in zip(cuts, sizes, strict=True)])
     full = [not _fits(plan, i) for i in range(len(cuts))]
     if any(full) and problem.training.recompute is Recompute.AUTO:
-        plan = problem.plan(setting, [Choice(*c, s, f) for c, s, f in zip(cuts, sizes, full, strict=True)])
+        plan = problem.plan(setting, [StageChoice(*c, s, f) for c, s, f in zip(cuts, sizes, full, strict=True)])
         full = [not _fits(plan, i) for i in range(len(cuts))]
     return None if any(full) else plan
 
@@ -36,13 +36,6 @@ def best_of(problem: Problem, plans: Iterable[Plan | None], *, policy: str) -> P
     if not possible:
         raise Infeasible(f"the policy {policy} knows no plan that keeps all limits; the policy funcpipe may find one")
     return min(possible, key=lambda pair: pair[0])[1]
-
-
-def plain_settings(problem: Problem, sync: Sync) -> tuple[Setting, ...]:
-    """A setting for each number of replicas and each schedule, synchronising one way."""
-    return tuple(
-        problem.setting(degree, sync, schedule) for degree in problem.degrees for schedule in problem.schedules(degree)
-    )
 
 
 def _fits(plan: Plan, stage: int) -> bool:

@@ -1,8 +1,8 @@
 """Data parallelism without a pipeline: LambdaML, and HybridPS with a parameter server on a virtual machine.
 
-Both put the whole model into every function and take the largest function and the fewest workers that fit. With
-gradient accumulation, which is 1F1B of a single stage, a worker holds the activations of one micro-batch at a time
-instead of all of them.
+Both put the whole model into every function, on the largest size, and take the fewest workers that fit. With gradient
+accumulation, which is 1F1B of a single stage, a worker holds the activations of one micro-batch at a time instead of
+all of them.
 """
 
 import time
@@ -12,9 +12,12 @@ import numpy as np
 
 from funcpipe.core import Estimate, Plan, ScheduleKind, Sync
 from funcpipe.errors import Infeasible, InvalidValue
-from funcpipe.partitioner.cost.evaluate import evaluate
-from funcpipe.partitioner.cost.formulas import Setting
-from funcpipe.partitioner.problem.problem import Choice, Problem, report
+from funcpipe.partitioner.cost.evaluate import plan_loads
+from funcpipe.partitioner.cost.formulas import lane_times, stage_costs
+from funcpipe.partitioner.cost.loads import Setting
+from funcpipe.partitioner.cost.pipeline import dollars, plan_costs
+from funcpipe.partitioner.cost.sync_time import parameter_server_s
+from funcpipe.partitioner.problem.problem import Problem, StageChoice, report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +43,7 @@ def lambdaml_ga(problem: Problem, *, time_limit_s: float | None = None) -> Plan:
 
 
 def hybridps(problem: Problem, *, time_limit_s: float | None = None) -> Plan:
-    """Functions around a parameter server (Cirrus, SoCC 2019). The estimate holds its synchronisation and its price."""
+    """Functions around a parameter server (Cirrus, SoCC 2019); the estimate includes its synchronisation and price."""
     return _data_parallel(problem, "hybridps", ScheduleKind.GPIPE, server=Server())
 
 
@@ -56,12 +59,13 @@ def _data_parallel(problem: Problem, policy: str, schedule: ScheduleKind, *, ser
     size = max(problem.placed.open_sizes, key=lambda number: problem.spec.sizes[number].memory_mb)
     for degree in problem.degrees:
         setting = problem.setting(degree, Sync.THREE_PHASE, schedule)
-        plan = problem.plan(setting, [Choice(0, len(problem.profile.layers), size, False)])
-        estimate = evaluate(plan, problem.profile, problem.spec)
+        plan = problem.plan(setting, [StageChoice(0, len(problem.profile.layers), size, False)])
+        estimate = plan.estimate
+        assert estimate is not None
         if estimate.peak_memory_bytes > problem.spec.sizes[size].memory_bytes:
             continue
         if server is not None and degree > 1:
-            estimate = _with_server(estimate, problem, setting, size, server)
+            estimate = _with_server(plan, problem, setting, server)
         priced = replace(plan, estimate=estimate)
         if problem.goal.of_plan(priced) == float("inf"):
             raise Infeasible(
@@ -74,30 +78,31 @@ def _data_parallel(problem: Problem, policy: str, schedule: ScheduleKind, *, ser
     )
 
 
-def _with_server(estimate: Estimate, problem: Problem, setting: Setting, size: int, server: Server) -> Estimate:
-    """The estimate of one stage that pushes its gradient to a server and pulls the parameters, instead of storage.
-
-    Each way takes as long as the slower of the worker's link and the server's, which serves all workers.
-    """
-    function = problem.spec.sizes[size]
-    gradient_bytes = sum(layer.parameter_bytes for layer in problem.profile.layers)
-    at_server_s = setting.replicas * gradient_bytes / server.bytes_s
-    push_s = max(gradient_bytes / function.upload_bytes_s, at_server_s)
-    pull_s = max(gradient_bytes / function.download_bytes_s, at_server_s)
-    sync_s = push_s + pull_s + 2 * problem.spec.latency_s
-    iteration_s = estimate.iteration_s - estimate.stages[0].sync_s + sync_s
-    if problem.spec.shared_cores is not None:
-        iteration_s = max(iteration_s, estimate.iteration_s)
-    compute_usd = (setting.replicas * function.price_usd_s + server.price_usd_s) * iteration_s
-    busy_s = np.array([iteration_s - sync_s, sync_s])
+def _with_server(plan: Plan, problem: Problem, setting: Setting, server: Server) -> Estimate:
+    """The estimate of a plan of one stage that synchronises through a server instead of storage."""
+    assert plan.estimate is not None
+    spec, loads = problem.spec, plan_loads(plan, problem.profile, problem.spec)
+    sync_s = parameter_server_s(
+        loads.parameter_bytes.item(),
+        setting.replicas,
+        loads.upload_bytes_s.item(),
+        loads.download_bytes_s.item(),
+        spec.latency_s,
+        server.bytes_s,
+    )
+    lanes = lane_times(loads, setting, workers=plan.workers)
+    stage = stage_costs(loads, lanes, np.array([sync_s]), setting)
+    whole = plan_costs(stage._replace(share=setting.round_shares(1)), setting)
+    iteration_s = whole.iteration_s.item()
+    compute_usd = dollars(whole.price_usd_s.item() + server.price_usd_s, iteration_s, 0.0)
     return replace(
-        estimate,
+        plan.estimate,
         iteration_s=iteration_s,
         cost_usd=compute_usd,
         compute_usd=compute_usd,
         request_usd=0.0,
         puts=0,
         gets=0,
-        bottleneck=f"stage 0 {('compute', 'synchronisation')[int(busy_s.argmax())]}",
-        stages=(replace(estimate.stages[0], sync_s=sync_s),),
+        bottleneck=f"stage 0 {'synchronisation' if sync_s > iteration_s - sync_s else 'compute'}",
+        stages=(replace(plan.estimate.stages[0], sync_s=sync_s),),
     )

@@ -1,4 +1,7 @@
-"""Policies that cut the model but choose less than everything together: uniform, TPDMP-style, PipeDream's."""
+"""Policies that cut the model but do not choose everything together: uniform, after TPDMP, after PipeDream.
+
+They choose among the settings that the exact search has, so none of their plans can be better than the best plan.
+"""
 
 import itertools
 import time
@@ -7,9 +10,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from funcpipe.core import Plan, Sync
-from funcpipe.partitioner.cost.formulas import Array, Setting, lane_times, sync_times
-from funcpipe.partitioner.policies.common import Cuts, best_of, fitted, plain_settings
+from funcpipe.core import Plan
+from funcpipe.partitioner.cost.arrays import Array, IntArray
+from funcpipe.partitioner.cost.formulas import lane_times, sync_times
+from funcpipe.partitioner.cost.loads import Setting
+from funcpipe.partitioner.policies.common import Cuts, best_of, fitted
 from funcpipe.partitioner.problem.options import edge_loads
 from funcpipe.partitioner.problem.problem import Goal, Problem, report
 from funcpipe.partitioner.problem.stage_graph import StageGraph, build_stage_graph
@@ -17,7 +22,7 @@ from funcpipe.partitioner.search.search import best_for
 
 
 def uniform(problem: Problem, *, time_limit_s: float | None = None) -> Plan:
-    """Stages of as many layers each, one size for all: the best such plan."""
+    """Stages with equal numbers of layers, one size for all: the best such plan."""
     started_s = time.monotonic()
     layers = len(problem.profile.layers)
     plans = (
@@ -31,31 +36,38 @@ def uniform(problem: Problem, *, time_limit_s: float | None = None) -> Plan:
 
 
 def tpdmp(problem: Problem, *, time_limit_s: float | None = None) -> Plan:
-    """After TPDMP: for each function size the fastest plan with that size throughout, of these the best.
+    """After TPDMP: for each function size the fastest plan on that size alone; of these the best.
 
-    The partition follows throughput alone; only the size, the same for all stages, is chosen by the goal.
+    The partition is chosen for throughput; only the size, the same for all stages, is chosen for the goal.
     """
     started_s = time.monotonic()
     fastest = Goal(counts_seconds=True, deadline_s=problem.goal.deadline_s)
+    pinned = set(problem.placed.sizes.values())
     plans = (
-        best_for(replace(problem, spec=replace(problem.spec, sizes=(problem.spec.sizes[size],))), fastest)
-        for size in sorted(problem.placed.open_sizes)
+        best_for(_on_one_size(problem, size), fastest) for size in sorted(problem.placed.open_sizes) if pinned <= {size}
     )
     best = best_of(problem, plans, policy="tpdmp")
     return report(best, problem.goal, name="tpdmp", bound=None, solve_s=time.monotonic() - started_s)
 
 
-def pipedream(problem: Problem, *, time_limit_s: float | None = None) -> Plan:
-    """PipeDream's dynamic programme (Narayanan et al., SOSP 2019): stages whose slowest is as fast as can be.
+def _on_one_size(problem: Problem, size: int) -> Problem:
+    """The problem with all layers pinned to one size; the platform stays, so that the settings stay the same."""
+    names = {layer.name: problem.spec.sizes[size].name for layer in problem.profile.layers}
+    return replace(problem, pins=replace(problem.pins, sizes=names))
 
-    For each function size, number of replicas and number of stages it finds the cuts with the least time of the slowest
-    stage, computing or sending or, spread over the micro-batches, synchronising; of all these plans the best is taken.
+
+def pipedream(problem: Problem, *, time_limit_s: float | None = None) -> Plan:
+    """PipeDream's dynamic programme (Narayanan et al., SOSP 2019): the slowest stage is as fast as possible.
+
+    For each setting, function size and number of stages it finds the cuts that minimise the time of the slowest stage:
+    of its computation, its transfers or, spread over the micro-batches, its synchronisation. Of all these plans the
+    best is taken.
     """
     started_s = time.monotonic()
     graph = build_stage_graph(problem.profile, admits=problem.placed.admits)
     plans = (
         fitted(problem, setting, cuts, [size] * len(cuts))
-        for setting in plain_settings(problem, Sync.PIPELINED)
+        for setting in problem.settings()
         for size, cuts in _balanced(problem, graph, setting)
     )
     best = best_of(problem, plans, policy="pipedream")
@@ -63,7 +75,7 @@ def pipedream(problem: Problem, *, time_limit_s: float | None = None) -> Plan:
 
 
 def _even(layers: int, count: int) -> Cuts:
-    """`count` stages of the same number of layers, give or take one."""
+    """`count` stages with equal numbers of layers, give or take one."""
     return list(itertools.pairwise(round(layers * i / count) for i in range(count + 1)))
 
 
@@ -86,7 +98,7 @@ def _balanced(problem: Problem, graph: StageGraph, setting: Setting) -> Iterator
 
 
 def _least_peaks(graph: StageGraph, peak: Array, most: int) -> Iterator[Cuts]:
-    """For each number of stages up to `most` the path whose greatest `peak` is the least, where there is one."""
+    """For each number of stages up to `most` the path that minimises the greatest `peak`, where there is a path."""
     nodes = len(graph.position)
     least = np.full((most + 1, nodes), np.inf)
     least[0, graph.end] = 0.0
@@ -100,7 +112,7 @@ def _least_peaks(graph: StageGraph, peak: Array, most: int) -> Iterator[Cuts]:
             yield _path(graph, choice, stages)
 
 
-def _path(graph: StageGraph, choice: Array, stages: int) -> Cuts:
+def _path(graph: StageGraph, choice: IntArray, stages: int) -> Cuts:
     node, cuts = graph.start, []
     for left in range(stages, 0, -1):
         edge = int(choice[left, node])

@@ -1,40 +1,38 @@
-"""Every stage that a plan may have under one setting, priced: the edges of the stage graph times the function sizes."""
+"""Every stage that a plan may have under one setting, priced: the edges of the stage graph times the function sizes.
+
+An *option* is one stage of some plan: an edge of the stage graph (which layers), a function size, and whether the stage
+recomputes its activations. Its seconds, dollars and bytes are constants, so they are computed once, by the cost model,
+for all edges (rows) and sizes (columns) together; pairs that do not fit the function's memory are left out.
+
+By hand: a chain of 3 layers has 6 edges (0-1, 0-2, 0-3, 1-2, 1-3, 2-3). With 2 sizes these are 12 pairs; where
+recomputation is allowed there are up to 24 options. With 40 layers and 8 sizes: 820 edges, 6,560 pairs.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from funcpipe.core import LayerProfile, ModelProfile, Recompute
+from funcpipe.partitioner.cost.arrays import Array, BoolArray, IntArray
 from funcpipe.partitioner.cost.evaluate import column_of, held_inputs_bytes
-from funcpipe.partitioner.cost.formulas import (
-    Array,
-    Loads,
-    Setting,
-    StageTraffic,
-    compute_work_s,
-    lane_times,
-    request_usd,
-    requests,
-    sync_times,
-)
+from funcpipe.partitioner.cost.formulas import lane_times, stage_costs, sync_times
+from funcpipe.partitioner.cost.loads import Loads, Setting, StageTraffic
 from funcpipe.partitioner.cost.memory import admitted, memory_use
+from funcpipe.partitioner.cost.pipeline import StageCosts
 from funcpipe.partitioner.cost.ties import Ties, stage_ties
 from funcpipe.partitioner.problem.pins import NO_PINS
-from funcpipe.partitioner.problem.problem import Choice, Problem
-from funcpipe.partitioner.problem.stage_graph import IntArray, StageGraph
-
-BoolArray = npt.NDArray[np.bool_]
+from funcpipe.partitioner.problem.problem import Problem, StageChoice
+from funcpipe.partitioner.problem.stage_graph import StageGraph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Stages that fit their functions; one array element each. Seconds of a micro-batch, dollars of all replicas.
+    """Stages that fit their functions; one array element each.
 
-    `price_usd_s` times the seconds of an iteration, plus `request_usd`, is the option's share of the iteration's
-    dollars; `work_s` its share of the seconds of processors. The stage fits with at most `most_behind` stages behind
-    it. Where it is known how many there are, `share` is the stage's of `round_shares`; elsewhere it is 0.
+    An option is edge `edge` of the stage graph on size number `size`, and leads from node `before` to node `after`. It
+    fits its function with at most `most_behind` stages behind it. `costs.share` is set where the number of stages
+    behind the option is known, and is 0 elsewhere, which is a lower bound.
     """
 
     edge: IntArray
@@ -43,38 +41,35 @@ class Options:
     size: IntArray
     recompute: BoolArray
     most_behind: IntArray
-    forward_sum_s: Array
-    forward_lane_s: Array
-    backward_sum_s: Array
-    backward_lane_s: Array
-    round_s: Array
-    share: Array
-    sync_s: Array
-    price_usd_s: Array
-    request_usd: Array
-    work_s: Array
+    costs: StageCosts
 
     def __len__(self) -> int:
         return len(self.edge)
 
     def take(self, which: IntArray | BoolArray) -> "Options":
         """Those options alone, in that order."""
-        return Options(**{item.name: getattr(self, item.name)[which] for item in fields(self)})
+        return Options(
+            edge=self.edge[which],
+            before=self.before[which],
+            after=self.after[which],
+            size=self.size[which],
+            recompute=self.recompute[which],
+            most_behind=self.most_behind[which],
+            costs=StageCosts(*(column[which] for column in self.costs)),
+        )
 
-    def at(self, *, before: IntArray, after: IntArray, share: Array | None = None) -> "Options":
-        """The same options between other nodes."""
-        return replace(self, before=before, after=after, share=self.share if share is None else share)
-
-    def choice(self, option: int, graph: StageGraph) -> Choice:
+    def choice(self, option: int, graph: StageGraph) -> StageChoice:
         """The stage that the option stands for."""
         edge = self.edge[option]
-        return Choice(
+        return StageChoice(
             int(graph.first[edge]), int(graph.stop[edge]), int(self.size[option]), bool(self.recompute[option])
         )
 
 
 def ways(problem: Problem, graph: StageGraph) -> tuple[Loads, ...]:
-    """What stages compute, hold and send when they keep their activations; when they recompute them, if they may."""
+    """What the stages of all edges compute, hold and send: when they keep their activations, then, where the training
+    allows it, when they recompute them.
+    """
     plain = edge_loads(problem, graph)
     if problem.training.recompute is Recompute.NEVER:
         return (plain,)
@@ -84,10 +79,10 @@ def ways(problem: Problem, graph: StageGraph) -> tuple[Loads, ...]:
 def price_options(
     problem: Problem, graph: StageGraph, loads: Sequence[Loads], setting: Setting, *, workers: int
 ) -> Options:
-    """The options of `graph` under `setting` while `workers` functions share the platform's links; `loads` = its ways.
+    """The options of `graph` under `setting` while `workers` functions share the platform's links.
 
-    Recomputation costs time and saves memory only: it is an option where the stage does not fit without it, or not with
-    as many stages behind it.
+    `loads` are those of `ways`. Recomputation costs time and saves nothing but memory: it is an option only where the
+    stage does not fit without it, or does not fit with as many stages behind it.
     """
     parts, enough = [], np.full((len(graph.first), len(problem.spec.sizes)), -1)
     for load in loads:
@@ -95,14 +90,22 @@ def price_options(
         most_behind = np.where(most_behind > enough, most_behind, -1)
         parts.append(_priced(graph, setting, load, most_behind, workers=workers))
         enough = np.maximum(enough, most_behind)
-    joined = Options(**{n: np.concatenate([getattr(part, n) for part in parts]) for n in Options.__dataclass_fields__})
+    joined = _joined(parts)
     return joined.take(np.lexsort((joined.recompute, joined.size, joined.edge)))
 
 
-def _most_behind(problem: Problem, graph: StageGraph, setting: Setting, loads: Loads) -> IntArray:
-    """With how many stages behind it a stage of each edge fits a function of each size at most; −1 where it never does.
+def _joined(parts: Sequence[Options]) -> Options:
+    names = [name for name in Options.__dataclass_fields__ if name != "costs"]
+    return Options(
+        costs=StageCosts(*(np.concatenate(columns) for columns in zip(*(part.costs for part in parts), strict=True))),
+        **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names},
+    )
 
-    The more there are, the more micro-batches it holds.
+
+def _most_behind(problem: Problem, graph: StageGraph, setting: Setting, loads: Loads) -> IntArray:
+    """The most stages that may lie behind a stage of each edge, on each size, so that it fits; −1 where it never does.
+
+    The more stages lie behind it, the more micro-batches it holds.
     """
     held = setting.held_micro_batches(graph.layers)[::-1]
     memory_bytes = np.array([[size.memory_bytes for size in problem.spec.sizes]], dtype=np.float64)
@@ -115,15 +118,14 @@ def _most_behind(problem: Problem, graph: StageGraph, setting: Setting, loads: L
 
 
 def _least_behind(graph: StageGraph) -> IntArray:
-    """How many stages lie at least behind each edge."""
+    """The least number of stages behind each edge."""
     return np.where(graph.stop < graph.layers, 1, 0)
 
 
 def _priced(graph: StageGraph, setting: Setting, loads: Loads, most_behind: IntArray, *, workers: int) -> Options:
     """The options of the edges and sizes that fit with some stages behind them."""
     lanes = lane_times(loads, setting, workers=workers)
-    forward_lane_s, backward_lane_s = lanes.slowest(setting.schedule)
-    puts, gets = requests(loads, setting)
+    costs = stage_costs(loads, lanes, sync_times(loads, setting, workers=workers), setting)
     edge, size = picked = np.nonzero(most_behind >= 0)
     return Options(
         edge=edge,
@@ -132,21 +134,12 @@ def _priced(graph: StageGraph, setting: Setting, loads: Loads, most_behind: IntA
         size=size,
         recompute=np.broadcast_to(loads.recompute, most_behind.shape)[picked],
         most_behind=most_behind[picked],
-        forward_sum_s=lanes.forward_sum_s[picked],
-        forward_lane_s=forward_lane_s[picked],
-        backward_sum_s=lanes.backward_sum_s[picked],
-        backward_lane_s=backward_lane_s[picked],
-        round_s=lanes.round_s[picked],
-        share=np.zeros(len(edge)),
-        sync_s=np.broadcast_to(sync_times(loads, setting, workers=workers), most_behind.shape)[picked],
-        price_usd_s=setting.replicas * loads.price_usd_s[0, size],
-        request_usd=request_usd(puts, gets, setting.spec)[edge, 0],
-        work_s=compute_work_s(lanes, setting)[picked],
+        costs=StageCosts(*(np.broadcast_to(column, most_behind.shape)[picked] for column in costs)),
     )
 
 
 def least_memory_bytes(problem: Problem, graph: StageGraph, setting: Setting) -> Array:
-    """For each edge what a function must have in the least hungry way that the training allows."""
+    """For each edge the bytes that a function must have, in the way of running the stage that needs least."""
     held = setting.held_micro_batches(graph.layers + 1)[::-1][_least_behind(graph)][:, None]
     needs = [memory_use(loads, setting, held).total_bytes[:, 0] for loads in ways(problem, graph)]
     least: Array = np.minimum.reduce(needs)
@@ -154,7 +147,7 @@ def least_memory_bytes(problem: Problem, graph: StageGraph, setting: Setting) ->
 
 
 def _admitted(problem: Problem, graph: StageGraph) -> BoolArray:
-    """Whether the pins admit an edge on a size."""
+    """Element [edge, size]: whether the pins admit it."""
     admitted = np.zeros((len(graph.first), len(problem.spec.sizes)), dtype=bool)
     if problem.pins == NO_PINS:
         return ~admitted
@@ -164,7 +157,7 @@ def _admitted(problem: Problem, graph: StageGraph) -> BoolArray:
 
 
 def edge_loads(problem: Problem, graph: StageGraph) -> Loads:
-    """What a stage of each edge computes, holds and sends, in a row, on functions of each size, in a column."""
+    """What stages compute, hold and send: a row for each edge, a column for each function size."""
     profile, sizes = problem.profile, problem.spec.sizes
     columns = [column_of(size.name, profile) for size in sizes]
     traffic = StageTraffic(**{item.name: getattr(graph.traffic, item.name)[:, None] for item in fields(StageTraffic)})

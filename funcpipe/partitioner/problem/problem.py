@@ -1,4 +1,4 @@
-"""What is searched: the settings a plan can have, the goal, and the plan made of a choice of stages."""
+"""The problem to solve: which settings a plan can have, what makes it good, and the plan made of chosen stages."""
 
 import math
 from collections.abc import Sequence
@@ -20,26 +20,27 @@ from funcpipe.core import (
     TrainingSpec,
 )
 from funcpipe.errors import PlanError
+from funcpipe.partitioner.cost.arrays import Array
 from funcpipe.partitioner.cost.evaluate import column_of, evaluate
-from funcpipe.partitioner.cost.formulas import Array, Setting
-from funcpipe.partitioner.cost.sync_forms import choose
+from funcpipe.partitioner.cost.loads import Setting
+from funcpipe.partitioner.cost.sync_choice import choose
 from funcpipe.partitioner.problem.pins import NO_PINS, Pins, PlacedPins
 
 LIMIT_SLACK = 1e-9
-"""Share by which seconds and dollars may exceed their limit: rounding, not licence."""
+"""The share by which seconds and dollars may exceed their limits, which allows for rounding."""
 
 SYNC_TIME_VALUES = (3.84, 245.76)
-"""Dollars that a saved hour is worth in the paper's settings with the least and the most weight on time, but none."""
+"""The least and the greatest of the paper's weights on time that are not 0, in dollars for a saved hour."""
 
 GAP_OF_A_PROOF = 1e-6
-"""A plan whose objective is proved to be within this share of the best possible is called optimal."""
+"""A plan is called optimal if its objective is proved to be within this share of the best possible one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
     """What makes one plan better than another: fewer dollars, time being worth something, within the deadline.
 
-    With a budget: fewer seconds, among the plans whose dollars stay within it.
+    With a budget: fewer seconds, among the plans that stay within it.
     """
 
     time_value_usd_s: float = 0.0
@@ -48,7 +49,7 @@ class Goal:
     counts_seconds: bool = False
 
     def objective(self, iteration_s: Array, cost_usd: Array) -> Array:
-        """What is to be as small as can be: dollars, or seconds under a budget; infinite where a limit is broken."""
+        """What is minimised: dollars, or seconds under a budget; infinite where a limit is broken."""
         slack = 1 + LIMIT_SLACK
         allowed = (iteration_s <= self.deadline_s * slack) & (cost_usd <= self.budget_usd * slack)
         value = iteration_s if self.counts_seconds else cost_usd + self.time_value_usd_s * iteration_s
@@ -61,8 +62,8 @@ class Goal:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """One stage of a plan to be: layers `first` up to `stop` on the platform's size number `size`."""
+class StageChoice:
+    """One chosen stage: layers `first` up to `stop` on the platform's size number `size`."""
 
     first: int
     stop: int
@@ -126,7 +127,10 @@ class Problem:
 
     @cached_property
     def goal(self) -> Goal:
-        """What is asked for. An iteration fits into a function's life; where nothing costs anything, time decides."""
+        """What the training asks for.
+
+        An iteration must fit into a function's life. Where nothing costs anything, the fastest plan is best.
+        """
         training, spec = self.training, self.spec
         prices = (spec.price_put_usd, spec.price_get_usd, *(size.price_usd_s for size in spec.sizes))
         free = not any(prices) and training.time_value == 0
@@ -139,7 +143,7 @@ class Problem:
         )
 
     def settings(self) -> tuple[Setting, ...]:
-        """Every combination of what holds for all stages of a plan at once. A single micro-batch has no order."""
+        """Every combination of replicas, schedule and synchronisation."""
         return tuple(
             self.setting(degree, sync, schedule, streams)
             for degree in self.degrees
@@ -148,10 +152,10 @@ class Problem:
         )
 
     def ways_to_synchronise(self, replicas: int) -> tuple[tuple[Sync, Streams | None], ...]:
-        """As is asked for, or else as suits a stage with a quarter of the parameters on a function of middle size, at
-        two values of time.
+        """The way that is asked for; or those that suit a typical stage best, at two values of time.
 
-        The same whatever the goal; `sync_choice.tuned` chooses anew for the plan that is found.
+        A typical stage has a quarter of the parameters and runs on the middle one of the sizes. The ways are the same
+        whatever the goal; `best_sync.with_best_sync` chooses again, from all ways, for the plan that was found.
         """
         if self.training.sync is not None or replicas == 1:
             return ((self.training.sync or Sync.PIPELINED, None),)
@@ -172,13 +176,13 @@ class Problem:
         return tuple(dict.fromkeys((choice.sync, choice.streams) for choice in chosen))
 
     def schedules(self, replicas: int) -> tuple[ScheduleKind, ...]:
-        """The schedules that may be chosen with so many replicas, the plainest first."""
+        """The schedules to choose from with this many replicas, simplest first; a single micro-batch has no order."""
         if self.training.schedule is not None:
             return (self.training.schedule,)
         return tuple(ScheduleKind) if self.micro_batches > replicas else (ScheduleKind.GPIPE,)
 
     def setting(self, replicas: int, sync: Sync, schedule: ScheduleKind, streams: Streams | None = None) -> Setting:
-        """The setting with so many replicas that synchronise so and run their micro-batches in this order."""
+        """What holds for all stages of plans with this number of replicas, way to synchronise and schedule."""
         sharded = self.training.shard_optimizer and replicas > 1
         return Setting(
             micro_batches=self.micro_batches,
@@ -194,7 +198,7 @@ class Problem:
             sharded=sharded,
         )
 
-    def plan(self, setting: Setting, choices: Sequence[Choice]) -> Plan:
+    def plan(self, setting: Setting, choices: Sequence[StageChoice]) -> Plan:
         """The plan of `choices`, with its estimate."""
         names = [layer.graph_layers for layer in self.profile.layers]
         stages = tuple(
@@ -229,6 +233,7 @@ class Problem:
 def report(plan: Plan, goal: Goal, *, name: str, bound: float | None, solve_s: float) -> Plan:
     """`plan` with the report of the solver `name`, which proved that no plan's objective is below `bound`."""
     objective = goal.of_plan(plan)
+    bound = None if bound is None else max(0.0, bound)  # no objective is negative, whatever a solver has proved
     gap = None if bound is None else max(0.0, (objective - bound) / objective) if objective > 0 else 0.0
     proved = gap is not None and gap <= GAP_OF_A_PROOF
     status = Optimality.OPTIMAL if proved else Optimality.FEASIBLE

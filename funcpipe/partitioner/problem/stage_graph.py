@@ -1,31 +1,37 @@
-"""Every way to cut a model, as a graph whose paths are the plans' stages, and what each stage sends on such a path.
+"""Every way to cut a model, as a graph: a path through it is the stages of a plan, an edge is one stage.
 
-How many objects a stage reads and writes depends on its neighbours: tensors of one stage with the same consumer stages
-share one object. In a chain a position between two layers says all there is to know. In other graphs a node of the
-stage graph is a position together with what the stages behind it still expect from the layers before it: which
-crossing tensors each of them reads, and how many objects it has been *assumed* to read and to answer. A stage put in
-front settles some of these, and only paths on which every assumption came true reach the first layer. Hence each edge
-has constant bytes and objects, and the cost of any path is the cost of its plan: no approximation, for any graph.
+In a chain, a node is a position between two layers. By hand, for 3 layers: nodes 0..3 are the positions 3, 2, 1, 0
+(node 0 is the end of the model), and there is an edge for each pair of them, 6 in all. The path 3 → 2 → 0 is the plan
+with the stages [0, 1) and [1, 3).
+
+With skip connections, a position is not enough, since the number of objects that a stage reads and writes depends on
+its neighbours: tensors of one stage with the same consumer stages share one object. A node is then a position together
+with what the stages behind it still expect from the layers before it: which crossing tensors each of them reads, and
+how many objects it has been *assumed* to read and to answer. A stage put in front settles some of these, and only paths
+on which every assumption came true reach the first layer. By hand: layer 0 feeds layers 1 and 2, layer 1 feeds layer 2.
+The stage [2, 3) reads two tensors, in one object if one stage makes both and in two otherwise: two nodes at position 2,
+one for each assumption. The stage [0, 2) leads to the first, [1, 2) to the second.
+
+So each edge has constant bytes and objects, and the cost of a path is the cost of its plan, for any graph of layers.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from funcpipe.core import ModelProfile, TensorProfile
 from funcpipe.errors import PlanError
-from funcpipe.partitioner.cost.formulas import StageTraffic
-
-IntArray = npt.NDArray[np.int64]
+from funcpipe.partitioner.cost.arrays import IntArray
+from funcpipe.partitioner.cost.loads import StageTraffic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageGraph:
     """Nodes in descending order of position, the end of the model first; an edge is a stage between two nodes.
 
-    Edge e covers the layers first[e] .. stop[e] − 1 and leads from node `before[e]` to node `after[e]`.
+    Edge e holds the layers first[e] .. stop[e] − 1 and leads from node `before[e]` to node `after[e]` < `before[e]`.
     """
 
     layers: int
@@ -58,7 +64,19 @@ class _Expectation:
 
 
 _Key = tuple[_Expectation, ...]
-_Counts = tuple[float, ...]  # in the order of StageTraffic's fields
+
+
+class _Counts(NamedTuple):
+    """The traffic of one edge: what `StageTraffic` has for many."""
+
+    forward_out_bytes: int
+    forward_out_objects: int
+    forward_in_bytes: int
+    forward_in_objects: int
+    backward_out_bytes: int
+    backward_out_objects: int
+    backward_in_bytes: int
+    backward_in_objects: int
 
 
 @dataclass(slots=True)
@@ -73,7 +91,7 @@ def build_stage_graph(
 ) -> StageGraph:
     """The stage graph of a profile, with the stages [first, stop) that `admits` admits (None: all).
 
-    Raises PlanError when entangled tensors make it outgrow `edge_limit`.
+    Raises PlanError when skip connections make it larger than `edge_limit`.
     """
     layers = len(profile.layers)
     crossing = _Crossing(profile.tensors)
@@ -104,7 +122,7 @@ def build_stage_graph(
 
 
 def _useful_part(position: Sequence[int], edges: _Edges, layers: int) -> StageGraph:
-    """Without the edges from which the first layer cannot be reached: some assumption of theirs cannot come true."""
+    """The graph without edges that lead nowhere: on every way from them to the first layer some assumption fails."""
     useful = [False] * (len(position) - 1) + [True]
     kept = []
     for edge in reversed(range(len(edges.before))):
@@ -113,23 +131,22 @@ def _useful_part(position: Sequence[int], edges: _Edges, layers: int) -> StageGr
             kept.append(edge)
     kept.reverse()
     new_number = np.cumsum(useful) - 1
-    places = np.array(position, dtype=np.int64)
+    positions = np.array(position, dtype=np.int64)
     before, after = np.array(edges.before)[kept], np.array(edges.after)[kept]
     return StageGraph(
         layers=layers,
-        position=places[np.array(useful)],
+        position=positions[np.array(useful)],
         before=new_number[before],
         after=new_number[after],
-        first=places[before],
-        stop=places[after],
+        first=positions[before],
+        stop=positions[after],
         traffic=_traffic([edges.counts[edge] for edge in kept]),
     )
 
 
 def _traffic(counts: Sequence[_Counts]) -> StageTraffic:
-    columns = np.array(counts, dtype=np.float64).T
-    names = StageTraffic.__dataclass_fields__
-    return StageTraffic(**dict(zip(names, columns, strict=True)))
+    columns = np.array(counts, dtype=np.float64).reshape(-1, len(_Counts._fields)).T
+    return StageTraffic(**dict(zip(_Counts._fields, columns, strict=True)))
 
 
 class _Crossing:
@@ -141,7 +158,7 @@ class _Crossing:
         self.rows: dict[tuple[int, int], tuple[int, ...]] = {}
 
     def stage(self, behind: _Key, first: int, stop: int) -> Iterator[tuple[_Key, _Counts]]:
-        """The nodes that the stage [first, stop) may lead to, seen from the node `behind`, with the stage's traffic."""
+        """The nodes before the stage [first, stop), seen from the node `behind` it, each with the stage's traffic."""
         made = {i for e in behind for i in e.row if self.tensors[i].producer >= first}
         settled = self._settle(behind, made)
         if settled is None:
@@ -154,8 +171,19 @@ class _Crossing:
         for reads, answers in self._assumptions(row, settled):
             key = self._joined(settled, _Expectation(row, reads, answers, 1))
             if key is not None:
-                sent = (out_bytes, out_objects, read_bytes, reads)
-                yield key, (*sent, answer_bytes, answers, grad_bytes, grad_objects)
+                yield (
+                    key,
+                    _Counts(
+                        forward_out_bytes=out_bytes,
+                        forward_out_objects=out_objects,
+                        forward_in_bytes=read_bytes,
+                        forward_in_objects=reads,
+                        backward_out_bytes=answer_bytes,
+                        backward_out_objects=answers,
+                        backward_in_bytes=grad_bytes,
+                        backward_in_objects=grad_objects,
+                    ),
+                )
 
     def _row(self, first: int, stop: int) -> tuple[int, ...]:
         """The tensors made before `first` that the layers from `first` to `stop` read."""
@@ -206,9 +234,9 @@ class _Crossing:
         return bool(row) <= reads <= len(row) and bool(producers) <= answers <= min(len(producers), reads)
 
     def _assumptions(self, row: tuple[int, ...], settled: _Key) -> Iterator[tuple[int, int]]:
-        """Objects that a stage with this row may read, and gradient objects that it may owe, never more than those.
+        """How many objects a stage with this row may read and how many gradient objects it may owe, and no others.
 
-        A stage behind with the same row is in the same case.
+        A stage behind it that expects the same row reads and owes as many.
         """
         for e in settled:
             if e.row == row:

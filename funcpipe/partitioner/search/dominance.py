@@ -1,25 +1,49 @@
-"""Duels of labels: whether one makes another needless, however both are completed."""
+"""Dominance: whether one label makes another one of its node useless, however both are completed.
+
+Let A and B be labels of a node, and complete both by the same stages in front. Let T and Q be the seconds, and the
+dollars per second, of the plan that B becomes. What happens in front depends on the labels only through a few numbers,
+so the plan that A becomes takes at most `slower_s` more seconds than B's: the largest of
+
+- the difference of all their lanes, plus what the slowest lanes may add, where only that part of a slow lane counts
+  which no stage in front is sure to override;
+- the difference of when they have synchronised, plus what the forward lanes may add;
+- the difference of their work, where functions share processors.
+
+A's functions cost `more_usd_s` more dollars a second (which may be negative). Then A's plan costs at most
+
+    slower_s · (Q + more_usd_s) + more_usd_s · T + difference of requests
+
+dollars more than B's. In a time window T and Q are known within narrow limits, so this is hardly larger than the true
+difference. If it is at most 0 for all T and Q of the window, A dominates B: seconds and dollars are weighed against
+each other, and few labels survive.
+
+By hand, at T between 10 and 11 s and Q between 4 and 5 $/s: A is 1 s slower but 1 $/s cheaper than B. The difference is
+at most 1 · (5 − 1) − 1 · 10 = −6 $, so A dominates B.
+
+Where a slower plan is never better for being cheaper (under a budget, and on a Pareto front), only labels that are not
+slower dominate.
+"""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from funcpipe.partitioner.cost.formulas import Array
-from funcpipe.partitioner.problem.options import BoolArray
-from funcpipe.partitioner.problem.stage_graph import IntArray
-from funcpipe.partitioner.search.completion_bounds import CompletionBounds, Labels
-from funcpipe.partitioner.search.incumbents import Aim
+from funcpipe.partitioner.cost.arrays import Array, BoolArray, IntArray
+from funcpipe.partitioner.cost.pipeline import synchronised_s
+from funcpipe.partitioner.search.completion_bounds import CompletionBounds
+from funcpipe.partitioner.search.incumbents import Incumbents
+from funcpipe.partitioner.search.labels import Labels
+
+_LEAST_GAIN = 1e-12
+"""A slower label must be cheaper by this share of the threshold: more than rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dominance:
-    """Whether one label is at least as good as another however both are completed.
+    """The labels of a node, prepared to be compared; arrays with an element for each label.
 
-    Let A and B be labels and T, Q the seconds and the dollars per second of a completion of B in the window. Completed
-    alike, A takes at most `slower` more seconds than B; its functions cost `dearer` more dollars a second. Then A's
-    dollars exceed B's by at most slower · (Q + dearer) + dearer · T + the difference of their requests.
-
-    What A takes longer there and back than B, the stages in front may wait for in every round: `rounds` times.
+    T lies between `low_s` and `high_s`, Q between `low_usd_s` and `high_usd_s`. What A takes longer there and back than
+    B, the stages in front may have to wait for in every round: `rounds` times.
     """
 
     whole_s: Array
@@ -38,37 +62,36 @@ class Dominance:
     least_gain_usd: float
 
     @staticmethod
-    def of(labels: Labels, horizon: CompletionBounds, node: int, aim: Aim) -> "Dominance":
-        """The duel of the `labels` of a node."""
-        window = horizon.window
-        repeats = window.field.repeats
-        cores = window.field.setting.spec.shared_cores
-        forward_lane_s = repeats * np.maximum(labels.forward_lane_s, horizon.forward_lane_s[node])
-        # a stage in front synchronises after the backwards of itself and of those behind: of the other stages in
-        # front only the one right before the node is surely among these
-        backward_lane_s = repeats * np.maximum(labels.backward_lane_s, horizon.next_backward_lane_s[node])
-        slowest_s = repeats * np.maximum(labels.backward_lane_s, horizon.backward_lane_s[node])
-        closed_s = labels.backward_s + horizon.closing_s[node] + slowest_s
-        threshold_usd = float(aim.threshold_usd(np.array([window.low_s]))[0])
+    def of(labels: Labels, bounds: CompletionBounds, node: int, incumbents: Incumbents) -> "Dominance":
+        """The `labels` of a node, where `bounds` say what lies before it."""
+        window, tail = bounds.window, labels.tail
+        setting, repeats = window.network.setting, window.network.repeats
+        forward_lane_s = repeats * np.maximum(tail.forward_lane_s, bounds.forward_lane_s[node])
+        # a stage in front synchronises after the backwards of itself and of those behind it: of the other stages in
+        # front, only the one right before the node is sure to be among these
+        backward_lane_s = repeats * np.maximum(tail.backward_lane_s, bounds.next_backward_lane_s[node])
+        slowest_s = np.maximum(tail.backward_lane_s, bounds.backward_lane_s[node])
+        closed_s = synchronised_s(tail.backward_s, slowest_s, bounds.closing_s[node], repeats)
+        threshold_usd = float(incumbents.threshold_usd(np.array([window.low_s]))[0])
         return Dominance(
-            whole_s=labels.forward_s + labels.backward_s,
-            finished_s=labels.forward_s + np.maximum(labels.finish_s, closed_s),
-            work_s=labels.work_s / cores if cores is not None else np.zeros_like(labels.work_s),
+            whole_s=tail.forward_s + tail.backward_s,
+            finished_s=tail.forward_s + np.maximum(tail.finish_s, closed_s),
+            work_s=setting.seconds_per_work * tail.work_s,
             forward_lane_s=forward_lane_s,
             backward_lane_s=backward_lane_s,
-            price_usd_s=labels.price_usd_s,
-            request_usd=labels.request_usd,
+            price_usd_s=tail.price_usd_s,
+            request_usd=tail.request_usd,
             low_s=window.low_s,
             high_s=window.high_s,
             low_usd_s=window.second_usd,
             high_usd_s=max(threshold_usd / window.low_s, window.second_usd),
-            rounds=repeats * float(horizon.next_share[node]),
-            most_slower_s=max(0.0, aim.latest_s - window.high_s) if aim.slower_may_win else 0.0,
-            least_gain_usd=1e-12 * threshold_usd,
+            rounds=repeats * float(bounds.next_share[node]),
+            most_slower_s=max(0.0, incumbents.latest_s - window.high_s) if incumbents.slower_may_win else 0.0,
+            least_gain_usd=_LEAST_GAIN * threshold_usd,
         )
 
-    def wins(self, these: IntArray, those: IntArray) -> BoolArray:
-        """Element [i, j]: whether label these[i] makes label those[j] needless."""
+    def dominated(self, these: IntArray, those: IntArray) -> BoolArray:
+        """Element [i, j]: whether label these[i] makes label those[j] useless."""
 
         def more(values: Array) -> Array:
             result: Array = values[these][:, None] - values[those]
@@ -79,11 +102,10 @@ class Dominance:
         slower_s = whole_s + forward_lane_s + np.maximum(more(self.backward_lane_s), 0.0)
         slower_s = np.maximum(slower_s, more(self.finished_s) + forward_lane_s)
         slower_s = np.maximum(slower_s, more(self.work_s))
-        dearer_usd_s = more(self.price_usd_s)
-        loss_usd = dearer_usd_s * np.where(dearer_usd_s > 0, self.high_s, self.low_s) + more(self.request_usd)
-        loss_usd += slower_s * (np.where(slower_s > 0, self.high_usd_s, self.low_usd_s) + dearer_usd_s)
-        faster = slower_s <= 0
-        wins: BoolArray = faster & (loss_usd <= 0)
+        more_usd_s = more(self.price_usd_s)
+        more_usd = more_usd_s * np.where(more_usd_s > 0, self.high_s, self.low_s) + more(self.request_usd)
+        more_usd += slower_s * (np.where(slower_s > 0, self.high_usd_s, self.low_usd_s) + more_usd_s)
+        dominated: BoolArray = (slower_s <= 0) & (more_usd <= 0)
         if self.most_slower_s > 0:
-            wins |= (slower_s <= self.most_slower_s) & (loss_usd <= -self.least_gain_usd)
-        return wins
+            dominated |= (slower_s <= self.most_slower_s) & (more_usd <= -self.least_gain_usd)
+        return dominated

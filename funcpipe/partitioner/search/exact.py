@@ -1,31 +1,35 @@
-"""The exact search: the best plan with proof, or the best plan so far with a bound. No solver needed."""
+"""The exact search: the best plan with proof, or the best plan so far with a bound. It needs no solver."""
 
 import time
 from collections.abc import Callable
 
 from funcpipe.core import Plan
 from funcpipe.partitioner.problem.problem import Problem, report
+from funcpipe.partitioner.search.incumbents import incumbents_for
 from funcpipe.partitioner.search.infeasible import explain_infeasible
-from funcpipe.partitioner.search.search import Search, aim_of
+from funcpipe.partitioner.search.search import Search
+
+Clock = Callable[[], float]
+"""Seconds since some point in the past, such as `time.monotonic`."""
 
 
-def exact(problem: Problem, *, time_limit_s: float | None = None) -> Plan:
+def exact(problem: Problem, *, time_limit_s: float | None = None, clock: Clock = time.monotonic) -> Plan:
     """The best plan; raises Infeasible when there is none.
 
-    After `time_limit_s` seconds the best plan so far is returned with the bound proved until then; if there is none
-    yet, the search goes on until there is.
+    After `time_limit_s` seconds by `clock` the best plan so far is returned, with the bound that is proved by then. If
+    no plan has been found yet, the search continues until there is one.
     """
-    started_s = time.monotonic()
-    search = Search(problem, aim_of(problem.goal), clock(started_s, time_limit_s))
+    started_s = clock()
+    search = Search(problem, incumbents_for(problem.goal), time_limit(started_s, time_limit_s, clock))
     search.run()
     if not search.found:
         raise explain_infeasible(problem)
     plan = search.found[-1].plan(problem)
-    return report(plan, problem.goal, name="exact", bound=search.bound, solve_s=time.monotonic() - started_s)
+    return report(plan, problem.goal, name="exact", bound=search.bound, solve_s=clock() - started_s)
 
 
-def clock(started_s: float, time_limit_s: float | None) -> Callable[[], bool]:
-    """Whether time is up."""
-    if time_limit_s is None:
+def time_limit(started_s: float, limit_s: float | None, clock: Clock = time.monotonic) -> Callable[[], bool]:
+    """A function that says whether `limit_s` seconds have passed since `started_s`; never for None."""
+    if limit_s is None:
         return lambda: False
-    return lambda: time.monotonic() - started_s > time_limit_s
+    return lambda: clock() - started_s > limit_s

@@ -1,4 +1,9 @@
-"""Every plan there is, priced one after the other: slow, obvious, and the measure of every other search."""
+"""Every plan there is, priced one after the other: slow and obvious, so every other search is tested against it.
+
+By hand: 3 layers can be cut in 4 ways (0-3; 0-1-3; 0-2-3; 0-1-2-3); with 2 sizes and recomputation these are
+4 + 16 + 16 + 64 = 100 plans for each setting. For each way to cut, all choices of size and recomputation are priced at
+once: arrays have a row for each choice (variant) and a column for each stage.
+"""
 
 import itertools
 import time
@@ -7,30 +12,23 @@ from dataclasses import fields
 
 import numpy as np
 
-from funcpipe.core import ModelProfile, Plan, Recompute, Stage, find_routes
+from funcpipe.core import ModelProfile, Plan, Recompute, Stage, find_routes, stages_of_layers
 from funcpipe.errors import Infeasible
+from funcpipe.partitioner.cost.arrays import Array
 from funcpipe.partitioner.cost.evaluate import column_of, plan_traffic
-from funcpipe.partitioner.cost.formulas import (
-    Array,
-    Loads,
-    Setting,
-    StageTraffic,
-    iteration_time_s,
-    lane_times,
-    request_usd,
-    requests,
-    sync_times,
-)
-from funcpipe.partitioner.cost.memory import memory_use
+from funcpipe.partitioner.cost.formulas import lane_times, stage_costs, sync_times
+from funcpipe.partitioner.cost.loads import Loads, Setting
+from funcpipe.partitioner.cost.memory import admitted, memory_use
+from funcpipe.partitioner.cost.pipeline import PlanCosts, plan_costs
 from funcpipe.partitioner.cost.ties import Ties
-from funcpipe.partitioner.problem.problem import Choice, Problem, report
+from funcpipe.partitioner.problem.problem import Problem, StageChoice, report
 from funcpipe.partitioner.search.infeasible import explain_infeasible
 
 
 def exhaustive(problem: Problem, *, time_limit_s: float | None = None) -> Plan:
     """The best plan, found by pricing all of them; for a handful of layers. Raises Infeasible.
 
-    A time limit ends the search with the best plan so far, of which nothing is proved.
+    A time limit ends the search with the best plan so far, about which nothing is proved.
     """
     goal, started_s = problem.goal, time.monotonic()
     best, best_objective, complete = None, np.inf, True
@@ -41,11 +39,11 @@ def exhaustive(problem: Problem, *, time_limit_s: float | None = None) -> Plan:
         follows_pins = all(problem.placed.admits(first, stop) for first, stop in cuts)
         if not follows_pins or len(cuts) * setting.replicas > problem.max_functions:
             continue
-        variants, iteration_s, cost_usd = price_variants(problem, setting, cuts)
-        objective = goal.objective(iteration_s, cost_usd)
+        variants, plans = price_variants(problem, setting, cuts)
+        objective = goal.objective(plans.iteration_s, plans.cost_usd)
         if objective.size and objective.min() < best_objective:
             best_objective, chosen = objective.min(), variants[int(objective.argmin())]
-            best = setting, [Choice(a, b, size, again) for (a, b), (size, again) in zip(cuts, chosen, strict=True)]
+            best = setting, [StageChoice(*cut, *choice) for cut, choice in zip(cuts, chosen, strict=True)]
     if best is None:
         raise explain_infeasible(problem) if complete else Infeasible("no plan was found within the time limit")
     bound = float(best_objective) if complete else None
@@ -53,12 +51,13 @@ def exhaustive(problem: Problem, *, time_limit_s: float | None = None) -> Plan:
 
 
 _Variant = tuple[tuple[int, bool], ...]
+"""For each stage its size, by number, and whether it recomputes."""
 
 
 def price_variants(
     problem: Problem, setting: Setting, cuts: tuple[tuple[int, int], ...]
-) -> tuple[list[_Variant], Array, Array]:
-    """Seconds and dollars of every choice of size and recomputation for the stages `cuts` that fits its functions."""
+) -> tuple[list[_Variant], PlanCosts]:
+    """Every choice of size and recomputation for the stages `cuts` that fits its functions, and what each takes."""
     again = (False, True) if problem.training.recompute is Recompute.AUTO else (False,)
     one_stage = list(itertools.product(range(len(problem.spec.sizes)), again))
     variants = list(itertools.product(one_stage, repeat=len(cuts)))
@@ -68,15 +67,15 @@ def price_variants(
     held = setting.held_micro_batches(len(cuts))
     fits = (memory_use(loads, setting, held).total_bytes <= memory).all(-1)
     sizes = [problem.placed.sizes_of(first, stop) for first, stop in cuts]
-    fits &= [all(size in admitted for (size, _), admitted in zip(v, sizes, strict=True)) for v in variants]
-    if setting.sharded:
-        fits &= (loads.ties.upload_objects == 0).all(-1)
+    fits &= [all(size in allowed for (size, _), allowed in zip(v, sizes, strict=True)) for v in variants]
+    fits &= admitted(loads, setting).all(-1)
     lanes, sync_s = lane_times(loads, setting, workers=workers), sync_times(loads, setting, workers=workers)
-    iteration_s = iteration_time_s(lanes, sync_s, setting)
-    puts, gets = requests(loads, setting)
-    price_usd_s = setting.replicas * loads.price_usd_s.sum(-1)
-    cost_usd = price_usd_s * iteration_s + request_usd(puts, gets, setting.spec).sum(-1)
-    return [v for v, fit in zip(variants, fits, strict=True) if fit], iteration_s[fits], cost_usd[fits]
+    stages = stage_costs(loads, lanes, sync_s, setting)
+    plans = plan_costs(stages._replace(share=setting.round_shares(len(cuts))), setting)
+    fitting = PlanCosts(
+        iteration_s=plans.iteration_s[fits], price_usd_s=plans.price_usd_s[fits], request_usd=plans.request_usd[fits]
+    )
+    return [v for v, fit in zip(variants, fits, strict=True) if fit], fitting
 
 
 def all_cuts(layers: int) -> Iterator[tuple[tuple[int, int], ...]]:
@@ -109,7 +108,7 @@ def _loads(problem: Problem, cuts: tuple[tuple[int, int], ...], variants: Array)
         held_input_bytes=np.array([_held_inputs(profile, first, stop) for first, stop in cuts], dtype=np.float64),
         workspace_bytes=np.array([max(x.workspace_bytes for x in part) for part in layers], dtype=np.float64),
         recompute=recompute,
-        traffic=StageTraffic(**{item.name: getattr(traffic, item.name) for item in fields(StageTraffic)}),
+        traffic=traffic,
         upload_bytes_s=np.array([size.upload_bytes_s for size in sizes])[size],
         download_bytes_s=np.array([size.download_bytes_s for size in sizes])[size],
         price_usd_s=np.array([size.price_usd_s for size in sizes])[size],
@@ -117,28 +116,28 @@ def _loads(problem: Problem, cuts: tuple[tuple[int, int], ...], variants: Array)
 
 
 def _ties(profile: ModelProfile, stages: Sequence[Stage]) -> Ties:
-    """From the routes of the tied parameters: who passes gradients on, who hands sums back."""
-    stage_of_layer = [i for i, stage in enumerate(stages) for _ in range(stage.first, stage.stop)]
-    counts = np.zeros((6, len(stages)))
+    """From the routes of the tied parameters, one after the other: another way than that of the cost model."""
+    stage_of_layer = stages_of_layers((stage.first, stage.stop) for stage in stages)
+    ties = Ties(**{item.name: np.zeros(len(stages)) for item in fields(Ties)})
+
     for tie in profile.ties:
         holders = [stage_of_layer[layer] for layer in tie.layers]
         for stage in set(holders):
-            counts[0, stage] += (holders.count(stage) - 1) * tie.parameter_bytes
-            counts[1, stage] += (stage != holders[0]) * tie.parameter_bytes
+            ties.repeated_bytes[stage] += (holders.count(stage) - 1) * tie.parameter_bytes
+            ties.borrowed_bytes[stage] += (stage != holders[0]) * tie.parameter_bytes
     for route in find_routes(stage_of_layer, [], profile.ties).ties:
-        size = route.payload_bytes
-        for later, earlier in itertools.pairwise(reversed(route.stages)):
-            counts[2:4, later] += size, 1
-            counts[4:6, earlier] += size, 1
-        counts[2:4, route.stages[0]] += size, 1
-        for stage in route.stages[1:]:
-            counts[4:6, stage] += size, 1
-    return Ties(**dict(zip((item.name for item in fields(Ties)), counts, strict=True)))
+        for sender in route.stages:  # each sends one object: later holders their gradients, the first one the sum
+            ties.upload_bytes[sender] += route.payload_bytes
+            ties.upload_objects[sender] += 1
+        for receiver in [*route.stages[:-1], *route.stages[1:]]:  # the gradients passed on, then the sum
+            ties.download_bytes[receiver] += route.payload_bytes
+            ties.download_objects[receiver] += 1
+    return ties
 
 
 def _held_inputs(profile: ModelProfile, first: int, stop: int) -> int:
-    """The bytes of the tensors that a stage receives, but for those that count with the first of its layers to save
-    them.
+    """The bytes of the tensors that a stage receives, except for those that count with a layer of the stage, which is
+    the first to save them.
     """
     stage = range(first, stop)
     received = [t for t in profile.tensors if t.producer < first and any(layer in stage for layer in t.consumers)]

@@ -1,4 +1,19 @@
-"""What a search is after: the plans known so far, and how dear a plan must be not to be worth finding."""
+"""The best plans known so far, and how good a plan must be to be worth finding.
+
+There are three things to search for, and the search treats them alike:
+
+- `Cheapest`: one plan, with the fewest dollars (time valued), within a deadline;
+- `Fastest`: one plan, with the fewest seconds, within a budget;
+- `ParetoPlans`: every plan that no other plan beats in both seconds and dollars.
+
+Each gives a threshold: the dollars from which on a plan with T seconds is useless. By hand, with two Pareto plans
+known, 4 s for 3 $ and 10 s for 1 $: a plan of 2 s is worth any price, one of 6 s must cost less than 3 $, one of 12 s
+less than 1 $.
+
+>>> plans = ParetoPlans(seconds=[4.0, 10.0], dollars=[3.0, 1.0])
+>>> [round(float(usd), 6) for usd in plans.threshold_usd(np.array([2.0, 6.0, 12.0]))]
+[inf, 3.0, 1.0]
+"""
 
 import bisect
 import math
@@ -7,39 +22,37 @@ from typing import Protocol
 
 import numpy as np
 
-from funcpipe.partitioner.cost.formulas import Array
-from funcpipe.partitioner.problem.options import BoolArray
+from funcpipe.partitioner.cost.arrays import Array, BoolArray, IntArray
+from funcpipe.partitioner.cost.pipeline import PlanCosts
 from funcpipe.partitioner.problem.problem import LIMIT_SLACK, Goal
-from funcpipe.partitioner.problem.stage_graph import IntArray
-from funcpipe.partitioner.search.option_network import Totals
 
 CLOSE = 1 - 1e-9
-"""Nothing is searched for that is not better than what is known by more than this share of it."""
+"""A plan is not searched for unless it is better than what is known by more than this share."""
 
 
-class Aim(Protocol):
-    """What is searched for."""
+class Incumbents(Protocol):
+    """The best plans known, for one thing to search for."""
 
     @property
     def time_value_usd_s(self) -> float:
-        """What a second is worth on top of what functions cost."""
+        """What a second is worth in addition to what functions cost."""
 
     @property
     def slower_may_win(self) -> bool:
-        """Whether a cheaper plan may push aside one that takes less time."""
+        """Whether a cheaper plan may replace one that takes less time."""
 
     @property
     def latest_s(self) -> float:
-        """A plan that takes longer is of no use."""
+        """A plan that takes longer is useless."""
 
     def threshold_usd(self, iteration_s: Array) -> Array:
-        """From which dollars on, value of time included, a plan that takes `iteration_s` or longer is of no use."""
+        """The dollars, value of time included, from which on a plan of `iteration_s` or longer is useless."""
 
-    def offer(self, totals: Totals, allowed: BoolArray) -> IntArray:
-        """Make known the plans with these totals; the numbers of those that are now among the best."""
+    def offer(self, plans: PlanCosts, allowed: BoolArray) -> IntArray:
+        """Take the `allowed` ones among these plans that are better than those known; returns their numbers."""
 
-    def first(self, bound_usd: float, low_s: float) -> float:
-        """Where a window stands in the queue: the lowest objective that it may hold."""
+    def priority(self, bound_usd: float, low_s: float) -> float:
+        """The lowest objective that plans of at least `low_s` seconds and `bound_usd` dollars may have."""
 
     @property
     def best(self) -> float:
@@ -56,25 +69,25 @@ class Cheapest:
 
     @property
     def time_value_usd_s(self) -> float:
-        """What a second is worth on top of what functions cost."""
+        """What a second is worth in addition to what functions cost."""
         return self.goal.time_value_usd_s
 
     @property
     def latest_s(self) -> float:
-        """A plan that takes longer is of no use."""
+        """A plan that takes longer misses the deadline."""
         return self.goal.deadline_s * (1 + LIMIT_SLACK)
 
     def threshold_usd(self, iteration_s: Array) -> Array:
-        """From which dollars on a plan that takes `iteration_s` or longer is of no use."""
+        """The dollars of the best plan, whatever the seconds."""
         return np.full_like(iteration_s, self.best * CLOSE)
 
-    def offer(self, totals: Totals, allowed: BoolArray) -> IntArray:
-        """Make known the plans with these totals; the numbers of those that are now among the best."""
-        number, self.best = _best(self.goal, totals, allowed, self.best)
+    def offer(self, plans: PlanCosts, allowed: BoolArray) -> IntArray:
+        """Take the best of these plans if it is better than the one known; returns its number."""
+        number, self.best = _best(self.goal, plans, allowed, self.best)
         return number
 
-    def first(self, bound_usd: float, low_s: float) -> float:
-        """Where a window stands in the queue."""
+    def priority(self, bound_usd: float, low_s: float) -> float:
+        """The dollars."""
         return bound_usd
 
 
@@ -89,27 +102,27 @@ class Fastest:
 
     @property
     def latest_s(self) -> float:
-        """A plan that takes longer is of no use."""
+        """A plan that takes longer is not better than the one known."""
         return self.best * CLOSE
 
     def threshold_usd(self, iteration_s: Array) -> Array:
-        """From which dollars on a plan that takes `iteration_s` or longer is of no use."""
+        """The budget, for plans that are fast enough."""
         budget_usd = math.nextafter(self.goal.budget_usd * (1 + LIMIT_SLACK), math.inf)
         return np.where(iteration_s < self.latest_s, budget_usd, -np.inf)
 
-    def offer(self, totals: Totals, allowed: BoolArray) -> IntArray:
-        """Make known the plans with these totals; the numbers of those that are now among the best."""
-        number, self.best = _best(self.goal, totals, allowed, self.best)
+    def offer(self, plans: PlanCosts, allowed: BoolArray) -> IntArray:
+        """Take the best of these plans if it is better than the one known; returns its number."""
+        number, self.best = _best(self.goal, plans, allowed, self.best)
         return number
 
-    def first(self, bound_usd: float, low_s: float) -> float:
-        """Where a window stands in the queue."""
+    def priority(self, bound_usd: float, low_s: float) -> float:
+        """The seconds."""
         return low_s
 
 
 @dataclass(slots=True)
-class Staircase:
-    """Every plan that no other beats both in seconds and in dollars."""
+class ParetoPlans:
+    """Every plan that no other beats both in seconds and in dollars: `seconds` ascending, `dollars` descending."""
 
     latest_s: float = math.inf
     slower_may_win: bool = False
@@ -119,21 +132,21 @@ class Staircase:
     dollars: list[float] = field(default_factory=list)
 
     def threshold_usd(self, iteration_s: Array) -> Array:
-        """From which dollars on a plan that takes `iteration_s` or longer is of no use."""
+        """The dollars of the slowest plan known that is no slower than `iteration_s`."""
         place = np.searchsorted(np.array(self.seconds), iteration_s, side="right")
         return np.concatenate([[np.inf], self.dollars])[place] * CLOSE
 
-    def offer(self, totals: Totals, allowed: BoolArray) -> IntArray:
-        """Make known the plans with these totals; the numbers of those that are now among the best."""
-        new = []
-        for number in np.lexsort((totals.cost_usd, totals.iteration_s)):
-            seconds, dollars = float(totals.iteration_s[number]), float(totals.cost_usd[number])
+    def offer(self, plans: PlanCosts, allowed: BoolArray) -> IntArray:
+        """Take every plan that none beats, and drop those known that it beats; returns the numbers of those taken."""
+        taken = []
+        for number in np.lexsort((plans.cost_usd, plans.iteration_s)):
+            seconds, dollars = float(plans.iteration_s[number]), float(plans.cost_usd[number])
             if allowed[number] and seconds <= self.latest_s and self._add(seconds, dollars):
-                new.append(int(number))
-        return np.array(new, dtype=np.int64)
+                taken.append(int(number))
+        return np.array(taken, dtype=np.int64)
 
-    def first(self, bound_usd: float, low_s: float) -> float:
-        """Where a window stands in the queue."""
+    def priority(self, bound_usd: float, low_s: float) -> float:
+        """The seconds: fast plans first."""
         return low_s
 
     def _add(self, seconds: float, dollars: float) -> bool:
@@ -148,9 +161,14 @@ class Staircase:
         return True
 
 
-def _best(goal: Goal, totals: Totals, allowed: BoolArray, known: float) -> tuple[IntArray, float]:
-    """The number of the plan that is better than any `known`, if there is one, and the lowest objective now known."""
-    objective = np.where(allowed, goal.objective(totals.iteration_s, totals.cost_usd), np.inf)
+def incumbents_for(goal: Goal) -> Incumbents:
+    """No plan known yet, in a search for the best one."""
+    return Fastest(goal) if goal.counts_seconds else Cheapest(goal)
+
+
+def _best(goal: Goal, plans: PlanCosts, allowed: BoolArray, known: float) -> tuple[IntArray, float]:
+    """The number of the plan that is better than `known`, if there is one, and the lowest objective now known."""
+    objective = np.where(allowed, goal.objective(plans.iteration_s, plans.cost_usd), np.inf)
     if not objective.size or objective.min() >= known:
         return np.empty(0, dtype=np.int64), known
     return np.array([objective.argmin()]), float(objective.min())

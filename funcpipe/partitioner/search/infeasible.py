@@ -1,4 +1,9 @@
-"""Why there is no plan, and what would help: the way from a problem without plans to one that has some."""
+"""Why there is no plan, and what would help: limits are dropped one after the other until there are plans.
+
+The order is: numbers of replicas, deadline or budget, pins, sharing of parameters, number of functions, memory. By
+hand: with a deadline of 5 s there is no plan; without it the fastest takes 7 s, so the deadline is the cause. If there
+were none without it either, the pins would be dropped next.
+"""
 
 import math
 from collections.abc import Iterator
@@ -16,7 +21,7 @@ from funcpipe.partitioner.search.search import best_for
 
 
 def explain_infeasible(problem: Problem) -> Infeasible:
-    """The error to raise when no plan satisfies the limits of `problem`: which limit, by how much, what would help."""
+    """The error to raise when no plan keeps the limits of `problem`: which limit, by how much, and what would help."""
     if not problem.degrees:
         return Infeasible(_no_degree(problem))
     unlimited = _without_limits(problem)
@@ -65,7 +70,7 @@ def _no_degree(problem: Problem) -> str:
 
 
 def _limits(problem: Problem, unlimited: Problem, fastest: Plan) -> str:
-    """A deadline, a budget or the life of a function that no plan meets."""
+    """The deadline, budget or function life that no plan keeps."""
     assert fastest.estimate is not None
     seconds = fastest.estimate.iteration_s
     shape = f"stages: {len(fastest.stages)}, replicas: {fastest.replicas}"
@@ -96,7 +101,7 @@ def _more_speed(problem: Problem, first: str) -> str:
 
 
 def _pins_in_the_way(problem: Problem) -> list[str]:
-    """The pins without any one of which there would be plans."""
+    """The pins each of which is enough to drop for there to be plans; or all of them together."""
     if problem.pins == NO_PINS or _fastest(replace(problem, pins=NO_PINS)) is None:
         return []
     names = [item.name for item in fields(problem.pins)]
@@ -111,7 +116,7 @@ def _pins_in_the_way(problem: Problem) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Need:
-    """The layer that needs most, where every layer is held in its least hungry way."""
+    """The layer that needs most memory, when each layer is run in the way that needs least."""
 
     layer: int
     needs_bytes: float
@@ -121,7 +126,7 @@ class _Need:
 
 
 def _memory(problem: Problem) -> str:
-    need, largest = _hungriest(problem), max(problem.spec.sizes[i].memory_mb for i in problem.placed.open_sizes)
+    need, largest = _neediest(problem), max(problem.spec.sizes[i].memory_mb for i in problem.placed.open_sizes)
     layer = problem.profile.layers[need.layer]
     place = (
         "in a stage of its own"
@@ -137,8 +142,8 @@ def _memory(problem: Problem) -> str:
     return f"{message}; {'; '.join(_remedies(problem, need, largest)) or 'split the layer'}"
 
 
-def _hungriest(problem: Problem) -> _Need:
-    """Of the numbers of replicas the one that asks for least, and there the layer that asks for most."""
+def _neediest(problem: Problem) -> _Need:
+    """The layer that needs most memory, under the setting for which that is least."""
     graph = build_stage_graph(problem.profile, admits=problem.placed.admits)
     found = []
     for setting in problem.settings():
@@ -155,7 +160,7 @@ def _hungriest(problem: Problem) -> _Need:
 
 
 def _remedies(problem: Problem, need: _Need, largest_mb: int) -> Iterator[str]:
-    """What would help, with the memory it would take."""
+    """What would help, and the memory that would then be needed."""
     trials = {
         "let stages recompute": replace(problem, training=replace(problem.training, recompute=Recompute.AUTO)),
         "use plain SGD": replace(problem, training=replace(problem.training, optimizer=OptimizerKind.SGD)),
@@ -166,7 +171,7 @@ def _remedies(problem: Problem, need: _Need, largest_mb: int) -> Iterator[str]:
     if half and problem.profile.micro_batch % 2 == 0:
         trials[f"profile with micro-batches of {half}"] = replace(problem, profile=_halved(problem.profile))
     for remedy, trial in trials.items():
-        least = _hungriest(trial).needs_bytes
+        least = _neediest(trial).needs_bytes
         if least < need.needs_bytes:
             verdict = "which fits" if least <= largest_mb * MB else "not yet enough"
             yield f"{remedy}: {math.ceil(least / MB)} MB, {verdict}"
@@ -174,7 +179,7 @@ def _remedies(problem: Problem, need: _Need, largest_mb: int) -> Iterator[str]:
 
 
 def _halved(profile: ModelProfile) -> ModelProfile:
-    """The bytes of a profile with half the micro-batch, as if all that travels and is kept were proportional to it."""
+    """The profile with half the micro-batch, as if everything sent and kept were proportional to it."""
     layers = tuple(
         replace(layer, activation_bytes=layer.activation_bytes // 2, input_bytes=layer.input_bytes // 2)
         for layer in profile.layers

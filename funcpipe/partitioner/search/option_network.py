@@ -1,20 +1,39 @@
-"""The options of one setting, laid out for shortest paths over the stage graph, and what a chosen path takes."""
+"""The options of one setting as a network: which stage can follow which, laid out for computing along paths.
 
-from dataclasses import dataclass
+A plan is a path from the node `start` (before the first layer) to node 0 (behind the last one), and each option on it
+is one stage. Options are sorted by the node before them, so those that leave a node are one slice; those that enter a
+node are a slice of `by_after`. Nodes are numbered from the model's end: an option always leads to a smaller number.
+
+By hand, for a chain of 2 layers and one size: node 2 is the start, node 1 lies between the layers, node 0 is the end.
+
+    option   stage     before → after
+    0        [1, 2)    1 → 0
+    1        [0, 1)    2 → 1
+    2        [0, 2)    2 → 0
+
+`leaving` is [0, 0, 1, 3]: option 0 leaves node 1, options 1 and 2 leave node 2. The plan of two stages is the path
+(1, 0), the plan of one stage the path (2). Paths are stored as columns, from the first stage down, filled up with −1:
+
+    [[ 1,  2],
+     [ 0, −1]]
+"""
+
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from funcpipe.partitioner.cost.formulas import Array, Setting, round_shares
-from funcpipe.partitioner.problem.options import BoolArray, Options
-from funcpipe.partitioner.problem.stage_graph import IntArray
+from funcpipe.partitioner.cost.arrays import Array, BoolArray, IntArray
+from funcpipe.partitioner.cost.loads import Setting
+from funcpipe.partitioner.cost.pipeline import PlanCosts, PlanTail, StageCosts, with_stage
+from funcpipe.partitioner.problem.options import Options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptionNetwork:
-    """Options in the order of the node before them; nodes from the model's end, 0, to its start, the last.
+    """Options in the order of the node before them, which may be some of a larger network.
 
     The options leaving node n are `leaving[n]` .. `leaving[n + 1]` − 1; those entering it are `by_after[entering[n]]`
-    .. `by_after[entering[n + 1] − 1]`. `number[o]` is the option's place among the options that the field was made of.
+    .. `by_after[entering[n + 1] − 1]`. `number[o]` is the place of option o among those of the space.
     """
 
     options: Options
@@ -27,49 +46,58 @@ class OptionNetwork:
 
     @staticmethod
     def of(options: Options, setting: Setting, *, start: int) -> "OptionNetwork":
-        """The field of all `options` of the stage graph whose start is the node `start`."""
-        return _field(options, np.arange(len(options)), setting, start)
+        """The network of all `options` of a stage graph whose start is the node `start`."""
+        return _network(options, np.arange(len(options)), setting, start)
 
     def keep(self, which: BoolArray) -> "OptionNetwork":
-        """The field of some of its options."""
-        return _field(self.options.take(which), self.number[which], self.setting, self.start)
+        """The network of some of its options; nodes that none of them touches vanish."""
+        return _network(self.options.take(which), self.number[which], self.setting, self.start)
 
     def __len__(self) -> int:
         return len(self.options)
 
     @property
+    def costs(self) -> StageCosts:
+        """What each option costs."""
+        return self.options.costs
+
+    @property
     def repeats(self) -> int:
-        """How often the slowest lane is waited for after the pipeline has filled."""
-        return self.setting.micro_batches_each - 1
+        """How many micro-batches follow the first one at the pace of the slowest lane."""
+        return self.setting.repeats
 
     @property
     def lane_s(self) -> Array:
-        """Each option's slowest lanes forward and backward."""
-        return self.options.forward_lane_s + self.options.backward_lane_s
+        """Each option's slowest lanes, forward plus backward."""
+        return self.costs.forward_lane_s + self.costs.backward_lane_s
 
     @property
-    def time_s(self) -> Array:
-        """Each option's lanes forward and backward, one after the other."""
-        return self.options.forward_sum_s + self.options.backward_sum_s
+    def pass_s(self) -> Array:
+        """Each option's lanes of both passes, one after the other."""
+        return self.costs.forward_sum_s + self.costs.backward_sum_s
 
     @property
     def closing_s(self) -> Array:
-        """Each option's seconds backward and, for a first stage, in synchronisation, with which an iteration closes."""
+        """Each option's backward and, for a first stage, its synchronisation: an iteration ends after all of these."""
         first = self.options.before == self.start
-        return self.options.backward_sum_s + np.where(first, self.options.sync_s, 0.0)
+        return self.costs.backward_sum_s + np.where(first, self.costs.sync_s, 0.0)
+
+    @property
+    def closed_s(self) -> Array:
+        """Each option's part of an iteration that ends with the first stage's synchronisation, slowest lanes aside."""
+        return self.costs.forward_sum_s + self.closing_s
 
 
-def _field(options: Options, number: IntArray, setting: Setting, start: int) -> OptionNetwork:
+def _network(options: Options, number: IntArray, setting: Setting, start: int) -> OptionNetwork:
     order = np.argsort(options.before, kind="stable")
     options, number = options.take(order), number[order]
     ends = np.array([0, start])
     nodes, places = np.unique(np.concatenate([ends, options.before, options.after]), return_inverse=True)
     before, after = places[2 : 2 + len(order)], places[2 + len(order) :]
-    options = options.at(before=before, after=after)
     by_after = np.argsort(after, kind="stable")
     steps = np.arange(len(nodes) + 1)
     return OptionNetwork(
-        options=options,
+        options=replace(options, before=before, after=after),
         number=number,
         start=len(nodes) - 1,
         setting=setting,
@@ -80,63 +108,58 @@ def _field(options: Options, number: IntArray, setting: Setting, start: int) -> 
 
 
 def without_dominated(options: Options) -> Options:
-    """Without options that another one for the same layers equals or beats in every respect."""
-    names = ("forward_sum_s", "forward_lane_s", "backward_sum_s", "backward_lane_s", "round_s", "sync_s", "price_usd_s")
-    columns = np.stack([*(getattr(options, name) for name in names), options.work_s, -options.most_behind])
+    """The options without those that another one for the same layers equals or beats in every respect.
+
+    Options are sorted by edge, so that candidates for a comparison are neighbours at most as far apart as one edge has
+    options.
+    """
+    costs = options.costs
+    compared = np.stack(
+        [
+            *(costs.forward_sum_s, costs.forward_lane_s, costs.backward_sum_s, costs.backward_lane_s, costs.round_s),
+            *(costs.sync_s, costs.price_usd_s, costs.work_s, -options.most_behind),
+        ]
+    )
     count = len(options)
     kept = np.ones(count, dtype=bool)
     for apart in range(1, int(np.bincount(options.edge).max(initial=1))):
         small, large = slice(0, count - apart), slice(apart, count)
         same = options.edge[small] == options.edge[large]
-        larger_loses = same & (columns[:, small] <= columns[:, large]).all(axis=0)
-        smaller_loses = same & (columns[:, large] <= columns[:, small]).all(axis=0) & ~larger_loses
+        larger_loses = same & (compared[:, small] <= compared[:, large]).all(axis=0)
+        smaller_loses = same & (compared[:, large] <= compared[:, small]).all(axis=0) & ~larger_loses
         kept[large] &= ~larger_loses
         kept[small] &= ~smaller_loses
     return options.take(kept)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
-    """What paths take: seconds of an iteration, dollars for each of them and for requests; an element for each path.
+class PathCosts:
+    """What paths take; an element for each path.
 
-    `stages` are how many, and `fits` says whether all fit their functions with as many stages behind them.
+    `stages` counts their stages; `fits` says whether all of them fit with as many stages behind them as there are.
     """
 
     stages: IntArray
     fits: BoolArray
-    iteration_s: Array
-    price_usd_s: Array
-    request_usd: Array
-
-    @property
-    def cost_usd(self) -> Array:
-        """Dollars of an iteration."""
-        return self.price_usd_s * self.iteration_s + self.request_usd
+    plan: PlanCosts
 
 
-def total(field: OptionNetwork, paths: IntArray) -> Totals:
-    """What `paths` take: a column for each, its options from the first stage to the last, then −1."""
-    options, count = field.options, paths.shape[1]
-    forward, forward_lane, backward, backward_lane, finish, price, request, work = np.zeros((8, count))
-    shares = round_shares(field.setting, len(paths))[::-1]
-    stages, fits = np.zeros(count, dtype=np.int64), np.ones(count, dtype=bool)
+def path_costs(network: OptionNetwork, paths: IntArray) -> PathCosts:
+    """What `paths` take: a column of options for each, from the first stage to the last, then −1."""
+    options, repeats = network.options, network.repeats
+    shares = network.setting.round_shares(len(paths))[::-1]
+    stages, fits = np.zeros(paths.shape[1], dtype=np.int64), np.ones(paths.shape[1], dtype=bool)
+    tail = PlanTail.empty(paths.shape[1])
     for chosen in paths[::-1]:
         here = chosen >= 0
         fits &= ~here | (stages <= options.most_behind[chosen])
-        pace = (forward + backward + options.round_s[chosen]) * shares[stages]
-        pace = np.maximum(pace, options.forward_lane_s[chosen])
-        stages += here
-        forward += np.where(here, options.forward_sum_s[chosen], 0.0)
-        backward += np.where(here, options.backward_sum_s[chosen], 0.0)
-        forward_lane = np.maximum(forward_lane, np.where(here, pace, 0.0))
-        backward_lane = np.maximum(backward_lane, np.where(here, options.backward_lane_s[chosen], 0.0))
-        ends = backward + field.repeats * backward_lane + options.sync_s[chosen]
-        finish = np.maximum(finish, np.where(here, ends, 0.0))
-        price += np.where(here, options.price_usd_s[chosen], 0.0)
-        request += np.where(here, options.request_usd[chosen], 0.0)
-        work += np.where(here, options.work_s[chosen], 0.0)
-    iteration_s = forward + field.repeats * forward_lane + finish
-    cores = field.setting.spec.shared_cores
-    if cores is not None:
-        iteration_s = np.maximum(iteration_s, work / cores)
-    return Totals(stages=stages, fits=fits, iteration_s=iteration_s, price_usd_s=price, request_usd=request)
+        stage = StageCosts(*(column[chosen] for column in options.costs))._replace(share=shares[stages])
+        longer = with_stage(tail, stage, repeats=repeats)
+        tail = PlanTail(*(np.where(here, new, old) for new, old in zip(longer, tail, strict=True)))
+        stages = stages + here
+    plan = PlanCosts(
+        iteration_s=tail.iteration_s(repeats=repeats, seconds_per_work=network.setting.seconds_per_work),
+        price_usd_s=tail.price_usd_s,
+        request_usd=tail.request_usd,
+    )
+    return PathCosts(stages=stages, fits=fits, plan=plan)

@@ -1,48 +1,54 @@
 """A search for plans that ends with a proof, or with the best plans so far and a bound.
 
-Every setting (replicas, synchronisation) is a space of plans, cut into windows of time. Windows wait in a queue, the
-one that promises most in front. A window is first tightened: options that no worthwhile plan has leave it, and where
-nothing is left the window is done. What remains is either small enough to be searched label by label, or split in two.
+Every setting (replicas, schedule, synchronisation) is a space of plans, which is cut into windows of time. Windows wait
+in a queue, in the order of the lowest objective that they may hold. The first one is tightened: options that no
+worthwhile plan needs leave it. Then it is
+
+- done, if nothing is left in it;
+- searched label by label, if few options are left or it is narrow;
+- split into two windows of half the (geometric) width otherwise, which go back into the queue.
+
+When the first window of the queue cannot hold anything better than the best plan known, that plan is optimal. If time
+is up before, the bound is the least of what was not looked into; of spaces that were not even begun nothing is known
+except that no objective is below 0.
+
+By hand: a best plan of 15 $ is known, and windows wait with bounds of 12, 14 and 16 $. The third is not worth looking
+into. The first is tightened, its bound rises to 15.1 $, and it is done; the second is searched, and a plan of 14.5 $ is
+found. The queue is empty: 14.5 $ is optimal. Had time been up after the first, the gap would be (15 − 14) / 15 = 7 %.
 """
 
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from dataclasses import field as item
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from funcpipe.core import MB, Plan
-from funcpipe.partitioner.cost.formulas import Array
-from funcpipe.partitioner.problem.problem import Choice, Goal, Problem
-from funcpipe.partitioner.problem.stage_graph import IntArray, build_stage_graph
-from funcpipe.partitioner.search.incumbents import CLOSE, Aim, Cheapest, Fastest
+from funcpipe.partitioner.cost.arrays import Array, IntArray
+from funcpipe.partitioner.problem.problem import Goal, Problem, StageChoice
+from funcpipe.partitioner.search.incumbents import CLOSE, Incumbents, incumbents_for
 from funcpipe.partitioner.search.initial_bounds import InitialBounds, initial_bounds
-from funcpipe.partitioner.search.labels import TooManyLabels, search
-from funcpipe.partitioner.search.option_network import OptionNetwork, total
-from funcpipe.partitioner.search.spaces import Space, counted, spaces
+from funcpipe.partitioner.search.label_search import TooManyLabels, search_labels
+from funcpipe.partitioner.search.option_network import OptionNetwork, path_costs
+from funcpipe.partitioner.search.spaces import Space, all_spaces, with_stage_counts
 from funcpipe.partitioner.search.time_window import TimeWindow, tighten
 
 _SEARCHABLE = 2000
+"""A window with no more options is searched label by label."""
 _LABELS = 100_000
+"""If more labels than this would have to be compared, the window is split instead."""
 _NARROW = 1.004
+"""A window whose ends are closer than this ratio is searched however many labels it has: splitting no longer helps."""
 _FINE_STEP = 1.02
+"""The ratio of the seconds between which the price of a second is bounded, before windows are made of such steps."""
 _STEPS = 11
-_FEW_RUNGS = 10
-_RUNGS = 24
+"""How many of these steps make a window."""
+_FEW_CAPS = 10
+_CAPS = 24
+"""How many caps a window is tightened with, when it has many options and when it has few."""
 _ROUNDING = 1e-9
-
-
-def aim_of(goal: Goal) -> Aim:
-    """What a search for the best plan is after."""
-    return Fastest(goal) if goal.counts_seconds else Cheapest(goal)
-
-
-def spaces_of(problem: Problem) -> Iterator[Space]:
-    """All spaces of a problem."""
-    return spaces(problem, build_stage_graph(problem.profile, admits=problem.placed.admits))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +56,12 @@ class Found:
     """A plan found: its space and stages, and what it takes."""
 
     space: Space
-    choices: list[Choice]
+    choices: list[StageChoice]
     iteration_s: float
     cost_usd: float
 
     def plan(self, problem: Problem) -> Plan:
-        """The plan, with its estimate; of schedules that do equally well it has the plainest."""
+        """The plan, with its estimate; of schedules that do equally well it has the simplest."""
         setting = self.space.setting
         plans = [
             problem.plan(replace(setting, schedule=schedule), self.choices)
@@ -79,27 +85,32 @@ def _does_as_well(plan: Plan, other: Plan) -> bool:
 
 @dataclass(order=True, slots=True)
 class _Entry:
-    first: float
+    """A window in the queue; of equal priorities the older one comes first."""
+
+    priority: float
     number: int
-    space: Space = item(compare=False)
-    window: TimeWindow = item(compare=False)
-    counted: bool = item(compare=False)
+    space: Space = field(compare=False)
+    window: TimeWindow = field(compare=False)
+    counts_stages: bool = field(compare=False)
 
 
 class Search:
-    """A search under way: what was found, each better than the one before, and the windows still to be looked into."""
+    """A search under way: what was found, each better than the one before, and the windows still to be looked into.
+
+    When it has run, no plan has an objective below `bound`, and `complete` says whether everything was looked into.
+    """
 
     def __init__(
         self,
         problem: Problem,
-        aim: Aim,
+        incumbents: Incumbents,
         time_is_up: Callable[[], bool] = lambda: False,
         *,
         among: Iterable[Space] | None = None,
     ) -> None:
-        """Search the plans of the problem, or of the spaces `among` alone."""
-        self.problem, self.aim, self.time_is_up = problem, aim, time_is_up
-        self.among = spaces_of(problem) if among is None else among
+        """Search the plans of the problem, or only those of the spaces `among`."""
+        self.problem, self.incumbents, self.time_is_up = problem, incumbents, time_is_up
+        self.among = all_spaces(problem) if among is None else among
         self.found: list[Found] = []
         self.bound = math.inf
         self.complete = True
@@ -107,112 +118,120 @@ class Search:
         self._numbers = itertools.count()
 
     def run(self) -> None:
-        """Search until nothing better can exist, or time is up and something is found."""
-        swept = []
-        for space in self.among:
-            first_look = initial_bounds(space.field)
-            if first_look is not None:
-                self._offer(space, space.field, first_look.paths)
-                swept.append((space, first_look))
-        for space, first_look in swept:
-            self._cut(space, first_look)
-        while self._queue and not self._must_stop(self._queue[0].first):
+        """Search until nothing better can exist, or until time is up and something has been found."""
+        for space, bounds in self._initial_bounds():
+            self._cut(space, bounds)
+        while self._queue and not self._must_stop(self._queue[0].priority):
             self._look_into(heapq.heappop(self._queue))
         if self.found:
-            self.bound = min(self.bound, self.aim.best * CLOSE)
+            self.bound = min(self.bound, self.incumbents.best * CLOSE)
+
+    def _initial_bounds(self) -> list[tuple[Space, InitialBounds]]:
+        """A first look at the spaces, at all of them if time allows."""
+        looked_at = []
+        for space in self.among:
+            if self._must_stop(0.0):  # no objective is below 0: all that is known of the rest
+                return []
+            bounds = initial_bounds(space.network)
+            if bounds is not None:
+                self._offer(space, space.network, bounds.paths)
+                looked_at.append((space, bounds))
+        return looked_at
 
     def _must_stop(self, bound: float) -> bool:
+        """Whether time is up, so that `bound` is all that is known of what is left."""
         if self.found and self.time_is_up():
             self.bound, self.complete = min(self.bound, bound), False
             return True
         return False
 
-    def _cut(self, space: Space, look: InitialBounds) -> None:
+    def _cut(self, space: Space, bounds: InitialBounds) -> None:
         """Queue the windows of a space."""
-        low_s = look.fastest_s * (1 - _ROUNDING)
-        latest_s = min(look.slowest_s * (1 + _ROUNDING), self.aim.latest_s)
-        worth_usd, value = float(self.aim.threshold_usd(np.array([low_s]))[0]), self.aim.time_value_usd_s
-        least_usd_s = look.least_price_usd_s + value
+        low_s = bounds.fastest_s * (1 - _ROUNDING)
+        latest_s = min(bounds.slowest_s * (1 + _ROUNDING), self.incumbents.latest_s)
+        threshold_usd = float(self.incumbents.threshold_usd(np.array([low_s]))[0])
+        value_usd_s = self.incumbents.time_value_usd_s
+        least_usd_s = bounds.least_price_usd_s + value_usd_s
         if least_usd_s > 0:
-            latest_s = min(latest_s, worth_usd / least_usd_s)
+            latest_s = min(latest_s, threshold_usd / least_usd_s)
         if low_s > latest_s:
             return
         times_s = np.geomspace(low_s, latest_s, 2 + int(math.log(latest_s / low_s) / math.log(_FINE_STEP)))
-        seconds_usd = (look.price_usd_s(times_s[1:]) + value) * (1 - _ROUNDING)
-        worth = seconds_usd * times_s[:-1] < self.aim.threshold_usd(times_s[:-1])
-        for run in np.split(np.arange(len(worth)), np.flatnonzero(np.diff(worth)) + 1):
-            if worth[run[0]]:
+        seconds_usd = (bounds.price_usd_s(times_s[1:]) + value_usd_s) * (1 - _ROUNDING)
+        promising = seconds_usd * times_s[:-1] < self.incumbents.threshold_usd(times_s[:-1])
+        for run in np.split(np.arange(len(promising)), np.flatnonzero(np.diff(promising)) + 1):
+            if promising[run[0]]:
                 for part in np.array_split(run, -(-len(run) // _STEPS)):
-                    self._push_part(space, times_s, seconds_usd, part)
+                    self._push_steps(space, times_s, seconds_usd, part)
 
-    def _push_part(self, space: Space, times_s: Array, seconds_usd: Array, part: IntArray) -> None:
-        """Queue the window of the steps of time `part`."""
-        low_s, second_usd = float(times_s[part[0]]), float(seconds_usd[part].min())
+    def _push_steps(self, space: Space, times_s: Array, seconds_usd: Array, steps: IntArray) -> None:
+        """Queue the window of some steps of time; step i lasts from times_s[i] to times_s[i + 1]."""
         window = TimeWindow(
-            field=space.field,
-            low_s=low_s,
-            high_s=float(times_s[part[-1] + 1]),
-            time_value_usd_s=self.aim.time_value_usd_s,
-            second_usd=second_usd,
-            bound_usd=float((seconds_usd * times_s[:-1])[part].min()),
+            network=space.network,
+            low_s=float(times_s[steps[0]]),
+            high_s=float(times_s[steps[-1] + 1]),
+            time_value_usd_s=self.incumbents.time_value_usd_s,
+            second_usd=float(seconds_usd[steps].min()),
+            bound_usd=float((seconds_usd * times_s[:-1])[steps].min()),
         )
-        self._push(space, window, counted=space.counted)
+        self._push(space, window, counts_stages=space.counts_stages)
 
     def _look_into(self, entry: _Entry) -> None:
         space = entry.space
-        rungs = _FEW_RUNGS if len(entry.window.field) > _SEARCHABLE else _RUNGS
-        window = tighten(entry.window, self._threshold_usd(entry.window), rungs=rungs)
+        caps = _FEW_CAPS if len(entry.window.network) > _SEARCHABLE else _CAPS
+        window = tighten(entry.window, self._threshold_usd(entry.window), caps=caps)
         if window is None:
             return
         narrow = window.high_s < window.low_s * _NARROW
-        if not entry.counted and (narrow or len(window.field) <= _SEARCHABLE):
-            self._push(space, window.at(field=counted(space, window.field)), counted=True)
+        if not entry.counts_stages and (narrow or len(window.network) <= _SEARCHABLE):
+            multiplied = replace(window, network=with_stage_counts(space, window.network))
+            self._push(space, multiplied, counts_stages=True)
         elif not self._searched(space, window, label_limit=math.inf if narrow else _LABELS):
             middle_s = math.sqrt(window.low_s * window.high_s)
-            for part in (window.at(high_s=middle_s), window.at(low_s=middle_s)):
-                self._push(space, part, counted=entry.counted)
+            for part in (replace(window, high_s=middle_s), replace(window, low_s=middle_s)):
+                self._push(space, part, counts_stages=entry.counts_stages)
 
     def _searched(self, space: Space, window: TimeWindow, *, label_limit: float) -> bool:
         """Search the window label by label; false if it is too large for that."""
-        if len(window.field) > _SEARCHABLE and label_limit < math.inf:
+        if len(window.network) > _SEARCHABLE and label_limit < math.inf:
             return False
         try:
-            for paths in search(window, self.aim, label_limit=label_limit):
+            for paths in search_labels(window, self.incumbents, label_limit=label_limit):
                 if paths is not None:
-                    self._offer(space, window.field, paths)
-                elif self._must_stop(self.aim.first(window.bound_usd, window.low_s)):
+                    self._offer(space, window.network, paths)
+                elif self._must_stop(self.incumbents.priority(window.bound_usd, window.low_s)):
                     break
         except TooManyLabels:
             return False
         return True
 
-    def _push(self, space: Space, window: TimeWindow, *, counted: bool) -> None:
-        too_late, too_dear = window.low_s > self.aim.latest_s, window.bound_usd >= self._threshold_usd(window)
-        if too_late or too_dear or not len(window.field):
+    def _push(self, space: Space, window: TimeWindow, *, counts_stages: bool) -> None:
+        too_late = window.low_s > self.incumbents.latest_s
+        too_expensive = window.bound_usd >= self._threshold_usd(window)
+        if too_late or too_expensive or not len(window.network):
             return
-        first = self.aim.first(window.bound_usd, window.low_s)
-        heapq.heappush(self._queue, _Entry(first, next(self._numbers), space, window, counted))
+        priority = self.incumbents.priority(window.bound_usd, window.low_s)
+        heapq.heappush(self._queue, _Entry(priority, next(self._numbers), space, window, counts_stages))
 
     def _threshold_usd(self, window: TimeWindow) -> float:
-        return float(self.aim.threshold_usd(np.array([window.low_s]))[0])
+        return float(self.incumbents.threshold_usd(np.array([window.low_s]))[0])
 
-    def _offer(self, space: Space, field: OptionNetwork, paths: IntArray) -> None:
-        """Make known the plans that the columns of `paths` stand for, as far as the space admits them."""
-        totals = total(field, paths)
-        allowed = totals.fits & (totals.stages >= space.fewest) & (totals.stages <= space.most)
-        for number in self.aim.offer(totals, allowed):
+    def _offer(self, space: Space, network: OptionNetwork, paths: IntArray) -> None:
+        """Offer the plans that the columns of `paths` stand for, as far as the space admits them."""
+        costs = path_costs(network, paths)
+        for number in self.incumbents.offer(costs.plan, space.admits(costs)):
             self.found.append(
                 Found(
                     space,
-                    space.choices(field, paths[:, number]),
-                    float(totals.iteration_s[number]),
-                    float(totals.cost_usd[number]),
+                    space.choices(network, paths[:, number]),
+                    float(costs.plan.iteration_s[number]),
+                    float(costs.plan.cost_usd[number]),
                 )
             )
 
 
 def best_for(problem: Problem, goal: Goal) -> Plan | None:
     """The plan that is best for `goal` instead of the goal of `problem`; None if there is none."""
-    search = Search(problem, aim_of(goal))
+    search = Search(problem, incumbents_for(goal))
     search.run()
     return search.found[-1].plan(problem) if search.found else None

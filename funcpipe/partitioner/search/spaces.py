@@ -1,47 +1,65 @@
-"""The settings of a problem, each with the stages that may be chosen under it: the spaces that are searched."""
+"""The spaces that are searched: for each setting, the network of all stages that plans under it may have.
+
+A setting fixes replicas, schedule and synchronisation, so within a space every option has constant costs. By hand: a
+global batch of 4 micro-batches can have 1, 2 or 4 replicas; with three schedules (for 4 replicas, one micro-batch each,
+there is no order to choose) and one way to synchronise, these are 3 + 3 + 1 = 7 spaces.
+
+Two things depend on how many stages a plan has, which an option does not know:
+
+- where functions share the platform's links, the bandwidth of each: such plans form a space for each number of stages;
+- under 1F1B, the memory of a stage and its pace depend on how many stages lie *behind* it. A space first treats every
+  stage as if few lay behind it, which is a lower bound; `with_stage_counts` later multiplies the nodes by that number.
+"""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from funcpipe.core import ScheduleKind
-from funcpipe.partitioner.cost.formulas import Setting, round_shares
-from funcpipe.partitioner.problem.options import BoolArray, Options, price_options, ways
-from funcpipe.partitioner.problem.problem import Choice, Problem
-from funcpipe.partitioner.problem.stage_graph import IntArray, StageGraph
-from funcpipe.partitioner.search.option_network import OptionNetwork, without_dominated
+from funcpipe.partitioner.cost.arrays import BoolArray, IntArray
+from funcpipe.partitioner.cost.loads import Setting
+from funcpipe.partitioner.problem.options import Options, price_options, ways
+from funcpipe.partitioner.problem.problem import Problem, StageChoice
+from funcpipe.partitioner.problem.stage_graph import StageGraph, build_stage_graph
+from funcpipe.partitioner.search.option_network import OptionNetwork, PathCosts, without_dominated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
     """Plans of `fewest` to `most` stages under one setting.
 
-    While `counted` is false, `field` may admit paths of fewer or more stages, and stages that do not fit with all that
-    lie behind them.
+    Where `counts_stages` is false, paths through `network` may have fewer or more stages, and stages on them may not
+    fit with all that lie behind them.
     """
 
     setting: Setting
     graph: StageGraph
     options: Options
-    field: OptionNetwork
+    network: OptionNetwork
     fewest: int
     most: int
-    counted: bool
+    counts_stages: bool
 
-    def choices(self, field: OptionNetwork, path: IntArray) -> list[Choice]:
-        """The stages that a path through `field`, a part of this space's, stands for."""
-        return [self.options.choice(int(field.number[option]), self.graph) for option in path if option >= 0]
+    def choices(self, network: OptionNetwork, path: IntArray) -> list[StageChoice]:
+        """The stages of a path through `network`, which is a part of this space's."""
+        return [self.options.choice(int(network.number[option]), self.graph) for option in path if option >= 0]
+
+    def admits(self, paths: PathCosts) -> BoolArray:
+        """Which paths are plans of this space."""
+        return paths.fits & (paths.stages >= self.fewest) & (paths.stages <= self.most)
 
 
 Keep = Callable[[Setting, Options], BoolArray]
 
 
-def spaces(problem: Problem, graph: StageGraph, keep: Keep | None = None) -> Iterator[Space]:
-    """Every space of `problem`, with the options that `keep` lets pass (None: all).
+def all_spaces(problem: Problem) -> Iterator[Space]:
+    """Every space of `problem`."""
+    return spaces(problem, build_stage_graph(problem.profile, admits=problem.placed.admits))
 
-    Where functions share the platform's links, plans of another number of stages are another space.
-    """
+
+def spaces(problem: Problem, graph: StageGraph, keep: Keep | None = None) -> Iterator[Space]:
+    """Every space of `problem` with the options for which `keep` is true (None: all), made one by one."""
     links = [max(size.upload_bytes_s, size.download_bytes_s) for size in problem.spec.sizes]
     loads = ways(problem, graph)
     for setting in problem.settings():
@@ -59,37 +77,37 @@ def spaces(problem: Problem, graph: StageGraph, keep: Keep | None = None) -> Ite
                     setting=setting,
                     graph=graph,
                     options=options,
-                    field=OptionNetwork.of(options, setting, start=graph.start),
+                    network=OptionNetwork.of(options, setting, start=graph.start),
                     fewest=fewest,
                     most=upto,
-                    counted=setting.schedule is ScheduleKind.GPIPE and fewest == 1 and upto == graph.layers,
+                    counts_stages=setting.schedule is ScheduleKind.GPIPE and fewest == 1 and upto == graph.layers,
                 )
 
 
-def counted(space: Space, field: OptionNetwork) -> OptionNetwork:
-    """`field` with as many stages as `space` admits: its nodes know how many stages lie behind them, and its options
-    are those that fit with so many.
+def with_stage_counts(space: Space, network: OptionNetwork) -> OptionNetwork:
+    """`network` with each node multiplied by the number of stages behind it, up to `space.most`.
+
+    Node n with b stages behind it becomes n · (most + 1) + b, the start remains a single node, and an option leads from
+    b + 1 stages to b. Left out are options that do not fit with b stages behind them, and paths with a number of
+    stages that the space does not admit.
     """
     stages = np.arange(space.most)
-    options = field.options
+    options = network.options
     repeated = np.repeat(np.arange(len(options)), len(stages))
     behind = np.tile(stages, len(options))
     wide = space.most + 1
     before, after = options.before[repeated], options.after[repeated]
-    at_start = before == field.start
+    at_start = before == network.start
     possible = ((after > 0) | (behind == 0)) & (~at_start | (behind + 1 >= space.fewest))
     possible &= behind <= options.most_behind[repeated]
-    start = field.start * wide
-    nodes_before = np.where(at_start, start, before * wide + behind + 1)
-    share = round_shares(field.setting, space.most)[::-1][behind]
-    parts = options.take(repeated).at(before=nodes_before, after=after * wide + behind, share=share).take(possible)
-    fresh = OptionNetwork.of(parts, field.setting, start=start)
-    return OptionNetwork(
-        options=fresh.options,
-        number=field.number[repeated[possible]][fresh.number],
-        start=fresh.start,
-        setting=fresh.setting,
-        leaving=fresh.leaving,
-        entering=fresh.entering,
-        by_after=fresh.by_after,
+    start = network.start * wide
+    share = network.setting.round_shares(space.most)[::-1][behind]
+    taken = options.take(repeated)
+    taken = replace(
+        taken,
+        before=np.where(at_start, start, before * wide + behind + 1),
+        after=after * wide + behind,
+        costs=taken.costs._replace(share=share),
     )
+    multiplied = OptionNetwork.of(taken.take(possible), network.setting, start=start)
+    return replace(multiplied, number=network.number[repeated[possible]][multiplied.number])

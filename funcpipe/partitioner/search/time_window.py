@@ -1,37 +1,62 @@
-"""Windows of time: what the plans of one setting whose iterations take so and so long cost at least.
+"""Windows of time: lower bounds for plans whose iterations take between `low_s` and `high_s` seconds.
 
-In a window the seconds T of an iteration lie between `low_s` and `high_s`, and what a second costs, Q = price of the
-functions + value of time, is at least `second_usd`. So (Q − second_usd)(T − low_s) >= 0, and the dollars Q·T + requests
-are at least
+The difficulty of the problem is that the price of the functions is *multiplied* by the seconds. In a window the seconds
+T lie between `low_s` and `high_s`, and Q = price of the functions + value of a second is at least `second_usd`. Then
+(Q − second_usd)(T − low_s) >= 0, and the dollars Q·T + requests are at least
 
     low_s · Q + second_usd · T + requests − second_usd · low_s,
 
-in which price and time are no longer multiplied: sums over a path of the stage graph, up to the slowest lanes, for
-which a ladder of caps is climbed. An option on no path below the threshold leaves the window, and with fewer options
-the bounds rise. docs/planning.md has the whole story.
+in which price and time are no longer multiplied (McCormick's envelope): it is a sum over a path, except for the slowest
+lanes in T, which `LaneCaps` take care of. The narrower the window, the closer the bound.
+
+By hand: T between 4 and 6 s, at least 2 $ a second. A plan with T = 5 and Q = 3 costs 15 $; the bound says at least
+4 · 3 + 2 · 5 − 2 · 4 = 14 $.
+
+Shortest paths from both ends give for every option the least dollars of any plan that has it. Options for which that is
+above the threshold leave the window, and with fewer options the bounds rise, so that more leave: `tighten`. The seconds
+of a plan are bounded from below in four ways, the larger one counts:
+
+- *timed*: by the end of the first stage's synchronisation, with all lanes;
+- *finished*: by the end of the option's own synchronisation, which waits for the stages behind it alone;
+- *untimed*: by `low_s`;
+- *worked*: where functions share processors, by the work of all stages.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import IntEnum
 
 import numpy as np
 
-from funcpipe.partitioner.cost.formulas import Array
+from funcpipe.partitioner.cost.arrays import Array
+from funcpipe.partitioner.cost.pipeline import dollars
 from funcpipe.partitioner.search.option_network import OptionNetwork
-from funcpipe.partitioner.search.shortest_paths import Ladder, from_start, ladder, to_end
+from funcpipe.partitioner.search.shortest_paths import LaneCaps, from_start, lane_caps, to_end
 
 _ROUNDS = 6
+"""How often options leave and bounds are computed again, at most."""
 _HARDLY_FEWER = 0.9
+"""If more than this share of the options is kept, another round is not worth its time."""
 _STEEPNESS = (0.4, 1.0, 2.5)
+"""Slopes that are tried for a bound on the price, as multiples of dollars of a second per second."""
+
+
+class _Path(IntEnum):
+    """The columns of weights along paths: how the seconds of a path are counted. `FORWARD` only from the start."""
+
+    TIMED = 0
+    UNTIMED = 1
+    WORKED = 2
+    FORWARD = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeWindow:
-    """Plans of the options of `field` with iterations of `low_s` to `high_s` seconds and `second_usd` or more a second.
+    """Plans from the options of `network` with iterations of `low_s` to `high_s` seconds, `second_usd` or more each.
 
-    No plan in it is below `bound_usd`: dollars of an iteration and of the time it takes.
+    None of them has an objective below `bound_usd`: dollars of an iteration and of the time it takes.
     """
 
-    field: OptionNetwork
+    network: OptionNetwork
     low_s: float
     high_s: float
     time_value_usd_s: float
@@ -40,83 +65,84 @@ class TimeWindow:
 
     @property
     def priced_usd(self) -> Array:
-        """Each option's dollars for functions, were the iteration `low_s` long, and for requests."""
-        return self.low_s * self.field.options.price_usd_s + self.field.options.request_usd
+        """Each option's dollars for functions, if the iteration took `low_s`, and for requests."""
+        priced: Array = dollars(self.network.costs.price_usd_s, self.low_s, self.network.costs.request_usd)
+        return priced
 
     @property
     def offset_usd(self) -> float:
         """What is added to the sum over a path of `priced_usd` and `second_usd` times the seconds."""
         return self.low_s * (self.time_value_usd_s - self.second_usd)
 
-    def at(self, **changes: object) -> "TimeWindow":
-        """The window with some fields changed."""
-        values = {name: getattr(self, name) for name in self.__slots__}
-        return TimeWindow(**(values | changes))
+    @property
+    def work_usd_s(self) -> float:
+        """What a processor's second of work costs at least, through the seconds that it prolongs an iteration by."""
+        return self.second_usd * self.network.setting.seconds_per_work
 
 
-def tighten(window: TimeWindow, threshold_usd: float, *, rungs: int) -> TimeWindow | None:
-    """`window` without options that no plan below `threshold_usd` has; None if there is no such plan."""
-    steps = ladder(window.field, rungs)
-    window, _ = _bounded(window, steps)
+def tighten(window: TimeWindow, threshold_usd: float, *, caps: int) -> TimeWindow | None:
+    """`window` without options that no plan below `threshold_usd` needs; None if there is no such plan."""
+    lanes = lane_caps(window.network, caps)
+    window, _ = _bounded(window, lanes)
     if window.bound_usd >= threshold_usd:
         return None
-    field = _in_time(window, steps)
+    network = _in_time(window, lanes)
     for _ in range(_ROUNDS):
-        if not len(field):
+        if not len(network):
             return None
-        steps = ladder(field, rungs)
-        window, behind = _bounded(window.at(field=field), steps)
+        lanes = lane_caps(network, caps)
+        window, behind = _bounded(replace(window, network=network), lanes)
         if window.bound_usd >= threshold_usd:
             return None
-        kept = _Measure.dollars(window).least_through(behind, steps) < threshold_usd
+        kept = _Measure.dollars(window).least_through(behind, lanes) < threshold_usd
         if kept.all():
             return window
-        field = field.keep(kept)
+        network = network.keep(kept)
         if kept.mean() > _HARDLY_FEWER:
             break
-    return window.at(field=field) if len(field) else None
+    return replace(window, network=network) if len(network) else None
 
 
-def _bounded(window: TimeWindow, steps: Ladder) -> tuple[TimeWindow, Array]:
+def _bounded(window: TimeWindow, lanes: LaneCaps) -> tuple[TimeWindow, Array]:
     """The window with better bounds, infinite where no path is left; and `to_end` of its dollars."""
-    window = _with_dearer_second(window, steps)
+    window = _with_better_price(window, lanes)
     if not np.isfinite(window.second_usd):
-        return window.at(bound_usd=np.inf), np.empty(0)
-    dollars = _Measure.dollars(window)
-    behind = to_end(window.field, dollars.weights(), steps.barred)
-    return window.at(bound_usd=max(dollars.least(behind, steps), window.bound_usd)), behind
+        return replace(window, bound_usd=np.inf), np.empty(0)
+    measure = _Measure.dollars(window)
+    behind = to_end(window.network, measure.weights(), lanes.excluded)
+    return replace(window, bound_usd=max(measure.least(behind, lanes), window.bound_usd)), behind
 
 
-def _in_time(window: TimeWindow, steps: Ladder) -> OptionNetwork:
-    """The options of the window's field that plans in the window can have."""
-    seconds = _Measure.seconds(window.field)
-    behind = to_end(window.field, seconds.weights(), steps.barred)
-    kept = seconds.least_through(behind, steps) <= window.high_s
-    return window.field if kept.all() else window.field.keep(kept)
+def _in_time(window: TimeWindow, lanes: LaneCaps) -> OptionNetwork:
+    """The options of plans that take no longer than the window."""
+    seconds = _Measure.seconds(window.network)
+    behind = to_end(window.network, seconds.weights(), lanes.excluded)
+    kept = seconds.least_through(behind, lanes) <= window.high_s
+    return window.network if kept.all() else window.network.keep(kept)
 
 
-def _with_dearer_second(window: TimeWindow, steps: Ladder) -> TimeWindow:
+def _with_better_price(window: TimeWindow, lanes: LaneCaps) -> TimeWindow:
     """The window with a better lower bound of what a second costs.
 
-    price + slope · T is at least h on all paths, so price is at least h − slope · high_s.
+    Where price + slope · T is at least h on all paths, the price is at least h − slope · high_s.
     """
-    field = window.field
+    network = window.network
     slopes = window.second_usd / window.low_s * np.array(_STEEPNESS)
-    seconds = field.options.forward_sum_s + field.closing_s
-    weights = field.options.price_usd_s[:, None] + slopes * seconds[:, None]
-    least = to_end(field, weights, steps.barred)[field.start] + slopes[:, None] * field.repeats * steps.lows_s
+    weights = network.costs.price_usd_s[:, None] + slopes * network.closed_s[:, None]
+    lanes_s = network.repeats * lanes.least_lane_s
+    least = to_end(network, weights, lanes.excluded)[network.start] + slopes[:, None] * lanes_s
     price = float((least.min(axis=1) - slopes * window.high_s).max())
-    return window.at(second_usd=max(window.second_usd, price + window.time_value_usd_s))
+    return replace(window, second_usd=max(window.second_usd, price + window.time_value_usd_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Measure:
     """What is measured along paths: `fixed` for each option, `second` for each second, `offset` once.
 
-    `untimed_second` is added for paths whose seconds are not counted.
+    `untimed_second` is added to paths whose seconds are not counted.
     """
 
-    field: OptionNetwork
+    network: OptionNetwork
     fixed: Array
     second: float
     offset: float
@@ -124,9 +150,9 @@ class _Measure:
 
     @staticmethod
     def dollars(window: TimeWindow) -> "_Measure":
-        """Dollars of plans in the window, at least."""
+        """The least dollars of plans in the window."""
         return _Measure(
-            field=window.field,
+            network=window.network,
             fixed=window.priced_usd,
             second=window.second_usd,
             offset=window.offset_usd,
@@ -134,42 +160,43 @@ class _Measure:
         )
 
     @staticmethod
-    def seconds(field: OptionNetwork) -> "_Measure":
-        """Seconds of an iteration, at least."""
-        return _Measure(field=field, fixed=np.zeros(len(field)), second=1.0, offset=0.0, untimed_second=0.0)
+    def seconds(network: OptionNetwork) -> "_Measure":
+        """The least seconds of an iteration."""
+        return _Measure(network=network, fixed=np.zeros(len(network)), second=1.0, offset=0.0, untimed_second=0.0)
 
     def weights(self) -> Array:
-        """Of each option: with all lanes and the first stage's synchronisation; without seconds; where processors are
-        shared, with the seconds of its work.
-        """
-        field = self.field
-        columns = [self.fixed + self.second * (field.options.forward_sum_s + field.closing_s), self.fixed]
-        if field.setting.spec.shared_cores is not None:
-            columns.append(self.fixed + self.second / field.setting.spec.shared_cores * field.options.work_s)
+        """The weights of each option; columns as in `_Path`, the last one only where functions share processors."""
+        network = self.network
+        columns = [self.fixed + self.second * network.closed_s, self.fixed]
+        if network.setting.seconds_per_work:
+            columns.append(self.fixed + self.second * network.setting.seconds_per_work * network.costs.work_s)
         return np.stack(columns, axis=1)
 
-    def least(self, behind: Array, steps: Ladder) -> float:
+    def least(self, behind: Array, lanes: LaneCaps) -> float:
         """The least of any path, given `behind` = to_end of the weights."""
-        whole = behind[self.field.start]
-        timed = (whole[0] + self.second * self.field.repeats * steps.lows_s).min()
-        untimed = whole[1:, -1].copy()
+        whole = behind[self.network.start]
+        timed = (whole[_Path.TIMED] + self.second * self.network.repeats * lanes.least_lane_s).min()
+        untimed = whole[_Path.UNTIMED :, -1].copy()  # with that of the work, where it counts
         untimed[0] += self.untimed_second
         return float(max(timed, untimed.max()) + self.offset)
 
-    def least_through(self, behind: Array, steps: Ladder) -> Array:
+    def least_through(self, behind: Array, lanes: LaneCaps) -> Array:
         """For each option the least of any path through it, given `behind` = to_end of the weights."""
-        field, options = self.field, self.field.options
-        weights, repeats = self.weights(), self.second * self.field.repeats
-        forward = self.fixed + self.second * options.forward_sum_s
-        ahead = from_start(field, np.concatenate([weights, forward[:, None]], axis=1), steps.barred)
+        network, options, costs = self.network, self.network.options, self.network.costs
+        weights, repeats = self.weights(), self.second * self.network.repeats
+        forward = self.fixed + self.second * costs.forward_sum_s
+        ahead = from_start(network, np.concatenate([weights, forward[:, None]], axis=1), lanes.excluded)
         before, after = options.before, options.after
-        admitted = np.where(np.arange(len(steps.caps_s)) >= steps.rung[:, None], 0.0, np.inf)
-        timed = (ahead[before, 0] + behind[after, 0] + repeats * steps.lows_s + admitted).min(axis=1) + weights[:, 0]
-        # no iteration ends before this option's own synchronisation, which waits for the stages behind alone
-        lanes = repeats * np.maximum(steps.lows_s, field.lane_s[:, None])
-        finished = ahead[before, -1, -1] + (behind[after, 0] + lanes).min(axis=1)
-        finished += self.fixed + self.second * (field.time_s + options.sync_s)
-        untimed = ahead[before, 1:-1, -1] + behind[after, 1:, -1] + weights[:, 1:]
+        timed_ahead, timed_behind = ahead[before, _Path.TIMED], behind[after, _Path.TIMED]
+        admitted = np.where(np.arange(len(lanes.caps_s)) >= lanes.first[:, None], 0.0, np.inf)
+        timed = (timed_ahead + timed_behind + repeats * lanes.least_lane_s + admitted).min(axis=1)
+        timed += weights[:, _Path.TIMED]
+        # no iteration ends before this option's own synchronisation, which waits for the stages behind it alone
+        own_lanes = repeats * np.maximum(lanes.least_lane_s, network.lane_s[:, None])
+        finished = ahead[before, _Path.FORWARD, -1] + (timed_behind + own_lanes).min(axis=1)
+        finished += self.fixed + self.second * (network.pass_s + costs.sync_s)
+        rest = slice(_Path.UNTIMED, weights.shape[1])
+        untimed = ahead[before, rest, -1] + behind[after, rest, -1] + weights[:, rest]
         untimed[:, 0] += self.untimed_second
         result: Array = np.maximum(np.maximum(timed, finished), untimed.max(axis=1)) + self.offset
         return result

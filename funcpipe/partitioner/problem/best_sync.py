@@ -1,4 +1,4 @@
-"""How the replicas of a plan synchronise: the best of all ways, for this very plan."""
+"""The best way to synchronise for a plan that has been found: all ways are compared, not only those searched with."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -6,14 +6,14 @@ from dataclasses import replace
 from funcpipe.core import Plan, Streams, Sync
 from funcpipe.errors import PlanError
 from funcpipe.partitioner.cost.evaluate import check_memory, evaluate
-from funcpipe.partitioner.cost.sync_forms import candidates
+from funcpipe.partitioner.cost.sync_choice import candidates
 from funcpipe.partitioner.problem.problem import Problem
 
 
-def tuned(plan: Plan, problem: Problem) -> Plan:
-    """`plan`, synchronised as the goal wants it most: never a worse one. What a training asks for stays as it is.
+def with_best_sync(plan: Plan, problem: Problem) -> Plan:
+    """`plan` with the way to synchronise that is best for the goal, and the solver's report with its new objective.
 
-    The solver's report then tells the objective of the plan as it has become.
+    A way that the training asks for is kept.
     """
     if problem.training.sync is not None or plan.replicas == 1:
         return plan

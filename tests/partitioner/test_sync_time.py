@@ -4,20 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.sync_links import Links, duration_s
 from funcpipe.comm.collectives import Move, pattern, transfers
 from funcpipe.core import Streams, Sync
-from funcpipe.partitioner.cost.formulas import sync_time_s
-from funcpipe.partitioner.cost.sync_forms import (
-    all_reduce_s,
-    candidates,
-    choose,
-    exchange_s,
-    limit_s,
-    requests_each,
-    streamed_s,
-)
+from funcpipe.partitioner.cost.requests import requests_each
+from funcpipe.partitioner.cost.sync_choice import candidates, choose
+from funcpipe.partitioner.cost.sync_time import all_reduce_s, exchange_s, limit_s, streamed_s, sync_time_s
 from funcpipe.platforms.catalog import load_spec
+from tests.partitioner.sync_links import Links, duration_s
 
 sizes = st.floats(1e6, 1e9)
 latencies = st.floats(0, 0.1)
@@ -80,9 +73,9 @@ def test_requests_are_those_of_the_transfers(replicas: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [64e6, 256e6])
-@pytest.mark.parametrize("replicas", [2, 4, pytest.param(8, marks=pytest.mark.slow)])
-def test_the_choice_is_near_the_limit_and_never_dearer(replicas: int, size: float) -> None:
-    """At 70 MB/s and 40 ms: within 5 % of the limit where time is dear, and where it is not, the cheapest there is."""
+@pytest.mark.parametrize("replicas", [2, 4, pytest.param(8, marks=pytest.mark.long)])
+def test_the_choice_is_near_the_limit_and_never_costs_more(replicas: int, size: float) -> None:
+    """At 70 MB/s and 40 ms: within 5 % of the limit where time is valuable, and else the cheapest there is."""
     spec = load_spec("aws-lambda")
     rate, price = 70e6, 1.66667e-4
 

@@ -1,0 +1,128 @@
+"""What the cost model is given: the loads of stages on their functions, and the setting that holds for a whole plan.
+
+Every field of `Loads` is an array with one element for each stage. The stages may be those of one plan (shape
+`[stages]`), of many plans side by side (`[plans, stages]`), or all stages that there could be on all function sizes
+(`[edges, sizes]`): the formulas work element by element, so the same ones serve all three.
+"""
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from funcpipe.core import PlatformSpec, ScheduleKind, Streams, Sync
+from funcpipe.partitioner.cost.arrays import Array, BoolArray
+from funcpipe.partitioner.cost.ties import Ties
+from funcpipe.scheduler.schedules import in_flight
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTraffic:
+    """What stages write (`out`) and read (`in`) for one micro-batch: bytes in 32-bit numbers, and storage objects."""
+
+    forward_out_bytes: Array
+    forward_out_objects: Array
+    forward_in_bytes: Array
+    forward_in_objects: Array
+    backward_out_bytes: Array
+    backward_out_objects: Array
+    backward_in_bytes: Array
+    backward_in_objects: Array
+
+    @classmethod
+    def none(cls, stages: int) -> "StageTraffic":
+        """Zeros for this number of stages, to be counted up."""
+        return cls(**{item.name: np.zeros(stages) for item in fields(cls)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loads:
+    """What stages compute and hold, and the functions they run on; seconds, bytes and dollars as named.
+
+    `layer_parameter_bytes` is the sum over layers, in which `ties` occur more than once. `input_bytes` is all that a
+    stage keeps of a micro-batch under recomputation: what it reads from other stages and of the model's inputs;
+    `held_input_bytes` is what it keeps of that without recomputation, in addition to `activation_bytes`;
+    `workspace_bytes` is the largest amount that any of its layers needs in addition while it runs.
+    """
+
+    forward_s: Array
+    backward_s: Array
+    layer_parameter_bytes: Array
+    ties: Ties
+    constant_bytes: Array
+    activation_bytes: Array
+    input_bytes: Array
+    held_input_bytes: Array
+    workspace_bytes: Array
+    recompute: BoolArray
+    traffic: StageTraffic
+    upload_bytes_s: Array
+    download_bytes_s: Array
+    price_usd_s: Array
+
+    @property
+    def parameter_bytes(self) -> Array:
+        """Distinct trainable parameters."""
+        return self.layer_parameter_bytes - self.ties.repeated_bytes
+
+    @property
+    def summed_bytes(self) -> Array:
+        """Of those, the ones whose gradient is summed over the replicas of the stage."""
+        return self.parameter_bytes - self.ties.borrowed_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What holds for all stages of a plan. `micro_batches` counts those of all replicas together.
+
+    `values_per_parameter` is what each function keeps for the optimiser. `gradient_wire_ratio` is the wire ratio of the
+    gradients that stages return, where it differs from that of activations. Where the optimiser is `sharded` over
+    replicas, no stage may share parameters with another one.
+    """
+
+    micro_batches: int
+    replicas: int
+    values_per_parameter: float
+    sync: Sync
+    wire_ratio: float
+    base_bytes: int
+    spec: PlatformSpec
+    schedule: ScheduleKind = ScheduleKind.GPIPE
+    gradient_wire_ratio: float | None = None
+    streams: Streams | None = None
+    sharded: bool = False
+
+    @property
+    def micro_batches_each(self) -> int:
+        """Micro-batches that each replica works through."""
+        return self.micro_batches // self.replicas
+
+    @property
+    def repeats(self) -> int:
+        """How many micro-batches follow the first one through the pipeline, each at the pace of the slowest lane."""
+        return self.micro_batches_each - 1
+
+    @property
+    def seconds_per_work(self) -> float:
+        """By how much a second of computation on one processor prolongs an iteration at least.
+
+        That is 1/n where all functions share n processors, and 0 where each function has its own.
+        """
+        return 0.0 if self.spec.shared_cores is None else 1 / self.spec.shared_cores
+
+    def held_micro_batches(self, stages: int) -> Array:
+        """How many micro-batches' activations each stage of a plan of `stages` stages holds at once.
+
+        It depends on the number of stages behind a stage alone.
+        """
+        each = self.micro_batches_each
+        held = [in_flight(self.schedule, stage=i, stages=stages, micro_batches=each) for i in range(stages)]
+        return np.array(held, dtype=np.float64)
+
+    def round_shares(self, stages: int) -> Array:
+        """For each stage of such a plan 1/h, where it may hold h micro-batches; 0 where it may hold all of them.
+
+        In the time that one micro-batch needs from its forward at the stage to its backward there, a stage begins no
+        more than h: so 1/h of that time is the least between two of them (see `pipeline`).
+        """
+        held = self.held_micro_batches(stages)
+        return np.where(held < self.micro_batches_each, 1 / held, 0.0)

@@ -1,0 +1,57 @@
+"""How many storage requests an iteration makes, and what they cost."""
+
+from typing import Any
+
+from funcpipe.core import PlatformSpec, Streams, Sync, usual_streams
+from funcpipe.partitioner.cost.arrays import Array
+from funcpipe.partitioner.cost.loads import Loads, Setting, StageTraffic
+
+
+def requests(loads: Loads, setting: Setting) -> tuple[Array, Array]:
+    """Puts and gets of each stage in one iteration, all replicas together."""
+    puts, gets = message_requests(loads.traffic, setting)
+    sync_puts, sync_gets = sync_requests(setting)
+    puts = puts + sync_puts + setting.replicas * loads.ties.upload_objects
+    gets = gets + sync_gets + setting.replicas * loads.ties.download_objects
+    return puts, gets
+
+
+def message_requests(traffic: StageTraffic, setting: Setting) -> tuple[Array, Array]:
+    """Puts and gets of activations and their gradients."""
+    puts = setting.micro_batches * (traffic.forward_out_objects + traffic.backward_out_objects)
+    gets = setting.micro_batches * (traffic.forward_in_objects + traffic.backward_in_objects)
+    return puts, gets
+
+
+def sync_requests(setting: Setting) -> tuple[int, int]:
+    """Puts and gets in which the replicas of one stage sum their gradients."""
+    streams = usual_streams(setting.sync, setting.replicas, setting.streams)
+    puts, gets = requests_each(setting.sync, setting.replicas, streams)
+    return round(setting.replicas * puts), round(setting.replicas * gets)
+
+
+def request_usd(puts: Any, gets: Any, spec: PlatformSpec) -> Any:
+    """Dollars for storage requests."""
+    return puts * spec.price_put_usd + gets * spec.price_get_usd
+
+
+def raw_objects(replicas: int, streams: Streams) -> int:
+    """How many raw objects a replica writes in each round: one for each group of readers that is not empty."""
+    readers = -(-(replicas - 1) // min(streams.groups, replicas - 1))
+    return -(-(replicas - 1) // readers)
+
+
+def requests_each(sync: Sync, replicas: int, streams: Streams) -> tuple[float, float]:
+    """Puts and gets of each replica in one synchronisation, on average."""
+    n, merged = replicas, min(streams.merged, streams.rounds)
+    match sync:
+        case _ if n == 1:
+            return 0, 0
+        case Sync.THREE_PHASE | Sync.PIPELINED:
+            return n, 2 * (n - 1)
+        case Sync.ALL_REDUCE:
+            return 1, 2 * (n - 1) / n
+        case Sync.EXCHANGE:
+            return streams.rounds, (n - 1) * streams.rounds
+        case Sync.STREAMED:
+            return streams.rounds * raw_objects(n, streams) + merged, (n - 1) * (streams.rounds + merged)

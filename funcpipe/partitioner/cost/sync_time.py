@@ -1,0 +1,153 @@
+"""How long replicas need to sum their gradients through storage: a closed form for each way of doing it.
+
+n replicas sum s bytes each; up and down are the bytes per second of their links. Every request has a latency before its
+body moves, an object can be read once its put has ended, enough requests are open at once, and in each direction one
+body moves at a time. No algorithm is faster than two latencies and max(s / up, 2 s (n-1) / (n down)): every element
+must go up at least once from each replica, and come down as n-1 others' values or sums of them.
+
+By hand: four replicas with 120 bytes each, 10 bytes/s up, 30 bytes/s down, no latency. A split of 30 bytes takes 3 s up
+and 1 s down. Three-phase: three splits up (9 s), three down (3 s), the sum up (3 s), three sums down (3 s): 18 s.
+
+>>> link = {"gradient_bytes": 120, "replicas": 4, "upload_bytes_s": 10, "download_bytes_s": 30, "latency_s": 0}
+>>> float(sync_time_s(Sync.THREE_PHASE, **link))
+18.0
+
+The tests compare every form with a simulation of the single transfers.
+"""
+
+import numpy as np
+
+from funcpipe.core import Streams, Sync, usual_streams
+from funcpipe.partitioner.cost.arrays import Array
+
+
+def sync_time_s(
+    sync: Sync,
+    *,
+    gradient_bytes: Array | float,
+    replicas: int,
+    upload_bytes_s: Array | float,
+    download_bytes_s: Array | float,
+    latency_s: float,
+    streams: Streams | None = None,
+    backward_s: Array | float = 0.0,
+) -> Array:
+    """Seconds in which `replicas` functions sum `gradient_bytes` each, counted from the end of their last backward.
+
+    Exchange and streamed begin during that backward, which takes `backward_s`.
+
+    Three-phase (LambdaML): the splits of others up, one's own split from each of them down, the merged split up and
+    those of the others down, one after the other. Pipelined (FuncPipe): the first two overlap, step by step. For equal
+    links w the two take 3s/w − 2s/(nw) + 4 latencies and 2s/w + (2 + n) latencies (FuncPipe, section 3.3).
+    """
+    split_bytes = np.asarray(gradient_bytes, dtype=np.float64) / replicas
+    up_s, down_s = split_bytes / upload_bytes_s, split_bytes / download_bytes_s
+    if replicas == 1:
+        return np.zeros_like(up_s)
+    spread_s: Array = up_s + (replicas - 1) * down_s
+    link = (gradient_bytes, replicas, upload_bytes_s, download_bytes_s, latency_s)
+    match sync:
+        case Sync.THREE_PHASE:
+            return (replicas - 1) * (up_s + down_s) + spread_s + 4 * latency_s
+        case Sync.ALL_REDUCE:
+            return all_reduce_s(*link)
+        case Sync.EXCHANGE | Sync.STREAMED:
+            return exposed_s(sync, *link, usual_streams(sync, replicas, streams), backward_s)
+    reduce_s: Array = up_s + (replicas - 2) * np.maximum(up_s, down_s) + down_s
+    return reduce_s + spread_s + (2 + replicas) * latency_s
+
+
+def limit_s(
+    gradient_bytes: Array | float, replicas: int, up: Array | float, down: Array | float, latency_s: float
+) -> Array:
+    """Seconds below which no algorithm sums the gradients."""
+    size = np.asarray(gradient_bytes, dtype=np.float64)
+    moved_s: Array = np.maximum(size / up, 2 * size * (replicas - 1) / (replicas * down))
+    return moved_s + 2 * latency_s
+
+
+def streamed_s(
+    gradient_bytes: Array | float,
+    replicas: int,
+    up: Array | float,
+    down: Array | float,
+    latency_s: float,
+    streams: Streams,
+) -> Array:
+    """Seconds of the streamed scatter-reduce, in which raw objects go before merged ones.
+
+    Exact where the downlink is no faster than the uplink. Then each merged object j waits for its share of the raw
+    pieces and for the objects before it; everybody reads it after all raw pieces and the merged objects before it.
+    """
+    n, merged = replicas, min(streams.merged, streams.rounds)
+    size = np.asarray(gradient_bytes, dtype=np.float64)
+    foreign = (n - 1) * size / n
+    first = -(-(n - 1) // min(streams.groups, n - 1)) * size / (n * streams.rounds)
+    own = size / (n * merged)
+    ends = 2 * latency_s + np.maximum(first / up + foreign / down, foreign / up + first / down)
+    put = np.zeros_like(size)
+    for j in range(1, merged + 1):
+        share = j / merged * foreign
+        reduced = 2 * latency_s + np.maximum(first / up + share / down, share / up + first / down)
+        put = np.maximum(np.maximum(reduced + latency_s, put), latency_s + foreign / up) + own / up
+        ends = np.maximum(ends, put + latency_s) + (n - 1) * own / down
+    return np.asarray(ends, dtype=np.float64)
+
+
+def exchange_s(
+    gradient_bytes: Array | float,
+    replicas: int,
+    up: Array | float,
+    down: Array | float,
+    latency_s: float,
+    streams: Streams,
+) -> Array:
+    """Seconds in which every replica writes everything, in rounds, and reads everything from the others."""
+    size = np.asarray(gradient_bytes, dtype=np.float64)
+    others, chunk = (replicas - 1) * size, size / streams.rounds
+    moved_s: Array = np.maximum(chunk / up + others / down, size / up + (replicas - 1) * chunk / down)
+    return moved_s + 2 * latency_s
+
+
+def exposed_s(
+    sync: Sync,
+    gradient_bytes: Array | float,
+    replicas: int,
+    up: Array | float,
+    down: Array | float,
+    latency_s: float,
+    streams: Streams,
+    backward_s: Array | float,
+) -> Array:
+    """Seconds that an exchange or a streamed scatter-reduce takes beyond the backward during which it begins.
+
+    The backward completes its rounds one by one, evenly over its `backward_s`. All of these but the last round's share
+    is gained; what is left is at least the time of the last round alone.
+    """
+    form = exchange_s if sync is Sync.EXCHANGE else streamed_s
+    link = (replicas, up, down, latency_s)
+    whole_s = form(gradient_bytes, *link, streams) - (1 - 1 / streams.rounds) * np.asarray(backward_s)
+    last_round = Streams(1, streams.groups, 1)
+    return np.maximum(whole_s, form(np.asarray(gradient_bytes) / streams.rounds, *link, last_round))
+
+
+def all_reduce_s(
+    gradient_bytes: Array | float, replicas: int, up: Array | float, down: Array | float, latency_s: float
+) -> Array:
+    """Seconds in which one replica adds up what all others write (LambdaML, Jiang et al., SIGMOD 2021)."""
+    size = np.asarray(gradient_bytes, dtype=np.float64)
+    moved_s: Array = 2 * size / up + replicas * size / down
+    return moved_s + 4 * latency_s
+
+
+def parameter_server_s(
+    gradient_bytes: float, replicas: int, up: float, down: float, latency_s: float, server_bytes_s: float
+) -> float:
+    """Seconds in which all replicas push gradients to a server and pull parameters from it.
+
+    The server moves `server_bytes_s` each way, for all of them together, and no storage lies between: one latency each
+    way (HybridPS in LambdaML; Cirrus, SoCC 2019).
+    """
+    all_bytes = replicas * gradient_bytes
+    push_s = max(gradient_bytes / up, all_bytes / server_bytes_s)
+    return push_s + max(gradient_bytes / down, all_bytes / server_bytes_s) + 2 * latency_s
