@@ -27,7 +27,8 @@ from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
 
 RUN = "run-1"
-QUICK = FaultTolerance(heartbeat_s=0.05, lease_s=0.3, checkpoint_steps=2)
+STEADY = FaultTolerance(heartbeat_s=0.05, lease_s=30.0, checkpoint_steps=2)
+"""Nobody counts as lost on a machine that is busy."""
 EPOCHS = 6
 
 
@@ -59,7 +60,7 @@ def prepared(
 ) -> PreparedRun:
     own = dataclasses.replace(job(), epochs=epochs, prices=functions.spec)
     session = session_on(Site(functions, storage, "memory://"), reopen=functions.open)
-    return prepare(own, session, faults=dataclasses.replace(QUICK, keep=keep), settings=settings)
+    return prepare(own, session, faults=dataclasses.replace(STEADY, keep=keep), settings=settings)
 
 
 def watch(storage: MemoryStorage, functions: ThreadPlatform, on_progress: OnProgress = ignore_progress) -> RunResult:
@@ -209,7 +210,7 @@ def test_a_resume_that_fails_to_start_can_be_tried_again(storage: MemoryStorage,
     full.count = itertools.count()
     own = dataclasses.replace(job(), epochs=EPOCHS, prices=full.spec)
     session = session_on(Site(full, storage, "memory://"), reopen=functions.open)
-    ready = prepare(own, session, faults=dataclasses.replace(QUICK, keep=True), settings=RunSettings(resume=RUN))
+    ready = prepare(own, session, faults=dataclasses.replace(STEADY, keep=True), settings=RunSettings(resume=RUN))
     with pytest.raises(PlatformError, match="no room"):
         launch(ready)
     assert before <= set(storage.list(""))
