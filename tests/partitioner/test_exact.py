@@ -1,6 +1,7 @@
 """The exact search against every plan there is."""
 
 import itertools
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from funcpipe.core import Optimality, Plan, Recompute, Sync, TrainingSpec, Wire
+from funcpipe.core import Optimality, Plan, Recompute, Sync, TrainingSpec, Wire, from_text, to_text
 from funcpipe.errors import Infeasible, PlanError
 from funcpipe.partitioner.analysis.front import pareto_front
 from funcpipe.partitioner.analysis.second_best import second_best
 from funcpipe.partitioner.cost.evaluate import evaluate
 from funcpipe.partitioner.optimize import optimize
 from funcpipe.partitioner.problem.pins import Pins
-from funcpipe.partitioner.problem.problem import Problem
+from funcpipe.partitioner.problem.problem import Problem, report
 from funcpipe.partitioner.search.exact import exact
 from funcpipe.partitioner.search.exhaustive import exhaustive
 from funcpipe.partitioner.search.incumbents import incumbents_for
@@ -259,3 +260,13 @@ def test_layers_that_take_no_time() -> None:
         assert plan.solver.objective == pytest.approx(expected.solver.objective)
     with pytest.raises(Infeasible):
         exact(replace(problem, pins=Pins(cuts=("layer1",))))
+
+
+def test_a_solver_that_proved_nothing_leaves_a_gap_of_everything() -> None:
+    """Once the plan could not be written: its gap was infinite."""
+    problem = Problem(profile=chain(3), spec=platform(), training=TrainingSpec(global_batch=16))
+    reported = report(exact(problem), problem.goal, name="some solver", bound=-math.inf, solve_s=1.0)
+    assert reported.solver
+    assert (reported.solver.bound, reported.solver.gap) == (0.0, 1.0)
+    assert reported.solver.status is Optimality.FEASIBLE
+    assert from_text(Plan, to_text(reported), source="plan.json") == reported
