@@ -5,6 +5,7 @@ from typing import Any
 
 from funcpipe.cli.options import FACTORY, add_choice, add_measuring, add_platform, add_verb
 from funcpipe.core import OptimizerKind, Recompute, ScheduleKind, Sync, Wire
+from funcpipe.partitioner.catalog import PROFILED_LAYERS
 
 
 def add_profile(verbs: Any) -> None:
@@ -27,7 +28,9 @@ def add_profile(verbs: Any) -> None:
     )
     model.add_argument("--micro-batch", type=int, default=4, metavar="N", help="samples per micro-batch")
     model.add_argument("--repeats", type=int, default=5, metavar="N", help="how many times to time each layer")
-    model.add_argument("--layers", type=int, default=30, metavar="N", help="fold light layers until N are left")
+    model.add_argument(
+        "--layers", type=int, default=PROFILED_LAYERS, metavar="N", help="fold light layers until N are left"
+    )
     platform = verb.add_argument_group("platform")
     add_platform(platform, default="aws-lambda")
     platform.add_argument(
@@ -62,7 +65,7 @@ def add_optimize(verbs: Any) -> None:
         default="auto",
         metavar="NAME",
         help="`exact` for the built-in search with proof, or a solver: gurobi, scip, highs, "
-        "or mip for the first of these that is installed; `auto` is exact",
+        "or mip for the first of these that is installed; `paper` for the paper's own program; `auto` is exact",
     )
     search.add_argument("--time-limit", type=float, metavar="SECONDS", help="stop searching after this time")
     search.add_argument(

@@ -33,7 +33,7 @@ def configure(levels: str | None = None, *, stream: TextIO | None = None) -> Non
 
     `levels` default to those of the environment, or else to `warning`; raises InvalidValue for others than there are.
     """
-    handler = logging.StreamHandler(stream or sys.stderr)
+    handler = logging.StreamHandler(stream) if stream is not None else _ToStandardError()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S"))
     _set_levels(levels or os.environ.get(LEVELS) or "warning")
     logging.getLogger(_ROOT).handlers[:] = [handler]
@@ -71,6 +71,7 @@ def in_function(*, run: str, worker: str, attempt: int, levels: str = "INFO") ->
         before = root.handlers[:], root.propagate
         _set_levels(levels)
         root.handlers[:], root.propagate = [handler], False  # a cloud's runtime may have its own at the root of all
+        _context.step = None
         try:
             handler.handle(_log.makeRecord(_log.name, logging.INFO, __file__, 0, BEGINS, (), None))
             yield
@@ -122,6 +123,18 @@ class _Context:
 
 
 _context = _Context()
+
+
+class _ToStandardError(logging.StreamHandler[TextIO]):
+    """Writes to what standard error is at the moment: notebooks and tests replace it, and close what it was."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        """Standard error."""
+        return sys.stderr
 
 
 class _Format(logging.Formatter):

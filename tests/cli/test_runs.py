@@ -109,7 +109,7 @@ def test_a_run_that_is_left_says_how_to_find_it(
     shown = capsys.readouterr().out
     assert "funcpipe status left --storage 's3://bucket/runs?region=x'\n" in shown
     assert "funcpipe train ... --resume left --storage 's3://bucket/runs?region=x'\n" in shown
-    assert (given["run"], given["epochs"], given["prices"].name) == ("left", 7, "aws-lambda")
+    assert (given["settings"].name, given["epochs"], given["settings"].prices.name) == ("left", 7, "aws-lambda")
 
 
 @pytest.mark.usefixtures("plan")

@@ -10,15 +10,15 @@ from funcpipe.core.json_form import to_plain
 from funcpipe.errors import CorruptMessage, KeyMissing, Superseded
 from funcpipe.platforms.base import OPEN, Gate, Handle
 from funcpipe.runstate.checkpoints import Checkpoints
-from funcpipe.runstate.documents import get_document, get_listed_document, put_document
-from funcpipe.runstate.functions import started
-from funcpipe.runstate.generations import reserve
+from funcpipe.runstate.documents import READS, get_document, get_listed_document, put_document
+from funcpipe.runstate.functions import list_functions
+from funcpipe.runstate.generations import reserve_generation
+from funcpipe.runstate.halt import halt_run
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import Lease
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.training.norms import GradientNorm
-from funcpipe.training.state import StageState, take
-from funcpipe.worker.heartbeat import halt_run
+from funcpipe.training.state import StageState, capture_state
 
 KEYS = Keys("run-1")
 
@@ -38,7 +38,7 @@ class Late(MemoryStorage):
 
 
 def state() -> StageState:
-    return take(nn.Linear(3, 2), None, GradientNorm())
+    return capture_state(nn.Linear(3, 2), None, GradientNorm())
 
 
 def test_a_document_that_is_listed_is_looked_for_again() -> None:
@@ -59,9 +59,9 @@ def test_a_document_that_stays_damaged_is_told() -> None:
 def test_files_of_a_checkpoint_are_looked_for_again_and_damaged_ones_refused() -> None:
     storage = Late(".safetensors", misses=2)
     saved = Checkpoints(storage, KEYS).save(0, 1, state(), writer="w")
-    ((_, name),) = Checkpoints(storage, KEYS).listing().saved[0]
+    ((_, name),) = Checkpoints(storage, KEYS).index().saved[0]
     assert Checkpoints(storage, KEYS).load(0, name).tensors.keys() == state().tensors.keys()
-    storage.misses = 3
+    storage.misses = READS
     with pytest.raises(KeyMissing):
         Checkpoints(storage, KEYS).load(0, name)
     key = KEYS.checkpoint(0, saved.files[0].name)
@@ -75,7 +75,7 @@ def test_a_checkpoint_that_is_always_deleted_before_it_is_read_is_told() -> None
     saved = Checkpoints(storage, KEYS).save(0, 0, state(), writer="w")
     storage.delete(KEYS.checkpoint(0, saved.files[0].name))
     with pytest.raises(KeyMissing):
-        Checkpoints(storage, KEYS).restart((0, 0))
+        Checkpoints(storage, KEYS).load_latest((0, 0))
 
 
 class Raced(MemoryStorage):
@@ -95,7 +95,7 @@ class Raced(MemoryStorage):
 
 def test_a_generation_that_another_client_begins_at_once_is_left_to_it() -> None:
     storage = Raced(KEYS.reservation, LeaseDocument(holder="another client"))
-    assert reserve(storage, "run-1") == Keys("run-1", 1)
+    assert reserve_generation(storage, "run-1") == Keys("run-1", 1)
 
 
 def test_of_two_orders_to_end_the_first_holds_for_all() -> None:
@@ -119,4 +119,4 @@ def test_a_function_whose_document_is_deleted_while_they_are_listed_is_passed_ov
         handle = json.dumps(to_plain(Handle(worker="s0.r0", name=end)))
         note = FunctionDocument(worker="s0.r0", attempt=0, handle=handle, usd_s=0.0)
         put_document(storage, KEYS.function("s0.r0", 0, end), note)
-    assert [function.handle.name for function in started(storage, KEYS)] == ["0a"]
+    assert [function.handle.name for function in list_functions(storage, KEYS)] == ["0a"]

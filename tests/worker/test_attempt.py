@@ -44,7 +44,8 @@ class Uploaded:
             plan = small.plan(stages=1, replicas=1)
             job = make_job(small.model(), plan, small.data, loss=loss, optimizer=small.optimizer)
             keys = Keys("run-1", len(self._specs))
-            (self._specs[name],) = upload(prepared_run(job, self._storage, faults=FAULTS), keys)
+            prepared = prepared_run(job, self._storage, platform_url=Recording().url, faults=FAULTS)
+            (self._specs[name],) = upload(prepared, keys)
 
     def spec(self, name: str = "trains") -> WorkerSpec:
         return replace(self._specs[name], generation=0)
