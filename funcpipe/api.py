@@ -7,11 +7,11 @@ from typing import Any, Unpack
 
 from torch import Tensor, nn
 
-from funcpipe.client.job import Job, Learner, make_job
+from funcpipe.client.job import Learner, SampleOrder
 from funcpipe.client.launch import ignore_progress, launch, launch_detached
-from funcpipe.client.prepare import prepare
+from funcpipe.client.prepare import PreparedRun, prepare_training
 from funcpipe.client.results import Progress, RunResult
-from funcpipe.client.session import open_session
+from funcpipe.client.session import Session, open_session
 from funcpipe.client.site import Site
 from funcpipe.core import (
     FaultTolerance,
@@ -202,9 +202,9 @@ class FuncPipe:
         module changes only if the run succeeds.
         """
         settings = settings_with(settings, keywords)
-        job = self._job(dataset, plan, settings, epochs=epochs, seed=seed, shuffle=shuffle)
+        order = SampleOrder(epochs=epochs, seed=seed, shuffle=shuffle)
         with open_session(platform, like, settings) as session:
-            prepared = prepare(job, session, faults=faults, limits=limits, settings=settings)
+            prepared = self._prepare(session, dataset, plan, order, faults=faults, limits=limits, settings=settings)
             result = self._with_untouched(launch(prepared, on_progress))
         self.model.load_state_dict(result.state_dict())
         return result
@@ -229,11 +229,13 @@ class FuncPipe:
         On the local platform it needs a `storage`. `train` with `resume` watches it, and collects what it leaves.
         """
         settings = settings_with(settings, keywords)
-        job = self._job(dataset, plan, settings, epochs=epochs, seed=seed, shuffle=shuffle)
+        order = SampleOrder(epochs=epochs, seed=seed, shuffle=shuffle)
         with open_session(platform, like, settings, silent=True) as session:
             if not session.lasts:
                 raise InvalidValue("storage", settings.storage, "must be given for a run that is left to itself")
-            return launch_detached(prepare(job, session, faults=faults, limits=limits, settings=settings))
+            return launch_detached(
+                self._prepare(session, dataset, plan, order, faults=faults, limits=limits, settings=settings)
+            )
 
     def verify(
         self,
@@ -249,39 +251,40 @@ class FuncPipe:
 
         Raises what `train` raises.
         """
-        settings = RunSettings(message_deadline_s=message_deadline_s)
-        job = self._job(dataset, plan, settings, epochs=1, seed=seed, shuffle=True, steps=steps)
-        expected = train_in_one_process(
-            self.model,
-            job.graph,
-            job.dataset(),
-            job.batches.epoch(0),
-            loss=job.loss,
-            optimizer=job.optimizer,
-            seed=seed,
-            clip_grad_norm=job.clip_grad_norm,
-        )
+        settings, order = RunSettings(message_deadline_s=message_deadline_s), SampleOrder(seed=seed, steps=steps)
         with open_session(LOCAL, None, settings) as session:
-            found = self._with_untouched(launch(prepare(job, session))).state_dict()
+            prepared = self._prepare(session, dataset, plan, order, settings=settings)
+            job = prepared.job
+            expected = train_in_one_process(
+                self.model,
+                job.graph,
+                job.dataset(),
+                job.batches.epoch(0),
+                loss=job.loss,
+                optimizer=job.optimizer,
+                seed=seed,
+                clip_grad_norm=job.clip_grad_norm,
+            )
+            found = self._with_untouched(launch(prepared)).state_dict()
         return compare_states(job.graph, found, dict(expected.state_dict()), steps=job.steps, tolerance=tolerance)
 
-    def _job(
+    def _prepare(
         self,
+        session: Session,
         dataset: MapDataset | Callable[[], MapDataset],
         plan: Plan | None,
-        settings: RunSettings,
+        order: SampleOrder,
         *,
-        epochs: int,
-        seed: int,
-        shuffle: bool,
-        steps: int | None = None,
-    ) -> Job:
+        faults: FaultTolerance = DEFAULT_FAULTS,
+        limits: RunLimits = NO_LIMITS,
+        settings: RunSettings,
+    ) -> PreparedRun:
         learner = Learner(
             model=self.model, loss=self._loss, optimizer=self._optimizer, clip_grad_norm=self._clip_grad_norm
         )
         priced = replace(settings, prices=settings.prices or self._spec)
-        return make_job(
-            learner, dataset, self._planned(plan), priced, epochs=epochs, seed=seed, shuffle=shuffle, steps=steps
+        return prepare_training(
+            learner, dataset, self._planned(plan), order, session, faults=faults, limits=limits, settings=priced
         )
 
     def _with_untouched(self, result: RunResult) -> RunResult:

@@ -65,18 +65,24 @@ class Learner:
     clip_grad_norm: float | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleOrder:
+    """How often, and in which order, samples are trained on; with `steps`, only those of the first that many steps."""
+
+    epochs: int = 1
+    seed: int = 0
+    shuffle: bool = True
+    steps: int | None = None
+
+
 def make_job(
     learner: Learner,
     dataset: MapDataset | Callable[[], MapDataset],
     plan: Plan,
+    order: SampleOrder,
     settings: RunSettings,
-    *,
-    epochs: int,
-    seed: int,
-    shuffle: bool,
-    steps: int | None = None,
 ) -> Job:
-    """The job of training `learner` on `dataset`; with `steps`, on the samples of that many steps alone.
+    """The job of training `learner` on `dataset`.
 
     The module is traced and the dataset, or its factory, is tried; neither is changed. Raises ModelError or DataError.
     """
@@ -89,10 +95,10 @@ def make_job(
         loss=learner.loss,
         optimizer=learner.optimizer,
         dataset=factory,
-        samples=len(made) if steps is None else min(len(made), steps * plan.global_batch),
-        epochs=epochs,
-        seed=seed,
-        shuffle=shuffle,
+        samples=len(made) if order.steps is None else min(len(made), order.steps * plan.global_batch),
+        epochs=order.epochs,
+        seed=order.seed,
+        shuffle=order.shuffle,
         message_deadline_s=settings.message_deadline_s,
         prices=settings.prices or load_spec(plan.platform),
         clip_grad_norm=learner.clip_grad_norm,

@@ -3,12 +3,12 @@
 import logging
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from funcpipe.client.job import Job
+from funcpipe.client.job import Job, Learner, SampleOrder, make_job
 from funcpipe.client.session import Session
 from funcpipe.core import (
     FaultTolerance,
@@ -22,6 +22,7 @@ from funcpipe.core import (
     TensorProfile,
     TiedParameter,
     find_routes,
+    stages_of_layers,
 )
 from funcpipe.core.settings import DEFAULT_FAULTS, DEFAULT_SETTINGS, NO_LIMITS
 from funcpipe.errors import InvalidValue, PlanError, PlatformError, RunUnknown
@@ -33,6 +34,7 @@ from funcpipe.runstate.functions import list_functions
 from funcpipe.runstate.generations import newest_record
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.resume import ResumePoint, load_resume_point, read_heartbeats
+from funcpipe.training.data import MapDataset
 from funcpipe.training.sharding import check_sharding
 from funcpipe.training.stage_job import StageJob
 from funcpipe.training.state import StageState, select_for_stage
@@ -74,6 +76,22 @@ class PreparedRun:
         if self.resumed is None or self.resumed.state is None:
             return None
         return select_for_stage(self.resumed.state, self.stages[stage].module)
+
+
+def prepare_training(
+    learner: Learner,
+    dataset: MapDataset | Callable[[], MapDataset],
+    plan: Plan,
+    order: SampleOrder,
+    session: Session,
+    *,
+    faults: FaultTolerance,
+    limits: RunLimits,
+    settings: RunSettings,
+) -> PreparedRun:
+    """Make the job of training `learner` by `plan`, and prepare it; raises ModelError and what `prepare` raises."""
+    job = make_job(learner, dataset, plan, order, settings)
+    return prepare(job, session, faults=faults, limits=limits, settings=settings)
 
 
 def prepare(
@@ -127,7 +145,7 @@ def _stages(job: Job) -> tuple[PreparedStage, ...]:
     """The stages of the job's plan, each with all that its functions need of the job."""
     _ = job.batches  # which raises DataError if the data is not enough
     bounds = stage_bounds(job.graph, job.plan)
-    routes = _routes(job.graph, [stage for stage, (first, stop) in enumerate(bounds) for _ in range(first, stop)])
+    routes = _routes(job.graph, stages_of_layers(bounds))
     if job.plan.is_sharded:
         if job.clip_grad_norm is not None:
             raise PlanError(

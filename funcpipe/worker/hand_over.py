@@ -16,7 +16,7 @@ from funcpipe.platforms.base import Platform, Storage
 from funcpipe.runstate.documents import POLL_S, get_document, put_document
 from funcpipe.runstate.functions import start_function
 from funcpipe.runstate.keys import Keys
-from funcpipe.worker.progress import Progress
+from funcpipe.worker.progress import WorkerProgress
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Successor:
         storage: Storage,
         keys: Keys,
         open_platform: Callable[[str], Platform],
-        progress: Progress,
+        progress: WorkerProgress,
     ) -> None:
         self._spec = spec
         self._storage = storage

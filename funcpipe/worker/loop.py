@@ -23,7 +23,7 @@ from funcpipe.worker.checkpoint_manager import CheckpointManager
 from funcpipe.worker.hand_over import Successor, await_predecessor
 from funcpipe.worker.heartbeat import HeartbeatThread
 from funcpipe.worker.peer_recovery import PeerRecovery
-from funcpipe.worker.progress import Progress
+from funcpipe.worker.progress import WorkerProgress
 from funcpipe.worker.step_runner import StepRunner
 
 _log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class Worker:
     runner: StepRunner
     checkpoints: CheckpointManager
     interval: CheckpointInterval
-    progress: Progress
+    progress: WorkerProgress
     budget: BudgetGuard
     successor: Successor
     peers: PeerRecovery

@@ -6,7 +6,7 @@ from funcpipe.core import WorkerSpec
 from funcpipe.runstate.limits import BudgetGuard
 
 
-class Progress:
+class WorkerProgress:
     """`done` of all `steps` steps are finished, those of earlier attempts included."""
 
     def __init__(self, spec: WorkerSpec, budget: BudgetGuard, *, steps: int, began_s: float) -> None:

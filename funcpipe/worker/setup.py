@@ -20,7 +20,7 @@ from funcpipe.worker.hand_over import Successor
 from funcpipe.worker.lane_monitor import LaneMonitor
 from funcpipe.worker.loop import Worker
 from funcpipe.worker.peer_recovery import PeerRecovery
-from funcpipe.worker.progress import Progress
+from funcpipe.worker.progress import WorkerProgress
 from funcpipe.worker.step_graph import StepGraphs
 from funcpipe.worker.step_runner import StepRunner
 
@@ -47,7 +47,7 @@ def load_worker(
     fenced = FencedStorage(storage, lease)
     batches = job.batches(spec)
     budget = BudgetGuard(spec.limits, spec.account, spec.faults.heartbeat_s)
-    progress = Progress(spec, budget, steps=spec.epochs * batches.steps_per_epoch, began_s=began_s)
+    progress = WorkerProgress(spec, budget, steps=spec.epochs * batches.steps_per_epoch, began_s=began_s)
     interval = CheckpointInterval(spec.faults, replicas=spec.plan.replicas)
     interval.record_checkpoint(loaded_s)  # an estimate until a checkpoint is written
     load = job.loader(spec.seed)

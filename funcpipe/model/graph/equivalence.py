@@ -27,7 +27,7 @@ element.
 
 
 @dataclass(frozen=True)
-class RunResult:
+class Observation:
     """The result of a run: the leaves of the output, fingerprints of the random number generators afterwards, the
     buffers it changed, and a digest of each parameter's gradient (None if no backward pass was run).
     """
@@ -44,7 +44,7 @@ class Example:
 
     inputs: Mapping[str, Tensor]
     seed: int
-    result: RunResult
+    result: Observation
 
 
 def example(
@@ -85,7 +85,7 @@ def _result_of(
     inputs: Mapping[str, Tensor],
     seed: int,
     backward: bool,
-) -> RunResult:
+) -> Observation:
     given = {name: tensor.clone() for name, tensor in inputs.items()}
     old = {name: buffer.clone() for name, buffer in model.named_buffers()}
     with preserve_state(model), preserve_gradients(model), torch.enable_grad() if backward else without_saved_tensors():
@@ -95,7 +95,7 @@ def _result_of(
         buffers = {name: new.clone() for name, new in model.named_buffers() if not _equal(old[name], new)}
         gradients = _digests(model, leaves) if backward else None
     kept = tuple(leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves)
-    return RunResult(kept, generators, buffers, gradients)
+    return Observation(kept, generators, buffers, gradients)
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
@@ -135,7 +135,7 @@ def _output_gradients(root: Tensor) -> Tensor:
     return torch.cos(torch.arange(root.numel(), dtype=torch.float32)).to(root.dtype).view(root.shape)
 
 
-def difference_of(found: RunResult, expected: RunResult) -> str | None:
+def difference_of(found: Observation, expected: Observation) -> str | None:
     """How two runs differ by more than rounding; None if they do not."""
     for name, state in expected.generators.items():
         if found.generators[name] != state:

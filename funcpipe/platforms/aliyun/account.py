@@ -23,7 +23,7 @@ _TOO_MANY = ("Quota", "ResourceExhausted", "LimitExceeded", "TooMany")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keys:
+class AccessKeys:
     """The key of an account, with the token of one that is temporary."""
 
     name: str
@@ -58,10 +58,10 @@ class Account:
             return str(self.call("sts", "GetCallerIdentity", "2015-04-01", {})["AccountId"])
 
     @property
-    def keys(self) -> Keys:
+    def keys(self) -> AccessKeys:
         """The environment's credentials."""
         name, secret = (os.environ[variable] for variable in _KEYS)
-        return Keys(name=name, secret=secret, token=os.environ.get("OSS_SESSION_TOKEN") or None)
+        return AccessKeys(name=name, secret=secret, token=os.environ.get("OSS_SESSION_TOKEN") or None)
 
     @cached_property
     def functions(self) -> Any:
