@@ -32,7 +32,7 @@ from funcpipe.worker.loop import Worker
 from funcpipe.worker.synchronisation import Synchronisation
 from tests.e2e.plans import even_plan, sample_numbers
 from tests.e2e.reference import largest_difference, train
-from tests.in_process import make_job, run_workers
+from tests.in_process import make_job, prepared_run, run_workers
 from tests.worker.test_buckets import model, vectors
 from tests.worker.test_synchronisation import possible_order, shape_of, streams
 
@@ -272,8 +272,9 @@ def test_stages_that_share_parameters_are_refused() -> None:
 
 def test_clipping_by_the_norm_is_refused() -> None:
     plan = plan_of(Sync.PIPELINED, None, 2, sharded=True)
+    job = make_job(model(), plan, vectors, loss=F.cross_entropy, optimizer=OPTIMIZERS["sgd"], clip_grad_norm=1.0)
     with pytest.raises(PlanError, match="before the norm of the whole gradient is known"):
-        make_job(model(), plan, vectors, loss=F.cross_entropy, optimizer=OPTIMIZERS["sgd"], clip_grad_norm=1.0)
+        prepared_run(job, MemoryStorage())
 
 
 def test_what_cannot_go_with_it_is_refused_where_the_plan_is_made() -> None:
