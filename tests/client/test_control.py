@@ -95,6 +95,7 @@ def test_a_live_run_says_how_it_fares_stops_after_a_common_step_and_is_cleaned()
         status(storage, "run-1")
 
 
+@pytest.mark.slow
 def test_an_order_to_end_at_once_ends_all_functions() -> None:
     storage = MemoryStorage()
     functions = platform(storage)

@@ -67,6 +67,7 @@ def watch(storage: MemoryStorage, functions: ThreadPlatform, on_progress: OnProg
     return launch(prepared(storage, functions, RunSettings(resume=RUN)), on_progress)
 
 
+@pytest.mark.slow
 def test_a_watcher_that_is_interrupted_lets_the_run_go_on(
     storage: MemoryStorage, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -113,6 +114,7 @@ def test_a_run_that_still_runs_is_not_started_again_nor_watched_by_another_plan(
         prepare(own, session, settings=RunSettings(resume=RUN))
 
 
+@pytest.mark.slow
 def test_a_watcher_is_told_what_the_run_had_cost_and_taken_before(
     storage: MemoryStorage, functions: ThreadPlatform
 ) -> None:
@@ -158,6 +160,7 @@ def test_an_interrupt_ends_a_run_that_this_client_has_started(
     assert storage.list("") == ()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_billed_from_its_first_start(storage: MemoryStorage, functions: ThreadPlatform) -> None:
     def interrupt(progress: Progress) -> None:
         if progress.step == 6:

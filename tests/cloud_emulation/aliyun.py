@@ -242,7 +242,7 @@ class _Handler(BaseHTTPRequestHandler):
 def aliyun_cloud() -> Iterator[AliyunCloud]:
     """An empty account."""
     cloud = AliyunCloud()
-    thread = threading.Thread(target=cloud.serve_forever, daemon=True)
+    thread = threading.Thread(target=cloud.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
         yield cloud

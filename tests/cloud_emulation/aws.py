@@ -282,7 +282,7 @@ def aws_cloud(folder: Path, moto: str | None = None) -> Iterator[AwsCloud]:
     """An account whose images lie below `folder`; on moto's server at `moto`, or one of its own."""
     with nullcontext(moto) if moto else moto_endpoint() as endpoint:
         cloud = AwsCloud(endpoint, folder)
-        threading.Thread(target=cloud.serve_forever, daemon=True).start()
+        threading.Thread(target=cloud.serve_forever, args=(0.02,), daemon=True).start()
         try:
             yield cloud
         finally:

@@ -78,7 +78,7 @@ class Environment:
         self.init_error = b""
         self._say = say
         self._server = _RuntimeServer(self)
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
         self._group = MemoryGroup(function.memory_mb)
         self._process = self._start()
         self._copying = threading.Thread(target=self._copy_lines, daemon=True)

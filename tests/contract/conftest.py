@@ -1,9 +1,11 @@
 """Servers for the storage back-ends: moto's in every run, a real one where the environment names it."""
 
+import functools
 import os
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import boto3
 import pytest
@@ -26,9 +28,21 @@ class S3Server:
 
     def make_bucket(self, name: str) -> None:
         """Make the bucket be there; its credentials are in use."""
-        client = boto3.session.Session().client("s3", endpoint_url=self.endpoint, region_name="us-east-1")
+        client = _client(self.endpoint, self.access_key, self.secret_key)
         if name not in {bucket["Name"] for bucket in client.list_buckets()["Buckets"]}:
             client.create_bucket(Bucket=name)
+
+
+@functools.cache
+def _client(endpoint: str, access_key: str, secret_key: str) -> Any:
+    """One for each server: to make one takes longer than most tests."""
+    return boto3.session.Session().client(
+        "s3",
+        endpoint_url=endpoint,
+        region_name="us-east-1",
+        aws_access_key_id=access_key,
+        aws_secret_access_key=secret_key,
+    )
 
 
 @pytest.fixture(scope="session")
@@ -49,7 +63,7 @@ def real_s3_server() -> S3Server:
 @pytest.fixture(scope="module")
 def oss_server() -> Iterator[OssServer]:
     server = OssServer()
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     yield server
     server.shutdown()

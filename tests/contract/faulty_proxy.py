@@ -39,7 +39,7 @@ class FaultyProxy(ThreadingHTTPServer):
 @contextmanager
 def faulty_proxy(upstream: str) -> Iterator[FaultyProxy]:
     proxy = FaultyProxy(upstream)
-    thread = threading.Thread(target=proxy.serve_forever)
+    thread = threading.Thread(target=proxy.serve_forever, args=(0.02,))
     thread.start()
     try:
         yield proxy

@@ -24,7 +24,7 @@ from funcpipe.partitioner.search.exhaustive import exhaustive
 from funcpipe.partitioner.search.incumbents import incumbents_for
 from funcpipe.partitioner.search.search import Search
 from funcpipe.partitioner.search.spaces import Space, all_spaces
-from tests.partitioner.instances import MB, all_points, chain, draw_problem, front_of, platform, with_limits
+from tests.partitioner.instances import MB, all_points, by_cost, chain, draw_problem, front_of, platform, with_limits
 
 
 def best(problem: Problem, policy: object) -> Plan | None:
@@ -55,7 +55,7 @@ def compare(problem: Problem, seed: int) -> None:
     np.testing.assert_allclose(points, front_of(all_points(free)), rtol=1e-7)
 
 
-@pytest.mark.parametrize("seed", [*range(30), *(pytest.param(s, marks=pytest.mark.long) for s in range(30, 40))])
+@pytest.mark.parametrize("seed", by_cost(8, 30, 40))
 def test_exact_equals_exhaustive_in_all_modes(seed: int) -> None:
     compare(draw_problem(seed), seed)
 
@@ -66,7 +66,7 @@ def divided(seed: int) -> Problem:
     return replace(problem, training=replace(problem.training, wire=wire, shard_optimizer=True))
 
 
-@pytest.mark.parametrize("seed", [*range(8), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(8, 80))])
+@pytest.mark.parametrize("seed", by_cost(2, 8, 80))
 def test_exact_equals_exhaustive_with_an_optimiser_divided_over_replicas(seed: int) -> None:
     compare(divided(seed), seed)
 
@@ -214,6 +214,7 @@ def test_the_faster_synchronisation_is_chosen() -> None:
             assert chosen.solver.objective <= asked.solver.objective * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_forty_layers_are_planned_in_seconds() -> None:
     training = TrainingSpec(global_batch=64, time_value=3.84)
     problem = Problem(profile=chain(40, 8, 1), spec=platform(8), training=training)

@@ -139,6 +139,7 @@ def test_what_the_service_would_not_run_is_refused_before_anything_starts(
     assert cloud.tasks == {}
 
 
+@pytest.mark.slow
 def test_logs_of_runs_are_kept_apart(platform: AliyunPlatform, url: str, cloud: AliyunCloud) -> None:
     cloud.logs.unfinished = 2
     assert_logs_are_kept(platform, open_storage(url), url, plan=sized(small.plan(1, 1)), wait=lambda: None)
