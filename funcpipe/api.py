@@ -98,21 +98,12 @@ class FuncPipe:
         """
         chosen = platform if on is None else on.platform.spec
         spec = load_spec(chosen) if isinstance(chosen, str) else chosen
-        sample, named = call_arguments(sample_inputs)
-        target_loss = None if sample_target is None else LossWithTarget(self._loss, sample_target)
-        graph = trace(self.model, sample, named)
-        with on.timing(max_usd=max_usd) if on is not None else contextlib.nullcontext() as timing:
-            measured = profile(
-                graph,
-                sample,
-                named,
-                spec=spec,
-                micro_batch=micro_batch,
-                loss=target_loss,
-                repeats=repeats,
-                progress=progress,
-                on=timing,
-            )
+        args, kwargs = call_arguments(sample_inputs)
+        loss = None if sample_target is None else LossWithTarget(self._loss, sample_target)
+        graph = trace(self.model, args, kwargs)
+        with on.timing(max_usd=max_usd) if on is not None else contextlib.nullcontext() as timer:
+            settings: dict[str, Any] = {"spec": spec, "micro_batch": micro_batch, "loss": loss, "repeats": repeats}
+            measured = profile(graph, args, kwargs, **settings, progress=progress, on=timer)
         self._profile, self._spec = merge_layers(measured, layers), spec
         return self._profile
 
