@@ -9,7 +9,7 @@ PACKAGE = ROOT / "funcpipe"
 TARGET = ROOT / "docs" / "files.md"
 HEAD = """# Files
 
-Every file of the package, with what its docstring says first; what may import what is in [architecture](architecture.md).
+Every file of the package, with what its docstring says first. Who may import whom: [architecture](architecture.md).
 `python scripts/file_tree.py` writes this page anew.
 """
 
