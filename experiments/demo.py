@@ -14,7 +14,7 @@ from torch import nn
 from experiments.cuts import even_cuts
 from funcpipe import FuncPipe
 from funcpipe.cli import render
-from funcpipe.core import Resource, write, write_trace
+from funcpipe.core import ModelProfile, Resource, write, write_trace
 from funcpipe.partitioner.problem.pins import Pins
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.report.compare import Report, compare
@@ -44,16 +44,7 @@ def run(module: ModuleType, output: Path, *, micro_batch: int, global_batch: int
     console = Console(highlight=False)
     torch.manual_seed(0)
     pipe = FuncPipe(module.model(), loss_fn=module.loss, optimizer=module.optimizer, name=module.__name__)
-    inputs, target = module.train_data()[:micro_batch]
-    with render.profiling() as progress:
-        profile = pipe.profile(
-            inputs,
-            sample_target=target,
-            platform="local",
-            micro_batch=micro_batch,
-            repeats=REPEATS,
-            progress=progress,
-        )
+    profile = profile_of(pipe, module, micro_batch)
     write(profile, output / "profile.json")
 
     # A model this small fits one function: cuts and replicas are pinned, to show the pipeline at work.
@@ -75,8 +66,24 @@ def run(module: ModuleType, output: Path, *, micro_batch: int, global_batch: int
     console.print(evaluate(pipe.model, module))
     comparison = compare(predicted, result.trace)
     render.comparison(comparison, str(trace), console)
-    for line in explanation(comparison):
-        console.print(line)
+    if comparison.ratio is not None and not is_near(comparison.ratio):
+        profile_of(pipe, module, micro_batch)
+        for line in explanation(comparison, pipe.simulate().duration_s):
+            console.print(line)
+
+
+def profile_of(pipe: FuncPipe, module: ModuleType, micro_batch: int) -> ModelProfile:
+    """The layers timed on this machine, loss included."""
+    inputs, target = module.train_data()[:micro_batch]
+    with render.profiling() as progress:
+        return pipe.profile(
+            inputs,
+            sample_target=target,
+            platform="local",
+            micro_batch=micro_batch,
+            repeats=REPEATS,
+            progress=progress,
+        )
 
 
 def replicas_for(cores: int) -> int:
@@ -87,16 +94,24 @@ def replicas_for(cores: int) -> int:
     return 2 if cores >= 2 * STAGES else 1
 
 
-def explanation(found: Report) -> Iterator[str]:
-    """Why the observed iteration is not the predicted one, where they differ by more than a fifth."""
-    if found.ratio is None or 1 / TOLERATED <= found.ratio <= TOLERATED:
-        return
+def is_near(ratio: float) -> bool:
+    """Whether two durations differ by less than a fifth."""
+    return 1 / TOLERATED <= ratio <= TOLERATED
+
+
+def explanation(found: Report, again_s: float) -> Iterator[str]:
+    """Why the observed iteration is not the predicted one; `again_s` is predicted by a profile made after training."""
     lanes = [lane for lane in found.lanes if lane.lane is Resource.COMPUTE]
     computing = sum(lane.observed.busy_s for lane in lanes) / sum(lane.predicted.busy_s for lane in lanes)
-    yield f"Observed is {found.ratio:.2f} times predicted; computing took {computing:.2f} times its profiled time."
-    if not 1 / TOLERATED <= computing <= TOLERATED:
-        yield "The machine was not equally fast while profiling and training: other programs"
-        yield "use its processors, or its clock changes. Run the demo again when it is idle."
+    times = found.observed_iteration_s / again_s
+    yield f"Computing took {computing:.2f} times its profiled time. By a profile made after training"
+    yield f"an iteration takes {again_s:.4f} s; what was observed is {times:.2f} times that."
+    if not is_near(again_s / found.predicted_iteration_s):
+        yield "So the speed of this machine changes: other programs use its processors, or its"
+        yield "clock does. Run the demo again when it is idle."
+    elif not is_near(computing):
+        yield "So this machine is as fast as before for one program, but slower for several side"
+        yield "by side: processors that share a core, or are shared with other machines."
     else:
         yield "The rest is waiting for data: moving it takes time of the same processors here."
 
