@@ -9,7 +9,7 @@ from funcpipe.client.prepare import PreparedRun
 from funcpipe.client.results import Progress, RunResult, collect, step_report
 from funcpipe.client.supervisor import POLL_S, Supervisor
 from funcpipe.client.upload import upload
-from funcpipe.core import RunRecord, StepReport
+from funcpipe.core import RunRecord, StepReport, worker_name
 from funcpipe.errors import DeadlineExceeded, PlanError, RunInterrupted
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.local.log_files import kept_by_client
@@ -169,7 +169,7 @@ def _await_step(prepared: PreparedRun, keys: Keys, supervisor: Supervisor, step:
     job, reports, waited = prepared.job, [], False
     deadline_s = job.message_deadline_s + prepared.faults.cold_start_s + prepared.faults.start_s
     for replica in range(job.plan.replicas):
-        worker = f"s{len(job.plan.stages) - 1}.r{replica}"
+        worker = worker_name(len(job.plan.stages) - 1, replica)
         until_s = time.monotonic() + deadline_s
         while (report := step_report(prepared.storage, keys, step, worker)) is None:
             supervisor.poll()

@@ -41,7 +41,7 @@ def open_session(
 ) -> Iterator[Session]:
     """The storage and the functions that `platform`, `like` and `settings` name; closed afterwards.
 
-    With `silent`, what local functions print is lost. Raises InvalidValue.
+    With `silent`, what local functions print is kept in their logs alone. Raises InvalidValue.
     """
     imposed = load_spec(like) if isinstance(like, str) else like
     if platform != LOCAL and imposed is not None:

@@ -38,7 +38,7 @@ class Site:
 def open_local(like: PlatformSpec | None = None, *, silent: bool = False) -> AbstractContextManager[LocalPlatform]:
     """Functions on this machine, which train or measure; they have the limits of the platform `like`, if it is given.
 
-    With `silent`, what they print is lost.
+    With `silent`, what they print is kept in their logs alone.
     """
     imposed = None if like is None else replace(like, shared_cores=usable_processors())
     return local_functions(

@@ -91,17 +91,20 @@ def kept(path: str, *, run: str, worker: str) -> Iterator[None]:
     with open(path, "a", encoding="utf-8", opener=_private) as stream:
         handler = _handler(stream, run=run, worker=worker, attempt=0)
         root = logging.getLogger(_ROOT)
-        before = root.level
-        root.addHandler(handler)
+        before = root.level, {other: other.level for other in root.handlers}
+        shown = root.getEffectiveLevel()
+        for other in root.handlers:
+            other.setLevel(max(other.level, shown))  # they show no more than before
         handler.setLevel(logging.INFO)
-        for other in root.handlers[:-1]:
-            other.setLevel(max(other.level, root.getEffectiveLevel()))  # they show no more than before
-        root.setLevel(min(root.getEffectiveLevel(), logging.INFO))
+        root.addHandler(handler)
+        root.setLevel(min(shown, logging.INFO))
         try:
             yield
         finally:
             root.removeHandler(handler)
-            root.setLevel(before)
+            root.setLevel(before[0])
+            for other, level in before[1].items():
+                other.setLevel(level)
 
 
 def stamp(time_s: float) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from funcpipe.core import Event, Resource, Trace
+from funcpipe.core import Event, Resource, Trace, worker_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,7 +43,9 @@ def gantt_lines(trace: Trace, *, columns: int) -> list[str]:
         first, last = int(event.start_s * scale), int(event.end_s * scale)
         for column in range(first, min(max(last, first + 1), columns)):
             row[column] = letter(event.task)
-    lines = [f"s{stage}.r{replica} {lane.value:8} {''.join(row)}" for (stage, replica, lane), row in rows.items()]
+    lines = [
+        f"{worker_name(stage, replica)} {lane.value:8} {''.join(row)}" for (stage, replica, lane), row in rows.items()
+    ]
     return [*lines, LETTERS]
 
 
@@ -83,7 +85,7 @@ def _draw_lanes(axes: "Axes", trace: Trace) -> None:
         height = rows.index((event.stage, event.replica, event.lane))
         for span, colour in _spans(event):
             axes.broken_barh([span], (height - 0.42, 0.84), facecolors=colour, linewidth=0)
-    axes.set_yticks(range(len(rows)), [f"s{s}.r{r} {lane.value}" for s, r, lane in rows], fontsize=6)
+    axes.set_yticks(range(len(rows)), [f"{worker_name(s, r)} {lane.value}" for s, r, lane in rows], fontsize=6)
     axes.invert_yaxis()
 
 

@@ -30,7 +30,8 @@ from funcpipe.platforms.catalog import load_spec, open_platform
 from funcpipe.platforms.wrappers import Retried
 from funcpipe.runstate.functions import list_functions
 from funcpipe.runstate.keys import Keys
-from funcpipe.testing.faults import STORAGE_FAULTS, Fault, FunctionFaults, UnreliableStorage
+from funcpipe.testing.faults import STORAGE_FAULTS, Fault, FunctionFaults
+from funcpipe.testing.faulty_storage import FaultyStorage
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.plans import even_stages
 from funcpipe.testing.thread_platform import ThreadPlatform
@@ -105,7 +106,7 @@ def run(seed: int, fault: Fault, expected: dict[str, Tensor] | None) -> tuple[En
     `expected` holds the tensors of an undisturbed run; None while there is none.
     """
     draw, objects, began_s = random.Random(seed), MemoryStorage(), time.monotonic()
-    storage = UnreliableStorage(objects, fault, seed) if fault in STORAGE_FAULTS else objects
+    storage = FaultyStorage(objects, STORAGE_FAULTS[fault], seed=seed) if fault in STORAGE_FAULTS else objects
     platform = _threads(storage, fault, draw)
     error, restarts, tensors = "", 0, None
     try:

@@ -1,16 +1,16 @@
-"""Faults for tests of whole runs: storage that is unreliable, and functions that are killed or put to sleep.
+"""Faults for tests of whole runs: storage that fails, and functions that are killed or put to sleep.
 
 `ThreadPlatform` runs functions to which they happen; `funcpipe.testing.chaos` trains a small job under one of them.
 """
 
-import random
 import threading
-import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from funcpipe.errors import KeyMissing, StorageBusy, StorageError
+from funcpipe.errors import StorageError
 from funcpipe.platforms.base import OPEN, Gate, Storage
+from funcpipe.testing.faulty_storage import StorageFaults
 
 
 class Fault(Enum):
@@ -32,7 +32,14 @@ class Fault(Enum):
     ORPHAN = "client gone, a function SIGKILLed"
 
 
-STORAGE_FAULTS = frozenset({Fault.BUSY, Fault.TRUNCATED, Fault.FLIPPED, Fault.STALE, Fault.SLOW})
+STORAGE_FAULTS: Mapping[Fault, StorageFaults] = {
+    Fault.BUSY: StorageFaults(refused=0.025, lost=0.025),
+    Fault.TRUNCATED: StorageFaults(truncated=0.05),
+    Fault.FLIPPED: StorageFaults(flipped=0.05),
+    Fault.STALE: StorageFaults(missed=0.05),
+    Fault.SLOW: StorageFaults(delayed=0.07, delay_s=0.1),
+}
+"""How often requests of all functions go wrong, for the faults that are the storage's."""
 
 
 class FunctionKilled(StorageError):
@@ -112,69 +119,3 @@ class FunctionStorage:
         self._store.wait(key, min(timeout_s, 0.2), cancel)
         if self._faults.dead.is_set():
             raise FunctionKilled("the function was killed")
-
-
-class UnreliableStorage:
-    """Storage of which a `share` of the requests fails in the way of `fault`, drawn by `seed`."""
-
-    def __init__(self, store: Storage, fault: Fault, seed: int, *, share: float = 0.05) -> None:
-        self._store = store
-        self._fault = fault
-        self._draw = random.Random(seed)
-        self._share = share
-        self._lock = threading.Lock()
-        self.watches = store.watches
-
-    def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
-        """Sometimes fails: before it had its effect, or afterwards."""
-        wrong = self._goes_wrong()
-        if wrong and self._fault is Fault.BUSY and self._drawn() < 0.5:
-            raise StorageBusy("503 Slow Down")
-        self._pause(wrong)
-        self._store.put(key, data, if_absent=if_absent, gate=gate)
-        if wrong and self._fault is Fault.BUSY:
-            raise StorageBusy("the connection was lost")
-
-    def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
-        """Sometimes fails, misses what is there, or returns what was not written."""
-        wrong = self._goes_wrong()
-        if wrong and self._fault is Fault.BUSY:
-            raise StorageBusy("500 Internal Error")
-        if wrong and self._fault is Fault.STALE:
-            raise KeyMissing(key)
-        self._pause(wrong)
-        data = self._store.get(key, start=start, stop=stop, gate=gate)
-        if wrong and data and self._fault is Fault.TRUNCATED:
-            return data[: int(len(data) * self._drawn())]
-        if wrong and data and self._fault is Fault.FLIPPED:
-            changed = bytearray(data)
-            changed[int(len(data) * self._drawn())] ^= 1 << int(8 * self._drawn())
-            return bytes(changed)
-        return data
-
-    def delete(self, key: str) -> None:
-        """Sometimes fails."""
-        if self._goes_wrong() and self._fault is Fault.BUSY:
-            raise StorageBusy("time-out")
-        self._store.delete(key)
-
-    def list(self, prefix: str) -> tuple[str, ...]:
-        """Sometimes fails."""
-        if self._goes_wrong() and self._fault is Fault.BUSY:
-            raise StorageBusy("time-out")
-        return self._store.list(prefix)
-
-    def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
-        """As the wrapped storage."""
-        self._store.wait(key, timeout_s, cancel)
-
-    def _goes_wrong(self) -> bool:
-        return self._drawn() < self._share
-
-    def _drawn(self) -> float:
-        with self._lock:
-            return self._draw.random()
-
-    def _pause(self, wrong: bool) -> None:
-        if self._fault is Fault.SLOW:
-            time.sleep(0.1 if wrong else 0.002)

@@ -3,44 +3,50 @@
 import random
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import TypeVar
 
 from funcpipe.core import checks
-from funcpipe.errors import InvalidValue, StorageBusy
+from funcpipe.errors import InvalidValue, KeyMissing, StorageBusy
 from funcpipe.platforms.base import OPEN, Gate, Storage
 
 _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Faults:
+class StorageFaults:
     """Which share of the requests, from 0 to 1, suffers what.
 
     `refused`: nothing is done, and StorageBusy raised. `lost`: all is done, but the answer is lost, and StorageBusy
-    raised. `damaged`: a get brings bytes of which one bit is wrong, or not all. `delayed`: it takes `delay_s` longer.
+    raised. `missed`: a get does not find what is there, and raises KeyMissing. `truncated`: a get brings only the
+    beginning. `flipped`: it brings bytes of which one bit is wrong. `delayed`: a request takes `delay_s` longer.
     """
 
     refused: float = 0.0
     lost: float = 0.0
-    damaged: float = 0.0
+    missed: float = 0.0
+    truncated: float = 0.0
+    flipped: float = 0.0
     delayed: float = 0.0
     delay_s: float = 0.1
 
     def __post_init__(self) -> None:
-        for name in ("refused", "lost", "damaged", "delayed"):
+        for name in SHARES:
             if not 0 <= getattr(self, name) <= 1:
                 raise InvalidValue(name, getattr(self, name), "must be a share between 0 and 1")
         checks.at_least("delay_s", self.delay_s, 0)
+
+
+SHARES = tuple(field.name for field in fields(StorageFaults) if field.name != "delay_s")
+"""What can go wrong."""
 
 
 class FaultyStorage:
     """`store`, of whose requests a share fails: the same ones for the same `seed`, if they come in the same order."""
 
     def __init__(
-        self, store: Storage, faults: Faults, *, seed: int = 0, sleep: Callable[[float], None] = time.sleep
+        self, store: Storage, faults: StorageFaults, *, seed: int = 0, sleep: Callable[[float], None] = time.sleep
     ) -> None:
         self.watches = store.watches
         self._store = store
@@ -48,7 +54,7 @@ class FaultyStorage:
         self._sleep = sleep
         self._draw = random.Random(seed)
         self._lock = threading.Lock()
-        self._counts: Counter[str] = Counter({field.name: 0 for field in fields(Faults) if field.name != "delay_s"})
+        self._counts = dict.fromkeys(SHARES, 0)
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -63,7 +69,15 @@ class FaultyStorage:
     def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
         """As the wrapped storage, unless it fails; what it brings may be damaged."""
         data = self._do(f"get {key}", lambda: self._store.get(key, start=start, stop=stop, gate=gate))
-        return self._damaged(data) if data and self._happens("damaged") else data
+        if self._happens("missed"):
+            raise KeyMissing(key)
+        if data and self._happens("truncated"):
+            data = data[: self._drawn(len(data))]
+        if data and self._happens("flipped"):
+            changed = bytearray(data)
+            changed[self._drawn(len(data))] ^= 1 << self._drawn(8)
+            data = bytes(changed)
+        return data
 
     def delete(self, key: str) -> None:
         """As the wrapped storage, unless it fails."""
@@ -93,11 +107,6 @@ class FaultyStorage:
             self._counts[name] += happens
             return happens
 
-    def _damaged(self, data: bytes) -> bytes:
+    def _drawn(self, stop: int) -> int:
         with self._lock:
-            at, bit, is_cut = self._draw.randrange(len(data)), self._draw.randrange(8), self._draw.random() < 0.5
-        if is_cut:
-            return data[:at]
-        changed = bytearray(data)
-        changed[at] ^= 1 << bit
-        return bytes(changed)
+            return self._draw.randrange(stop)

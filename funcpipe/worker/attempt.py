@@ -51,8 +51,8 @@ def run_attempt(
         outcome = Outcome.HALTED
     except Exception as error:  # noqa: BLE001 - whatever ends a function early is reported to its client
         failure = error
-        task = error.task if isinstance(error, TaskFailed) else "no task"
-        _log.error("failed in %s: %s", task, error, exc_info=error)
+        where = "" if isinstance(error, TaskFailed) else "outside its tasks: "  # a failed task names itself
+        _log.error("failed: %s%s", where, error, exc_info=error)
     else:
         _log.info("ends: %s", outcome.value)
     reporter.report(outcome, failure)

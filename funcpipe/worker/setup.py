@@ -12,7 +12,8 @@ from funcpipe.platforms.base import Platform, Storage
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import FencedStorage, Lease
 from funcpipe.runstate.limits import BudgetGuard
-from funcpipe.training.stage_job import load_bundle
+from funcpipe.training.computation import Computation
+from funcpipe.training.stage_job import StageJob, load_bundle
 from funcpipe.worker.actions import Actions
 from funcpipe.worker.checkpoint_interval import CheckpointInterval
 from funcpipe.worker.checkpoint_manager import CheckpointManager
@@ -50,23 +51,11 @@ def load_worker(
     progress = WorkerProgress(spec, budget, steps=spec.epochs * batches.steps_per_epoch, began_s=began_s)
     interval = CheckpointInterval(spec.faults, replicas=spec.plan.replicas)
     interval.record_checkpoint(loaded_s)  # an estimate until a checkpoint is written
-    load = job.loader(spec.seed)
-    computation = job.computation(stage, spec)
     cancel = threading.Event()
     channel = Channel(fenced, ArrivalEstimator(deadline_s=spec.message_deadline_s), cancel=cancel)
+    runner = _runner(spec, job, job.computation(stage, spec), channel, cancel, clock)
     checkpoints = CheckpointManager(
-        spec, fenced, keys, lease=lease, computation=computation, interval=interval, steps=progress.steps
-    )
-    runner = StepRunner(
-        spec=spec,
-        keys=keys,
-        graphs=StepGraphs(spec, keys, job.routes, batches, norms=computation.norm.is_needed),
-        computation=computation,
-        actions=Actions(computation, channel, keys, job.routes, spec.plan, spec.replica),
-        lanes=LaneMonitor(),
-        load=load,
-        cancel=cancel,
-        clock=clock,
+        spec, fenced, keys, lease=lease, computation=runner.computation, interval=interval, steps=progress.steps
     )
     return Worker(
         spec=spec,
@@ -81,6 +70,28 @@ def load_worker(
         budget=budget,
         successor=Successor(spec, fenced, keys, open_platform, progress),
         peers=PeerRecovery(spec, fenced, keys, open_platform),
+        cancel=cancel,
+        clock=clock,
+    )
+
+
+def _runner(
+    spec: WorkerSpec,
+    job: StageJob,
+    computation: Computation,
+    channel: Channel,
+    cancel: threading.Event,
+    clock: Callable[[], float],
+) -> StepRunner:
+    keys = Keys(spec.run, spec.generation)
+    return StepRunner(
+        spec=spec,
+        keys=keys,
+        graphs=StepGraphs(spec, keys, job.routes, job.batches(spec), norms=computation.norm.is_needed),
+        computation=computation,
+        actions=Actions(computation, channel, keys, job.routes, spec.plan, spec.replica),
+        lanes=LaneMonitor(),
+        load=job.loader(spec.seed),
         cancel=cancel,
         clock=clock,
     )

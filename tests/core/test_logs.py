@@ -90,6 +90,9 @@ def test_a_client_s_lines_are_kept_and_no_more_is_shown_for_that(
     assert line is not None
     assert (line.run, line.worker, line.text) == ("run-1", "client", "funcpipe.tests: began")
     assert stream.getvalue() == ""
+    logging.getLogger("funcpipe").setLevel(logging.DEBUG)
+    _log.debug("shown again")  # whoever asks for more after the run gets it
+    assert "shown again" in stream.getvalue()
 
 
 @pytest.mark.parametrize("text", ["loud", "info,", "funcpipe.worker=", "os=debug", "funcpipe=5"])

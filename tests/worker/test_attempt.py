@@ -134,7 +134,7 @@ def test_a_failure_is_logged_with_its_task_and_cause_and_ends_the_run(
 ) -> None:
     storage = uploaded.fill(MemoryStorage())
     assert not run(uploaded.spec("fails"), storage, caplog)
-    assert "failed in forward.s0.r0.m0" in lines(caplog, logging.ERROR)
+    assert "failed: forward.s0.r0.m0" in lines(caplog, logging.ERROR)
     assert "the loss function fails" in lines(caplog, logging.ERROR)
     found = report(storage)
     assert (found.outcome, found.task, found.retryable) == (Outcome.FAILED, "forward.s0.r0.m0", False)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from funcpipe.core import Resource, checks
+from funcpipe.core import Resource, checks, worker_name
 from funcpipe.errors import InvalidValue
 from funcpipe.scheduler.graph import Graph
 from funcpipe.scheduler.simulator.costs import Array, Costs
@@ -75,7 +75,7 @@ class Disturbances:
         """Raise InvalidValue if a straggler or a failure names a worker that is not in `workers`."""
         for worker in (*self.stragglers, *(failure.worker for failure in self.failures)):
             if worker not in workers:
-                raise InvalidValue("worker", f"s{worker[0]}.r{worker[1]}", "must be a stage and a replica of the plan")
+                raise InvalidValue("worker", worker_name(*worker), "must be a stage and a replica of the plan")
 
 
 def disturbed(costs: Costs, graph: Graph, disturbances: Disturbances) -> Costs:
