@@ -104,14 +104,14 @@ def explanation(found: Report, again_s: float) -> Iterator[str]:
     lanes = [lane for lane in found.lanes if lane.lane is Resource.COMPUTE]
     computing = sum(lane.observed.busy_s for lane in lanes) / sum(lane.predicted.busy_s for lane in lanes)
     times = found.observed_iteration_s / again_s
-    yield f"Computing took {computing:.2f} times its profiled time. By a profile made after training"
-    yield f"an iteration takes {again_s:.4f} s; what was observed is {times:.2f} times that."
+    yield f"Computing took {computing:.2f} times its profiled time. By a profile made after"
+    yield f"training an iteration takes {again_s:.4f} s; {times:.2f} times that was observed."
     if not is_near(again_s / found.predicted_iteration_s):
         yield "So the speed of this machine changes: other programs use its processors, or its"
-        yield "clock does. Run the demo again when it is idle."
+        yield "clock varies. Run the demo again when it is idle."
     elif not is_near(computing):
-        yield "So this machine is as fast as before for one program, but slower for several side"
-        yield "by side: processors that share a core, or are shared with other machines."
+        yield "So this machine is as fast as before for one program, but slower for several"
+        yield "side by side: its processors share a core, or are shared with other machines."
     else:
         yield "The rest is waiting for data: moving it takes time of the same processors here."
 

@@ -40,4 +40,4 @@ def how_it_ended(handle: Handle, status: Status, report: WorkerReport | None) ->
     """How a function ended that did not finish its work."""
     if report is not None and report.error is not None:
         return f"({handle.name}) failed: {report.error}"
-    return f"({handle.name}) {status.reason or 'ended'}, without a word"
+    return f"({handle.name}) ended without a report" + (f": {status.reason}" if status.reason else "")

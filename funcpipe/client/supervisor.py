@@ -149,7 +149,7 @@ class Supervisor:
         status = self._status(function.started)
         if status.state is State.RUNNING:
             if self._is_silent(worker):
-                self._restart(worker, "has not been heard of any more")
+                self._restart(worker, "has sent no heartbeat for too long")
             return
         function.ended_s = time.monotonic()
         report = self._report(worker.spec.worker, function.started.attempt)
@@ -238,7 +238,7 @@ class Supervisor:
         if not any(size.memory_mb > stage.memory_mb for size in self._prices.sizes):
             raise WorkerFailed(f"{failure}; there is no larger function, {remedy}")
         if spec.faults.on_oom is OnOutOfMemory.FAIL:
-            raise WorkerFailed(f"{failure}; --on-oom grow goes on with a larger function, {remedy}")
+            raise WorkerFailed(f"{failure}; --on-oom grow continues with a larger function, {remedy}")
         plan = self._grown(spec.plan, spec.stage, failure)
         usd_s = prices_of(plan, self._prices).function_usd_s
         _log.warning(

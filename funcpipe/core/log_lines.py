@@ -1,7 +1,7 @@
 """Lines of logs as platforms keep them, read back and merged in time.
 
 A function's line reads `2026-11-22T10:00:00.123Z INFO run=r worker=s0.r1 attempt=2 step=17 funcpipe.worker.loop: text`;
-what is indented goes on with the line before it. Other lines were printed, by the user's code or by the platform.
+an indented line continues the one before it. Other lines were printed, by the user's code or by the platform.
 """
 
 import re
@@ -36,7 +36,7 @@ class RawLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogLine:
-    """A line of a run's log. `text` is what was logged or printed, with all lines that go on with it."""
+    """A line of a run's log. `text` is what was logged or printed, with the lines that continue it."""
 
     FORMAT: ClassVar[str] = "funcpipe.log/1"
 

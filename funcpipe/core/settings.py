@@ -69,7 +69,7 @@ class RunSettings:
     """What a run is called, where its objects lie, how long it waits for a message, and whose prices it is billed at.
 
     `storage` is a URL; None stands for the deployment's own storage, or a temporary folder on the local platform. A new
-    run is called `name`, or gets a name of its own; `resume` names a run in that storage to go on with. A message that
+    run is called `name`, or gets a name of its own; `resume` names a run in that storage to continue. A message that
     is not there after `message_deadline_s` ends the run. `prices` are by default those of the plan's platform.
     """
 

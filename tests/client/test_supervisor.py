@@ -62,7 +62,7 @@ def test_there_is_no_growth_beyond_the_largest_size_or_unless_it_is_wanted() -> 
     run = Run(platform=Scripted(spec=spec_with((1024,))), faults=FaultTolerance(on_oom=OnOutOfMemory.FAIL))
     supervisor = run.start()
     run.platform.out_of_memory("s1.r0-0")
-    with pytest.raises(WorkerFailed, match="--on-oom grow goes on with a larger function"):
+    with pytest.raises(WorkerFailed, match="--on-oom grow continues with a larger function"):
         supervisor.poll()
 
 
@@ -76,7 +76,7 @@ def test_a_worker_that_dies_is_restarted_with_what_the_run_has_cost(caplog: pyte
     assert again.worker == "s0.r0"
     assert again.account.spent_usd >= 2.0
     assert again.account.elapsed_s >= 50.0
-    said = "run run-1: restarts worker s0.r0 as attempt 0: it (s0.r0-0) killed by SIGKILL, without a word"
+    said = "run run-1: restarts worker s0.r0 as attempt 0: it (s0.r0-0) ended without a report: killed by SIGKILL"
     assert said in caplog.messages
 
 

@@ -45,7 +45,7 @@ def test_a_function_that_needs_more_memory_than_it_has_is_named() -> None:
 
 @pytest.mark.slow
 def test_a_function_that_outlives_its_lifetime_is_named() -> None:
-    with pytest.raises(WorkerFailed, match=r"worker s.\.r. \(.*\) timed out after 0.5 s, without a word"):
+    with pytest.raises(WorkerFailed, match=r"worker s.\.r. \(.*\) ended without a report: timed out after 0.5 s"):
         train(replace(load_spec("aws-lambda"), lifetime_s=0.5, cold_start_s=0.1), small.sleeping_loss)
 
 

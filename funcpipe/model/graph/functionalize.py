@@ -1,4 +1,4 @@
-"""Make in-position operations explicit: what reads a tensor after a write depends on the node that wrote."""
+"""Make in-place operations explicit: what reads a tensor after a write depends on the node that wrote."""
 
 from collections.abc import Sequence
 from dataclasses import replace
