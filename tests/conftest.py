@@ -40,6 +40,9 @@ _COVERED_PROCESSES = (
 """Tests of which coverage sees the processes that they start: whatever imports torch takes twice as long then."""
 
 
+_UNCOVERED = ("contract/", "partitioner/", "../experiments/")
+"""Slow tests that run many times over what quick tests reach already."""
+
 _COVERAGE = "COVERAGE_PROCESS_CONFIG"
 """What tells a new process to measure itself."""
 
@@ -66,7 +69,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if _name(item).startswith(_PROCESSES):
             item.add_marker(pytest.mark.xdist_group("processes"))
         function = _name(item).partition("[")[0]
-        if function in seen and not function.startswith("chaos/"):
+        if function.startswith(_UNCOVERED) or (function in seen and not function.startswith("chaos/")):
             item.add_marker("no_cover")
         seen.add(function)
 
