@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from funcpipe.platforms.catalog import open_storage
 from funcpipe.testing.chaos import Ending, good, run
 from funcpipe.testing.faults import Fault
 
@@ -16,13 +17,18 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="write every ending as JSON")
+    parser.add_argument("--fault", choices=[fault.name.lower() for fault in Fault], help="only this one")
+    parser.add_argument("--storage", metavar="URL", help="an empty storage instead of this process's memory")
     options = parser.parse_args()
     torch.set_num_threads(1)
     _, expected = run(0, Fault.NONE, None)
     assert expected is not None, "the undisturbed run fails"
-    faults, endings = [fault for fault in Fault if fault is not Fault.NONE], []
+    chosen = options.fault.upper() if options.fault else None
+    faults = [fault for fault in Fault if fault is not Fault.NONE and chosen in (None, fault.name)]
+    endings = []
+    objects = open_storage(options.storage) if options.storage else None
     for seed in range(options.first_seed, options.first_seed + options.runs):
-        endings.append(run(seed, faults[seed % len(faults)], expected)[0])
+        endings.append(run(seed, faults[seed % len(faults)], expected, objects)[0])
         if endings[-1].outcome != "same bits":
             print(f"seed {seed}, {endings[-1].fault.value}: {endings[-1].error or endings[-1].outcome}", flush=True)
     show(endings)

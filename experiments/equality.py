@@ -19,7 +19,7 @@ from funcpipe.core import OptimizerKind, Plan, ScheduleKind, Sync, Wire
 from funcpipe.model.graph import trace
 from funcpipe.testing.plans import even_stages
 from funcpipe.training.data import Batches
-from funcpipe.training.verify import train_in_one_process
+from funcpipe.training.plain import train_in_one_process
 
 SHAPES = ((1, 1), (3, 1), (1, 3), (2, 2), (3, 2))
 STEPS = 20

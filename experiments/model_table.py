@@ -29,8 +29,9 @@ from funcpipe.model.graph.tree import tree_map
 from funcpipe.partitioner.cost.evaluate import evaluate
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.profiler import profile
+from funcpipe.testing.plans import even_stages
 from funcpipe.training.data import Batches, MapDataset, load_batch
-from funcpipe.training.verify import train_in_one_process
+from funcpipe.training.plain import train_in_one_process
 
 STAGES, MICRO_BATCHES, STEPS, SEED = 3, 2, 6, 0
 optimizer: Callable[..., torch.optim.Optimizer] = partial(torch.optim.SGD, lr=0.01)
@@ -53,11 +54,13 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", help="names of models, or their beginnings")
     parser.add_argument("--schedule", choices=[schedule.value for schedule in ScheduleKind], default="gpipe")
     parser.add_argument("--replicas", type=int, default=2, help="of each stage; fewer take less memory")
+    parser.add_argument("--trace", action="store_true", help="only trace, and compare with the model once")
+    parser.add_argument("--verify", action="store_true", help="only say what `verify` says of two steps")
     parser.add_argument("--double", action="store_true", help="compute in 64-bit floats")
     parser.add_argument("--output", type=Path, help="write the rows as JSON")
     options = parser.parse_args()
     rows = []
-    print(HEADER, flush=True)
+    print(HEADER_OF_VERIFY if options.verify else HEADER, flush=True)
     for name in (*ZOO, *OURS):
         if options.only and not any(name.startswith(start) for start in options.only):
             continue
@@ -65,6 +68,12 @@ def main() -> None:
             model, data, loss = from_zoo(name) if name in ZOO else from_ours(name)
             if options.double:
                 model, data = model.double(), InDouble(data)
+            if options.trace:
+                print(traced(name, model, data), flush=True)
+                continue
+            if options.verify:
+                print(verified(name, model, data, loss, options.replicas), flush=True)
+                continue
             row = try_model(name, ScheduleKind(options.schedule), options.replicas, model, data, loss)
         except FuncPipeError as error:
             row = {"model": name, "error": f"{type(error).__name__}: {error}"}
@@ -107,6 +116,32 @@ def micro_batch(name: str) -> int:
 
 def samples(name: str) -> int:
     return (STEPS * MICRO_BATCHES - 1) * micro_batch(name)  # the last batch is short
+
+
+def traced(name: str, model: nn.Module, data: MapDataset) -> str:
+    """How a model is traced: its tracer, its layers, how long that took, notes."""
+    first = load_batch(data, range(micro_batch(name)))
+    start = time.perf_counter()
+    graph = trace(model, first.args, first.kwargs)
+    took_s = time.perf_counter() - start
+    return f"| {name} | {graph.tracer} | {len(graph.layers)} | {took_s:.1f} | {'; '.join(graph.notes)} |"
+
+
+def verified(name: str, model: nn.Module, data: MapDataset, loss: Loss, replicas: int) -> str:
+    """What `verify` says of two steps by three stages, and which tensor comes nearest to what it may differ by."""
+    size = micro_batch(name)
+    first = load_batch(data, range(size))
+    start = time.perf_counter()
+    graph = trace(model, first.args, first.kwargs)
+    stages = even_stages([layer.name for layer in graph.layers], STAGES)
+    plan = plan_of(stages, graph, load_spec("local"), size, ScheduleKind.GPIPE, replicas)
+    said = FuncPipe(model, loss_fn=loss, optimizer=optimizer).verify(
+        data, steps=2, plan=plan, seed=SEED, message_deadline_s=600.0
+    )
+    nearest = max(said.tensors, key=lambda tensor: tensor.difference / said.allowed(tensor))
+    worst = f"{nearest.name}: {nearest.difference:.1e} of {said.allowed(nearest):.1e}"
+    verdict = "agrees" if said.agrees else "differs"
+    return f"| {name} | {verdict} | {len(said.tensors)} | {worst} | {time.perf_counter() - start:.0f} |"
 
 
 def try_model(
@@ -197,11 +232,27 @@ def balanced_plan(
     while len(cuts) < STAGES:
         cuts.append(cuts[-1] + 1)
     cuts = [min(cut, len(measured.layers) - STAGES + i) for i, cut in enumerate(cuts)]
+    names, ends = [layer.name for layer in graph.layers], [*cuts[1:], len(measured.layers)]
     size = spec.sizes[-1]
-    ends = [*cuts[1:], len(measured.layers)]
+    stages = tuple(
+        Stage(first=first, stop=stop, size=size.name, memory_mb=size.memory_mb, layers=tuple(names[first:stop]))
+        for first, stop in zip(cuts, ends, strict=True)
+    )
+    return plan_of(stages, graph, spec, measured.micro_batch, schedule, replicas)
+
+
+def plan_of(
+    stages: tuple[Stage, ...],
+    graph: LayerGraph,
+    spec: PlatformSpec,
+    micro_batch: int,
+    schedule: ScheduleKind,
+    replicas: int,
+) -> Plan:
+    """The plan with these stages."""
     return Plan(
-        global_batch=measured.micro_batch * MICRO_BATCHES * replicas,
-        micro_batch=measured.micro_batch,
+        global_batch=micro_batch * MICRO_BATCHES * replicas,
+        micro_batch=micro_batch,
         replicas=replicas,
         schedule=schedule,
         sync=Sync.PIPELINED,
@@ -209,19 +260,11 @@ def balanced_plan(
         optimizer=OptimizerKind.SGD,
         model=graph.name,
         platform=spec.name,
-        stages=tuple(
-            Stage(
-                first=first,
-                stop=stop,
-                size=size.name,
-                memory_mb=size.memory_mb,
-                layers=tuple(layer.name for layer in graph.layers[first:stop]),
-            )
-            for first, stop in zip(cuts, ends, strict=True)
-        ),
+        stages=stages,
     )
 
 
+HEADER_OF_VERIFY = "| model | verify | tensors | nearest to what it may differ by | s |\n" + "|---" * 5 + "|"
 HEADER = (
     "| model | parameters | tracer | layers | trace s | difference | control | predicted MB | measured MB | off |\n"
     + "|---" * 10

@@ -8,7 +8,7 @@ import argparse
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -124,6 +124,9 @@ class Streams:
 
     def delete(self, key: str) -> None:
         self.near.delete(key)
+
+    def delete_many(self, keys: Sequence[str]) -> None:
+        self.near.delete_many(keys)
 
     def list(self, prefix: str) -> tuple[str, ...]:
         return self.near.list(prefix)

@@ -7,7 +7,7 @@ requests of a synchronisation wait for their latency side by side, and all other
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -111,6 +111,9 @@ class _Slow:
 
     def delete(self, key: str) -> None:
         self._store.delete(key)
+
+    def delete_many(self, keys: Sequence[str]) -> None:
+        self._store.delete_many(keys)
 
     def list(self, prefix: str) -> tuple[str, ...]:
         return self._store.list(prefix)

@@ -10,7 +10,7 @@ import argparse
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -145,6 +145,9 @@ class Varying:
     def delete(self, key: str) -> None:
         self._link.delete(key)
 
+    def delete_many(self, keys: Sequence[str]) -> None:
+        self._link.delete_many(keys)
+
     def list(self, prefix: str) -> tuple[str, ...]:
         return self._link.list(prefix)
 
@@ -178,6 +181,9 @@ class Asked:
 
     def delete(self, key: str) -> None:
         self._store.delete(key)
+
+    def delete_many(self, keys: Sequence[str]) -> None:
+        self._store.delete_many(keys)
 
     def list(self, prefix: str) -> tuple[str, ...]:
         return self._store.list(prefix)

@@ -13,6 +13,7 @@ from funcpipe.core import (
     FaultTolerance,
     FunctionSize,
     ModelProfile,
+    OnDrift,
     OnOutOfMemory,
     OptimizerKind,
     Outcome,
@@ -48,9 +49,11 @@ from funcpipe.errors import (
     PlanError,
     PlatformError,
     PlatformRefused,
+    ReplicasDiffer,
     RunError,
     RunHalted,
     RunInterrupted,
+    RunTaken,
     RunUnknown,
     SolverUnavailable,
     StorageBusy,
@@ -68,11 +71,13 @@ if TYPE_CHECKING:
     from funcpipe.client.site import Site, open_site
     from funcpipe.partitioner.problem.pins import Pins
     from funcpipe.platforms.catalog import load_spec, open_deployment, open_platform, open_storage
+    from funcpipe.profiler.buckets import Bucket
     from funcpipe.scheduler.simulator.disturbances import Disturbances
     from funcpipe.training.verify import Verification
 
 __all__ = [
     "Bill",
+    "Bucket",
     "Cancelled",
     "Cause",
     "CorruptMessage",
@@ -95,6 +100,7 @@ __all__ = [
     "KeyMissing",
     "ModelError",
     "ModelProfile",
+    "OnDrift",
     "OnOutOfMemory",
     "OptimizerKind",
     "Outcome",
@@ -107,6 +113,7 @@ __all__ = [
     "PlatformSpec",
     "Progress",
     "Recompute",
+    "ReplicasDiffer",
     "RunError",
     "RunHalted",
     "RunInterrupted",
@@ -114,6 +121,7 @@ __all__ = [
     "RunResult",
     "RunSettings",
     "RunStatus",
+    "RunTaken",
     "RunUnknown",
     "ScheduleKind",
     "Site",
@@ -163,6 +171,7 @@ _LAZY = {
     "open_deployment": "platforms.catalog",
     "open_platform": "platforms.catalog",
     "open_storage": "platforms.catalog",
+    "Bucket": "profiler.buckets",
     "Disturbances": "scheduler.simulator.disturbances",
     "Verification": "training.verify",
 }

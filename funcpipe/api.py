@@ -1,6 +1,5 @@
 """An ordinary module, its loss and its optimiser, with the verbs around them: profile, optimize, simulate, train."""
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
@@ -8,9 +7,10 @@ from typing import Any, Unpack
 from torch import Tensor, nn
 
 from funcpipe.client.job import Learner, SampleOrder
-from funcpipe.client.launch import ignore_progress, launch, launch_detached
+from funcpipe.client.launch import launch, launch_detached
 from funcpipe.client.prepare import PreparedRun, prepare_training
-from funcpipe.client.results import Progress, RunResult
+from funcpipe.client.profiling import profile_buckets
+from funcpipe.client.results import Progress, RunResult, ignore_progress
 from funcpipe.client.session import Session, open_session
 from funcpipe.client.site import Site
 from funcpipe.core import (
@@ -29,21 +29,22 @@ from funcpipe.core import (
 )
 from funcpipe.core.settings import DEFAULT_FAULTS, DEFAULT_SETTINGS, NO_LIMITS, RunKeywords, settings_with
 from funcpipe.errors import InvalidValue, PlanError
-from funcpipe.model.graph import trace
+from funcpipe.model.split.module_state import write_attributes
+from funcpipe.model.tensors import load_tensors, named_tensors, saved_state
 from funcpipe.partitioner.catalog import PROFILED_LAYERS
 from funcpipe.partitioner.optimize import optimize
 from funcpipe.partitioner.problem.merge import merge_layers
 from funcpipe.partitioner.problem.pins import NO_PINS, Pins
 from funcpipe.platforms.catalog import LOCAL, load_spec
-from funcpipe.profiler import REPEATS, profile
+from funcpipe.profiler import REPEATS, Bucket, buckets_of
 from funcpipe.report.predict import predict
 from funcpipe.scheduler.simulator.disturbances import Disturbances
 from funcpipe.scheduler.simulator.simulate import UNDISTURBED
-from funcpipe.training.adapters import LossWithTarget, call_arguments, loss_of_output, optimizer_kind
+from funcpipe.training.adapters import loss_of_output, optimizer_kind
 from funcpipe.training.data import MapDataset
 from funcpipe.training.passes import LossFunction
 from funcpipe.training.stage_optimizer import OptimizerFactory
-from funcpipe.training.verify import TOLERANCE, Verification, compare_states, train_in_one_process
+from funcpipe.training.verify import TOLERANCE, Verification, verify_states
 
 
 class FuncPipe:
@@ -52,7 +53,8 @@ class FuncPipe:
     `loss_fn` takes the module's output and the targets and returns the mean over the samples it is given; None stands
     for a module that computes its own loss, which is the `loss` of its output. `optimizer` takes parameters and returns
     a torch optimiser, for example `partial(torch.optim.SGD, lr=0.1)`. Before each step the gradient of the whole model
-    is scaled down to the norm `clip_grad_norm`, if it is larger. Training updates `model`.
+    is scaled down to the norm `clip_grad_norm`, if it is larger. `blocks` are paths of modules that become one layer
+    each, whatever is inside. Training updates `model`.
     """
 
     def __init__(
@@ -63,19 +65,21 @@ class FuncPipe:
         optimizer: OptimizerFactory,
         clip_grad_norm: float | None = None,
         name: str | None = None,
+        blocks: Sequence[str] = (),
     ) -> None:
         self.model = model
         self.name = name or type(model).__name__
         self._loss = loss_fn or loss_of_output
         self._optimizer = optimizer
         self._clip_grad_norm = clip_grad_norm
+        self._blocks = tuple(blocks)
         self._profile: ModelProfile | None = None
         self._spec: PlatformSpec | None = None
         self._plan: Plan | None = None
 
     def profile(
         self,
-        sample_inputs: Tensor | tuple[Any, ...] | Mapping[str, Any],
+        sample_inputs: Tensor | tuple[Any, ...] | Mapping[str, Any] | list[Bucket],
         *,
         platform: str | PlatformSpec = "aws-lambda",
         micro_batch: int = 4,
@@ -92,18 +96,25 @@ class FuncPipe:
         `on`, in functions of every size of its platform, for at most `max_usd` dollars.
 
         `sample_inputs` are what the module is called with, by position or by name; with a `sample_target` the loss is
-        measured too. Each layer is timed `repeats` times, and more often on a machine that is busy with other work.
+        measured too. For data of several lengths it is a list of Buckets. Each layer is timed `repeats` times, and more
+        often on a machine that is busy with other work.
         Light neighbouring layers are merged until `layers` are left. Raises ModelError for a module that cannot be
         divided into layers.
         """
         chosen = platform if on is None else on.platform.spec
         spec = load_spec(chosen) if isinstance(chosen, str) else chosen
-        args, kwargs = call_arguments(sample_inputs)
-        loss = None if sample_target is None else LossWithTarget(self._loss, sample_target)
-        graph = trace(self.model, args, kwargs)
-        with on.timing(max_usd=max_usd) if on is not None else contextlib.nullcontext() as timer:
-            settings: dict[str, Any] = {"spec": spec, "micro_batch": micro_batch, "loss": loss, "repeats": repeats}
-            measured = profile(graph, args, kwargs, **settings, progress=progress, on=timer)
+        measured = profile_buckets(
+            self.model,
+            buckets_of(sample_inputs, sample_target),
+            loss=self._loss,
+            blocks=self._blocks,
+            on=on,
+            max_usd=max_usd,
+            spec=spec,
+            micro_batch=micro_batch,
+            repeats=repeats,
+            progress=progress,
+        )
         self._profile, self._spec = merge_layers(measured, layers), spec
         return self._profile
 
@@ -184,21 +195,21 @@ class FuncPipe:
         Other platforms are what `funcpipe deploy` made, by URL: `aws-lambda://NAME?region=…`, `aliyun-fc://…`.
 
         `faults` says how the run copes with failures, `limits` what it may cost, `settings` what it is called and where
-        its objects lie. Single settings may be given by keyword: `storage`, `run` (its name), `resume`,
-        `message_deadline_s` and `prices`. A run that is resumed goes on by whatever plan; if its functions still run,
-        it is watched, by the settings that it was started with.
+        its objects lie; each setting may be given by keyword (see `RunSettings`; `run` is the name). A run that is
+        resumed goes on by whatever plan; if its functions still run, it is watched, as it was started.
 
-        Raises PlanError, DataError, ModelError, PlatformRefused or RunUnknown before any function starts; WorkerFailed,
-        RunHalted or DeadlineExceeded afterwards; RunInterrupted when Ctrl-C ends it, or ends watching. The
-        module changes only if the run succeeds.
+        Raises PlanError, DataError, ModelError, PlatformRefused, RunTaken or RunUnknown before any function starts;
+        WorkerFailed, RunHalted or DeadlineExceeded afterwards; RunInterrupted when Ctrl-C ends it, or ends watching.
+        The module changes only if the run succeeds.
         """
         settings = settings_with(settings, keywords)
         order = SampleOrder(epochs=epochs, seed=seed, shuffle=shuffle)
         with open_session(platform, like, settings) as session:
             prepared = self._prepare(session, dataset, plan, order, faults=faults, limits=limits, settings=settings)
-            result = self._with_untouched(launch(prepared, on_progress))
-        self.model.load_state_dict(result.state_dict())
-        return result
+            result = launch(prepared, on_progress)
+        load_tensors(self.model, result.tensors)
+        write_attributes(self.model, result.attributes)
+        return replace(result, tensors=saved_state(self.model))
 
     def start(
         self,
@@ -246,18 +257,9 @@ class FuncPipe:
         with open_session(LOCAL, None, settings) as session:
             prepared = self._prepare(session, dataset, plan, order, settings=settings)
             job = prepared.job
-            expected = train_in_one_process(
-                self.model,
-                job.graph,
-                job.dataset(),
-                job.batches.epoch(0),
-                loss=job.loss,
-                optimizer=job.optimizer,
-                seed=seed,
-                clip_grad_norm=job.clip_grad_norm,
-            )
-            found = self._with_untouched(launch(prepared)).state_dict()
-        return compare_states(job.graph, found, dict(expected.state_dict()), steps=job.steps, tolerance=tolerance)
+            found = named_tensors(self.model) | launch(prepared).tensors
+        plain = job.plain_training(self.model)
+        return verify_states(job.graph, found, plain.run, steps=job.steps, tolerance=tolerance)
 
     def _prepare(
         self,
@@ -270,18 +272,14 @@ class FuncPipe:
         limits: RunLimits = NO_LIMITS,
         settings: RunSettings,
     ) -> PreparedRun:
+        clip, blocks = self._clip_grad_norm, self._blocks
         learner = Learner(
-            model=self.model, loss=self._loss, optimizer=self._optimizer, clip_grad_norm=self._clip_grad_norm
+            model=self.model, loss=self._loss, optimizer=self._optimizer, clip_grad_norm=clip, blocks=blocks
         )
         priced = replace(settings, prices=settings.prices or self._spec)
         return prepare_training(
             learner, dataset, self._planned(plan), order, session, faults=faults, limits=limits, settings=priced
         )
-
-    def _with_untouched(self, result: RunResult) -> RunResult:
-        """`result` with what the module holds besides what was trained."""
-        untouched = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
-        return replace(result, tensors=untouched | result.tensors)
 
     def _profiled(self, profile: ModelProfile | None, spec: PlatformSpec | None) -> tuple[ModelProfile, PlatformSpec]:
         measured = profile or self._profile

@@ -9,6 +9,7 @@
     │   ├── ModelError          a module cannot be turned into layers, or its layers cannot be split
     │   ├── PlanError           a plan does not fit the model, the data or the platform
     │   ├── DataError           a dataset cannot feed the run
+    │   ├── RunTaken            another client owns the run: says who, since when, and what to do
     │   ├── PlatformRefused     the platform rejects the request: a permission, a quota, a region, a size
     │   ├── Infeasible          no plan satisfies the limits: says which limit binds and what would help
     │   └── SolverUnavailable   the chosen solver is not installed or not licensed
@@ -26,7 +27,8 @@
         │   ├── KeyExists       there is an object with this key already
         │   └── StorageBusy     the request failed for now: too many requests, a server error, a lost connection
         ├── CorruptMessage      an object does not hold the bytes that were written
-        └── Disagreement        training by the plan differs from training in one process
+        ├── Disagreement        training by the plan differs from training in one process
+        └── ReplicasDiffer      replicas of a stage have come to hold different parameters
 
     KeyboardInterrupt
     └── RunInterrupted          Ctrl-C during a run: says whether the run goes on, and whether it was kept
@@ -76,6 +78,20 @@ class DataError(InputError):
 
 class PlatformRefused(InputError):
     """The platform rejects the request for this account: a permission, a quota, a region, a size."""
+
+
+class RunTaken(InputError):
+    """Another client, `owner`, owns the run; it `watches` if functions train the run without it."""
+
+    def __init__(self, run: str, owner: str, *, watches: bool = False) -> None:
+        does = "is watching" if watches else "is training"
+        super().__init__(
+            f"{owner}, {does} run {run}: choose another name, see how it fares (funcpipe status {run}), or end what "
+            "that client does and go on from what is saved: --take-over (in Python: take_over=True)"
+        )
+        self.run = run
+        self.owner = owner
+        self.watches = watches
 
 
 class Infeasible(InputError):
@@ -156,6 +172,10 @@ class CorruptMessage(RunError):
 
 class Disagreement(RunError):
     """Training by the plan differs from training in one process."""
+
+
+class ReplicasDiffer(RunError):
+    """Replicas of a stage have come to hold different parameters; names them and the processors of both."""
 
 
 class RunInterrupted(KeyboardInterrupt):

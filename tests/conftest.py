@@ -1,3 +1,4 @@
+import logging
 import os
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -53,6 +54,16 @@ def logs_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FUNCPIPE_LOG_DIR", str(tmp_path_factory.mktemp("logs")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def logger_as_before() -> Iterator[None]:
+    """What a test sets of the package's logger, as the command line does, is not set in the next one."""
+    root = logging.getLogger("funcpipe")
+    before = root.handlers[:], root.level, root.propagate
+    yield
+    root.handlers[:], root.propagate = before[0], before[2]
+    root.setLevel(before[1])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

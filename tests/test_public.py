@@ -15,8 +15,8 @@ SOURCE = ast.parse(Path(funcpipe.__file__).read_text())
 
 NAMES = """
 FuncPipe RunResult Progress Verification status stop clean RunStatus WorkerStatus
-TrainingSpec Pins Plan Stage Estimate ModelProfile PlatformSpec FunctionSize Trace Bill Disturbances
-FaultTolerance RunLimits RunSettings OnOutOfMemory Wire Sync ScheduleKind Recompute OptimizerKind
+TrainingSpec Pins Plan Stage Estimate ModelProfile PlatformSpec FunctionSize Trace Bill Bucket Disturbances
+FaultTolerance RunLimits RunSettings OnDrift OnOutOfMemory Wire Sync ScheduleKind Recompute OptimizerKind
 Outcome WorkerReport read write load_spec
 Storage Platform Deployment Handle Status State Cause StorageUrls
 Site open_site open_storage open_platform open_deployment

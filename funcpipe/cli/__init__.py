@@ -1,4 +1,7 @@
-"""The verbs of funcpipe in a shell. Exit code 0: done; 1: a run failed; 2: the input cannot be used."""
+"""The verbs of funcpipe in a shell.
+
+Exit code 0: done; 1: a run failed; 2: the input cannot be used; 3, of `status`: no function works on the run any more.
+"""
 
 import argparse
 import sys
@@ -18,16 +21,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         logs.configure(_log_level(options))
         check_writable(getattr(options, name, None) for name in ("output", "trace", "figure", "template_only"))
-        options.run(options)
+        return int(options.run(options) or 0)
     except FuncPipeError as error:
-        print(f"funcpipe: {error}", file=sys.stderr)
+        print("\n".join([f"funcpipe: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt as interrupt:
         from funcpipe.cli.interrupts import what_happened
 
         print(f"funcpipe: {what_happened(interrupt)}", file=sys.stderr)
         return 1
-    return 0
 
 
 def _log_level(options: argparse.Namespace) -> str | None:

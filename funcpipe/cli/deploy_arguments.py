@@ -25,6 +25,11 @@ def add_deploy(verbs: Any) -> None:
     verb.add_argument("--repository", metavar="NAME", help="aliyun: the repository that the image is pushed to")
     verb.add_argument("--spec", metavar="FILE", help="aliyun: the platform specification that sizes come from")
     verb.add_argument(
+        "--no-watchdog",
+        action="store_true",
+        help="leave out the function that restarts workers of detached runs when nobody else does",
+    )
+    verb.add_argument(
         "--template-only", metavar="FILE", help="write what would be made, for CloudFormation or Serverless Devs"
     )
 

@@ -75,7 +75,7 @@ class Aws:
             if not re.fullmatch(r"\d+(MB)?", size, re.ASCII):
                 raise InputError(f"a size on AWS is its memory, such as 2048MB, got {size!r}")
         memory = tuple(sorted({int(size.removesuffix("MB")) for size in sizes}))
-        return Shape(name=options.name, memory_mb=memory)
+        return Shape(name=options.name, memory_mb=memory, watchdog=not options.no_watchdog)
 
 
 class Aliyun:
@@ -83,14 +83,17 @@ class Aliyun:
 
     def template(self, options: argparse.Namespace) -> str:
         """The template of Serverless Devs; the account's number comes from the environment when it is used."""
-        from funcpipe.platforms.aliyun.names import role_name
+        from funcpipe.platforms.aliyun.names import bucket_name, role_name, storage_url
         from funcpipe.platforms.aliyun.template import container_package, tool_template
 
         shape = self._shape(options)
         package = container_package(read_requirements(options.requirements))
-        role = f"acs:ram::${{env('ALIBABA_CLOUD_ACCOUNT_ID')}}:role/{role_name(options.name)}"
+        account = "${env('ALIBABA_CLOUD_ACCOUNT_ID')}"
+        role = f"acs:ram::{account}:role/{role_name(options.name)}"
         region = options.region or "${env('ALIBABA_CLOUD_REGION')}"
-        return tool_template(shape, region=region, image=f"{shape.repository}:{package.digest}", role=role)
+        storage = storage_url(bucket_name(options.name, account, region), region, internal=True)
+        image = f"{shape.repository}:{package.digest}"
+        return tool_template(shape, region=region, image=image, role=role, storage=storage)
 
     def deploy(self, options: argparse.Namespace) -> Any:
         """Create or update bucket, log project, role, image and functions."""
@@ -121,7 +124,8 @@ class Aliyun:
                 "say with --repository where the image goes, such as registry.REGION.aliyuncs.com/YOU/NAME"
             )
         spec = load_spec(options.spec or "aliyun-fc")
-        return shape_of(spec, name=options.name, sizes=_sizes(options), repository=options.repository)
+        sizes, watchdog = _sizes(options), not options.no_watchdog
+        return shape_of(spec, name=options.name, sizes=sizes, repository=options.repository, watchdog=watchdog)
 
 
 CLOUDS: dict[str, Callable[[], Cloud]] = {"aws": Aws, "aliyun": Aliyun}

@@ -4,7 +4,7 @@ Only the client knows whether it started a run or watched one that another proce
 RunInterrupted, which says so. Any other KeyboardInterrupt came before a run began, or after it had ended.
 """
 
-from funcpipe.cli.render.commands import commands
+from funcpipe.client.commands import commands
 from funcpipe.errors import RunInterrupted
 
 

@@ -49,11 +49,11 @@ def add_verb(verbs: Any, name: str, help_text: str, example: str, module: str) -
         formatter_class=HelpFormatter,
     )
 
-    def run(options: argparse.Namespace) -> None:
-        function: Callable[[argparse.Namespace], None] = getattr(
+    def run(options: argparse.Namespace) -> int | None:
+        function: Callable[[argparse.Namespace], int | None] = getattr(
             importlib.import_module(f"funcpipe.cli.{module}"), name
         )
-        function(options)
+        return function(options)
 
     verb.set_defaults(run=run)
     verb.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -82,6 +82,18 @@ def add_platform(verb: argparse._ActionsContainer, *, default: str | None) -> No
         "--platform", metavar="NAME", default=default, help=text if default else f"{text} (default: the profile's)"
     )
     choice.add_argument("--spec", metavar="FILE", help="a platform specification of your own, instead of --platform")
+
+
+def add_blocks(verb: argparse._ActionsContainer) -> None:
+    """Modules that are not divided."""
+    verb.add_argument(
+        "--block",
+        dest="blocks",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="make the module at this path one layer, whatever is inside; may be given several times",
+    )
 
 
 def add_measuring(verb: argparse._ActionsContainer) -> None:

@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from funcpipe.cli.options import FACTORY, add_choice, add_measuring, add_platform, add_verb
+from funcpipe.cli.options import FACTORY, add_blocks, add_choice, add_measuring, add_platform, add_verb
 from funcpipe.core import OptimizerKind, Recompute, ScheduleKind, Sync, Wire
 from funcpipe.partitioner.catalog import PROFILED_LAYERS
 
@@ -31,6 +31,7 @@ def add_profile(verbs: Any) -> None:
     model.add_argument(
         "--layers", type=int, default=PROFILED_LAYERS, metavar="N", help="fold light layers until N are left"
     )
+    add_blocks(model)
     platform = verb.add_argument_group("platform")
     add_platform(platform, default="aws-lambda")
     platform.add_argument(

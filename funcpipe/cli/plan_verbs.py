@@ -26,7 +26,8 @@ def profile(options: argparse.Namespace) -> None:
     from funcpipe.api import FuncPipe
     from funcpipe.cli.platform_verbs import open_named_site
 
-    pipe = FuncPipe(load_factory(options.model)(), loss_fn=_no_loss, optimizer=_no_optimizer, name=options.model)
+    model = load_factory(options.model)()
+    pipe = FuncPipe(model, loss_fn=_no_loss, optimizer=_no_optimizer, name=options.model, blocks=options.blocks)
     sample = load_factory(options.sample)()
     with open_named_site(options.on, options) as site, render.profiling(quiet=options.quiet) as progress:
         measured = pipe.profile(

@@ -49,6 +49,7 @@ def add_clean(verbs: Any) -> None:
         module="run_verbs",
     )
     _add_run(verb)
+    verb.add_argument("--take-over", action="store_true", help="even if another command trains the run")
 
 
 def add_report(verbs: Any) -> None:

@@ -9,12 +9,13 @@ from funcpipe.core import read_trace, to_text, write_side_by_side
 from funcpipe.platforms.catalog import open_platform, open_storage
 
 
-def status(options: argparse.Namespace) -> None:
-    """Show what each worker of a run is doing."""
+def status(options: argparse.Namespace) -> int:
+    """Show what a run does; ends with 1 if it has failed, with 3 if work is left and no function is alive."""
     from funcpipe.client.control import status as find_status
 
-    found = find_status(open_storage(options.storage), options.name)
-    render.show(options.json, to_text(found), partial(render.run_status, found))
+    found = find_status(open_storage(options.storage), options.name, open_platform)
+    render.show(options.json, to_text(found), partial(render.run_status, found, options.storage))
+    return found.verdict.exit_code
 
 
 def stop(options: argparse.Namespace) -> None:
@@ -22,14 +23,14 @@ def stop(options: argparse.Namespace) -> None:
     from funcpipe.client.control import stop as stop_run
 
     found = stop_run(open_storage(options.storage), options.name, open_platform, wait_s=options.wait)
-    render.show(options.json, to_text(found), partial(render.run_status, found))
+    render.show(options.json, to_text(found), partial(render.run_status, found, options.storage))
 
 
 def clean(options: argparse.Namespace) -> None:
     """End a run's functions and delete all of its objects."""
     from funcpipe.client.control import clean as clean_run
 
-    count = clean_run(open_storage(options.storage), options.name, open_platform)
+    count = clean_run(open_storage(options.storage), options.name, open_platform, take_over=options.take_over)
     summary = {"run": options.name, "objects": count}
     render.show(
         options.json,

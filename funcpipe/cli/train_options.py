@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from funcpipe.cli.options import FACTORY, add_choice, add_verb
+from funcpipe.cli.options import FACTORY, add_blocks, add_choice, add_verb
 
 
 def add_train(verbs: Any) -> None:
@@ -43,7 +43,11 @@ def add_verify(verbs: Any) -> None:
     comparison = verb.add_argument_group("comparison")
     comparison.add_argument("--steps", type=int, default=3, metavar="N", help="steps to train")
     comparison.add_argument(
-        "--tolerance", type=float, default=1e-4, metavar="SHARE", help="relative difference that counts as rounding"
+        "--tolerance",
+        type=float,
+        default=1e-4,
+        metavar="SHARE",
+        help="difference, as a share of what training changed, that counts as rounding",
     )
     _add_message_deadline(verb.add_argument_group("fault tolerance"))
 
@@ -56,6 +60,7 @@ def _add_model(verb: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     plan.add_argument(
         "--data", metavar=FACTORY, required=True, help="factory that returns the dataset; it is called in the functions"
     )
+    add_blocks(plan)
     training = verb.add_argument_group("training")
     training.add_argument(
         "--loss",
@@ -117,6 +122,16 @@ def _add_run(verb: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--detach", action="store_true", help="start the functions and return; --resume RUN collects the result"
     )
+    group.add_argument(
+        "--take-over",
+        action="store_true",
+        help="if another command trains the run, end that at a saved step, and continue the run here",
+    )
+    group.add_argument(
+        "--from-start",
+        action="store_true",
+        help="with --resume, train again from the first step, with the parameters that were uploaded then",
+    )
 
 
 def _add_fault_tolerance(verb: argparse.ArgumentParser) -> argparse._ArgumentGroup:
@@ -140,6 +155,13 @@ def _add_fault_tolerance(verb: argparse.ArgumentParser) -> argparse._ArgumentGro
         ["fail", "grow"],
         "fail",
         "when a function runs out of memory, end the run or continue with larger functions",
+    )
+    add_choice(
+        group,
+        "--on-drift",
+        ["copy", "fail"],
+        "copy",
+        "when replicas come to differ, as on unlike processors, copy the parameters of the first or end the run",
     )
     return group
 

@@ -5,7 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from funcpipe.cli.factories import load_factory
-from funcpipe.core import FaultTolerance, OnOutOfMemory, OptimizerKind, Plan, RunLimits, RunSettings, read
+from funcpipe.core import FaultTolerance, OnDrift, OnOutOfMemory, OptimizerKind, Plan, RunLimits, RunSettings, read
 from funcpipe.platforms.catalog import LOCAL, load_spec, open_deployment
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def plan_and_model(options: argparse.Namespace) -> "tuple[Plan, FuncPipe]":
         optimizer=_optimizer(options, plan),
         clip_grad_norm=options.clip_grad_norm,
         name=options.model,
+        blocks=options.blocks,
     )
 
 
@@ -37,6 +38,7 @@ def fault_tolerance(options: argparse.Namespace) -> FaultTolerance:
         checkpoint_steps=options.checkpoint,
         failure_interval_s=options.failure_interval,
         on_oom=OnOutOfMemory(options.on_oom),
+        on_drift=OnDrift(options.on_drift),
     )
 
 
@@ -53,6 +55,8 @@ def run_settings(options: argparse.Namespace) -> RunSettings:
         resume=options.resume,
         message_deadline_s=options.message_deadline,
         prices=load_spec(options.spec) if options.spec else None,
+        take_over=options.take_over,
+        from_start=options.from_start,
     )
 
 

@@ -49,7 +49,7 @@ def verify(options: argparse.Namespace) -> None:
     if first is not None:
         raise Disagreement(
             f"the first layer that differs is {first.layer}: {first.name} is off by {first.difference:.2e}, "
-            f"more than the tolerance of {found.tolerance:g}"
+            f"more than {found.allowed(first):.2e} of what training changed in it, the limit by {first.yardstick.value}"
         )
 
 

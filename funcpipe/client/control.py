@@ -1,27 +1,30 @@
 """A run seen from outside, by what it has written: its status, an early end, and the removal of all its objects."""
 
-import contextlib
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from funcpipe.core import Busy, Halt, Heartbeat, Outcome, RunRecord, WorkerReport
-from funcpipe.errors import KeyMissing, RunUnknown
-from funcpipe.platforms.base import Platform, Storage
+from funcpipe.client.failures import final_failure
+from funcpipe.client.verdict import Verdict, judge
+from funcpipe.core import Busy, Halt, Outcome, RunRecord, WorkerReport, WorkerSpec
+from funcpipe.errors import PlatformError, RunUnknown
+from funcpipe.platforms.base import OpenPlatform, Storage
 from funcpipe.platforms.catalog import open_platform as open_by_url
-from funcpipe.runstate.documents import POLL_S, get_document
-from funcpipe.runstate.functions import StartedFunction, list_functions, stop_functions
-from funcpipe.runstate.generations import delete_run, list_generations, load_worker_specs, newest_record
+from funcpipe.runstate.checkpoints import Checkpoints
+from funcpipe.runstate.detached import unmark_generation
+from funcpipe.runstate.documents import POLL_S, find_readable_document, readable_documents
+from funcpipe.runstate.functions import list_functions, stop_functions
+from funcpipe.runstate.generations import find_record, list_generations, newest_record
 from funcpipe.runstate.halt import halt_run, read_halt
 from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.lease import is_superseded
 from funcpipe.runstate.limits import notice_steps
-from funcpipe.runstate.resume import read_heartbeats
+from funcpipe.runstate.liveness import WorkerLife, WorkerState, find_life, read_heartbeats
+from funcpipe.runstate.owner import owned
 
 _log = logging.getLogger(__name__)
-
-OpenPlatform = Callable[[str], Platform]
 
 _SETTLE_S = 1.0  # then objects are deleted that functions wrote while they were ended
 
@@ -30,10 +33,11 @@ _SETTLE_S = 1.0  # then objects are deleted that functions wrote while they were
 class WorkerStatus:
     """What a worker is doing: `outcome` is None while it is at work.
 
-    Its last heartbeat is `heard_s` old, by the clock of its machine and the one of this machine.
+    It was last heard of `heard_s` ago, by the clock of its machine and the one of this machine; None is never.
     """
 
     worker: str
+    state: WorkerState
     attempt: int
     outcome: Outcome | None
     step: int
@@ -41,7 +45,7 @@ class WorkerStatus:
     memory_bytes: int
     memory_mb: int
     spent_usd: float
-    heard_s: float
+    heard_s: float | None
     busy: tuple[Busy, ...]
     error: str | None
 
@@ -50,7 +54,8 @@ class WorkerStatus:
 class RunStatus:
     """What a run is doing, and what it has cost and taken since it was first started.
 
-    `halt` says why it ends early, if it does.
+    `explanation` says why the `verdict` is what it is; a resumed run would continue after `saved_step`. `halt` says why
+    the run ends early, if it does.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.status/1"
@@ -61,6 +66,9 @@ class RunStatus:
     run_usd: float
     run_s: float
     halt: str | None
+    verdict: Verdict
+    explanation: str
+    saved_step: int
     workers: tuple[WorkerStatus, ...]
 
     @property
@@ -69,79 +77,126 @@ class RunStatus:
         return min((worker.step for worker in self.workers), default=0)
 
 
-def status(storage: Storage, run: str, *, clock: Callable[[], float] = time.time) -> RunStatus:
-    """What the run of that name in `storage` is doing; raises RunUnknown."""
+def status(
+    storage: Storage,
+    run: str,
+    open_platform: OpenPlatform = open_by_url,
+    *,
+    clock: Callable[[], float] = time.time,
+    pause: Callable[[float], None] | None = None,
+) -> RunStatus:
+    """What the run of that name in `storage` is doing; raises RunUnknown.
+
+    If a worker seems silent, or the platform cannot be asked, this waits with `pause` until a heartbeat must have come.
+    """
     record = newest_record(storage, run)
-    keys = Keys(run, record.generation)
-    beats = read_heartbeats(storage, record)
+    keys = Keys.of(record)
+    life = find_life(storage, record, open_platform, clock=clock, pause=pause or time.sleep)
     halt = read_halt(storage, keys)
+    index = Checkpoints(storage, keys, first_step=record.first_step).index()
+    saved_step = index.common_step(len(record.plan.stages), record.plan.replicas)
+    verdict, explanation = judge(record, life, halt, final_failure(storage, keys), saved_step=saved_step)
+    beats = [worker.beat for worker in life.workers if worker.beat is not None]
     return RunStatus(
         run=run,
         generation=record.generation,
         steps=record.steps,
-        run_usd=max([beat.run_usd for beat in beats if beat is not None], default=record.spent_usd),
-        run_s=max([beat.run_s for beat in beats if beat is not None], default=record.elapsed_s),
+        run_usd=max([beat.run_usd for beat in beats], default=record.spent_usd),
+        run_s=max([beat.run_s for beat in beats], default=record.elapsed_s),
         halt=None if halt is None else halt.reason,
-        workers=tuple(_worker_status(storage, keys, beat, clock()) for beat in beats if beat is not None),
+        verdict=verdict,
+        explanation=explanation,
+        saved_step=saved_step,
+        workers=tuple(_worker_status(record, number, worker) for number, worker in enumerate(life.workers)),
     )
 
 
-def stop(storage: Storage, run: str, open_platform: OpenPlatform = open_by_url, *, wait_s: float = 60.0) -> RunStatus:
+def stop(
+    storage: Storage,
+    run: str,
+    open_platform: OpenPlatform = open_by_url,
+    *,
+    wait_s: float = 60.0,
+    reason: str = "it was stopped",
+) -> RunStatus:
     """End the run after a step that all its workers can still end with, so that it can be resumed.
 
     Functions that still run after `wait_s` are ended at once. Raises RunUnknown.
     """
     record = newest_record(storage, run)
-    keys = Keys(run, record.generation)
+    keys = Keys.of(record)
     beats = [beat for beat in read_heartbeats(storage, record) if beat is not None]
-    heartbeat_s = max((spec.faults.heartbeat_s for spec in load_worker_specs(storage, keys)), default=0.0)
+    specs = readable_documents(storage, WorkerSpec, storage.list(keys.payloads))
+    heartbeat_s = max((spec.faults.heartbeat_s for spec in specs), default=0.0)
     step_s = min((beat.step_s for beat in beats if beat.step_s), default=0.0)
     last = max((beat.step for beat in beats), default=record.first_step) + notice_steps(heartbeat_s, step_s)
     _log.info("run %s: is to end after step %d", run, last)
-    halt_run(storage, keys, Halt(reason="it was stopped", step=last))
+    halt_run(storage, keys, Halt(reason=reason, step=last))
     until_s = time.monotonic() + wait_s
     while time.monotonic() < until_s and not _all_ended(storage, keys, record):
         time.sleep(POLL_S)
-    _end_functions(record, list_functions(storage, keys), open_platform)
-    return status(storage, run)
+    end_functions(storage, keys, open_platform)
+    return status(storage, run, open_platform)
 
 
-def clean(storage: Storage, run: str, open_platform: OpenPlatform = open_by_url) -> int:
-    """End all functions of the run and delete all its objects; returns how many there were. Raises RunUnknown."""
-    for number in list_generations(storage, run):
-        keys = Keys(run, number)
-        with contextlib.suppress(KeyMissing):
-            record = get_document(storage, RunRecord, keys.record)
-            _end_functions(record, list_functions(storage, keys), open_platform)
-    count = len(storage.list(Keys(run).run_prefix))
-    _log.info("run %s: deletes %d objects", run, count)
-    if not count:
+def clean(storage: Storage, run: str, open_platform: OpenPlatform = open_by_url, *, take_over: bool = False) -> int:
+    """End all functions of the run and delete all its objects; returns how many there were.
+
+    Raises RunUnknown, or RunTaken if another client owns the run, unless with `take_over`.
+    """
+    if not storage.list(Keys(run).run_prefix):
         raise RunUnknown(f"there is no run {run!r} in this storage")
-    delete_run(storage, Keys(run))
-    time.sleep(_SETTLE_S)
-    delete_run(storage, Keys(run))
-    return count
+    with owned(storage, run, take_over=take_over) as owner:
+        generations = list_generations(owner.storage, run)
+        payloads = sum(len(owner.storage.list(keys.payloads)) for keys in generations)
+        for keys in generations:
+            end_functions(owner.storage, keys, open_platform, for_good=True)
+        return payloads + owner.delete_run(settle_s=_SETTLE_S)
 
 
-def _worker_status(storage: Storage, keys: Keys, beat: Heartbeat, now_s: float) -> WorkerStatus:
-    report = _report(storage, keys, beat.worker, beat.attempt)
-    ended = report is not None
+def end_functions(storage: Storage, keys: Keys, open_platform: OpenPlatform, *, for_good: bool = False) -> None:
+    """End the functions of a generation, even of one that has no record, and let no watchdog restart them.
+
+    Those of a platform that is gone have ended with it. With `for_good`, the generation is to be deleted: its payloads
+    go first, so that who starts a function too late to be seen here knows (`start_for_worker`).
+    """
+    unmark_generation(storage, keys.prefix)
+    record, payloads = find_record(storage, keys), storage.list(keys.payloads)
+    specs = () if record is not None else tuple(readable_documents(storage, WorkerSpec, payloads))
+    url = record.platform if record is not None else next((spec.platform for spec in specs), None)
+    if for_good:
+        storage.delete_many(payloads)
+    functions = list_functions(storage, keys)
+    if not functions or url is None:
+        return
+    _log.info("run %s: ends %d functions", keys.run, len(functions))
+    try:
+        stop_functions(open_platform(url), [function.handle for function in functions])
+    except PlatformError as error:
+        _log.info("run %s: its functions have ended with their platform: %s", keys.run, error)
+
+
+def _worker_status(record: RunRecord, number: int, life: WorkerLife) -> WorkerStatus:
+    beat, report = life.beat, life.report
+    stage = number // record.plan.replicas
     return WorkerStatus(
-        worker=beat.worker,
-        attempt=beat.attempt,
+        worker=life.worker,
+        state=life.state,
+        attempt=life.attempt,
         outcome=report.outcome if report is not None else None,
-        step=beat.step,
-        saved_step=beat.saved_step,
-        memory_bytes=beat.memory_bytes,
-        memory_mb=beat.memory_mb,
-        spent_usd=beat.spent_usd,
-        heard_s=max(now_s - beat.sent_at_s, 0.0),
-        busy=() if ended else beat.busy,
-        error=report.error if report is not None else None,
+        step=record.first_step if beat is None else beat.step,
+        saved_step=record.first_step if beat is None else beat.saved_step,
+        memory_bytes=0 if beat is None else beat.memory_bytes,
+        memory_mb=record.plan.stages[stage].memory_mb if beat is None else beat.memory_mb,
+        spent_usd=0.0 if beat is None else beat.spent_usd,
+        heard_s=None if life.heard_s is None else max(life.heard_s, 0.0),
+        busy=beat.busy if beat is not None and life.at_work else (),
+        error=report.error if report is not None else life.reason or None,
     )
 
 
 def _all_ended(storage: Storage, keys: Keys, record: RunRecord) -> bool:
+    """Whether every worker has ended for good, or its last attempt has failed and nobody starts another."""
     for beat in read_heartbeats(storage, record):
         report = None if beat is None else _report(storage, keys, beat.worker, beat.attempt)
         if report is None or report.outcome is Outcome.HANDED_OVER:
@@ -149,15 +204,9 @@ def _all_ended(storage: Storage, keys: Keys, record: RunRecord) -> bool:
     return True
 
 
-def _end_functions(record: RunRecord, functions: tuple[StartedFunction, ...], open_platform: OpenPlatform) -> None:
-    """End `functions`; those of a platform that is gone have ended with it."""
-    if functions:
-        _log.info("run %s: ends %d functions", record.run, len(functions))
-        stop_functions(open_platform(record.platform), [function.handle for function in functions])
-
-
 def _report(storage: Storage, keys: Keys, worker: str, attempt: int) -> WorkerReport | None:
-    try:
-        return get_document(storage, WorkerReport, keys.worker_report(worker, attempt))
-    except KeyMissing:
+    """The report of an attempt; None if there is none, or if it says how the worker ended although it goes on."""
+    report = find_readable_document(storage, WorkerReport, keys.worker_report(worker, attempt))
+    if report is None or (report.is_final and is_superseded(storage, keys, worker, attempt)):
         return None
+    return report

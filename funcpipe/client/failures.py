@@ -1,43 +1,122 @@
 """Why a run failed, in words."""
 
-from funcpipe.core import Outcome, WorkerReport
+from funcpipe.client.verdict import awaited_worker, clock_time, last_awaited, only_wait
+from funcpipe.core import Busy, Outcome, WorkerReport
 from funcpipe.errors import DeadlineExceeded, WorkerFailed
-from funcpipe.platforms.base import Handle, Status, Storage
-from funcpipe.runstate.documents import get_listed_document
+from funcpipe.platforms.base import Cause, Handle, State, Status, Storage
+from funcpipe.runstate.heartbeats import newest_heartbeat
 from funcpipe.runstate.keys import Keys
-
-
-def worker_reports(storage: Storage, keys: Keys) -> tuple[WorkerReport, ...]:
-    """The reports of all functions that could make one before they ended."""
-    found = storage.list(keys.worker_reports)
-    return tuple(get_listed_document(storage, WorkerReport, key) for key in found)
+from funcpipe.runstate.lease import last_attempt
+from funcpipe.runstate.spending import worker_reports
+from funcpipe.scheduler.tasks import Task, source_of
 
 
 def final_failures(storage: Storage, keys: Keys) -> list[WorkerReport]:
-    """The reports of failures that a restart would not mend."""
-    reports = worker_reports(storage, keys)
-    return [report for report in reports if report.outcome is Outcome.FAILED and not report.retryable]
+    """The reports of failures that have ended a worker for good."""
+    return [report for report in _current_failures(storage, keys) if report.is_final]
 
 
-def first_failure(storage: Storage, keys: Keys, otherwise: str = "failed") -> WorkerFailed:
+def first_failure(storage: Storage, keys: Keys, otherwise: str | None = None) -> WorkerFailed:
     """The error of the worker that failed first, or `otherwise` if none has said why.
 
-    Workers that only waited for a message that did not come are the last to be blamed.
+    Workers that only waited for a message are not to blame: the worker is named whose work is missing.
     """
+    report = min(_current_failures(storage, keys), key=_blame, default=None)
+    if report is None or (otherwise is not None and _only_waited(report)):
+        return WorkerFailed(f"run {keys.run}: {otherwise or 'failed'}")
+    said = f"run {keys.run}: {_explain(storage, keys, report)}"
+    return WorkerFailed(said if report.traceback is None else f"{said}\n\n{report.traceback}")
 
-    def rank(report: WorkerReport) -> tuple[bool, float]:
-        return str(report.error).startswith(DeadlineExceeded.__name__), report.ended_at_s
 
-    failed = (report for report in worker_reports(storage, keys) if report.outcome is Outcome.FAILED)
-    report = min(failed, key=rank, default=None)
-    if report is None:
-        return WorkerFailed(f"run {keys.run}: {otherwise}")
+def final_failure(storage: Storage, keys: Keys) -> str | None:
+    """The failure that has ended the run, in one line; None if no worker has ended by one."""
+    report = min(final_failures(storage, keys), key=_blame, default=None)
+    return None if report is None else _explain(storage, keys, report)
+
+
+def awaited_by(storage: Storage, keys: Keys, waiter: str) -> str:
+    """Whom `waiter` waits for, directly or through others, and what that one did when it was last heard of.
+
+    Empty if it waits for nobody.
+    """
+    waits = _waits(storage, keys, waiter)
+    worker = last_awaited(waiter, waits)
+    return "" if worker == waiter else f"worker {_last_seen(storage, keys, worker)}"
+
+
+def _blame(report: WorkerReport) -> tuple[bool, float]:
+    return _only_waited(report), report.ended_at_s
+
+
+def _only_waited(report: WorkerReport) -> bool:
+    return str(report.error).startswith(DeadlineExceeded.__name__)
+
+
+def _explain(storage: Storage, keys: Keys, report: WorkerReport) -> str:
+    """What a failed attempt says, without its traceback."""
+    if _only_waited(report):
+        return _missing(storage, keys, report)
     where = f"in task {report.task}" if report.task else "outside its tasks"
-    return WorkerFailed(f"run {keys.run}: worker {report.worker} failed {where}: {report.error}\n\n{report.traceback}")
+    return f"worker {report.worker} failed {where}: {report.error}"
+
+
+def _missing(storage: Storage, keys: Keys, report: WorkerReport) -> str:
+    """Whose work is missing, for which an attempt has waited too long."""
+    waited = str(report.error).removeprefix(f"{DeadlineExceeded.__name__}: ")
+    if report.task is None:
+        return f"worker {report.worker} waited too long: {waited}"
+    wait = Busy(lane="download", task=report.task, since_s=0.0, awaits=str(source_of(Task.parse(report.task))))
+    waits = {report.worker: wait} | _waits(storage, keys, awaited_worker(wait))
+    missing = last_awaited(report.worker, waits)
+    return (
+        f"the work of worker {missing} is missing: {waited}; worker {report.worker} waited for it in task "
+        f"{report.task}. Worker {_last_seen(storage, keys, missing)}"
+    )
+
+
+def _waits(storage: Storage, keys: Keys, waiter: str) -> dict[str, Busy]:
+    """What each worker waits for on which `waiter` depends, by their last heartbeats; those that compute do not."""
+    waits: dict[str, Busy] = {}
+    while waiter not in waits:
+        beat = newest_heartbeat(storage, keys, waiter)
+        wait = None if beat is None else only_wait(beat)
+        if wait is None:
+            break
+        waits[waiter] = wait
+        waiter = awaited_worker(wait)
+    return waits
+
+
+def _last_seen(storage: Storage, keys: Keys, worker: str) -> str:
+    """What is known of a worker."""
+    beat = newest_heartbeat(storage, keys, worker)
+    if beat is None:
+        return f"{worker} was never heard of"
+    doing = ", ".join(f"{busy.task} for {busy.since_s:.1f} s" for busy in beat.busy)
+    return f"{worker} was last heard of at {clock_time(beat.sent_at_s)}, after step {beat.step} of {beat.steps}" + (
+        f", doing {doing}" if doing else ""
+    )
+
+
+def _current_failures(storage: Storage, keys: Keys) -> list[WorkerReport]:
+    """The reports of the failures of workers' last attempts; those of attempts that have a successor do not count."""
+    failed = [report for report in worker_reports(storage, keys) if report.outcome is Outcome.FAILED]
+    last = {worker: last_attempt(storage, keys, worker) for worker in {report.worker for report in failed}}
+
+    def counts(report: WorkerReport) -> bool:
+        newest = last[report.worker]
+        if newest is None or newest.attempt != report.attempt:
+            return False
+        return newest.ended is Outcome.FAILED or not report.is_final
+
+    return [report for report in failed if counts(report)]
 
 
 def how_it_ended(handle: Handle, status: Status, report: WorkerReport | None) -> str:
     """How a function ended that did not finish its work."""
     if report is not None and report.error is not None:
         return f"({handle.name}) failed: {report.error}"
+    if status.state is State.DONE or status.cause is Cause.EXITED:
+        how = status.reason or "ended with exit code 0"
+        return f"({handle.name}) {how} and without a report, as after os._exit() in your code or a library"
     return f"({handle.name}) ended without a report" + (f": {status.reason}" if status.reason else "")

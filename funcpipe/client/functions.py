@@ -1,23 +1,37 @@
 """The functions of a run as their client sees them, and the worker that several of them are one after another."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
-from funcpipe.core import Outcome, WorkerSpec
-from funcpipe.runstate.functions import StartedFunction
+from funcpipe.core import Heartbeat, Outcome, WorkerSpec
+from funcpipe.errors import Superseded
+from funcpipe.platforms.base import Platform, Storage
+from funcpipe.runstate.documents import POLL_S
+from funcpipe.runstate.functions import (
+    RESTART_PAUSES,
+    StartedFunction,
+    list_functions,
+    start_function,
+    stop_functions,
+)
+from funcpipe.runstate.heartbeats import newest_heartbeat
+from funcpipe.runstate.keys import Keys
+
+_LEAVING_S = 90.0
+"""How long a client that has lost its run waits for the functions, which may be processes of its own."""
 
 
 @dataclass
 class WatchedFunction:
     """A function that this client has known of since `since_s`, when it was `age_s` old, and that ended at `ended_s`.
 
-    Times are by this process's clock. `memory_mb` is its size, if this client has started it.
+    Times are by this process's clock.
     """
 
     started: StartedFunction
     since_s: float
-    memory_mb: int | None = None
     age_s: float = 0.0
     ended_s: float | None = None
     clock: Callable[[], float] = time.monotonic
@@ -36,14 +50,17 @@ class WatchedWorker:
     """A worker, with the functions that were or are it, the newest last.
 
     `beat` is the last heartbeat that was seen, by attempt and number, and `heard_s` when it was new; heartbeats were
-    last looked for at `looked_s`. `restarts` counts since a step of the run last ended. By its heartbeats it runs in a
-    function of `memory_mb`, and has used `peak_bytes` at most.
+    last looked for at `looked_s`. `restarts` counts since a step of the run last ended; another one, for
+    `restart_cause`, is due at `restart_at_s` if that is not None. By its heartbeats it runs in a function of
+    `memory_mb`, and has used `peak_bytes` at most.
     """
 
     spec: WorkerSpec
     functions: list[WatchedFunction] = field(default_factory=list)
     outcome: Outcome | None = None
     restarts: int = 0
+    restart_at_s: float | None = None
+    restart_cause: str = ""
     beat: tuple[int, int] = (-1, 0)
     heard_s: float = 0.0
     looked_s: float = 0.0
@@ -56,3 +73,85 @@ class WatchedWorker:
         if self.beat[0] == self.functions[-1].started.attempt:
             return now_s - self.heard_s > faults.lease_s + 2 * faults.heartbeat_s
         return now_s - self.heard_s > faults.cold_start_s + faults.start_s + (self.spec.follows_within_s or 0.0)
+
+    def plan_restart(self, cause: str, now_s: float) -> None:
+        """Restart it at once for the first time since a step has ended, and after a growing pause from then on."""
+        self.restarts += 1
+        self.restart_cause = cause
+        self.restart_at_s = now_s + (RESTART_PAUSES.pause_s(self.restarts - 1) if self.restarts > 1 else 0.0)
+
+
+def known_seconds(functions: Sequence[StartedFunction], beat: Heartbeat | None) -> list[float]:
+    """How long each function of one worker ran, as far as the storage tells; the functions are in order of their start.
+
+    One ran at least until its last heartbeat, `beat`, or else until the next one was started in its place. A heartbeat
+    tells how old its function is, so that the clocks of different machines are not compared. 0 is unknown.
+    """
+    seconds = [
+        0.0 if after is None or not function.started_at_s else max(after.started_at_s - function.started_at_s, 0.0)
+        for function, after in zip(functions, (*functions[1:], None), strict=False)
+    ]
+    heard = [number for number, function in enumerate(functions) if beat and function.attempt == beat.attempt]
+    if beat is not None and heard:  # of several functions that were started as one attempt, the last was probably it
+        seconds[heard[-1]] = beat.alive_s
+    return seconds
+
+
+def joined(function: StartedFunction, beat: Heartbeat | None) -> WatchedFunction:
+    """A function that runs, as a client sees it that did not start it. The age in its worker's last heartbeat, `beat`,
+    goes before clocks.
+    """
+    if beat is not None and beat.attempt == function.attempt:
+        age_s = beat.alive_s
+    else:
+        age_s = max(time.time() - function.started_at_s, 0.0) if function.started_at_s else 0.0
+    return WatchedFunction(function, time.monotonic(), age_s)
+
+
+def attached(
+    storage: Storage, keys: Keys, worker: str, runs: Callable[[StartedFunction], bool]
+) -> list[WatchedFunction]:
+    """The functions of a worker that others have started; `runs` tells which of them still run."""
+    started, now_s = list_functions(storage, keys, worker), time.monotonic()
+    beat = newest_heartbeat(storage, keys, worker)
+    ran_s = known_seconds(started, beat)
+    return [
+        joined(function, beat) if runs(function) else WatchedFunction(function, now_s, seconds, ended_s=now_s)
+        for function, seconds in zip(started, ran_s, strict=True)
+    ]
+
+
+def unwatched_functions(storage: Storage, keys: Keys, watched: Sequence[WatchedFunction] = ()) -> list[WatchedFunction]:
+    """The functions of a run that has ended which are not among those that this client has `watched`."""
+    names = {function.started.handle.name for function in watched}
+    now_s, found = time.monotonic(), []
+    for worker, functions in groupby(list_functions(storage, keys), key=lambda function: function.worker):
+        own = tuple(functions)
+        for function, seconds in zip(own, known_seconds(own, newest_heartbeat(storage, keys, worker)), strict=True):
+            if function.handle.name not in names:
+                found.append(WatchedFunction(function, now_s, age_s=seconds, ended_s=now_s))
+    return found
+
+
+def start_as_owner(
+    platform: Platform, storage: Storage, keys: Keys, spec: WorkerSpec, check_owner: Callable[[], None]
+) -> StartedFunction:
+    """Start a function; `check_owner` raises Superseded if another client owns the run, and then no function is left.
+
+    It asks again once the function is recorded: who has taken over before that has perhaps not seen the function.
+    """
+    check_owner()
+    begun = start_function(platform, storage, keys, spec)
+    try:
+        check_owner()
+    except Superseded:
+        stop_functions(platform, [begun.handle])
+        raise
+    return begun
+
+
+def await_end(any_runs: Callable[[], bool]) -> None:
+    """Wait for functions that another client has taken over; not for ever, as that client ends those that go on."""
+    until_s = time.monotonic() + _LEAVING_S
+    while any_runs() and time.monotonic() < until_s:
+        time.sleep(POLL_S)

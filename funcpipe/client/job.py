@@ -7,10 +7,12 @@ from torch import nn
 
 from funcpipe.core import Plan, PlatformSpec, RunSettings, checks
 from funcpipe.model.graph import LayerGraph, trace
+from funcpipe.model.graph.batch_sizes import check_batch_sizes
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.training.adapters import DatasetFactory
 from funcpipe.training.data import Batches, MapDataset, load_batch
 from funcpipe.training.passes import LossFunction
+from funcpipe.training.plain import PlainTraining
 from funcpipe.training.stage_optimizer import OptimizerFactory
 
 
@@ -54,15 +56,33 @@ class Job:
         """Training steps of all epochs."""
         return self.epochs * self.batches.steps_per_epoch
 
+    def plain_training(self, model: nn.Module) -> PlainTraining:
+        """The first epoch of this job as plain PyTorch does it to `model`, from which the graph was made."""
+        return PlainTraining(
+            model=model,
+            graph=self.graph,
+            dataset=self.dataset(),
+            steps=tuple(self.batches.epoch(0)),
+            loss=self.loss,
+            optimizer=self.optimizer,
+            seed=self.seed,
+            clip_grad_norm=self.clip_grad_norm,
+            rounding=max(wire.rounding for wire in (self.plan.wire, self.plan.gradient_wire)),
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Learner:
-    """A module with its loss and its optimiser; gradients are clipped to the norm `clip_grad_norm`, if it is given."""
+    """A module with its loss and its optimiser; gradients are clipped to the norm `clip_grad_norm`, if it is given.
+
+    `blocks` are the paths of modules to trace as one layer each, besides those of the plan.
+    """
 
     model: nn.Module
     loss: LossFunction
     optimizer: OptimizerFactory
     clip_grad_norm: float | None = None
+    blocks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,13 +104,15 @@ def make_job(
 ) -> Job:
     """The job of training `learner` on `dataset`.
 
-    The module is traced and the dataset, or its factory, is tried; neither is changed. Raises ModelError or DataError.
+    The module is traced, and compared with its layers for the batch sizes of the run; the dataset, or its factory, is
+    tried. Neither is changed. Raises ModelError or DataError.
     """
     factory = dataset if callable(dataset) else DatasetFactory(dataset)
     made = factory()
     first = load_batch(made, range(min(plan.micro_batch, len(made))))
-    return Job(
-        graph=trace(learner.model, first.args, first.kwargs),
+    graph = trace(learner.model, first.args, first.kwargs, blocks=tuple({*learner.blocks, *plan.blocks}))
+    job = Job(
+        graph=graph,
         plan=plan,
         loss=learner.loss,
         optimizer=learner.optimizer,
@@ -103,3 +125,6 @@ def make_job(
         prices=settings.prices or load_spec(plan.platform),
         clip_grad_norm=learner.clip_grad_norm,
     )
+    inputs = graph.signature.bind(first.args, first.kwargs)
+    check_batch_sizes(graph, learner.model, inputs, job.batches.micro_batch_sizes)
+    return job

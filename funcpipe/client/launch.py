@@ -2,103 +2,181 @@
 
 import contextlib
 import logging
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 
+from funcpipe.client.commands import after_failure, after_removal
+from funcpipe.client.ending import end_generation, end_leftovers
+from funcpipe.client.follow import collect_finished, follow
+from funcpipe.client.onlookers import OnlyOnce, look_on, still_there
 from funcpipe.client.prepare import PreparedRun
-from funcpipe.client.results import Progress, RunResult, collect, step_report
-from funcpipe.client.supervisor import POLL_S, Supervisor
+from funcpipe.client.results import OnProgress, RunResult, ignore_progress
+from funcpipe.client.supervisor import Supervisor
 from funcpipe.client.upload import upload
-from funcpipe.core import RunRecord, StepReport, worker_name
-from funcpipe.errors import DeadlineExceeded, PlanError, RunInterrupted
-from funcpipe.platforms.base import Storage
+from funcpipe.core import RunRecord
+from funcpipe.errors import (
+    PlanError,
+    RunError,
+    RunHalted,
+    RunInterrupted,
+    RunTaken,
+    RunUnknown,
+    Superseded,
+)
 from funcpipe.platforms.local.log_files import kept_by_client
+from funcpipe.runstate.detached import mark_detached, unmark_run
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.generations import (
     delete_generation,
-    delete_run,
     load_worker_specs,
+    newest_record,
     reserve_generation,
     write_record,
 )
 from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.owner import BEAT_S, Owner, owned
+from funcpipe.runstate.spending import spent_so_far
 
 _log = logging.getLogger(__name__)
 
-OnProgress = Callable[[Progress], None]
-
-
-def ignore_progress(progress: Progress) -> None:
-    """Do nothing when a step has ended."""
-
 
 def launch(prepared: PreparedRun, on_progress: OnProgress = ignore_progress) -> RunResult:
-    """Train, or watch the run if functions are training it already, and collect what it leaves.
+    """Train, or watch the run if functions are training it already or have done so, and collect what it leaves.
 
     Raises WorkerFailed, RunHalted or DeadlineExceeded, naming run, worker and task. A worker that dies is restarted. At
     the end no function runs and no object of the run is left, except what is kept of a failed run to resume it.
     Ctrl-C ends a run that was started here, and lets one that was only watched go on: RunInterrupted says which.
     """
     if prepared.running is not None:
-        return _watch(prepared, prepared.running, on_progress)
-    keys = reserve_generation(prepared.storage, prepared.name)
-    kept = prepared.faults.keep
+        with _told_what_next(prepared, kept=True):
+            return _watch(prepared, prepared.running, on_progress)
+    run, kept = prepared.name, prepared.faults.keep
     try:
-        with (
-            kept_by_client(keys.run),
-            _objects_removed(prepared.storage, keys, keep=kept),
-            _supervisor(prepared, keys) as supervisor,
-        ):
-            _start(prepared, keys, supervisor)
-            return _follow(prepared, keys, supervisor, on_progress)
+        with _told_what_next(prepared, kept=kept), kept_by_client(run), _owned(prepared) as owner:
+            fenced, keys = _begin(prepared, owner)
+            with _objects_removed(owner, run, keep=kept), _supervisor(fenced, keys, owner) as supervisor:
+                _start(fenced, keys, supervisor)
+                return follow(fenced, keys, supervisor, on_progress, owner)
     except KeyboardInterrupt:
-        raise RunInterrupted(keys.run, running=False, kept=kept, storage=prepared.storage_url) from None
+        raise RunInterrupted(run, running=False, kept=kept, storage=prepared.storage_url) from None
 
 
 def launch_detached(prepared: PreparedRun) -> str:
-    """Start the run and leave it to itself; returns its name. Raises PlanError if it runs already."""
+    """Start the run and leave it to itself; returns its name. Raises PlanError if it runs already, or has finished."""
+    if prepared.has_finished:
+        raise PlanError(f"run {prepared.name} has finished; there is nothing to resume, only a result to collect")
     if prepared.running is not None:
         raise PlanError(f"run {prepared.name} still runs; there is nothing to resume")
-    keys = reserve_generation(prepared.storage, prepared.name)
-    with kept_by_client(keys.run), _supervisor(prepared, keys) as supervisor:
-        _start(prepared, keys, supervisor)
-        supervisor.detach()
-    return keys.run
+    with kept_by_client(prepared.name), _owned(prepared) as owner:
+        fenced, keys = _begin(prepared, owner)
+        with _supervisor(fenced, keys, owner) as supervisor:
+            _start(fenced, keys, supervisor, detached=True)
+            supervisor.detach()
+    return prepared.name
 
 
 def _watch(prepared: PreparedRun, record: RunRecord, on_progress: OnProgress) -> RunResult:
-    """Follow a run that others have started, and remove its objects when it has finished."""
-    keys = Keys(record.run, record.generation)
-    _log.info("run %s: watches generation %d, which still runs", keys.run, keys.generation)
+    """Follow a run that others have started, and remove its objects when it has finished, if it has not yet.
+
+    One client at a time looks after the functions; others see how far the run comes, and wait for their turn.
+    """
+    keys = Keys.of(record)
+    told = OnlyOnce(on_progress)
     try:
-        with kept_by_client(keys.run), _supervisor(prepared, keys) as supervisor:
-            for spec in load_worker_specs(prepared.storage, keys):
-                supervisor.attach(spec)
-            result = _follow(prepared, keys, supervisor, on_progress)
+        while True:
+            try:
+                with kept_by_client(keys.run), _owned(prepared, watches=True) as owner:
+                    still_there(prepared.storage, record)
+                    spent = spent_so_far(prepared.storage, record)  # until now, however long others have watched
+                    fenced = replace(prepared, storage=owner.storage, account=spent)
+                    result = _follow_to_end(fenced, record, keys, told, owner)
+                    owner.delete_run()
+                    return result
+            except RunTaken as taken:
+                if not taken.watches:
+                    raise
+                _log.info("run %s: is looked after by another client: %s", keys.run, taken.owner)
+                look_on(prepared.storage, record, told)
     except KeyboardInterrupt:
-        raise RunInterrupted(keys.run, running=True, kept=True, storage=prepared.storage_url) from None
-    delete_run(prepared.storage, keys)
-    return result
+        running = not prepared.has_finished
+        raise RunInterrupted(keys.run, running=running, kept=True, storage=prepared.storage_url) from None
 
 
-def _supervisor(prepared: PreparedRun, keys: Keys) -> Supervisor:
-    return Supervisor(prepared.platform, prepared.storage, keys, prices=prepared.job.prices, account=prepared.account)
+def _follow_to_end(
+    prepared: PreparedRun, record: RunRecord, keys: Keys, on_progress: OnProgress, owner: Owner
+) -> RunResult:
+    """What the run leaves, once the functions have ended that others have started."""
+    if prepared.resumed is not None:
+        return collect_finished(prepared, record, prepared.resumed, on_progress)
+    _log.info("run %s: watches generation %d, which still runs", keys.run, keys.generation)
+    with _supervisor(prepared, keys, owner) as supervisor:
+        for spec in load_worker_specs(prepared.storage, keys):
+            supervisor.attach(spec)
+        return follow(prepared, keys, supervisor, on_progress, owner)
 
 
-def _start(prepared: PreparedRun, keys: Keys, supervisor: Supervisor) -> None:
-    """Upload the run and start its functions. If that fails, the run is what it was before."""
+@contextlib.contextmanager
+def _owned(prepared: PreparedRun, *, watches: bool = False) -> Iterator[Owner]:
+    """Own the run within this context; raises RunHalted once another client has taken it over."""
+    every_s = min(BEAT_S, prepared.faults.heartbeat_s)
+    try:
+        with owned(prepared.storage, prepared.name, every_s=every_s, watches=watches) as owner:
+            yield owner
+    except Superseded as error:
+        raise RunHalted(
+            f"run {prepared.name} was ended here: another client has taken it over ({error}); "
+            f"funcpipe status {prepared.name} shows what it does"
+        ) from error
+
+
+def _begin(prepared: PreparedRun, owner: Owner) -> tuple[PreparedRun, Keys]:
+    """The run as its owner writes it, and the keys of a new generation. What dead clients have left of it is deleted.
+
+    Raises RunTaken if another client has owned the run since it was prepared.
+    """
+    run, before = prepared.name, None if prepared.resumed is None else prepared.resumed.keys
+    try:
+        newest = Keys.of(newest_record(owner.storage, run))
+    except RunUnknown:
+        newest = None
+    if newest != before:
+        raise RunTaken(run, "another client, which has begun or ended it since this one has looked")
+    end_leftovers(owner.storage, run, prepared.reopen, keep=before)
+    return replace(prepared, storage=owner.storage), reserve_generation(owner.storage, run)
+
+
+def _supervisor(prepared: PreparedRun, keys: Keys, owner: Owner) -> Supervisor:
+    return Supervisor(
+        prepared.platform,
+        prepared.storage,
+        keys,
+        prices=prepared.job.prices,
+        account=prepared.account,
+        check_owner=owner.check_now,
+    )
+
+
+def _start(prepared: PreparedRun, keys: Keys, supervisor: Supervisor, *, detached: bool = False) -> None:
+    """Upload the run and start its functions. If that fails, the run is what it was before.
+
+    Watchdogs restart the workers of a run that is `detached`, and of no other.
+    """
+    if prepared.resumed is not None:
+        unmark_run(prepared.storage, keys.run)
     try:
         for spec in upload(prepared, keys):
             put_document(prepared.storage, keys.payload(spec.worker), spec)
             supervisor.start(spec)
         write_record(prepared.storage, keys, _record(prepared, keys))
+        if detached:
+            mark_detached(prepared.storage, keys)
     except BaseException:
         _log.warning("run %s: could not be started; what was uploaded is deleted", keys.run)
         supervisor.stop()
         delete_generation(prepared.storage, keys)
         raise
     if prepared.resumed is not None:
-        delete_generation(prepared.storage, prepared.resumed.keys)
+        end_generation(prepared.storage, prepared.resumed.keys, prepared.reopen)
 
 
 def _record(prepared: PreparedRun, keys: Keys) -> RunRecord:
@@ -106,6 +184,7 @@ def _record(prepared: PreparedRun, keys: Keys) -> RunRecord:
     return RunRecord(
         run=keys.run,
         generation=keys.generation,
+        nonce=keys.nonce,
         plan=job.plan,
         platform=prepared.platform.url,
         storage=prepared.storage_url,
@@ -122,76 +201,31 @@ def _record(prepared: PreparedRun, keys: Keys) -> RunRecord:
     )
 
 
-def _follow(prepared: PreparedRun, keys: Keys, supervisor: Supervisor, on_progress: OnProgress) -> RunResult:
-    """Watch the run step by step until all its workers have ended; returns what it leaves."""
-    job, known = prepared.job, prepared.running or prepared.resumed
-    losses = list(known.losses) if known is not None else []
-    request_usd = job.plan.estimate.request_usd if job.plan.estimate is not None else 0.0
-    samples, first, began_s = 0, len(losses), None
-    for step in range(first, job.steps):
-        reports, waited = _await_step(prepared, keys, supervisor, step)
-        supervisor.step_ended()
-        step_samples = sum(report.samples for report in reports)
-        losses.append(sum(report.loss_sum for report in reports) / step_samples)
-        if began_s is not None:
-            samples += step_samples
-        elif waited:  # the first step that this client saw end: from here on it knows how fast the run is
-            began_s = time.monotonic()
-        on_progress(
-            Progress(
-                step=step + 1,
-                steps=job.steps,
-                loss=losses[-1],
-                samples_per_s=0.0 if began_s is None else samples / max(time.monotonic() - began_s, POLL_S),
-                cost_usd=supervisor.cost_usd() + (step + 1 - first) * request_usd,
-                elapsed_s=supervisor.elapsed_s(),
-            )
-        )
-    supervisor.wait(job.message_deadline_s)
-    earlier_usd = prepared.running.spent_usd if prepared.running is not None else prepared.account.spent_usd
-    return collect(
-        prepared.storage,
-        keys,
-        job.plan,
-        job.prices,
-        losses=tuple(losses),
-        functions=supervisor.functions(),
-        earlier_usd=earlier_usd,
-    )
-
-
-def _await_step(prepared: PreparedRun, keys: Keys, supervisor: Supervisor, step: int) -> tuple[list[StepReport], bool]:
-    """What the replicas of the last stage report of `step`, and whether this client had to wait for it.
-
-    Functions are looked after meanwhile. They know best which message has not come in time, and first have to start:
-    this client gives up only some time after them.
-    """
-    job, reports, waited = prepared.job, [], False
-    deadline_s = job.message_deadline_s + prepared.faults.cold_start_s + prepared.faults.start_s
-    for replica in range(job.plan.replicas):
-        worker = worker_name(len(job.plan.stages) - 1, replica)
-        until_s = time.monotonic() + deadline_s
-        while (report := step_report(prepared.storage, keys, step, worker)) is None:
-            supervisor.poll()
-            if time.monotonic() > until_s:
-                raise DeadlineExceeded(
-                    f"run {keys.run}: worker {worker} has not ended step {step} within {deadline_s:g} s"
-                )
-            waited = True
-            time.sleep(POLL_S)
-        reports.append(report)
-    return reports, waited
+@contextlib.contextmanager
+def _told_what_next(prepared: PreparedRun, *, kept: bool) -> Iterator[None]:
+    """Add to a failure the commands that help, as a note: tracebacks and the command line show it."""
+    try:
+        yield
+    except (RunTaken, Superseded):  # the run is another client's, who goes on with it
+        raise
+    except RunError as error:
+        run = prepared.name
+        told = after_failure(run, prepared.storage_url) if kept else after_removal(run, prepared.platform.url)
+        error.add_note("\n".join(told))
+        raise
 
 
 @contextlib.contextmanager
-def _objects_removed(storage: Storage, keys: Keys, *, keep: bool) -> Iterator[None]:
+def _objects_removed(owner: Owner, run: str, *, keep: bool) -> Iterator[None]:
     """Delete every object of the run at the end; with `keep`, not of a run that has failed and can be resumed."""
     try:
         yield
+    except Superseded:
+        raise  # the run is another client's
     except BaseException as error:
         if not keep:
-            _log.info("run %s: its objects are deleted after %s", keys.run, type(error).__name__)
-            delete_run(storage, keys)
+            _log.info("run %s: its objects are deleted after %s", run, type(error).__name__)
+            owner.delete_run()
         raise
-    _log.info("run %s: has finished; its objects are deleted", keys.run)
-    delete_run(storage, keys)
+    _log.info("run %s: has finished; its objects are deleted", run)
+    owner.delete_run()

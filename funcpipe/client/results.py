@@ -1,20 +1,21 @@
 """What a run tells its client while it goes on, and what it leaves: read from storage here, and nowhere else."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from funcpipe.client.failures import worker_reports
-from funcpipe.client.functions import WatchedFunction
-from funcpipe.core import Bill, Event, Events, Plan, PlatformSpec, Source, StepReport, Trace, WorkerReport, prices_of
-from funcpipe.errors import KeyMissing, RunUnknown
+from funcpipe.client.functions import WatchedFunction, unwatched_functions
+from funcpipe.core import Bill, Event, Events, Plan, PlatformSpec, Source, Trace, WorkerReport, prices_of
+from funcpipe.errors import RunUnknown
+from funcpipe.model.split.module_state import Attributes
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.checkpoints import Checkpoints
-from funcpipe.runstate.documents import get_document, get_listed_document
+from funcpipe.runstate.documents import readable_documents
 from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.spending import request_usd, worker_reports
 from funcpipe.scheduler.simulator.clocks import aligned
-from funcpipe.training.state import merge_stages
+from funcpipe.training.state import StageState, merge_stages
 from funcpipe.training.state_shards import unshard
 
 
@@ -35,9 +36,19 @@ class Progress:
     elapsed_s: float = 0.0
 
 
+OnProgress = Callable[[Progress], None]
+
+
+def ignore_progress(progress: Progress) -> None:
+    """Do nothing when a step has ended."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """What a run leaves: the mean loss of each step, the trained tensors under the model's names, what it took."""
+    """What a run leaves: the mean loss of each step, the trained tensors under the model's names, what it took.
+
+    `attributes` are the Python attributes that forwards of the model change for the next ones, by module and name.
+    """
 
     run: str
     losses: tuple[float, ...]
@@ -45,18 +56,11 @@ class RunResult:
     trace: Trace
     bill: Bill
     workers: tuple[WorkerReport, ...]
+    attributes: Attributes = field(default_factory=dict)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The trained model's parameters and buffers, for its `load_state_dict`."""
         return dict(self.tensors)
-
-
-def step_report(storage: Storage, keys: Keys, step: int, worker: str) -> StepReport | None:
-    """What `worker` has reported of `step`, once it has ended the step."""
-    try:
-        return get_document(storage, StepReport, keys.step_report(step, worker))
-    except KeyMissing:
-        return None
 
 
 def collect(
@@ -66,18 +70,26 @@ def collect(
     prices: PlatformSpec,
     *,
     losses: tuple[float, ...],
-    functions: Sequence[WatchedFunction],
+    watched: Sequence[WatchedFunction] = (),
+    trained: StageState | None = None,
     earlier_usd: float,
 ) -> RunResult:
-    """What a run leaves whose workers have all finished. `earlier_usd` is what it had cost before it was resumed."""
+    """What a run leaves whose workers have all finished. `earlier_usd` is what it had cost before it was resumed.
+
+    The bill counts all functions of the run, those too that this client has not `watched`. What was learned is read
+    from storage unless it is `trained`.
+    """
     reports = worker_reports(storage, keys)
+    functions = [*watched, *unwatched_functions(storage, keys, watched)]
+    trained = trained or _trained(storage, keys, len(plan.stages), len(losses))
     return RunResult(
         run=keys.run,
         losses=losses,
-        tensors=_trained(storage, keys, len(plan.stages), len(losses)),
+        tensors=trained.state_dict(),
         trace=_trace(storage, keys, plan, prices),
         bill=bill(functions, reports, prices, earlier_usd=earlier_usd),
         workers=reports,
+        attributes=trained.attributes(),
     )
 
 
@@ -86,41 +98,44 @@ def bill(
 ) -> Bill:
     """What functions that have all ended took.
 
-    A function that other functions started knows better than this client how long it ran. The requests of those that
-    died without a report are not known.
+    A function that has left a report says itself how long it ran. The requests of those that died without one are not
+    known. Of several functions that were started as one attempt, the report is the last one's.
     """
     alive_s = {(report.worker, report.attempt): report.alive_s for report in reports}
-    seconds = [max(f.seconds(), alive_s.get((f.started.worker, f.started.attempt), 0.0)) for f in functions]
-    puts, gets = sum(report.puts for report in reports), sum(report.gets for report in reports)
-    request_usd = puts * prices.price_put_usd + gets * prices.price_get_usd
+    in_order = sorted(functions, key=lambda function: function.started.started_at_s)
+    last = {(function.started.worker, function.started.attempt): function for function in in_order}
+
+    def seconds_of(function: WatchedFunction) -> float:
+        attempt = function.started.worker, function.started.attempt
+        return (alive_s.get(attempt) if last[attempt] is function else None) or function.seconds()
+
+    seconds = [seconds_of(function) for function in functions]
     return Bill(
         platform=prices.name,
         functions=len(functions),
         function_seconds=sum(seconds),
-        puts=puts,
-        gets=gets,
+        puts=sum(report.puts for report in reports),
+        gets=sum(report.gets for report in reports),
         compute_usd=sum(s * function.started.usd_s for s, function in zip(seconds, functions, strict=True)),
-        request_usd=request_usd + len(functions) * prices.price_invocation_usd,
+        request_usd=request_usd(reports, prices, functions=len(functions)),
         earlier_usd=earlier_usd,
     )
 
 
-def _trained(storage: Storage, keys: Keys, stages: int, steps: int) -> dict[str, Tensor]:
+def _trained(storage: Storage, keys: Keys, stages: int, steps: int) -> StageState:
     checkpoints = Checkpoints(storage, keys)
     listing = checkpoints.index()
     names = [listing.manifests(stage, steps) for stage in range(stages)]
     if not all(names):
         raise RunUnknown(f"run {keys.run} has left no checkpoint after its last step, {steps}")
-    return merge_stages(
-        [unshard(checkpoints.load_combined(stage, own)) for stage, own in enumerate(names)]
-    ).state_dict()
+    return merge_stages([unshard(checkpoints.load_combined(stage, own)) for stage, own in enumerate(names)])
 
 
 def _trace(storage: Storage, keys: Keys, plan: Plan, prices: PlatformSpec) -> Trace:
     """The events of the last steps, by one clock that begins at second 0; of a step that was done again, the last."""
     newest: dict[tuple[int, int, int], tuple[int, list[Event]]] = {}
-    for key in storage.list(keys.traces):
-        for event in get_listed_document(storage, Events, key).events:
+    for document in readable_documents(storage, Events, storage.list(keys.traces)):
+        for event in document.events:
             place = (event.stage, event.replica, event.step)
             attempt, events = newest.setdefault(place, (event.attempt, []))
             if event.attempt > attempt:

@@ -9,7 +9,7 @@ from pathlib import Path
 from funcpipe.client.site import Site, open_local
 from funcpipe.core import PlatformSpec, RunSettings
 from funcpipe.errors import InvalidValue
-from funcpipe.platforms.base import Platform, Storage
+from funcpipe.platforms.base import OpenPlatform, Platform, Storage
 from funcpipe.platforms.catalog import LOCAL, load_spec, open_deployment, open_platform, open_storage
 
 
@@ -25,12 +25,12 @@ class Session:
     storage: Storage
     storage_url: str
     functions: Callable[[], Platform]
-    reopen: Callable[[str], Platform] = open_platform
+    reopen: OpenPlatform = open_platform
     like: PlatformSpec | None = None
     lasts: bool = False
 
 
-def session_on(site: Site, *, reopen: Callable[[str], Platform] = open_platform) -> Session:
+def session_on(site: Site, *, reopen: OpenPlatform = open_platform) -> Session:
     """A session on a platform and a storage that are open already."""
     return Session(storage=site.storage, storage_url=site.storage_url, functions=lambda: site.platform, reopen=reopen)
 
@@ -49,7 +49,7 @@ def open_session(
     if platform == LOCAL and settings.resume is not None and settings.storage is None:
         raise InvalidValue("resume", settings.resume, "needs the storage that the run lies in")
     with contextlib.ExitStack() as stack:
-        url, storage = _storage(platform, settings.storage, stack)
+        url, storage = _storage(platform, settings, stack)
 
         def functions() -> Platform:
             if platform != LOCAL:
@@ -60,13 +60,14 @@ def open_session(
         yield Session(storage=storage, storage_url=url, functions=functions, like=imposed, lasts=lasts)
 
 
-def _storage(platform: str, given: str | None, stack: contextlib.ExitStack) -> tuple[str, Storage]:
+def _storage(platform: str, settings: RunSettings, stack: contextlib.ExitStack) -> tuple[str, Storage]:
     """The URL by which functions open the storage, and the storage as this client opens it."""
-    if given is not None:
-        return given, open_storage(given)
+    retry_s = settings.message_deadline_s
+    if settings.storage is not None:
+        return settings.storage, open_storage(settings.storage, retry_s=retry_s)
     if platform != LOCAL:
         urls = open_deployment(platform).storage_urls
-        return urls.functions, open_storage(urls.client)
+        return urls.functions, open_storage(urls.client, retry_s=retry_s)
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="funcpipe-"))
     url = Path(folder).resolve().as_uri()
-    return url, open_storage(url)
+    return url, open_storage(url, retry_s=retry_s)

@@ -47,6 +47,7 @@ def open_local(like: PlatformSpec | None = None, *, silent: bool = False) -> Abs
         preload=_PRELOADED,
         imposed=imposed is not None,
         silent=silent,
+        watches=True,
     )
 
 

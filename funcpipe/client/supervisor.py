@@ -4,31 +4,34 @@ It tells facts: which functions there were, how long they ran, what they have co
 once the run cannot go on.
 """
 
+import contextlib
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from funcpipe.client.failures import final_failures, first_failure, how_it_ended
-from funcpipe.client.functions import WatchedFunction, WatchedWorker
+from funcpipe.client.functions import WatchedFunction, WatchedWorker, attached, await_end, joined, start_as_owner
+from funcpipe.client.growth import grown
 from funcpipe.core import (
     MB,
-    Heartbeat,
     OnOutOfMemory,
     Outcome,
-    Plan,
     PlatformSpec,
     RunAccount,
     WorkerReport,
     WorkerSpec,
     prices_of,
 )
-from funcpipe.errors import DeadlineExceeded, InputError, KeyMissing, PlatformError, RunHalted, WorkerFailed
+from funcpipe.errors import DeadlineExceeded, PlatformError, RunHalted, Superseded, WorkerFailed
 from funcpipe.platforms.base import Cause, Platform, State, Status, Storage
-from funcpipe.runstate.documents import get_document, put_document
-from funcpipe.runstate.functions import MAX_RESTARTS, StartedFunction, list_functions, start_function, stop_functions
+from funcpipe.runstate.detached import unmark_run
+from funcpipe.runstate.documents import find_document, put_document
+from funcpipe.runstate.functions import MAX_RESTARTS, OUT_OF_REACH_S, StartedFunction, list_functions, stop_functions
 from funcpipe.runstate.halt import read_halt
+from funcpipe.runstate.heartbeats import newest_heartbeat
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.lease import newest_attempt
+from funcpipe.runstate.lease import last_attempt, newest_attempt
 
 _log = logging.getLogger(__name__)
 
@@ -41,17 +44,25 @@ _RUN_ENDED = (WorkerFailed, RunHalted, DeadlineExceeded)
 class Supervisor:
     """The workers of one run; on leaving it no function runs, unless they were left to themselves.
 
-    `account` is what the run had cost and taken before.
+    `account` is what the run had cost and taken before. `check_owner` raises Superseded if another client owns the run.
     """
 
     def __init__(
-        self, platform: Platform, storage: Storage, keys: Keys, *, prices: PlatformSpec, account: RunAccount
+        self,
+        platform: Platform,
+        storage: Storage,
+        keys: Keys,
+        *,
+        prices: PlatformSpec,
+        account: RunAccount,
+        check_owner: Callable[[], None] = lambda: None,
     ) -> None:
         self._storage = storage
         self._keys = keys
         self._platform = platform
         self._prices = prices
         self._account = account
+        self._check_owner = check_owner
         self._workers: dict[str, WatchedWorker] = {}
         self._began_s = time.monotonic()
         self._attached = self._detached = False
@@ -61,6 +72,9 @@ class Supervisor:
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         """End all functions; those of a run that others have started only if the run itself has ended."""
+        if isinstance(error, Superseded):  # the client that has taken the run over ends them
+            await_end(lambda: any(self._runs(found.started) for found in self.functions()))
+            return
         lives_on = self._attached and error is not None and not isinstance(error, _RUN_ENDED)
         if lives_on:
             _log.warning("run %s: is not watched any more, and goes on", self._keys.run)
@@ -76,15 +90,8 @@ class Supervisor:
         """Watch the functions of one worker that others have started."""
         self._attached = True
         self._workers[spec.worker] = worker = WatchedWorker(spec)
-        worker.heard_s = now_s = time.monotonic()
-        heartbeat = self._heartbeat(spec.worker)
-        for found in list_functions(self._storage, self._keys, spec.worker):
-            function = WatchedFunction(found, now_s)
-            if heartbeat is not None and heartbeat.attempt == found.attempt:
-                function.age_s = heartbeat.alive_s
-            if self._status(found).state is not State.RUNNING:
-                function.ended_s = now_s
-            worker.functions.append(function)
+        worker.heard_s = time.monotonic()
+        worker.functions += attached(self._storage, self._keys, spec.worker, self._runs)
 
     def detach(self) -> None:
         """Let the functions run on without this client."""
@@ -93,7 +100,9 @@ class Supervisor:
         _log.info("run %s: is left to itself", self._keys.run)
 
     def stop(self) -> None:
-        """End all functions, those that functions have started too."""
+        """End all functions, those that functions have started too; no watchdog is to restart them."""
+        with contextlib.suppress(Superseded):  # or another client has taken care of that
+            unmark_run(self._storage, self._keys.run)
         known = {function.started.handle.name: function.started.handle for function in self.functions()}
         known |= {found.handle.name: found.handle for found in list_functions(self._storage, self._keys)}
         stop_functions(self._platform, known.values())
@@ -140,24 +149,36 @@ class Supervisor:
 
     def _invoke(self, worker: WatchedWorker, spec: WorkerSpec) -> None:
         now_s = time.monotonic()
-        begun = start_function(self._platform, self._storage, self._keys, spec)
-        worker.functions.append(WatchedFunction(begun, now_s, memory_mb=spec.memory_mb))
+        begun = start_as_owner(self._platform, self._storage, self._keys, spec, self._check_owner)
+        worker.functions.append(WatchedFunction(begun, now_s))
         worker.heard_s = now_s
 
     def _look_after(self, worker: WatchedWorker) -> None:
+        if worker.restart_at_s is not None:
+            self._restart_if_due(worker)
+            return
         function = worker.functions[-1]
         status = self._status(function.started)
-        if status.state is State.RUNNING:
-            if self._is_silent(worker):
-                self._restart(worker, "has sent no heartbeat for too long")
+        if status.state is State.RUNNING and not self._is_silent(worker):
             return
-        function.ended_s = time.monotonic()
-        report = self._report(worker.spec.worker, function.started.attempt)
-        if report is not None and report.outcome in (Outcome.FINISHED, Outcome.HALTED):
-            worker.outcome = report.outcome
-        elif report is not None and report.outcome is Outcome.FAILED and not report.retryable:
-            if not report.out_of_memory:
+        last = last_attempt(self._storage, self._keys, worker.spec.worker)
+        if status.state is not State.RUNNING:
+            function.ended_s = time.monotonic()
+        if last is not None and last.ended is not None:
+            if last.ended is Outcome.FAILED:
                 raise first_failure(self._storage, self._keys)
+            worker.outcome = last.ended
+            return
+        if status.state is State.RUNNING:
+            self._restart(worker, "has sent no heartbeat for too long")
+            return
+        self._replace(worker, status)
+
+    def _replace(self, worker: WatchedWorker, status: Status) -> None:
+        """Watch the function that goes on in place of one that has ended, or start one."""
+        function = worker.functions[-1]
+        report = self._report(worker.spec.worker, function.started.attempt)
+        if report is not None and report.out_of_memory and not report.retryable:
             self._out_of_memory(worker, report.peak_memory_bytes)
         elif status.cause is Cause.OUT_OF_MEMORY:
             self._out_of_memory(worker, status.peak_bytes or 0)
@@ -170,6 +191,9 @@ class Supervisor:
         except PlatformError as error:
             return Status(state=State.FAILED, reason=f"is not known any more: {error}")
 
+    def _runs(self, function: StartedFunction) -> bool:
+        return self._status(function).state is State.RUNNING
+
     def _is_silent(self, worker: WatchedWorker) -> bool:
         """Whether nothing was heard of its function for too long; looks at its heartbeat now and then."""
         now_s = time.monotonic()
@@ -177,10 +201,12 @@ class Supervisor:
             return False
         worker.looked_s = now_s
         self._look_at_heartbeat(worker, now_s)
+        if time.monotonic() - now_s > OUT_OF_REACH_S:
+            worker.heard_s = time.monotonic()
         return worker.is_silent(now_s)
 
     def _look_at_heartbeat(self, worker: WatchedWorker, now_s: float) -> None:
-        heartbeat = self._heartbeat(worker.spec.worker)
+        heartbeat = newest_heartbeat(self._storage, self._keys, worker.spec.worker)
         if heartbeat is None:
             return
         worker.peak_bytes = max(worker.peak_bytes, heartbeat.memory_bytes)
@@ -193,13 +219,11 @@ class Supervisor:
         """Watch the function that goes on, if there is one: a successor, or whichever was first as this attempt."""
         known = {function.started.handle.name: function for function in worker.functions}
         for found in reversed(list_functions(self._storage, self._keys, worker.spec.worker)):
-            status = self._status(found)
-            if status.state is State.FAILED:
+            if not self._runs(found):
                 continue
-            report = self._report(found.worker, found.attempt)
-            if status.state is State.DONE and (report is None or report.outcome is Outcome.HANDED_OVER):
-                continue
-            function = known.get(found.handle.name) or WatchedFunction(found, time.monotonic())
+            function = known.get(found.handle.name)
+            if function is None:
+                function = joined(found, newest_heartbeat(self._storage, self._keys, worker.spec.worker))
             worker.functions = [other for other in worker.functions if other is not function] + [function]
             worker.heard_s = time.monotonic()
             _log.info(
@@ -210,11 +234,16 @@ class Supervisor:
         return False
 
     def _restart(self, worker: WatchedWorker, why: str) -> None:
-        name = worker.spec.worker
-        worker.restarts += 1
+        worker.plan_restart(why, time.monotonic())
         if worker.restarts > MAX_RESTARTS:
-            otherwise = f"worker {name} {why}, {worker.restarts} times without a step in between"
+            otherwise = f"worker {worker.spec.worker} {why}, {worker.restarts} times without a step in between"
             raise first_failure(self._storage, self._keys, otherwise)
+        self._restart_if_due(worker)
+
+    def _restart_if_due(self, worker: WatchedWorker) -> None:
+        if worker.restart_at_s is None or time.monotonic() < worker.restart_at_s:
+            return
+        name, why, worker.restart_at_s = worker.spec.worker, worker.restart_cause, None
         newest = newest_attempt(self._storage, self._keys, name)
         attempt = 0 if newest is None else newest + 1
         _log.warning("run %s: restarts worker %s as attempt %d: it %s", self._keys.run, name, attempt, why)
@@ -225,8 +254,9 @@ class Supervisor:
         """Restart the worker in a larger function, if that is wanted and there is one."""
         self._look_at_heartbeat(worker, time.monotonic())
         stage = worker.spec.plan.stages[worker.spec.stage]
-        had_mb = worker.functions[-1].memory_mb or worker.memory_mb or stage.memory_mb
-        message = f"ran out of memory: peak {max(worker.peak_bytes, peak_bytes) / MB:.0f} of {had_mb} MB"
+        had_mb = worker.functions[-1].started.memory_mb or worker.memory_mb or stage.memory_mb
+        worker.peak_bytes = max(worker.peak_bytes, peak_bytes)
+        message = f"ran out of memory: peak {worker.peak_bytes / MB:.0f} of {had_mb} MB"
         if had_mb >= stage.memory_mb:  # or else the stage has grown since this function was started
             self._grow(worker.spec, f"run {self._keys.run}: worker {worker.spec.worker} {message}")
         self._restart(worker, message)
@@ -239,7 +269,9 @@ class Supervisor:
             raise WorkerFailed(f"{failure}; there is no larger function, {remedy}")
         if spec.faults.on_oom is OnOutOfMemory.FAIL:
             raise WorkerFailed(f"{failure}; --on-oom grow continues with a larger function, {remedy}")
-        plan = self._grown(spec.plan, spec.stage, failure)
+        replicas = [other for other in self._workers.values() if other.spec.stage == spec.stage]
+        peak_bytes = max(other.peak_bytes for other in replicas)
+        plan = grown(spec.plan, spec.stage, peak_bytes, self._prices.sizes, self._platform.check, failure=failure)
         usd_s = prices_of(plan, self._prices).function_usd_s
         _log.warning(
             "run %s: stage %d grows from %s to %s",
@@ -250,33 +282,8 @@ class Supervisor:
             other.spec = replace(other.spec, plan=plan, account=account)
             put_document(self._storage, self._keys.payload(other.spec.worker), other.spec)
 
-    def _grown(self, plan: Plan, number: int, failure: str) -> Plan:
-        """`plan` with the next larger size for stage `number` that the platform can run; raises WorkerFailed."""
-        refusals = []
-        for size in sorted(self._prices.sizes, key=lambda size: size.memory_mb):
-            if size.memory_mb <= plan.stages[number].memory_mb:
-                continue
-            larger = replace(plan.stages[number], size=size.name, memory_mb=size.memory_mb)
-            grown = replace(plan, stages=(*plan.stages[:number], larger, *plan.stages[number + 1 :]))
-            try:
-                self._platform.check(grown)
-            except InputError as error:
-                refusals.append(f"{size.name}: {error}")
-            else:
-                return grown
-        raise WorkerFailed(f"{failure}; no larger function can run there ({'; '.join(refusals)})")
-
-    def _heartbeat(self, worker: str) -> Heartbeat | None:
-        try:
-            return get_document(self._storage, Heartbeat, self._keys.heartbeat(worker))
-        except KeyMissing:
-            return None
-
     def _report(self, worker: str, attempt: int) -> WorkerReport | None:
-        try:
-            return get_document(self._storage, WorkerReport, self._keys.worker_report(worker, attempt))
-        except KeyMissing:
-            return None
+        return find_document(self._storage, WorkerReport, self._keys.worker_report(worker, attempt))
 
     def _explain_halt(self) -> None:
         """Raise the failure that ended the run, or why it was ended."""

@@ -29,6 +29,7 @@ def upload(prepared: PreparedRun, keys: Keys) -> Iterator[WorkerSpec]:
             yield WorkerSpec(
                 run=keys.run,
                 generation=keys.generation,
+                nonce=keys.nonce,
                 attempt=0,
                 stage=number,
                 replica=replica,

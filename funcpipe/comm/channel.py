@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -14,7 +14,7 @@ from funcpipe.comm.arrival_estimator import ArrivalEstimator, Due, Expectation
 from funcpipe.comm.buffer_pool import BufferPool
 from funcpipe.comm.transfer_gate import TransferGate
 from funcpipe.core import Wire
-from funcpipe.errors import Cancelled, CorruptMessage, DeadlineExceeded, KeyMissing
+from funcpipe.errors import Cancelled, CorruptMessage, DeadlineExceeded, KeyExists, KeyMissing
 from funcpipe.platforms.base import Storage
 
 _log = logging.getLogger(__name__)
@@ -62,6 +62,17 @@ class Channel:
         self._step_s = clock()
         self._steps = 0
         self._expected: dict[str, Expectation] = defaultdict(lambda: Expectation(estimator))
+        self._written: Collection[str] = ()
+
+    def adopt(self, written: Collection[str]) -> None:
+        """Leave the messages with the keys `written` as they are: earlier attempts have put them, and others may have
+        read them.
+        """
+        self._written = written
+
+    def has_written(self, key: str) -> bool:
+        """Whether an earlier attempt has put the message."""
+        return key in self._written
 
     def begin_step(self) -> None:
         """A step begins: the arrivals of its messages are counted from here.
@@ -74,7 +85,11 @@ class Channel:
             self._expected.clear()
 
     def put(self, key: str, tensors: Mapping[str, Tensor], *, wire: Wire = Wire.FP32) -> int:
-        """Write a message, ahead of all series; returns its size. 32-bit floats travel in the format `wire`."""
+        """Write a message, ahead of all series; returns its size. 32-bit floats travel in the format `wire`.
+
+        A message never changes: one that an earlier attempt has put stays, and 0 is returned. Raises CorruptMessage if
+        another attempt has put other bits under the key since; the next attempt will know of them.
+        """
         return self._put(key, (tensors,), wire, ahead=True)
 
     def put_series(self, key: str, messages: Sequence[Mapping[str, Tensor]], *, wire: Wire = Wire.FP32) -> int:
@@ -104,9 +119,16 @@ class Channel:
         return self._read_whole(key, 0, None, decode)
 
     def _put(self, key: str, messages: Sequence[Mapping[str, Tensor]], wire: Wire, *, ahead: bool) -> int:
+        if self.has_written(key):
+            return 0
         size = sum(codec.message_bytes(tensors, wire) for tensors in messages)
         with self._uploading.reserve(ahead=ahead) as gate, self._buffers.lend(size) as buffer:
-            self._storage.put(key, codec.encode_series(messages, wire, buffer=buffer), gate=gate)
+            body = codec.encode_series(messages, wire, buffer=buffer)
+            try:
+                self._storage.put(key, body, if_absent=True, gate=gate)
+            except KeyExists:
+                if self._storage.get(key) != body:
+                    raise CorruptMessage(f"another attempt of this worker has put {key} with other bits") from None
         return size
 
     def _read_whole(

@@ -113,6 +113,10 @@ class Pattern:
         start, stop = split_ranges(self.streams.rounds, self.streams.merged)[part]
         return range(start, stop)
 
+    def merged_part(self, round_number: int) -> int:
+        """The merged object that holds the sums of a round."""
+        return next(part for part in range(self.streams.merged) if round_number in self.rounds_of(part))
+
     def round_of(self, transfer: Transfer) -> int:
         """The round that a transfer moves or adds; the last one if there are several."""
         match transfer.move:

@@ -1,43 +1,42 @@
 """The values that flow from profile to report: frozen, checked where they are made, written to JSON and read back."""
 
+from funcpipe.core.choices import OptimizerKind, Recompute, ScheduleKind, Sync, Wire
 from funcpipe.core.json_form import from_text, read, to_text, write
 from funcpipe.core.names import WorkerId, worker_name
 from funcpipe.core.plan import (
     Estimate,
     Optimality,
-    OptimizerKind,
     Plan,
-    Recompute,
-    ScheduleKind,
     SolverReport,
     Stage,
     StageEstimate,
     Streams,
-    Sync,
     TrainingSpec,
-    Wire,
     usual_streams,
 )
 from funcpipe.core.platform import MB, FunctionSize, PlatformSpec
 from funcpipe.core.probe import LayerReport, MachineReport, ProbeSpec
-from funcpipe.core.profile import LayerProfile, ModelProfile, TensorProfile, TiedParameter
+from funcpipe.core.profile import LayerProfile, ModelProfile, ProfiledBucket, TensorProfile, TiedParameter
 from funcpipe.core.routes import ActivationRoute, GradientRoute, Routes, TieRoute, find_routes, stages_of_layers
-from funcpipe.core.run import Bill, Invocation, StepReport, WorkerReport, WorkerSpec
+from funcpipe.core.run import Bill, Invocation, StepReport, StepSummary, WorkerReport, WorkerSpec
 from funcpipe.core.runstate import (
     Busy,
     FunctionDocument,
     Halt,
+    HaltVerdict,
     HandOver,
     Heartbeat,
     LeaseDocument,
     Manifest,
     Outcome,
+    OwnerDocument,
+    ReplicaMark,
     Restart,
     RunAccount,
     RunRecord,
     StoredFile,
 )
-from funcpipe.core.settings import FaultTolerance, OnOutOfMemory, RunLimits, RunSettings
+from funcpipe.core.settings import FaultTolerance, OnDrift, OnOutOfMemory, RunLimits, RunSettings
 from funcpipe.core.trace import (
     Event,
     Events,
@@ -50,8 +49,10 @@ from funcpipe.core.trace import (
     write_side_by_side,
     write_trace,
 )
+from funcpipe.core.watch import MARKS, WatchSpec
 
 __all__ = [
+    "MARKS",
     "MB",
     "ActivationRoute",
     "Bill",
@@ -64,6 +65,7 @@ __all__ = [
     "FunctionSize",
     "GradientRoute",
     "Halt",
+    "HaltVerdict",
     "HandOver",
     "Heartbeat",
     "Invocation",
@@ -73,15 +75,19 @@ __all__ = [
     "MachineReport",
     "Manifest",
     "ModelProfile",
+    "OnDrift",
     "OnOutOfMemory",
     "Optimality",
     "OptimizerKind",
     "Outcome",
+    "OwnerDocument",
     "Plan",
     "PlatformSpec",
     "Prices",
     "ProbeSpec",
+    "ProfiledBucket",
     "Recompute",
+    "ReplicaMark",
     "Resource",
     "Restart",
     "Routes",
@@ -95,6 +101,7 @@ __all__ = [
     "Stage",
     "StageEstimate",
     "StepReport",
+    "StepSummary",
     "StoredFile",
     "Streams",
     "Sync",
@@ -103,6 +110,7 @@ __all__ = [
     "TiedParameter",
     "Trace",
     "TrainingSpec",
+    "WatchSpec",
     "Wire",
     "WorkerId",
     "WorkerReport",

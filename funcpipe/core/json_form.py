@@ -1,14 +1,16 @@
 """Frozen dataclasses to JSON and back, with errors that name the file and the field.
 
-The JSON form follows from the dataclass: field names are keys, tuples are arrays, enums are their values. A class that
-can be a whole document names its format and version in `FORMAT`. Where fields of the same version have moved, the class
-has a static method `upgrade`, which takes the fields of a document, old or new, and returns those of today.
+The JSON form follows from the dataclass: field names are keys, tuples are arrays, enums are their values. JSON has no
+NaN and no infinities: such a float, as the loss of a model that diverges, becomes its name, a string. A class that can
+be a whole document names its format and version in `FORMAT`. Where fields of the same version have moved, the class has
+a static method `upgrade`, which takes the fields of a document, old or new, and returns those of today.
 """
 
 import dataclasses
 import difflib
 import functools
 import json
+import math
 import sys
 import types
 import typing
@@ -64,15 +66,17 @@ def read(kind: type[D], path: str | Path) -> D:
 
 
 def to_plain(value: Any) -> Any:
-    """`value` as dict, list, str, int, float, bool and None."""
+    """`value` as dict, list, str, int, finite float, bool and None."""
     if isinstance(value, Enum):
         return value.value
     if dataclasses.is_dataclass(value):
         return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return [to_plain(item) for item in value]
     if isinstance(value, Mapping):
         return {key: to_plain(item) for key, item in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
     return value
 
 
@@ -145,6 +149,8 @@ def _from_choice(kind: type[Enum], data: Any, source: str, field: str) -> Enum:
 def _from_number(data: Any, source: str, field: str) -> float:
     if isinstance(data, int | float) and not isinstance(data, bool) and abs(data) <= sys.float_info.max:
         return float(data)
+    if isinstance(data, str) and data in _NOT_FINITE:
+        return float(data)
     raise FormatError(f"{source}: field {field!r} must be a finite number, got {_shape(data)}")
 
 
@@ -154,6 +160,8 @@ def _expect(kind: type, data: Any, source: str, field: str) -> Any:
         raise FormatError(f"{source}: {place} must be {_NAMES[kind]}, got {_shape(data)}")
     return data
 
+
+_NOT_FINITE = ("nan", "inf", "-inf")
 
 _NAMES = {list: "an array", dict: "an object", int: "an integer", str: "a string", bool: "true or false"}
 

@@ -5,71 +5,8 @@ from enum import Enum
 from typing import ClassVar
 
 from funcpipe.core import checks
+from funcpipe.core.choices import OptimizerKind, Recompute, ScheduleKind, Sync, Wire
 from funcpipe.errors import InvalidValue
-
-
-class Wire(Enum):
-    """The number format in which tensors are sent."""
-
-    FP32 = "fp32"
-    BF16 = "bf16"
-    FP16 = "fp16"
-
-    @property
-    def ratio(self) -> float:
-        """Bytes on the wire for each byte of a 32-bit tensor."""
-        return 1.0 if self is Wire.FP32 else 0.5
-
-
-class OptimizerKind(Enum):
-    """Optimisers, by how many values they keep per parameter."""
-
-    SGD = "sgd"
-    MOMENTUM = "momentum"
-    ADAM = "adam"
-
-    @property
-    def values_per_parameter(self) -> int:
-        """How many values the optimiser keeps per parameter."""
-        return {OptimizerKind.SGD: 0, OptimizerKind.MOMENTUM: 1, OptimizerKind.ADAM: 2}[self]
-
-    def values_each(self, replicas: int, *, sharded: bool) -> float:
-        """How many of them each replica of a stage keeps: all, or its share if they are `sharded`."""
-        return self.values_per_parameter / replicas if sharded else self.values_per_parameter
-
-
-class Recompute(Enum):
-    """Whether a stage may drop its activations and repeat its forward before its backward."""
-
-    NEVER = "never"
-    AUTO = "auto"
-
-
-class ScheduleKind(Enum):
-    """The order in which a stage runs the forwards and backwards of its micro-batches.
-
-    `GPIPE` holds the activations of all micro-batches, `ONE_F_ONE_B` no more than keep all stages busy, and
-    `EAGER_ONE_F_ONE_B` about twice as many, so that computation hides transfers too.
-    """
-
-    GPIPE = "gpipe"
-    ONE_F_ONE_B = "1f1b"
-    EAGER_ONE_F_ONE_B = "eager-1f1b"
-
-
-class Sync(Enum):
-    """How the replicas of a stage sum their gradients through storage."""
-
-    THREE_PHASE = "three-phase"
-    PIPELINED = "pipelined"
-    STREAMED = "streamed"
-    EXCHANGE = "exchange"
-    ALL_REDUCE = "all-reduce"
-
-    @property
-    def shares_sums(self) -> bool:
-        """Whether each replica sums a part of the gradients for all others."""
-        return self not in (Sync.EXCHANGE, Sync.ALL_REDUCE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +151,11 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolverReport:
-    """How a plan was found. No plan has an objective below `bound`; `gap` = (objective − bound) / objective."""
+    """How a plan was found. No plan has an objective below `bound`; `gap` = (objective − bound) / objective.
+
+    `merged_layers` is how many layers the plan was chosen among, where that is fewer than the profile has: no *such*
+    plan has an objective below `bound`.
+    """
 
     name: str
     status: Optimality
@@ -222,6 +163,7 @@ class SolverReport:
     gap: float | None
     solve_s: float
     bound: float | None = None
+    merged_layers: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +173,7 @@ class Plan:
     Micro-batch m belongs to replica m mod `replicas` of every stage. Activations travel as `wire`; the gradients that
     stages return for them as `wire_back`, where that is given, else like activations. `streams` cuts a streamed
     synchronisation or an exchange; None stands for the usual cut. With `shard_optimizer`, each replica keeps the
-    optimiser's state of the split that it sums, updates that, and sends updated parameters in place of sums.
+    optimiser's state of the split that it sums, and sends updated parameters in place of sums; `blocks` as in profiles.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.plan/1"
@@ -251,6 +193,7 @@ class Plan:
     optimizer: OptimizerKind = OptimizerKind.SGD
     estimate: Estimate | None = None
     solver: SolverReport | None = None
+    blocks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         checks.at_least("global_batch", self.global_batch, 1)
@@ -263,9 +206,8 @@ class Plan:
         expected = 0
         for i, stage in enumerate(self.stages):
             if stage.first != expected:
-                raise InvalidValue(
-                    f"stages[{i}].first", stage.first, f"must be {expected}, where the stage before stops"
-                )
+                rule = f"must be {expected}, where the stage before stops"
+                raise InvalidValue(f"stages[{i}].first", stage.first, rule)
             expected = stage.stop
         if self.is_sharded:
             _check_sharding(self.sync, self.gradient_wire)

@@ -86,6 +86,10 @@ class PlatformSpec:
             if name not in known:
                 raise InvalidValue("sources", name, "must name fields of a platform or of its sizes")
 
+    def request_usd(self, puts: float, gets: float) -> float:
+        """Dollars for storage requests."""
+        return puts * self.price_put_usd + gets * self.price_get_usd
+
     def size(self, name: str) -> FunctionSize:
         """The size called `name`; raises InvalidValue with the names of all sizes."""
         for size in self.sizes:

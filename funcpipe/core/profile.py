@@ -95,11 +95,22 @@ class TiedParameter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProfiledBucket:
+    """Inputs of these `shapes`, by name, were measured for the `share` of all batches that are like them."""
+
+    shapes: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProfile:
     """A model as a graph of layers in topological order, measured for one micro-batch size on some function sizes.
 
     `base_memory_bytes` is what a function needs before it holds any of the model. `estimated` is true where seconds
-    were scaled from measurements on another machine by the platform's vCPU curve.
+    were scaled from measurements on another machine by the platform's vCPU curve. Where inputs of several lengths were
+    measured, `buckets` says which: seconds and bytes sent are their mean, what a function must hold is the largest.
+    `carried` names what a forward leaves for the next one: if there is anything, micro-batches must follow each other,
+    and plans have one replica. `blocks` are the paths of modules that were traced as one layer each.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.profile/1"
@@ -113,6 +124,9 @@ class ModelProfile:
     tensors: tuple[TensorProfile, ...]
     ties: tuple[TiedParameter, ...] = ()
     estimated: bool = False
+    carried: tuple[str, ...] = ()
+    buckets: tuple[ProfiledBucket, ...] = ()
+    blocks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         checks.at_least("micro_batch", self.micro_batch, 1)

@@ -1,6 +1,7 @@
 """What a function receives when it is invoked, and what it reports when it ends."""
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -9,6 +10,7 @@ from funcpipe.core.names import worker_name
 from funcpipe.core.plan import Plan
 from funcpipe.core.runstate import Outcome, RunAccount
 from funcpipe.core.settings import FaultTolerance, RunLimits
+from funcpipe.errors import InvalidValue
 
 
 class Invocation(Protocol):
@@ -42,7 +44,7 @@ class WorkerSpec:
     tensors. The run ends when the worker has waited `message_deadline_s` for a message. The worker starts from the
     stage's newest checkpoint, or at `first_step` if there is none; a successor starts once its predecessor has handed
     over, or after `follows_within_s`. `log_level` is what `core.logs.read_levels` reads,
-    `account` what the run had cost and taken.
+    `account` what the run had cost and taken. `nonce` is part of the keys of the generation.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.worker/1"
@@ -61,6 +63,7 @@ class WorkerSpec:
     seed: int
     message_deadline_s: float
     generation: int = 0
+    nonce: str = ""
     first_step: int = 0
     follows_within_s: float | None = None
     faults: FaultTolerance = field(default_factory=FaultTolerance)
@@ -117,10 +120,42 @@ class StepReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepSummary:
+    """The reports of many steps of one replica of the last stage, in columns of equal length."""
+
+    FORMAT: ClassVar[str] = "funcpipe.steps/1"
+
+    steps: tuple[int, ...]
+    samples: tuple[int, ...]
+    loss_sums: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not len(self.steps) == len(self.samples) == len(self.loss_sums):
+            lengths = len(self.steps), len(self.samples), len(self.loss_sums)
+            raise InvalidValue("steps", lengths, "must have as many entries as samples and loss_sums")
+
+    @classmethod
+    def of(cls, reports: Iterable[StepReport]) -> "StepSummary":
+        """The summary of `reports`, in the order of their steps."""
+        ordered = sorted(reports, key=lambda report: report.step)
+        return cls(
+            steps=tuple(report.step for report in ordered),
+            samples=tuple(report.samples for report in ordered),
+            loss_sums=tuple(report.loss_sum for report in ordered),
+        )
+
+    def reports(self) -> dict[int, StepReport]:
+        """The reports by step."""
+        rows = zip(self.steps, self.samples, self.loss_sums, strict=True)
+        return {step: StepReport(step=step, samples=samples, loss_sum=total) for step, samples, total in rows}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReport:
     """What an attempt of a worker reports when it ends: its outcome, what it used, and the error if it failed.
 
     `retryable` says whether another attempt may succeed; `out_of_memory` whether the failure was a lack of memory.
+    `instructions` are those of its processor that torch used.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.report/1"
@@ -143,6 +178,14 @@ class WorkerReport:
     out_of_memory: bool = False
     alive_s: float = 0.0
     usd_s: float = 0.0
+    instructions: str = ""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the worker is to have no other attempt after this one."""
+        if self.outcome is Outcome.FAILED:
+            return not self.retryable and not self.out_of_memory
+        return self.outcome in (Outcome.FINISHED, Outcome.HALTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

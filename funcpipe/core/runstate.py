@@ -66,11 +66,33 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseDocument:
-    """The object at a lease's key; everyone who tries to take the lease draws a new `holder` at random."""
+    """The object at a lease's key; everyone who tries to take the lease draws a new `holder` at random.
+
+    With `ended` it is no lease: the holder of the one before has ended the worker for good, in that way.
+    """
 
     FORMAT: ClassVar[str] = "funcpipe.lease/1"
 
     holder: str
+    ended: Outcome | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnerDocument:
+    """What the client that owns a run says of itself, anew with every `beat`, every `every_s` seconds.
+
+    `since_at_s` is the time by its own clock. It `watches` if functions train the run without it. Once it is
+    `released`, nobody owns the run.
+    """
+
+    FORMAT: ClassVar[str] = "funcpipe.owner/1"
+
+    who: str
+    since_at_s: float
+    every_s: float
+    beat: int = 0
+    watches: bool = False
+    released: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,12 +120,37 @@ class Restart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Halt:
-    """The order to stop after `step` steps, or at once where it is None; `reason` says why."""
+    """The order to stop after `step` steps, or at once where it is None; `reason` says why.
+
+    An attempt of a worker that gives it names itself; a client does not.
+    """
 
     FORMAT: ClassVar[str] = "funcpipe.halt/1"
 
     reason: str
     step: int | None = None
+    worker: str | None = None
+    attempt: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HaltVerdict:
+    """Whether an order to stop holds, as the first worker decided that had to obey it."""
+
+    FORMAT: ClassVar[str] = "funcpipe.halt-verdict/1"
+
+    holds: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaMark:
+    """What a replica holds after a step: a hash of its parameters, computed by an `attempt` with `instructions`."""
+
+    FORMAT: ClassVar[str] = "funcpipe.replica-mark/1"
+
+    digest: str
+    attempt: int
+    instructions: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +169,7 @@ class Heartbeat:
 
     `alive_s` is the age of the attempt, `step_s` the duration of a step. `spent_usd` is what the worker has cost,
     `run_usd` and `run_s` what the run has cost and taken. `saved_step` is the newest step whose checkpoint the worker
-    knows of; `sent_at_s` is the time by its own clock.
+    knows of; `sent_at_s` is the time by its own clock. `instructions` are those of its processor that torch uses.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.heartbeat/1"
@@ -142,11 +189,15 @@ class Heartbeat:
     sent_at_s: float
     saved_step: int = 0
     busy: tuple[Busy, ...] = field(default=())
+    instructions: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionDocument:
-    """A function that was started for an attempt of a worker; `handle` is the platform's, as JSON text."""
+    """A function that was started for an attempt of a worker; `handle` is the platform's, as JSON text.
+
+    It has `memory_mb` of memory, and was started at `started_at_s` by the clock of who started it.
+    """
 
     FORMAT: ClassVar[str] = "funcpipe.function/1"
 
@@ -154,14 +205,16 @@ class FunctionDocument:
     attempt: int
     handle: str
     usd_s: float
+    memory_mb: int | None = None
+    started_at_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
     """The description of a run: all that is needed to watch it, stop it, or resume it under another plan.
 
-    `platform` and `storage` are URLs. `losses` belong to the steps before `first_step`, which earlier generations did;
-    `spent_usd` and `elapsed_s` are what those generations cost and took.
+    `nonce` is part of the generation's keys. `platform` and `storage` are URLs. `losses` belong to the steps before
+    `first_step`, which earlier generations did; `spent_usd` and `elapsed_s` are what those cost and took.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.run/1"
@@ -181,3 +234,4 @@ class RunRecord:
     losses: tuple[float, ...] = ()
     spent_usd: float = 0.0
     elapsed_s: float = 0.0
+    nonce: str = ""

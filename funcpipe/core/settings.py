@@ -15,17 +15,30 @@ class OnOutOfMemory(Enum):
     GROW = "grow"
 
 
+class OnDrift(Enum):
+    """What to do when a replica of a stage has other parameters than the first one: copy them, or end the run."""
+
+    COPY = "copy"
+    FAIL = "fail"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultTolerance:
     """When workers save their state, when they count as lost, and what stays in storage after a failure.
 
     Each stage is checkpointed every `checkpoint_steps` steps. If that is None, the interval follows from measured
     times, for one failure of a function every `failure_interval_s`, and so that at most `retained_bytes` of messages
-    are kept for one worker to read again.
+    are kept for one worker to read again, and at most `retained_objects` messages of one worker, as far as checkpoints
+    do not take more than a fiftieth of the time for it. At most about `retained_objects` losses of one worker have an
+    object of their own.
 
     A function hands over to a successor before it is `lifetime_s` old. It is expected to start within `cold_start_s`,
     and counts as lost if nothing was heard of it for another `start_s`. It sends a heartbeat every `heartbeat_s`.
     A lease that was checked within the last `lease_s` is not checked again before a write.
+
+    The replicas of a stage compare hashes of their parameters at each checkpoint, and every `compare_steps` steps if
+    that is set. `on_drift` says what a replica does that differs from the first one, as it may on another kind of
+    processor: it goes back to the stage's checkpoint and repeats the steps since, or the run ends.
 
     `on_oom` says what happens when a function runs out of memory. A run that fails is deleted from storage, unless
     `keep` is set; what is kept can be resumed.
@@ -34,19 +47,22 @@ class FaultTolerance:
     checkpoint_steps: int | None = None
     failure_interval_s: float = 86_400.0
     retained_bytes: int = 8 << 30
+    retained_objects: int = 100
     lifetime_s: float | None = None
     cold_start_s: float = 0.0
     start_s: float = 60.0
     heartbeat_s: float = 10.0
     lease_s: float = 10.0
+    compare_steps: int | None = None
+    on_drift: OnDrift = OnDrift.COPY
     on_oom: OnOutOfMemory = OnOutOfMemory.FAIL
     keep: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("checkpoint_steps", "lifetime_s"):
+        for name in ("checkpoint_steps", "compare_steps", "lifetime_s"):
             if getattr(self, name) is not None:
                 checks.positive(name, getattr(self, name))
-        for name in ("failure_interval_s", "retained_bytes", "start_s", "heartbeat_s", "lease_s"):
+        for name in ("failure_interval_s", "retained_bytes", "retained_objects", "start_s", "heartbeat_s", "lease_s"):
             checks.positive(name, getattr(self, name))
         checks.at_least("cold_start_s", self.cold_start_s, 0)
 
@@ -71,6 +87,9 @@ class RunSettings:
     `storage` is a URL; None stands for the deployment's own storage, or a temporary folder on the local platform. A new
     run is called `name`, or gets a name of its own; `resume` names a run in that storage to continue. A message that
     is not there after `message_deadline_s` ends the run. `prices` are by default those of the plan's platform.
+
+    With `take_over` a run that another client owns is ended, and then continued here. With `from_start` a run is
+    resumed at its first step, from the parameters that were uploaded for it, whatever it has saved.
     """
 
     name: str | None = None
@@ -78,6 +97,8 @@ class RunSettings:
     resume: str | None = None
     message_deadline_s: float = 300.0
     prices: PlatformSpec | None = None
+    take_over: bool = False
+    from_start: bool = False
 
     def __post_init__(self) -> None:
         checks.positive("message_deadline_s", self.message_deadline_s)
@@ -91,6 +112,8 @@ class RunKeywords(TypedDict, total=False):
     resume: str | None
     message_deadline_s: float
     prices: PlatformSpec | None
+    take_over: bool
+    from_start: bool
 
 
 def settings_with(settings: RunSettings, keywords: RunKeywords) -> RunSettings:

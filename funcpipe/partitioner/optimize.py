@@ -5,9 +5,11 @@ from dataclasses import replace
 from funcpipe.core import ModelProfile, Plan, PlatformSpec, TrainingSpec
 from funcpipe.partitioner.catalog import PLANNED_LAYERS, find_policy
 from funcpipe.partitioner.problem.best_sync import with_best_sync
-from funcpipe.partitioner.problem.merge import merge
+from funcpipe.partitioner.problem.merge import merge_layers, starts_of
 from funcpipe.partitioner.problem.pins import NO_PINS, Pins, PlacedPins
 from funcpipe.partitioner.problem.problem import Problem
+from funcpipe.partitioner.problem.stage_graph import EDGE_LIMIT
+from funcpipe.partitioner.search.disentangle import disentangled
 
 
 def optimize(
@@ -19,31 +21,44 @@ def optimize(
     solver: str = "auto",
     time_limit_s: float | None = None,
     layer_limit: int = PLANNED_LAYERS,
+    edge_limit: int = EDGE_LIMIT,
     pins: Pins = NO_PINS,
 ) -> Plan:
     """The best plan for `training` by `policy`; `solver` says how the policy 'funcpipe' finds it.
 
-    A profile of more than `layer_limit` layers is merged first, and the plan is optimal among the cuts that remain.
+    A profile of more than `layer_limit` layers is merged first, and further while its stage graph would have more than
+    `edge_limit` edges; the plan is optimal among the cuts that remain, as `plan.solver.merged_layers` says.
     After `time_limit_s` seconds the best plan so far is returned, with what is proved about it in `plan.solver`.
     Raises Infeasible when no plan satisfies the limits, PlanError when batch, micro-batch and replicas do not divide or
     the profile lacks a size of the platform, SolverUnavailable, and InvalidValue for an unknown policy, solver or pin,
     or for what a solver's programme cannot express.
     """
     find = find_policy(policy, solver)
-    problem, starts = merged_problem(profile, spec, training, pins=pins, layer_limit=layer_limit)
+    problem, starts = merged_problem(profile, spec, training, pins=pins, layer_limit=layer_limit, edge_limit=edge_limit)
     plan = find(problem, time_limit_s=time_limit_s)
     return unmerged(with_best_sync(plan, problem) if policy == "funcpipe" else plan, starts)
 
 
 def merged_problem(
-    profile: ModelProfile, spec: PlatformSpec, training: TrainingSpec, *, pins: Pins, layer_limit: int
+    profile: ModelProfile,
+    spec: PlatformSpec,
+    training: TrainingSpec,
+    *,
+    pins: Pins,
+    layer_limit: int,
+    edge_limit: int = EDGE_LIMIT,
 ) -> tuple[Problem, tuple[int, ...]]:
     """The problem with at most `layer_limit` layers, and where each begins in the profile, with the end."""
-    merged = merge(profile, layer_limit, keep=PlacedPins(pins, profile, spec).cuts)
-    return Problem(profile=merged.profile, spec=spec, training=training, pins=pins), merged.starts
+    merged = merge_layers(profile, layer_limit, keep=PlacedPins(pins, profile, spec).kept)
+    problem = Problem(profile=merged, spec=spec, training=training, pins=pins, edge_limit=edge_limit)
+    problem = disentangled(problem)
+    return problem, starts_of(problem.profile, profile)
 
 
 def unmerged(plan: Plan, starts: tuple[int, ...]) -> Plan:
     """`plan` in terms of the layers before merging; `starts` says where each merged layer begins."""
     stages = tuple(replace(stage, first=starts[stage.first], stop=starts[stage.stop]) for stage in plan.stages)
-    return replace(plan, stages=stages)
+    solver = plan.solver
+    if solver is not None and len(starts) - 1 < starts[-1]:
+        solver = replace(solver, merged_layers=len(starts) - 1)
+    return replace(plan, stages=stages, solver=solver)

@@ -1,7 +1,7 @@
 """The two Protocols that a cloud must satisfy: object storage, and a platform that runs functions."""
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
@@ -13,6 +13,9 @@ from funcpipe.core.log_lines import RawLine
 Gate = AbstractContextManager[object]
 OPEN: Gate = nullcontext()
 """The gate that is always open. A gate is held exactly while the body of an object moves."""
+
+DELETE_BATCH = 1000
+"""How many objects one request deletes at most: as many as S3 and OSS take."""
 
 
 class Storage(Protocol):
@@ -34,6 +37,12 @@ class Storage(Protocol):
     def delete(self, key: str) -> None:
         """Remove an object; a missing key is not an error."""
 
+    def delete_many(self, keys: Sequence[str]) -> None:
+        """Remove any number of objects, in as few requests as can be; missing keys are not an error.
+
+        If some cannot be removed, the others still are, and the error names one of them with its reason.
+        """
+
     def list(self, prefix: str) -> tuple[str, ...]:
         """The keys that begin with `prefix`, sorted."""
 
@@ -42,6 +51,18 @@ class Storage(Protocol):
 
         It may end early: the caller asks again.
         """
+
+
+def batches(keys: Sequence[str]) -> Iterator[Sequence[str]]:
+    """`keys` in parts of at most DELETE_BATCH."""
+    return (keys[start : start + DELETE_BATCH] for start in range(0, len(keys), DELETE_BATCH))
+
+
+class OpenStorage(Protocol):
+    """Opens the storage at a URL, such as `catalog.open_storage`."""
+
+    def __call__(self, url: str, *, retry_s: float = ...) -> Storage:
+        """The storage at `url`; a request that fails for now is tried again for `retry_s`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +82,12 @@ class State(Enum):
 
 
 class Cause(Enum):
-    """What ended a function that failed, where the platform can tell."""
+    """What ended a function that failed, where the platform can tell. `EXITED`: its process ended itself."""
 
     OUT_OF_MEMORY = "out of memory"
     TIMED_OUT = "timed out"
     CRASHED = "crashed"
+    EXITED = "exited"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,3 +157,7 @@ class Deployment(Platform, Protocol):
 
     def of_deployed_sizes(self) -> "Deployment":
         """The same platform with only those sizes that have a function; raises PlatformRefused if there are none."""
+
+
+OpenPlatform = Callable[[str], Platform]
+"""Opens the platform that a URL names."""

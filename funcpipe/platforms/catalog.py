@@ -11,7 +11,7 @@ from funcpipe.platforms.base import Deployment, Platform, Storage
 from funcpipe.platforms.local.files import FileStorage
 from funcpipe.platforms.local.link import read_link
 from funcpipe.platforms.processors import usable_processors
-from funcpipe.platforms.wrappers import Retried
+from funcpipe.platforms.wrappers import RETRY_S, Retried
 
 LOCAL = "local"
 
@@ -33,17 +33,21 @@ def load_spec(name: str) -> PlatformSpec:
     return replace(spec, shared_cores=usable_processors()) if name == LOCAL else spec
 
 
-def open_storage(url: str) -> Storage:
+def open_storage(url: str, *, retry_s: float = RETRY_S) -> Storage:
     """The object storage at `url`: `file:///folder`, or `s3://bucket/prefix` with `?endpoint=…&region=…` as needed.
 
     Or `oss://bucket/prefix?endpoint=…&region=…`. Credentials come from the environment, never from the URL. A fragment
-    tells the link that is imposed, see `link.py`.
+    tells the link that is imposed, see `link.py`. A request that fails for now is tried again for `retry_s`.
     """
     parts = urlsplit(url)
     if parts.username is not None or parts.password is not None:
         raise InvalidValue("storage", _without_user(url), "must not hold credentials; set them in the environment")
-    if parts.fragment:
-        return read_link(parts.fragment).impose(open_storage(parts._replace(fragment="").geturl()))
+    store = Retried(_open_unretried(parts._replace(fragment="").geturl()), deadline_s=retry_s)
+    return read_link(parts.fragment).impose(store) if parts.fragment else store
+
+
+def _open_unretried(url: str) -> Storage:
+    parts = urlsplit(url)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     match parts.scheme:
         case "file" if parts.path and not parts.netloc and not options:
@@ -51,17 +55,13 @@ def open_storage(url: str) -> Storage:
         case "s3" if parts.netloc and options.keys() <= {"endpoint", "region"} and all(options.values()):
             from funcpipe.platforms.aws.s3 import S3Storage
 
-            return Retried(
-                S3Storage(
-                    parts.netloc, unquote(parts.path), endpoint=options.get("endpoint"), region=options.get("region")
-                )
+            return S3Storage(
+                parts.netloc, unquote(parts.path), endpoint=options.get("endpoint"), region=options.get("region")
             )
         case "oss" if parts.netloc and options.keys() == {"endpoint", "region"} and all(options.values()):
             from funcpipe.platforms.aliyun.oss import OssStorage
 
-            return Retried(
-                OssStorage(parts.netloc, unquote(parts.path), endpoint=options["endpoint"], region=options["region"])
-            )
+            return OssStorage(parts.netloc, unquote(parts.path), endpoint=options["endpoint"], region=options["region"])
         case _:
             raise InvalidValue("storage", url, "must be a URL such as file:///tmp/objects or s3://bucket/prefix")
 

@@ -1,18 +1,29 @@
 """Storage that does something more: wrapped around any back-end."""
 
+import functools
+import itertools
 import logging
-import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from funcpipe.core.backoff import Backoff
 from funcpipe.errors import KeyExists, KeyMissing, StorageBusy
-from funcpipe.platforms.base import OPEN, Gate, Storage
+from funcpipe.platforms.base import OPEN, Gate, Storage, batches
 
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
+
+RETRY_S = 120.0
+"""How long a request is tried again, where nobody says."""
+
+PAUSES = Backoff(first_s=0.1, most_s=5.0)
+"""Between two tries of a request."""
+
+_WORRYING_S = 5.0
+"""How long a storage may fail before people are told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +77,10 @@ class Counted:
         """As the wrapped storage; free of charge everywhere, not counted."""
         self._store.delete(key)
 
+    def delete_many(self, keys: Sequence[str]) -> None:
+        """As the wrapped storage; not counted."""
+        self._store.delete_many(keys)
+
     def list(self, prefix: str) -> tuple[str, ...]:
         """As the wrapped storage; a run never lists while it trains."""
         return self._store.list(prefix)
@@ -76,28 +91,25 @@ class Counted:
 
 
 class Retried:
-    """Makes a request again, after a pause, when the storage is busy: at most `attempts` times in all.
+    """Makes a request again, after a pause, while the storage is busy: for `deadline_s`, then the error is raised.
 
-    Pauses are drawn between nothing and twice as much each time, so that functions which were refused together do not
-    come back together.
+    A request that began within that time is waited for. Refusals are not tried again.
     """
 
     def __init__(
         self,
         store: Storage,
         *,
-        attempts: int = 8,
-        first_s: float = 0.05,
-        most_s: float = 5.0,
+        deadline_s: float = RETRY_S,
+        backoff: Backoff = PAUSES,
+        clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
-        draw: Callable[[], float] = random.random,
     ) -> None:
         self._store = store
-        self._attempts = attempts
-        self._first_s = first_s
-        self._most_s = most_s
+        self._deadline_s = deadline_s
+        self._backoff = backoff
+        self._clock = clock
         self._sleep = sleep
-        self._draw = draw
         self.watches = store.watches
 
     def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
@@ -110,33 +122,53 @@ class Retried:
             try:
                 self._store.put(key, data, if_absent=if_absent, gate=gate)
             except KeyExists:
-                if tries == 1 or self._store.get(key) != data:
+                if tries == 1 or not self._holds(key, data):
                     raise
 
-        self._repeat(put)
+        self._repeat(f"put {key}", put)
 
     def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
         """As the wrapped storage."""
-        return self._repeat(lambda: self._store.get(key, start=start, stop=stop, gate=gate))
+        return self._repeat(f"get {key}", lambda: self._store.get(key, start=start, stop=stop, gate=gate))
 
     def delete(self, key: str) -> None:
         """As the wrapped storage."""
-        self._repeat(lambda: self._store.delete(key))
+        self._repeat(f"delete {key}", lambda: self._store.delete(key))
+
+    def delete_many(self, keys: Sequence[str]) -> None:
+        """As the wrapped storage; a batch that fails is deleted again, those before it are not."""
+        for batch in batches(keys):
+            self._repeat(f"delete {len(batch)} objects", functools.partial(self._store.delete_many, batch))
 
     def list(self, prefix: str) -> tuple[str, ...]:
         """As the wrapped storage."""
-        return self._repeat(lambda: self._store.list(prefix))
+        return self._repeat(f"list {prefix}", lambda: self._store.list(prefix))
 
     def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
         """As the wrapped storage."""
         self._store.wait(key, timeout_s, cancel)
 
-    def _repeat(self, request: Callable[[], _Result]) -> _Result:
-        for attempt in range(self._attempts - 1):
+    def _holds(self, key: str, data: bytes | memoryview) -> bool:
+        """Whether the object is `data`; it may have been deleted since it was in the way."""
+        try:
+            return self._store.get(key) == data
+        except KeyMissing:
+            return False
+
+    def _repeat(self, what: str, request: Callable[[], _Result]) -> _Result:
+        began_s = self._clock()
+        for tries in itertools.count(1):
             try:
                 return request()
             except StorageBusy as error:
-                pause_s = self._draw() * min(self._first_s * 2**attempt, self._most_s)
-                _log.info("retry %d of %d in %.2f s: %s", attempt + 1, self._attempts - 1, pause_s, error)
+                tried_s = self._clock() - began_s
+                if tried_s >= self._deadline_s:
+                    raise StorageBusy(
+                        f"{what}: the storage failed for {tried_s:.0f} s, {tries} times: {error}"
+                    ) from error
+                pause_s = min(self._backoff.pause_s(tries), self._deadline_s - tried_s)
+                level = logging.INFO if tried_s < _WORRYING_S else logging.WARNING
+                left_s = self._deadline_s - tried_s
+                _log.log(level, "%s: tried again in %.2f s, for %.0f s more: %s", what, pause_s, left_s, error)
                 self._sleep(pause_s)
-        return request()
+        raise AssertionError("the count never ends")

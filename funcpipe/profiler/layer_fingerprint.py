@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from funcpipe.model.graph.expectations import EXPECTATIONS
 from funcpipe.model.graph.program import Call, Ref, attribute, map_leaves
 from funcpipe.model.split import StageModule
 
@@ -22,12 +23,14 @@ def layer_fingerprint(stage: StageModule, values: Mapping[str, Tensor]) -> str:
     given = [(name in stage.differentiable, _kind(values[name])) for name in (*stage.inputs, *stage.receives)]
     for crossing in program.received:
         numbers[crossing.node] = len(numbers)
-    if program.batch is not None:
-        numbers[program.batch[0]] = len(numbers)
+    for node in program.symbols:
+        numbers[node] = len(numbers)
     calls = []
     for layer in program.layers:
         for call in layer.calls:
             numbers[call.name] = len(numbers)
+            if call.target in EXPECTATIONS:  # which name the layer, and take no time
+                continue
             calls.append(_call(stage, call, numbers))
     sent = [numbers[crossing.node] for crossing in program.sent]
     constants = [crossing.constants for crossing in program.received]
@@ -45,7 +48,8 @@ def _call(stage: StageModule, call: Call, numbers: Mapping[str, int]) -> Any:
         target = _kind(attribute(stage, call.target))
     elif call.op == "call_function":
         target = (getattr(target, "__module__", ""), str(target))
-    return call.op, target, map_leaves(call.args, canonical), map_leaves(dict(call.kwargs), canonical)
+    arguments = map_leaves(call.args, canonical), map_leaves(dict(call.kwargs), canonical)
+    return call.op, target, *arguments, call.no_grad, call.autocast
 
 
 def _kind(item: Any) -> Any:

@@ -69,7 +69,9 @@ def profile(
         ties=tuple(
             TiedParameter(name=tie.names[0], layers=tie.layers, parameter_bytes=tie.bytes) for tie in graph.ties
         ),
+        carried=graph.carried.names,
         estimated=on is None and spec.name != "local",
+        blocks=graph.blocks,
     )
 
 

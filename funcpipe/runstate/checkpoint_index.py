@@ -61,8 +61,12 @@ class CheckpointIndex:
     def common_step(self, stages: int, replicas: int) -> int:
         """The newest step that all stages have saved, and whose loss all replicas of the last stage have reported."""
         reported = min(self.done.get((stages - 1, replica), self.first_step) for replica in range(replicas))
+        return next((step for step in self.common_steps(stages) if step <= reported), self.first_step)
+
+    def common_steps(self, stages: int) -> tuple[int, ...]:
+        """The steps that all stages have saved, the newest first; the last is the first step."""
         steps = frozenset.intersection(*(self.saved_steps(stage) for stage in range(stages)))
-        return max((step for step in steps if step <= reported), default=self.first_step)
+        return tuple(sorted(steps, reverse=True))
 
     def outdated(self, stage: int, stages: int, replicas: int) -> tuple[str, ...]:
         """The manifests of `stage` that no worker would restart from; the last two steps are always kept."""

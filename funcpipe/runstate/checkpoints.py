@@ -1,7 +1,7 @@
 """Checkpoints of stages in storage: tensors as safetensors files, and a manifest that names them.
 
-The files are written first, under names that no other checkpoint has, and the manifest last. A writer that is
-interrupted at any byte leaves earlier checkpoints intact, and at most files that no manifest names.
+The files are written first, under names that no other checkpoint has, then read back, and the manifest comes last. A
+writer that is interrupted at any byte leaves earlier checkpoints intact, and at most files that no manifest names.
 
 A stage whose optimiser is divided over its replicas is saved in parts, each by its replica with its own manifest.
 """
@@ -10,17 +10,17 @@ import hashlib
 import logging
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-import safetensors.torch
-import torch
 from torch import Tensor
 
-from funcpipe.core import Manifest, StoredFile, WorkerId, worker_name
-from funcpipe.errors import CorruptMessage, KeyMissing, ModelError
+from funcpipe.core import Manifest, ReplicaMark, StoredFile, WorkerId, worker_name
+from funcpipe.errors import CorruptMessage, KeyMissing, RunUnknown
 from funcpipe.platforms.base import Storage
+from funcpipe.runstate.checkpoint_files import deserialised, in_files, serialised
 from funcpipe.runstate.checkpoint_index import CheckpointIndex, CheckpointPart
-from funcpipe.runstate.documents import READS, get_listed_document, put_document
+from funcpipe.runstate.documents import READS, encode_document, get_listed_document, put_document
 from funcpipe.runstate.keys import Keys
 from funcpipe.training.state import StageState, settings_from_text, settings_to_text
 from funcpipe.training.state_shards import combine_shards
@@ -30,17 +30,32 @@ _log = logging.getLogger(__name__)
 FILE_BYTES = 64 << 20
 """About how large the files of a checkpoint are: only one file at a time is copied in memory."""
 
+_BLOCK_BYTES = 8 << 20
+"""How much of a file is read back at a time."""
+
 _MANIFEST = re.compile(r"(\d{8})\.([a-z0-9.]+)\.json", re.ASCII)
-_DONE = re.compile(r"s(\d+)\.r(\d+)/(\d{8})", re.ASCII)
+_DONE = re.compile(r"s(\d+)\.r(\d+)/(\d{8})\.(\d{8})", re.ASCII)
 _LOOKUPS = 5
 """How often the newest checkpoint is looked up, if others delete the one that was found before it is read."""
 
 
-class Checkpoints:
-    """The checkpoints of one generation of a run, which began with `first_step`."""
+@dataclass(frozen=True, slots=True)
+class UnpublishedCheckpoint:
+    """A checkpoint whose files are written, since `began_s`, and whose manifest will be called `name`."""
 
-    def __init__(self, storage: Storage, keys: Keys, *, first_step: int = 0, file_bytes: int = FILE_BYTES) -> None:
+    name: str
+    manifest: Manifest
+    began_s: float
+
+
+class Checkpoints:
+    """The checkpoints of one generation of a run, which began with `first_step`, for an attempt of a worker."""
+
+    def __init__(
+        self, storage: Storage, keys: Keys, *, first_step: int = 0, attempt: int = 0, file_bytes: int = FILE_BYTES
+    ) -> None:
         self._first_step = first_step
+        self._attempt = attempt
         self._storage = storage
         self._keys = keys
         self._file_bytes = file_bytes
@@ -48,12 +63,23 @@ class Checkpoints:
     def save(
         self, stage: int, step: int, state: StageState, *, writer: str, part: CheckpointPart | None = None
     ) -> Manifest:
-        """Write the state of `stage` after `step` steps, or a part of it. No two writers may have the same `writer`."""
+        """Write the state of `stage` after `step` steps, or a part of it. No two writers may have the same `writer`.
+
+        Raises CorruptMessage if it reads back otherwise.
+        """
+        written = self.write_files(stage, step, state, writer=writer, part=part)
+        self.publish(written)
+        return written.manifest
+
+    def write_files(
+        self, stage: int, step: int, state: StageState, *, writer: str, part: CheckpointPart | None = None
+    ) -> UnpublishedCheckpoint:
+        """Write what `save` writes, but for the manifest: the checkpoint does not exist until it is published."""
         began_s = time.monotonic()
         name = f"{step:08d}.{writer}" if part is None else f"{step:08d}.{part}.{writer}"
         files = []
-        for number, tensors in enumerate(_files(state.tensors, self._file_bytes)):
-            data = _serialised(tensors)
+        for number, tensors in enumerate(in_files(state.tensors, self._file_bytes)):
+            data = serialised(tensors)
             file = StoredFile(
                 name=f"{name}.{number}.safetensors", bytes=len(data), sha256=hashlib.sha256(data).hexdigest()
             )
@@ -67,35 +93,65 @@ class Checkpoints:
             transient=tuple(sorted(state.transient)),
             settings=settings_to_text(state.settings),
         )
-        put_document(self._storage, self._keys.checkpoint(stage, f"{name}.json"), manifest)
+        return UnpublishedCheckpoint(name, manifest, began_s)
+
+    def publish(self, written: UnpublishedCheckpoint) -> None:
+        """Read the files back, and write their manifest. Raises CorruptMessage if they are not what was written."""
+        name, manifest = written.name, written.manifest
+        for file in manifest.files:
+            self._read_back(self._keys.checkpoint(manifest.stage, file.name), file)
+        key = self._keys.checkpoint(manifest.stage, f"{name}.json")
+        put_document(self._storage, key, manifest)
+        get_listed_document(self._storage, Manifest, key)
         _log.info(
             "saved stage %d after step %d as %s: %d bytes in %.2f s",
-            stage,
-            step,
+            manifest.stage,
+            manifest.step,
             name,
-            sum(file.bytes for file in files),
-            time.monotonic() - began_s,
+            sum(file.bytes for file in manifest.files),
+            time.monotonic() - written.began_s,
         )
-        return manifest
 
-    def mark_done(self, worker: WorkerId, step: int) -> None:
-        """Record that `worker` has finished `step` steps, including all its writes."""
+    def mark_done(self, worker: WorkerId, step: int, mark: ReplicaMark | None = None) -> None:
+        """Record that `worker` has finished `step` steps, including all its writes, and what it holds.
+
+        The mark before is kept, so that slower replicas can compare theirs with it.
+        """
         name = worker_name(*worker)
-        key = self._keys.done(name, step)
-        self._storage.put(key, b"")
-        for other in self._storage.list(self._keys.progress(name)):
-            if other < key:
-                self._storage.delete(other)
+        key = self._keys.done(name, self._attempt, step)
+        self._storage.put(key, b"" if mark is None else encode_document(mark))
+        earlier = [other for other in self._storage.list(self._keys.progress(name)) if other < key]
+        self._storage.delete_many(earlier[:-1])
+
+    def take_over_marks(self, worker: WorkerId) -> None:
+        """From now on only marks of this attempt count for `worker`; its first tells what attempts before have done.
+
+        An attempt does this before it looks for where to restart. Otherwise one before it, which is asleep or slow,
+        could put a mark after that look, and others would delete messages that this attempt will read.
+        """
+        name, told = worker_name(*worker), -1
+        while True:  # again if an attempt before has put another mark in between, which others may have seen
+            newest = max(self._storage.list(self._keys.progress(name)), key=_step_of, default=None)
+            step = self._first_step if newest is None else _step_of(newest)
+            if step == told:
+                return
+            try:
+                mark = b"" if newest is None else self._storage.get(newest)
+            except KeyMissing:  # deleted by an attempt before, which still runs
+                continue
+            self._storage.put(self._keys.done(name, self._attempt, step), mark)
+            told = step
 
     def index(self) -> CheckpointIndex:
         """What is saved, found with two requests."""
         saved: dict[int, list[tuple[int, str]]] = {}
-        done: dict[WorkerId, int] = {}
+        newest: dict[WorkerId, tuple[int, int]] = {}  # the attempt and the step of the mark that counts
         for key in self._storage.list(self._keys.all_progress):
             match = _DONE.fullmatch(key.removeprefix(self._keys.all_progress))
             if match is not None:
                 worker = int(match[1]), int(match[2])
-                done[worker] = max(done.get(worker, 0), int(match[3]))
+                newest[worker] = max(newest.get(worker, (0, 0)), (int(match[3]), int(match[4])))
+        done = {worker: step for worker, (_, step) in newest.items()}
         for key in self._storage.list(self._keys.checkpoints):
             folder, _, name = key.removeprefix(self._keys.checkpoints).rpartition("/")
             match = _MANIFEST.fullmatch(name)
@@ -105,13 +161,21 @@ class Checkpoints:
         return CheckpointIndex(saved=entries, done=done, first_step=self._first_step)
 
     def load_latest(self, worker: WorkerId) -> tuple[int, StageState | None]:
-        """Where `worker` restarts: the step, and its state after it; the state is None if nothing was saved."""
-        for _ in range(_LOOKUPS - 1):
+        """Where `worker` restarts: the step, and its state after it; the state is None if nothing was saved.
+
+        Raises RunUnknown if that is damaged. An older checkpoint would not do, as the messages since are deleted: the
+        run as a whole can go back to it, this worker alone cannot.
+        """
+        for lookup in range(1, _LOOKUPS + 1):
             try:
                 return self._load_newest(worker)
             except KeyMissing as error:
+                if lookup == _LOOKUPS:
+                    raise self._unreadable(worker, error) from error
                 _log.info("a checkpoint was deleted while it was read, looking for a newer one: %s", error)
-        return self._load_newest(worker)
+            except CorruptMessage as error:
+                raise self._unreadable(worker, error) from error
+        raise AssertionError("the last lookup returns or raises")
 
     def load_combined(self, stage: int, names: Sequence[str]) -> StageState:
         """The checkpoints whose manifests have these names, combined into one state. Raises as `load` does."""
@@ -136,20 +200,39 @@ class Checkpoints:
 
     def delete(self, stage: int, names: tuple[str, ...]) -> None:
         """Delete checkpoints of `stage` by the names of their manifests, which are deleted first."""
-        files = self._storage.list(f"{self._keys.checkpoints}s{stage}/")
-        for name in names:
-            prefix = self._keys.checkpoint(stage, name.removesuffix(".json")) + "."
-            self._storage.delete(self._keys.checkpoint(stage, name))
-            for key in files:
-                if key.startswith(prefix):
-                    self._storage.delete(key)
-            _log.debug("deleted checkpoint %s of stage %d", name, stage)
+        if not names:
+            return
+        found = self._storage.list(f"{self._keys.checkpoints}s{stage}/")
+        prefixes = tuple(self._keys.checkpoint(stage, name.removesuffix(".json")) + "." for name in names)
+        self._storage.delete_many([self._keys.checkpoint(stage, name) for name in names])
+        self._storage.delete_many([key for key in found if key.startswith(prefixes)])
+        _log.debug("deleted checkpoints %s of stage %d", ", ".join(names), stage)
 
     def _load_newest(self, worker: WorkerId) -> tuple[int, StageState | None]:
         index = self.index()
         step = index.restart_step(worker)
         manifests = index.manifests_for(worker, step)
         return step, self.load_combined(worker[0], manifests) if manifests else None
+
+    def _unreadable(self, worker: WorkerId, error: Exception) -> RunUnknown:
+        return RunUnknown(
+            f"worker {worker_name(*worker)} cannot restart, as its checkpoint is damaged: {error}; an earlier "
+            f"checkpoint of the whole run may be left: funcpipe train ... --resume {self._keys.run}"
+        )
+
+    def _read_back(self, key: str, file: StoredFile) -> None:
+        """Raise CorruptMessage unless the object under `key` is `file`; only a block of it is in memory at a time."""
+        for read in range(1, READS + 1):
+            digest = hashlib.sha256()
+            try:
+                for start in range(0, file.bytes, _BLOCK_BYTES):
+                    digest.update(self._storage.get(key, start=start, stop=min(start + _BLOCK_BYTES, file.bytes)))
+            except KeyMissing:
+                digest.update(b"nothing")
+            if digest.hexdigest() == file.sha256:
+                return
+            _log.warning("read %d of %d of %s is not what was written", read, READS, key)
+        raise CorruptMessage(f"{key} reads back otherwise than it was written; the checkpoint before it stays")
 
     def _tensors(self, stage: int, file: StoredFile) -> dict[str, Tensor]:
         key = self._keys.checkpoint(stage, file.name)
@@ -161,39 +244,11 @@ class Checkpoints:
                     raise
                 continue
             if len(data) == file.bytes and hashlib.sha256(data).hexdigest() == file.sha256:
-                return _deserialised(key, data)
+                return deserialised(key, data)
             _log.warning("read %d of %d of %s has another length or SHA-256 than its manifest", read, READS, key)
         raise CorruptMessage(f"{key} is not what its manifest says: its length or its SHA-256 differs")
 
 
-def _files(tensors: Mapping[str, Tensor], file_bytes: int) -> Iterator[dict[str, Tensor]]:
-    part: dict[str, Tensor] = {}
-    size = 0
-    for name, tensor in tensors.items():
-        if part and size + tensor.nbytes > file_bytes:
-            yield part
-            part, size = {}, 0
-        part[name] = tensor
-        size += tensor.nbytes
-    if part:
-        yield part
-
-
-def _serialised(tensors: Mapping[str, Tensor]) -> bytes:
-    try:
-        return safetensors.torch.save({name: _unshared(tensor) for name, tensor in tensors.items()})
-    except (ValueError, KeyError, RuntimeError) as error:
-        raise ModelError(f"a checkpoint cannot hold the tensors {sorted(tensors)}: {error}") from error
-
-
-def _unshared(tensor: Tensor) -> Tensor:
-    """`tensor`, contiguous and in memory of its own, as safetensors demands."""
-    whole = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
-    return tensor if whole else tensor.clone(memory_format=torch.contiguous_format)
-
-
-def _deserialised(key: str, data: bytes) -> dict[str, Tensor]:
-    try:
-        return dict(safetensors.torch.load(data))
-    except (safetensors.SafetensorError, ValueError, KeyError, RuntimeError, TypeError) as error:
-        raise CorruptMessage(f"{key} is no safetensors file: {error}") from error
+def _step_of(key: str) -> int:
+    """The step of a mark."""
+    return int(key.rpartition(".")[2])

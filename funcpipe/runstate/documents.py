@@ -5,6 +5,7 @@
 """
 
 import logging
+from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 import xxhash
@@ -58,6 +59,23 @@ def get_document(storage: Storage, kind: type[D], key: str) -> D:
     return decode_document(kind, storage.get(key), source=key)
 
 
+def find_document(storage: Storage, kind: type[D], key: str) -> D | None:
+    """The document under `key`, or None if there is none. Raises CorruptMessage as `get_document` does."""
+    try:
+        return get_document(storage, kind, key)
+    except KeyMissing:
+        return None
+
+
+def find_readable_document(storage: Storage, kind: type[D], key: str) -> D | None:
+    """The document under `key`, or None if there is none, or none that can be read: for what a run can do without."""
+    try:
+        return find_document(storage, kind, key)
+    except CorruptMessage as error:
+        _log.warning("does without an object that cannot be read: %s", error)
+        return None
+
+
 def get_listed_document(storage: Storage, kind: type[D], key: str) -> D:
     """The document under a key that was listed, so must exist: a read that does not find it is repeated."""
     for _ in range(READS - 1):
@@ -66,3 +84,12 @@ def get_listed_document(storage: Storage, kind: type[D], key: str) -> D:
         except KeyMissing:
             _log.debug("%s was listed, but a read did not find it; reading again", key)
     return get_document(storage, kind, key)
+
+
+def readable_documents(storage: Storage, kind: type[D], keys: Iterable[str]) -> Iterator[D]:
+    """The documents under keys that were listed, without those that are damaged or have gone since."""
+    for key in keys:
+        try:
+            yield get_listed_document(storage, kind, key)
+        except (CorruptMessage, KeyMissing) as error:
+            _log.warning("does without an object that cannot be read: %s", error)

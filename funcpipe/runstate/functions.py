@@ -1,18 +1,19 @@
 """The functions of a run: clients and workers start them, and record each in storage so that anybody can stop it."""
 
-import contextlib
 import json
 import logging
 import secrets
+import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from funcpipe.core import FunctionDocument, WorkerSpec
+from funcpipe.core.backoff import Backoff
 from funcpipe.core.json_form import from_plain, to_plain
-from funcpipe.errors import KeyMissing, PlatformError
+from funcpipe.errors import PlatformError, Superseded
 from funcpipe.platforms.base import Handle, Platform, Storage
-from funcpipe.runstate.documents import get_document, put_document
+from funcpipe.runstate.documents import put_document, readable_documents
 from funcpipe.runstate.keys import Keys
 
 _log = logging.getLogger(__name__)
@@ -20,29 +21,69 @@ _log = logging.getLogger(__name__)
 MAX_RESTARTS = 5
 """How often a worker is restarted while the run makes no step; after that the run is given up."""
 
+RESTART_PAUSES = Backoff(first_s=2.0, most_s=30.0)
+"""The pauses before a worker is restarted again, while the run makes no step; the first restart comes at once."""
+
+OUT_OF_REACH_S = 5.0
+"""If it takes longer to look for heartbeats, the storage is in trouble, and the silence of others says nothing."""
+
 _STOPS_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedFunction:
-    """A function that was started for an attempt of a worker, and its price per second."""
+    """A function that was started for an attempt of a worker, with its price per second and its memory.
+
+    It was started at `started_at_s` by the clock of who started it; 0 if that was not recorded.
+    """
 
     worker: str
     attempt: int
     handle: Handle
     usd_s: float
+    memory_mb: int | None = None
+    started_at_s: float = 0.0
 
 
 def start_function(platform: Platform, storage: Storage, keys: Keys, spec: WorkerSpec) -> StartedFunction:
-    """Invoke a function for the attempt in `spec`, and record it."""
-    handle = platform.invoke(spec)
-    usd_s = spec.account.usd_s
-    document = FunctionDocument(
-        worker=spec.worker, attempt=spec.attempt, handle=json.dumps(to_plain(handle)), usd_s=usd_s
+    """Invoke a function for the attempt in `spec`, and record it; if that fails, the function is stopped."""
+    started_at_s = time.time()
+    started = StartedFunction(
+        worker=spec.worker,
+        attempt=spec.attempt,
+        handle=platform.invoke(spec),
+        usd_s=spec.account.usd_s,
+        memory_mb=spec.memory_mb,
+        started_at_s=started_at_s,
     )
-    put_document(storage, keys.function(spec.worker, spec.attempt, secrets.token_hex(4)), document)
-    _log.info("started function %s as attempt %d of worker %s", handle.name, spec.attempt, spec.worker)
-    return StartedFunction(worker=spec.worker, attempt=spec.attempt, handle=handle, usd_s=usd_s)
+    document = FunctionDocument(
+        worker=started.worker,
+        attempt=started.attempt,
+        handle=json.dumps(to_plain(started.handle)),
+        usd_s=started.usd_s,
+        memory_mb=started.memory_mb,
+        started_at_s=started.started_at_s,
+    )
+    try:
+        put_document(storage, keys.function(spec.worker, spec.attempt, secrets.token_hex(4)), document)
+    except BaseException:
+        stop_functions(platform, [started.handle])
+        raise
+    _log.info("started function %s as attempt %d of worker %s", started.handle.name, spec.attempt, spec.worker)
+    return started
+
+
+def start_for_worker(platform: Platform, storage: Storage, keys: Keys, spec: WorkerSpec) -> StartedFunction:
+    """Start a function as a worker or a watchdog does; raises Superseded if the run is being deleted.
+
+    Whoever deletes a run deletes its payloads before looking for functions. So either that client sees this one, or the
+    payloads are gone here, and the function is stopped.
+    """
+    begun = start_function(platform, storage, keys, spec)
+    if not storage.list(keys.payloads):
+        stop_functions(platform, [begun.handle])
+        raise Superseded(f"run {keys.run} is being deleted")
+    return begun
 
 
 def stop_functions(platform: Platform, handles: Iterable[Handle]) -> None:
@@ -61,14 +102,19 @@ def stop_functions(platform: Platform, handles: Iterable[Handle]) -> None:
 
 
 def list_functions(storage: Storage, keys: Keys, worker: str | None = None) -> tuple[StartedFunction, ...]:
-    """The functions that anybody started for `worker`, or for all workers, in order of worker and attempt."""
+    """The functions that anybody started for `worker`, or for all workers, in order of worker, attempt and start."""
     prefix = keys.functions if worker is None else f"{keys.functions}{worker}/"
     found = []
-    for key in storage.list(prefix):
-        with contextlib.suppress(KeyMissing):  # deleted since it was listed
-            document = get_document(storage, FunctionDocument, key)
-            handle: Handle = from_plain(Handle, json.loads(document.handle), source=key)
-            found.append(
-                StartedFunction(worker=document.worker, attempt=document.attempt, handle=handle, usd_s=document.usd_s)
+    for document in readable_documents(storage, FunctionDocument, storage.list(prefix)):
+        handle: Handle = from_plain(Handle, json.loads(document.handle), source="a function's handle")
+        found.append(
+            StartedFunction(
+                worker=document.worker,
+                attempt=document.attempt,
+                handle=handle,
+                usd_s=document.usd_s,
+                memory_mb=document.memory_mb,
+                started_at_s=document.started_at_s,
             )
-    return tuple(found)
+        )
+    return tuple(sorted(found, key=lambda function: (function.worker, function.attempt, function.started_at_s)))

@@ -1,13 +1,17 @@
 """The generations of a run. Starting a run makes generation 0; each time it is resumed, a new generation follows.
 
-A generation is first reserved under its number, then prepared, and counts from the moment that its record is written.
+A generation is first reserved under its number and a nonce, then prepared, and counts from the moment that its record
+is written. Only the client that owns the run does so.
 """
 
 import logging
+import secrets
+from collections.abc import Iterable
 
 from funcpipe.core import LeaseDocument, RunRecord, WorkerSpec
-from funcpipe.errors import KeyExists, KeyMissing, RunUnknown
+from funcpipe.errors import CorruptMessage, KeyMissing, RunUnknown
 from funcpipe.platforms.base import Storage
+from funcpipe.runstate.detached import unmark_run
 from funcpipe.runstate.documents import get_document, get_listed_document, put_document
 from funcpipe.runstate.keys import Keys
 
@@ -16,37 +20,53 @@ _log = logging.getLogger(__name__)
 
 def reserve_generation(storage: Storage, run: str) -> Keys:
     """The keys of a new generation of `run`, which nobody else gets."""
-    number = max(list_generations(storage, run), default=-1) + 1
-    while True:
-        keys = Keys(run, number)
-        try:
-            put_document(storage, keys.reservation, LeaseDocument(holder="client"), if_absent=True)
-        except KeyExists:
-            number += 1
-            continue
-        _log.info("generation %d of run %s begins", number, run)
-        return keys
+    number = max((keys.generation for keys in list_generations(storage, run)), default=-1) + 1
+    keys = Keys(run, number, secrets.token_hex(4))
+    put_document(storage, keys.reservation, LeaseDocument(holder="client"), if_absent=True)
+    _log.info("generation %d of run %s begins", number, run)
+    return keys
 
 
-def list_generations(storage: Storage, run: str) -> tuple[int, ...]:
-    """The numbers of the reserved generations of `run`, in ascending order."""
-    prefix = Keys(run).reservations
-    numbers = [key.removeprefix(prefix) for key in storage.list(prefix)]
-    return tuple(sorted(int(number) for number in numbers if number.isdecimal()))
+def list_generations(storage: Storage, run: str) -> tuple[Keys, ...]:
+    """The reserved generations of `run`, in ascending order."""
+    return _generations_of(run, storage.list(Keys(run).reservations))
+
+
+def _generations_of(run: str, listed: Iterable[str]) -> tuple[Keys, ...]:
+    found = {Keys(run).reserved(key) for key in listed} - {None}
+    return tuple(sorted((keys for keys in found if keys is not None), key=lambda keys: (keys.generation, keys.nonce)))
 
 
 def write_record(storage: Storage, keys: Keys, record: RunRecord) -> None:
-    """Write the record of a generation: from now on it counts."""
+    """Write the record of a generation, twice in case one is lost: from now on it counts."""
     put_document(storage, keys.record, record)
+    put_document(storage, keys.record_copy, record)
+
+
+def find_record(storage: Storage, keys: Keys) -> RunRecord | None:
+    """The record of a generation; None if it does not count. Raises CorruptMessage if no copy of it can be read."""
+    damage: CorruptMessage | None = None
+    for key in (keys.record, keys.record_copy):
+        try:
+            return get_document(storage, RunRecord, key)
+        except KeyMissing:
+            continue
+        except CorruptMessage as error:
+            _log.warning("run %s: the record of generation %d is damaged: %s", keys.run, keys.generation, error)
+            damage = error
+    if damage is not None:
+        raise damage
+    return None
 
 
 def newest_record(storage: Storage, run: str) -> RunRecord:
-    """The record of the newest generation of `run` that counts. Raises RunUnknown."""
-    for number in reversed(list_generations(storage, run)):
-        try:
-            return get_document(storage, RunRecord, Keys(run, number).record)
-        except KeyMissing:
-            _log.debug("generation %d of run %s has no record: its client died before it began", number, run)
+    """The record of the newest generation of `run` that counts. Raises RunUnknown, or CorruptMessage."""
+    listed = storage.list(Keys(run).reservations)
+    for keys in reversed(_generations_of(run, listed)):
+        record = find_record(storage, keys)
+        if record is not None and (keys.reservation in listed or storage.list(keys.payloads)):
+            return record  # of a generation that was deleted, a late client may have put a record and nothing else
+        _log.debug("generation %d of run %s has no record: its client died before it began", keys.generation, run)
     raise RunUnknown(f"there is no run {run!r} in this storage; its name is what `train` printed")
 
 
@@ -57,17 +77,26 @@ def load_worker_specs(storage: Storage, keys: Keys) -> tuple[WorkerSpec, ...]:
 
 def delete_generation(storage: Storage, keys: Keys) -> None:
     """Delete all objects of one generation; workers that still run lose their leases and end."""
-    _delete(storage, keys.prefix)
+    _delete(storage, (keys.record, keys.record_copy))  # first: what is half deleted must not be resumed
+    _delete(storage, storage.list(keys.prefix))
     storage.delete(keys.reservation)
 
 
-def delete_run(storage: Storage, keys: Keys) -> None:
-    """Delete all objects of the run."""
-    _delete(storage, keys.run_prefix)
+def delete_objects(storage: Storage, run: str) -> int:
+    """Delete all objects of the run, but for what says who owns it; returns how many there were.
+
+    First goes what has watchdogs restart its workers.
+    """
+    unmark_run(storage, run)
+    owner = Keys(run).owner.prefix
+    found = [key for key in storage.list(Keys(run).run_prefix) if not key.startswith(owner)]
+    for keys in list_generations(storage, run):
+        _delete(storage, (keys.record, keys.record_copy))
+    _delete(storage, found)
+    return len(found)
 
 
-def _delete(storage: Storage, prefix: str) -> None:
-    found = storage.list(prefix)
-    for key in found:
-        storage.delete(key)
-    _log.info("deleted %d objects below %s", len(found), prefix)
+def _delete(storage: Storage, keys: Iterable[str]) -> None:
+    found = tuple(keys)
+    storage.delete_many(found)
+    _log.info("deleted %d objects%s", len(found), f" from {found[0]} on" if found else "")

@@ -1,36 +1,67 @@
 """The keys of everything that a run keeps in object storage.
 
-Runs share nothing: a run's objects are below its name, those of a generation (a start or resumption) below its number.
+Runs share nothing: a run's objects are below its name, those of a generation (a start or resumption) below its number
+and a nonce. So nothing that is left of a run, such as a function that sleeps, can write into a later run of its name.
 A message is named after the task that writes it, so a worker that repeats a step reads and writes the same objects;
 what concerns one attempt of a worker carries the attempt's number.
 
-    run-1/generations/0000
-    run-1/g0000/run.json
-    run-1/g0000/leases/s0.r0/00000000
-    run-1/g0000/messages/s0.r0/00000007/put-activation.s0.r0.m1.k0
+    run-1/generations/0000-3fa9c2d1
+    run-1/g0000-3fa9c2d1/run.json
+    run-1/g0000-3fa9c2d1/leases/s0.r0/00000000
+    run-1/g0000-3fa9c2d1/messages/s0.r0/00000007/put-activation.s0.r0.m1.k0
 """
 
 import re
 from dataclasses import dataclass
+from typing import Protocol
 
 from funcpipe.errors import InvalidValue
 
 _RUN = re.compile(r"[a-z0-9][a-z0-9-]{0,62}", re.ASCII)
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
+_NONCE = re.compile(r"[0-9a-f]{0,16}", re.ASCII)
+_GENERATION = re.compile(r"(\d{4})(?:-([0-9a-f]+))?(?:\.json)?", re.ASCII)
+
+
+class OfGeneration(Protocol):
+    """A document that belongs to one generation of a run."""
+
+    @property
+    def run(self) -> str:
+        """The name of the run."""
+
+    @property
+    def generation(self) -> int:
+        """The number of the generation."""
+
+    @property
+    def nonce(self) -> str:
+        """What tells the generation from others of that number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys of one generation of one run. Raises InvalidValue for a name that would lead elsewhere."""
+    """The keys of one generation of one run. Raises InvalidValue for a name that would lead elsewhere.
+
+    `nonce` is drawn at random for each generation; it is empty in runs of earlier versions.
+    """
 
     run: str
     generation: int = 0
+    nonce: str = ""
+
+    @classmethod
+    def of(cls, document: OfGeneration) -> "Keys":
+        """The keys of the generation that `document`, a payload or a record, belongs to."""
+        return cls(document.run, document.generation, document.nonce)
 
     def __post_init__(self) -> None:
         if not _RUN.fullmatch(self.run):
             raise InvalidValue("run", self.run, "must be at most 63 small letters, digits and dashes")
         if not 0 <= self.generation < 10_000:
             raise InvalidValue("generation", self.generation, "must lie between 0 and 9999")
+        if not _NONCE.fullmatch(self.nonce):
+            raise InvalidValue("nonce", self.nonce, "must be at most 16 hexadecimal digits")
 
     @property
     def run_prefix(self) -> str:
@@ -38,9 +69,14 @@ class Keys:
         return f"{self.run}/"
 
     @property
+    def owner(self) -> "OwnerKeys":
+        """The keys of what clients of the run tell each other."""
+        return OwnerKeys(self.run)
+
+    @property
     def prefix(self) -> str:
         """What every key of the generation begins with."""
-        return f"{self.run}/g{self.generation:04d}/"
+        return f"{self.run}/g{self._name}/"
 
     @property
     def reservations(self) -> str:
@@ -49,8 +85,8 @@ class Keys:
 
     @property
     def reservation(self) -> str:
-        """Whose generation this is: only one client can put it."""
-        return f"{self.reservations}{self.generation:04d}"
+        """Tells that this generation exists; written first."""
+        return f"{self.reservations}{self._name}"
 
     @property
     def record(self) -> str:
@@ -58,9 +94,27 @@ class Keys:
         return self._key("run.json")
 
     @property
+    def record_copy(self) -> str:
+        """The record once more, in case the other one is lost."""
+        return f"{self.reservation}.json"
+
+    def reserved(self, key: str) -> "Keys | None":
+        """The generation that `key`, a reservation or the copy of a record, tells of."""
+        match = _GENERATION.fullmatch(key.removeprefix(self.reservations))
+        return None if match is None else Keys(self.run, int(match[1]), match[2] or "")
+
+    @property
     def halt(self) -> str:
-        """The order to end the run early."""
-        return self._key("halt.json")
+        """The first order to end the run early."""
+        return self.order(0)
+
+    def order(self, number: int) -> str:
+        """The order `number` to end the run early; one follows only another that was overruled or does not hold."""
+        return self._key("halts", f"{number:08d}")
+
+    def verdict(self, number: int) -> str:
+        """Whether the order `number` holds."""
+        return self._key("halts", f"{number:08d}.verdict")
 
     def bundle(self, stage: int) -> str:
         """The code bundle of a stage."""
@@ -91,6 +145,24 @@ class Keys:
         """The loss that `worker` reports after `step`."""
         return self._key("steps", f"{step:08d}.{worker}")
 
+    @property
+    def step_reports(self) -> str:
+        """What the keys of all losses begin with."""
+        return self._folder("steps")
+
+    def step_summary(self, worker: str, attempt: int, steps: int) -> str:
+        """What `attempt` of `worker` knows of all losses of the generation's steps before step `steps`."""
+        return self._key("losses", worker, f"{attempt:08d}.{steps:08d}")
+
+    def step_summaries(self, worker: str) -> str:
+        """What the keys of all summaries of `worker` begin with."""
+        return self._folder("losses", worker)
+
+    @property
+    def all_step_summaries(self) -> str:
+        """What the keys of all workers' summaries begin with."""
+        return self._folder("losses")
+
     def lease(self, worker: str, attempt: int) -> str:
         """Which function is attempt `attempt` of `worker`."""
         return self._key("leases", worker, f"{attempt:08d}")
@@ -99,9 +171,13 @@ class Keys:
         """What the keys of all leases of `worker` begin with."""
         return self._folder("leases", worker)
 
-    def heartbeat(self, worker: str) -> str:
-        """The last heartbeat of `worker`."""
-        return self._key("heartbeats", worker)
+    def heartbeat(self, worker: str, attempt: int) -> str:
+        """The last heartbeat of an attempt of `worker`."""
+        return self._key("heartbeats", worker, f"{attempt:08d}")
+
+    def heartbeats(self, worker: str) -> str:
+        """What the keys of all heartbeats of `worker` begin with."""
+        return self._folder("heartbeats", worker)
 
     def hand_over(self, worker: str, attempt: int) -> str:
         """What an attempt of `worker` leaves to the next when it hands over."""
@@ -138,9 +214,9 @@ class Keys:
         """What the keys of all traces begin with."""
         return self._folder("traces")
 
-    def done(self, worker: str, step: int) -> str:
-        """Exists once `worker` has finished `step` steps."""
-        return self._key("progress", worker, f"{step:08d}")
+    def done(self, worker: str, attempt: int, step: int) -> str:
+        """Exists once `attempt` of `worker` knows that it, or attempts before it, have finished `step` steps."""
+        return self._key("progress", worker, f"{attempt:08d}.{step:08d}")
 
     def progress(self, worker: str) -> str:
         """What the `done` keys of `worker` begin with."""
@@ -160,6 +236,10 @@ class Keys:
         """What the keys of all files of checkpoints begin with."""
         return self._folder("checkpoints")
 
+    @property
+    def _name(self) -> str:
+        return f"{self.generation:04d}" + (f"-{self.nonce}" if self.nonce else "")
+
     def _folder(self, *parts: str) -> str:
         return f"{self._key(*parts)}/"
 
@@ -168,3 +248,22 @@ class Keys:
             if not _PART.fullmatch(part):
                 raise InvalidValue("key", part, "must consist of letters, digits, dots, dashes and underscores")
         return self.prefix + "/".join(parts)
+
+
+class OwnerKeys(Keys):
+    """Keys of what clients of a run tell each other, which belongs to no generation."""
+
+    __slots__ = ()
+
+    @property
+    def prefix(self) -> str:
+        """What all of these keys begin with."""
+        return f"{self.run}/owner/"
+
+    def owner_heartbeat(self, attempt: int, token: str) -> str:
+        """What the owner of that number says of itself; `token` is its own."""
+        return self._key("heartbeats", f"{attempt:08d}.{token}")
+
+    def owner_heartbeats(self, attempt: int) -> str:
+        """What the keys of all that an owner of that number says begin with."""
+        return f"{self._folder('heartbeats')}{attempt:08d}."

@@ -2,19 +2,32 @@
 
 The lease with the highest attempt number counts. A successor takes the next number, and thereby fences off the function
 before, whether that is dead, asleep or just slow: what that one still writes is refused (`FencedStorage`).
+
+An attempt that ends for good puts the next number itself, as an entry that says how it ended. So either it has a
+successor, and what it says of its end does not count; or its word is final, and it can have no successor:
+
+    00000000 lease   00000001 lease   00000002 ended: finished
+
+An entry that is damaged counts as a lease: at worst a worker that has ended does its last steps again.
 """
 
 import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
-from funcpipe.core import LeaseDocument
-from funcpipe.errors import KeyExists, KeyMissing, Superseded
+from funcpipe.core import Halt, LeaseDocument, Outcome
+from funcpipe.errors import CorruptMessage, KeyExists, KeyMissing, Superseded
 from funcpipe.platforms.base import OPEN, Gate, Storage
-from funcpipe.runstate.documents import get_document, put_document
+from funcpipe.runstate.documents import (
+    find_readable_document,
+    get_listed_document,
+    put_document,
+    readable_documents,
+)
 from funcpipe.runstate.keys import Keys
 
 _log = logging.getLogger(__name__)
@@ -43,17 +56,29 @@ class Lease:
         self._holder = secrets.token_hex(8)
         self._checked_s = -float("inf")
         self._lock = threading.Lock()
-        self.lost = False
+        self.taken = self.lost = False
 
     def take(self) -> None:
-        """Become the worker. Raises Superseded if another function is this attempt already, or a later one."""
-        lease = LeaseDocument(holder=self._holder)
-        try:
-            put_document(self._storage, self._keys.lease(self._worker, self._attempt), lease, if_absent=True)
-        except KeyExists:
+        """Become the worker. Raises Superseded if another function is this attempt already, or a later one, or if the
+        worker has ended for good.
+        """
+        if self._attempt and self._has_ended():
+            self._lose(f"attempt {self._attempt - 2} of {self._worker} has ended it for good")
+        if not self._put(self._attempt, LeaseDocument(holder=self._holder)):
             self._lose(f"another function is attempt {self._attempt} of {self._worker}")
         self.check_now()
+        self.taken = True
         _log.info("took the lease")
+
+    def close(self, ended: Outcome) -> None:
+        """End the worker for good: nobody can succeed this attempt. Raises Superseded if somebody has."""
+        self.check_now()
+        if not self._put(self._attempt + 1, LeaseDocument(holder=self._holder, ended=ended)):
+            self._lose(f"attempt {self._attempt + 1} of {self._worker} has begun")
+
+    def signed(self, halt: Halt) -> Halt:
+        """`halt` in the name of this attempt."""
+        return replace(halt, worker=self._worker, attempt=self._attempt)
 
     def check(self) -> None:
         """Raise Superseded if the lease is lost, by what was last known of it if that is recent enough."""
@@ -68,14 +93,36 @@ class Lease:
             asked_s = self._clock()
             if self._exists(self._keys.lease(self._worker, self._attempt + 1)):
                 self._lose(f"attempt {self._attempt + 1} of {self._worker} has begun")
-            own = self._keys.lease(self._worker, self._attempt)
-            try:
-                holder = get_document(self._storage, LeaseDocument, own).holder
-            except KeyMissing:
-                self._lose(f"the lease of attempt {self._attempt} of {self._worker} has been taken away")
-            if holder != self._holder:
-                self._lose(f"another function is attempt {self._attempt} of {self._worker}")
+            self._check_own()
             self._checked_s = asked_s
+
+    def _check_own(self) -> None:
+        """Raise Superseded if this attempt is another function, or nobody any more."""
+        try:
+            own = get_listed_document(self._storage, LeaseDocument, self._keys.lease(self._worker, self._attempt))
+        except KeyMissing:
+            self._lose(f"the lease of attempt {self._attempt} of {self._worker} has been taken away")
+        except CorruptMessage as error:
+            if not self.taken:
+                raise
+            _log.warning("holds a lease that cannot be read any more: %s", error)
+            return
+        if own.holder != self._holder:
+            self._lose(f"another function is attempt {self._attempt} of {self._worker}")
+
+    def _put(self, number: int, entry: LeaseDocument) -> bool:
+        """Put an entry of the worker's leases, unless there is one of that number."""
+        try:
+            put_document(self._storage, self._keys.lease(self._worker, number), entry, if_absent=True)
+        except KeyExists:
+            return False
+        return True
+
+    def _has_ended(self) -> bool:
+        """Whether the entry before this attempt's says that the worker has ended."""
+        key = self._keys.lease(self._worker, self._attempt - 1)
+        before = find_readable_document(self._storage, LeaseDocument, key)
+        return before is not None and before.ended is not None
 
     def _exists(self, key: str) -> bool:
         try:
@@ -113,6 +160,11 @@ class FencedStorage:
         self._lease.check()
         self._storage.delete(key)
 
+    def delete_many(self, keys: Sequence[str]) -> None:
+        """As the wrapped storage; raises Superseded once the lease is lost."""
+        self._lease.check()
+        self._storage.delete_many(keys)
+
     def list(self, prefix: str) -> tuple[str, ...]:
         """As the wrapped storage."""
         return self._storage.list(prefix)
@@ -122,7 +174,30 @@ class FencedStorage:
         self._storage.wait(key, timeout_s, cancel)
 
 
+@dataclass(frozen=True, slots=True)
+class LastAttempt:
+    """The newest attempt of a worker that has had its lease, and how it has ended the worker, if it has."""
+
+    attempt: int
+    ended: Outcome | None
+
+
+def last_attempt(storage: Storage, keys: Keys, worker: str) -> LastAttempt | None:
+    """The newest attempt of `worker` that has had its lease; None if there was none."""
+    newest = newest_attempt(storage, keys, worker)
+    if newest is None:
+        return None
+    entry = next(readable_documents(storage, LeaseDocument, [keys.lease(worker, newest)]), None)
+    return LastAttempt(newest, None) if entry is None or entry.ended is None else LastAttempt(newest - 1, entry.ended)
+
+
 def newest_attempt(storage: Storage, keys: Keys, worker: str) -> int | None:
-    """The attempt number of the newest lease of `worker`; None if there is none."""
+    """The number of the newest entry among the leases of `worker`; None if there is none."""
     numbers = [key.rpartition("/")[2] for key in storage.list(keys.leases(worker))]
     return max((int(number) for number in numbers if number.isdecimal()), default=None)
+
+
+def is_superseded(storage: Storage, keys: Keys, worker: str, attempt: int) -> bool:
+    """Whether `attempt` of `worker` has a successor."""
+    last = last_attempt(storage, keys, worker)
+    return last is not None and last.attempt > attempt

@@ -1,14 +1,23 @@
-"""Where a run can be resumed, under the same or another plan: the newest step that all its stages have saved."""
+"""Where a run can be resumed, under the same or another plan: the newest step that all its stages have saved.
+
+Any object may be damaged or gone by then. A checkpoint that cannot be read costs the steps since the one before it; a
+loss that can be read nowhere is unknown; and what the run has cost is what the rest of its documents say.
+"""
 
 import logging
+import math
 from dataclasses import dataclass
 
-from funcpipe.core import Heartbeat, RunRecord, StepReport, worker_name
-from funcpipe.errors import KeyMissing
+from torch import Tensor
+
+from funcpipe.comm import codec
+from funcpipe.core import RunRecord, worker_name
+from funcpipe.errors import CorruptMessage, KeyMissing, RunUnknown
 from funcpipe.platforms.base import Storage
+from funcpipe.runstate.checkpoint_index import CheckpointIndex
 from funcpipe.runstate.checkpoints import Checkpoints
-from funcpipe.runstate.documents import get_document, get_listed_document
 from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.step_reports import load_reported
 from funcpipe.training.state import StageState, merge_stages
 from funcpipe.training.state_shards import unshard
 
@@ -17,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class ResumePoint:
-    """What the whole model had learned after `step` steps, the loss of each, and their cost in money and time.
+    """What the whole model had learned after `step` steps, and the loss of each.
 
     `state` is None if nothing was saved, so that training starts from the beginning.
     """
@@ -26,54 +35,81 @@ class ResumePoint:
     step: int
     state: StageState | None
     losses: tuple[float, ...]
-    spent_usd: float
-    elapsed_s: float
 
 
-def load_resume_point(storage: Storage, record: RunRecord) -> ResumePoint:
-    """The newest point at which the run can be resumed, with its state."""
-    keys = Keys(record.run, record.generation)
+def load_resume_point(storage: Storage, record: RunRecord, *, from_start: bool = False) -> ResumePoint:
+    """The newest point at which the run can be resumed, with its state; with `from_start`, its beginning.
+
+    Raises RunUnknown if all that the run has saved is damaged.
+    """
+    keys = Keys.of(record)
+    if from_start:
+        return ResumePoint(keys=keys, step=0, state=None, losses=())
     checkpoints = Checkpoints(storage, keys, first_step=record.first_step)
-    index = checkpoints.index()
-    stages = range(len(record.plan.stages))
-    step = index.common_step(len(stages), record.plan.replicas)
-    manifests = [index.manifests(stage, step) for stage in stages]
-    state = None
-    if all(manifests):
-        state = merge_stages([unshard(checkpoints.load_combined(stage, manifests[stage])) for stage in stages])
-    _log.info("%s can be resumed after step %d%s", keys.prefix, step, "" if state is not None else ": nothing is saved")
-    beats = [beat for beat in read_heartbeats(storage, record) if beat is not None]
-    return ResumePoint(
-        keys=keys,
-        step=step,
-        state=state,
-        losses=_losses(storage, record, step),
-        spent_usd=max([beat.run_usd for beat in beats], default=record.spent_usd),
-        elapsed_s=max([beat.run_s for beat in beats], default=record.elapsed_s),
-    )
+    index, stages = checkpoints.index(), len(record.plan.stages)
+    reported = _reported_step(storage, record, index)
+    damaged = []
+    for step in index.common_steps(stages):
+        manifests = [index.manifests(stage, step) for stage in range(stages)]
+        if step > reported or not all(manifests):
+            continue
+        try:
+            states = [unshard(checkpoints.load_combined(stage, own)) for stage, own in enumerate(manifests)]
+        except (CorruptMessage, KeyMissing) as error:
+            _log.warning("run %s: the checkpoint after step %d cannot be read: %s", keys.run, step, error)
+            damaged.append(str(error))
+            continue
+        if step < reported:
+            _log.warning("run %s: goes on after step %d, and repeats %d steps", keys.run, step, reported - step)
+        losses = _losses(storage, record, step)
+        return ResumePoint(keys=keys, step=step, state=merge_stages(states), losses=losses)
+    if damaged or record.first_step:
+        raise RunUnknown(
+            f"run {keys.run}: no checkpoint can be read: {'; '.join(damaged) or 'there is none'}; resume it with "
+            "--from-start (in Python: from_start=True) to train again from the parameters that were uploaded"
+        )
+    if reported:
+        _log.warning("run %s: nothing is saved; it begins again, and repeats %d steps", keys.run, reported)
+    return ResumePoint(keys=keys, step=0, state=None, losses=())
 
 
-def read_heartbeats(storage: Storage, record: RunRecord) -> list[Heartbeat | None]:
-    """The last heartbeat of each worker, in order of stages and replicas; None for a worker that has sent none."""
-    keys = Keys(record.run, record.generation)
-    found: list[Heartbeat | None] = []
-    for stage in range(len(record.plan.stages)):
-        for replica in range(record.plan.replicas):
-            try:
-                found.append(get_document(storage, Heartbeat, keys.heartbeat(worker_name(stage, replica))))
-            except KeyMissing:
-                found.append(None)
-    return found
+def _reported_step(storage: Storage, record: RunRecord, index: CheckpointIndex) -> int:
+    """The steps of which all replicas of the last stage have told the losses.
+
+    A worker tells so itself; if that is lost, its losses tell.
+    """
+    prefix, last = Keys.of(record).step_reports, len(record.plan.stages) - 1
+    steps = [key.removeprefix(prefix).partition(".") for key in storage.list(prefix)]
+    done = []
+    for replica in range(record.plan.replicas):
+        told = [int(step) + 1 for step, _, worker in steps if worker == worker_name(last, replica)]
+        done.append(max([index.done.get((last, replica), record.first_step), *told]))
+    return min(done)
 
 
 def _losses(storage: Storage, record: RunRecord, step: int) -> tuple[float, ...]:
-    """The mean loss of each of the first `step` steps."""
-    keys, last = Keys(record.run, record.generation), len(record.plan.stages) - 1
-    losses = list(record.losses[:step])
+    """The mean loss of each of the first `step` steps, of the replicas whose loss can be read; NaN if there is none."""
+    keys, last = Keys.of(record), len(record.plan.stages) - 1
+    losses, replicas = list(record.losses[:step]), record.plan.replicas
+    reported = [load_reported(storage, keys, worker_name(last, replica)).reports for replica in range(replicas)]
     for number in range(len(losses), step):
-        reports = [
-            get_listed_document(storage, StepReport, keys.step_report(number, worker_name(last, replica)))
-            for replica in range(record.plan.replicas)
-        ]
-        losses.append(sum(r.loss_sum for r in reports) / sum(r.samples for r in reports))
+        reports = [own[number] for own in reported if number in own]
+        if len(reports) < replicas:
+            _log.warning("run %s: the loss of step %d is that of %d replicas", keys.run, number, len(reports))
+        samples = sum(report.samples for report in reports)
+        losses.append(sum(report.loss_sum for report in reports) / samples if samples else math.nan)
     return tuple(losses)
+
+
+def load_first_tensors(storage: Storage, record: RunRecord) -> dict[str, Tensor]:
+    """The tensors of all stages that the run began with, by name. Raises RunUnknown."""
+    keys, found = Keys.of(record), dict[str, Tensor]()
+    for stage in range(len(record.plan.stages)):
+        try:
+            found |= codec.decode(storage.get(keys.parameters(stage)))
+        except (CorruptMessage, KeyMissing) as error:
+            raise RunUnknown(
+                f"run {keys.run}: the parameters that were uploaded for stage {stage} cannot be read: {error}; "
+                f"delete it (funcpipe clean {keys.run}), and start a new one"
+            ) from error
+    return found

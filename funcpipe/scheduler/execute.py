@@ -115,7 +115,7 @@ class _Execution:
             start_s = self.clock()
             try:
                 result = self.run_task(task)
-            except Exception as error:  # noqa: BLE001 - any failure stops all lanes; execute raises it
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - any failure stops all lanes; execute raises it
                 self._fail(task, error)
                 return
             self._finish(position, start_s, result)
@@ -139,7 +139,7 @@ class _Execution:
         needs = self.graph.needs
         return next((p for p in positions if all(self.done[need] for need in needs[p])), None)
 
-    def _fail(self, task: Task, error: Exception) -> None:
+    def _fail(self, task: Task, error: BaseException) -> None:
         with self.changed:
             if self.failure is None or isinstance(self.failure[1], Cancelled):
                 self.failure = (task, error)

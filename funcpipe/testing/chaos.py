@@ -17,32 +17,32 @@ import torch
 from torch import Tensor, nn
 
 from funcpipe.client.job import Job
-from funcpipe.client.launch import OnProgress, ignore_progress, launch, launch_detached
+from funcpipe.client.launch import launch, launch_detached
 from funcpipe.client.prepare import PreparedRun, prepare
-from funcpipe.client.results import Progress, RunResult
+from funcpipe.client.results import OnProgress, Progress, RunResult, ignore_progress
 from funcpipe.client.session import session_on
 from funcpipe.client.site import Site
 from funcpipe.core import FaultTolerance, Plan, RunSettings, ScheduleKind, Sync, Wire
 from funcpipe.errors import FuncPipeError
 from funcpipe.model.graph import trace
-from funcpipe.platforms.base import Platform, State
+from funcpipe.platforms.base import OpenPlatform, State, Storage
 from funcpipe.platforms.catalog import load_spec, open_platform
 from funcpipe.platforms.wrappers import Retried
 from funcpipe.runstate.functions import list_functions
+from funcpipe.runstate.generations import newest_record
 from funcpipe.runstate.keys import Keys
-from funcpipe.testing.faults import STORAGE_FAULTS, Fault, FunctionFaults
+from funcpipe.testing.faults import STORAGE_FAULTS, Fault, Outage
 from funcpipe.testing.faulty_storage import FaultyStorage
+from funcpipe.testing.faulty_threads import REQUESTS, SHORT_DEADLINE_S, threads
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.plans import even_stages
 from funcpipe.testing.thread_platform import ThreadPlatform
 
 STAGES, REPLICAS, SAMPLES, EPOCHS = 3, 2, 24, 3
 DEADLINE_S = 60.0
-REQUESTS = 400
-"""About as many storage requests as a worker makes; faults happen before."""
-
 RUN = "chaos"
 FAULTS = FaultTolerance(heartbeat_s=0.2, lease_s=1.0, start_s=2.0, checkpoint_steps=2)
+OUTAGE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ def data() -> list[tuple[Tensor, Tensor]]:
     return [(torch.randn(6, generator=draw), torch.tensor(i % 4)) for i in range(SAMPLES)]
 
 
-def job() -> Job:
+def job(message_deadline_s: float = DEADLINE_S / 3) -> Job:
     """Train `model()` on `data()` by a plan of STAGES stages x REPLICAS replicas."""
     made = model()
     graph = trace(made, (torch.zeros(2, 6),))
@@ -95,23 +95,28 @@ def job() -> Job:
         epochs=EPOCHS,
         seed=0,
         shuffle=True,
-        message_deadline_s=DEADLINE_S / 3,
+        message_deadline_s=message_deadline_s,
         prices=load_spec("local"),
     )
 
 
-def run(seed: int, fault: Fault, expected: dict[str, Tensor] | None) -> tuple[Ending, dict[str, Tensor] | None]:
+def run(
+    seed: int, fault: Fault, expected: dict[str, Tensor] | None, objects: Storage | None = None
+) -> tuple[Ending, dict[str, Tensor] | None]:
     """Train under `fault`: how that ended, and the tensors of the trained state, None after an error.
 
-    `expected` holds the tensors of an undisturbed run; None while there is none.
+    `expected` holds the tensors of an undisturbed run; None while there is none. `objects` is an empty storage.
     """
-    draw, objects, began_s = random.Random(seed), MemoryStorage(), time.monotonic()
-    storage = FaultyStorage(objects, STORAGE_FAULTS[fault], seed=seed) if fault in STORAGE_FAULTS else objects
-    platform = _threads(storage, fault, draw)
+    draw, began_s = random.Random(seed), time.monotonic()
+    objects = MemoryStorage() if objects is None else objects
+    storage = _disturbed(objects, fault, seed)
+    platform = threads(storage, fault, draw, workers=STAGES * REPLICAS)
     error, restarts, tensors = "", 0, None
     try:
         ways: dict[Fault, Callable[..., RunResult]] = defaultdict(lambda: _train)
-        ways |= {Fault.CLIENT: _client_killed, Fault.ORPHAN: _client_gone}
+        ways |= {Fault.CLIENT: _client_killed, Fault.ORPHAN: _client_gone, Fault.CLIENTS: _two_clients}
+        ways |= {Fault.HANDING: _handing_over, Fault.ZOMBIE: _impatient}
+        ways |= {Fault.DAMAGED: functools.partial(_client_killed, then=functools.partial(_damage, objects))}
         result = ways[fault](Retried(storage), platform, draw)
         tensors, restarts = result.state_dict(), result.bill.functions - STAGES * REPLICAS
     except FuncPipeError as caught:
@@ -121,8 +126,7 @@ def run(seed: int, fault: Fault, expected: dict[str, Tensor] | None) -> tuple[En
     same = tensors is not None and (expected is None or _equal(tensors, expected))
     outcome = "same bits" if same else ("OTHER BITS" if tensors is not None else error.partition(":")[0])
     if error:
-        for key in objects.list(f"{RUN}/"):
-            objects.delete(key)  # what `funcpipe clean` does once the functions have ended
+        objects.delete_many(objects.list(f"{RUN}/"))  # what `funcpipe clean` does once the functions have ended
     ending = Ending(
         seed=seed,
         fault=fault,
@@ -136,10 +140,78 @@ def run(seed: int, fault: Fault, expected: dict[str, Tensor] | None) -> tuple[En
     return ending, tensors
 
 
+def _disturbed(objects: Storage, fault: Fault, seed: int) -> Storage:
+    """`objects` as all functions and clients find them under `fault`."""
+    storage = objects
+    if fault in STORAGE_FAULTS:
+        storage = FaultyStorage(storage, STORAGE_FAULTS[fault], seed=seed)
+    if fault in (Fault.OUTAGE, Fault.MIXED):
+        begins = random.Random(seed).randrange(50, STAGES * REPLICAS * REQUESTS // 4)
+        storage = Outage(storage, begins=begins, seconds=OUTAGE_S)
+    return storage
+
+
 def _train(
-    storage: Any, platform: ThreadPlatform, draw: random.Random, *, on_progress: OnProgress = ignore_progress
+    storage: Any,
+    platform: ThreadPlatform,
+    draw: random.Random,
+    *,
+    on_progress: OnProgress = ignore_progress,
+    made: Job | None = None,
 ) -> RunResult:
-    return launch(_prepared(storage, platform, RunSettings(name=RUN)), on_progress)
+    return launch(_prepared(storage, platform, RunSettings(name=RUN), made=made), on_progress)
+
+
+def _impatient(storage: Any, platform: ThreadPlatform, draw: random.Random) -> RunResult:
+    """Messages are waited for no longer than functions sleep."""
+    return launch(_prepared(storage, platform, RunSettings(name=RUN), deadline_s=SHORT_DEADLINE_S))
+
+
+def _handing_over(storage: Any, platform: ThreadPlatform, draw: random.Random) -> RunResult:
+    """Functions live only for some steps."""
+    short = replace(FAULTS, lifetime_s=1.0, cold_start_s=0.05)
+    return launch(_prepared(storage, platform, RunSettings(name=RUN), faults=short))
+
+
+def _two_clients(storage: Any, platform: ThreadPlatform, draw: random.Random) -> RunResult:
+    """Another client starts a run of the same name meanwhile; whichever is refused, the other's result counts."""
+    results: list[RunResult] = []
+    errors: list[FuncPipeError] = []
+
+    def train(after_s: float, made: Job) -> None:
+        time.sleep(after_s)
+        try:
+            results.append(_train(storage, platform, draw, made=made))
+        except FuncPipeError as error:
+            errors.append(error)
+
+    delays_s = (0.0, draw.uniform(0.0, 0.5))
+    jobs = [job() for _ in delays_s]  # made before, as weights are drawn and models traced with state of the process
+    clients = [threading.Thread(target=train, args=pair) for pair in zip(delays_s, jobs, strict=True)]
+    for client in clients:
+        client.start()
+    for client in clients:
+        client.join()
+    if not results:
+        raise errors[0]
+    return results[0]
+
+
+def _damage(objects: Storage, draw: random.Random) -> None:
+    """Flip a bit of an object of the run, cut it off, or delete it."""
+    keys = objects.list(f"{RUN}/")
+    if not keys:
+        return
+    key = draw.choice(keys)
+    data = bytearray(objects.get(key))
+    match draw.choice(("flip", "cut", "delete")):
+        case "flip" if data:
+            data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+            objects.put(key, bytes(data))
+        case "cut" if data:
+            objects.put(key, bytes(data[: draw.randrange(len(data))]))
+        case _:
+            objects.delete(key)
 
 
 def _resume(storage: Any, platform: ThreadPlatform, *, before: ThreadPlatform) -> RunResult:
@@ -148,14 +220,27 @@ def _resume(storage: Any, platform: ThreadPlatform, *, before: ThreadPlatform) -
 
 
 def _prepared(
-    storage: Any, platform: ThreadPlatform, settings: RunSettings, *, reopen: Callable[[str], Platform] = open_platform
+    storage: Any,
+    platform: ThreadPlatform,
+    settings: RunSettings,
+    *,
+    faults: FaultTolerance = FAULTS,
+    deadline_s: float = DEADLINE_S / 3,
+    reopen: OpenPlatform = open_platform,
+    made: Job | None = None,
 ) -> PreparedRun:
     session = session_on(Site(platform, storage, "memory://here"), reopen=reopen)
-    return prepare(job(), session, faults=replace(FAULTS, keep=True), settings=settings)
+    return prepare(made or job(deadline_s), session, faults=replace(faults, keep=True), settings=settings)
 
 
-def _client_killed(storage: Any, platform: ThreadPlatform, draw: random.Random) -> RunResult:
-    """The client and, as they are on its machine, all functions end after a step; another client resumes it."""
+def _client_killed(
+    storage: Any,
+    platform: ThreadPlatform,
+    draw: random.Random,
+    *,
+    then: Callable[[random.Random], None] = lambda draw: None,
+) -> RunResult:
+    """The client and, as they are on its machine, all functions end after a step; another client resumes it `then`."""
     last = draw.randrange(1, EPOCHS * SAMPLES // 8)
 
     def die(progress: Progress) -> None:
@@ -166,7 +251,8 @@ def _client_killed(storage: Any, platform: ThreadPlatform, draw: random.Random) 
     try:
         return _train(storage, platform, draw, on_progress=die)
     except KeyboardInterrupt:
-        again = _threads(storage, Fault.NONE, draw)
+        then(draw)
+        again = threads(storage, Fault.NONE, draw, workers=STAGES * REPLICAS)
         try:
             return _resume(storage, again, before=platform)
         finally:
@@ -178,44 +264,11 @@ def _client_gone(storage: Any, platform: ThreadPlatform, draw: random.Random) ->
     launch_detached(_prepared(storage, platform, RunSettings(name=RUN)))
     until_s = time.monotonic() + DEADLINE_S
     while time.monotonic() < until_s and any(
-        platform.status(function.handle).state is State.RUNNING for function in list_functions(storage, Keys(RUN))
+        platform.status(function.handle).state is State.RUNNING
+        for function in list_functions(storage, Keys.of(newest_record(storage, RUN)))
     ):
         time.sleep(0.05)
     return _resume(storage, platform, before=platform)
-
-
-def _threads(storage: Any, fault: Fault, draw: random.Random) -> ThreadPlatform:
-    """A platform on which `fault` happens to one or two of the first functions."""
-    workers = STAGES * REPLICAS
-    victims = draw.sample(range(workers), draw.choice((1, 2)))
-
-    def faults_of(number: int) -> FunctionFaults:
-        moment = draw.randrange(1, REQUESTS)
-        if number not in victims:
-            return FunctionFaults()
-        match fault:
-            case Fault.KILL | Fault.ORPHAN:
-                return FunctionFaults(killed_at=moment)
-            case Fault.SLEEP:
-                return FunctionFaults(sleeps_at=moment, sleeps_s=draw.uniform(2.0, 4.0))
-            case Fault.FULL:
-                return FunctionFaults(disk_full_from=moment)
-            case _:
-                return FunctionFaults()
-
-    chosen = frozenset(victims)
-    return ThreadPlatform(
-        load_spec("local"),
-        storage,
-        faults_of=faults_of,
-        lost=chosen if fault is Fault.LOST else frozenset(),
-        doubled=chosen if fault is Fault.TWICE else frozenset(),
-        clock_of=lambda number: _clock(draw.uniform(-300, 300) if fault is Fault.SKEW else 0.0),
-    )
-
-
-def _clock(offset_s: float) -> Callable[[], float]:
-    return lambda: time.time() + offset_s
 
 
 def _equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:

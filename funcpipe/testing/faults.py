@@ -4,11 +4,12 @@
 """
 
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from funcpipe.errors import StorageError
+from funcpipe.errors import StorageBusy, StorageError
 from funcpipe.platforms.base import OPEN, Gate, Storage
 from funcpipe.testing.faulty_storage import StorageFaults
 
@@ -30,6 +31,13 @@ class Fault(Enum):
     SKEW = "clocks minutes apart"
     CLIENT = "client killed, run resumed"
     ORPHAN = "client gone, a function SIGKILLed"
+    ZOMBIE = "asleep for 1-3 message deadlines"
+    SAVING = "SIGKILL while it saves"
+    HANDING = "SIGKILL while it hands over"
+    DAMAGED = "one object damaged, run resumed"
+    OUTAGE = "no storage for a while"
+    CLIENTS = "two clients at once"
+    MIXED = "several of these at once"
 
 
 STORAGE_FAULTS: Mapping[Fault, StorageFaults] = {
@@ -38,8 +46,11 @@ STORAGE_FAULTS: Mapping[Fault, StorageFaults] = {
     Fault.FLIPPED: StorageFaults(flipped=0.05),
     Fault.STALE: StorageFaults(missed=0.05),
     Fault.SLOW: StorageFaults(delayed=0.07, delay_s=0.1),
+    Fault.ZOMBIE: StorageFaults(delayed=0.2, delay_s=0.1),
+    Fault.HANDING: StorageFaults(delayed=0.1, delay_s=0.1),
+    Fault.MIXED: StorageFaults(refused=0.01, lost=0.01, truncated=0.01, flipped=0.01, missed=0.01, delayed=0.03),
 }
-"""How often requests of all functions go wrong, for the faults that are the storage's."""
+"""How often requests of all functions go wrong; zombies and hand-overs need runs that last, so links are slow."""
 
 
 class FunctionKilled(StorageError):
@@ -50,11 +61,12 @@ class FunctionKilled(StorageError):
 class FunctionFaults:
     """What goes wrong in one function, and at which of its storage requests (counted from 1).
 
-    At request `killed_at` it dies; at `sleeps_at` all its threads stand still for `sleeps_s`; from `disk_full_from` on
-    ten requests find the disk full.
+    At request `killed_at` it dies, or before the nth object of which the key contains what `killed_writing` says; at
+    `sleeps_at` all its threads stand still for `sleeps_s`; from `disk_full_from` on ten requests find the disk full.
     """
 
     killed_at: int | None = None
+    killed_writing: tuple[str, int] | None = None
     sleeps_at: int | None = None
     sleeps_s: float = 0.0
     disk_full_from: int | None = None
@@ -66,10 +78,15 @@ class FunctionFaults:
     def __post_init__(self) -> None:
         self.awake.set()
 
-    def next(self) -> int:
-        """Count a request, and let happen what is due at it. Raises FunctionKilled."""
+    def next(self, written: str = "") -> int:
+        """Count a request, which writes the key `written`, and let happen what is due at it. Raises FunctionKilled."""
         with self.lock:
             self.requests += 1
+            if self.killed_writing is not None and self.killed_writing[0] in written:
+                part, left = self.killed_writing
+                self.killed_writing = part, left - 1
+                if left == 1:
+                    self.dead.set()
             number = self.requests
             if number == self.sleeps_at:
                 self.awake.clear()
@@ -92,10 +109,10 @@ class FunctionStorage:
 
     def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
         """As the wrapped storage, while the function lives and the disk has room."""
-        number = self._faults.next()
+        number = self._faults.next(key)
         full = self._faults.disk_full_from
         if full is not None and full <= number < full + 10:
-            raise StorageError(f"the object {key!r} cannot be written: No space left on device")
+            raise StorageBusy(f"the object {key!r} cannot be written: No space left on device")
         self._store.put(key, data, if_absent=if_absent, gate=gate)
         self._faults.awake.wait()
 
@@ -109,6 +126,11 @@ class FunctionStorage:
         self._faults.next()
         self._store.delete(key)
 
+    def delete_many(self, keys: Sequence[str]) -> None:
+        """As the wrapped storage, while the function lives."""
+        self._faults.next()
+        self._store.delete_many(keys)
+
     def list(self, prefix: str) -> tuple[str, ...]:
         """As the wrapped storage, while the function lives."""
         self._faults.next()
@@ -119,3 +141,52 @@ class FunctionStorage:
         self._store.wait(key, min(timeout_s, 0.2), cancel)
         if self._faults.dead.is_set():
             raise FunctionKilled("the function was killed")
+
+
+class Outage:
+    """A storage that nobody reaches for `seconds` from the request `begins` on, counted over all."""
+
+    def __init__(self, store: Storage, *, begins: int, seconds: float) -> None:
+        self._store = store
+        self._left = begins
+        self._seconds = seconds
+        self._until_s = 0.0
+        self._lock = threading.Lock()
+        self.watches = store.watches
+
+    def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
+        """As the wrapped storage, when it can be reached."""
+        self._reach()
+        self._store.put(key, data, if_absent=if_absent, gate=gate)
+
+    def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
+        """As the wrapped storage, when it can be reached."""
+        self._reach()
+        return self._store.get(key, start=start, stop=stop, gate=gate)
+
+    def delete(self, key: str) -> None:
+        """As the wrapped storage, when it can be reached."""
+        self._reach()
+        self._store.delete(key)
+
+    def delete_many(self, keys: Sequence[str]) -> None:
+        """As the wrapped storage, when it can be reached."""
+        self._reach()
+        self._store.delete_many(keys)
+
+    def list(self, prefix: str) -> tuple[str, ...]:
+        """As the wrapped storage, when it can be reached."""
+        self._reach()
+        return self._store.list(prefix)
+
+    def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
+        """As the wrapped storage: waiting is no request."""
+        self._store.wait(key, timeout_s, cancel)
+
+    def _reach(self) -> None:
+        with self._lock:
+            self._left -= 1
+            if self._left == 0:
+                self._until_s = time.monotonic() + self._seconds
+            if time.monotonic() < self._until_s:
+                raise StorageBusy("the storage cannot be reached: an outage on purpose")

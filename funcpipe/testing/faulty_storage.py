@@ -3,7 +3,7 @@
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TypeVar
 
@@ -82,6 +82,10 @@ class FaultyStorage:
     def delete(self, key: str) -> None:
         """As the wrapped storage, unless it fails."""
         self._do(f"delete {key}", lambda: self._store.delete(key))
+
+    def delete_many(self, keys: Sequence[str]) -> None:
+        """As the wrapped storage, unless it fails."""
+        self._do(f"delete {len(keys)} objects", lambda: self._store.delete_many(keys))
 
     def list(self, prefix: str) -> tuple[str, ...]:
         """As the wrapped storage, unless it fails."""

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Sequence
 
 from funcpipe.errors import KeyExists, KeyMissing
 from funcpipe.platforms.base import OPEN, Gate
@@ -41,6 +42,11 @@ class MemoryStorage:
         """Remove an object; a missing key is not an error."""
         with self._lock:
             self._objects.pop(key, None)
+
+    def delete_many(self, keys: Sequence[str]) -> None:
+        """Remove objects; missing keys are not an error."""
+        for key in keys:
+            self.delete(key)
 
     def list(self, prefix: str) -> tuple[str, ...]:
         """The keys that begin with `prefix`, sorted."""

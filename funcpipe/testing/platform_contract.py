@@ -34,7 +34,8 @@ class PlatformContract:
         """What it is to measure is not in the storage."""
         handle = platform.invoke(_probe(platform, storage_url, run="run-b", time_s=60.0))
         status = ended(platform, handle)
-        assert (status.state, status.cause) == (State.FAILED, Cause.CRASHED)
+        assert status.state is State.FAILED
+        assert status.cause in (Cause.CRASHED, Cause.EXITED)  # how a process ended is not told everywhere
         assert status.reason
         lines = merged("run-b", platform.logs("run-b"))
         assert BEGINS in lines[0].text

@@ -16,7 +16,12 @@ def functions_of(client: int) -> list[int]:
 
 def hosts_of(client: int) -> list[int]:
     """The hosts of local functions that `client` has started."""
-    return [pid for pid in children(client) if b"funcpipe.platforms.local.host" in _read(pid, "cmdline")]
+    return [pid for pid in children(client) if _is_host(pid)]
+
+
+def all_hosts() -> list[int]:
+    """The hosts of local functions, of detached runs too."""
+    return [pid for pid in running() if _is_host(pid)]
 
 
 def runs(pid: int) -> bool:
@@ -27,6 +32,10 @@ def runs(pid: int) -> bool:
 def running() -> list[int]:
     """All processes that have not ended."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit() and runs(int(name))]
+
+
+def _is_host(pid: int) -> bool:
+    return b"funcpipe.platforms.local.host" in _read(pid, "cmdline")
 
 
 def _field(pid: int, name: str) -> str:

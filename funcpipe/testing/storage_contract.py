@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from funcpipe.errors import KeyExists, KeyMissing
-from funcpipe.platforms.base import Storage
+from funcpipe.platforms.base import DELETE_BATCH, Storage
 
 _BODY = bytes(range(256)) + b"funcpipe"
 
@@ -79,6 +79,17 @@ class StorageContract:
             store.delete("run-1/a/x")
         assert store.list("run-1/") == ("run-1/b",)
         assert store.list("nowhere/") == ()
+
+    def test_many_objects_are_deleted_at_once(self, store: Storage) -> None:
+        """Also none, and such as are missing."""
+        for key in ("run-1/a", "run-1/b-1/c_2.d", "run-1/e", "run-2/a"):
+            store.put(key, b"1")
+        store.delete_many(("run-1/a", "run-1/nothing", "run-1/b-1/c_2.d", "run-1/a/none"))
+        assert store.list("") == ("run-1/e", "run-2/a")
+        store.delete_many(())
+        store.delete_many(("run-1/a",))
+        store.delete_many([f"run-1/many-{number}" for number in range(DELETE_BATCH + 1)] + ["run-1/e"])
+        assert store.list("") == ("run-2/a",)
 
     def test_readers_see_all_of_an_object_or_none_of_it(self, store: Storage) -> None:
         """While another thread replaces it."""

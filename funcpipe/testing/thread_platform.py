@@ -113,7 +113,9 @@ class ThreadPlatform:
 
     def _run(self, spec: WorkerSpec, function: _Function) -> None:
         try:
-            storage = Counted(Retried(FunctionStorage(self._storage, function.faults)))
+            storage = Counted(
+                Retried(FunctionStorage(self._storage, function.faults), deadline_s=spec.message_deadline_s)
+            )
             function.ended_well = run_attempt(spec, storage, self.open, clock=function.clock)
         except FuncPipeError:
             function.ended_well = False  # it could not even say so

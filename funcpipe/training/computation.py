@@ -50,6 +50,7 @@ class Computation:
         self._replicas = replicas
         parameters = [p for p in stage.parameters() if p.requires_grad]
         named = dict(stage.named_parameters(remove_duplicate=False))
+        self.parameters = tuple(stage.parameters())
         self.passes = Passes(stage, loss=loss, seed=seed, recompute=recompute)
         self.norm = norm or GradientNorm()
         self.tied = TiedParameters({common: named[name] for name, common in stage.shared.items()}, ties, stage_number)

@@ -73,6 +73,14 @@ class Batches:
         """Global batches of an epoch, including a short last one."""
         return -(-self.samples // self.global_batch)
 
+    @property
+    def micro_batch_sizes(self) -> frozenset[int]:
+        """How many samples micro-batches have, the last of a global batch and of an epoch included."""
+        sizes = set()
+        for samples in {min(self.global_batch, self.samples), self.samples % self.global_batch}:
+            sizes |= {min(self.micro_batch, samples), samples % self.micro_batch}
+        return frozenset(sizes - {0})
+
     def micro_batches_of(self, step: int) -> int:
         """How many micro-batches step `step` has, numbered from the start of training."""
         first_sample = step % self.steps_per_epoch * self.global_batch

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from funcpipe.comm.buffer_pool import block
 from funcpipe.errors import PlanError
 from funcpipe.training.backward_thread import BackwardThread
-from funcpipe.training.norms import sum_of_squares
+from funcpipe.training.norms import as_real, sum_of_squares
 
 _NO_GRADIENT = -0.0
 
@@ -30,9 +30,9 @@ class Layout:
         self.parameters = tuple(parameters)
         self.shapes = tuple(extra.shape for extra in extras)
         dtypes = {tensor.dtype for tensor in (*parameters, *extras)}
-        self.dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+        self.dtype = torch.float64 if dtypes & {torch.float64, torch.complex128} else torch.float32
         self.head = sum(shape.numel() for shape in self.shapes)
-        starts = itertools.accumulate((parameter.numel() for parameter in self.parameters), initial=self.head)
+        starts = itertools.accumulate((real_elements(p) for p in self.parameters), initial=self.head)
         self._starts = tuple(starts)
 
     @property
@@ -55,7 +55,8 @@ class FlatGradient:
     """The flat vector of one replica. Between `begin_step` and `complete`, a parameter's `grad` is a view of its
     elements of the vector, to which the backwards of the step add, so gradients exist only once.
 
-    The gradient of a parameter whose dtype is not the vector's is copied into it.
+    The gradient of a parameter whose dtype is not the vector's is copied into it, a complex one as two numbers for each
+    element.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], extras: Sequence[Tensor]) -> None:
@@ -124,7 +125,7 @@ class FlatGradient:
     def summed(self, parameter: nn.Parameter) -> Tensor | None:
         """The gradient of `parameter` in the summed vector, a view of it; None if no replica has any."""
         values = self._values(self._number[id(parameter)])
-        return None if is_absent(values) else values.view_as(parameter).to(parameter.dtype)
+        return None if is_absent(values) else _in_form_of(parameter, values)
 
     def unpack_gradients(self) -> tuple[Tensor, ...]:
         """Give every parameter its summed gradient; returns the summed extras."""
@@ -138,7 +139,7 @@ class FlatGradient:
         """
         with torch.no_grad():
             for number, parameter in enumerate(self.layout.parameters):
-                parameter.copy_(self._values(number).view_as(parameter))
+                parameter.copy_(_in_form_of(parameter, self._values(number)))
         return self._summed_extras()
 
     def _summed_extras(self) -> tuple[Tensor, ...]:
@@ -175,12 +176,24 @@ class FlatGradient:
                 "use non-reentrant checkpoints (torch.utils.checkpoint with use_reentrant=False), or a plan whose "
                 "synchronisation has one round"
             )
-        torch.add(gradient.detach().reshape(-1), 0.0, out=self._values(number))  # turns -0.0 into 0.0
+        torch.add(as_real(gradient.detach()).reshape(-1), 0.0, out=self._values(number))  # turns -0.0 into 0.0
         self._final[number] = True
 
     def _make_all_final(self) -> None:
         for number in range(len(self._views)):
             self._make_final(number)
+
+
+def real_elements(parameter: Tensor) -> int:
+    """How many real numbers `parameter` holds."""
+    return parameter.numel() * (2 if parameter.is_complex() else 1)
+
+
+def _in_form_of(parameter: Tensor, values: Tensor) -> Tensor:
+    """Elements of the vector in the shape and dtype of `parameter`."""
+    if not parameter.is_complex():
+        return values.view_as(parameter).to(parameter.dtype)
+    return torch.complex(values[::2], values[1::2]).view(parameter.shape).to(parameter.dtype)
 
 
 def is_absent(values: Tensor) -> bool:

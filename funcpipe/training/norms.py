@@ -69,7 +69,7 @@ class GradientNorm:
         """The factor for the step's gradients; None after an overflow, when the step must be skipped."""
         squares, self._squares = self._squares, {}
         unscale = 1.0 / self.loss_factor
-        norm = math.sqrt(math.fsum(squares.values())) * unscale if _finite(squares.values()) else math.nan
+        norm = math.sqrt(_sum(squares.values())) * unscale if _finite(squares.values()) else math.nan
         if self.loss_scale is not None:
             finite = math.isfinite(norm)
             self.loss_scale = self.loss_scale.after(finite=finite)
@@ -83,9 +83,22 @@ class GradientNorm:
 
 def sum_of_squares(tensors: Iterable[Tensor | None]) -> float:
     """The sum of the squares of all elements, computed in double precision; None stands for no gradient."""
-    present = [tensor for tensor in tensors if tensor is not None]
+    present = [as_real(tensor) for tensor in tensors if tensor is not None]
     norms = [float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) for tensor in present]
-    return math.fsum(norm * norm for norm in norms)
+    return _sum(norm * norm for norm in norms)
+
+
+def as_real(tensor: Tensor) -> Tensor:
+    """`tensor`, a complex one with its real and imaginary parts as the last dimension."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def _sum(values: Iterable[float]) -> float:
+    """The sum of `values`, none of which is negative; infinity where it is too large for a float."""
+    try:
+        return math.fsum(values)
+    except OverflowError:
+        return math.inf
 
 
 def _finite(values: Iterable[float]) -> bool:

@@ -17,7 +17,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from funcpipe.errors import DataError
 from funcpipe.model.split import StageModule
+from funcpipe.training.carried import CarriedValues
 from funcpipe.training.data import Step
+from funcpipe.training.rng import seed_loss
 
 LossFunction = Callable[[Any, Any], Tensor]
 """The mean loss over a batch, of the model's output and the target."""
@@ -56,6 +58,7 @@ class Passes:
         self._loss = loss
         self._seed = seed
         self._recompute = recompute
+        self._carried = CarriedValues(stage, recompute=recompute)
         self._held: dict[int, _MicroBatch] = {}
         self.loss_sum = 0.0
         self.samples = 0
@@ -65,6 +68,7 @@ class Passes:
         self._step = step
         self._load = load
         self._held = {m: _MicroBatch() for m in micro_batches}
+        self._carried.begin_step()
         self.loss_sum = 0.0
         self.samples = 0
 
@@ -81,6 +85,7 @@ class Passes:
         held = self._held[micro_batch]
         for name in self._stage.differentiable & held.received.keys():
             held.received[name].requires_grad_()
+        self._carried.before_forward(micro_batch)
         with torch.set_grad_enabled(not self._recompute):
             self._run(held, micro_batch)
         if held.loss is not None:
@@ -103,7 +108,8 @@ class Passes:
         """
         held = self._held[micro_batch]
         if self._recompute:
-            self._run(held, micro_batch)
+            with self._carried.recomputing(micro_batch):
+                self._run(held, micro_batch)
         gradients = _summed(held.gradients)
         seeds = [(root, gradients[name]) for name, root in held.roots.items() if name in gradients]
         if held.loss is not None and held.loss.requires_grad:
@@ -129,6 +135,7 @@ class Passes:
         held.activations = {name: tensor.detach() for name, tensor in sent.items()}
         held.roots = {name: get_gradient_edge(tensor) for name, tensor in sent.items() if tensor.requires_grad}
         if self._stage.is_last:
+            seed_loss(self._seed, self._step.number, micro_batch)
             held.loss = self._mean_loss(output, target) * (len(indices) / self._step.samples)
 
     def _mean_loss(self, output: Any, target: Any) -> Tensor:

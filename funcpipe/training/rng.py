@@ -1,19 +1,24 @@
-"""Random numbers that do not depend on the plan, for datasets and for the plain model.
+"""Random numbers that do not depend on the plan, for datasets, losses and the plain model.
 
-The generators are seeded anew for each sample, from (seed, epoch, index), and for each layer that draws random numbers,
-from (seed, step, micro-batch, layer). So dropout and data augmentation do not depend on which function computes what.
+The generators are seeded anew for each sample, from (seed, epoch, index), and for each call of the model that draws
+random numbers and for the loss, from (seed, step, micro-batch, name). So dropout, noise and data augmentation do not
+depend on which function computes what.
 """
 
-import contextlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Set
 from typing import Any
 
+import torch
 from torch import nn
 
+from funcpipe.model.draws import DrawingOperators, module_draw, operator_draw
 from funcpipe.model.graph import LayerGraph
+from funcpipe.model.graph.program import WHOLE
 from funcpipe.model.seeds import layer_seed, reseed
 from funcpipe.training.data import MapDataset
+
+_ALL = ("torch", "numpy", "random")
 
 
 class SeededDataset:
@@ -28,32 +33,98 @@ class SeededDataset:
         return len(self._dataset)
 
     def __getitem__(self, index: int) -> Any:
-        reseed(layer_seed(self._seed, self._epoch, index, "sample"), ("torch", "numpy", "random"))
+        reseed(layer_seed(self._seed, self._epoch, index, "sample"), _ALL)
         return self._dataset[index]
 
 
-@contextlib.contextmanager
-def seeded(model: nn.Module, graph: LayerGraph, seed: int, step: int, micro_batch: int) -> Iterator[None]:
-    """Within this context, a forward of the plain `model` draws the random numbers that the stages of `graph` draw."""
-    draws = {layer.name: layer.draws for layer in graph.layers if layer.draws}
-    calls: Counter[str] = Counter()
-    hooks = []
+def seed_loss(seed: int, step: int, micro_batch: int) -> None:
+    """Seed the generators for the loss function."""
+    reseed(layer_seed(seed, step, micro_batch, "loss"), _ALL)
 
-    def hook(path: str) -> Any:
+
+def seeded(model: nn.Module, graph: LayerGraph, seed: int, step: int, micro_batch: int) -> "SeededModel":
+    """Within this context, one forward of the plain `model` draws the random numbers that the stages of `graph` draw.
+
+    Enter it again for the backward if the model recomputes parts of its forward there (torch.utils.checkpoint).
+    """
+    return SeededModel(model, graph, (seed, step, micro_batch))
+
+
+class SeededModel(DrawingOperators):
+    """Seeds the draws of a plain model as its traced graph does.
+
+    torch's generator holds the seed that it was last given, also when a checkpoint has put it back to where a region of
+    the forward began. So that seed says which draws have been before, and a region that is computed again draws the
+    same numbers.
+    """
+
+    def __init__(self, model: nn.Module, graph: LayerGraph, seed: tuple[int, int, int]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._model = model
+        self._seed = seed
+        nodes = [node for node in graph.module.graph.nodes if node.op == "call_module"]
+        draws = [node.meta["draws"] for node in nodes if "draws" in node.meta]
+        self._paths = dict.fromkeys(str(node.target) for node in nodes)
+        self._generators = {name: item.generators for item in draws for name in item.names}
+        self._calls: Counter[str] = Counter()  # draws and calls of modules so far, by path; "" for draws outside those
+        self._calls_at: dict[int, Counter[str]] = {}  # the same at the time when torch's generator had some seed
+        self._handles: list[Any] = []
+        self._inside = 0
+        self._seeds_inside: set[int] = set()  # of modules that are one node, while they run
+
+    def __enter__(self) -> "SeededModel":
+        if not self._calls_at:
+            self._go_on("forward", self._calls)
+        modules = {**dict(self._model.named_modules(remove_duplicate=False)), WHOLE: self._model}
+        for path in self._paths:
+            self._handles += [
+                modules[path].register_forward_pre_hook(self._entry(path), prepend=True),
+                modules[path].register_forward_hook(self._leave, always_call=True),
+            ]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def before(self) -> None:
+        """Seed the draw of an operator outside of modules that are one node."""
+        if not self._is_inside():
+            calls = self._position()
+            self._go_on(operator_draw(calls[""] + 1), calls)
+
+    def drawn(self) -> None:
+        """Count it."""
+        if not self._is_inside():
+            self._calls = self._calls_at[torch.initial_seed()] = self._position() + Counter([""])
+
+    def _entry(self, path: str) -> Any:
         def before(module: nn.Module, args: Any) -> None:
-            calls[path] += 1
-            name = path if calls[path] == 1 else f"{path}#{calls[path]}"
-            if name in draws:
-                reseed(layer_seed(seed, step, micro_batch, name), draws[name])
+            if not self._inside:
+                calls = self._position() + Counter([path])
+                name = module_draw(path, calls[path])
+                self._go_on(name, calls, self._generators.get(name, frozenset()))
+                self._seeds_inside.add(torch.initial_seed())
+            self._inside += 1
 
         return before
 
-    paths = {name.partition("#")[0] for name in draws}
-    modules = {**dict(model.named_modules(remove_duplicate=False)), graph.name: model}
-    try:
-        for path in paths:
-            hooks.append(modules[path].register_forward_pre_hook(hook(path), prepend=True))
-        yield
-    finally:
-        for handle in hooks:
-            handle.remove()
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._inside -= 1
+        if not self._inside:
+            self._go_on(f"after {torch.initial_seed()}", self._position())
+
+    def _is_inside(self) -> bool:
+        """Whether a module that is one node is running, or a checkpoint inside it computes a part of it again."""
+        return bool(self._inside) or torch.initial_seed() in self._seeds_inside
+
+    def _position(self) -> Counter[str]:
+        return self._calls_at.get(torch.initial_seed(), self._calls)
+
+    def _go_on(self, name: str, calls: Counter[str], generators: Set[str] = frozenset()) -> None:
+        seed = layer_seed(*self._seed, name)
+        reseed(seed, {"torch", *generators})
+        self._calls = self._calls_at[seed] = calls

@@ -12,7 +12,7 @@ It works for optimisers that update each element independently of all others, wh
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -117,8 +117,14 @@ def _segments(layout: Layout, start: int, stop: int) -> Iterator[tuple[slice, Se
         yield slice(first - start, last - start), segment
 
 
-def check_sharding(factory: _Factory, routes: Routes) -> None:
+def check_sharding(factory: _Factory, routes: Routes, parameters: Mapping[str, Tensor] = {}) -> None:
     """Raise PlanError unless the optimiser made by `factory` can be divided over the replicas of each stage."""
+    for name, parameter in parameters.items():
+        if parameter.is_complex() and parameter.requires_grad:
+            raise PlanError(
+                f"the optimiser cannot be divided over replicas where parameters are complex, as {name} is; plan "
+                "without shard_optimizer, or keep its real and imaginary parts in a parameter (torch.view_as_complex)"
+            )
     if routes.ties:
         first, *others = routes.ties[0].stages
         raise PlanError(

@@ -15,10 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from funcpipe.errors import CorruptMessage, PlanError
+from funcpipe.model.split import StageModule
+from funcpipe.model.split.module_state import Attributes, decode_attributes, read_attributes, write_attributes
+from funcpipe.model.tensors import named_tensors
 from funcpipe.training.norms import GradientNorm, LossScale
 from funcpipe.training.state_tree import join_tensors, rename_tensors, split_tensors, tensor_names_in
 
 MODEL, OPTIMIZER = "model/", "optimizer/"
+
+ATTRIBUTES = "attributes"
+"""The setting that holds the Python attributes that forwards leave for the next ones, in stages that have any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +32,8 @@ class StageState:
     """`tensors` holds the model's tensors under "model/NAME" and the optimiser's under "optimizer/PARAMETER/…".
 
     `aliases` maps a shared tensor's other names to the one it is stored under; `transient` names the buffers that are
-    not in a `state_dict`. `settings` is plain JSON: the optimiser's state and parameter groups, and the loss scale.
+    not in a `state_dict`. `settings` is plain JSON: the optimiser's state and parameter groups, the loss scale, and the
+    Python attributes that a forward leaves for the next one; tensors in those are under "state/…".
     """
 
     tensors: Mapping[str, Tensor]
@@ -41,6 +48,11 @@ class StageState:
         held |= {alias: held[name] for alias, name in self.aliases.items()}
         return {name: tensor for name, tensor in held.items() if name not in self.transient}
 
+    def attributes(self) -> Attributes:
+        """The Python attributes that a forward leaves for the next one. Raises CorruptMessage if they are not."""
+        with mismatch_is_corrupt():
+            return decode_attributes(self.settings.get(ATTRIBUTES, {}), self.tensors)
+
 
 def capture_state(stage: nn.Module, optimizer: torch.optim.Optimizer | None, norm: GradientNorm) -> StageState:
     """The state of `stage`, its tensors not copied. Raises ModelError if the optimiser's state is not plain data."""
@@ -48,6 +60,8 @@ def capture_state(stage: nn.Module, optimizer: torch.optim.Optimizer | None, nor
     tensors = {MODEL + name: tensor.detach() for name, tensor in names.items()}
     name_of = {id(tensor): name for name, tensor in names.items()}
     settings: dict[str, Any] = {"optimizer": None, "loss_scale": None}
+    if isinstance(stage, StageModule) and stage.carried.blocks:
+        settings[ATTRIBUTES] = read_attributes(stage, stage.carried.blocks, stage.carried.attributes, tensors)
     if optimizer is not None:
         settings["optimizer"] = {
             "state": {
@@ -76,6 +90,8 @@ def restore_state(
         with torch.no_grad():
             for name, tensor in names.items():
                 tensor.copy_(state.tensors[MODEL + name])
+        if isinstance(stage, StageModule) and stage.carried.blocks:
+            write_attributes(stage, decode_attributes(state.settings[ATTRIBUTES], state.tensors))
         if optimizer is not None:
             _restore_optimizer(state, optimizer, {id(tensor): name for name, tensor in names.items()})
         if norm.loss_scale is not None and state.settings["loss_scale"] is not None:
@@ -101,18 +117,20 @@ def merge_stages(states: Sequence[StageState]) -> StageState:
         tensors |= moved.tensors
         groups += moved.settings["optimizer"]["groups"] if moved.settings["optimizer"] is not None else []
     optimizer = {"state": {n: s for part in kept for n, s in part["state"].items()}, "groups": groups}
+    settings = {"optimizer": optimizer if kept else None, "loss_scale": states[0].settings["loss_scale"]}
+    attributes = {path: tree for state in states for path, tree in state.settings.get(ATTRIBUTES, {}).items()}
     return StageState(
         tensors=tensors,
         aliases={alias: name for state in states for alias, name in state.aliases.items()},
         transient=frozenset[str]().union(*(state.transient for state in states)),
-        settings={"optimizer": optimizer if kept else None, "loss_scale": states[0].settings["loss_scale"]},
+        settings={**settings, **({ATTRIBUTES: attributes} if attributes else {})},
     )
 
 
 def select_for_stage(whole: StageState, stage: nn.Module) -> StageState:
     """The part of `whole` that `stage` needs, under the stage's names. Raises PlanError if something is missing."""
     names, aliases = tensor_names(stage)
-    source = {name: whole.aliases.get(name, name) for name in names}
+    source = {name: name if MODEL + name in whole.tensors else whole.aliases.get(name, name) for name in names}
     missing = [name for name, stored in source.items() if MODEL + stored not in whole.tensors]
     if missing:
         raise PlanError(f"the checkpoints are of another model: they do not hold {missing[0]!r}")
@@ -128,7 +146,10 @@ def select_for_stage(whole: StageState, stage: nn.Module) -> StageState:
     if optimizer is not None:
         optimizer = _select_optimizer(optimizer, source)
         tensors |= {name: whole.tensors[name] for name in tensor_names_in(optimizer)}
-    settings = {**whole.settings, "optimizer": optimizer}
+    settings = {"optimizer": optimizer, "loss_scale": whole.settings["loss_scale"]}
+    if isinstance(stage, StageModule) and stage.carried.blocks:
+        settings[ATTRIBUTES] = _select_attributes(whole, stage.carried.blocks)
+        tensors |= {name: whole.tensors[name] for name in tensor_names_in(settings[ATTRIBUTES])}
     return StageState(tensors=tensors, aliases=aliases, transient=_transient(stage), settings=settings)
 
 
@@ -143,13 +164,15 @@ def settings_from_text(text: str) -> Mapping[str, Any]:
         settings = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise CorruptMessage(f"the settings of a checkpoint are not JSON: {error}") from error
-    if not isinstance(settings, dict) or settings.keys() != {"optimizer", "loss_scale"}:
+    if not isinstance(settings, dict) or settings.keys() - {ATTRIBUTES} != {"optimizer", "loss_scale"}:
         raise CorruptMessage("the settings of a checkpoint must hold an optimizer and a loss_scale")
     return settings
 
 
 def tensor_names(stage: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The parameters and buffers of `stage` by their first name; and any other name mapped to the first."""
+    """The parameters and buffers of `stage` by their first name; and any other name that the model has for them, held
+    by the stage or not, mapped to the first.
+    """
     names: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
     first: dict[int, str] = {}
@@ -162,12 +185,14 @@ def tensor_names(stage: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
         else:
             first[id(tensor)] = name
             names[name] = tensor
+    if isinstance(stage, StageModule):
+        aliases |= {other: aliases.get(name, name) for other, name in stage.other_names.items()}
     return names, aliases
 
 
 def _transient(stage: nn.Module) -> frozenset[str]:
     buffers = {name for name, _ in stage.named_buffers(remove_duplicate=False)}
-    return frozenset(buffers - stage.state_dict().keys())
+    return frozenset(buffers - named_tensors(stage).keys())
 
 
 def _restore_optimizer(state: StageState, optimizer: torch.optim.Optimizer, name_of: Mapping[int, str]) -> None:
@@ -205,6 +230,14 @@ def _select_optimizer(optimizer: Mapping[str, Any], source: Mapping[str, str]) -
             if (own := [name for name, stored in stored_as.items() if stored in group["parameters"]])
         ],
     }
+
+
+def _select_attributes(whole: StageState, blocks: Sequence[str]) -> dict[str, Any]:
+    saved = whole.settings.get(ATTRIBUTES, {})
+    missing = [path for path in blocks if path not in saved]
+    if missing:
+        raise PlanError(f"the checkpoints are of another model: they do not hold the attributes of {missing[0]!r}")
+    return {path: saved[path] for path in blocks}
 
 
 def _with_stage_in_group_names(state: StageState, number: int) -> StageState:

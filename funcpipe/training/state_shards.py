@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from funcpipe.errors import CorruptMessage
+from funcpipe.model.split.module_state import PREFIX
 from funcpipe.training.norms import GradientNorm
 from funcpipe.training.sharding import ShardedOptimizer, cut_state
 from funcpipe.training.state import (
@@ -84,7 +85,9 @@ def unshard(combined: StageState) -> StageState:
     optimizer = combined.settings["optimizer"]
     if optimizer is None or "shards" not in optimizer:
         return combined
-    tensors = {name: t for name, t in combined.tensors.items() if name.startswith((MODEL, f"{OPTIMIZER}group/"))}
+    tensors = {
+        name: t for name, t in combined.tensors.items() if name.startswith((MODEL, PREFIX, f"{OPTIMIZER}group/"))
+    }
     state = {}
     with mismatch_is_corrupt():
         for name, segments in optimizer["shards"].items():

@@ -42,6 +42,11 @@ class TiedParameters:
         found = {name: self._parameters[name].grad for name in names}
         return {name: gradient for name, gradient in found.items() if gradient is not None}
 
+    def replace(self, gradients: Mapping[str, Tensor]) -> None:
+        """Set this stage's gradients to what it has sent to others before."""
+        for name, gradient in gradients.items():
+            self._parameters[name].grad = gradient
+
     def parameter(self, name: str) -> nn.Parameter:
         """The parameter with the common name `name`."""
         return self._parameters[name]

@@ -1,30 +1,51 @@
-"""Does a plan train a model as one process would? Both train for a few steps, and each tensor is compared."""
+"""Does a plan train a model as one process would? Both train for a few steps, and each tensor is compared.
 
-import copy
-from collections.abc import Sequence
+A tensor's difference is measured by how far training has moved it, so that a gradient that is wrong by a hundredth
+shows however short the training was. Where that is more than the tolerance, plain training from weights that are off by
+their last digit tells what rounding explains. Some gradients are nothing but rounding: a bias ahead of BatchNorm and
+the bias of attention's keys change no loss. Adam makes full steps of them, in directions that mean nothing.
+"""
+
+import sys
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from enum import Enum
+from typing import ClassVar, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from funcpipe.model.graph import LayerGraph
-from funcpipe.training.data import MapDataset, Step, load_batch
-from funcpipe.training.passes import LossFunction
-from funcpipe.training.rng import SeededDataset, seeded
-from funcpipe.training.stage_optimizer import OptimizerFactory
+from funcpipe.training.plain import PlainRun
 
 TOLERANCE = 1e-4
-"""Largest relative difference at which tensors count as equal: rounding, amplified over a few steps."""
+"""Largest difference, relative to the change by training, at which tensors count as equal."""
+
+_RUNS = 5  # plain runs that tell what rounding explains
+_FACTOR = 4.0  # how much more than in those a difference by rounding may be
+_NO_DIGITS = 0.1  # a gradient that rounding changes by this share says nothing
+
+
+class Yardstick(Enum):
+    """What a tensor was judged by: the tolerance, or what rounding does to plain training."""
+
+    TOLERANCE = "tolerance"
+    ROUNDING = "rounding"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorDifference:
-    """One tensor of the model's state; `difference` is the largest of any element, relative to the largest element."""
+    """One tensor of the model's state; `difference` is that of the worst element, `allowed` what it may be.
+
+    Both are relative to the largest change that training made to any element, or to the largest element if it made
+    none. Without `allowed` it is the tolerance.
+    """
 
     name: str
     layer: str
     difference: float
+    allowed: float | None = None
+    yardstick: Yardstick = Yardstick.TOLERANCE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,75 +60,153 @@ class Verification:
 
     @property
     def agrees(self) -> bool:
-        """Whether every tensor agrees within the tolerance."""
+        """Whether every tensor agrees."""
         return self.first_difference is None
 
     @property
     def first_difference(self) -> TensorDifference | None:
-        """The first tensor, by layer, whose difference exceeds the tolerance or is NaN."""
-        return next((tensor for tensor in self.tensors if not tensor.difference <= self.tolerance), None)
+        """The first tensor, by layer, that differs."""
+        return next((tensor for tensor in self.tensors if not self.accepts(tensor)), None)
+
+    def accepts(self, tensor: TensorDifference) -> bool:
+        """Whether `tensor` differs by no more than it may."""
+        return tensor.difference <= self.allowed(tensor)
+
+    def allowed(self, tensor: TensorDifference) -> float:
+        """The largest difference at which `tensor` counts as equal."""
+        return self.tolerance if tensor.allowed is None else tensor.allowed
 
 
 def compare_states(
     graph: LayerGraph,
-    found: dict[str, Tensor],
-    expected: dict[str, Tensor],
+    found: Mapping[str, Tensor],
+    expected: Mapping[str, Tensor],
+    *,
+    steps: int,
+    tolerance: float = TOLERANCE,
+    start: Mapping[str, Tensor] | None = None,
+) -> Verification:
+    """Compare the state `found` after a run with the `expected` one of a single process; both began with `start`."""
+    layer_of = {name: layer.name for layer in reversed(graph.layers) for name in graph.tensors_of(layer)}
+    rank = {layer.name: i for i, layer in enumerate(graph.layers)}
+    tensors = []
+    for name in sorted(expected, key=lambda name: rank.get(layer_of.get(name, ""), len(rank))):
+        before = None if start is None else start[name]
+        difference = _excess(found[name], expected[name], steps) / _scale(expected[name], before)
+        layer = layer_of.get(name, "outside the graph")
+        tensors.append(TensorDifference(name=name, layer=layer, difference=_largest(difference)))
+    return Verification(steps=steps, tolerance=tolerance, tensors=tuple(tensors))
+
+
+def verify_states(
+    graph: LayerGraph,
+    found: Mapping[str, Tensor],
+    plain: "Plain",
     *,
     steps: int,
     tolerance: float = TOLERANCE,
 ) -> Verification:
-    """Compare the state `found` after a run with the `expected` one of a single process."""
-    layer_of = {name: layer.name for layer in reversed(graph.layers) for name in graph.tensors_of(layer)}
-    rank = {layer.name: i for i, layer in enumerate(graph.layers)}
-    names = sorted(expected, key=lambda name: rank.get(layer_of.get(name, ""), len(rank)))
+    """Compare the state `found` after a run with that of plain training.
+
+    What exceeds the tolerance is judged by what rounding explains, in more plain runs.
+    """
+    expected = plain(0)
+    verification = compare_states(graph, found, expected.end, steps=steps, tolerance=tolerance, start=expected.start)
+    if verification.agrees:
+        return verification
+    names = [tensor.name for tensor in verification.tensors if not verification.accepts(tensor)]
+    expected, *others = (plain(number, names) for number in range(_RUNS + 1))
     return Verification(
         steps=steps,
         tolerance=tolerance,
         tensors=tuple(
-            TensorDifference(
-                name=name,
-                layer=layer_of.get(name, "outside the graph"),
-                difference=_relative_difference(found[name], expected[name]),
-            )
-            for name in names
+            tensor if verification.accepts(tensor) else _by_rounding(tensor, found, expected, others, verification)
+            for tensor in verification.tensors
         ),
     )
 
 
-def train_in_one_process(
-    model: nn.Module,
-    graph: LayerGraph,
-    dataset: MapDataset,
-    steps: Sequence[Step],
-    *,
-    loss: LossFunction,
-    optimizer: OptimizerFactory,
-    seed: int,
-    clip_grad_norm: float | None = None,
-    reverse: bool = False,
-) -> nn.Module:
-    """A copy of `model` trained by plain PyTorch on the same micro-batches, drawing the same random numbers.
+class Plain(Protocol):
+    """Plain training: run 0 as it is, others from weights that are off by rounding.
 
-    With `reverse`, gradients are added up from the last micro-batch to the first, which shows the effect of rounding.
+    Given `names`, a run keeps those tensors only, but their gradients too.
     """
-    trained = copy.deepcopy(model).train()
-    chosen = optimizer(trained.parameters())
-    for step in steps:
-        chosen.zero_grad()
-        order = list(enumerate(step.micro_batches))
-        for number, indices in reversed(order) if reverse else order:
-            batch = load_batch(SeededDataset(dataset, seed, step.epoch), indices)
-            with seeded(trained, graph, seed, step.number, number):
-                output = trained(*batch.args, **batch.kwargs)
-            torch.autograd.backward(loss(output, batch.target) * (len(indices) / step.samples))
-        if clip_grad_norm is not None:
-            nn.utils.clip_grad_norm_(trained.parameters(), clip_grad_norm)
-        chosen.step()
-    return trained
+
+    def __call__(self, number: int, names: Collection[str] | None = None) -> PlainRun:
+        """Run `number`."""
 
 
-def _relative_difference(found: Tensor, expected: Tensor) -> float:
-    if expected.numel() == 0:
-        return 0.0
-    difference = (found.double() - expected.double()).abs().max().item()
-    return difference / max(expected.double().abs().max().item(), torch.finfo(torch.float32).tiny)
+def _by_rounding(
+    tensor: TensorDifference,
+    found: Mapping[str, Tensor],
+    expected: PlainRun,
+    others: Sequence[PlainRun],
+    verification: Verification,
+) -> TensorDifference:
+    """`tensor` judged by its worst element, relative to what rounding does to it in the plain runs `others`."""
+    name = tensor.name
+    scale = _scale(expected.end[name], expected.start[name])
+    excess = _excess(found[name], expected.end[name], verification.steps)
+    change = _change(expected, name)
+    changes = [_change(other, name) for other in others]
+    noise = torch.stack([(other - change).abs() for other in changes]).amax(0)
+    reach = torch.stack([change.abs(), *(other.abs() for other in changes)]).amax(0)
+    blind = _without_digits(expected, others, name)
+    blind = torch.zeros_like(excess, dtype=torch.bool) if blind is None else blind
+    allowed = torch.full_like(excess, verification.tolerance * scale)
+    for part, explained in ((~blind, noise), (blind, reach)):
+        if part.any():
+            allowed[part] = allowed[part].clamp(min=_FACTOR * float(explained[part].max()))
+    worst = (excess / allowed).argmax()
+    return TensorDifference(
+        name=name,
+        layer=tensor.layer,
+        difference=_largest(excess[worst] / scale),
+        allowed=_largest(allowed[worst] / scale),
+        yardstick=Yardstick.ROUNDING,
+    )
+
+
+def _without_digits(expected: PlainRun, others: Sequence[PlainRun], name: str) -> Tensor | None:
+    """Which elements have a gradient, in any step, that is nothing but rounding; None for what has no gradient."""
+    blind: Tensor | None = None
+    for number, gradients in enumerate(expected.gradients):
+        for other in others:
+            if name in gradients and name in other.gradients[number]:
+                one, two = _plain(gradients[name]), _plain(other.gradients[number][name])
+                lost = (one - two).abs() > _NO_DIGITS * one.abs()
+                blind = lost if blind is None else blind | lost
+    return blind
+
+
+def _change(run: PlainRun, name: str) -> Tensor:
+    return _plain(run.end[name]) - _plain(run.start[name])
+
+
+def _scale(expected: Tensor, start: Tensor | None) -> float:
+    """The largest change of any element, or the largest element; never zero."""
+    end = _plain(expected)
+    change = 0.0 if start is None else _largest((end - _plain(start)).abs())
+    return change or _largest(end.abs()) or torch.finfo(torch.float32).tiny
+
+
+def _excess(found: Tensor, expected: Tensor, steps: int) -> Tensor:
+    """By how much each element differs, beyond the last digit that each step may round another way."""
+    one, other = _plain(found), _plain(expected)
+    difference = (one - other).abs()
+    if expected.is_floating_point() or expected.is_complex():
+        difference = (difference - steps * torch.finfo(expected.dtype).eps * other.abs()).clamp(min=0)
+    return torch.where((one == other) | (one.isnan() & other.isnan()), 0.0, difference)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """The elements as a vector of doubles, complex ones as two each."""
+    tensor = tensor.detach()
+    real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    return real.reshape(-1).double()
+
+
+def _largest(tensor: Tensor) -> float:
+    """The largest element, as a number that JSON can hold."""
+    largest = float(tensor.max()) if tensor.numel() else 0.0
+    return largest if largest <= sys.float_info.max else sys.float_info.max

@@ -1,6 +1,6 @@
 """What a worker does for each kind of task: a call of its computation, a message through its channel, or both."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -19,7 +19,11 @@ from funcpipe.worker.synchronisation import Synchronisation, result_of
 
 
 class Actions:
-    """Runs the tasks of one worker. A message is named after the task that puts it."""
+    """Runs the tasks of one worker. A message is named after the task that puts it.
+
+    An attempt that repeats steps leaves the messages that are there as they are, and goes on with what they say where
+    it would otherwise go on with its own: others have read them, and this processor may round otherwise.
+    """
 
     def __init__(
         self, computation: Computation, channel: Channel, keys: Keys, routes: Routes, plan: Plan, replica: int
@@ -58,6 +62,10 @@ class Actions:
             Kind.GET_NORM: self._get_norm,
             Kind.UPDATE: self._update,
         }
+
+    def adopt(self, written: Collection[str]) -> None:
+        """Repeat steps in which earlier attempts have put messages with the keys `written`."""
+        self._channel.adopt(written)
 
     def begin_step(self, step: Step, load: Callable[[Sequence[int]], Batch]) -> None:
         """Start `step`; `load` loads the samples at some indices."""
@@ -107,12 +115,21 @@ class Actions:
         self._computation.update()
         return TaskResult()
 
-    def _measure_norm(self, _: Task) -> TaskResult:
+    def _measure_norm(self, task: Task) -> TaskResult:
         self._computation.measure_norm()
+        key = self._key_of(Task(Kind.PUT_NORM, task.stage, task.replica))
+        if self._channel.has_written(key):
+            written = self._channel.get(key).tensors["squares"]
+            self._computation.norm.add_stage(task.stage, written.item())
         return TaskResult()
 
-    def _add_tied(self, _: Task) -> TaskResult:
+    def _add_tied(self, task: Task) -> TaskResult:
         self._computation.tied.add_received()
+        if self._pattern.replicas == 1:  # or else the sums over replicas are read again
+            for part in range(len(self._routes.tied)):
+                key = self._key_of(Task(Kind.PUT_TIED_SUM, task.stage, task.replica, part=part))
+                if self._channel.has_written(key):
+                    self._computation.tied.replace(self._channel.get(key).tensors)
         return TaskResult()
 
     def _put_activation(self, task: Task) -> TaskResult:

@@ -10,28 +10,29 @@ from funcpipe.core import Outcome, WorkerSpec, from_text
 from funcpipe.core.logs import in_function
 from funcpipe.errors import RunHalted, Superseded, TaskFailed
 from funcpipe.platforms import allocator
-from funcpipe.platforms.base import Platform, Storage
+from funcpipe.platforms.base import OpenPlatform, OpenStorage
 from funcpipe.platforms.wrappers import Counted
+from funcpipe.runstate.lease import Lease
 from funcpipe.worker.exit_report import ExitReporter
-from funcpipe.worker.setup import load_worker
+from funcpipe.worker.setup import lease_of, load_worker
 
 _log = logging.getLogger(__name__)
 
 
-def main(payload: str, *, open_storage: Callable[[str], Storage], open_platform: Callable[[str], Platform]) -> None:
+def main(payload: str, *, open_storage: OpenStorage, open_platform: OpenPlatform) -> None:
     """Run the attempt described by `payload`, the JSON of a WorkerSpec. Ends with exit code 1 after a failure."""
     spec = from_text(WorkerSpec, payload, source="the invocation payload")
     allocator.settle()
     torch.set_num_threads(1)
     with in_function(run=spec.run, worker=spec.worker, attempt=spec.attempt, levels=spec.log_level):
-        if not run_attempt(spec, Counted(open_storage(spec.storage)), open_platform):
+        if not run_attempt(spec, Counted(open_storage(spec.storage, retry_s=spec.message_deadline_s)), open_platform):
             raise SystemExit(1)
 
 
 def run_attempt(
     spec: WorkerSpec,
     storage: Counted,
-    open_platform: Callable[[str], Platform],
+    open_platform: OpenPlatform,
     *,
     clock: Callable[[], float] = time.time,
 ) -> bool:
@@ -39,21 +40,38 @@ def run_attempt(
 
     An attempt that is superseded reports nothing, as the worker is another function now. `clock` dates the report.
     """
-    reporter = ExitReporter(spec, storage, clock)
-    outcome, failure = Outcome.FAILED, None
+    lease = lease_of(spec, storage)
+    reporter = ExitReporter(spec, storage, lease, clock)
     try:
-        outcome = load_worker(spec, storage, open_platform, clock=clock).run()
+        outcome, failure = _run(spec, storage, open_platform, lease, clock)
+        if failure is not None and not lease.taken and spec.follows_within_s is not None:
+            _log.warning("ends without a report, the attempt before is still this worker")
+            return False
+        reporter.report(outcome, failure)
     except Superseded as error:
         _log.warning("ends without a report, another function is this worker: %s", error)
         return True
+    return failure is None
+
+
+def _run(
+    spec: WorkerSpec,
+    storage: Counted,
+    open_platform: OpenPlatform,
+    lease: Lease,
+    clock: Callable[[], float],
+) -> tuple[Outcome, BaseException | None]:
+    """Run the attempt: how it ended, and the error if it failed. Raises Superseded."""
+    try:
+        outcome = load_worker(spec, storage, open_platform, lease=lease, clock=clock).run()
+    except Superseded:
+        raise
     except RunHalted as error:
         _log.warning("ends at once: %s", error)
-        outcome = Outcome.HALTED
-    except Exception as error:  # noqa: BLE001 - whatever ends a function early is reported to its client
-        failure = error
+        return Outcome.HALTED, None
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever ends a function early is reported to its client
         where = "" if isinstance(error, TaskFailed) else "outside its tasks: "  # a failed task names itself
         _log.error("failed: %s%s", where, error, exc_info=error)
-    else:
-        _log.info("ends: %s", outcome.value)
-    reporter.report(outcome, failure)
-    return failure is None
+        return Outcome.FAILED, error
+    _log.info("ends: %s", outcome.value)
+    return outcome, None

@@ -3,16 +3,11 @@
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from funcpipe.core.json_form import Document
-from funcpipe.platforms.base import Storage
-from funcpipe.runstate.documents import put_document
-
 
 class Background:
     """Runs functions one after the other in a thread. An error is raised by the next call, or when the context ends."""
 
-    def __init__(self, storage: Storage) -> None:
-        self._storage = storage
+    def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="funcpipe-background")
         self._pending: list[Future[None]] = []
 
@@ -28,10 +23,6 @@ class Background:
         """Wait until everything that was submitted is done."""
         for future in self._pending:
             future.result()
-
-    def put(self, key: str, value: Document) -> None:
-        """Write `value` as a document under `key`."""
-        self.submit(lambda: put_document(self._storage, key, value))
 
     def submit(self, work: Callable[[], None]) -> None:
         """Run `work` after what was submitted before."""

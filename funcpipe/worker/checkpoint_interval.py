@@ -2,6 +2,10 @@
 
 Optimal interval: J. W. Young, A first order approximation to the optimum checkpoint interval, CACM 17(9), 1974; J. T.
 Daly, A higher order estimate of the optimum checkpoint interval for restart dumps, FGCS 22(3), 2006, equation 37.
+
+Where failures are rare, that interval is so long that messages, which stay until a checkpoint covers them, pile up in
+the storage. So it is shortened to what `retained_bytes` and `retained_objects` allow. The number of objects is a matter
+of order, not of correctness: for it checkpoints may take `COST_SHARE` of the time, and no more.
 """
 
 import logging
@@ -14,8 +18,15 @@ from funcpipe.core import FaultTolerance, checks
 _log = logging.getLogger(__name__)
 
 _MEASURED_STEPS = 8
+_MEASURED_CHECKPOINTS = 5
 _MAX_STEPS = 1 << 20
 _SHORTEST_STEP_S = 1e-6
+
+COST_SHARE = 0.02
+"""The share of time that checkpoints may take to keep the number of objects small."""
+
+_INTERVALS_KEPT = 2
+"""Messages of so many intervals, and of the steps at their ends, lie there where a reader is late to cover them."""
 
 
 def daly_s(*, checkpoint_s: float, failure_interval_s: float) -> float:
@@ -37,17 +48,28 @@ class CheckpointInterval:
         self._failure_interval_s = faults.failure_interval_s / replicas
         self._steps_s: deque[float] = deque(maxlen=_MEASURED_STEPS)
         self._received_bytes: deque[int] = deque(maxlen=_MEASURED_STEPS)
+        self._checkpoints_s: deque[float] = deque(maxlen=_MEASURED_CHECKPOINTS)
+        self._objects = 0
         self._last_steps = 0
         self.checkpoint_s = 0.0
 
-    def record_step(self, seconds: float, received_bytes: int) -> None:
-        """Record the time of a step, and the bytes of the messages that it received."""
+    def record_step(self, seconds: float, received_bytes: int, objects: int = 0) -> None:
+        """Record the time of a step, the bytes of the messages that it received, and what it left.
+
+        `objects` is the number of messages that any worker puts in such a step, at most.
+        """
         self._steps_s.append(seconds)
         self._received_bytes.append(received_bytes)
+        self._objects = objects
+
+    def estimate_checkpoint(self, seconds: float) -> None:
+        """What a checkpoint may take, as long as this worker has written none."""
+        self.checkpoint_s = seconds
 
     def record_checkpoint(self, seconds: float) -> None:
         """Record the time of a checkpoint."""
         self.checkpoint_s = seconds
+        self._checkpoints_s.append(seconds)
 
     @property
     def step_s(self) -> float:
@@ -63,8 +85,21 @@ class CheckpointInterval:
         best_s = daly_s(checkpoint_s=self.checkpoint_s, failure_interval_s=self._failure_interval_s)
         by_time = best_s / max(self.step_s, _SHORTEST_STEP_S)
         by_bytes = self._faults.retained_bytes / max(median(self._received_bytes), 1)
-        steps = 1 << max(round(math.log2(max(min(by_time, by_bytes, _MAX_STEPS), 1.0))), 0)
+        wanted = 1 << max(round(math.log2(max(min(by_time, by_bytes, _MAX_STEPS), 1.0))), 0)
+        steps = min(wanted, self._steps_for_objects())
         if steps != self._last_steps:
             _log.debug("checkpoints every %d steps, for steps of %.3f s", steps, self.step_s)
             self._last_steps = steps
         return steps
+
+    def _steps_for_objects(self) -> int:
+        """The power of two at which so few objects are kept, unless more steps are needed to pay for a checkpoint.
+
+        Workers that save nothing, and those that have not yet measured what that takes, look at the objects alone.
+        """
+        allowed = self._faults.retained_objects / max(self._objects, 1) / _INTERVALS_KEPT - 1
+        few = 1 << math.floor(math.log2(min(max(allowed, 1.0), _MAX_STEPS)))
+        if not self._checkpoints_s:
+            return few
+        paid = median(self._checkpoints_s) / (COST_SHARE * max(self.step_s, _SHORTEST_STEP_S))
+        return max(few, 1 << math.ceil(math.log2(min(max(paid, 1.0), _MAX_STEPS))))

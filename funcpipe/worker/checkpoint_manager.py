@@ -5,18 +5,28 @@ import logging
 import time
 from collections.abc import Callable
 
-from funcpipe.core import WorkerSpec
+from funcpipe.core import ReplicaMark, WorkerSpec
+from funcpipe.errors import CorruptMessage
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.checkpoint_index import CheckpointPart
 from funcpipe.runstate.checkpoints import Checkpoints
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import Lease
+from funcpipe.runstate.replica_marks import Difference, compare, digest_of, instruction_set
 from funcpipe.training.computation import Computation
 from funcpipe.training.state_shards import without_model
 from funcpipe.worker.checkpoint_interval import CheckpointInterval
 from funcpipe.worker.message_gc import MessageGC, StepMessages
 
 _log = logging.getLogger(__name__)
+
+_MARKS = 4
+"""Of how many steps a replica remembers its own mark, to compare it with that of a replica that is behind."""
+
+
+def call_at_once(work: Callable[[], None]) -> None:
+    """Run `work`, and return when it is done."""
+    work()
 
 
 class CheckpointManager:
@@ -45,9 +55,14 @@ class CheckpointManager:
         self._computation = computation
         self._interval = interval
         self._steps = steps
-        self._checkpoints = Checkpoints(storage, keys, first_step=spec.first_step)
-        self._messages = MessageGC()
+        self._checkpoints = Checkpoints(storage, keys, first_step=spec.first_step, attempt=spec.attempt)
+        self._messages = MessageGC(self._worker)
         self._saved_step = self._done_step = spec.first_step
+        self._restored = spec.attempt > 0
+        self._took_over = spec.attempt == 0
+        self._marks: dict[int, ReplicaMark] = {}
+        self.written: frozenset[str] = frozenset()
+        self.drift: Difference | None = None
 
     @property
     def newest_step(self) -> int:
@@ -57,15 +72,22 @@ class CheckpointManager:
     def restore(self, messages_of: Callable[[int], StepMessages]) -> int:
         """Restore the newest checkpoint that this worker can restart from; the number of steps it covers.
 
-        A later attempt also takes charge of the messages that earlier attempts left from steps before: `messages_of`
-        tells what the worker puts in a step.
+        Where steps were done before, it also takes charge of the messages that they left: `messages_of` tells what the
+        worker puts in a step. Those of steps that are to be repeated are `written` then.
         """
+        if not self._took_over:
+            self._checkpoints.take_over_marks(self._worker)
+            self._took_over = True
         self._saved_step, state = self._checkpoints.load_latest(self._worker)
         if state is not None:
             self._computation.restore(state)
             _log.info("restored the checkpoint after step %d", self._saved_step)
-        if self._spec.attempt:
+        elif self.drift is not None:
+            raise CorruptMessage(f"{self.drift}; nothing is saved yet, so another attempt begins anew")
+        if self._restored:
             self._adopt_messages(messages_of)
+        self._restored = True
+        self._marks, self.drift = {}, None
         return self._saved_step
 
     def record_messages(self, step: int, messages: StepMessages) -> None:
@@ -75,24 +97,52 @@ class CheckpointManager:
     def after_step(self, done: int, submit: Callable[[Callable[[], None]], None]) -> None:
         """After `done` steps, save the stage if that is due, and delete what nobody needs any more.
 
-        `submit` runs its argument in the background, after everything that was submitted before.
+        What readers have saved is looked for a step after a checkpoint is due, and again 1, 2, 4 … steps later, until
+        all messages from before are deleted. `submit` runs its argument in the background, after everything that was
+        submitted before.
         """
-        every = self._interval.steps()
-        if done % every == 0 and done < self._steps:
-            self.save(done)
-            submit(lambda: self.mark_done(done))
-        if (done - 1) % every == 0:
+        every, compare_every = self._interval.steps(), self._spec.faults.compare_steps
+        saves = done % every == 0 and done < self._steps
+        if saves:
+            self.save(done, submit)
+        if saves or (compare_every is not None and done % compare_every == 0):
+            mark = self._mark(done)
+            submit(lambda: self._record_done(done, mark))
+            submit(self._compare)
+        since = (done - 1) % every
+        if since == 0 or (_is_power_of_two(since) and self._messages.keeps_before(done - 1 - since)):
             submit(self._delete_unneeded)
 
     def mark_done(self, done: int) -> None:
         """Record in storage that the worker has finished `done` steps, including all its writes."""
-        self._checkpoints.mark_done(self._worker, done)
+        self._record_done(done, self._mark(done))
+
+    def _record_done(self, done: int, mark: ReplicaMark | None) -> None:
+        self._checkpoints.mark_done(self._worker, done, mark)
         self._done_step = done
 
-    def save(self, done: int, *, leaving: bool = False) -> None:
+    def _mark(self, done: int) -> ReplicaMark | None:
+        """What this replica holds now; None if there is no other replica."""
+        if self._spec.plan.replicas == 1:
+            return None
+        mark = ReplicaMark(
+            digest=digest_of(self._computation.parameters), attempt=self._spec.attempt, instructions=instruction_set()
+        )
+        self._marks = {**dict(sorted(self._marks.items())[1 - _MARKS :]), done: mark}
+        return mark
+
+    def _compare(self) -> None:
+        """Note in `drift` if this replica differs from the first one."""
+        if self._spec.replica and self.drift is None:
+            self.drift = compare(self._storage, self._keys, self._worker, self._marks)
+
+    def save(
+        self, done: int, submit: Callable[[Callable[[], None]], None] = call_at_once, *, leaving: bool = False
+    ) -> None:
         """Save the stage, unless it is saved already or another replica saves it.
 
-        A worker that is `leaving` saves in any case what its successor needs.
+        What was written is read back by `submit`, and counts as saved afterwards. A worker that is `leaving` saves in
+        any case what its successor needs.
         """
         sharded, first = self._computation.is_sharded, self._spec.replica == 0
         if self._saved_step == done > self._spec.first_step and not (sharded and leaving and not first):
@@ -106,25 +156,39 @@ class CheckpointManager:
             part = CheckpointPart(self._spec.replica, self._spec.plan.replicas, model=first or leaving)
             state = state if part.model else without_model(state)
         writer = f"{self._spec.worker}.a{self._spec.attempt:08d}"
-        self._checkpoints.save(self._spec.stage, done, state, writer=writer, part=part)
+        written = self._checkpoints.write_files(self._spec.stage, done, state, writer=writer, part=part)
+        submit(lambda: self._checkpoints.publish(written))
         self._saved_step = done
         self._interval.record_checkpoint(time.monotonic() - began_s)
 
     def _adopt_messages(self, messages_of: Callable[[int], StepMessages]) -> None:
         prefix = self._keys.messages(self._spec.worker)
         existing = frozenset(self._storage.list(prefix))
-        for step in sorted({int(key.removeprefix(prefix).partition("/")[0]) for key in existing}):
+        self._messages = MessageGC(self._worker)
+        self.written = frozenset(key for key in existing if self._step_of(key) >= self._saved_step)
+        for step in sorted({self._step_of(key) for key in existing}):
             if step < self._saved_step:
                 messages = messages_of(step)
                 readers = {key: by for key, by in messages.readers.items() if key in existing}
                 self._messages.add_step(step, StepMessages(readers=readers, upstream=messages.upstream))
 
+    @property
+    def repeated_until(self) -> int:
+        """The number of steps of which some message was there when the worker started or went back."""
+        return 1 + max((self._step_of(key) for key in self.written), default=-1)
+
+    def _step_of(self, key: str) -> int:
+        return int(key.removeprefix(self._keys.messages(self._spec.worker)).partition("/")[0])
+
     def _delete_unneeded(self) -> None:
         index = self._checkpoints.index()
         keys = self._messages.collect(functools.cache(index.restart_step))
-        for key in keys:
-            self._storage.delete(key)
+        self._storage.delete_many(keys)
         _log.debug("deleted %d messages", len(keys))
         if self._spec.replica == 0:
             plan, stage = self._spec.plan, self._spec.stage
             self._checkpoints.delete(stage, index.outdated(stage, len(plan.stages), plan.replicas))
+
+
+def _is_power_of_two(number: int) -> bool:
+    return number & (number - 1) == 0

@@ -1,7 +1,6 @@
 """The report that an attempt of a worker leaves when it ends."""
 
 import time
-import traceback
 from collections.abc import Callable
 
 from funcpipe.core import Halt, Outcome, WorkerReport, WorkerSpec
@@ -11,6 +10,9 @@ from funcpipe.platforms.wrappers import Counted
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.halt import halt_run
 from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.lease import Lease
+from funcpipe.runstate.replica_marks import instruction_set
+from funcpipe.worker.tracebacks import describe, user_traceback
 
 _NO_MEMORY = ("not enough memory", "can't allocate memory", "Cannot allocate memory")
 
@@ -18,21 +20,36 @@ _NO_MEMORY = ("not enough memory", "can't allocate memory", "Cannot allocate mem
 class ExitReporter:
     """Made when the attempt begins, so that its report can say how long it ran and what it used."""
 
-    def __init__(self, spec: WorkerSpec, storage: Counted, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, spec: WorkerSpec, storage: Counted, lease: Lease, clock: Callable[[], float] = time.time
+    ) -> None:
         self._spec = spec
         self._storage = storage
-        self._keys = Keys(spec.run, spec.generation)
+        self._lease = lease
+        self._keys = Keys.of(spec)
         self._clock = clock
         self._started_at_s, self._began_s = clock(), time.monotonic()
 
-    def report(self, outcome: Outcome, failure: Exception | None) -> None:
-        """Write the report. A failure that another attempt would not avoid ends the whole run."""
-        report = self._report(outcome, failure)
-        put_document(self._storage, self._keys.worker_report(self._spec.worker, self._spec.attempt), report)
-        if failure is not None and not report.retryable and not report.out_of_memory:
-            halt_run(self._storage, self._keys, Halt(reason=f"worker {report.worker} failed: {report.error}"))
+    def report(self, outcome: Outcome, failure: BaseException | None) -> None:
+        """Write the report; raises Superseded, and writes none, if the worker is another function by now.
 
-    def _report(self, outcome: Outcome, failure: Exception | None) -> WorkerReport:
+        An end that no other attempt would change closes the worker's leases: only then does the report count. A failure
+        of that kind ends the whole run.
+        """
+        report = self._report(outcome, failure)
+        if not self._lease.taken:
+            self._lease.take()
+        elif outcome is not Outcome.HANDED_OVER:
+            self._lease.check_now()
+        put_document(self._storage, self._keys.worker_report(report.worker, report.attempt), report)
+        if not report.is_final:
+            return
+        self._lease.close(outcome)
+        if outcome is Outcome.FAILED:
+            order = self._lease.signed(Halt(reason=f"worker {report.worker} failed: {report.error}"))
+            halt_run(self._storage, self._keys, order)
+
+    def _report(self, outcome: Outcome, failure: BaseException | None) -> WorkerReport:
         traffic = self._storage.traffic
         cause = failure.__cause__ if isinstance(failure, TaskFailed) and failure.__cause__ is not None else failure
         return WorkerReport(
@@ -43,6 +60,7 @@ class ExitReporter:
             ended_at_s=self._clock(),
             alive_s=time.monotonic() - self._began_s,
             usd_s=self._spec.account.usd_s,
+            instructions=instruction_set(),
             puts=traffic.puts + 1,  # with this report
             gets=traffic.gets,
             empty_gets=traffic.empty_gets,
@@ -50,8 +68,8 @@ class ExitReporter:
             received_bytes=traffic.received_bytes,
             peak_memory_bytes=peak_memory_bytes(),
             task=failure.task if isinstance(failure, TaskFailed) else None,
-            error=None if cause is None else f"{type(cause).__name__}: {cause}",
-            traceback=None if cause is None else "".join(traceback.format_exception(cause)),
+            error=None if cause is None else describe(cause),
+            traceback=None if cause is None else user_traceback(cause),
             retryable=isinstance(cause, StorageError | CorruptMessage),
             out_of_memory=isinstance(cause, MemoryError) or any(text in str(cause) for text in _NO_MEMORY),
         )

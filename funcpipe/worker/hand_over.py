@@ -7,14 +7,13 @@ successor              cold start, loads code and tensors, waits … | takes the
 import logging
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 from funcpipe.core import HandOver, WorkerSpec
 from funcpipe.errors import KeyMissing
-from funcpipe.platforms.base import Platform, Storage
+from funcpipe.platforms.base import OpenPlatform, Storage
 from funcpipe.runstate.documents import POLL_S, get_document, put_document
-from funcpipe.runstate.functions import start_function
+from funcpipe.runstate.functions import start_for_worker
 from funcpipe.runstate.keys import Keys
 from funcpipe.worker.progress import WorkerProgress
 
@@ -35,7 +34,7 @@ class Successor:
         spec: WorkerSpec,
         storage: Storage,
         keys: Keys,
-        open_platform: Callable[[str], Platform],
+        open_platform: OpenPlatform,
         progress: WorkerProgress,
     ) -> None:
         self._spec = spec
@@ -56,7 +55,7 @@ class Successor:
         self._started = True
         spec = self._next_spec(lifetime_s)
         _log.info("hand-over begins, at an age of %.1f s of %g s", self._progress.age_s, lifetime_s)
-        start_function(self._open_platform(self._spec.platform), self._storage, self._keys, spec)
+        start_for_worker(self._open_platform(self._spec.platform), self._storage, self._keys, spec)
 
     def must_leave(self, *, step_s: float, saving_s: float) -> bool:
         """Whether another step might not end within the function's lifetime."""

@@ -12,9 +12,10 @@ from funcpipe.core import Halt, Heartbeat
 from funcpipe.errors import RunHalted, StorageError
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.documents import put_document
-from funcpipe.runstate.halt import halt_run, read_halt
+from funcpipe.runstate.heartbeats import delete_earlier_heartbeats
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import Lease
+from funcpipe.worker.halt_orders import HaltOrders
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ class HeartbeatThread:
         storage: Storage,
         keys: Keys,
         lease: Lease,
+        orders: HaltOrders,
         *,
         describe: Callable[[int], Heartbeat],
         exceeded: Callable[[], str | None],
@@ -47,15 +49,15 @@ class HeartbeatThread:
         self._storage = storage
         self._keys = keys
         self._lease = lease
+        self._orders = orders
         self._describe = describe
         self._exceeded = exceeded
         self._after_beat = after_beat
         self._heartbeat_s = heartbeat_s
         self._cancel = cancel
         self._stop = threading.Event()
-        self._beats = self._late_beats = self._failed_beats = 0
+        self._beats = self._failed_beats = 0
         self._thread = threading.Thread(target=self._run, name="funcpipe-heartbeat", daemon=True)
-        self.halt: Halt | None = None
         self.fatal_error: Exception | None = None
 
     def __enter__(self) -> "HeartbeatThread":
@@ -63,26 +65,19 @@ class HeartbeatThread:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
+        self._end_beats()
 
     def beat_last(self) -> None:
-        """Send the worker's final state; raises Superseded if another function is the worker by now."""
+        """Send the worker's final state, after all other heartbeats; raises Superseded if another function is the
+        worker by now.
+        """
+        self._end_beats()
         self._lease.check_now()
-        heartbeat = self._describe(self._beats + 1)
-        put_document(self._storage, self._keys.heartbeat(heartbeat.worker), heartbeat)
+        self._put(self._describe(self._beats + 1))
 
-    def halts_after(self, step: int) -> bool:
-        """Whether the worker has been ordered to end after `step` steps, or earlier."""
-        due = self.halt is not None and self.halt.step is not None and step >= self.halt.step
-        if due and self.halt is not None:
-            _log.info("obeys the order to end after step %d: %s", step, self.halt.reason)
-        return due
-
-    def halt_run(self, halt: Halt) -> None:
-        """Order the whole run to end, unless an order is known already."""
-        if self.halt is None:
-            self.halt = halt_run(self._storage, self._keys, halt)
+    def _end_beats(self) -> None:
+        self._stop.set()
+        self._thread.join()
 
     def _run(self) -> None:
         while not self._stop.wait(self._heartbeat_s if self._beats else 0):
@@ -105,35 +100,23 @@ class HeartbeatThread:
 
     def _beat(self) -> None:
         self._lease.check_now()
-        if self.halt is None:
-            self._read_halt()
+        reason = self._orders.look()
         heartbeat = self._describe(self._beats)
-        put_document(self._storage, self._keys.heartbeat(heartbeat.worker), heartbeat)
-        reason = self._exceeded()
-        if reason is not None:
-            _log.warning("a limit of the run is reached: %s", reason)
-        if self.halt is not None and self._is_late(self.halt, heartbeat.step):
-            reason = self.halt.reason
+        self._put(heartbeat)
+        if heartbeat.attempt and self._beats == 1:
+            delete_earlier_heartbeats(self._storage, self._keys, heartbeat.worker, heartbeat.attempt)
+        exceeded = self._exceeded() if reason is None else None
+        if exceeded is not None:
+            _log.warning("a limit of the run is reached: %s", exceeded)
+            self._orders.give(Halt(reason=exceeded))
+            reason = exceeded
         if reason is not None:
             self._end(RunHalted(reason))
         else:
             self._after_beat()
 
-    def _read_halt(self) -> None:
-        self.halt = read_halt(self._storage, self._keys)
-        if self.halt is not None:
-            when = "at once" if self.halt.step is None else f"after step {self.halt.step}"
-            _log.info("the run is to end %s: %s", when, self.halt.reason)
-
-    def _is_late(self, halt: Halt, step: int) -> bool:
-        """Whether to end at once: that is the order, or this worker is in a step that the others do not do.
-
-        A worker that has just finished the last step reads the order between steps, so one beat is not late yet.
-        """
-        if halt.step is None:
-            return True
-        self._late_beats = self._late_beats + 1 if step >= halt.step else 0
-        return self._late_beats > 1
+    def _put(self, heartbeat: Heartbeat) -> None:
+        put_document(self._storage, self._keys.heartbeat(heartbeat.worker, heartbeat.attempt), heartbeat)
 
     def _end(self, error: Exception) -> None:
         _log.warning("stops the lanes: %s", error)

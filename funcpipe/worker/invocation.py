@@ -1,15 +1,14 @@
-"""What every function runs: its payload says whether it is a worker of a training run, or a probe that measures."""
+"""What every function runs: its payload says whether it is a worker of a run, a probe that measures, or a watchdog."""
 
 import json
-from collections.abc import Callable
 
-from funcpipe.core import ProbeSpec, WorkerSpec
+from funcpipe.core import ProbeSpec, WatchSpec, WorkerSpec
 from funcpipe.errors import FormatError
-from funcpipe.platforms.base import Platform, Storage
+from funcpipe.platforms.base import OpenPlatform, OpenStorage
 from funcpipe.worker.deferred_compiler import defer_compiler
 
 
-def main(payload: str, *, open_storage: Callable[[str], Storage], open_platform: Callable[[str], Platform]) -> None:
+def main(payload: str, *, open_storage: OpenStorage, open_platform: OpenPlatform) -> None:
     """Run the invocation described by `payload`, JSON text.
 
     `open_storage` and `open_platform` open the storage and the platform that the payload names by URL.
@@ -28,6 +27,10 @@ def main(payload: str, *, open_storage: Callable[[str], Storage], open_platform:
 
         defer_compiler()
         work(payload, open_storage=open_storage, open_platform=open_platform)
+    elif payload_format == WatchSpec.FORMAT:
+        from funcpipe.worker.watchdog import main as watch  # which does without torch
+
+        watch(payload, open_storage=open_storage, open_platform=open_platform)
     else:
-        expected = f"{WorkerSpec.FORMAT!r} or {ProbeSpec.FORMAT!r}"
+        expected = f"{WorkerSpec.FORMAT!r}, {ProbeSpec.FORMAT!r} or {WatchSpec.FORMAT!r}"
         raise FormatError(f"the invocation payload: field 'format' is {payload_format!r}, expected {expected}")

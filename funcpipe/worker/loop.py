@@ -7,19 +7,21 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from funcpipe.core import Event, Events, Heartbeat, Outcome, Resource, WorkerSpec
-from funcpipe.errors import Cancelled, Superseded, TaskFailed
+from funcpipe.core import Event, Events, Heartbeat, OnDrift, Outcome, Resource, WorkerSpec
+from funcpipe.errors import Cancelled, ReplicasDiffer, RunHalted, Superseded, TaskFailed
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.memory import peak_memory_bytes
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import Lease
 from funcpipe.runstate.limits import BudgetGuard
+from funcpipe.runstate.replica_marks import instruction_set
 from funcpipe.training.computation import Computation
 from funcpipe.training.data import Batches
 from funcpipe.worker.background import Background
 from funcpipe.worker.checkpoint_interval import CheckpointInterval
 from funcpipe.worker.checkpoint_manager import CheckpointManager
+from funcpipe.worker.halt_orders import HaltOrders
 from funcpipe.worker.hand_over import Successor, await_predecessor
 from funcpipe.worker.heartbeat import HeartbeatThread
 from funcpipe.worker.peer_recovery import PeerRecovery
@@ -42,6 +44,7 @@ class Worker:
     storage: Storage
     keys: Keys
     lease: Lease
+    orders: HaltOrders
     batches: Batches
     runner: StepRunner
     checkpoints: CheckpointManager
@@ -65,10 +68,13 @@ class Worker:
         """
         await_predecessor(self.spec, self.storage, self.keys)
         self.lease.take()
+        if (reason := self.orders.look()) is not None:
+            raise RunHalted(reason)
         heartbeat = HeartbeatThread(
             self.storage,
             self.keys,
             self.lease,
+            self.orders,
             describe=self._describe,
             exceeded=lambda: self.budget.exceeded(self.progress.age_s),
             after_beat=self._check_peers,
@@ -76,7 +82,7 @@ class Worker:
             cancel=self.cancel,
         )
         try:
-            with heartbeat, Background(self.storage) as background:
+            with heartbeat, Background() as background:
                 return self._train(heartbeat, background)
         except (TaskFailed, Cancelled) as error:
             if isinstance(error.__cause__, Superseded):
@@ -87,9 +93,9 @@ class Worker:
 
     def _train(self, heartbeat: HeartbeatThread, background: Background) -> Outcome:
         trace: _Trace = deque(maxlen=TRACED_STEPS)
-        self.progress.done = self.checkpoints.restore(self.runner.graphs.messages_of)
+        self._restore()
         _log.info("starts at step %d of %d", self.progress.done, self.progress.steps)
-        outcome = self._run_steps(heartbeat, background, trace)
+        outcome = self._run_steps(background, trace)
         events = tuple(event for step_events in trace for event in step_events)
         put_document(self.storage, self.keys.trace(self.spec.worker, self.spec.attempt), Events(events=events))
         heartbeat.beat_last()
@@ -97,24 +103,53 @@ class Worker:
             self.successor.hand_over(self.progress.done)
         return outcome
 
-    def _run_steps(self, heartbeat: HeartbeatThread, background: Background, trace: _Trace) -> Outcome:
+    def _run_steps(self, background: Background, trace: _Trace) -> Outcome:
+        while (outcome := self._run_until_drift(background, trace)) is None:
+            background.flush()
+            self._restore()
+            _log.warning("goes back to its stage's checkpoint after step %d", self.progress.done)
+            steps_kept = [events for events in trace if all(event.step < self.progress.done for event in events)]
+            trace.clear()
+            trace.extend(steps_kept)
+        return outcome
+
+    def _restore(self) -> None:
+        """Continue from the newest checkpoint, with what was written in the steps since."""
+        self.progress.done = self.checkpoints.restore(self.runner.graphs.messages_of)
+        self.runner.actions.adopt(self.checkpoints.written)
+
+    def _run_until_drift(self, background: Background, trace: _Trace) -> Outcome | None:
+        """Run steps to the end; None if this replica has other parameters than the first and must go back."""
         for step in self.batches.steps_from(self.progress.done, self.spec.epochs):
-            if (outcome := self._end_early(heartbeat, background)) is not None:
+            if (outcome := self._end_early(background)) is not None:
                 return outcome
             began_s = time.monotonic()
             trace.append(self.runner.run(step, background))
-            self.checkpoints.record_messages(step.number, self.runner.graphs.messages_of(step.number))
+            messages = self.runner.graphs.messages_of(step.number)
+            self.checkpoints.record_messages(step.number, messages)
             self.progress.done += 1
             received_bytes = sum(event.payload_bytes for event in trace[-1] if event.lane is Resource.DOWNLOAD)
-            self.interval.record_step(time.monotonic() - began_s, received_bytes)
+            self.interval.record_step(time.monotonic() - began_s, received_bytes, messages.most)
             self.checkpoints.after_step(self.progress.done, background.submit)
-            self._prepare_end(heartbeat)
+            self._prepare_end()
+            if self._has_drifted():
+                return None
         self._save_last(background)
         return Outcome.FINISHED
 
-    def _end_early(self, heartbeat: HeartbeatThread, background: Background) -> Outcome | None:
+    def _has_drifted(self) -> bool:
+        """Whether the replica must go back. Raises ReplicasDiffer if the run is to end then."""
+        drift = self.checkpoints.drift
+        if drift is None:
+            return False
+        if self.spec.faults.on_drift is OnDrift.FAIL:
+            raise ReplicasDiffer(f"{drift}; --on-drift copy would take them from the checkpoint instead")
+        _log.warning("%s", drift)
+        return self.progress.done < self.progress.steps  # the run's result is the first replica's
+
+    def _end_early(self, background: Background) -> Outcome | None:
         """Save the stage if the worker must end before the next step; None if it can go on."""
-        if heartbeat.halts_after(self.progress.done):
+        if self.orders.end_before(self.progress.done):
             self._save_last(background)
             return Outcome.HALTED
         if self.successor.must_leave(step_s=self.interval.step_s, saving_s=self.interval.checkpoint_s):
@@ -126,9 +161,10 @@ class Worker:
         """Save the stage, and wait until everything of its steps is written."""
         self.checkpoints.save(self.progress.done, leaving=leaving)
         background.flush()
+        self._has_drifted()
         self.checkpoints.mark_done(self.progress.done)
 
-    def _prepare_end(self, heartbeat: HeartbeatThread) -> None:
+    def _prepare_end(self) -> None:
         """Start the successor, or order the run to end, early enough."""
         step_s, saving_s = self.interval.step_s, self.interval.checkpoint_s
         self.successor.start_in_time(step_s=step_s, saving_s=saving_s)
@@ -139,8 +175,9 @@ class Worker:
             step_s=step_s,
             end_s=saving_s,
         )
-        if halt is not None:
-            heartbeat.halt_run(halt)
+        is_behind = self.progress.done < self.checkpoints.repeated_until  # and would order what others have passed
+        if halt is not None and not is_behind:
+            self.orders.give(halt)
 
     def _check_peers(self) -> None:
         self.peers.check(
@@ -167,4 +204,5 @@ class Worker:
             sent_at_s=self.clock(),
             saved_step=self.checkpoints.newest_step,
             busy=self.runner.lanes.busy(),
+            instructions=instruction_set(),
         )

@@ -1,6 +1,6 @@
-"""Workers watch the workers that they wait for, and restart one that has gone silent.
+"""Workers watch the workers that they wait for, and restart one that has gone silent; a watchdog does it for all.
 
-So a run survives the death of a function even if no client watches it. A client would notice earlier; the time-outs
+So a run survives the death of functions even if no client watches it. A client would notice earlier; the time-outs
 here leave it the first try. To restart a worker, a peer first puts a `Restart` document under a key that only one can
 put. If that peer dies before it has started the function, the others time out again and put the next document. Leases
 fence off a worker that was only thought to be dead.
@@ -12,14 +12,16 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
-from funcpipe.core import Halt, Heartbeat, Restart, WorkerSpec
+from funcpipe.core import Halt, HandOver, Outcome, Restart, WorkerSpec
 from funcpipe.errors import KeyExists, KeyMissing, PlatformError, PlatformRefused
-from funcpipe.platforms.base import Platform, Storage
+from funcpipe.platforms.base import OpenPlatform, Storage
 from funcpipe.runstate.documents import get_document, put_document
-from funcpipe.runstate.functions import MAX_RESTARTS, start_function
+from funcpipe.runstate.functions import MAX_RESTARTS, OUT_OF_REACH_S, start_for_worker
 from funcpipe.runstate.halt import halt_run
+from funcpipe.runstate.heartbeats import newest_heartbeat
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.lease import newest_attempt
+from funcpipe.runstate.lease import last_attempt
+from funcpipe.runstate.limits import BudgetGuard
 
 _log = logging.getLogger(__name__)
 
@@ -41,34 +43,38 @@ class _Peer:
 
 
 class PeerRecovery:
-    """Restarts silent peers on behalf of one worker."""
+    """Restarts silent workers, which all have `spec.faults`, on behalf of a worker that waits, or of a watchdog."""
 
     def __init__(
         self,
         spec: WorkerSpec,
         storage: Storage,
         keys: Keys,
-        open_platform: Callable[[str], Platform],
+        open_platform: OpenPlatform,
         *,
+        is_worker: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`spec` is that of the worker that waits; a watchdog, which is none, takes that of any worker of the run."""
         self._spec = spec
+        self._is_worker = is_worker
         self._storage = storage
         self._keys = keys
         self._open_platform = open_platform
         self._clock = clock
         self._peers: dict[str, _Peer] = {}
 
-    def check(self, awaited: Collection[str], *, step: int, spent_usd: float, elapsed_s: float) -> None:
-        """Restart those of the `awaited` workers that have been silent for too long.
+    def check(self, awaited: Collection[str], *, step: int, spent_usd: float, elapsed_s: float) -> frozenset[str]:
+        """Restart those of the `awaited` workers that have been silent for too long; returns which these are.
 
-        This worker waits in `step`; the run has cost `spent_usd` and taken `elapsed_s`.
+        The run waits in `step`, has cost `spent_usd` and taken `elapsed_s`.
         """
         for worker in self._peers.keys() - set(awaited):
             del self._peers[worker]
-        for worker in sorted(awaited):
-            if self._is_silent(worker):
-                self._restart(worker, step, spent_usd, elapsed_s)
+        silent = frozenset(worker for worker in awaited if self._is_silent(worker))
+        for worker in sorted(silent):
+            self._restart(worker, step, spent_usd, elapsed_s)
+        return silent
 
     def _is_silent(self, worker: str) -> bool:
         now_s = self._clock()
@@ -80,12 +86,24 @@ class PeerRecovery:
         faults = self._spec.faults
         running_s = faults.lease_s + 3 * faults.heartbeat_s + 2 * faults.cold_start_s
         starting_s = faults.start_s + 2 * faults.cold_start_s
-        return now_s - peer.changed_s > (running_s if peer.has_started else starting_s)
+        if self._clock() - now_s > OUT_OF_REACH_S:
+            peer.changed_s = self._clock()
+        silent_s = now_s - peer.changed_s
+        starts = not peer.has_started or (silent_s > running_s and self._has_handed_over(worker, peer))
+        return silent_s > (starting_s if starts else running_s)
+
+    def _has_handed_over(self, worker: str, peer: _Peer) -> bool:
+        """Whether its newest attempt has ended in good order, so that a successor is about to start."""
+        try:
+            get_document(self._storage, HandOver, self._keys.hand_over(worker, peer.attempt))
+        except KeyMissing:
+            return False
+        return True
 
     def _has_changed(self, worker: str, peer: _Peer) -> bool:
         before = (peer.attempt, peer.beat, peer.restarts)
-        with contextlib.suppress(KeyMissing):
-            heartbeat = get_document(self._storage, Heartbeat, self._keys.heartbeat(worker))
+        heartbeat = newest_heartbeat(self._storage, self._keys, worker)
+        if heartbeat is not None:
             peer.attempt, peer.beat = heartbeat.attempt, heartbeat.beat
         with contextlib.suppress(KeyMissing):
             while True:
@@ -97,13 +115,22 @@ class PeerRecovery:
         peer = self._peers[worker]
         silent_s = self._clock() - peer.changed_s
         last = peer.last_restart
+        newest = last_attempt(self._storage, self._keys, worker)
+        if newest is not None and newest.ended is not None:
+            if newest.ended is Outcome.FAILED:
+                self._halt(f"worker {worker} failed")
+            return
+        step = step if last is None else max(step, last.step)  # whoever restarted it last may have been ahead
         tries = last.tries + 1 if last is not None and last.step == step else 1
+        first = get_document(self._storage, WorkerSpec, self._keys.payload(worker))
+        account = replace(first.account, spent_usd=spent_usd, elapsed_s=elapsed_s)
+        reason = BudgetGuard(first.limits, account, first.faults.heartbeat_s).exceeded(age_s=0.0)
         if tries > MAX_RESTARTS:
             reason = f"worker {worker} was started again {MAX_RESTARTS} times without a step in between"
-            halt_run(self._storage, self._keys, Halt(reason=reason))
+        if reason is not None:
+            self._halt(reason)
             return
-        newest = newest_attempt(self._storage, self._keys, worker)
-        restart = Restart(attempt=0 if newest is None else newest + 1, step=step, tries=tries)
+        restart = Restart(attempt=0 if newest is None else newest.attempt + 1, step=step, tries=tries)
         try:
             put_document(self._storage, self._keys.restart(worker, peer.restarts), restart, if_absent=True)
         except KeyExists:
@@ -112,13 +139,17 @@ class PeerRecovery:
         _log.warning(
             "restarts worker %s as attempt %d, try %d: silent for %.1f s", worker, restart.attempt, tries, silent_s
         )
-        first = get_document(self._storage, WorkerSpec, self._keys.payload(worker))
-        account = replace(first.account, spent_usd=spent_usd, elapsed_s=elapsed_s)
         self._start(replace(first, attempt=restart.attempt, account=account))
+
+    def _halt(self, reason: str) -> None:
+        order = Halt(reason=reason)
+        if self._is_worker:
+            order = replace(order, worker=self._spec.worker, attempt=self._spec.attempt)
+        halt_run(self._storage, self._keys, order)
 
     def _start(self, spec: WorkerSpec) -> None:
         """Start a function; if the platform cannot, the worker stays silent and is restarted once more."""
         try:
-            start_function(self._open_platform(spec.platform), self._storage, self._keys, spec)
+            start_for_worker(self._open_platform(spec.platform), self._storage, self._keys, spec)
         except (PlatformError, PlatformRefused) as error:
             _log.warning("worker %s could not be restarted: %s", spec.worker, error)

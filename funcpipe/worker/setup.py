@@ -8,7 +8,7 @@ from collections.abc import Callable
 from funcpipe.comm.arrival_estimator import ArrivalEstimator
 from funcpipe.comm.channel import Channel
 from funcpipe.core import WorkerSpec
-from funcpipe.platforms.base import Platform, Storage
+from funcpipe.platforms.base import OpenPlatform, Storage
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import FencedStorage, Lease
 from funcpipe.runstate.limits import BudgetGuard
@@ -17,25 +17,34 @@ from funcpipe.training.stage_job import StageJob, load_bundle
 from funcpipe.worker.actions import Actions
 from funcpipe.worker.checkpoint_interval import CheckpointInterval
 from funcpipe.worker.checkpoint_manager import CheckpointManager
+from funcpipe.worker.halt_orders import HaltOrders
 from funcpipe.worker.hand_over import Successor
 from funcpipe.worker.lane_monitor import LaneMonitor
 from funcpipe.worker.loop import Worker
 from funcpipe.worker.peer_recovery import PeerRecovery
 from funcpipe.worker.progress import WorkerProgress
 from funcpipe.worker.step_graph import StepGraphs
+from funcpipe.worker.step_reporter import StepReporter
 from funcpipe.worker.step_runner import StepRunner
 
 _log = logging.getLogger(__name__)
 
 
+def lease_of(spec: WorkerSpec, storage: Storage) -> Lease:
+    """The lease of the attempt that `spec` describes, which is not taken yet."""
+    keys = Keys.of(spec)
+    return Lease(storage, keys, spec.worker, spec.attempt, fresh_s=spec.faults.lease_s)
+
+
 def load_worker(
     spec: WorkerSpec,
     storage: Storage,
-    open_platform: Callable[[str], Platform],
+    open_platform: OpenPlatform,
     *,
+    lease: Lease | None = None,
     clock: Callable[[], float] = time.time,
 ) -> Worker:
-    """The worker of `spec`, ready to run; it holds no lease yet. `clock` dates its events and heartbeats.
+    """The worker of `spec`, ready to run. It takes `lease` then, or one of its own; `clock` dates its events.
 
     Raises CorruptMessage if the code in storage is not what `spec` names.
     """
@@ -43,17 +52,17 @@ def load_worker(
     stage, job = load_bundle(spec, storage)
     loaded_s = time.monotonic() - began_s
     _log.info("loaded the code and tensors of stage %d in %.2f s", spec.stage, loaded_s)
-    keys = Keys(spec.run, spec.generation)
-    lease = Lease(storage, keys, spec.worker, spec.attempt, fresh_s=spec.faults.lease_s)
+    keys = Keys.of(spec)
+    lease = lease or lease_of(spec, storage)
     fenced = FencedStorage(storage, lease)
     batches = job.batches(spec)
     budget = BudgetGuard(spec.limits, spec.account, spec.faults.heartbeat_s)
     progress = WorkerProgress(spec, budget, steps=spec.epochs * batches.steps_per_epoch, began_s=began_s)
     interval = CheckpointInterval(spec.faults, replicas=spec.plan.replicas)
-    interval.record_checkpoint(loaded_s)  # an estimate until a checkpoint is written
+    interval.estimate_checkpoint(loaded_s)
     cancel = threading.Event()
     channel = Channel(fenced, ArrivalEstimator(deadline_s=spec.message_deadline_s), cancel=cancel)
-    runner = _runner(spec, job, job.computation(stage, spec), channel, cancel, clock)
+    runner = _runner(spec, job, job.computation(stage, spec), fenced, channel, cancel, clock)
     checkpoints = CheckpointManager(
         spec, fenced, keys, lease=lease, computation=runner.computation, interval=interval, steps=progress.steps
     )
@@ -62,6 +71,7 @@ def load_worker(
         storage=fenced,
         keys=keys,
         lease=lease,
+        orders=HaltOrders(storage, keys, lease, notice_steps=lambda: budget.notice_steps(interval.step_s)),
         batches=batches,
         runner=runner,
         checkpoints=checkpoints,
@@ -79,18 +89,19 @@ def _runner(
     spec: WorkerSpec,
     job: StageJob,
     computation: Computation,
+    fenced: Storage,
     channel: Channel,
     cancel: threading.Event,
     clock: Callable[[], float],
 ) -> StepRunner:
-    keys = Keys(spec.run, spec.generation)
+    keys = Keys.of(spec)
     return StepRunner(
         spec=spec,
-        keys=keys,
         graphs=StepGraphs(spec, keys, job.routes, job.batches(spec), norms=computation.norm.is_needed),
         computation=computation,
         actions=Actions(computation, channel, keys, job.routes, spec.plan, spec.replica),
         lanes=LaneMonitor(),
+        reporter=StepReporter(spec, fenced, keys),
         load=job.loader(spec.seed),
         cancel=cancel,
         clock=clock,

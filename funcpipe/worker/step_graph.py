@@ -8,16 +8,20 @@ from funcpipe.runstate.keys import Keys
 from funcpipe.scheduler.graph import Graph, StepShape, build_graph
 from funcpipe.scheduler.tasks import Task
 from funcpipe.training.data import Batches
-from funcpipe.worker.message_gc import StepMessages, readers_of, upstream_of
+from funcpipe.worker.message_gc import StepMessages, most_objects, readers_of, upstream_of
 
 
 @dataclass(frozen=True)
 class StepGraph:
-    """A worker's own tasks; the workers that read each object it puts; the workers that must act before it ends."""
+    """A worker's own tasks; the workers that read each object it puts; the workers that must act before it ends.
+
+    `most_objects` is how many objects any one worker puts.
+    """
 
     graph: Graph
     readers: Mapping[Task, frozenset[WorkerId]]
     upstream: frozenset[WorkerId]
+    most_objects: int
 
 
 class StepGraphs:
@@ -43,7 +47,7 @@ class StepGraphs:
         """The messages that the worker puts in `step`."""
         part = self.of_step(step)
         keys = {self._keys.message(self._spec.worker, step, str(put)): by for put, by in part.readers.items()}
-        return StepMessages(readers=keys, upstream=part.upstream)
+        return StepMessages(readers=keys, upstream=part.upstream, most=part.most_objects)
 
     def _make(self, micro_batches: int) -> StepGraph:
         plan, worker = self._spec.plan, (self._spec.stage, self._spec.replica)
@@ -59,4 +63,6 @@ class StepGraphs:
                 streams=plan.streams,
             )
         )
-        return StepGraph(graph.of_worker(*worker), readers_of(graph, worker), upstream_of(graph, worker))
+        return StepGraph(
+            graph.of_worker(*worker), readers_of(graph, worker), upstream_of(graph, worker), most_objects(graph)
+        )

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from funcpipe.comm.collectives import open_downloads
 from funcpipe.core import Event, StepReport, WorkerSpec
 from funcpipe.core.logs import at_step
-from funcpipe.runstate.keys import Keys
 from funcpipe.scheduler.execute import execute
 from funcpipe.training.computation import Computation
 from funcpipe.training.data import Step
@@ -18,6 +17,7 @@ from funcpipe.worker.actions import Actions
 from funcpipe.worker.background import Background
 from funcpipe.worker.lane_monitor import LaneMonitor
 from funcpipe.worker.step_graph import StepGraphs
+from funcpipe.worker.step_reporter import StepReporter
 
 _log = logging.getLogger(__name__)
 
@@ -30,11 +30,11 @@ class StepRunner:
     """What the steps of one worker need. `load` loads, in an epoch, the samples at some indices."""
 
     spec: WorkerSpec
-    keys: Keys
     graphs: StepGraphs
     computation: Computation
     actions: Actions
     lanes: LaneMonitor
+    reporter: StepReporter
     load: Callable[[int, Sequence[int]], Batch]
     cancel: threading.Event
     clock: Callable[[], float]
@@ -56,6 +56,6 @@ class StepRunner:
         if self.spec.stage == len(self.spec.plan.stages) - 1:
             passes = self.computation.passes
             report = StepReport(step=step.number, samples=passes.samples, loss_sum=passes.loss_sum)
-            background.put(self.keys.step_report(step.number, self.spec.worker), report)
+            background.submit(lambda: self.reporter.write(report))
         _log.debug("ran %d tasks in %.3f s", len(events), time.monotonic() - began_s)
         return tuple(replace(event, attempt=self.spec.attempt) for event in events)

@@ -51,11 +51,7 @@ class Synchronisation:
             case Kind.GET_MERGED:
                 return self._get_merged(task, chunks, task.part)
             case Kind.MERGE:
-                split = self._pattern.merges(self._replica)
-                assert split is not None, f"{task} is no task of this replica"
-                chunks.merge((task.part, split), self._replica)
-                self._after_merge(task.part, chunks[task.part, split])
-                return TaskResult()
+                return self._merge(task, chunks, task.part)
             case _:
                 raise InvalidValue("task", str(task), "must be part of a synchronisation")
 
@@ -68,14 +64,37 @@ class Synchronisation:
         assert task.peer is not None, f"{task} reads from nobody"
         sent = self._pattern.raw_pieces(task.peer, part)
         own = next(piece for piece in sent if piece[1] == self._pattern.merges(self._replica))
-        sizes = [_message_bytes(chunks[piece]) for piece in sent]
-        start = sum(sizes[: sent.index(own)])
-        stop = start + sizes[sent.index(own)]
-        received = self._channel.get(
-            self._key_of(source_of(task)), start=start, stop=None if stop == sum(sizes) else stop
-        )
+        start, stop = _range_of(own, sent, chunks)
+        received = self._channel.get(self._key_of(source_of(task)), start=start, stop=stop)
         chunks.receive(own, task.peer, received.tensors["piece"])
         return result_of(received)
+
+    def _merge(self, task: Task, chunks: GradientChunks, round_number: int) -> TaskResult:
+        """Sum a round. What an earlier attempt has put of it is used in place of what comes out now: a processor with
+        other instructions rounds otherwise, and the other replicas have used what was put.
+        """
+        split = self._pattern.merges(self._replica)
+        assert split is not None, f"{task} is no task of this replica"
+        piece = round_number, split
+        if not self._pattern.spreads:
+            part = self._pattern.object_for(self._replica, round_number, self._replica)
+            self._read_again(task, Kind.PUT_SPLIT, part, self._pattern.raw_pieces(self._replica, part), piece, chunks)
+        chunks.merge(piece, self._replica)
+        self._after_merge(round_number, chunks[piece])
+        if self._pattern.spreads:
+            part = self._pattern.merged_part(round_number)
+            sent = self._pattern.merged_pieces(self._replica, part)
+            self._read_again(task, Kind.PUT_MERGED, part, sent, piece, chunks)
+        return TaskResult()
+
+    def _read_again(
+        self, merge: Task, kind: Kind, part: int, sent: Sequence[Piece], piece: Piece, chunks: GradientChunks
+    ) -> None:
+        """Read `piece` from the replica's own object `part` of the pieces `sent`, if an earlier attempt has put it."""
+        key = self._key_of(Task(kind, merge.stage, merge.replica, part=part))
+        if self._channel.has_written(key):
+            start, stop = _range_of(piece, sent, chunks)
+            self._channel.get(key, start=start, stop=stop, into={"piece": chunks[piece]})
 
     def _get_merged(self, task: Task, chunks: GradientChunks, part: int) -> TaskResult:
         assert task.peer is not None, f"{task} reads from nobody"
@@ -84,8 +103,12 @@ class Synchronisation:
         return result_of(self._channel.get_series(self._key_of(source_of(task)), into))
 
 
-def _message_bytes(values: Tensor) -> int:
-    return codec.message_bytes({"piece": values})
+def _range_of(piece: Piece, sent: Sequence[Piece], chunks: GradientChunks) -> tuple[int, int | None]:
+    """Where `piece` lies in an object of the pieces `sent`: its first byte, and its end unless that is the object's."""
+    sizes = [codec.message_bytes({"piece": chunks[other]}) for other in sent]
+    place = sent.index(piece)
+    start = sum(sizes[:place])
+    return start, None if place == len(sent) - 1 else start + sizes[place]
 
 
 def result_of(received: Received) -> TaskResult:

@@ -12,6 +12,7 @@ from rich.console import Console
 from funcpipe.cli import render
 from funcpipe.cli.render.table import Column, print_table
 from funcpipe.client.control import RunStatus, WorkerStatus
+from funcpipe.client.verdict import Verdict
 from funcpipe.core import (
     Busy,
     Estimate,
@@ -32,6 +33,7 @@ from funcpipe.partitioner.analysis.front import Front
 from funcpipe.partitioner.analysis.whatif import WhatIf
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.report.compare import LaneReport, LaneUse, Report
+from funcpipe.runstate.liveness import WorkerState
 from funcpipe.training.verify import TensorDifference, Verification
 
 Draw = Callable[[Console], None]
@@ -120,6 +122,7 @@ def front(console: Console) -> None:
 def status(console: Console) -> None:
     worker = WorkerStatus(
         worker="s11.r15",
+        state=WorkerState.WORKING,
         attempt=123,
         outcome=None,
         step=1234567,
@@ -136,6 +139,7 @@ def status(console: Console) -> None:
     )
     failed = replace(worker, outcome=Outcome.FAILED, error="ValueError: the loss is nan", busy=())
     idle = replace(worker, busy=())
+    lost = replace(idle, state=WorkerState.DEAD, heard_s=None, error="killed by SIGKILL")
     found = RunStatus(
         run="run-20261122-110605-0123abcd",
         generation=0,
@@ -143,9 +147,12 @@ def status(console: Console) -> None:
         run_usd=LARGE_USD,
         run_s=LARGE_S,
         halt="it was stopped",
-        workers=(worker, failed, idle),
+        verdict=Verdict.WAITING,
+        explanation="for worker s10.r15, whose function has ended (killed by SIGKILL), which is to be started again",
+        saved_step=1234560,
+        workers=(worker, failed, idle, lost),
     )
-    render.run_status(found, console)
+    render.run_status(found, "file:///runs", console)
 
 
 def verification(console: Console) -> None:

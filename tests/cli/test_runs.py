@@ -40,6 +40,7 @@ def storage_url(tmp_path: Path) -> str:
     record = RunRecord(
         run="left",
         generation=keys.generation,
+        nonce=keys.nonce,
         plan=small.plan(2, 1),
         platform="local:///nowhere",
         storage=url,
@@ -70,7 +71,7 @@ def storage_url(tmp_path: Path) -> str:
             saved_step=4,
             busy=(Busy(lane="download", task="get.s1.m0", since_s=0.5, awaits="put.s0.m0"),),
         )
-        put_document(storage, keys.heartbeat(worker), beat)
+        put_document(storage, keys.heartbeat(worker, beat.attempt), beat)
     return url
 
 
@@ -78,17 +79,23 @@ def test_a_run_is_shown_stopped_and_deleted(
     storage_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("time.sleep", lambda s: None)
-    assert main(["status", "left", "--storage", storage_url]) == 0
+    assert main(["status", "left", "--storage", storage_url]) == 3
     shown = capsys.readouterr().out
+    assert "dead: no function is heard of any more, last heard 1970-01-01 " in " ".join(shown.split())
+    assert f"funcpipe train ... --resume left --storage {storage_url}\n" in shown
+    assert f"funcpipe logs left --storage {storage_url}\n" in shown
+    assert "between two steps" not in shown
     assert "left: step 5 of 16, 20 s, $0.002400" in shown
     assert "300 of 1024" in shown
-    assert "download: get.s1.m0 waiting for put.s0.m0, 0.5 s" in " ".join(shown.split())
+    assert "silent" in shown
     assert main(["stop", "left", "--storage", storage_url, "--wait", "0", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["halt"] == "it was stopped"
-    assert main(["status", "left", "--storage", storage_url]) == 0
+    assert main(["status", "left", "--storage", storage_url, "--json"]) == 3
+    assert json.loads(capsys.readouterr().out)["verdict"] == "dead"
+    assert main(["status", "left", "--storage", storage_url]) == 3
     assert "ends early: it was stopped" in capsys.readouterr().out
     assert main(["clean", "left", "--storage", storage_url]) == 0
-    assert "run left: 5 objects deleted" in capsys.readouterr().out
+    assert "run left: 6 objects deleted" in capsys.readouterr().out
     assert main(["status", "left", "--storage", storage_url]) == 1
     assert "left" in capsys.readouterr().err
 
@@ -171,7 +178,7 @@ def test_a_plan_that_trains_something_else_fails(
     assert main(["verify", *TRAIN[1:], "--loss", "own"]) == 1
     shown = capsys.readouterr()
     assert "DIFFERS" in shown.out
-    assert "the first layer that differs is 0: 0.weight is off by 5.00e-01, more than the tolerance" in shown.err
+    assert "the first layer that differs is 0: 0.weight is off by 5.00e-01, more than 1.00e-04 of what" in shown.err
 
 
 @pytest.mark.usefixtures("plan")

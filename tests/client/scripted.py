@@ -26,6 +26,7 @@ from funcpipe.platforms.base import Cause, Handle, Platform, State, Status
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.lease import Lease
 from funcpipe.testing import chaos
 from funcpipe.testing.memory_storage import MemoryStorage
 
@@ -124,7 +125,7 @@ class Run:
             run_s=60.0,
             sent_at_s=0.0,
         )
-        put_document(self.storage, KEYS.heartbeat(worker), replace(heartbeat, **changes))  # type: ignore[arg-type]
+        put_document(self.storage, KEYS.heartbeat(worker, heartbeat.attempt), replace(heartbeat, **changes))  # type: ignore[arg-type]
 
     def report(self, worker: str, outcome: Outcome, *, attempt: int = 0, error: str | None = None) -> None:
         report = WorkerReport(
@@ -143,3 +144,7 @@ class Run:
             alive_s=7.0,
         )
         put_document(self.storage, KEYS.worker_report(worker, attempt), report)
+        lease = Lease(self.storage, KEYS, worker, attempt, fresh_s=1.0)
+        lease.take()
+        if report.is_final:
+            lease.close(outcome)

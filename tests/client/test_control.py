@@ -77,7 +77,7 @@ def test_a_live_run_says_how_it_fares_stops_after_a_common_step_and_is_cleaned()
         time.sleep(0.02)
     live = status(storage, "run-1")
     assert [worker.worker for worker in live.workers] == [f"s{s}.r{r}" for s in range(3) for r in range(2)]
-    assert all(worker.outcome is None and worker.heard_s < 5 for worker in live.workers)
+    assert all(worker.outcome is None and worker.heard_s is not None and worker.heard_s < 5 for worker in live.workers)
     assert live.run_usd > 0
     assert 0 < live.step < live.steps == 300_000
     ended = stop(storage, "run-1", functions.open)
@@ -102,7 +102,7 @@ def test_an_order_to_end_at_once_ends_all_functions() -> None:
 
     def order(progress: Progress) -> None:
         if progress.step == 3:
-            halt_run(storage, Keys("run-1"), Halt(reason="enough"))
+            halt_run(storage, Keys.of(newest_record(storage, "run-1")), Halt(reason="enough"))
 
     with pytest.raises(RunHalted, match="run run-1 was ended: enough"):
         train(storage, functions, epochs=100_000, on_progress=order)

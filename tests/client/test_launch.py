@@ -1,58 +1,31 @@
 """Runs that are started, left to themselves, watched by others, interrupted; on functions that are threads."""
 
 import dataclasses
-import functools
 import itertools
 import logging
-from collections.abc import Iterator
 
 import pytest
 import torch
 
-from funcpipe.client.job import Job
-from funcpipe.client.launch import OnProgress, ignore_progress, launch, launch_detached
+from funcpipe.client.launch import launch, launch_detached
 from funcpipe.client.prepare import PreparedRun, prepare
-from funcpipe.client.results import Progress, RunResult
+from funcpipe.client.results import OnProgress, Progress, RunResult, ignore_progress
 from funcpipe.client.session import session_on
 from funcpipe.client.site import Site
-from funcpipe.core import FaultTolerance, Invocation, RunSettings
+from funcpipe.core import Invocation, RunSettings
 from funcpipe.errors import PlanError, PlatformError, RunInterrupted
 from funcpipe.platforms.base import Handle
 from funcpipe.platforms.catalog import load_spec
-from funcpipe.runstate.generations import newest_record
+from funcpipe.runstate.generations import list_generations, newest_record
 from funcpipe.runstate.keys import Keys
-from funcpipe.testing import chaos
 from funcpipe.testing.faults import FunctionFaults
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
+from tests.client.threads import RUN, STEADY, job
 
-RUN = "run-1"
-STEADY = FaultTolerance(heartbeat_s=0.05, lease_s=30.0, checkpoint_steps=2)
-"""Nobody counts as lost on a machine that is busy."""
 EPOCHS = 6
 
-
-@pytest.fixture(scope="module", autouse=True)
-def traced() -> None:
-    """A model cannot be traced while threads draw random numbers in the same process."""
-    job()
-
-
-@functools.cache
-def job() -> Job:
-    return chaos.job()
-
-
-@pytest.fixture
-def storage() -> MemoryStorage:
-    return MemoryStorage()
-
-
-@pytest.fixture
-def functions(storage: MemoryStorage) -> Iterator[ThreadPlatform]:
-    platform = ThreadPlatform(load_spec("local"), storage)
-    yield platform
-    platform.stop_all()
+pytestmark = pytest.mark.usefixtures("traced")
 
 
 def prepared(
@@ -208,7 +181,8 @@ def test_a_resume_that_fails_to_start_can_be_tried_again(storage: MemoryStorage,
 
     with pytest.raises(KeyboardInterrupt):
         launch(prepared(storage, functions, RunSettings(name=RUN)), interrupt)
-    before = {key for key in storage.list("") if key.startswith(Keys(RUN, 0).prefix)}
+    keys = Keys.of(newest_record(storage, RUN))
+    before = {key for key in storage.list("") if key.startswith(keys.prefix)}
     full = Full(load_spec("local"), storage)
     full.count = itertools.count()
     own = dataclasses.replace(job(), epochs=EPOCHS, prices=full.spec)
@@ -217,5 +191,5 @@ def test_a_resume_that_fails_to_start_can_be_tried_again(storage: MemoryStorage,
     with pytest.raises(PlatformError, match="no room"):
         launch(ready)
     assert before <= set(storage.list(""))
-    assert not [key for key in storage.list("") if key.startswith(Keys(RUN, 1).prefix)]
-    assert newest_record(storage, RUN).generation == 0
+    assert list_generations(storage, RUN) == (keys,)
+    assert Keys.of(newest_record(storage, RUN)) == keys

@@ -32,6 +32,7 @@ from funcpipe.errors import (
 )
 from funcpipe.platforms.base import Platform, StorageUrls
 from funcpipe.platforms.catalog import load_spec, open_storage
+from funcpipe.runstate.generations import newest_record
 from funcpipe.runstate.halt import halt_run
 from funcpipe.runstate.keys import Keys
 from funcpipe.testing import chaos
@@ -60,7 +61,7 @@ def halted() -> tuple[MemoryStorage, ThreadPlatform]:
 
     def order(progress: Progress) -> None:
         if progress.step == 3:
-            halt_run(storage, Keys("run-1"), Halt(reason="enough", step=5))
+            halt_run(storage, Keys.of(newest_record(storage, "run-1")), Halt(reason="enough", step=5))
 
     site = session_on(Site(platform, storage, "memory://"), reopen=platform.open)
     with pytest.raises(RunHalted):

@@ -5,14 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from funcpipe.client.failures import worker_reports
+from funcpipe.client.functions import WatchedWorker
 from funcpipe.client.results import bill
 from funcpipe.core import FaultTolerance, Halt, OnOutOfMemory, Outcome, RunAccount, WorkerSpec
+from funcpipe.core.backoff import Backoff
 from funcpipe.errors import DeadlineExceeded, PlatformError, RunHalted, WorkerFailed
-from funcpipe.platforms.base import Handle, State, Status
+from funcpipe.platforms.base import Cause, Handle, State, Status
 from funcpipe.runstate.documents import get_document, put_document
 from funcpipe.runstate.functions import start_function
 from funcpipe.runstate.generations import load_worker_specs
+from funcpipe.runstate.spending import worker_reports
 from tests.client.scripted import KEYS, Run, Scripted, spec_with
 
 DONE, FAILED = Status(state=State.DONE), Status(state=State.FAILED, reason="killed by SIGKILL")
@@ -58,6 +60,41 @@ def test_replicas_that_run_out_of_memory_together_grow_their_stage_once() -> Non
     assert [spec.size for spec in run.platform.invoked[6:]] == ["2048MB", "2048MB"]
 
 
+def test_a_stage_grows_to_the_least_size_with_room_for_what_any_replica_was_measured_to_use() -> None:
+    run = Run()
+    supervisor = run.start()
+    run.platform.ended["s1.r0-0"] = Status(
+        state=State.FAILED, cause=Cause.OUT_OF_MEMORY, reason="out of memory", peak_bytes=2000 << 20
+    )
+    supervisor.poll()
+    assert run.platform.invoked[-1].size == "4096MB"
+
+
+def test_a_stage_that_needs_more_than_the_largest_function_ends_the_run_with_the_numbers() -> None:
+    run = Run()
+    supervisor = run.start()
+    run.platform.ended["s1.r0-0"] = Status(
+        state=State.FAILED, cause=Cause.OUT_OF_MEMORY, reason="out of memory", peak_bytes=4000 << 20
+    )
+    said = r"peak 4000 of 1024 MB; no larger .* 4096MB: 4096 MB is less than 4500 MB, the peak and an eighth in reserve"
+    with pytest.raises(WorkerFailed, match=said):
+        supervisor.poll()
+
+
+def test_a_client_that_comes_later_grows_a_stage_once_for_replicas_that_were_started_before_it_grew() -> None:
+    run = Run()
+    first = run.start()
+    run.platform.out_of_memory("s1.r0-0")
+    first.poll()  # the stage has grown
+    del run.platform.ended["s1.r0-0"]  # the new function has this name too
+    run.platform.out_of_memory("s1.r1-0")
+    supervisor = run.supervisor()
+    for spec in load_worker_specs(run.storage, KEYS):
+        supervisor.attach(spec)
+    supervisor.poll()
+    assert [spec.size for spec in run.platform.invoked[6:] if spec.worker == "s1.r1"] == ["2048MB"]
+
+
 def test_there_is_no_growth_beyond_the_largest_size_or_unless_it_is_wanted() -> None:
     run = Run(platform=Scripted(spec=spec_with((1024,))), faults=FaultTolerance(on_oom=OnOutOfMemory.FAIL))
     supervisor = run.start()
@@ -80,7 +117,39 @@ def test_a_worker_that_dies_is_restarted_with_what_the_run_has_cost(caplog: pyte
     assert said in caplog.messages
 
 
-def test_a_worker_that_dies_again_and_again_ends_the_run() -> None:
+def restarts_pause(patch: pytest.MonkeyPatch, pause_s: float) -> None:
+    pauses = Backoff(first_s=1.0, most_s=1e6, draw=lambda: pause_s)
+    patch.setattr("funcpipe.client.functions.RESTART_PAUSES", pauses)
+
+
+def test_a_worker_that_dies_again_is_restarted_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run()
+    supervisor = run.start()
+    restarts_pause(monkeypatch, 3600.0)
+    run.platform.ended["s0.r0-0"] = FAILED
+    for _ in range(3):
+        assert supervisor.poll() == 6
+    assert len(run.platform.invoked) == 7  # the first restart came at once, the second comes in an hour
+    supervisor.step_ended()
+    run.platform.ended["s2.r1-0"] = FAILED
+    supervisor.poll()
+    assert run.platform.invoked[-1].worker == "s2.r1"  # others are looked after meanwhile
+    assert len(run.platform.invoked) == 8
+
+
+def test_pauses_grow_from_restart_to_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    restarts_pause(monkeypatch, 1.0)
+    run, due_s = Run(), []
+    run.start()
+    worker = WatchedWorker(run.platform.invoked[0])
+    for _ in range(4):
+        worker.plan_restart("died", 100.0)
+        due_s.append(worker.restart_at_s)
+    assert due_s == [100.0, 101.0, 102.0, 104.0]
+
+
+def test_a_worker_that_dies_again_and_again_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    restarts_pause(monkeypatch, 0.0)
     run = Run()
     supervisor = run.start()
     run.platform.ended["s0.r0-0"] = FAILED

@@ -5,8 +5,6 @@ After the documentation of the API (CreateFunction, InvokeFunction, GetAsyncTask
 which is checked in full. Requests are recorded, and may be made to fail.
 """
 
-import hashlib
-import hmac
 import json
 import re
 import threading
@@ -17,11 +15,11 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, quote, urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
+from tests.cloud_emulation.acs3 import is_signed
 from tests.cloud_emulation.container import Instance
 from tests.cloud_emulation.log_service import LogProjects, call_of
-from tests.contract.oss_server import ACCESS_KEY, SECRET_KEY
 
 _FUNCTION = re.compile(r"/2023-03-30/functions/(?P<name>[\w-]+)(?P<rest>/.*)?")
 
@@ -36,15 +34,18 @@ class AliyunCloud(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.functions: dict[str, dict[str, Any]] = {}
         self.configs: dict[str, dict[str, Any]] = {}
+        self.triggers: dict[tuple[str, str], dict[str, Any]] = {}
         self.tasks: dict[tuple[str, str], dict[str, Any]] = {}
         self.roles: dict[str, dict[str, str]] = {}
         self.images: dict[str, tuple[Path, list[str]]] = {}
         self.calls: list[str] = []
         self.refuse: Callable[[str], str | None] = lambda call: None
+        self.lose_answer: Callable[[str], bool] = lambda call: False
         self.environment: dict[str, str] = {}
         self.lines: list[str] = []
         self.logs = LogProjects()
         self.instances: dict[tuple[str, str], Instance] = {}
+        self.lock = threading.Lock()
         self.pool = ThreadPoolExecutor(32)
 
     @property
@@ -54,13 +55,41 @@ class AliyunCloud(ThreadingHTTPServer):
     def run(self, name: str, task: str, payload: bytes) -> None:
         """One event: an instance, its initialisation, the invocation; no retries unless they are configured."""
         record, function = self.tasks[name, task], self.functions[name]
-        record["status"] = "Running"
         image, command = self.images[function["customContainerConfig"]["image"]]
-        with Instance(function, image, command, environment=self.environment, lines=self.lines) as instance:
+        with self.lock:
+            if record["status"] == "Stopping":
+                record["status"] = "Stopped"
+                return
+            record["status"] = "Running"
+            instance = Instance(function, image, command, environment=self.environment, lines=self.lines)
             self.instances[name, task] = instance
+        with instance:
             status, message = instance.invoke(payload)
         self.logs.keep(function, instance.id, instance.events)
-        record.update(status="Stopped" if record["status"] == "Stopping" else status, taskErrorMessage=message)
+        with self.lock:
+            record.update(status="Stopped" if record["status"] == "Stopping" else status, taskErrorMessage=message)
+
+    def stop(self, name: str, task: str) -> None:
+        """End a task, whether it has begun or not; one that has ended stays as it is."""
+        record = self.tasks[name, task]
+        with self.lock:
+            begun = record["status"] == "Running"
+            if begun or record["status"] == "Enqueued":
+                record["status"] = "Stopping"
+        if begun:
+            self.instances[name, task].kill()
+
+    def pass_a_minute(self) -> list[tuple[str, str]]:
+        """Every timer invokes its function with the event of a timer; the names of the functions and events."""
+        started = []
+        for (name, timer), trigger in self.triggers.items():
+            config, event = json.loads(trigger["triggerConfig"]), str(uuid.uuid4())
+            if config["enable"]:
+                body = {"triggerTime": "2026-11-22T10:00:00Z", "triggerName": timer, "payload": config["payload"]}
+                self.tasks[name, event] = {"taskId": event, "status": "Enqueued"}
+                self.pool.submit(self.run, name, event, json.dumps(body).encode())
+                started.append((name, event))
+        return started
 
     def keep_image(self, image: str, folder: Path) -> None:
         begin = (folder / "Dockerfile").read_text().splitlines()[-1]
@@ -81,13 +110,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        call = self.headers["x-acs-action"] or call_of(self.command, self.path)
+        self.call = call = self.headers["x-acs-action"] or call_of(self.command, self.path)
         self.server.calls.append(call)
         refused = self.server.refuse(call)
         if "x-acs-action" not in self.headers:
             answer = self.server.logs.answer(self.command, self.path, dict(self.headers), body, refused=refused)
             self._answer(answer.status, answer.value, answer.headers)
-        elif not self._is_signed(body):
+        elif not is_signed(self.command, self.path, self.headers, body):
             self._fail(403, "SignatureDoesNotMatch", "the signature does not match")
         elif refused is not None:
             self._fail(403, refused, "refused by the test")
@@ -152,13 +181,13 @@ class _Handler(BaseHTTPRequestHandler):
         if name not in cloud.functions:
             self._fail(404, "FunctionNotFound", f"there is no {name}")
         elif not rest and self.command == "DELETE":
-            del cloud.functions[name]
-            cloud.configs.pop(name, None)
-            self._answer(204, None)
+            self._delete(name)
         elif not rest and self.command == "PUT":
             self._keep({**cloud.functions[name], **json.loads(body)})
         elif not rest:
             self._answer(200, cloud.functions[name])
+        elif rest.startswith("/triggers"):
+            self._of_trigger(name, rest.removeprefix("/triggers").strip("/"), body)
         elif rest == "/invocations":
             self._invoke(name, body)
         elif rest == "/async-invoke-config" and self.command == "PUT":
@@ -170,6 +199,14 @@ class _Handler(BaseHTTPRequestHandler):
             self._of_task(name, rest.split("/")[2], rest.endswith("/stop"))
         else:
             self._fail(404, "AsyncConfigNotExists", rest)
+
+    def _delete(self, name: str) -> None:
+        if any(function == name for function, _ in self.server.triggers):
+            self._fail(409, "FunctionNotEmpty", f"{name} has triggers")
+            return
+        del self.server.functions[name]
+        self.server.configs.pop(name, None)
+        self._answer(204, None)
 
     def _invoke(self, name: str, body: bytes) -> None:
         cloud, task = self.server, self.headers["x-fc-async-task-id"]
@@ -185,46 +222,44 @@ class _Handler(BaseHTTPRequestHandler):
             cloud.pool.submit(cloud.run, name, task, body)
             self._answer(202, None, {"x-fc-async-task-id": task, "x-fc-request-id": task})
 
+    def _of_trigger(self, name: str, trigger: str, body: bytes) -> None:
+        triggers, value = self.server.triggers, json.loads(body) if body else {}
+        trigger = trigger or value["triggerName"]
+        exists = (name, trigger) in triggers
+        if exists == (self.command == "POST"):
+            self._fail(409 if exists else 404, "TriggerAlreadyExists" if exists else "TriggerNotFound", trigger)
+        elif self.command == "DELETE":
+            del triggers[name, trigger]
+            self._answer(204, None)
+        else:
+            kept = {**triggers.get((name, trigger), {}), **value}
+            config = json.loads(kept["triggerConfig"])
+            assert (kept["triggerType"], kept["qualifier"]) == ("timer", "LATEST")
+            assert re.fullmatch(r"[A-Za-z_][\w-]{0,127}", kept["triggerName"])
+            assert config.keys() == {"cronExpression", "enable", "payload"}
+            assert config["cronExpression"] == "@every 1m"
+            assert isinstance(config["enable"], bool)
+            assert isinstance(config["payload"], str)
+            triggers[name, trigger] = kept
+            self._answer(200, kept)
+
     def _of_task(self, name: str, task: str, stop: bool) -> None:
         found = self.server.tasks.get((name, task))
         if found is None:
             self._fail(404, "AsyncTaskNotFound", task)
             return
-        if stop and found["status"] == "Running":
-            found["status"] = "Stopping"
-            self.server.instances[name, task].kill()
+        if stop:
+            self.server.stop(name, task)
         self._answer(200, None if stop else found)
-
-    def _is_signed(self, body: bytes) -> bool:
-        """ACS3-HMAC-SHA256, computed anew from the request."""
-        given = re.fullmatch(
-            r"ACS3-HMAC-SHA256 Credential=(\S+),SignedHeaders=(\S+),Signature=(\S+)",
-            self.headers["Authorization"] or "",
-        )
-        if given is None or given[1] != ACCESS_KEY:
-            return False
-        digest = hashlib.sha256(body).hexdigest()
-        names = given[2].split(";")
-        query = sorted(parse_qsl(urlsplit(self.path).query, keep_blank_values=True))
-        canonical = "\n".join(
-            (
-                self.command,
-                urlsplit(self.path).path,
-                "&".join(f"{quote(k, safe='~')}={quote(v, safe='~')}" for k, v in query),
-                "".join(f"{name}:{(self.headers[name] or '').strip()}\n" for name in names),
-                given[2],
-                self.headers["x-acs-content-sha256"],
-            )
-        )
-        text = "ACS3-HMAC-SHA256\n" + hashlib.sha256(canonical.encode()).hexdigest()
-        right = hmac.new(SECRET_KEY.encode(), text.encode(), hashlib.sha256).hexdigest()
-        return right == given[3] and self.headers["x-acs-content-sha256"] == digest
 
     def _fail(self, status: int, code: str, message: str) -> None:
         value = {"Code": code, "Message": message, "RequestId": str(uuid.uuid4())}
         self._answer(status, value)
 
     def _answer(self, status: int, value: object, headers: Mapping[str, str] | None = None) -> None:
+        if self.server.lose_answer(self.call):
+            self.close_connection = True
+            return
         body = b"" if value is None else json.dumps(value).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")

@@ -23,6 +23,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import boto3
 
+from tests.cloud_emulation.events import due_targets
 from tests.cloud_emulation.lambda_logs import check_filter, write_log
 from tests.cloud_emulation.lambda_runtime import REGION, Environment, Function, Invocation
 from tests.cloud_emulation.moto import moto_endpoint
@@ -81,6 +82,12 @@ class AwsCloud(ThreadingHTTPServer):
         request = str(uuid.uuid4())
         self._pool.submit(self._run, name, payload, request)
         return request
+
+    def pass_a_minute(self, stack: str) -> list[str]:
+        """What the rules of a stack invoke; the names of the invocations."""
+        template = self.client("cloudformation").get_template(StackName=stack)["TemplateBody"]
+        variables = {"Bucket": self._physical(stack, "Bucket"), "AWS::Region": REGION}
+        return [self.invoke(name, payload) for name, payload in due_targets(template, variables)]
 
     def start_build(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """What the template's buildspec does, with the unpacked archive as the image."""

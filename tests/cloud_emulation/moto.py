@@ -9,12 +9,28 @@ from contextlib import contextmanager
 
 READY_WITHIN_S = 60
 
+_SERVER = """
+import sys, threading
+from moto.s3.responses import S3Response
+from moto.server import main
+
+lock, put = threading.Lock(), S3Response.put_object
+
+def put_one_at_a_time(*args, **kwargs):
+    with lock:
+        return put(*args, **kwargs)
+
+S3Response.put_object = put_one_at_a_time
+main(sys.argv[1:])
+"""
+"""moto's server, whose conditional puts are atomic: by itself it looks for the object and stores it in two steps."""
+
 
 @contextmanager
 def moto_endpoint() -> Iterator[str]:
     """The URL of a server that lasts as long as the context."""
     port = free_port()
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    command = [sys.executable, "-c", _SERVER, "-H", "127.0.0.1", "-p", str(port)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         _wait_for(port, process)

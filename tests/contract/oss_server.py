@@ -1,15 +1,18 @@
 """A small server for Alibaba's OSS protocol: put, get with ranges, delete and list, every signature checked.
 
-After the documentation of PutObject, GetObject, ListObjectsV2 and of signature version 4 of OSS; written apart from the
-SDK that talks to it. Buckets are in the path. Objects may be put into any bucket; those of `buckets` were made, and
-have a lifecycle, as the documentation of PutBucket, PutBucketLifecycle, GetBucketInfo and DeleteBucket has it.
+After the documentation of PutObject, GetObject, DeleteMultipleObjects, ListObjectsV2 and of signature version 4 of OSS;
+written apart from the SDK that talks to it. Buckets are in the path. Objects may be put into any bucket; those of
+`buckets` were made, and have a lifecycle, as the documentation of PutBucket, PutBucketLifecycle, GetBucketInfo and
+DeleteBucket has it.
 """
 
+import base64
 import hashlib
 import hmac
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
 REGION, ACCESS_KEY, SECRET_KEY = "cn-test", "oss-test", "oss-secret"
@@ -89,6 +92,23 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.objects.pop(self._key, None)
         self._answer(204, b"")
 
+    def do_POST(self) -> None:
+        """Of all posts only DeleteMultipleObjects; an object of the name "undeletable" is not deleted."""
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if not self._is_signed():
+            return
+        if "delete" not in self._query or base64.b64encode(hashlib.md5(body).digest()) != self._md5:
+            self._fail(400, "InvalidDigest", "The Content-MD5 you specified is not valid.")
+            return
+        keys = [str(key.text) for key in ElementTree.fromstring(body).iter("Key")]
+        deleted = [key for key in keys if not key.endswith("/undeletable")]
+        with self.server.lock:
+            for key in deleted:
+                self.server.objects.pop(f"{self._bucket}/{key}", None)
+        items = "".join(f"<Deleted><Key>{escape(quote(key))}</Key></Deleted>" for key in deleted)
+        text = f"<DeleteResult><EncodingType>url</EncodingType>{items}</DeleteResult>"
+        self._answer(200, text.encode())
+
     def _put_bucket(self, body: bytes) -> None:
         if "lifecycle" in self._query:
             self.server.buckets[str(self._bucket)] = body
@@ -121,6 +141,10 @@ class _Handler(BaseHTTPRequestHandler):
         """The bucket, where the request is about a bucket itself."""
         bucket, _, key = self._key.partition("/")
         return None if key else bucket
+
+    @property
+    def _md5(self) -> bytes:
+        return str(self.headers.get("Content-MD5")).encode()
 
     @property
     def _query(self) -> dict[str, str]:

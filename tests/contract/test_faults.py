@@ -31,6 +31,7 @@ from tests.contract.faulty_proxy import (
     stalls,
 )
 from tests.contract.oss_server import ACCESS_KEY, REGION, SECRET_KEY, OssServer
+from tests.retries import retried
 
 pytestmark = pytest.mark.slow
 
@@ -50,6 +51,7 @@ REQUESTS: dict[str, Callable[[Storage], object]] = {
     "get": lambda store: store.get("k"),
     "range": lambda store: store.get("k", start=1, stop=3),
     "delete": lambda store: store.delete("k"),
+    "delete many": lambda store: store.delete_many(["k", "l"]),
     "list": lambda store: store.list(""),
 }
 
@@ -65,7 +67,7 @@ class Spoilt:
 
     @property
     def retried(self) -> Retried:
-        return Retried(self.store, attempts=4, sleep=lambda _: None)
+        return retried(self.store)
 
     def under(self, fault: Fault) -> Storage:
         """The storage to try `fault` on."""
@@ -120,7 +122,7 @@ def test_a_failure_that_passes_is_told_as_such_and_retried(spoilt: Spoilt, fault
     assert spoilt.proxy.requests == 1
     assert SECRET_KEY not in str(busy.value)
     spoilt.proxy.faults[:] = [PASSING[fault]] * 2
-    assert work(Retried(store, attempts=9, sleep=lambda _: None)) == expected
+    assert work(retried(store)) == expected
     assert spoilt.proxy.requests == 4 or store is not spoilt.store
 
 

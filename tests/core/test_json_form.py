@@ -14,6 +14,7 @@ from funcpipe.core import (
     PlatformSpec,
     ScheduleKind,
     Stage,
+    StepReport,
     Sync,
     TensorProfile,
     TrainingSpec,
@@ -112,6 +113,13 @@ def test_a_number_must_be_finite(number: str) -> None:
     data = to_text(replace_latency(0.5)).replace('"latency_s": 0.5', f'"latency_s": {number}')
     with pytest.raises(FormatError, match="field 'latency_s' must be a finite number"):
         from_text(PlatformSpec, data, source="x.json")
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_a_loss_that_is_no_number_is_written_and_read_like_any_other(number: float) -> None:
+    text = to_text(StepReport(step=3, samples=8, loss_sum=number))
+    json.loads(text, parse_constant=pytest.fail)  # what other programs would not read
+    assert str(from_text(StepReport, text, source="x.json").loss_sum) == str(number)
 
 
 def replace_latency(latency_s: float) -> PlatformSpec:

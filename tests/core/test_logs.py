@@ -3,7 +3,6 @@
 import io
 import logging
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,15 +12,6 @@ from funcpipe.core.log_lines import LogLine, parsed
 from funcpipe.errors import InvalidValue
 
 _log = logging.getLogger("funcpipe.tests")
-
-
-@pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
-    root = logging.getLogger("funcpipe")
-    before = root.handlers[:], root.level, root.propagate
-    yield
-    root.handlers[:], root.propagate = before[0], before[2]
-    root.setLevel(before[1])
 
 
 def test_a_function_s_lines_say_which_it_is_in_every_thread(

@@ -76,11 +76,12 @@ def test_a_message_that_never_comes_ends_the_run_soon_after_its_deadline() -> No
     with pytest.raises(WorkerFailed) as error:
         pipe(small.sleeping_loss).train(small.data, plan=small.plan(), message_deadline_s=8)
     assert re.search(
-        r"worker s0\.r[01] failed in task get-gradient\.s0\.r[01]\.m[0-3]\.p1: DeadlineExceeded: run-.*/00000000/"
-        r"put-gradient\.s1\.r[01]\.m[0-3]\.p0 has not come within 8 s",
+        r"the work of worker s1\.r[01] is missing: run-.*/00000000/put-gradient\.s1\.r[01]\.m[0-3]\.p0 has not come "
+        r"within 8 s.*s0\.r[01] waited for it in task get-gradient\.s0\.r[01]\.m[0-3]\.p1",
         str(error.value),
+        flags=re.DOTALL,
     )
-    assert time.monotonic() - began_s < 8 + 10 + 10  # the deadline, what the issue allows, and the start
+    assert time.monotonic() - began_s < 8 + 10 + 10  # the deadline, what may come on top, and the start
 
 
 @pytest.mark.slow

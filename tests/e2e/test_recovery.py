@@ -160,7 +160,7 @@ def test_a_run_that_is_left_to_itself_can_be_collected(undisturbed: RunResult, t
     url = (tmp_path / "objects").as_uri()
     run = pipe().start(small.data, storage=url, epochs=4, plan=small.plan(), message_deadline_s=60, faults=QUICK)
     record = newest_record(open_storage(url), run)
-    assert list_functions(open_storage(url), Keys(run, record.generation))
+    assert list_functions(open_storage(url), Keys.of(record))
     assert open_platform(record.platform).spec.name == "local"
     assert_same(train(QUICK, storage=url, resume=run), undisturbed)
     assert open_storage(url).list("") == ()
@@ -227,3 +227,23 @@ def test_parts_of_a_divided_optimiser_survive_deaths(undisturbed: RunResult) -> 
 
     assert_same(train(QUICK, plan=replace(small.plan(), shard_optimizer=True), on_progress=kill), undisturbed)
     assert len(killed) == 2
+
+
+def test_a_run_that_is_left_to_itself_outlives_the_death_of_all_functions(
+    undisturbed: RunResult, tmp_path: Path
+) -> None:
+    url = (tmp_path / "objects").as_uri()
+    storage = open_storage(url)
+    run = pipe().start(small.data, storage=url, epochs=4, plan=small.plan(), message_deadline_s=60, faults=QUICK)
+    until_s = time.monotonic() + 60
+    while not [worker for worker in status(storage, run).workers if worker.step >= 2]:
+        assert time.monotonic() < until_s
+        time.sleep(0.05)
+    for victim in functions_of(os.getpid()):  # and the watchdog
+        os.kill(victim, signal.SIGKILL)
+    while [worker for worker in status(storage, run).workers if worker.outcome is not Outcome.FINISHED]:
+        assert time.monotonic() < until_s
+        time.sleep(0.05)
+    assert all(worker.attempt for worker in status(storage, run).workers)
+    assert_same(train(QUICK, storage=url, resume=run), undisturbed)
+    assert storage.list("") == ()

@@ -6,13 +6,13 @@ from funcpipe.partitioner.cost.arrays import Array
 from funcpipe.partitioner.cost.loads import Setting
 from funcpipe.partitioner.problem.options import Options, price_options, ways
 from funcpipe.partitioner.problem.problem import Problem
-from funcpipe.partitioner.problem.stage_graph import StageGraph, build_stage_graph
+from funcpipe.partitioner.problem.stage_graph import StageGraph
 from funcpipe.scheduler.schedules import in_flight
 
 
 def plain_points(problem: Problem) -> list[tuple[float, float]]:
     """Seconds and dollars of plans among which are all that no other plan beats in both, in ascending order."""
-    graph = build_stage_graph(problem.profile, admits=problem.placed.admits)
+    graph = problem.stage_graph
     points: list[tuple[float, float]] = []
     for setting in problem.settings():
         options = price_options(problem, graph, ways(problem, graph), setting, workers=setting.replicas)

@@ -27,6 +27,19 @@ def test_every_solver_finds_the_same_plan() -> None:
     assert objectives == pytest.approx([objectives[0]] * 4)
 
 
+def test_a_model_whose_micro_batches_must_follow_each_other_has_one_replica() -> None:
+    profile = replace(chain(4, 2, 3), carried=("gate.calls",))
+    assert from_text(ModelProfile, to_text(profile), source="profile.json") == profile
+    older = json.loads(to_text(profile))
+    del older["carried"]
+    assert from_text(ModelProfile, json.dumps(older), source="profile.json").carried == ()
+    for policy in ("funcpipe", "uniform"):
+        plan = optimize(profile, platform(2), TrainingSpec(global_batch=16, time_value=1e6), policy=policy)
+        assert plan.replicas == 1
+    with pytest.raises(PlanError, match=r"one replica only: each forward leaves gate\.calls .*admit replicas=\(1,\)"):
+        optimize(profile, platform(2), TrainingSpec(global_batch=16, replicas=(2, 4)))
+
+
 def test_a_plan_survives_its_json() -> None:
     plan = optimize(chain(4), platform(), TrainingSpec(global_batch=16, deadline_s=1e6))
     assert from_text(Plan, to_text(plan), source="plan.json") == plan

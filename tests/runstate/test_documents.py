@@ -7,7 +7,7 @@ import pytest
 
 from funcpipe.core import Halt, HandOver, worker_name
 from funcpipe.core.json_form import to_plain
-from funcpipe.errors import CorruptMessage, KeyMissing, PlatformError, RunUnknown
+from funcpipe.errors import CorruptMessage, KeyMissing, PlatformError, RunUnknown, StorageError
 from funcpipe.platforms.base import OPEN, Gate, Handle
 from funcpipe.runstate.documents import (
     READS,
@@ -20,7 +20,7 @@ from funcpipe.runstate.documents import (
 from funcpipe.runstate.functions import StartedFunction, list_functions, start_function, stop_functions
 from funcpipe.runstate.generations import (
     delete_generation,
-    delete_run,
+    delete_objects,
     list_generations,
     newest_record,
     reserve_generation,
@@ -83,7 +83,7 @@ def test_the_first_order_to_end_counts() -> None:
     assert read_halt(storage, KEYS) is None
     first = Halt(reason="too expensive", step=7)
     assert halt_run(storage, KEYS, first) == first
-    assert halt_run(storage, KEYS, Halt(reason="too late")) == first
+    assert halt_run(storage, KEYS, Halt(reason="too late", step=9)) == first
     assert read_halt(storage, KEYS) == first
 
 
@@ -110,6 +110,31 @@ def test_functions_are_found_by_anybody_unless_they_are_deleted_meanwhile() -> N
     assert json.loads(json.dumps(to_plain(begun.handle)))["name"] == "function 1"
 
 
+class Closed(MemoryStorage):
+    """Takes nothing."""
+
+    def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
+        raise StorageError("no")
+
+
+class Stopping(Recording):
+    """Notes what it is told to stop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stopped: list[str] = []
+
+    def stop(self, handle: Handle) -> None:
+        self.stopped.append(handle.name)
+
+
+def test_a_function_that_cannot_be_recorded_is_stopped() -> None:
+    platform = Stopping()
+    with pytest.raises(StorageError):
+        start_function(platform, Closed(), KEYS, spec())
+    assert platform.stopped == ["function 1"]
+
+
 class Deaf(Recording):
     """Knows none of the functions that it is told to stop."""
 
@@ -128,25 +153,13 @@ def test_generations_are_reserved_listed_and_deleted(caplog: pytest.LogCaptureFi
     first, second = reserve_generation(storage, "run-1"), reserve_generation(storage, "run-1")
     storage.put(first.message("s0.r0", 0, "put"), b"1")
     storage.put(second.message("s0.r0", 0, "put"), b"2")
-    assert list_generations(storage, "run-1") == (0, 1)
+    assert list_generations(storage, "run-1") == (first, second)
+    assert (first.generation, second.generation) == (0, 1)
     with caplog.at_level(logging.DEBUG, logger="funcpipe"), pytest.raises(RunUnknown):
         newest_record(storage, "run-1")
     assert "generation 1 of run run-1 has no record" in caplog.text
     delete_generation(storage, first)
-    assert list_generations(storage, "run-1") == (1,)
+    assert list_generations(storage, "run-1") == (second,)
     assert storage.list(first.prefix) == ()
-    delete_run(storage, second)
+    assert delete_objects(storage, "run-1") == 2
     assert storage.list("") == ()
-
-
-class Contested(MemoryStorage):
-    """Another client reserves generation 0 just before."""
-
-    def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
-        if key == Keys("run-1", 0).reservation and if_absent and key not in self.list(key):
-            super().put(key, b"somebody else's")
-        super().put(key, data, if_absent=if_absent, gate=gate)
-
-
-def test_a_generation_that_another_client_has_reserved_meanwhile_is_not_shared() -> None:
-    assert reserve_generation(Contested(), "run-1").generation == 1

@@ -19,8 +19,11 @@ def everything(keys: Keys, step: int, stage: int, worker: str) -> list[str]:
         keys.message(worker, step, f"forward.{worker}"),
         keys.messages(worker),
         keys.step_report(step, worker),
+        keys.step_summary(worker, step, step),
+        keys.step_summaries(worker),
         keys.lease(worker, step),
-        keys.heartbeat(worker),
+        keys.heartbeat(worker, step),
+        keys.verdict(step),
         keys.hand_over(worker, step),
         keys.function(worker, step, "0a"),
         keys.worker_report(worker, step),
@@ -42,6 +45,9 @@ def test_runs_generations_and_steps_never_share_a_key(
         assert not set(everything(keys, step, 0, "s0.r0")) & set(
             everything(Keys(run, other_generation), step, 0, "s0.r0")
         )
+    again = Keys(run, generation, "0a")
+    assert not set(everything(keys, step, 0, "s0.r0")) & set(everything(again, step, 0, "s0.r0"))
+    assert not again.prefix.startswith(keys.prefix)
     if (generation, step) != (other_generation, other_step):
         assert keys.message("s0.r0", step, "t") != Keys(run, other_generation).message("s0.r0", other_step, "t")
 
@@ -56,6 +62,7 @@ def test_no_name_leads_out_of_its_generation(run: str, worker: str, name: str, s
         lambda: keys.lease(worker, step),
         lambda: keys.function(worker, step, name),
         lambda: keys.step_report(step, worker),
+        lambda: keys.step_summaries(worker),
     )
     for make in makers:
         try:
@@ -64,6 +71,15 @@ def test_no_name_leads_out_of_its_generation(run: str, worker: str, name: str, s
             continue
         assert key.startswith(keys.prefix)
         assert all(part not in ("", ".", "..") for part in key.removesuffix("/").split("/"))
+
+
+def test_a_generation_is_found_by_its_reservation_and_by_the_copy_of_its_record() -> None:
+    keys, old = Keys("run-1", 12, "3fa9c2d1"), Keys("run-1", 3)
+    assert [Keys("run-1").reserved(key) for key in (keys.reservation, keys.record_copy)] == [keys, keys]
+    assert Keys("run-1").reserved(old.reservation) == old
+    assert Keys("run-1").reserved("run-1/generations/other") is None
+    with pytest.raises(InvalidValue, match="nonce must be"):
+        Keys("run-1", 0, "../x")
 
 
 @pytest.mark.parametrize("run", ["", "-a", "A", "a/b", "..", "a b", "a" * 64, "ä"])

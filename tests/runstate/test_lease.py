@@ -2,9 +2,11 @@ import threading
 
 import pytest
 
+from funcpipe.core import Outcome
 from funcpipe.errors import Superseded
+from funcpipe.platforms.base import OPEN, Gate
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.lease import FencedStorage, Lease, newest_attempt
+from funcpipe.runstate.lease import FencedStorage, LastAttempt, Lease, is_superseded, last_attempt, newest_attempt
 from funcpipe.testing.memory_storage import MemoryStorage
 
 KEYS = Keys("run-1")
@@ -75,3 +77,59 @@ def test_who_finds_its_lease_gone_stops() -> None:
 
 def test_nobody_has_a_lease_at_first() -> None:
     assert newest_attempt(MemoryStorage(), KEYS, "s0.r0") is None
+
+
+def test_who_ends_the_worker_for_good_can_have_no_successor() -> None:
+    storage = MemoryStorage()
+    held = lease(storage, 0)
+    held.take()
+    assert last_attempt(storage, KEYS, "s0.r0") == LastAttempt(0, None)
+    held.close(Outcome.FINISHED)
+    assert last_attempt(storage, KEYS, "s0.r0") == LastAttempt(0, Outcome.FINISHED)
+    for attempt in (1, 2):
+        with pytest.raises(Superseded):
+            lease(storage, attempt).take()
+    assert not is_superseded(storage, KEYS, "s0.r0", 0)
+
+
+def test_who_has_a_successor_cannot_end_the_worker() -> None:
+    storage = MemoryStorage()
+    old, new = lease(storage, 0), lease(storage, 1)
+    old.take()
+    new.take()
+    with pytest.raises(Superseded):
+        old.close(Outcome.FAILED)
+    assert last_attempt(storage, KEYS, "s0.r0") == LastAttempt(1, None)
+    assert is_superseded(storage, KEYS, "s0.r0", 0)
+    new.close(Outcome.HALTED)
+    assert last_attempt(storage, KEYS, "s0.r0") == LastAttempt(1, Outcome.HALTED)
+
+
+class SupersededAtTheLastMoment(MemoryStorage):
+    """A storage where attempt 1 begins between the last check of attempt 0 and its last entry."""
+
+    def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
+        if key == KEYS.lease("s0.r0", 1) and b"failed" in bytes(data):
+            lease(self, 1).take()
+        super().put(key, data, if_absent=if_absent, gate=gate)
+
+
+def test_a_successor_that_begins_between_check_and_put_wins() -> None:
+    storage = SupersededAtTheLastMoment()
+    old = lease(storage, 0)
+    old.take()
+    with pytest.raises(Superseded, match="attempt 1 of"):
+        old.close(Outcome.FAILED)
+    assert last_attempt(storage, KEYS, "s0.r0") == LastAttempt(1, None)
+
+
+def test_a_lease_that_is_damaged_is_still_held_by_who_took_it() -> None:
+    storage = MemoryStorage()
+    held = lease(storage, 0)
+    held.take()
+    storage.put(KEYS.lease("s0.r0", 0), b"damaged")
+    held.check_now()
+    assert last_attempt(storage, KEYS, "s0.r0") == LastAttempt(0, None)
+    lease(storage, 1).take()
+    with pytest.raises(Superseded):
+        held.check_now()

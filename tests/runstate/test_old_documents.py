@@ -16,6 +16,7 @@ def test_a_run_is_found_by_the_payloads_of_an_earlier_funcpipe() -> None:
     record = RunRecord(
         run="run-1",
         generation=0,
+        nonce=keys.nonce,
         plan=spec().plan,
         platform="local:///unused",
         storage="memory://",

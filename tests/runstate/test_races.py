@@ -7,12 +7,11 @@ from torch import nn
 
 from funcpipe.core import FunctionDocument, Halt, LeaseDocument
 from funcpipe.core.json_form import to_plain
-from funcpipe.errors import CorruptMessage, KeyMissing, Superseded
+from funcpipe.errors import CorruptMessage, KeyMissing, RunUnknown, Superseded
 from funcpipe.platforms.base import OPEN, Gate, Handle
 from funcpipe.runstate.checkpoints import Checkpoints
 from funcpipe.runstate.documents import READS, get_document, get_listed_document, put_document
 from funcpipe.runstate.functions import list_functions
-from funcpipe.runstate.generations import reserve_generation
 from funcpipe.runstate.halt import halt_run
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import Lease
@@ -74,7 +73,7 @@ def test_a_checkpoint_that_is_always_deleted_before_it_is_read_is_told() -> None
     storage = MemoryStorage()
     saved = Checkpoints(storage, KEYS).save(0, 0, state(), writer="w")
     storage.delete(KEYS.checkpoint(0, saved.files[0].name))
-    with pytest.raises(KeyMissing):
+    with pytest.raises(RunUnknown, match="its checkpoint is damaged"):
         Checkpoints(storage, KEYS).load_latest((0, 0))
 
 
@@ -93,11 +92,6 @@ class Raced(MemoryStorage):
         super().put(key, data, if_absent=if_absent, gate=gate)
 
 
-def test_a_generation_that_another_client_begins_at_once_is_left_to_it() -> None:
-    storage = Raced(KEYS.reservation, LeaseDocument(holder="another client"))
-    assert reserve_generation(storage, "run-1") == Keys("run-1", 1)
-
-
 def test_of_two_orders_to_end_the_first_holds_for_all() -> None:
     storage = Raced(KEYS.halt, Halt(reason="the first"))
     assert halt_run(storage, KEYS, Halt(reason="the second")) == Halt(reason="the first")
@@ -114,7 +108,7 @@ def test_a_lease_that_is_taken_away_is_lost() -> None:
 
 
 def test_a_function_whose_document_is_deleted_while_they_are_listed_is_passed_over() -> None:
-    storage = Late("0b", misses=1)
+    storage = Late("0b", misses=READS)
     for end in ("0a", "0b"):
         handle = json.dumps(to_plain(Handle(worker="s0.r0", name=end)))
         note = FunctionDocument(worker="s0.r0", attempt=0, handle=handle, usd_s=0.0)

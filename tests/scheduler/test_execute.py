@@ -151,3 +151,15 @@ def test_a_lane_that_gives_up_tells_the_others() -> None:
 
     threading.Thread(target=train, daemon=True).start()
     assert ended.wait(10)
+
+
+@pytest.mark.parametrize("task", [FORWARD, GET])
+def test_sys_exit_in_a_lane_is_a_failure_like_any_other_and_hangs_no_lane(task: Task) -> None:
+    def do(other: Task) -> TaskResult:
+        if other is task:
+            raise SystemExit(3)
+        return TaskResult()
+
+    with pytest.raises(TaskFailed, match=f"{task}: SystemExit: 3"):
+        run(Graph((FORWARD, GET, BACKWARD), ((), (), (0, 1))), do)
+    assert lanes_alive() == []

@@ -33,6 +33,7 @@ def test_an_epoch_deals_out_every_sample_once_remainders_included(data: st.DataO
     assert sorted(i for step in steps for m in step.micro_batches for i in m) == list(range(samples))
     assert [step.number for step in steps] == list(range(2 * len(steps), 3 * len(steps)))
     assert len(steps) == batches.steps_per_epoch
+    assert batches.micro_batch_sizes == {len(m) for step in steps for m in step.micro_batches}
     assert all(step.samples == global_batch for step in steps[:-1])
     assert all(len(m) == micro_batch for step in steps for m in step.micro_batches[:-1])
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from funcpipe.core import ScheduleKind, Wire
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.training.norms import GROWTH_STEPS, GradientNorm, LossScale
+from funcpipe.training.norms import GROWTH_STEPS, GradientNorm, LossScale, sum_of_squares
 from funcpipe.worker.loop import Worker
 from tests.e2e.plans import even_plan, momentum, sample_numbers
 from tests.e2e.reference import largest_difference, train
@@ -183,3 +183,8 @@ def test_without_a_loss_scale_a_norm_that_is_no_number_is_not_hidden() -> None:
     factor = norm.finish_step()
     assert factor is not None
     assert math.isnan(factor)
+
+
+def test_a_norm_too_large_for_a_float_is_infinite() -> None:
+    huge = torch.full((2,), 1e154, dtype=torch.float64)
+    assert sum_of_squares([huge, huge, huge, huge]) == float("inf")

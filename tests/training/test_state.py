@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from funcpipe.errors import CorruptMessage, KeyMissing, ModelError, PlanError
+from funcpipe.errors import CorruptMessage, KeyMissing, ModelError, PlanError, RunUnknown
 from funcpipe.platforms.base import OPEN, Gate
 from funcpipe.runstate.checkpoints import Checkpoints
 from funcpipe.runstate.keys import Keys
@@ -202,10 +202,10 @@ def test_a_file_that_was_changed_is_found_out_and_named() -> None:
     (key,) = [key for key in storage.list("run-1/") if key.endswith(".0.safetensors")]
     data = storage.get(key)
     storage.put(key, data[:-1] + bytes([data[-1] ^ 1]))
-    with pytest.raises(CorruptMessage, match=r"run-1/g0000/checkpoints/s0/00000001.*0\.safetensors is not what"):
+    with pytest.raises(RunUnknown, match=r"run-1/g0000/checkpoints/s0/00000001.*0\.safetensors is not what"):
         checkpoints.load_latest((0, 0))
     storage.put(key, data[:-1])
-    with pytest.raises(CorruptMessage, match="its length or its SHA-256 differs"):
+    with pytest.raises(RunUnknown, match="its length or its SHA-256 differs"):
         checkpoints.load_latest((0, 0))
 
 
@@ -233,7 +233,7 @@ def test_a_worker_starts_again_no_later_than_it_had_come() -> None:
     assert checkpoints.load_latest((0, 1))[0] == 2
     checkpoints.mark_done((0, 1), 4)
     assert checkpoints.load_latest((0, 1))[0] == 4
-    assert len(checkpoints._storage.list("run-1/g0000/progress/")) == 1
+    assert len(checkpoints._storage.list("run-1/g0000/progress/")) == 2  # the last two
 
 
 def test_a_stage_that_was_never_saved_has_no_common_step_but_the_first() -> None:
@@ -271,3 +271,14 @@ def test_what_does_not_match_is_refused() -> None:
     empty = StageState(tensors={}, aliases={}, transient=frozenset(), settings={"optimizer": None, "loss_scale": None})
     with pytest.raises(CorruptMessage, match="a checkpoint does not match its stage: KeyError"):
         restore_state(empty, nn.Linear(2, 2), None, GradientNorm())
+
+
+def test_tensors_in_the_same_memory_are_saved() -> None:
+    whole = torch.arange(3.0)
+    settings = {"optimizer": None, "loss_scale": None}
+    tensors = {"model/a": whole, "model/b": whole.view(3)}
+    state = StageState(tensors=tensors, aliases={}, transient=frozenset(), settings=settings)
+    checkpoints = Checkpoints(MemoryStorage(), Keys("run-1"))
+    checkpoints.save(0, 2, state, writer="s0.r0.a00000000")
+    found = checkpoints.load(0, "00000002.s0.r0.a00000000.json")
+    assert all(torch.equal(found.tensors[name], whole) for name in tensors)

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from funcpipe.model.graph import trace
 from funcpipe.training.data import Step
-from funcpipe.training.verify import compare_states, train_in_one_process
+from funcpipe.training.plain import train_in_one_process
+from funcpipe.training.verify import compare_states
 
 SGD = partial(torch.optim.SGD, lr=0.1)
 STEPS = [Step(number=0, epoch=0, micro_batches=((0, 1), (2,))), Step(number=1, epoch=0, micro_batches=((3, 4), (5,)))]

@@ -1,6 +1,7 @@
 """One attempt of a worker from its invocation to its report, in this process: how it ends, and what it logs of that."""
 
 import logging
+import sys
 from dataclasses import replace
 from typing import TypeVar
 
@@ -33,6 +34,10 @@ def fails(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     raise ValueError("the loss function fails")
 
 
+def exits(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    sys.exit(3)
+
+
 class Uploaded:
     """A run of one worker, which each test begins anew."""
 
@@ -40,12 +45,13 @@ class Uploaded:
         self._storage = MemoryStorage()
         torch.manual_seed(0)
         self._specs: dict[str, WorkerSpec] = {}
-        for name, loss in (("trains", nn.functional.cross_entropy), ("fails", fails)):
+        for name, loss in (("trains", nn.functional.cross_entropy), ("fails", fails), ("exits", exits)):
             plan = small.plan(stages=1, replicas=1)
             job = make_job(small.model(), plan, small.data, loss=loss, optimizer=small.optimizer)
             keys = Keys("run-1", len(self._specs))
             prepared = prepared_run(job, self._storage, platform_url=Recording().url, faults=FAULTS)
             (self._specs[name],) = upload(prepared, keys)
+            put_document(self._storage, keys.payload(WORKER), self._specs[name])
 
     def spec(self, name: str = "trains") -> WorkerSpec:
         return replace(self._specs[name], generation=0)
@@ -98,7 +104,8 @@ def test_a_later_attempt_restores_the_checkpoint_and_logs_from_which_step(
     assert run(uploaded.spec(), storage, caplog)
     assert report(storage).outcome is Outcome.HALTED
     assert "obeys the order to end after step 6: enough" in lines(caplog, logging.INFO)
-    storage.delete(KEYS.halt)
+    for key in (KEYS.halt, KEYS.verdict(0), KEYS.lease(WORKER, 1)):  # as if it had died before it ended for good
+        storage.delete(key)
     storage.put(KEYS.message(WORKER, 3, "put-old"), b"left by the attempt before")
     assert run(replace(uploaded.spec(), attempt=1), storage, caplog)
     told = lines(caplog, logging.INFO)
@@ -144,6 +151,18 @@ def test_a_failure_is_logged_with_its_task_and_cause_and_ends_the_run(
     assert f"ordered the run to end at once: {halt.reason}" in lines(caplog, logging.WARNING)
 
 
+def test_sys_exit_in_the_user_s_code_is_a_failure_that_is_called_that(
+    uploaded: Uploaded, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage = uploaded.fill(MemoryStorage())
+    assert not run(uploaded.spec("exits"), storage, caplog)
+    found = report(storage)
+    assert (found.outcome, found.task, found.retryable) == (Outcome.FAILED, "forward.s0.r0.m0", False)
+    assert str(found.error).startswith("SystemExit: your code has called sys.exit(3)")
+    assert "in exits" in str(found.traceback)
+    assert "in exits" in caplog.text
+
+
 class SupersededLater(MemoryStorage):
     """A storage where a later attempt begins when this worker has done its fourth step."""
 
@@ -165,7 +184,7 @@ class NoHeartbeats(MemoryStorage):
     """A storage that does not take heartbeats."""
 
     def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
-        if key == KEYS.heartbeat(WORKER):
+        if key.startswith(KEYS.heartbeats(WORKER)):
             raise StorageBusy("it is overloaded")
         super().put(key, data, if_absent=if_absent, gate=gate)
 
@@ -200,7 +219,7 @@ def test_a_successor_takes_over_from_the_step_that_was_handed_over(
     put_document(storage, KEYS.hand_over(WORKER, 0), HandOver(step=0))
     assert run(replace(uploaded.spec(), attempt=1, follows_within_s=60.0), storage, caplog)
     assert "takes over after step 0" in lines(caplog, logging.INFO)
-    assert get_document(storage, Heartbeat, KEYS.heartbeat(WORKER)).step == 16
+    assert get_document(storage, Heartbeat, KEYS.heartbeat(WORKER, 1)).step == 16
 
 
 def test_a_successor_that_nobody_hands_over_to_takes_over_when_the_life_before_is_over(

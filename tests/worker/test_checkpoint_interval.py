@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from funcpipe.core import FaultTolerance, RunAccount, RunLimits
 from funcpipe.errors import InvalidValue
 from funcpipe.runstate.limits import BudgetGuard
-from funcpipe.worker.checkpoint_interval import CheckpointInterval, daly_s
+from funcpipe.worker.checkpoint_interval import COST_SHARE, CheckpointInterval, daly_s
 
 
 def lost_share(interval_s: float, checkpoint_s: float, failure_interval_s: float) -> float:
@@ -44,6 +44,51 @@ def test_stages_save_at_steps_that_coincide(
     assert every * received <= 2 * FaultTolerance().retained_bytes or every == 1
     best_s = daly_s(checkpoint_s=checkpoint_s, failure_interval_s=failure_interval_s / replicas)
     assert every == 1 or every * step_s <= 2 * best_s
+
+
+@pytest.mark.parametrize(
+    ("objects", "checkpoint_s", "expected"),
+    [
+        (4, 1e-6, 8),  # 100 objects are 25 steps: two intervals, and a step at the end of each
+        (5, 1e-6, 8),
+        (6, 1e-6, 4),
+        (16, 1e-6, 2),
+        (25, 1e-6, 1),
+        (1000, 1e-6, 1),
+        (16, 0.04, 2),  # a fiftieth of 2 steps
+        (16, 0.05, 4),
+        (16, 3.0, 256),
+        (1000, 3.0, 256),
+    ],
+)
+def test_few_objects_are_kept_as_far_as_checkpoints_stay_cheap(
+    objects: int, checkpoint_s: float, expected: int
+) -> None:
+    interval = CheckpointInterval(FaultTolerance(failure_interval_s=1e12), replicas=1)
+    interval.estimate_checkpoint(1000.0)
+    interval.record_step(1.0, 1, objects)
+    few = interval.steps()
+    assert few == 1 or 2 * (few + 1) * objects <= FaultTolerance().retained_objects
+    interval.record_checkpoint(checkpoint_s)
+    assert interval.steps() == expected
+    assert expected == few or checkpoint_s <= COST_SHARE * expected * 1.0 < 2 * checkpoint_s
+
+
+def test_failures_and_bytes_shorten_the_interval_further() -> None:
+    for faults in (FaultTolerance(failure_interval_s=10.0), FaultTolerance(retained_bytes=1000)):
+        interval = CheckpointInterval(faults, replicas=1)
+        interval.record_step(1.0, 250, 1)
+        interval.record_checkpoint(1.0)
+        assert interval.steps() == 4
+
+
+def test_one_slow_checkpoint_changes_nothing_for_long() -> None:
+    interval = CheckpointInterval(FaultTolerance(), replicas=1)
+    interval.record_step(1.0, 1, 5)
+    for checkpoint_s in (0.01, 0.01, 60.0):
+        interval.record_checkpoint(checkpoint_s)
+    assert interval.steps() == 8
+    assert interval.checkpoint_s == 60.0  # what a function that must leave in time reckons with
 
 
 def test_the_interval_may_be_chosen() -> None:

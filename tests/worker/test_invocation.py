@@ -10,7 +10,8 @@ import pytest
 
 import funcpipe.profiler.remote.function
 import funcpipe.worker.attempt
-from funcpipe.core import ProbeSpec, WorkerSpec, to_text
+import funcpipe.worker.watchdog
+from funcpipe.core import ProbeSpec, WatchSpec, WorkerSpec, to_text
 from funcpipe.errors import FormatError, InvalidValue
 from funcpipe.scheduler.tasks import Kind, Task
 from funcpipe.testing.memory_storage import MemoryStorage
@@ -21,7 +22,7 @@ from tests.recording import Recording
 
 
 def invoke(payload: str, storage: MemoryStorage | None = None) -> None:
-    invocation.main(payload, open_storage=lambda url: storage or MemoryStorage(), open_platform=Recording().open)
+    invocation.main(payload, open_storage=lambda url, **_: storage or MemoryStorage(), open_platform=Recording().open)
 
 
 @pytest.mark.parametrize("payload", ["", "7", "{}", "[]"])
@@ -31,17 +32,20 @@ def test_a_payload_without_a_format_is_refused(payload: str) -> None:
 
 
 def test_a_payload_of_another_format_is_refused() -> None:
-    with pytest.raises(
-        FormatError, match=r"field 'format' is 'x/1', expected 'funcpipe.worker/1' or 'funcpipe.probe/1'"
-    ):
+    expected = r"'funcpipe.worker/1', 'funcpipe.probe/1' or 'funcpipe.watch/1'"
+    with pytest.raises(FormatError, match=rf"field 'format' is 'x/1', expected {expected}"):
         invoke(json.dumps({"format": "x/1"}))
 
 
 @pytest.mark.parametrize(
     ("payload_format", "module"),
-    [(WorkerSpec.FORMAT, funcpipe.worker.attempt), (ProbeSpec.FORMAT, funcpipe.profiler.remote.function)],
+    [
+        (WorkerSpec.FORMAT, funcpipe.worker.attempt),
+        (ProbeSpec.FORMAT, funcpipe.profiler.remote.function),
+        (WatchSpec.FORMAT, funcpipe.worker.watchdog),
+    ],
 )
-def test_the_format_says_whether_the_function_is_a_worker_or_a_probe(
+def test_the_format_says_what_the_function_is(
     payload_format: str, module: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[str] = []

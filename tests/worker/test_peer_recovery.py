@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from funcpipe.core import FaultTolerance, Heartbeat, LeaseDocument, Restart, RunAccount, RunLimits, WorkerSpec
+from funcpipe.core import FaultTolerance, HandOver, Heartbeat, LeaseDocument, Restart, RunAccount, RunLimits, WorkerSpec
 from funcpipe.runstate.documents import get_document, put_document
 from funcpipe.runstate.functions import MAX_RESTARTS, list_functions
 from funcpipe.runstate.halt import read_halt
@@ -69,7 +69,7 @@ class Place:
             run_s=0.0,
             sent_at_s=0.0,
         )
-        put_document(self.storage, KEYS.heartbeat("s0.r0"), heartbeat)
+        put_document(self.storage, KEYS.heartbeat("s0.r0", attempt), heartbeat)
 
     def lease(self, attempt: int) -> None:
         put_document(self.storage, KEYS.lease("s0.r0", attempt), LeaseDocument(holder="somebody"))
@@ -152,3 +152,47 @@ def test_tries_are_counted_anew_when_a_step_has_ended(place: Place) -> None:
         place.look(peers, step=step)
     assert read_halt(place.storage, KEYS) is None
     assert len(place.platform.invoked) == MAX_RESTARTS + 3
+
+
+def test_whoever_restarts_a_worker_from_further_behind_does_not_count_its_tries_anew(place: Place) -> None:
+    """A watchdog sees the step that the worker had done, its peer the one in which it waits."""
+    place.lease(0)
+    place.beat(0, 1)
+    peers = place.peers()
+    place.look(peers)
+    for step in (5, 4, 5, 4, 5):
+        place.now_s += STARTING_S + 1
+        place.look(peers, step=step)
+        place.look(peers, step=step)
+    assert read_halt(place.storage, KEYS) is None
+    place.now_s += STARTING_S + 1
+    place.look(peers, step=4)
+    assert read_halt(place.storage, KEYS) is not None
+    assert len(place.platform.invoked) == MAX_RESTARTS
+
+
+def test_a_successor_has_time_to_start(place: Place) -> None:
+    place.lease(0)
+    place.beat(0, 1)
+    put_document(place.storage, KEYS.hand_over("s0.r0", 0), HandOver(step=3))
+    peers = place.peers()
+    for now_s in (0.0, SILENT_S + 0.1, STARTING_S):
+        place.now_s = now_s
+        place.look(peers)
+    assert place.platform.invoked == []
+    place.now_s = STARTING_S + 0.1
+    place.look(peers)
+    assert len(place.platform.invoked) == 1
+
+
+def test_a_run_that_has_spent_its_limit_is_ended_instead(place: Place) -> None:
+    place.lease(0)
+    place.beat(0, 1)
+    peers = place.peers()
+    place.look(peers)
+    place.now_s = SILENT_S + 0.1
+    peers.check({"s0.r0"}, step=3, spent_usd=5.1, elapsed_s=30.0)
+    order = read_halt(place.storage, KEYS)
+    assert order is not None
+    assert order.reason == "it would cost more than $5"
+    assert place.platform.invoked == []

@@ -6,10 +6,12 @@ from typing import Any
 
 from rich.console import Console
 
+from funcpipe.core.json_form import to_plain
+
 
 def as_json(value: Any) -> str:
     """`value` as one JSON text."""
-    return json.dumps(value, indent=1) + "\n"
+    return json.dumps(to_plain(value), indent=1, allow_nan=False) + "\n"
 
 
 def show(machine: bool, text: str, draw: Callable[[Console], None]) -> None:

@@ -65,10 +65,10 @@ def plan(chosen: Plan, path: str, console: Console) -> None:
         f"(functions ${estimate.compute_usd:.6f}, requests ${estimate.request_usd:.6f}); "
         f"bottleneck: {estimate.bottleneck}"
     )
-    if chosen.solver is not None:
-        console.print(
-            f"{chosen.solver.name}: {chosen.solver.status.value} in {chosen.solver.solve_s:.2f} s; written to {path}"
-        )
+    solver = chosen.solver
+    if solver is not None:
+        among = "" if solver.merged_layers is None else f" over {solver.merged_layers} merged layers"
+        console.print(f"{solver.name}: {solver.status.value}{among} in {solver.solve_s:.2f} s; written to {path}")
 
 
 def what_if(found: "WhatIf", path: str, console: Console) -> None:

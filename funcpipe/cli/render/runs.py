@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from funcpipe.cli.render.commands import commands
 from funcpipe.cli.render.table import Column, print_table
+from funcpipe.client.commands import after_failure, commands
 from funcpipe.core import MB
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ def training_result(result: "RunResult", written: Mapping[str, str | None], cons
             console.print(f"{what}: {path}", soft_wrap=True)
 
 
-def run_status(found: "RunStatus", console: Console) -> None:
-    """What each worker of a run is doing."""
+def run_status(found: "RunStatus", storage: str, console: Console) -> None:
+    """What a run does, whose objects lie in `storage`, and what each of its workers does."""
     columns = (
         *(Column("worker", text=True), Column("attempt", drop=2), Column("step"), Column("saved", drop=4)),
         *(Column("peak MB", drop=3), Column("$"), Column("heard s ago", drop=1), Column("doing", text=True)),
@@ -50,47 +50,61 @@ def run_status(found: "RunStatus", console: Console) -> None:
             str(worker.saved_step),
             f"{worker.memory_bytes / MB:.0f} of {worker.memory_mb}",
             f"{worker.spent_usd:.6f}",
-            f"{worker.heard_s:.0f}",
+            "-" if worker.heard_s is None else f"{worker.heard_s:.0f}",
             _doing(worker),
         )
         for worker in found.workers
     ]
     title = f"{found.run}: step {found.step} of {found.steps}, {found.run_s:.0f} s, ${found.run_usd:.6f}"
     print_table(console, title, columns, rows)
+    console.print(f"{found.verdict.value}: {found.explanation}", markup=False)
     if found.halt is not None:
-        console.print(f"ends early: {found.halt}")
+        console.print(f"ends early: {found.halt}", markup=False)
+    if found.verdict.value in ("dead", "failed", "stopped", "finished"):
+        watch = "collect it" if found.verdict.value == "finished" else "resume it"
+        for command in after_failure(found.run, storage, watch=watch):
+            console.print(command, soft_wrap=True, markup=False)
 
 
 def _doing(worker: "WorkerStatus") -> str:
     if worker.outcome is not None:
         return worker.outcome.value + (f": {worker.error}" if worker.error else "")
+    if worker.state.value not in ("working", "starting"):
+        return worker.state.value + (f": {worker.error}" if worker.error else "")
     lines = [
         f"{busy.lane}: {busy.task}"
         + (f" waiting for {busy.awaits}," if busy.awaits else ",")
         + f" {busy.since_s:.1f} s"
         for busy in worker.busy
     ]
-    return "\n".join(lines) or "between two steps"
+    return "\n".join(lines) or ("starting" if worker.state.value == "starting" else "between two steps")
 
 
 def verification(found: "Verification", console: Console) -> None:
     """Every tensor of the model, and whether it agrees."""
     columns = (
         *(Column("layer", text=True), Column("tensor", text=True)),
-        *(Column("relative difference"), Column("verdict", text=True)),
+        *(Column("difference"), Column("allowed", drop=2), Column("judged by", text=True, drop=1)),
+        Column("verdict", text=True),
     )
     rows = [
         (
             tensor.layer,
             tensor.name,
             f"{tensor.difference:.2e}",
-            "equal" if tensor.difference <= found.tolerance else "DIFFERS",
+            f"{found.allowed(tensor):.2e}",
+            tensor.yardstick.value,
+            "equal" if found.accepts(tensor) else "DIFFERS",
         )
         for tensor in found.tensors
     ]
     print_table(console, f"{found.steps} steps on functions, compared with one process", columns, rows)
     if found.agrees:
-        console.print(f"all {len(found.tensors)} tensors agree to {found.tolerance:g}")
+        explained = sum(tensor.yardstick.value == "rounding" for tensor in found.tensors)
+        console.print(
+            f"all {len(found.tensors)} tensors agree to {found.tolerance:g} of what training changed in them"
+            + (f", {explained} of them to what rounding does to plain training" if explained else "")
+        )
 
 
 def comparison(found: "Report", path: str, console: Console) -> None:

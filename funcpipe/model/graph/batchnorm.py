@@ -1,6 +1,6 @@
 """Find the running statistics among a model's buffers, and how they are updated."""
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -10,11 +10,20 @@ from funcpipe.model.graph.program import attribute
 from funcpipe.model.graph.values import Statistic
 
 
-def statistics_of(model: nn.Module, changed: Set[str]) -> tuple[Statistic, ...]:
-    """The running statistics among the buffers that a forward pass of `model` `changed`.
+def statistics_of(
+    model: nn.Module, changed: Set[str], tied_names: Sequence[tuple[str, ...]] = ()
+) -> tuple[tuple[Statistic, ...], tuple[str, ...]]:
+    """The running statistics among the buffers that a forward pass of `model` `changed`; and the other buffers.
 
-    Raises ModelError if it changes any other buffer, which would differ between replicas.
+    Raises ModelError if two modules hold one of the buffers.
     """
+    for names in tied_names:
+        owners = {id(attribute(model, name.rpartition(".")[0])) for name in names if "." in name}
+        if len(owners) > 1 and not changed.isdisjoint(names):
+            raise ModelError(
+                f"the forward pass changes the buffer {names[0]}, which is {names[1]} too: two modules hold it; "
+                "use one module in both places, or a buffer for each"
+            )
     found = []
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
@@ -22,11 +31,4 @@ def statistics_of(model: nn.Module, changed: Set[str]) -> tuple[Statistic, ...]:
         if isinstance(module, _NormBase) and not changed.isdisjoint(names):
             found.append(Statistic(names, f"{prefix}num_batches_tracked", module.momentum))
     known = {name for item in found for name in (*item.names, item.count)}
-    for name in sorted(changed - known):
-        owner = type(attribute(model, name.rpartition(".")[0])).__name__ if "." in name else type(model).__name__
-        raise ModelError(
-            f"the forward pass changes the buffer {name} (of {owner}), which would differ between replicas and stages; "
-            "only the running statistics of BatchNorm and InstanceNorm can be merged. Put that module in eval mode "
-            "or do not change the buffer in the forward pass"
-        )
-    return tuple(found)
+    return tuple(found), tuple(sorted(changed - known))

@@ -68,7 +68,7 @@ def _crossing(
                 facts.shape,
                 facts.dtype,
                 facts.stride,
-                facts.batched,
+                facts.symbols,
                 scalar,
             )
             values.append(value)

@@ -2,50 +2,45 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import Function
-from torch.overrides import TorchFunctionMode, is_tensor_method_or_property
+from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from funcpipe.model.graph.autocast import autocast_state
+from funcpipe.model.graph.data_sizes import DataSizes
+from funcpipe.model.graph.eager_calls import (
+    Container,
+    DataDependent,
+    Entry,
+    Inside,
+    draws_random_numbers,
+    is_metadata,
+    node_target,
+    reads_sizes,
+    rebuilt,
+    refuse_unrecordable,
+)
 from funcpipe.model.graph.isolation import generator_states
 from funcpipe.model.graph.program import Ref, map_leaves
-from funcpipe.model.graph.tracers import TraceRequest
+from funcpipe.model.graph.source_location import current_line
+from funcpipe.model.graph.tracers import TraceRequest, Unrecordable, is_innermost
 from funcpipe.model.graph.tree import flatten
-
-
-class DataDependent(Exception):
-    """The code reads the contents of a tensor, which change from one micro-batch to the next."""
-
+from funcpipe.model.tensors import is_dense
 
 _NON_TORCH = ("numpy", "random")
 
 
-class NonTorchRandomness(Exception):
-    """The code of the module at `path` draws random numbers from numpy or Python, which no graph can reproduce."""
+class NonTorchRandomness(Unrecordable):
+    """The code of a module draws random numbers from numpy or Python, which no graph can reproduce."""
 
     def __init__(self, path: str) -> None:
-        super().__init__("the module draws random numbers without torch, which tracing would freeze")
-        self.path = path
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One recorded call: fx's op and target, the arguments (with Refs for tensors), the call of the innermost module
-    that made it, and whether gradients were off.
-    """
-
-    name: str
-    op: str
-    target: Any
-    args: Any
-    kwargs: Any
-    call: tuple[str, int] | None
-    no_grad: bool
+        super().__init__("the module draws random numbers without torch, which tracing would freeze", path)
 
 
 def leaf_at(value: Any, path: str) -> Any:
@@ -74,7 +69,9 @@ class EagerTracer(TorchFunctionMode):
         self._state = {id(tensor): name for name, tensor in _state(request.model)}
         self._calls: Counter[str] = Counter()
         self._call: tuple[str, int] | None = None
-        self._paused = False
+        self._sizes = DataSizes()
+        self._inside: Inside | None = None  # the leaf module or Function whose code is running
+        self._in_torch = False  # whether a function of torch is running, which may call Functions of its own
         self._path = ""  # of the module whose code is running
         self._generator_states = generator_states(_NON_TORCH)
         self._original_apply = vars(Function)["apply"]
@@ -93,6 +90,7 @@ class EagerTracer(TorchFunctionMode):
 
         nn.Module.__call__ = call  # type: ignore[method-assign]
         Function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
+        self._sizes.__enter__()  # type: ignore[no-untyped-call]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -102,23 +100,47 @@ class EagerTracer(TorchFunctionMode):
         nn.Module.__call__ = self._original  # type: ignore[method-assign]
         Function.apply = self._original_apply  # type: ignore[method-assign]
         super().__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
+        self._sizes.__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run `func`, and record it if it returns or mutates a tensor."""
         kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        if self._paused:
-            return result
         name = getattr(func, "__name__", str(func))
         given = [leaf for leaf in flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
-        made = any(isinstance(leaf, Tensor) for leaf in flatten(result)[0])
-        if name == "__set__" and func.__self__.__name__ != "requires_grad":
-            raise DataDependent(f"an assignment to .{func.__self__.__name__} cannot be recorded")
-        if made or name == "__setitem__":
-            self._record(*_target(func, name, args), kwargs, result)
-        elif not _is_metadata(func, name):
+        if self._inside is None:
+            refuse_unrecordable(func, name, given)
+            if reads_sizes(func, name):
+                self._refuse_data_sizes(given)
+        else:
+            self._refuse_strangers(name, given, self._inside)
+        self._sizes.begin()
+        self._in_torch = True
+        try:
+            result = func(*args, **kwargs)
+        finally:
+            self._in_torch = False
+        if self._inside is not None:
+            self._sizes.follow(name, args, given, result)
+        elif name == "__setitem__" or any(isinstance(leaf, Tensor) for leaf in flatten(result)[0]):
+            ref = self._record(*node_target(func, name, args), kwargs, result)
+            if ref.name not in self._fixed:
+                self._sizes.follow(name, args, given, result)
+        elif not is_metadata(name):
             self._refuse_data_dependence(name, given)
         return result
+
+    def _refuse_data_sizes(self, tensors: list[Tensor]) -> None:
+        if any(tensor in self._sizes for tensor in tensors):
+            raise DataDependent("the code asks for a size that depends on the contents of a tensor")
+
+    def _refuse_strangers(self, name: str, given: list[Tensor], inside: Inside) -> None:
+        """Raise Unrecordable if code inside a leaf reads a tensor from outside that no argument has brought there."""
+        for tensor in given:
+            known = self._known.get(tensor)
+            changes = tensor.requires_grad if known is None else known.name not in self._fixed
+            if not changes or id(tensor) in inside.tensors or (known is None and id(tensor) not in self._state):
+                continue
+            raise Unrecordable(f"{name.strip('_')}() reads a tensor that {inside.title} is not given", inside.caller)
 
     def reference(self, tensor: Tensor) -> Ref:
         """The Ref of `tensor`: a call, an input, an attribute of the model, or a constant."""
@@ -130,11 +152,13 @@ class EagerTracer(TorchFunctionMode):
             self._known[tensor] = ref
             return ref
         if tensor.grad_fn is not None and id(tensor) not in self._state:
-            raise DataDependent("a tensor comes from code that cannot be traced")
+            raise Unrecordable("a tensor comes from code that cannot be traced")
+        if not is_dense(tensor):
+            raise Unrecordable("the code reads a sparse or quantised tensor that it has not made")
         name = self._state.get(id(tensor), f"_constant{len(self.attributes)}")
         self.attributes[name] = tensor
         ref = self._add("get_attr", name, (), {})
-        if name.startswith("_constant") or not tensor.requires_grad:
+        if name.startswith("_constant") or not (tensor.requires_grad or name in self._request.changed):
             self._fixed.add(ref.name)
         self._known[tensor] = ref
         return ref
@@ -148,11 +172,11 @@ class EagerTracer(TorchFunctionMode):
 
     def _module(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         path = self._paths.get(id(module))
-        if self._paused or not path:
+        if self._inside is not None or not path:
             return self._original(module, *args, **kwargs)
         is_leaf = self._request.is_leaf(module, path)
         outer = self._call
-        if outer is None and (is_leaf or not any(module.children())):
+        if outer is None and (is_leaf or is_innermost(module)):
             self._call = (path, self._calls[path])
             self._calls[path] += 1
         try:
@@ -176,37 +200,48 @@ class EagerTracer(TorchFunctionMode):
     def _call_leaf(self, module: nn.Module, path: str, args: Any, kwargs: Any) -> Any:
         given = self._references((args, kwargs))
         self.refuse_non_torch_randomness()
-        self._paused = True
+        self._inside = self._entered(path, module, (args, kwargs))
         try:
             result = self._original(module, *args, **kwargs)
         finally:
-            self._paused = False
+            self._inside = None
         self._generator_states = generator_states(_NON_TORCH)
         self.modules.add(path)
         self._bind(self._add("call_module", path, *given), result)
+        if isinstance(module, torch.jit.ScriptModule):
+            self._sizes.follow(path, (), _tensors((args, kwargs)), result)
         return result
 
     def _function(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Record a torch.autograd.Function as one call, which keeps its own backward."""
         apply = self._original_apply.__get__(None, function)
-        if self._paused:
+        if self._inside is not None or self._in_torch:
             return apply(*args, **kwargs)
-        self._paused = True
+        title = function.__name__
+        if any(isinstance(leaf, nn.Module) for leaf in flatten((args, kwargs))[0]):
+            raise Unrecordable(f"the Function {title} is given a module, whose parameters the graph would not see")
+        self._inside = self._entered(title, None, (args, kwargs))
         try:
             result = apply(*args, **kwargs)
         finally:
-            self._paused = False
+            self._inside = None
         self._record("call_function", apply, args, kwargs, result)
+        self._sizes.follow(title, (), _tensors((args, kwargs)), result)
         return result
 
-    def _record(self, op: str, target: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def _entered(self, title: str, module: nn.Module | None, given: Any) -> Inside:
+        own = [] if module is None else [tensor for _, tensor in _state(module)]
+        return Inside(title, self._path, {id(tensor): tensor for tensor in (*own, *_tensors(given))})
+
+    def _record(self, op: str, target: Any, args: Any, kwargs: Any, result: Any) -> Ref:
         given, named = self._references((args, kwargs))
         refs: list[Any] = []
         map_leaves((given, named), lambda leaf: refs.append(leaf) if isinstance(leaf, Ref) else None)
         ref = self._add(op, target, given, named)
-        if all(used.name in self._fixed for used in refs) and not _draws(target):
+        if all(used.name in self._fixed for used in refs) and not draws_random_numbers(target):
             self._fixed.add(ref.name)
         self._bind(ref, result)
+        return ref
 
     def _references(self, value: Any) -> Any:
         return map_leaves(value, self._reference)
@@ -214,14 +249,15 @@ class EagerTracer(TorchFunctionMode):
     def _reference(self, leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
             return self.reference(leaf)
-        if any(isinstance(inner, Tensor) for inner in flatten(leaf)[0]):
-            raise DataDependent(f"a {type(leaf).__name__} that holds tensors is passed to a module that is not traced")
-        return leaf
+        leaves, tree = flatten(leaf)
+        if not any(isinstance(inner, Tensor) for inner in leaves):
+            return leaf
+        return self._add("call_function", rebuilt, (Container(tree, type(leaf)), self._references(leaves)), {})
 
     def _add(self, op: str, target: Any, args: Any, kwargs: Any) -> Ref:
         ref = Ref(f"entry:{len(self.entries)}")
-        no_grad = not torch.is_grad_enabled()
-        self.entries.append(Entry(ref.name, op, target, args, kwargs, self._call, no_grad))
+        scopes = not torch.is_grad_enabled(), autocast_state()
+        self.entries.append(Entry(ref.name, op, target, args, kwargs, self._call, *scopes, self._path, current_line()))
         return ref
 
     def _bind(self, ref: Ref, result: Any) -> None:
@@ -241,33 +277,9 @@ class EagerTracer(TorchFunctionMode):
                 raise DataDependent(f"{name.strip('_')}() reads a tensor whose contents depend on the data")
 
 
+def _tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in flatten(value)[0] if isinstance(leaf, Tensor)]
+
+
 def _state(model: nn.Module) -> list[tuple[str, Tensor]]:
     return [*model.named_parameters(), *model.named_buffers()]
-
-
-def _target(func: Any, name: str, args: Any) -> tuple[str, Any, Any]:
-    if name == "__get__":
-        return "call_function", getattr, (args[0], func.__self__.__name__)
-    if is_tensor_method_or_property(func) and args and isinstance(args[0], Tensor):
-        return "call_method", name, args
-    return "call_function", func, args
-
-
-_METADATA = {
-    "size", "dim", "numel", "stride", "storage_offset", "element_size", "ndimension", "nelement", "get_device",
-    "can_cast", "result_type", "promote_types", "__len__", "__hash__", "__repr__", "__format__", "data_ptr",
-    "untyped_storage", "has_names", "register_hook", "requires_grad_", "retain_grad",
-}  # fmt: skip
-
-
-def _is_metadata(func: Any, name: str) -> bool:
-    """Whether a result that is no tensor follows from shapes and types alone."""
-    access = name in _METADATA or name in ("__get__", "__set__")
-    return access or (name.startswith("is_") and name != "is_nonzero") or name in ("broadcast_shapes", "finfo", "iinfo")
-
-
-def _draws(target: Any) -> bool:
-    name = target if isinstance(target, str) else getattr(target, "__name__", "")
-    return any(
-        word in name for word in ("rand", "drop", "bernoulli", "normal", "uniform", "multinomial", "exponential")
-    )

@@ -1,21 +1,24 @@
 """Check that a graph computes what its model does: both run, on other inputs and seeds than those of the tracing."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.fx
 from torch import Tensor, nn
 
+from funcpipe.errors import DataError
+from funcpipe.model.graph.input_checks import holds
 from funcpipe.model.graph.isolation import (
     GENERATORS,
+    forward_only,
     generator_states,
     preserve_gradients,
     preserve_state,
-    without_saved_tensors,
 )
 from funcpipe.model.graph.observe import NodeRecord, observe
+from funcpipe.model.graph.python_state import State, read_state
 from funcpipe.model.graph.signature import Signature, batch_of
 from funcpipe.model.graph.tracers import Traced, flatten_output
 from funcpipe.model.seeds import reseed
@@ -30,76 +33,178 @@ element.
 class Observation:
     """The result of a run: the leaves of the output, fingerprints of the random number generators afterwards, the
     buffers it changed, and a digest of each parameter's gradient (None if no backward pass was run).
+
+    `written` are the buffers that it wrote to in place, even if they hold the same afterwards. `states` are the values
+    of the model's attributes after the forward and after the backward, where they were read.
     """
 
     leaves: tuple[Any, ...]
     generators: Mapping[str, int]
     buffers: Mapping[str, Tensor]
     gradients: Mapping[str, tuple[float, float]] | None
+    written: frozenset[str] = frozenset()
+    states: tuple[State, ...] = ()
 
 
 @dataclass(frozen=True)
 class Example:
-    """Inputs by name, a seed, and the result of the model itself for them."""
+    """Inputs by name, a seed, and the result of the model itself for them; `saves_tensors` as in TraceRequest. `before`
+    are the inputs of a forward that ran before it, whose state it began with.
+    """
 
     inputs: Mapping[str, Tensor]
     seed: int
     result: Observation
+    saves_tensors: bool = False
+    before: Mapping[str, Tensor] | None = None
 
 
 def example(
-    model: nn.Module, signature: Signature, inputs: Mapping[str, Tensor], *, seed: int, backward: bool
+    model: nn.Module,
+    signature: Signature,
+    inputs: Mapping[str, Tensor],
+    *,
+    seed: int,
+    backward: bool,
+    saves_tensors: bool = False,
+    before: Mapping[str, Tensor] | None = None,
+    keep_buffers: bool = True,
 ) -> Example:
-    """Run the model itself on `inputs`: forward and, if `backward`, backward."""
+    """Run the model itself on `inputs`: forward and, if `backward`, backward.
+
+    With `before` it runs on those inputs first, in the same way, and goes on with the state that this leaves; unless
+    `keep_buffers`, with the buffers as they were.
+    """
 
     def forward(given: dict[str, Tensor]) -> list[Any]:
         args, kwargs = signature.arguments(given)
         return flatten_output(model(*args, **kwargs))[0]
 
-    return Example(inputs, seed, _result_of(model, forward, inputs, seed, backward))
+    ways = _Ways(seed, backward, saves_tensors, before, keep_buffers, reads_state=True)
+    return Example(inputs, seed, _result_of(model, forward, inputs, ways), saves_tensors, before)
 
 
 def compare(
     traced: Traced, model: nn.Module, examples: Sequence[Example]
-) -> tuple[list[dict[str, NodeRecord]], str | None]:
-    """Run the graph on `examples`: the records of its nodes for each, and how it differs from the model, if it does."""
+) -> tuple[list[dict[str, NodeRecord] | None], str | None]:
+    """Run the graph on `examples`: the records of its nodes for each, and how it differs from the model, if it does.
+
+    The graph may refuse all but the first two, which it was made from; there is no record of those.
+    """
     names = {node.meta["input"]: node.name for node in traced.module.graph.nodes if node.op == "placeholder"}
-    runs: list[dict[str, NodeRecord]] = []
+    runs: list[dict[str, NodeRecord] | None] = []
 
     def forward(given: dict[str, Tensor]) -> list[Any]:
-        records, leaves = observe(traced.module, {names[name]: t for name, t in given.items()}, traced.outputs)
+        drawing = {name for run in runs if run is not None for name, record in run.items() if record.draws}
+        placed = {names[name]: t for name, t in given.items()}
+        records, leaves = observe(traced.module, placed, traced.outputs, drawing)
         runs.append(records)
-        return leaves
+        return flatten_output(traced.output_tree.unflatten(iter(leaves)))[0]
 
-    for one in examples:
-        found = _result_of(model, forward, one.inputs, one.seed, one.result.gradients is not None)
+    for i, one in enumerate(examples):
+        try:
+            ways = _Ways(one.seed, one.result.gradients is not None, one.saves_tensors, one.before)
+            found = _result_of(model, forward, one.inputs, ways)
+        except DataError:
+            if i < 2:
+                raise
+            runs.append(None)
+            continue
         difference = difference_of(found, one.result)
-        if difference is not None:
+        if difference is not None and i >= 2 and _refuses(traced, one.inputs, runs):
+            runs[i] = None
+        elif difference is not None:
             return runs, f"{difference}, for a batch of {batch_of(one.inputs)}"
     return runs, None
 
 
-def _result_of(
+def _refuses(traced: Traced, inputs: Mapping[str, Tensor], runs: Sequence[Mapping[str, NodeRecord] | None]) -> bool:
+    """Whether something that the graph takes for granted does not hold for `inputs`, those of the last run."""
+    sizes = {name: tensor.shape for name, tensor in inputs.items()}
+    if not all(holds(guard, sizes) for guard in traced.guards):
+        return True
+    one, two, last = runs[0], runs[1], runs[-1]
+    assert one is not None and two is not None and last is not None  # noqa: PT018 - for mypy
+    asked = [node.name for node in traced.module.graph.nodes if "asked" in node.meta]
+    return any(_constants_change(one[name].leaves, two[name].leaves, last[name].leaves) for name in asked)
+
+
+def _constants_change(one: Sequence[Any], two: Sequence[Any], last: Sequence[Any]) -> bool:
+    """Whether what was the same in two runs is not in the last."""
+    if len(one) != len(last):
+        return True
+    return any(a == b and a != c for a, b, c in zip(one, two, last, strict=True))
+
+
+def observation(
     model: nn.Module,
     forward: Callable[[dict[str, Tensor]], list[Any]],
     inputs: Mapping[str, Tensor],
     seed: int,
-    backward: bool,
+    *,
+    saves_tensors: bool,
 ) -> Observation:
-    given = {name: tensor.clone() for name, tensor in inputs.items()}
-    old = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    with preserve_state(model), preserve_gradients(model), torch.enable_grad() if backward else without_saved_tensors():
-        reseed(seed, GENERATORS)
-        leaves = forward(given)
-        generators = generator_states()
-        buffers = {name: new.clone() for name, new in model.named_buffers() if not _equal(old[name], new)}
-        gradients = _digests(model, leaves) if backward else None
+    """Run `forward`, which computes what `model` does, on a copy of `inputs`; leaves no trace in the model."""
+    return _result_of(model, forward, inputs, _Ways(seed, backward=False, saves_tensors=saves_tensors))
+
+
+@dataclass(frozen=True)
+class _Ways:
+    """How to run: see `example`."""
+
+    seed: int
+    backward: bool
+    saves_tensors: bool = False
+    before: Mapping[str, Tensor] | None = None
+    keep_buffers: bool = True
+    reads_state: bool = False
+
+
+def _result_of(
+    model: nn.Module, forward: Callable[[dict[str, Tensor]], list[Any]], inputs: Mapping[str, Tensor], ways: _Ways
+) -> Observation:
+    with preserve_state(model), preserve_gradients(model), forward_only(ways.saves_tensors or ways.backward):
+        if ways.before is not None:
+            old = _buffers(model)
+            _forward_and_backward(model, forward, ways.before, replace(ways, seed=ways.seed + 1))
+            if not ways.keep_buffers:
+                _write_buffers(model, old)
+        return _forward_and_backward(model, forward, inputs, ways)
+
+
+def _forward_and_backward(
+    model: nn.Module, forward: Callable[[dict[str, Tensor]], list[Any]], inputs: Mapping[str, Tensor], ways: _Ways
+) -> Observation:
+    old = _buffers(model)
+    versions = {name: (id(buffer), buffer._version) for name, buffer in model.named_buffers()}
+    reseed(ways.seed, GENERATORS)
+    leaves = forward({name: tensor.clone() for name, tensor in inputs.items()})
+    generators = generator_states()
+    buffers = {name: new.clone() for name, new in model.named_buffers() if not same(old.get(name), new)}
+    written = {n for n, buffer in model.named_buffers() if versions.get(n) != (id(buffer), buffer._version)}
+    states = [read_state(model)] if ways.reads_state else []
+    gradients = _digests(model, leaves) if ways.backward else None
+    if ways.reads_state and ways.backward:
+        states.append(read_state(model))
     kept = tuple(leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves)
-    return Observation(kept, generators, buffers, gradients)
+    return Observation(kept, generators, buffers, gradients, frozenset(written & versions.keys()), tuple(states))
 
 
-def _equal(one: Tensor, other: Tensor) -> bool:
+def _buffers(model: nn.Module) -> dict[str, Tensor]:
+    return {name: buffer.clone() for name, buffer in model.named_buffers()}
+
+
+def _write_buffers(model: nn.Module, values: Mapping[str, Tensor]) -> None:
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            if name in values and not same(values[name], buffer):
+                buffer.copy_(values[name])
+
+
+def same(one: Tensor | None, other: Tensor) -> bool:
     """Whether both hold the same, where a NaN equals a NaN."""
+    if one is None or one.shape != other.shape:
+        return False
     return torch.equal(one, other) or bool(((one == other) | ((one != one) & (other != other))).all())
 
 

@@ -1,7 +1,8 @@
 """The first tracer: symbolic tracing by torch.fx, with torch.nn's modules as leaves.
 
-Each symbolic value carries its value for two batch sizes, as fake tensors without data. Where both agree on a shape, or
-on what is computed from shapes, Python code may loop and branch on it.
+Each symbolic value carries its value for two sizes of the inputs, as fake tensors without data. Where both agree on a
+shape, or on what follows from shapes, Python code may loop and branch on it: the graph then expects the same of every
+micro-batch.
 """
 
 import contextlib
@@ -12,19 +13,38 @@ from typing import Any
 import torch
 import torch.fx
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 from torch.fx.proxy import TraceError
 
-from funcpipe.model.graph.tracers import Traced, TraceRequest, flatten_output, innermost
-from funcpipe.model.graph.tree import Tree
+from funcpipe.model.graph.autocast import autocast_state
+from funcpipe.model.graph.eager_calls import refuse_unrecordable
+from funcpipe.model.graph.expectations import expect_count, expect_number
+from funcpipe.model.graph.factories import factories_recorded
+from funcpipe.model.graph.gradient_code import gradient_code_refused
+from funcpipe.model.graph.sizes import reads_size
+from funcpipe.model.graph.source_location import user_line
+from funcpipe.model.graph.tracers import (
+    LengthsFixed,
+    RecordedModule,
+    Traced,
+    TraceRequest,
+    flatten_output,
+    innermost,
+)
+from funcpipe.model.graph.tree import Tree, flatten
 
 
 def trace_fx(request: TraceRequest) -> Traced:
     """Trace the model symbolically; exceptions of its code or of the tracer are not caught."""
     tracer = _Tracer(request)
-    with _attributes_restored(request.model):
-        graph = tracer.trace(request.model)
-        module = torch.fx.GraphModule(request.model, graph, class_name=type(request.model).__name__)
+    with _attributes_restored(request.model), factories_recorded(tracer), gradient_code_refused():
+        try:
+            graph = tracer.trace(request.model)
+        except Exception as error:
+            if tracer.sizes_differ:
+                raise LengthsFixed(str(error)) from error
+            raise
+        module = RecordedModule(request.model, graph, class_name=type(request.model).__name__)
     modules = dict(request.model.named_modules(remove_duplicate=False))
     for node in graph.nodes:
         node.meta["call"] = innermost(node.meta.get("nn_module_stack", {}), request, modules)
@@ -42,6 +62,8 @@ class _Tracer(torch.fx.Tracer):
         self.request = request
         self.output_tree = Tree()
         self.notes: tuple[str, ...] = ()
+        self.sizes_differ = False  # whether code has asked for a number that differs between the examples
+        self._inside = frozenset(request.model.modules())
         self._modes = [FakeTensorMode(allow_non_fake_inputs=True) for _ in request.examples]
         self._evaluating = False
 
@@ -54,8 +76,10 @@ class _Tracer(torch.fx.Tracer):
         return _Proxy(node, self)
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Record the call, unless it is part of computing an example value."""
-        return forward(*args, **kwargs) if self._evaluating else super().call_module(m, forward, args, kwargs)
+        """Record the call, unless it is part of computing an example value, or the module is not the model's."""
+        if self._evaluating or m not in self._inside:
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         """Record the access, unless it is part of computing an example value."""
@@ -83,22 +107,72 @@ class _Tracer(torch.fx.Tracer):
 
     def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *more: Any, **named: Any) -> Any:
         """Record a node; returns a Python value instead of a proxy where both examples agree on it."""
+        name = target if kind == "call_method" else getattr(target, "__name__", "")
+        if kind in ("call_method", "call_function"):
+            refuse_unrecordable(target, name, [])
         proxy = super().create_proxy(kind, target, args, kwargs, *more, **named)
         proxy.node.meta["no_grad"] = not torch.is_grad_enabled()
+        proxy.node.meta["autocast"] = autocast_state()
         if kind not in ("placeholder", "output"):
             examples = self._evaluated(proxy.node)
             if examples is not None:
                 proxy.node.meta["examples"] = examples
-                return _concrete(proxy, examples)
+                return self._concrete(proxy, examples)
         return proxy
+
+    def _concrete(self, proxy: torch.fx.Proxy, examples: list[Any]) -> Any:
+        """`proxy`, or the Python value that it stands for; a shape that is known in part becomes a tuple with proxies.
+
+        What is computed from numbers that differ stays symbolic, even where both examples agree on it.
+        """
+        node = proxy.node
+        if any(_is_symbolic(used) for used in node.all_input_nodes):
+            return proxy
+        if all(isinstance(example, torch.Size) for example in examples):
+            if len({len(example) for example in examples}) == 1:
+                node.meta["asked"] = self._place()
+                pairs = enumerate(zip(*examples, strict=True))
+                return tuple(one if one == two else proxy[i] for i, (one, two) in pairs)  # type: ignore[index]
+            return proxy
+        if not all(isinstance(example, _CONSTANT) for example in examples) or examples[0] != examples[1]:
+            return proxy
+        if reads_size(node):
+            node.meta["asked"] = self._place()
+        elif node.target is getattr and node.args[1] != "nbytes":  # a type, or a fact about it
+            self.graph.erase_node(node)
+        elif isinstance(examples[0], int | float):
+            self.expect(expect_number, node, examples[0])
+        return examples[0]
+
+    def expect(self, target: Callable[..., None], node: torch.fx.Node, value: Any) -> None:
+        """Have the graph check that `node` has the `value` that code has got for it."""
+        if "expected" not in node.meta:
+            node.meta["expected"] = value
+            check = self.create_node("call_function", target, (node, *self._place(), value), {})
+            check.meta["autocast"] = autocast_state()
+
+    def _place(self) -> tuple[str, str]:
+        """The path of the module whose code is running, and a text that tells its line."""
+        path = next((path for path, _ in reversed(self.module_stack.values())), "")
+        return path, user_line(path or type(self.root).__name__)
+
+    def iter(self, obj: torch.fx.Proxy) -> Iterator[Any]:
+        """The items of a value that is unknown, as many as the code unpacks."""
+        items = list(super().iter(obj))
+        self.expect(expect_count, obj.node, len(items))
+        return iter(items)
 
     def _evaluated(self, node: torch.fx.Node) -> list[Any] | None:
         """The value of `node` for each example; None if fake tensors cannot compute it."""
         if any("examples" not in used.meta for used in node.all_input_nodes):
+            node.meta["data_sized"] = any(used.meta.get("data_sized") for used in node.all_input_nodes)
             return None
         self._evaluating = True
         try:
             return [self._value(node, i, mode) for i, mode in enumerate(self._modes)]
+        except DynamicOutputShapeException:
+            node.meta["data_sized"] = True
+            return None
         except Exception:  # noqa: BLE001 - fake tensors support less than real ones
             return None
         finally:
@@ -119,6 +193,8 @@ class _Tracer(torch.fx.Tracer):
 
 class _Proxy(torch.fx.Proxy):
     """A symbolic value that converts to Python values where both examples agree."""
+
+    tracer: _Tracer
 
     def __getattr__(self, k: str) -> Any:
         examples = self.node.meta.get("examples")
@@ -142,10 +218,17 @@ class _Proxy(torch.fx.Proxy):
         return float(self._common("a number"))
 
     def __len__(self) -> int:
-        lengths = {len(example) for example in self.node.meta.get("examples", ())}
+        examples = self.node.meta.get("examples", ())
+        lengths = {len(example) for example in examples}
         if len(lengths) != 1:
-            raise TraceError(f"the length of {self.node.name} depends on the batch size or the data")
-        return lengths.pop()
+            self.tracer.sizes_differ = True
+            raise TraceError(f"the length of {self.node.name} depends on the sizes of the inputs or the data")
+        (length,) = lengths
+        if isinstance(examples[0], Tensor):
+            self.tracer.create_proxy("call_method", "size", (self, 0), {})
+        else:
+            self.tracer.expect(expect_count, self.node, length)
+        return length
 
     def __iter__(self) -> Iterator[Any]:
         if self.node.meta.get("examples") is None:
@@ -157,19 +240,18 @@ class _Proxy(torch.fx.Proxy):
         if not examples or any(isinstance(example, Tensor) for example in examples):
             raise TraceError(f"{what} depends on the contents of a tensor")
         if any(example != examples[0] for example in examples):
-            raise TraceError(f"{what} depends on the batch size: {' or '.join(map(repr, examples))}")
+            self.tracer.sizes_differ = True
+            raise TraceError(f"{what} depends on the sizes of the inputs: {' or '.join(map(repr, examples))}")
+        self.tracer.expect(expect_number, self.node, examples[0])
         return examples[0]
 
 
-def _concrete(proxy: torch.fx.Proxy, examples: list[Any]) -> Any:
-    """`proxy`, or the Python value that it stands for; a shape that is known in part becomes a tuple with proxies."""
-    if all(isinstance(example, torch.Size) for example in examples):
-        items = list(zip(*examples, strict=True)) if len({len(example) for example in examples}) == 1 else []
-        if len(items) == len(examples[0]):
-            return tuple(one if one == two else proxy[i] for i, (one, two) in enumerate(items))  # type: ignore[index]
-    if not all(isinstance(example, _CONSTANT) for example in examples) or examples[0] != examples[1]:
-        return proxy
-    return examples[0]
+def _is_symbolic(node: torch.fx.Node) -> bool:
+    """Whether `node` computes a number or a shape that differs between the examples."""
+    if node.op == "get_attr":
+        return False
+    examples = node.meta.get("examples", ())
+    return bool(examples) and not any(isinstance(leaf, Tensor) for example in examples for leaf in flatten(example)[0])
 
 
 _CONSTANT = (int, float, bool, str, torch.dtype, torch.device, torch.layout, type(None))

@@ -1,6 +1,7 @@
 """Context managers that run a user's model without side effects on it or on the process's random number generators."""
 
 import contextlib
+import logging
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -8,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+
+from funcpipe.model.graph.snapshot import Snapshot
 
 GENERATORS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "torch": (torch.get_rng_state, torch.set_rng_state),
@@ -32,25 +35,15 @@ def generator_states(names: Iterable[str] = tuple(GENERATORS)) -> dict[str, int]
 
 @contextlib.contextmanager
 def preserve_state(module: nn.Module) -> Iterator[None]:
-    """Restore the attributes and buffers of `module`, and the random number generators, at the end."""
-    buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
-    attributes = [(namespace, dict(namespace)) for part in module.modules() for namespace in _namespaces(part)]
+    """Restore, at the end, what `module` holds besides its parameters, and the random number generators."""
+    snapshot = Snapshot(module)
     states = {name: read() for name, (read, _) in GENERATORS.items()}
     try:
         yield
     finally:
-        for namespace, items in attributes:
-            namespace.clear()
-            namespace.update(items)
-        with torch.no_grad():
-            for buffer, old in buffers:
-                buffer.copy_(old)
+        snapshot.restore()
         for name, (_, write) in GENERATORS.items():
             write(states[name])
-
-
-def _namespaces(module: nn.Module) -> tuple[dict[str, Any], ...]:
-    return vars(module), module._buffers, module._parameters, module._modules
 
 
 @contextlib.contextmanager
@@ -67,9 +60,45 @@ def preserve_gradients(module: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def without_saved_tensors() -> Iterator[None]:
-    """Turn gradients on, which tells what requires one, but save no tensors for a backward pass."""
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, lambda nothing: nothing):
+def without_torch_logs() -> Iterator[None]:
+    """Keep torch's own log from the user: tracers try what may fail, and say themselves what has failed."""
+    loggers = [logging.getLogger(name) for name in ("torch", *logging.Logger.manager.loggerDict)]
+    handlers = [
+        handler for logger in loggers if logger.name.partition(".")[0] == "torch" for handler in logger.handlers
+    ]
+
+    def reject(record: logging.LogRecord) -> bool:
+        return False
+
+    for handler in handlers:
+        handler.addFilter(reject)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(reject)
+
+
+@contextlib.contextmanager
+def as_if_exporting() -> Iterator[None]:
+    """Tell code that asks torch for it that it is exported: many models then take no shortcuts that depend on data."""
+    flags = torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag
+    torch.compiler._is_compiling_flag = torch.compiler._is_exporting_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag = flags
+
+
+@contextlib.contextmanager
+def forward_only(saves_tensors: bool) -> Iterator[None]:
+    """Turn gradients on, which tells what requires one, but save no tensors for a backward pass, unless the forward
+    needs them itself.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.enable_grad())
+        if not saves_tensors:
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, lambda nothing: nothing))
         yield
 
 

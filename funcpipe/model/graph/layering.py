@@ -8,8 +8,9 @@ import torch.fx
 from torch import nn
 
 from funcpipe.errors import ModelError
-from funcpipe.model.graph.batch_dims import BATCH
+from funcpipe.model.graph.expectations import expect_count
 from funcpipe.model.graph.observe import NodeRecord
+from funcpipe.model.graph.program import attribute
 from funcpipe.model.graph.replicated_values import needed, replicated_reads
 from funcpipe.model.graph.values import Layer
 
@@ -26,15 +27,20 @@ def layers_of(
     """The layers of a traced `model`, in an order in which they can run.
 
     Each call of a module without children (or one that was traced whole) begins a layer; the operations between such
-    calls belong to the layer before them, those ahead of the first call to the first layer. An item of a tuple belongs
-    to the layer that made the tuple. Replicated nodes belong to every layer that uses them. No boundary separates the
-    two nodes of a pair in `inseparable`.
+    calls belong to the layer before them, those ahead of the first call to the first layer. Code that reads many
+    parameters by itself is divided where it reads the next one. An item of a tuple belongs to the layer that made the
+    tuple. Replicated nodes belong to every layer that uses them. No boundary separates the two nodes of a pair in
+    `inseparable`.
     """
     _move_items(module.graph, records)
     nodes = [node for node in module.graph.nodes if node.op in _WORK and not node.meta.get("replicated")]
     if not nodes:
-        raise ModelError(f"{type(model).__name__} computes nothing that can be trained: its graph is empty")
-    groups = _merged(_groups(nodes, type(model).__name__), inseparable)
+        raise ModelError(
+            f"{type(model).__name__} computes nothing that can be trained: its graph is empty; pass the "
+            "module that holds the parameters"
+        )
+    title = type(model).__name__
+    groups = _merged(_divided(_groups(nodes, title), module, title), inseparable)
     reads = replicated_reads(module.graph)
     layers = []
     for i, (name, members) in enumerate(groups):
@@ -42,10 +48,9 @@ def layers_of(
         if i == len(groups) - 1:
             used += [item for item in outputs if isinstance(item, torch.fx.Node)]
         read = needed(reads, used)
-        inputs = dict.fromkeys(item.meta["input"] for item in used if item.op == "placeholder")
-        draws = frozenset(name for node in members for name in records[node.name].draws)
-        changes = frozenset(name for node in members for name in records[node.name].changes)
-        layers.append(Layer(name, (*read, *members), tuple(name for name in inputs if name != BATCH), draws, changes))
+        inputs = dict.fromkeys(item.meta["input"] for item in used if "input" in item.meta)
+        changes = frozenset(name for node in members for name in records[node.name].written)
+        layers.append(Layer(name, (*read, *members), tuple(inputs), changes))
     return tuple(layers)
 
 
@@ -53,7 +58,9 @@ _WORK = ("call_module", "call_function", "call_method")
 
 
 def _move_items(graph: torch.fx.Graph, records: Mapping[str, NodeRecord]) -> None:
-    """Move each constant item of a tuple or mapping directly behind the node that it is an item of."""
+    """Move each constant item of a tuple or mapping directly behind the node that it is an item of, and what checks how
+    many there are before these.
+    """
     for node in list(graph.nodes):
         if node.op != "call_function" or node.target is not operator.getitem:
             continue
@@ -65,6 +72,10 @@ def _move_items(graph: torch.fx.Graph, records: Mapping[str, NodeRecord]) -> Non
         ):
             whole.append(node)
             node.meta["call"] = whole.meta.get("call")
+    for node in list(graph.nodes):
+        if node.target is expect_count:
+            node.args[0].append(node)
+            node.meta["call"] = node.args[0].meta.get("call")
 
 
 def _groups(nodes: Sequence[torch.fx.Node], title: str) -> list[tuple[str, list[torch.fx.Node]]]:
@@ -79,6 +90,48 @@ def _groups(nodes: Sequence[torch.fx.Node], title: str) -> list[tuple[str, list[
         number = numbers.setdefault(path, {}).setdefault(key, len(numbers[path]) + 1)
         groups.setdefault(path if number == 1 else f"{path}#{number}", []).append(node)
     return list(groups.items())
+
+
+def _divided(
+    groups: list[tuple[str, list[torch.fx.Node]]], module: torch.fx.GraphModule, title: str
+) -> list[tuple[str, list[torch.fx.Node]]]:
+    """`groups`, where one that reads several large parameters itself, such as those of a ParameterList, is divided.
+
+    Each of the parts begins where a further one is read, and is named after that. Modules that are called several
+    times stay whole.
+    """
+    repeated = {name.partition("#")[0] for name, _ in groups if "#" in name}
+    divided: list[tuple[str, list[torch.fx.Node]]] = []
+    for name, members in groups:
+        starts = {} if name.partition("#")[0] in repeated else _large_reads(members, module)
+        divided.append((next(iter(starts.values())) if starts and name == title else name, []))
+        found = False
+        for node in members:
+            if node in starts and found:
+                divided.append((starts[node], []))
+            found = found or node in starts
+            divided[-1][1].append(node)
+    return divided
+
+
+_MANY = 3
+
+
+def _large_reads(members: Sequence[torch.fx.Node], module: torch.fx.GraphModule) -> dict[torch.fx.Node, str]:
+    """The nodes that are the first to read a large parameter, and its name; nothing if these are but a few.
+
+    A parameter is large if it has two dimensions or more, and a tenth of the elements of the largest one.
+    """
+    first: dict[str, torch.fx.Node] = {}
+    sizes: dict[str, int] = {}
+    for node in members:
+        for used in node.all_input_nodes:
+            item = attribute(module, str(used.target)) if used.op == "get_attr" else None
+            if isinstance(item, nn.Parameter) and item.dim() > 1:
+                first.setdefault(str(used.target), node)
+                sizes[str(used.target)] = item.numel()
+    large = [name for name, size in sizes.items() if 10 * size >= max(sizes.values())]
+    return {first[name]: name for name in large} if len(large) >= _MANY else {}
 
 
 def _merged(

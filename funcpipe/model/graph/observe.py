@@ -1,6 +1,7 @@
 """Run a traced model node by node, and record what each node returns, mutates and draws at random."""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,20 +9,27 @@ import torch
 import torch.fx
 from torch import Tensor, nn
 
+from funcpipe.model.draws import CountedOperators
+from funcpipe.model.graph.autocast import AutocastRegions
 from funcpipe.model.graph.isolation import GENERATORS, generator_states
 from funcpipe.model.graph.program import Call, compile_nodes, execute, plain, resolve
 from funcpipe.model.graph.tree import Tree, flatten
+from funcpipe.model.tensors import is_dense
 
 
 @dataclass(frozen=True)
 class TensorFacts:
-    """Layout and type of a tensor; `batched` if its first dimension is the batch."""
+    """Layout and type of a tensor; `symbols` names, by dimension, the free size that it is, or None.
+
+    One that is not `dense`, such as a sparse one, cannot be sent to another stage.
+    """
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
     requires_grad: bool
-    batched: bool = False
+    symbols: tuple[str | None, ...] = ()
+    dense: bool = True
 
 
 @dataclass(frozen=True)
@@ -31,6 +39,9 @@ class NodeRecord:
 
     `draws` are the random number generators that it used. `changes` names the nodes whose values lie in memory that it
     wrote to; `returns` those of them that it returns as its own value, `direct` those that it was given as arguments.
+    `freed` are others whose values lay in that memory, and that no later node reads.
+    `differentiable` are the leaves (node, position) in memory that it wrote to that require a gradient afterwards.
+    `operators_that_draw` is how many of torch's operators drew, or None if they were not counted.
     """
 
     tree: Tree
@@ -39,23 +50,44 @@ class NodeRecord:
     changes: tuple[str, ...] = ()
     returns: tuple[str, ...] = ()
     direct: tuple[str, ...] = ()
+    freed: frozenset[str] = frozenset()
+    differentiable: frozenset[tuple[str, int]] = frozenset()
+    operators_that_draw: int | None = None
+
+    @property
+    def written(self) -> frozenset[str]:
+        """All nodes whose values lay in memory that this one wrote to."""
+        return self.freed.union(self.changes)
 
 
 def observe(
-    module: torch.fx.GraphModule, inputs: Mapping[str, Tensor], outputs: Sequence[Any]
+    module: torch.fx.GraphModule,
+    inputs: Mapping[str, Tensor],
+    outputs: Sequence[Any],
+    drawing: Collection[str] = (),
 ) -> tuple[dict[str, NodeRecord], list[Any]]:
     """Run every node of `module` on `inputs`, by placeholder: the record of each, and the values of `outputs`.
 
+    In the nodes that `drawing` names, torch's operators that draw random numbers are counted, which is slower.
     Holds the values that are still to be read in memory; what autograd saves is up to the caller.
     """
     nodes = [node for node in module.graph.nodes if node.op not in ("placeholder", "output")]
     kept = {node.name for node in outputs if isinstance(node, torch.fx.Node)} | inputs.keys()
     env: dict[str, Any] = dict(inputs)
     records = {name: _record(tensor) for name, tensor in inputs.items()}
-    for call in compile_nodes(nodes, kept):
-        records[call.name] = _run_node(call, env, module)
-        for name in call.frees:
-            del env[name]
+    earlier: dict[str, frozenset[str]] = {}
+    with AutocastRegions() as regions:
+        for call in compile_nodes(nodes, kept):
+            regions.enter(call.autocast)
+            counted = CountedOperators() if call.name in drawing and call.op != "call_module" else None
+            with counted or contextlib.nullcontext():
+                record = _run_node(call, env, module)
+            earlier[call.name] = _in_its_memory(call, env, earlier)
+            freed = frozenset(old for name in record.changes for old in earlier.get(name, ()) if old not in env)
+            drawn = counted.count if counted else None
+            records[call.name] = replace(record, freed=freed, operators_that_draw=drawn)
+            for name in call.frees:
+                del env[name]
     return records, list(resolve(list(plain(tuple(outputs))), env))
 
 
@@ -74,7 +106,26 @@ def _run_node(call: Call, env: dict[str, Any], module: nn.Module) -> NodeRecord:
     returns = tuple(name for name in changes if env[name] is value)
     env[call.name] = value
     direct = tuple(name for name in changes if name in call.reads)
-    return replace(_record(value), draws=draws, changes=changes, returns=returns, direct=direct)
+    differentiable = frozenset(
+        (name, i)
+        for name in changes
+        for i, leaf in enumerate(flatten(env[name])[0])
+        if isinstance(leaf, Tensor) and leaf.requires_grad
+    )
+    return replace(
+        _record(value), draws=draws, changes=changes, returns=returns, direct=direct, differentiable=differentiable
+    )
+
+
+def _in_its_memory(call: Call, env: Mapping[str, Any], earlier: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    """The earlier nodes whose values share memory with that of `call`, which is a view of them, or one of them."""
+    addresses = {_address(tensor) for tensor in _tensors(env[call.name]) if is_dense(tensor)}
+    shared = [
+        name
+        for name in call.reads
+        if any(is_dense(tensor) and _address(tensor) in addresses for tensor in _tensors(env[name]))
+    ]
+    return frozenset(shared).union(*(earlier.get(name, ()) for name in shared))
 
 
 def _record(value: Any) -> NodeRecord:
@@ -87,6 +138,8 @@ def _stored_in(addresses: set[int], env: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _facts(tensor: Tensor) -> TensorFacts:
+    if not is_dense(tensor):
+        return TensorFacts(tuple(tensor.shape), (), tensor.dtype, tensor.requires_grad, dense=False)
     return TensorFacts(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.requires_grad)
 
 

@@ -8,6 +8,12 @@ import torch
 import torch.fx
 from torch import nn
 
+from funcpipe.model.draws import Draws
+from funcpipe.model.graph.autocast import Autocast, AutocastRegions
+
+WHOLE = "<model>"
+"""The target of the node that calls a model that runs as a whole; no module of a user's can have this path."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ref:
@@ -20,7 +26,8 @@ class Ref:
 class Call:
     """One node: its fx `op`, target and arguments, the values that it reads, and those of them to free afterwards.
 
-    `flat` says that no Ref is nested inside an argument, `no_grad` that the user's code switched gradients off.
+    `flat` says that no Ref is nested inside an argument, `no_grad` that the user's code switched gradients off,
+    `autocast` what it casts to; `draws` how the call is seeded if it draws random numbers.
     """
 
     name: str
@@ -32,6 +39,8 @@ class Call:
     frees: tuple[str, ...]
     flat: bool
     no_grad: bool
+    autocast: Autocast = ()
+    draws: Draws | None = None
 
 
 def compile_nodes(nodes: Sequence[torch.fx.Node], keep: Collection[str]) -> tuple[Call, ...]:
@@ -46,22 +55,31 @@ def compile_nodes(nodes: Sequence[torch.fx.Node], keep: Collection[str]) -> tupl
         frees = tuple(name for name in (*reads, node.name) if last[name] == i and name not in keep)
         args, kwargs = plain(node.args), plain(node.kwargs)
         flat = not any(_nested(item) for item in (*args, *kwargs.values()))
-        calls.append(
-            Call(node.name, node.op, node.target, args, kwargs, reads, frees, flat, bool(node.meta.get("no_grad")))
-        )
+        scopes = bool(node.meta.get("no_grad")), node.meta.get("autocast", ())
+        draws = node.meta.get("draws")
+        calls.append(Call(node.name, node.op, node.target, args, kwargs, reads, frees, flat, *scopes, draws))
     return tuple(calls)
 
 
-def run(calls: Iterable[Call], env: dict[str, Any], root: nn.Module) -> None:
-    """Run `calls` in order; values are kept in `env` by node name, modules and attributes are looked up in `root`."""
-    for call in calls:
-        env[call.name] = execute(call, env, root)
-        for name in call.frees:
-            del env[name]
+def run(calls: Iterable[Call], env: dict[str, Any], root: nn.Module, seed: tuple[int, int, int] | None = None) -> None:
+    """Run `calls` in order; values are kept in `env` by node name, modules and attributes are looked up in `root`.
+
+    Calls that draw random numbers are seeded from `seed`, if it is given.
+    """
+    with AutocastRegions() as regions:
+        for call in calls:
+            regions.enter(call.autocast)
+            if call.draws is None or seed is None:
+                env[call.name] = execute(call, env, root)
+            else:
+                with call.draws.seeded(seed):
+                    env[call.name] = execute(call, env, root)
+            for name in call.frees:
+                del env[name]
 
 
 def execute(call: Call, env: Mapping[str, Any], root: nn.Module) -> Any:
-    """The value of one call."""
+    """The value of one call, under the autocast state that is set."""
     if call.no_grad and torch.is_grad_enabled():
         with torch.no_grad():
             return execute(call, env, root)
@@ -93,6 +111,16 @@ def attribute(root: Any, path: str) -> Any:
         else:
             root = getattr(root, name)
     return root
+
+
+def state_name(target: str, name: str) -> str:
+    """The name in the model of the tensor `name` of the module that a node calls as `target`."""
+    return name if target == WHOLE else f"{target}.{name}"
+
+
+def is_inside(path: str, outer: str) -> bool:
+    """Whether the module at `path` is the one at `outer`, or inside it; the model's own path is empty."""
+    return not outer or f"{path}.".startswith(f"{outer}.")
 
 
 def resolve(item: Any, env: Mapping[str, Any]) -> Any:

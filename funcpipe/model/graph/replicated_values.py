@@ -1,4 +1,4 @@
-"""Find the values that every stage computes for itself: those that depend only on constants and the batch size."""
+"""Find the values that every stage computes for itself: from constants and free sizes alone."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,7 +7,7 @@ import torch
 import torch.fx
 from torch import Tensor
 
-from funcpipe.model.graph.batch_dims import BATCH
+from funcpipe.model.graph.expectations import EXPECTATIONS
 from funcpipe.model.graph.observe import NodeRecord
 from funcpipe.model.graph.program import attribute
 
@@ -15,10 +15,10 @@ from funcpipe.model.graph.program import attribute
 def mark_replicated(module: torch.fx.GraphModule, records: Mapping[str, NodeRecord]) -> None:
     """Set `replicated` in the meta of the nodes that every layer computes for itself instead of receiving their values.
 
-    These are the attributes of the model, and the results of operators on buffers, constants and the batch size that
+    These are the attributes of the model, and the results of operators on buffers, constants and free sizes that
     draw no random numbers and mutate nothing.
     """
-    written = {name for item in records.values() for name in item.changes}
+    written = {name for item in records.values() for name in item.written}
     constant: set[torch.fx.Node] = set()  # what other replicated nodes may read
     for node in module.graph.nodes:
         if node.op == "get_attr":
@@ -27,7 +27,7 @@ def mark_replicated(module: torch.fx.GraphModule, records: Mapping[str, NodeReco
             fixed = isinstance(item, Tensor) and not isinstance(item, torch.nn.Parameter)
             if fixed and node.name not in written:
                 constant.add(node)
-        elif node.op == "placeholder" and node.meta["input"] == BATCH:
+        elif "symbol" in node.meta:
             constant.add(node)
         elif constant.issuperset(node.all_input_nodes) and _is_pure(node, records, written):
             node.meta["replicated"] = True
@@ -51,7 +51,7 @@ def needed(reads: "nx.DiGraph[torch.fx.Node]", nodes: Sequence[torch.fx.Node]) -
 
 
 def _is_pure(node: torch.fx.Node, records: Mapping[str, NodeRecord], written: set[str]) -> bool:
-    if node.op not in ("call_function", "call_method"):
+    if node.op not in ("call_function", "call_method") or node.target in EXPECTATIONS:
         return False
     item = records[node.name]
     return not item.draws and not item.changes and node.name not in written

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from funcpipe.errors import DataError, ModelError
+from funcpipe.model.graph.input_checks import InputChecks
 from funcpipe.model.graph.tree import Tree, flatten
 
 
@@ -17,13 +18,14 @@ class Signature:
     """How a model is called: its `forward`'s parameters, the tree of their values, and the names of the tensors.
 
     `names` has an entry for each leaf of the arguments: a name for a tensor; None for anything else, which is a
-    constant of the traced model, kept in `constants`.
+    constant of the traced model, kept in `constants`. `checks` says which inputs the traced model is right for.
     """
 
     forward: inspect.Signature
     tree: Tree
     names: tuple[str | None, ...]
     constants: tuple[Any, ...]
+    checks: InputChecks | None = None
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -31,7 +33,7 @@ class Signature:
         return tuple(name for name in self.names if name is not None)
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
-        """The tensors of a call by input name; raises DataError if the call is unlike the traced one."""
+        """The tensors of a call by input name; raises DataError unless the traced model is right for them."""
         try:
             bound = self.forward.bind(*args, **kwargs)
         except TypeError as error:
@@ -45,7 +47,10 @@ class Signature:
                 raise DataError(f"the input {path[1:]} was {constant!r} when the model was traced, but is {leaf!r} now")
             if name is not None and not isinstance(leaf, Tensor):
                 raise DataError(f"the input {path[1:]} must be a tensor, got {type(leaf).__name__}")
-        return {name: leaf for name, leaf in zip(self.names, leaves, strict=True) if name is not None}
+        tensors = {name: leaf for name, leaf in zip(self.names, leaves, strict=True) if name is not None}
+        if self.checks is not None:
+            self.checks.check(tensors)
+        return tensors
 
     def arguments(self, tensors: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The inverse of `bind`: the call's arguments, with `tensors` for the inputs."""

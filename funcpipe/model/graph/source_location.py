@@ -5,8 +5,9 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -31,26 +32,57 @@ def source_location(model: nn.Module, error: BaseException) -> tuple[str | None,
     """
     frames = list(traceback.walk_tb(error.__traceback__))
     first = (str(error).strip() or "no message").splitlines()[0]
-    lines = [(frame, line) for frame, line in frames if _is_user_code(frame)]
+    lines = [(frame, line) for frame, line in frames if is_user_code(frame)]
     path, location = _locate(model, [frame for frame, _ in frames], lines[-1] if lines else None)
     return path, f"{location}: {type(error).__name__}: {first}"
 
 
+def current_line() -> str:
+    """The file and the line of the user's code that is running."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not _is_users(frame.f_code):
+        frame = frame.f_back
+    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def described(model: nn.Module, path: str, where: str, error: BaseException) -> str:
+    """A text with a module, a line (as `current_line` gives it), the code there and the reason."""
+    title = f"{path} ({type(model.get_submodule(path)).__name__})" if path else type(model).__name__
+    return f"{title}, {with_code(where)}: {type(error).__name__}: {error}"
+
+
+def class_and_line(module: nn.Module) -> str:
+    """The class of `module`, and the line on which its forward pass begins."""
+    code = getattr(type(module).forward, "__code__", None)
+    name = type(module).__name__
+    return name if code is None else f"{name} ({code.co_filename}:{code.co_firstlineno})"
+
+
+def with_code(where: str) -> str:
+    """A line, as `current_line` gives it, and the code there."""
+    file, _, line = where.rpartition(":")
+    return f"{where}: `{linecache.getline(file, int(line)).strip()}`"
+
+
 def find_random_draw(model: nn.Module, run: Callable[[], Any]) -> tuple[str | None, str | None]:
     """The module and the line that first draw from numpy's or Python's global generator while `run` runs, if any do."""
+    start = generator_states(("numpy", "random"))
+    return find_line(model, run, lambda: generator_states(("numpy", "random")) != start)
+
+
+def find_line(model: nn.Module, run: Callable[[], Any], happened: Callable[[], bool]) -> tuple[str | None, str | None]:
+    """The module and the line after which it has first `happened` while `run` runs, if it has.
+
+    The line is described with its module, file and code.
+    """
     found: list[tuple[list[FrameType], tuple[FrameType, int]]] = []
     at: dict[FrameType, int] = {}
-    last = generator_states(("numpy", "random"))
 
     def watch(frame: FrameType, event: str, arg: Any) -> Any:
-        nonlocal last
-        if not _is_user_code(frame):
+        if not is_user_code(frame):
             return None
-        if not found and event in ("line", "return"):
-            now = generator_states(("numpy", "random"))
-            if now != last:
-                found.append((_callers(frame), (frame, at.get(frame, frame.f_lineno))))
-            last = now
+        if not found and event in ("line", "return") and happened():
+            found.append((_callers(frame), (frame, at.get(frame, frame.f_lineno))))
         at[frame] = frame.f_lineno
         return watch
 
@@ -63,6 +95,17 @@ def find_random_draw(model: nn.Module, run: Callable[[], Any]) -> tuple[str | No
     return _locate(model, *found[0]) if found else (None, None)
 
 
+def user_line(title: str) -> str:
+    """The line of the user's code that is running, for a message; `title` says what the code belongs to."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_user_code(frame):
+        frame = frame.f_back
+    if frame is None:
+        return title
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    return f"{title}, {file}:{line}: `{linecache.getline(file, line).strip()}`"
+
+
 def _callers(frame: FrameType | None) -> list[FrameType]:
     frames = []
     while frame is not None:
@@ -71,8 +114,14 @@ def _callers(frame: FrameType | None) -> list[FrameType]:
     return frames[::-1]
 
 
-def _is_user_code(frame: FrameType) -> bool:
-    file = frame.f_code.co_filename
+def is_user_code(frame: FrameType) -> bool:
+    """Whether `frame` runs code of neither torch, funcpipe nor the standard library."""
+    return _is_users(frame.f_code)
+
+
+@cache
+def _is_users(code: CodeType) -> bool:
+    file = code.co_filename
     return not file.startswith((*_LIBRARIES, "<")) and (not file.startswith(_STANDARD) or "site-packages" in file)
 
 

@@ -1,6 +1,6 @@
 """What all tracers take and return."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,24 +12,71 @@ from funcpipe.model.graph.signature import Signature
 from funcpipe.model.graph.tree import Tree, flatten
 
 
+class Unrecordable(Exception):
+    """Code that a tracer cannot make a graph of; `path` is the module to blame, None where only the frames tell it."""
+
+    def __init__(self, reason: str, path: str | None = None, where: str = "") -> None:
+        super().__init__(reason)
+        self.path = path
+        self.where = where
+
+
+class TooSlow(Unrecordable):
+    """A tracer has been given up because of the time that it takes."""
+
+
 @dataclass(frozen=True)
 class TraceRequest:
-    """A model to trace: its signature, inputs for two batch sizes, and `blocks`, modules not to be traced into."""
+    """A model to trace: its signature, inputs of two sizes, and `blocks`, modules not to be traced into.
+
+    `saves_tensors` says that the model needs what autograd saves already in its forward pass; `changed` are the buffers
+    that a forward changes.
+    """
 
     model: nn.Module
     signature: Signature
     examples: tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
     blocks: frozenset[str] = frozenset()
+    saves_tensors: bool = False
+    changed: frozenset[str] = frozenset()
 
     def is_leaf(self, module: nn.Module, path: str) -> bool:
         """Whether `module` becomes one node: a block, or a module of torch.nn that is not parametrized."""
-        if path in self.blocks:
+        if path in self.blocks or isinstance(module, torch.jit.ScriptModule):
             return True
         from_torch = type(module).__module__.startswith("torch.nn") and not isinstance(module, _CONTAINERS)
         return from_torch and not parametrize.is_parametrized(module)
 
 
-_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_CONTAINERS = (
+    nn.Sequential,
+    nn.ModuleList,
+    nn.ModuleDict,
+    nn.ParameterList,
+    nn.ParameterDict,
+    nn.Transformer,
+    nn.TransformerEncoder,
+    nn.TransformerDecoder,
+)
+
+
+def is_innermost(module: nn.Module) -> bool:
+    """Whether a module has no children, but for lists of parameters."""
+    return all(isinstance(child, nn.ParameterList | nn.ParameterDict) for child in module.children())
+
+
+class RecordedModule(torch.fx.GraphModule):
+    """Holds a graph and what its nodes refer to. Its nodes are run one by one, so no code is generated for them: names
+    and arguments of recorded calls need not be valid in a program.
+    """
+
+    def recompile(self) -> torch.fx.graph.PythonCode:
+        """Generate nothing."""
+        return torch.fx.graph.PythonCode("", {}, None)
+
+
+class LengthsFixed(Exception):
+    """A tracer can only trace the model for inputs of one length each."""
 
 
 @dataclass(frozen=True)
@@ -37,19 +84,23 @@ class Traced:
     """A traced model: its graph, the leaves and the tree of its output, and `notes` on how it differs from the model.
 
     `call` in a node's meta is the call of the innermost module that made it: the module's path and any hashable key.
+    `fixed` names the dimensions of inputs, by input, that must have the sizes of the examples; `guards` are more
+    conditions on `sizes[input][dimension]`, in Python.
     """
 
     module: torch.fx.GraphModule
     outputs: tuple[Any, ...]
     output_tree: Tree
     notes: tuple[str, ...] = field(default=())
+    fixed: Mapping[str, Collection[int]] = field(default_factory=dict)
+    guards: tuple[str, ...] = ()
 
 
 def innermost(stack: Mapping[str, tuple[str, Any]], request: TraceRequest, modules: Mapping[str, nn.Module]) -> Any:
-    """The outermost module on a call stack that is a leaf or has no children, as (path, call), if any."""
+    """The outermost module on a call stack that is a leaf or innermost, as (path, call), if any."""
     for key, (path, _) in stack.items():
         module = modules.get(path)
-        if path and module is not None and (request.is_leaf(module, path) or not any(module.children())):
+        if path and module is not None and (request.is_leaf(module, path) or is_innermost(module)):
             return path, key
     return None
 
@@ -65,7 +116,23 @@ def flatten_output(output: Any) -> tuple[list[Any], Tree, tuple[str, ...]]:
     return leaves, tree, tuple(notes)
 
 
-_PLAIN = (Tensor, torch.fx.Proxy, int, float, complex, bool, str, bytes, torch.dtype, torch.device, type(None))
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+"""Numbers of the exporter that depend on sizes."""
+
+_PLAIN = (
+    Tensor,
+    torch.fx.Proxy,
+    *SYMBOLIC,
+    int,
+    float,
+    complex,
+    bool,
+    str,
+    bytes,
+    torch.dtype,
+    torch.device,
+    type(None),
+)
 
 
 def _is_cache(value: Any) -> bool:

@@ -1,6 +1,6 @@
 """`trace`: an ordinary module and a sample of its inputs become a graph of layers."""
 
-import contextlib
+import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,18 +11,38 @@ from torch import Tensor, nn
 from funcpipe.errors import ModelError
 from funcpipe.model.graph.assemble import assemble
 from funcpipe.model.graph.batchnorm import statistics_of
+from funcpipe.model.graph.blocks import block_notes, closed_blocks, next_blocks, one_layer_note
+from funcpipe.model.graph.carried import carried_state
+from funcpipe.model.graph.checkpoints import transparent_checkpoints
 from funcpipe.model.graph.cleanup import cleanup
 from funcpipe.model.graph.eager_graph import trace_eager
 from funcpipe.model.graph.eager_tracer import NonTorchRandomness
 from funcpipe.model.graph.equivalence import Example, compare, difference_of, example
+from funcpipe.model.graph.examples import ExampleRuns, ExampleSet
 from funcpipe.model.graph.export_tracer import trace_export
 from funcpipe.model.graph.fx_tracer import trace_fx
-from funcpipe.model.graph.isolation import preserve_state, training_mode, without_saved_tensors
+from funcpipe.model.graph.input_checks import holds, needed_guards
+from funcpipe.model.graph.isolation import (
+    as_if_exporting,
+    forward_only,
+    preserve_state,
+    training_mode,
+    without_torch_logs,
+)
 from funcpipe.model.graph.observe import NodeRecord
-from funcpipe.model.graph.signature import Signature, batch_of, resized, signature_of
-from funcpipe.model.graph.source_location import find_random_draw, source_location
-from funcpipe.model.graph.tracers import Traced, TraceRequest
+from funcpipe.model.graph.program import attribute
+from funcpipe.model.graph.python_state import read_state
+from funcpipe.model.graph.reproducibility import first_difference
+from funcpipe.model.graph.signature import batch_of, signature_of
+from funcpipe.model.graph.source_location import class_and_line, described, find_random_draw, source_location, with_code
+from funcpipe.model.graph.symbols import Symbols
+from funcpipe.model.graph.tied_names import tied_names
+from funcpipe.model.graph.tracers import LengthsFixed, TooSlow, Traced, TraceRequest, Unrecordable
 from funcpipe.model.graph.values import Attempt, LayerGraph
+from funcpipe.model.graph.whole_model import trace_whole
+from funcpipe.model.tensors import is_dense
+
+_log = logging.getLogger(__name__)
 
 
 def trace(
@@ -34,135 +54,235 @@ def trace(
 ) -> LayerGraph:
     """The layers of `model`, as it runs in training on inputs like `sample` and `sample_kwargs`.
 
-    Later inputs may have another batch size. `blocks` are paths of modules that become one layer each, whatever is
-    inside. The model is not changed; the graph holds its parameters by reference. Raises ModelError if the model cannot
-    be traced, which names the module, the line and a way out.
+    Later inputs may have another batch size, and other lengths where the graph can follow them. The graph checks what
+    it takes for granted about them, and raises DataError where it would not be right. `blocks` are paths of modules
+    that become one layer each, whatever is inside. The model is not changed; the graph holds its parameters by
+    reference. Raises ModelError if the model cannot be traced, which names the module, the line and a way out.
     """
     signature = signature_of(model, sample, sample_kwargs)
     inputs = signature.bind(sample, sample_kwargs)
+    _check_model(model, blocks)
+    with training_mode(model):
+        start = read_state(model)
+        runs = ExampleRuns(model, signature, inputs)
+        changed = {name for one in runs.pair for name in (*one.result.buffers, *one.result.written)}
+        ties = tied_names(model, changed)
+        statistics, buffers = statistics_of(model, changed, ties)
+        carried, runs.later = carried_state(model, signature, start, runs.pair, buffers)
+        request = TraceRequest(
+            model,
+            signature,
+            (runs.first.inputs, runs.first.inputs),
+            closed_blocks(model, (*blocks, *carried.blocks)),
+            runs.saves_tensors,
+            frozenset(changed),
+        )
+        found, attempts = _traced(request, runs)
+        graph = assemble(found.request, found.traced, found.runs, found.symbols, inputs, carried.blocks)
+        graph = replace(
+            graph,
+            statistics=statistics,
+            tied_names=ties,
+            carried=carried,
+            attempts=attempts,
+            notes=(*graph.notes, *found.notes, *carried.notes),
+            compared=found.compared,
+            blocks=tuple(sorted(found.request.blocks)),
+        )
+        graph = replace(graph, notes=(*graph.notes, *one_layer_note(graph)))
+    for note in graph.notes:
+        _log.warning("%s: %s", graph.name, note)
+    return graph
+
+
+def _check_model(model: nn.Module, blocks: Sequence[str]) -> None:
+    """Raise ModelError if `model` has no module of these paths, or a parameter or buffer that is sparse."""
     modules = dict(model.named_modules())
     for path in blocks:
         if path not in modules:
-            raise ModelError(f"{type(model).__name__} has no module {path!r} to make a block of")
-    with training_mode(model):
-        examples = _examples(model, signature, inputs)
-        request = TraceRequest(model, signature, (examples[0].inputs, examples[1].inputs), frozenset(blocks))
-        found, attempts = _traced(request, examples)
-        changed = set(examples[0].result.buffers)
-        statistics = statistics_of(model, changed)
-        graph = assemble(found.request, found.traced, found.runs, inputs, changed)
-        return replace(graph, statistics=statistics, attempts=attempts, notes=(*graph.notes, *found.notes))
+            raise ModelError(
+                f"{type(model).__name__} has no module {path!r} to make a block of; named_modules() lists all paths"
+            )
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if not is_dense(tensor):
+            owner = model.get_submodule(name.rpartition(".")[0])
+            raise ModelError(
+                f"{name}, of {class_and_line(owner)}, is a tensor of layout {tensor.layout}, which can be neither "
+                "saved nor sent; keep it as a dense buffer, and call to_sparse() on that in the forward pass"
+            )
 
 
 @dataclass(frozen=True)
 class _Found:
-    """A graph that agrees with the model: the request it was made for, the records of its nodes, notes for the user."""
+    """A graph that agrees with the model: the request it was made for, the records of its nodes for the runs that
+    `symbols` knows, the batch sizes of these, notes for the user. `refused` is the batch size that the model accepts
+    and the graph does not, if there is one.
+    """
 
     request: TraceRequest
     traced: Traced
     runs: list[dict[str, NodeRecord]]
+    symbols: Symbols
+    compared: frozenset[int]
     notes: tuple[str, ...] = ()
+    refused: int | None = None
+
+    @property
+    def reason(self) -> str:
+        """Why another graph would be better."""
+        return f"the graph refuses batches of {self.refused}, which the model accepts"
 
 
 @dataclass(frozen=True)
 class _Failed:
-    """Why a tracer failed, and the path of the module to blame if that is known."""
+    """Why a tracer failed, and the path of the module to blame if that is known; whether it shall try again with the
+    sample's lengths alone.
+    """
 
     reason: str
     path: str | None = None
+    may_try_again: bool = True
 
 
 TRACERS: tuple[tuple[str, Callable[[TraceRequest], Traced]], ...] = (("fx", trace_fx), ("export", trace_export))
 
 
-def _traced(request: TraceRequest, examples: list[Example]) -> tuple[_Found, tuple[Attempt, ...]]:
-    """The graph of the first tracer whose graph agrees with the model, and the attempts up to it."""
+def _traced(request: TraceRequest, runs: ExampleRuns) -> tuple[_Found, tuple[Attempt, ...]]:
+    """The graph of the first tracer whose graph agrees with the model, and the attempts up to it.
+
+    The last tracer is tried again and again: each time, the module whose code it cannot record becomes a block, then
+    the module around that. Before the model itself becomes one, its code is told that it is exported.
+    """
     attempts: list[Attempt] = []
-    for name, tracer in TRACERS:
-        result = _attempt(tracer, request, examples)
+    second_best: tuple[_Found, tuple[Attempt, ...]] | None = None
+    for name, tracer in () if "" in request.blocks else TRACERS:
+        if name == "export" and request.blocks:
+            attempts.append(Attempt(name, "it would look into blocks"))
+            continue
+        result = _attempt_lengths(tracer, request, runs)
         if isinstance(result, _Found):
-            return result, (*attempts, Attempt(name))
+            if not result.refused:
+                return result, (*attempts, Attempt(name))
+            second_best = second_best or (result, (*attempts, Attempt(name)))
         attempts.append(Attempt(name, result.reason))
-    notes: list[str] = []
+    reasons: dict[frozenset[str], str] = {}
+    tracer = trace_whole if "" in request.blocks else trace_eager
     while True:
-        result = _attempt(trace_eager, request, examples)
+        result = _attempt(tracer, request, runs.same_lengths)
         if isinstance(result, _Found):
-            return replace(result, notes=tuple(notes)), (*attempts, Attempt("eager"))
-        blocks = _same_class(request, result.path) - request.blocks
+            notes = (*result.notes, *block_notes(request.model, reasons))
+            return replace(result, notes=notes), (*attempts, Attempt("eager"))
+        blocks = next_blocks(request, result.path)
+        if tracer is trace_eager and (second_best is not None or "" in blocks):
+            tracer = _trace_exporting
+            continue
+        if second_best is not None:
+            return second_best
         if not blocks:
-            raise ModelError(_refusal(request, [*attempts, Attempt("eager", result.reason)], examples[0]))
+            raise ModelError(_refusal(request, [*attempts, Attempt("eager", result.reason)], runs.first))
+        blocks = closed_blocks(request.model, request.blocks | blocks) - request.blocks
+        reasons[blocks] = result.reason
         request = replace(request, blocks=request.blocks | blocks)
-        notes.append(f"kept as one block each: {', '.join(sorted(blocks))}, because of {result.reason}")
+        tracer = trace_whole if "" in request.blocks else tracer
 
 
-def _attempt(
-    tracer: Callable[[TraceRequest], Traced], request: TraceRequest, examples: list[Example]
+def _trace_exporting(request: TraceRequest) -> Traced:
+    with as_if_exporting():
+        return trace_eager(request)
+
+
+def _attempt_lengths(
+    tracer: Callable[[TraceRequest], Traced], request: TraceRequest, runs: ExampleRuns
 ) -> _Found | _Failed:
+    """Trace with lengths that differ, as far as the model allows; if that fails, with the sample's."""
+    if runs.other_lengths is not None:
+        result = _attempt(tracer, request, runs.other_lengths)
+        if isinstance(result, _Found) or not result.may_try_again:
+            return result
+    return _attempt(tracer, request, runs.same_lengths)
+
+
+def _attempt(tracer: Callable[[TraceRequest], Traced], request: TraceRequest, chosen: ExampleSet) -> _Found | _Failed:
+    examples = chosen.examples
+    request = replace(request, examples=(examples[0].inputs, examples[1].inputs))
+    traced: Traced | None = None
     try:
-        with preserve_state(request.model), warnings.catch_warnings():
+        with (
+            preserve_state(request.model),
+            warnings.catch_warnings(),
+            without_torch_logs(),
+            transparent_checkpoints() as checkpoints,
+        ):
             warnings.simplefilter("ignore")  # tracers warn about what the comparison below checks
             traced = tracer(request)
         cleanup(traced, request.model)
+        _refuse_sparse_constants(traced)
         runs, difference = compare(traced, request.model, examples)
+        if difference is None and chosen.later is not None:
+            _, difference = compare(traced, request.model, [chosen.later])
     except NonTorchRandomness as error:
         return _Failed(f"{_draw(request, examples[0])}: {error}", error.path)
-    except Exception as error:  # noqa: BLE001 - a user's code and a tracer can raise anything; the next tracer is tried
+    except Unrecordable as error:
         path, reason = source_location(request.model, error)
-        return _Failed(reason, path)
+        if error.where:
+            reason = described(request.model, error.path or "", error.where, error)
+        return _Failed(reason, path if error.path is None else error.path, not isinstance(error, TooSlow))
+    except Exception as error:  # noqa: BLE001 - a user's code and a tracer can raise anything; the next tracer is tried
+        of_lengths = isinstance(error, LengthsFixed)
+        path, reason = source_location(request.model, (of_lengths and error.__cause__) or error)
+        return _Failed(reason, path, traced is not None or of_lengths)
+    if difference is None and len(chosen.symbols.free) > 1 and (len(runs) < 3 or None in runs):
+        return _Failed("too few runs are alike to tell what follows from which size")
     if difference is None:
-        return _Found(request, traced, runs)
+        kept = [i for i, run in enumerate(runs) if run is not None]
+        sizes = [{name: tensor.shape for name, tensor in examples[i].inputs.items()} for i in kept]
+        guards = needed_guards(traced.guards, sizes)
+        broken = [guard for guard in guards if not all(holds(guard, one) for one in (*sizes, chosen.sample))]
+        if broken:
+            return _Failed(f"the graph is not right for the sample: {broken[0]} does not hold")
+        traced = replace(traced, guards=guards)
+        compared = frozenset(batch_of(examples[i].inputs) or 1 for i in kept)
+        records = [run for run in runs if run is not None]
+        notes = (CHECKPOINTS,) if checkpoints.met else ()
+        refused = next((batch_of(examples[i].inputs) for i, run in enumerate(runs) if run is None), None)
+        return _Found(request, traced, records, chosen.symbols.of_runs(kept), compared, notes, refused)
     place = _draw(request, examples[0]) if "generator" in difference else None
     return _Failed(f"{place}: {difference}" if place else difference)
+
+
+def _refuse_sparse_constants(traced: Traced) -> None:
+    for node in traced.module.graph.nodes:
+        item = attribute(traced.module, str(node.target)) if node.op == "get_attr" else None
+        if isinstance(item, Tensor) and not is_dense(item):
+            raise Unrecordable("the graph holds a sparse or quantised tensor, which cannot be saved")
+
+
+CHECKPOINTS = "gradient checkpointing in the forward pass is left out: the plan's `recompute` decides it for each stage"
 
 
 def _draw(request: TraceRequest, one: Example) -> str | None:
     """The line that draws random numbers without torch, if there is one."""
     args, kwargs = request.signature.arguments({name: tensor.clone() for name, tensor in one.inputs.items()})
-    with preserve_state(request.model), without_saved_tensors():
+    with preserve_state(request.model), forward_only(one.saves_tensors):
         return find_random_draw(request.model, lambda: request.model(*args, **kwargs))[1]
-
-
-def _same_class(request: TraceRequest, path: str | None) -> frozenset[str]:
-    """The module at `path` and all others of its class, which would fail too; empty if it is the model itself."""
-    if not path:
-        return frozenset()
-    modules = dict(request.model.named_modules())
-    return frozenset(name for name, module in modules.items() if name and type(module) is type(modules[path]))
 
 
 def _refusal(request: TraceRequest, attempts: Sequence[Attempt], one: Example) -> str:
     title = type(request.model).__name__
-    again = example(request.model, request.signature, one.inputs, seed=one.seed, backward=True)
-    difference = difference_of(again.result, one.result)
+
+    def again() -> Example:
+        return example(request.model, request.signature, one.inputs, seed=one.seed, backward=True)
+
+    difference = difference_of(again().result, one.result)
     if difference is not None:
+        where = first_difference(again)
+        line = f", first in {with_code(where)}" if where else ""
         return (
-            f"{title} gives different results for the same inputs and seeds ({difference}): it has a random number "
-            "generator of its own, or changes with each call; use torch's global generator instead"
+            f"{title} gives different results for the same inputs and seeds{line} ({difference}): it has a random "
+            "number generator of its own, or changes with each call; use torch's global generator instead"
         )
     tried = "\n".join(f"  {attempt.tracer}: {attempt.failure}" for attempt in attempts)
     return (
-        f"{title} cannot be traced into a graph of layers. What was tried:\n{tried}\nMove the code of that line into a "
-        "submodule, which then runs as one block, or make it independent of the contents of tensors"
+        f"{title} cannot be traced into a graph of layers, nor run whole. What was tried:\n{tried}\nMake what that "
+        "line does a function of the model's inputs, parameters and buffers, and of torch's global generator"
     )
-
-
-def _examples(model: nn.Module, signature: Signature, inputs: Mapping[str, Tensor]) -> list[Example]:
-    """The model's own results for the two smallest batch sizes that it accepts, and for a batch of one."""
-    batch = batch_of(inputs) or 1
-    failure: Exception | None = None
-    for sizes in ((2, 3), (2, 4), (batch, 2 * batch), (batch, batch)):
-        try:
-            found = [_example(model, signature, inputs, size, seed) for seed, size in enumerate(sizes)]
-            break
-        except Exception as error:  # noqa: BLE001 - a model may refuse some batch sizes, but not the sample's
-            failure = error
-    else:
-        assert failure is not None
-        raise ModelError(f"the model fails on the sample. {source_location(model, failure)[1]}") from failure
-    with contextlib.suppress(Exception):  # such as BatchNorm raises
-        found.append(_example(model, signature, inputs, 1, 2))
-    return found
-
-
-def _example(model: nn.Module, signature: Signature, inputs: Mapping[str, Tensor], batch: int, seed: int) -> Example:
-    return example(model, signature, resized(inputs, batch, offset=seed), seed=seed, backward=seed == 0)

@@ -10,7 +10,7 @@ import torch
 import torch.fx
 from torch import Tensor, nn
 
-from funcpipe.model.graph.program import attribute
+from funcpipe.model.graph.program import attribute, state_name
 from funcpipe.model.graph.signature import Signature
 from funcpipe.model.graph.tree import Tree
 
@@ -23,8 +23,9 @@ class Value:
     """A tensor computed by the layer `producer` and read by the later layers `consumers`; shape and type are the
     sample's.
 
-    `differentiable` says that a gradient is sent back, `batched` that the first dimension is the batch. A `scalar` is a
-    Python number of the user's code, sent as a tensor without dimensions.
+    `differentiable` says that a gradient is sent back; `symbols` names, by dimension, the free size that it is (the
+    batch size, or a length of the inputs) or None. A `scalar` is a Python number of the user's code, sent as a tensor
+    without dimensions.
     """
 
     name: str
@@ -34,7 +35,7 @@ class Value:
     shape: tuple[int, ...]
     dtype: torch.dtype
     stride: tuple[int, ...] = ()
-    batched: bool = False
+    symbols: tuple[str | None, ...] = ()
     scalar: bool = False
 
     @property
@@ -59,15 +60,13 @@ class Crossing:
 class Layer:
     """The smallest piece of a model: a call of the module at the path `name`, with the operations that follow it.
 
-    The second call of a module is named `name#2`, and so on. `inputs` are the model inputs that it reads, `draws` the
-    random number generators that it uses. `changes` are the nodes (its own, earlier ones, or model inputs) whose
-    tensors it writes to.
+    The second call of a module is named `name#2`, and so on. `inputs` are the model inputs that it reads.
+    `changes` are the nodes (its own, earlier ones, or model inputs) whose tensors it writes to.
     """
 
     name: str
     nodes: tuple[torch.fx.Node, ...]
     inputs: tuple[str, ...]
-    draws: frozenset[str] = frozenset()
     changes: frozenset[str] = frozenset()
 
 
@@ -81,6 +80,42 @@ class Statistic:
     names: tuple[str, ...]
     count: str
     momentum: float | None
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What a forward leaves for the next one, besides running statistics, so that micro-batches must follow each other.
+
+    `attributes` are Python attributes of the modules in `blocks`, whose code runs as it is; `buffers` are buffers. If
+    the model itself has to be the block, whose path is empty, `used_by_model` says what its own code uses, and where.
+    """
+
+    blocks: tuple[str, ...] = ()
+    attributes: tuple[str, ...] = ()
+    buffers: tuple[str, ...] = ()
+    used_by_model: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All of it, by name."""
+        return (*self.attributes, *self.buffers)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What users should know of it."""
+        if not self.names:
+            return ()
+        note = f"trains with one replica, as each forward leaves {', '.join(self.names)} for the next one"
+        if "" in self.blocks:
+            return (
+                f"{note}; runs whole, as one layer, as its own code uses {self.used_by_model}. To divide it, move that "
+                "code into a submodule, which then runs as one block, or keep the value as a buffer that the forward "
+                "changes in place",
+            )
+        return (f"{note}; kept as one block each: {', '.join(self.blocks)}" if self.blocks else note,)
+
+
+NOTHING_CARRIED = Carried()
 
 
 @dataclass(frozen=True)
@@ -106,8 +141,11 @@ class LayerGraph:
 
     `module` holds the user's modules and parameters under their own paths, by reference. `inputs` are the names of the
     model's tensor inputs, `batched` of those whose first dimension is the batch. `outputs` are the leaves of the
-    model's output, whose structure is `output_tree`. `state` are the names in the model's `state_dict`; `training` says
-    of every module whether it was in training mode.
+    model's output, whose structure is `output_tree`. `state` are the names of its parameters and persistent
+    buffers, `tied_names` those of each parameter or buffer that has several; `training` says of every module whether it
+    was in training mode. `compared` are the batch sizes for which it was compared with the model. `blocks` are the
+    modules that were made one layer each, by the user or because they cannot be divided; traced with these blocks, the
+    model has the same layers again.
     """
 
     name: str
@@ -123,8 +161,12 @@ class LayerGraph:
     state: frozenset[str]
     training: Mapping[str, bool]
     statistics: tuple[Statistic, ...] = ()
+    tied_names: tuple[tuple[str, ...], ...] = ()
+    carried: Carried = NOTHING_CARRIED
     attempts: tuple[Attempt, ...] = field(default=(Attempt("fx"),))
     notes: tuple[str, ...] = ()
+    compared: frozenset[int] = frozenset()
+    blocks: tuple[str, ...] = ()
 
     @property
     def tracer(self) -> str:
@@ -183,8 +225,11 @@ class LayerGraph:
         for node in layer.nodes:
             if node.op == "call_module":
                 module: nn.Module = attribute(self.module, str(node.target))
-                for name, tensor in [*module.named_parameters(remove_duplicate=False), *module.named_buffers()]:
-                    found[f"{node.target}.{name}"] = tensor
+                for name, tensor in [
+                    *module.named_parameters(remove_duplicate=False),
+                    *module.named_buffers(remove_duplicate=False),
+                ]:
+                    found[state_name(str(node.target), name)] = tensor
             elif node.op == "get_attr" and isinstance(tensor := attribute(self.module, str(node.target)), Tensor):
                 found[str(node.target)] = tensor
         return found

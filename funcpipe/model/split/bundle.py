@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextvars import Context, ContextVar
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from types import ModuleType
 from typing import Any
 
@@ -47,7 +48,8 @@ def load_stage(bundle: bytes, tensors: Mapping[str, Tensor]) -> tuple[StageModul
     """The stage and the extra that `dump_stage` wrote, holding `tensors`. Runs code from `bundle`: check its digest
     first.
     """
-    stage, extra = _Unpickler(io.BytesIO(bundle), tensors).load()
+    with LOADING:
+        stage, extra = _Unpickler(io.BytesIO(bundle), tensors).load()
     stage.train()
     return stage, extra
 
@@ -70,6 +72,13 @@ def _named_tensors(stage: StageModule) -> Iterator[tuple[str, Tensor]]:
     return reversed(named)
 
 
+CONSTANT = "constant:"
+"""What the names of tensors begin with that are neither parameters nor buffers of the stage."""
+
+LOADING = Lock()
+"""Held while a bundle is loaded: torch.fx traces its modules anew then, with state of the whole process."""
+
+
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles a reference in place of every tensor, and keeps the tensor in `tensors`."""
 
@@ -86,7 +95,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return None
         if id(obj) not in self.references:
             self.seen.append(obj)
-            name = self.names.get(id(obj), f"constant:{len(self.references)}")
+            name = self.names.get(id(obj), f"{CONSTANT}{len(self.references)}")
             self.tensors[name] = obj.detach()
             trainable = obj.requires_grad and obj.is_leaf
             self.references[id(obj)] = (name, isinstance(obj, nn.Parameter), trainable, tuple(obj.stride()))
@@ -96,8 +105,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         """Pickle operators of torch and context variables by name, and parametrized modules by their parts."""
         if isinstance(obj, ContextVar):
             return _context_variable, (obj.name, _defining_module(obj), _default(obj))
+        if isinstance(obj, torch._ops.OpOverloadPacket):
+            return _operator, (obj._qualified_op_name, _operator_module(obj._qualified_op_name))
         if isinstance(obj, torch._ops.OpOverload):
-            return _operator, (obj.namespace, obj._opname, obj._overloadname, _operator_module(obj))
+            return getattr, (obj.overloadpacket, obj._overloadname)
         if isinstance(obj, nn.Module) and parametrize.is_parametrized(obj):
             original = type(obj).__bases__[0]
             return original.__new__, (original,), vars(obj), None, None, _parametrise
@@ -155,9 +166,8 @@ def _parametrise(module: nn.Module, state: Mapping[str, Any]) -> None:
         parametrize._inject_property(module, name)
 
 
-def _operator_module(operator: torch._ops.OpOverload) -> str | None:
-    """The module whose import registers `operator` with torch; None for torch's own operators."""
-    name = f"{operator.namespace}::{operator._opname}"
+def _operator_module(name: str) -> str | None:
+    """The module whose import registers the operator `name` with torch; None for torch's own operators."""
     home = getattr(getattr(OPDEFS.get(name), "_init_fn", None), "__module__", None)
     if home is None or home.partition(".")[0] == "torch":
         return None
@@ -166,10 +176,11 @@ def _operator_module(operator: torch._ops.OpOverload) -> str | None:
     return str(home)
 
 
-def _operator(namespace: str, name: str, overload: str, home: str | None) -> Any:
+def _operator(name: str, home: str | None) -> Any:
     if home is not None:
         importlib.import_module(home)
-    return getattr(getattr(getattr(torch.ops, namespace), name), overload)
+    namespace, _, operator = name.partition("::")
+    return getattr(getattr(torch.ops, namespace), operator)
 
 
 @contextlib.contextmanager

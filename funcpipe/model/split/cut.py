@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 from funcpipe.core import Plan
 from funcpipe.errors import PlanError
-from funcpipe.model.graph.batch_dims import BATCH
-from funcpipe.model.graph.program import attribute, compile_nodes, plain
+from funcpipe.model.graph.program import WHOLE, attribute, compile_nodes, is_inside, plain
+from funcpipe.model.graph.symbols import Symbol
 from funcpipe.model.graph.tree import LEAF
-from funcpipe.model.graph.values import Crossing, Layer, LayerGraph
+from funcpipe.model.graph.values import Carried, Crossing, Layer, LayerGraph, Value
 from funcpipe.model.split.stage import LayerProgram, StageModule, StageProgram
 
 
@@ -73,6 +73,8 @@ def stage_of(graph: LayerGraph, first: int, stop: int) -> StageModule:
         training=graph.training,
         statistics=tuple(item for item in graph.statistics if item.names[0] in tensors),
         shared=_shared(graph, first, stop, tensors),
+        other_names=_other_names(graph, tensors),
+        carried=_carried(graph, layers, tensors),
     )
     nodes = [node for layer in layers for node in layer.nodes]
     for kind in ("call_module", "get_attr"):
@@ -90,16 +92,22 @@ def _program(graph: LayerGraph, first: int, stop: int) -> StageProgram:
     received = tuple(item for item in graph.crossings if item.producer < first and item.node in read)
     sent = tuple(item for item in graph.crossings if first <= item.producer < stop <= item.consumers[-1])
     values = {value.name: value for value in graph.values}
-    sources = {item.meta["input"]: item.name for item in graph.module.graph.nodes if item.op == "placeholder"}
-    placeholders = {name: node for name, node in sources.items() if node in read and name != BATCH}
-    batch_from = None
-    if sources.get(BATCH) in read:
-        placeholders, batch_from = _with_batch(graph, placeholders, received)
+    sources = {item.meta["input"]: item.name for item in graph.module.graph.nodes if "input" in item.meta}
+    placeholders = {name: node for name, node in sources.items() if node in read}
+    claimed = {symbol for item in sent for name in item.names if name for symbol in values[name].symbols}
+    symbols = {}
+    for item in graph.module.graph.nodes:
+        if "symbol" in item.meta and (item.name in read or item.meta["symbol"].name in claimed):
+            symbols[item.name] = _source(graph, item.meta["symbol"], placeholders, received)
+            name = symbols[item.name][0]
+            if name in sources:
+                placeholders[name] = sources[name]
     given = {*placeholders.values(), *(item.node for item in received)}
     return StageProgram(
         layers=_layer_programs(layers, results | {item.node for item in sent} | set(sources.values())),
         placeholders=placeholders,
-        batch=(sources[BATCH], batch_from) if batch_from is not None else None,
+        symbols=symbols,
+        claims=_claims(graph, sent, values),
         copied=frozenset(name for layer in layers for name in layer.changes) & given,
         received=received,
         sent=sent,
@@ -109,17 +117,33 @@ def _program(graph: LayerGraph, first: int, stop: int) -> StageProgram:
     )
 
 
-def _with_batch(
-    graph: LayerGraph, placeholders: Mapping[str, str], received: Sequence[Crossing]
-) -> tuple[dict[str, str], str]:
-    """The model inputs of a stage that needs the batch size, and the input or value to read it from."""
+def _source(
+    graph: LayerGraph, symbol: Symbol, placeholders: Collection[str], received: Sequence[Crossing]
+) -> tuple[str, int]:
+    """Where a stage reads a free size of the inputs: the model input or received value, and the dimension."""
+    assert graph.signature.checks is not None
+    for name in placeholders:
+        if symbol.name in graph.signature.checks.sizes[name]:
+            return name, graph.signature.checks.sizes[name].index(symbol.name)
     values = {value.name: value for value in graph.values}
-    batched = [name for item in received for name in item.names if name is not None and values[name].batched]
-    known = [name for name in placeholders if name in graph.batched] + batched
-    if known:
-        return dict(placeholders), known[0]
-    sources = {item.meta["input"]: item.name for item in graph.module.graph.nodes if item.op == "placeholder"}
-    return {**placeholders, graph.batched[0]: sources[graph.batched[0]]}, graph.batched[0]
+    for name in (name for item in received for name in item.names if name is not None):
+        if symbol.name in values[name].symbols:
+            return name, values[name].symbols.index(symbol.name)
+    return symbol.source, symbol.dim
+
+
+def _claims(
+    graph: LayerGraph, sent: Sequence[Crossing], values: Mapping[str, Value]
+) -> tuple[tuple[str, int, str], ...]:
+    """Where a stage sends free sizes that other stages may read: a value, its dimension, the node of the size."""
+    nodes = {item.meta["symbol"].name: item.name for item in graph.module.graph.nodes if "symbol" in item.meta}
+    names = [name for item in sent for name in item.names if name is not None]
+    return tuple(
+        (name, dim, nodes[symbol])
+        for name in names
+        for dim, symbol in enumerate(values[name].symbols)
+        if symbol in nodes
+    )
 
 
 def _layer_programs(layers: Sequence[Layer], keep: Collection[str]) -> tuple[LayerProgram, ...]:
@@ -132,8 +156,7 @@ def _layer_programs(layers: Sequence[Layer], keep: Collection[str]) -> tuple[Lay
     calls = compile_nodes(tuple(nodes), keep)
     starts = [0, *ends]
     return tuple(
-        LayerProgram(layer.name, calls[start:end], layer.draws)
-        for layer, start, end in zip(layers, starts, ends, strict=False)
+        LayerProgram(layer.name, calls[start:end]) for layer, start, end in zip(layers, starts, ends, strict=False)
     )
 
 
@@ -145,8 +168,40 @@ def _shared(graph: LayerGraph, first: int, stop: int, held: Collection[str]) -> 
     return {name: tie.names[0] for tie in across for name in tie.names if name in held}
 
 
+def _other_names(graph: LayerGraph, held: Collection[str]) -> dict[str, str]:
+    """The names of the model for tensors that a stage holds under others, each with one of those."""
+    found: dict[str, str] = {}
+    for names in graph.tied_names:
+        own = [name for name in names if name in held]
+        found |= {name: own[0] for name in names if own and name not in held}
+    return found
+
+
+def _carried(graph: LayerGraph, layers: Sequence[Layer], held: Mapping[str, Tensor]) -> Carried:
+    """What the `layers`, which hold the tensors `held`, leave from one forward to the next."""
+    called = [str(node.target) for layer in layers for node in layer.nodes if node.op == "call_module"]
+    blocks = tuple(
+        path for path in graph.carried.blocks if any(outer == WHOLE or is_inside(path, outer) for outer in called)
+    )
+    averaged = {name for item in graph.statistics for name in (*item.names, item.count)}
+    buffers = {name: tensor for name, tensor in held.items() if not isinstance(tensor, nn.Parameter)}
+    changed = {id(tensor) for name, tensor in buffers.items() if name in graph.carried.buffers}
+    return Carried(
+        blocks=blocks,
+        attributes=tuple(name for name in graph.carried.attributes if any(is_inside(name, path) for path in blocks)),
+        buffers=tuple(
+            name
+            for name, tensor in buffers.items()
+            if name not in averaged and (id(tensor) in changed or any(is_inside(name, path) for path in blocks))
+        ),
+    )
+
+
 def _attach(stage: StageModule, target: str, graph: LayerGraph) -> None:
     """Add the traced model's object at `target` to `stage`, at the same path, unless it is there already."""
+    if target == WHOLE:
+        stage.attach_whole(attribute(graph.module, target))
+        return
     *path, name = target.split(".")
     owner: nn.Module = stage
     for part in path:

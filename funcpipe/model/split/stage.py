@@ -7,33 +7,35 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from funcpipe.model.graph.program import Call, resolve, run
+from funcpipe.model.graph.expectations import expect_sizes
+from funcpipe.model.graph.program import WHOLE, Call, resolve, run
 from funcpipe.model.graph.tree import Tree, flatten, tree_map
-from funcpipe.model.graph.values import Crossing, Statistic, Value
-from funcpipe.model.seeds import layer_seed, reseed
+from funcpipe.model.graph.values import NOTHING_CARRIED, Carried, Crossing, Statistic, Value
+from funcpipe.model.graph.whole_model import share_contents
 
 
 @dataclass(frozen=True)
 class LayerProgram:
-    """One layer as a stage runs it: its calls, and the random number generators that they use."""
+    """One layer as a stage runs it."""
 
     name: str
     calls: tuple[Call, ...]
-    draws: frozenset[str]
 
 
 @dataclass(frozen=True)
 class StageProgram:
     """What a stage runs: its layers in order, the values it receives and sends, and the leaves of the model's output.
 
-    `placeholders` maps model inputs to their nodes; `batch` is the node of the batch size, and the input or value whose
-    first dimension it is; `copied` are the inputs and received nodes that the stage writes into; `outputs` are Refs and
-    constants, empty unless the stage is the last.
+    `placeholders` maps model inputs to their nodes; `symbols` maps the nodes of free sizes, such as the batch size, to
+    where they are read: an input or received value, and its dimension. `claims` are dimensions of sent values that are
+    free sizes, and that later stages may read there: the value, the dimension, the size's node. `copied` are the inputs
+    and received nodes that the stage writes into; `outputs` are Refs and constants, empty unless the stage is the last.
     """
 
     layers: tuple[LayerProgram, ...]
     placeholders: Mapping[str, str]
-    batch: tuple[str, str] | None
+    symbols: Mapping[str, tuple[str, int]]
+    claims: tuple[tuple[str, int, str], ...]
     copied: frozenset[str]
     received: tuple[Crossing, ...]
     sent: tuple[Crossing, ...]
@@ -47,7 +49,8 @@ class StageModule(nn.Module):
 
     `inputs` are the model inputs that it reads; `receives` and `sends` name the values from earlier and for later
     stages; gradients are sent back for those in `differentiable`. `shared` maps each parameter that other stages use
-    too to its common name: these gradients must be summed.
+    too to its common name: these gradients must be summed. `other_names` maps names that the model has for tensors of
+    the stage, but the stage has not, to those that the stage has. `carried` is what a forward leaves for the next one.
     """
 
     def __init__(
@@ -58,6 +61,8 @@ class StageModule(nn.Module):
         training: Mapping[str, bool],
         statistics: tuple[Statistic, ...],
         shared: Mapping[str, str],
+        other_names: Mapping[str, str],
+        carried: Carried = NOTHING_CARRIED,
     ) -> None:
         super().__init__()
         self.program = program
@@ -68,6 +73,8 @@ class StageModule(nn.Module):
         self.differentiable = frozenset(name for name, value in program.values.items() if value.differentiable)
         self.statistics = statistics
         self.shared = dict(shared)
+        self.other_names = dict(other_names)
+        self.carried = carried
         self.training_modes = dict(training)
 
     def forward(
@@ -79,18 +86,20 @@ class StageModule(nn.Module):
         sends, by name, and the model's output if it is the last stage, else None.
         """
         program = self.program
+        sizes: dict[str, int] = {}
         env: dict[str, Any] = {node: values[name] for name, node in program.placeholders.items()}
         for crossing in program.received:
             env[crossing.node] = self._unpacked(crossing, values)
-        if program.batch is not None:
-            env[program.batch[0]] = values[program.batch[1]].size(0)
+        for node, (name, dim) in program.symbols.items():
+            env[node] = sizes[node] = values[name].size(dim)
         for node in program.copied:
             env[node] = tree_map(env[node], lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf)
         for layer in program.layers:
-            if layer.draws and seed is not None:
-                reseed(layer_seed(*seed, layer.name), layer.draws)
-            run(layer.calls, env, self)
+            run(layer.calls, env, self, seed)
         sent = {name: tensor for crossing in program.sent for name, tensor in _packed(crossing, env[crossing.node])}
+        for name, dim, node in program.claims:
+            if sent[name].size(dim) != sizes[node]:
+                expect_sizes(sent[name], "", f"{name}, which stages send each other,", None, dim, sizes[node])
         if not self.is_last:
             return sent, None
         return sent, program.output_tree.unflatten(iter(resolve(list(program.outputs), env)))
@@ -101,7 +110,19 @@ class StageModule(nn.Module):
         for name, module in self.named_modules():
             if name:
                 module.training = mode and self.training_modes.get(name, True)
+        if WHOLE in vars(self):
+            vars(self)[WHOLE].train(mode and self.training_modes.get("", True))
         return self
+
+    def attach_whole(self, model: nn.Module) -> None:
+        """Hold a model that runs as a whole; its contents become those of this stage, under their own names."""
+        vars(self)[WHOLE] = model
+        share_contents(self, model)
+
+    def whole_model(self) -> nn.Module:
+        """The user's model, in a stage that runs it as a whole."""
+        model: nn.Module = vars(vars(self)[WHOLE])["model"]
+        return model
 
     def _unpacked(self, crossing: Crossing, values: Mapping[str, Tensor]) -> Any:
         leaves = []

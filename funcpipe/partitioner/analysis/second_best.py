@@ -9,7 +9,7 @@ from funcpipe.partitioner.cost.arrays import BoolArray
 from funcpipe.partitioner.cost.loads import Setting
 from funcpipe.partitioner.problem.options import Options
 from funcpipe.partitioner.problem.problem import Problem, StageChoice
-from funcpipe.partitioner.problem.stage_graph import StageGraph, build_stage_graph
+from funcpipe.partitioner.problem.stage_graph import StageGraph
 from funcpipe.partitioner.search.incumbents import incumbents_for
 from funcpipe.partitioner.search.search import Search
 from funcpipe.partitioner.search.spaces import Space, spaces
@@ -33,7 +33,7 @@ def choices_of(problem: Problem, plan: Plan) -> list[StageChoice]:
 
 
 def _others(problem: Problem, plan: Plan) -> Iterator[Space]:
-    graph = build_stage_graph(problem.profile, admits=problem.placed.admits)
+    graph = problem.stage_graph
     choices = choices_of(problem, plan)
 
     def same(setting: Setting) -> bool:

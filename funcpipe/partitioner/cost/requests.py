@@ -32,7 +32,7 @@ def sync_requests(setting: Setting) -> tuple[int, int]:
 
 def request_usd(puts: Any, gets: Any, spec: PlatformSpec) -> Any:
     """Dollars for storage requests."""
-    return puts * spec.price_put_usd + gets * spec.price_get_usd
+    return spec.request_usd(puts, gets)
 
 
 def raw_objects(replicas: int, streams: Streams) -> int:

@@ -33,6 +33,7 @@ from funcpipe.partitioner.mip.chain_lanes import (
     of_size,
     where_cut,
 )
+from funcpipe.partitioner.problem.borders import Borders
 from funcpipe.partitioner.problem.options import edge_loads
 from funcpipe.partitioner.problem.pins import NO_PINS
 from funcpipe.partitioner.problem.problem import Problem, StageChoice
@@ -57,7 +58,7 @@ def chain_programme(problem: Problem, *, longest_s: float, unit_usd: float) -> C
         raise InvalidValue("solver", "paper", "cannot be combined with shared links or pins; use another solver")
     if profile.ties:
         raise InvalidValue("solver", "paper", "cannot express what tied parameters cost; use another solver")
-    graph = build_stage_graph(profile, admits=lambda first, stop: stop == first + 1)
+    graph = build_stage_graph(profile, Borders.of(len(profile.layers), admits=lambda first, stop: stop == first + 1))
     loads, settings = edge_loads(problem, graph), problem.settings()
     lanes = lane_times(loads, settings[0], workers=1)
     return ChainProgramme(

@@ -17,7 +17,7 @@ from funcpipe.partitioner.cost.loads import Setting
 from funcpipe.partitioner.policies.common import Cuts, best_of, fitted
 from funcpipe.partitioner.problem.options import edge_loads
 from funcpipe.partitioner.problem.problem import Goal, Problem, report
-from funcpipe.partitioner.problem.stage_graph import StageGraph, build_stage_graph
+from funcpipe.partitioner.problem.stage_graph import StageGraph
 from funcpipe.partitioner.search.search import best_for
 
 
@@ -64,7 +64,7 @@ def pipedream(problem: Problem, *, time_limit_s: float | None = None) -> Plan:
     best is taken.
     """
     started_s = time.monotonic()
-    graph = build_stage_graph(problem.profile, admits=problem.placed.admits)
+    graph = problem.stage_graph
     plans = (
         fitted(problem, setting, cuts, [size] * len(cuts))
         for setting in problem.settings()

@@ -136,7 +136,10 @@ class Merged:
 def merge(profile: ModelProfile, limit: int, *, keep: Collection[int] = ()) -> Merged:
     """`merge_layers`, with the way back to the layers of `profile`."""
     merged = merge_layers(profile, limit, keep=keep)
-    names = [layer.graph_layers[0] for layer in profile.layers]
-    place = {name: i for i, name in enumerate(names)}
-    starts = (*(place[layer.graph_layers[0]] for layer in merged.layers), len(profile.layers))
-    return Merged(merged, starts)
+    return Merged(merged, starts_of(merged, profile))
+
+
+def starts_of(merged: ModelProfile, profile: ModelProfile) -> tuple[int, ...]:
+    """Where the layers of `merged` begin in `profile`, which it was made from, the number of layers at the end."""
+    place = {layer.graph_layers[0]: i for i, layer in enumerate(profile.layers)}
+    return (*(place[layer.graph_layers[0]] for layer in merged.layers), len(profile.layers))

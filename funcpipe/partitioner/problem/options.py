@@ -146,6 +146,16 @@ def least_memory_bytes(problem: Problem, graph: StageGraph, setting: Setting) ->
     return least
 
 
+def fitting_stages(problem: Problem) -> frozenset[tuple[int, int]]:
+    """The stages (first layer, layer behind the last) that fit some function under some setting."""
+    graph = problem.loose_graph
+    loads, fits = ways(problem, graph), np.zeros(len(graph.first), dtype=bool)
+    for setting in problem.settings():
+        for load in loads:
+            fits |= (_most_behind(problem, graph, setting, load) >= 0).any(axis=1)
+    return frozenset(zip(graph.first[fits].tolist(), graph.stop[fits].tolist(), strict=True))
+
+
 def _admitted(problem: Problem, graph: StageGraph) -> BoolArray:
     """Element [edge, size]: whether the pins admit it."""
     admitted = np.zeros((len(graph.first), len(problem.spec.sizes)), dtype=bool)

@@ -1,5 +1,6 @@
 """What the user has already decided: cuts, layers that stay together, sizes, replicas, the number of functions."""
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -7,6 +8,7 @@ from typing import ClassVar
 
 from funcpipe.core import ModelProfile, PlatformSpec
 from funcpipe.errors import InvalidValue
+from funcpipe.partitioner.problem.merge import crossing_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +93,20 @@ class PlacedPins:
                 raise InvalidValue(f"sizes.{layer}", name, f"must be one of {', '.join(names)}")
             found[self._place("sizes", layer)] = names.index(name)
         return found
+
+    @cached_property
+    def kept(self) -> frozenset[int]:
+        """The layers with which a stage must still be able to begin when layers are merged.
+
+        Between layers that are pinned to different sizes, that is the one where the fewest bytes cross.
+        """
+        crossing, pinned = crossing_bytes(self.profile), sorted(self.sizes.items())
+        between = [
+            min(set(range(first + 1, second + 1)) - self.glued, key=lambda layer: float(crossing[layer]), default=None)
+            for (first, size), (second, other) in itertools.pairwise(pinned)
+            if size != other and not any(first < cut <= second for cut in self.cuts)
+        ]
+        return self.cuts | {layer for layer in between if layer is not None}
 
     @cached_property
     def open_sizes(self) -> frozenset[int]:

@@ -24,7 +24,10 @@ from funcpipe.partitioner.cost.arrays import Array
 from funcpipe.partitioner.cost.evaluate import column_of, evaluate
 from funcpipe.partitioner.cost.loads import Setting
 from funcpipe.partitioner.cost.sync_choice import choose
+from funcpipe.partitioner.problem.borders import Borders
+from funcpipe.partitioner.problem.loose_graph import loose_stage_graph
 from funcpipe.partitioner.problem.pins import NO_PINS, Pins, PlacedPins
+from funcpipe.partitioner.problem.stage_graph import EDGE_LIMIT, StageGraph, build_stage_graph
 
 LIMIT_SLACK = 1e-9
 """The share by which seconds and dollars may exceed their limits, which allows for rounding."""
@@ -75,6 +78,9 @@ class StageChoice:
 class Problem:
     """One planning problem: a profile on a platform, trained as asked, with what is pinned. Checked where it is made.
 
+    `fitting` are the stages (first layer, layer behind the last) that fit some function, where that has been worked
+    out. The stage graph has at most `edge_limit` edges.
+
     Raises PlanError when batch, micro-batch and replicas do not divide, or a size was not measured; InvalidValue for
     pins that name what does not exist.
     """
@@ -83,6 +89,8 @@ class Problem:
     spec: PlatformSpec
     training: TrainingSpec
     pins: Pins = NO_PINS
+    fitting: frozenset[tuple[int, int]] | None = None
+    edge_limit: int = EDGE_LIMIT
 
     def __post_init__(self) -> None:
         for size in self.spec.sizes:
@@ -93,6 +101,13 @@ class Problem:
                 f"the global batch {batch} is not a multiple of the profile's micro-batch {micro_batch}; "
                 f"the nearest that are: {batch // micro_batch * micro_batch or micro_batch} and "
                 f"{-(-batch // micro_batch) * micro_batch}"
+            )
+        asked = [set(degrees) for degrees in (self.training.replicas, self.pins.replicas) if degrees is not None]
+        if self.profile.carried and not all(1 in degrees for degrees in asked):
+            raise PlanError(
+                f"{self.profile.model} trains with one replica only: each forward leaves "
+                f"{', '.join(self.profile.carried)} for the next one, so that micro-batches must follow each other; "
+                "admit replicas=(1,)"
             )
         for degree in (*(self.training.replicas or ()), *(self.pins.replicas or ())):
             if self.micro_batches % degree:
@@ -115,7 +130,7 @@ class Problem:
     @property
     def degrees(self) -> tuple[int, ...]:
         """The numbers of replicas that may be chosen, in ascending order."""
-        wanted = set(self.training.replicas or _divisors(self.micro_batches))
+        wanted = {1} if self.profile.carried else set(self.training.replicas or _divisors(self.micro_batches))
         if self.pins.replicas is not None:
             wanted &= set(self.pins.replicas)
         return tuple(sorted(degree for degree in wanted if degree <= self.max_functions))
@@ -124,6 +139,25 @@ class Problem:
     def placed(self) -> PlacedPins:
         """The pins in terms of the profile's layers."""
         return PlacedPins(self.pins, self.profile, self.spec)
+
+    @cached_property
+    def borders(self) -> Borders:
+        """The stages that plans can have, by the pins and the number of functions."""
+        most = max(1, self.max_functions // min(self.degrees, default=1))
+        return Borders.of(len(self.profile.layers), most=most, admits=self._admits)
+
+    def _admits(self, first: int, stop: int) -> bool:
+        return self.placed.admits(first, stop) and (self.fitting is None or (first, stop) in self.fitting)
+
+    @cached_property
+    def stage_graph(self) -> StageGraph:
+        """Every way to cut the model; raises TooEntangled."""
+        return build_stage_graph(self.profile, self.borders, edge_limit=self.edge_limit)
+
+    @cached_property
+    def loose_graph(self) -> StageGraph:
+        """The stages that plans can have, with the least that they cost, however entangled the layers are."""
+        return loose_stage_graph(self.profile, self.borders)
 
     @cached_property
     def goal(self) -> Goal:
@@ -226,6 +260,7 @@ class Problem:
             model=self.profile.model,
             platform=self.spec.name,
             optimizer=self.training.optimizer,
+            blocks=self.profile.blocks,
         )
         return replace(plan, estimate=evaluate(plan, self.profile, self.spec))
 

@@ -13,18 +13,35 @@ The stage [2, 3) reads two tensors, in one object if one stage makes both and in
 one for each assumption. The stage [0, 2) leads to the first, [1, 2) to the second.
 
 So each edge has constant bytes and objects, and the cost of a path is the cost of its plan, for any graph of layers.
+Nothing is assumed that cannot come true (`crossings`), and no edge is made that only plans of too many stages have
+(`borders`): with all cuts pinned there is one path, however entangled the layers are.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
-from funcpipe.core import ModelProfile, TensorProfile
+from funcpipe.core import ModelProfile
 from funcpipe.errors import PlanError
 from funcpipe.partitioner.cost.arrays import IntArray
 from funcpipe.partitioner.cost.loads import StageTraffic
+from funcpipe.partitioner.problem.borders import Borders
+from funcpipe.partitioner.problem.crossings import Counts, Crossings, Key
+
+EDGE_LIMIT = 100_000
+"""The edges of the largest stage graph that is searched: what the search of one takes is counted in gigabytes."""
+
+
+class TooEntangled(PlanError):
+    """The stage graph has more edges than its limit, those before layer `first` not counted."""
+
+    def __init__(self, edge_limit: int, first: int) -> None:
+        super().__init__(
+            f"the layers are too entangled to search all cuts: more than {edge_limit} ways from layer {first} on; "
+            "merge layers, or fix some cuts"
+        )
+        self.first = first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,78 +70,67 @@ class StageGraph:
         return 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Expectation:
-    """`count` stages that read the crossing tensors `row`, `reads` more objects, and owe `answers` gradient objects."""
-
-    row: tuple[int, ...]
-    reads: int
-    answers: int
-    count: int
-
-
-_Key = tuple[_Expectation, ...]
-
-
-class _Counts(NamedTuple):
-    """The traffic of one edge: what `StageTraffic` has for many."""
-
-    forward_out_bytes: int
-    forward_out_objects: int
-    forward_in_bytes: int
-    forward_in_objects: int
-    backward_out_bytes: int
-    backward_out_objects: int
-    backward_in_bytes: int
-    backward_in_objects: int
-
-
 @dataclass(slots=True)
 class _Edges:
     before: list[int] = field(default_factory=list)
     after: list[int] = field(default_factory=list)
-    counts: list[_Counts] = field(default_factory=list)
+    counts: list[Counts] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Nodes:
+    """Positions with what is expected there, in the order in which they were found, by number."""
+
+    keys: list[tuple[int, Key]] = field(default_factory=list)
+    stages_behind: list[int] = field(default_factory=list)
+    numbers: dict[tuple[int, Key], int] = field(default_factory=dict)
+    at_position: list[list[int]] = field(default_factory=list)
+
+    def number(self, position: int, key: Key, stages_behind: int) -> int:
+        """The number of a node, which is added unless it is there, with the fewest stages behind it."""
+        found = self.numbers.get((position, key))
+        if found is None:
+            found = self.numbers[position, key] = len(self.keys)
+            self.keys.append((position, key))
+            self.stages_behind.append(stages_behind)
+            self.at_position[position].append(found)
+        elif stages_behind < self.stages_behind[found]:
+            self.stages_behind[found] = stages_behind
+        return found
 
 
 def build_stage_graph(
-    profile: ModelProfile, *, admits: Callable[[int, int], bool] | None = None, edge_limit: int = 500_000
+    profile: ModelProfile, borders: Borders | None = None, *, edge_limit: int = EDGE_LIMIT
 ) -> StageGraph:
-    """The stage graph of a profile, with the stages [first, stop) that `admits` admits (None: all).
+    """The stage graph of a profile, with the stages of `borders` (None: all).
 
-    Raises PlanError when skip connections make it larger than `edge_limit`.
+    Raises TooEntangled when skip connections make it larger than `edge_limit`.
     """
     layers = len(profile.layers)
-    crossing = _Crossing(profile.tensors)
-    nodes: list[tuple[int, _Key]] = [(layers, ())]
-    number: dict[tuple[int, _Key], int] = {nodes[0]: 0}
-    at_position: list[list[int]] = [[] for _ in range(layers)] + [[0]]
-    edges = _Edges()
+    borders = borders or Borders.of(layers)
+    crossings = Crossings(profile.tensors, borders)
+    nodes, edges = _Nodes(at_position=[[] for _ in range(layers + 1)]), _Edges()
+    nodes.number(layers, (), 0)
     for first in reversed(range(layers)):
-        for stop in range(first + 1, layers + 1):
-            if admits is not None and not admits(first, stop):
-                continue
-            for after in at_position[stop]:
-                for key, counts in crossing.stage(nodes[after][1], first, stop):
-                    node = (first, key)
-                    if node not in number:
-                        number[node] = len(nodes)
-                        nodes.append(node)
-                        at_position[first].append(number[node])
-                    edges.before.append(number[node])
+        for stop in borders.stops[first]:
+            for after in nodes.at_position[stop]:
+                behind = nodes.stages_behind[after] + 1
+                if behind > borders.most_behind(first):
+                    continue
+                for key, counts in crossings.stage(nodes.keys[after][1], first, stop, borders.most - behind):
+                    edges.before.append(nodes.number(first, key, behind))
                     edges.after.append(after)
                     edges.counts.append(counts)
-        if len(edges.counts) > edge_limit:
-            raise PlanError(
-                f"the layers are too entangled to search all cuts: more than {edge_limit} ways from layer {first} on; "
-                "merge layers, or fix some cuts"
-            )
-    return _useful_part([position for position, _ in nodes], edges, layers)
+            if len(edges.counts) > edge_limit:
+                raise TooEntangled(edge_limit, first)
+    nodes.number(0, (), layers)  # the last one, even if nothing leads there
+    return _useful_part([position for position, _ in nodes.keys], edges, layers)
 
 
 def _useful_part(position: Sequence[int], edges: _Edges, layers: int) -> StageGraph:
     """The graph without edges that lead nowhere: on every way from them to the first layer some assumption fails."""
-    useful = [False] * (len(position) - 1) + [True]
-    kept = []
+    useful = [True] + [False] * (len(position) - 2) + [True]
+    kept: list[int] = []
     for edge in reversed(range(len(edges.before))):
         if useful[edges.before[edge]]:
             useful[edges.after[edge]] = True
@@ -132,7 +138,7 @@ def _useful_part(position: Sequence[int], edges: _Edges, layers: int) -> StageGr
     kept.reverse()
     new_number = np.cumsum(useful) - 1
     positions = np.array(position, dtype=np.int64)
-    before, after = np.array(edges.before)[kept], np.array(edges.after)[kept]
+    before, after = (np.array(ends, dtype=np.int64)[kept] for ends in (edges.before, edges.after))
     return StageGraph(
         layers=layers,
         position=positions[np.array(useful)],
@@ -140,123 +146,11 @@ def _useful_part(position: Sequence[int], edges: _Edges, layers: int) -> StageGr
         after=new_number[after],
         first=positions[before],
         stop=positions[after],
-        traffic=_traffic([edges.counts[edge] for edge in kept]),
+        traffic=as_traffic([edges.counts[edge] for edge in kept]),
     )
 
 
-def _traffic(counts: Sequence[_Counts]) -> StageTraffic:
-    columns = np.array(counts, dtype=np.float64).reshape(-1, len(_Counts._fields)).T
-    return StageTraffic(**dict(zip(_Counts._fields, columns, strict=True)))
-
-
-class _Crossing:
-    """How tensors cross the borders of a stage, given what the stages behind it expect."""
-
-    def __init__(self, tensors: Sequence[TensorProfile]) -> None:
-        self.tensors = tensors
-        self.has_gradient = [tensor.backward_bytes > 0 for tensor in tensors]
-        self.rows: dict[tuple[int, int], tuple[int, ...]] = {}
-
-    def stage(self, behind: _Key, first: int, stop: int) -> Iterator[tuple[_Key, _Counts]]:
-        """The nodes before the stage [first, stop), seen from the node `behind` it, each with the stage's traffic."""
-        made = {i for e in behind for i in e.row if self.tensors[i].producer >= first}
-        settled = self._settle(behind, made)
-        if settled is None:
-            return
-        out_bytes, out_objects = self._sent(behind, made)
-        grad_bytes, grad_objects = self._answered(behind, made)
-        row = self._row(first, stop)
-        read_bytes = sum(self.tensors[i].forward_bytes for i in row)
-        answer_bytes = sum(self.tensors[i].backward_bytes for i in row)
-        for reads, answers in self._assumptions(row, settled):
-            key = self._joined(settled, _Expectation(row, reads, answers, 1))
-            if key is not None:
-                yield (
-                    key,
-                    _Counts(
-                        forward_out_bytes=out_bytes,
-                        forward_out_objects=out_objects,
-                        forward_in_bytes=read_bytes,
-                        forward_in_objects=reads,
-                        backward_out_bytes=answer_bytes,
-                        backward_out_objects=answers,
-                        backward_in_bytes=grad_bytes,
-                        backward_in_objects=grad_objects,
-                    ),
-                )
-
-    def _row(self, first: int, stop: int) -> tuple[int, ...]:
-        """The tensors made before `first` that the layers from `first` to `stop` read."""
-        if (first, stop) not in self.rows:
-            self.rows[first, stop] = tuple(
-                i
-                for i, tensor in enumerate(self.tensors)
-                if tensor.producer < first and any(first <= layer < stop for layer in tensor.consumers)
-            )
-        return self.rows[first, stop]
-
-    def _groups(self, behind: _Key, made: set[int]) -> dict[frozenset[int], list[int]]:
-        """Tensors that share an object, by the expectations that read it."""
-        groups: dict[frozenset[int], list[int]] = {}
-        for i in sorted(made):
-            readers = frozenset(place for place, e in enumerate(behind) if i in e.row)
-            groups.setdefault(readers, []).append(i)
-        return groups
-
-    def _sent(self, behind: _Key, made: set[int]) -> tuple[int, int]:
-        return sum(self.tensors[i].forward_bytes for i in made), len(self._groups(behind, made))
-
-    def _answered(self, behind: _Key, made: set[int]) -> tuple[int, int]:
-        """Bytes and objects of gradients that come back for the tensors `made`."""
-        total, objects = 0, 0
-        for e in behind:
-            with_gradient = [i for i in e.row if i in made and self.has_gradient[i]]
-            total += e.count * sum(self.tensors[i].backward_bytes for i in with_gradient)
-            objects += e.count * bool(with_gradient)
-        return total, objects
-
-    def _settle(self, behind: _Key, made: set[int]) -> _Key | None:
-        """What is still expected once `made` exist; None if an assumption has proved wrong."""
-        groups = self._groups(behind, made)
-        left = []
-        for place, e in enumerate(behind):
-            row = tuple(i for i in e.row if i not in made)
-            reads = e.reads - sum(place in readers for readers in groups)
-            answers = e.answers - any(i in made and self.has_gradient[i] for i in e.row)
-            if not self._can_hold(row, reads, answers):
-                return None
-            if row:
-                left.append(_Expectation(row, reads, answers, e.count))
-        return tuple(left)
-
-    def _can_hold(self, row: tuple[int, ...], reads: int, answers: int) -> bool:
-        producers = {self.tensors[i].producer for i in row if self.has_gradient[i]}
-        return bool(row) <= reads <= len(row) and bool(producers) <= answers <= min(len(producers), reads)
-
-    def _assumptions(self, row: tuple[int, ...], settled: _Key) -> Iterator[tuple[int, int]]:
-        """How many objects a stage with this row may read and how many gradient objects it may owe, and no others.
-
-        A stage behind it that expects the same row reads and owes as many.
-        """
-        for e in settled:
-            if e.row == row:
-                yield e.reads, e.answers
-                return
-        producers = {self.tensors[i].producer for i in row if self.has_gradient[i]}
-        for reads in range(bool(row), len(row) + 1):
-            for answers in range(bool(producers), min(len(producers), reads) + 1):
-                yield reads, answers
-
-    def _joined(self, settled: _Key, new: _Expectation) -> _Key | None:
-        """`settled` and `new` in one order, equal ones as one; None if equal rows expect unequal numbers."""
-        found: dict[tuple[int, ...], _Expectation] = {}
-        for e in (*settled, new) if new.row else settled:
-            other = found.get(e.row)
-            if other is None:
-                found[e.row] = e
-            elif (other.reads, other.answers) != (e.reads, e.answers):
-                return None
-            else:
-                counted = any(self.has_gradient[i] for i in e.row)
-                found[e.row] = _Expectation(e.row, e.reads, e.answers, other.count + e.count if counted else 1)
-        return tuple(found[row] for row in sorted(found))
+def as_traffic(counts: Sequence[Counts]) -> StageTraffic:
+    """The traffic of many edges."""
+    columns = np.array(counts, dtype=np.float64).reshape(-1, len(Counts._fields)).T
+    return StageTraffic(**dict(zip(Counts._fields, columns, strict=True)))

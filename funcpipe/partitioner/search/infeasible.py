@@ -13,10 +13,12 @@ import numpy as np
 
 from funcpipe.core import MB, ModelProfile, OptimizerKind, Plan, Recompute
 from funcpipe.errors import Infeasible
+from funcpipe.partitioner.problem.borders import Borders
+from funcpipe.partitioner.problem.loose_graph import loose_stage_graph
 from funcpipe.partitioner.problem.options import least_memory_bytes
 from funcpipe.partitioner.problem.pins import NO_PINS
 from funcpipe.partitioner.problem.problem import Goal, Problem
-from funcpipe.partitioner.problem.stage_graph import build_stage_graph
+from funcpipe.partitioner.problem.stage_graph import TooEntangled
 from funcpipe.partitioner.search.search import best_for
 
 
@@ -52,12 +54,20 @@ def _without_limits(problem: Problem) -> Problem:
         problem,
         training=replace(problem.training, deadline_s=None, budget_usd=None),
         spec=replace(problem.spec, lifetime_s=None),
+        fitting=None,
     )
 
 
 def _fastest(problem: Problem) -> Plan | None:
-    """The plan with the shortest iteration."""
-    return best_for(problem, Goal(counts_seconds=True))
+    """The plan with the shortest iteration; a fast one, if there is any, where there are too many ways to cut."""
+    return _best(problem, Goal(counts_seconds=True))
+
+
+def _best(problem: Problem, goal: Goal) -> Plan | None:
+    try:
+        return best_for(problem, goal)
+    except TooEntangled:
+        return best_for(problem, goal, graph=problem.loose_graph)
 
 
 def _no_degree(problem: Problem) -> str:
@@ -82,7 +92,7 @@ def _limits(problem: Problem, unlimited: Problem, fastest: Plan) -> str:
             what = f"no iteration fits into the life of a function, {problem.goal.deadline_s:g} s after its cold start"
             first = "choose a smaller global batch"
         return f"{what}: the fastest takes {seconds:.4g} s ({shape}); {_more_speed(problem, first)}"
-    cheapest = best_for(unlimited, Goal(deadline_s=problem.goal.deadline_s))
+    cheapest = _best(unlimited, Goal(deadline_s=problem.goal.deadline_s))
     assert cheapest is not None
     assert cheapest.estimate is not None
     return (
@@ -144,7 +154,8 @@ def _memory(problem: Problem) -> str:
 
 def _neediest(problem: Problem) -> _Need:
     """The layer that needs most memory, under the setting for which that is least."""
-    graph = build_stage_graph(problem.profile, admits=problem.placed.admits)
+    borders = Borders.of(len(problem.profile.layers), admits=problem.placed.admits)
+    graph = loose_stage_graph(problem.profile, borders)
     found = []
     for setting in problem.settings():
         needs = least_memory_bytes(problem, graph, setting)

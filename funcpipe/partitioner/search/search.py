@@ -28,11 +28,12 @@ import numpy as np
 from funcpipe.core import MB, Plan
 from funcpipe.partitioner.cost.arrays import Array, IntArray
 from funcpipe.partitioner.problem.problem import Goal, Problem, StageChoice
+from funcpipe.partitioner.problem.stage_graph import StageGraph
 from funcpipe.partitioner.search.incumbents import CLOSE, Incumbents, incumbents_for
 from funcpipe.partitioner.search.initial_bounds import InitialBounds, initial_bounds
 from funcpipe.partitioner.search.label_search import TooManyLabels, search_labels
 from funcpipe.partitioner.search.option_network import OptionNetwork, path_costs
-from funcpipe.partitioner.search.spaces import Space, all_spaces, with_stage_counts
+from funcpipe.partitioner.search.spaces import Space, all_spaces, spaces, with_stage_counts
 from funcpipe.partitioner.search.time_window import TimeWindow, tighten
 
 _SEARCHABLE = 2000
@@ -230,8 +231,11 @@ class Search:
             )
 
 
-def best_for(problem: Problem, goal: Goal) -> Plan | None:
-    """The plan that is best for `goal` instead of the goal of `problem`; None if there is none."""
-    search = Search(problem, incumbents_for(goal))
+def best_for(problem: Problem, goal: Goal, *, graph: StageGraph | None = None) -> Plan | None:
+    """The plan that is best for `goal` instead of the goal of `problem`; None if there is none.
+
+    It is searched in `graph`, or else in the stage graph of the problem, which may raise TooEntangled.
+    """
+    search = Search(problem, incumbents_for(goal), among=None if graph is None else spaces(problem, graph))
     search.run()
     return search.found[-1].plan(problem) if search.found else None

@@ -21,7 +21,7 @@ from funcpipe.partitioner.cost.arrays import BoolArray, IntArray
 from funcpipe.partitioner.cost.loads import Setting
 from funcpipe.partitioner.problem.options import Options, price_options, ways
 from funcpipe.partitioner.problem.problem import Problem, StageChoice
-from funcpipe.partitioner.problem.stage_graph import StageGraph, build_stage_graph
+from funcpipe.partitioner.problem.stage_graph import StageGraph
 from funcpipe.partitioner.search.option_network import OptionNetwork, PathCosts, without_dominated
 
 
@@ -55,7 +55,7 @@ Keep = Callable[[Setting, Options], BoolArray]
 
 def all_spaces(problem: Problem) -> Iterator[Space]:
     """Every space of `problem`."""
-    return spaces(problem, build_stage_graph(problem.profile, admits=problem.placed.admits))
+    return spaces(problem, problem.stage_graph)
 
 
 def spaces(problem: Problem, graph: StageGraph, keep: Keep | None = None) -> Iterator[Space]:

@@ -10,12 +10,23 @@ from typing import Any
 from alibabacloud_fc20230330.client import Client as FunctionClient
 from alibabacloud_tea_openapi.client import Client as OpenClient
 from alibabacloud_tea_openapi.utils_models import Config, OpenApiRequest, Params
-from darabonba.exceptions import DaraException
+from darabonba.exceptions import DaraException, UnretryableException
+from darabonba.policy.retry import RetryOptions
 from darabonba.runtime import RuntimeOptions
 
 from funcpipe.errors import FuncPipeError, InvalidValue, PlatformError, PlatformRefused
 
 _READ_TIMEOUT_MS = 60_000
+_RETRIES = RetryOptions(
+    retryCondition=[
+        {
+            "maxAttempts": 5,
+            "exception": ["RetryError"],  # the network
+            "errorCode": ["InternalServerError", "ResourceThrottled", "ServiceUnavailable", "Throttling"],
+            "backoff": {"policy": "FullJitter", "period": 200, "cap": 5_000},
+        }
+    ]
+)
 _KEYS = ("OSS_ACCESS_KEY_ID", "OSS_ACCESS_KEY_SECRET")
 _DENIED = ("AccessDenied", "Unauthorized", "NoPermission", "Forbidden", "ImplicitDeny")
 _UNKNOWN = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidSecurityToken", "IncompleteSignature")
@@ -96,6 +107,7 @@ class Account:
             protocol=self._protocol,
             connect_timeout=10_000,
             read_timeout=_READ_TIMEOUT_MS,
+            retry_options=_RETRIES,
         )
 
     def _check_region(self) -> None:
@@ -111,7 +123,7 @@ def explained(doing: str) -> Iterator[None]:
         yield
     except DaraException as error:
         raise _of_service(doing, error) from error
-    except OSError as error:
+    except (UnretryableException, OSError) as error:
         raise PlatformError(f"{doing}: {error}; is the region right, and this machine on line?") from error
 
 

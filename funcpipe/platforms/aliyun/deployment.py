@@ -1,5 +1,6 @@
 """Sets up what runs on Alibaba Cloud need, call by call, and removes it again. Both can be repeated safely."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -7,19 +8,24 @@ from typing import Any
 from alibabacloud_fc20230330 import models
 from darabonba.exceptions import DaraException
 
-from funcpipe.core import FunctionSize
 from funcpipe.errors import PlatformRefused
 from funcpipe.platforms.aliyun import template
 from funcpipe.platforms.aliyun.account import Account, code_of, explained
 from funcpipe.platforms.aliyun.bucket import Bucket
 from funcpipe.platforms.aliyun.log_service import LogService
-from funcpipe.platforms.aliyun.names import bucket_name, oss_endpoint, role_name, storage_url
+from funcpipe.platforms.aliyun.names import WATCHDOG, bucket_name, oss_endpoint, role_name, storage_at, storage_url
 from funcpipe.platforms.aliyun.template import Shape
 from funcpipe.platforms.shared.docker import Docker
 from funcpipe.platforms.shared.package import Package
 
 _RAM = "2015-05-01"
-_MISSING = ("FunctionNotFound", "AsyncConfigNotExists", "AsyncInvokeConfigNotFound", "EntityNotExist")
+_MISSING = (
+    "FunctionNotFound",
+    "TriggerNotFound",
+    "AsyncConfigNotExists",
+    "AsyncInvokeConfigNotFound",
+    "EntityNotExist",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +46,9 @@ class Deployed:
     def keeping_text(self) -> str:
         """What it costs to keep, in words."""
         return (
-            "functions, role and the image in a personal registry cost nothing while nothing runs; objects of runs are "
-            "paid by OSS per GB and month and expire after 7 days, logs by the log service, after 14 days"
+            "functions, role and the image in a personal registry cost nothing while nothing runs, a watchdog about "
+            "$0.30 a month (--no-watchdog leaves it out); objects of runs are paid by OSS per GB and month and expire "
+            "after 7 days, logs by the log service, after 14 days"
         )
 
 
@@ -56,6 +63,7 @@ class Deployer:
         self._say = say
         self._docker = docker or Docker()
         self._oss = oss or oss_endpoint(account.region, internal=False)
+        self._oss_of_functions = oss or oss_endpoint(account.region, internal=True)
 
     def deploy(self, shape: Shape, package: Package) -> Deployed:
         """Create or update what `shape` needs; what is up to date is left alone."""
@@ -68,7 +76,7 @@ class Deployer:
             self._say(f"made the log project {bucket}")
         role = self._ensure_role(shape.name, bucket)
         image = self._ensure_image(shape, package)
-        names = [self._ensure_function(shape, size, image, role) for size in shape.sizes]
+        names = self._ensure_functions(shape, image, role)
         for name in set(self._functions(shape.name)) - set(names):
             self._delete_function(name)
         return Deployed(name=shape.name, region=account.region, bucket=bucket, image=image, functions=tuple(names))
@@ -131,15 +139,27 @@ class Deployer:
             self._docker.push(image)
         return image
 
-    def _ensure_function(self, shape: Shape, size: FunctionSize, image: str, role: str) -> str:
-        project = bucket_name(shape.name, self._account.number, self._account.region)
-        logs = template.log_properties(project)
-        wanted = template.function_properties(shape, size, image=image, role=role, logs=logs)
+    def _ensure_functions(self, shape: Shape, image: str, role: str) -> list[str]:
+        """The names of the functions, in order of their sizes, followed by the watchdog."""
+        bucket = bucket_name(shape.name, self._account.number, self._account.region)
+        logs = template.log_properties(bucket)
+        names = []
+        for size in shape.sizes:
+            wanted = template.function_properties(shape, size, image=image, role=role, logs=logs)
+            names.append(self._ensure_function(wanted, template.async_properties()))
+        if shape.watchdog:
+            wanted = template.watchdog_properties(shape, image=image, role=role, logs=logs)
+            names.append(self._ensure_function(wanted, template.watchdog_events()))
+            storage = storage_at(bucket, self._account.region, self._oss_of_functions)
+            self._ensure_timer(names[-1], template.timer_properties(storage))
+        return names
+
+    def _ensure_function(self, wanted: Mapping[str, Any], events: Mapping[str, Any]) -> str:
         name: str = wanted["functionName"]
         with explained(f"making {name}"):
             found = self._found(lambda: self._client.get_function(name, models.GetFunctionRequest()))
             if found is None:
-                self._say(f"making {name}: {size.vcpu:g} vCPU, {size.memory_mb} MB")
+                self._say(f"making {name}: {wanted['cpu']:g} vCPU, {wanted['memorySize']} MB")
                 body = models.CreateFunctionInput().from_map(wanted)
                 self._client.create_function(models.CreateFunctionRequest(body=body))
             elif not _holds(found.body.to_map(), wanted):
@@ -150,10 +170,21 @@ class Deployer:
             config = self._found(
                 lambda: self._client.get_async_invoke_config(name, models.GetAsyncInvokeConfigRequest())
             )
-            if config is None or not _holds(config.body.to_map(), template.async_properties()):
-                events = models.PutAsyncInvokeConfigInput().from_map(template.async_properties())
-                self._client.put_async_invoke_config(name, models.PutAsyncInvokeConfigRequest(body=events))
+            if config is None or not _holds(config.body.to_map(), events):
+                body = models.PutAsyncInvokeConfigInput().from_map(events)
+                self._client.put_async_invoke_config(name, models.PutAsyncInvokeConfigRequest(body=body))
         return name
+
+    def _ensure_timer(self, function: str, timer: Mapping[str, Any]) -> None:
+        wanted = {**timer, "triggerConfig": json.dumps(timer["triggerConfig"])}
+        with explained(f"making the timer of {function}"):
+            found = self._found(lambda: self._client.get_trigger(function, template.TIMER))
+            if found is None:
+                body = models.CreateTriggerInput().from_map(wanted)
+                self._client.create_trigger(function, models.CreateTriggerRequest(body=body))
+            elif json.loads(found.body.trigger_config) != timer["triggerConfig"]:
+                body = models.UpdateTriggerInput(trigger_config=wanted["triggerConfig"])
+                self._client.update_trigger(function, template.TIMER, models.UpdateTriggerRequest(body=body))
 
     def _functions(self, name: str) -> list[str]:
         """The names of a deployment's functions."""
@@ -171,6 +202,8 @@ class Deployer:
     def _delete_function(self, name: str) -> None:
         self._say(f"removing {name}")
         with explained(f"removing {name}"):
+            if name.endswith(WATCHDOG):
+                self._found(lambda: self._client.delete_trigger(name, template.TIMER))
             self._found(lambda: self._client.delete_function(name))
 
     def _ram(self, action: str, query: Mapping[str, str]) -> Mapping[str, Any]:

@@ -1,6 +1,5 @@
 """Functions on Alibaba Function Compute: asynchronous tasks, which the service itself watches and stops."""
 
-import io
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
@@ -104,12 +103,16 @@ class AliyunPlatform:
         payload = payload_of(worker, self._spec)
         function, task = function_name(self._deployment, worker.size), f"task-{uuid.uuid4()}"
         with explained(f"invoking {function}"):
-            self._client.invoke_function_with_options(
-                function,
-                models.InvokeFunctionRequest(body=io.BytesIO(payload)),
-                models.InvokeFunctionHeaders(x_fc_invocation_type="Async", x_fc_async_task_id=task),
-                RuntimeOptions(),
-            )
+            try:
+                self._client.invoke_function_with_options(
+                    function,
+                    models.InvokeFunctionRequest(body=payload),
+                    models.InvokeFunctionHeaders(x_fc_invocation_type="Async", x_fc_async_task_id=task),
+                    RuntimeOptions(),
+                )
+            except DaraException as error:
+                if code_of(error) != "AsyncTaskAlreadyExists":  # an answer was lost, and the SDK asked again
+                    raise
         return Handle(worker=worker.worker, name=f"{function}/{task}")
 
     def status(self, handle: Handle) -> Status:

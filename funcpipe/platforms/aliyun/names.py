@@ -1,9 +1,17 @@
 """What the parts of a deployment on Alibaba Cloud are called."""
 
+WATCHDOG = "-watchdog"
+"""How the name of the function ends that looks after detached runs."""
+
 
 def function_name(deployment: str, size: str) -> str:
     """The function of a size."""
     return f"{deployment}-{size.replace('.', '_')}"
+
+
+def watchdog_name(deployment: str) -> str:
+    """The function that looks after detached runs."""
+    return f"{deployment}{WATCHDOG}"
 
 
 def bucket_name(deployment: str, account: str, region: str) -> str:
@@ -18,7 +26,12 @@ def role_name(deployment: str) -> str:
 
 def storage_url(bucket: str, region: str, *, internal: bool) -> str:
     """Where runs keep their objects: over the network of the data centre for functions, from outside for clients."""
-    return f"oss://{bucket}/runs?endpoint={oss_endpoint(region, internal=internal)}&region={region}"
+    return storage_at(bucket, region, oss_endpoint(region, internal=internal))
+
+
+def storage_at(bucket: str, region: str, endpoint: str) -> str:
+    """Where runs keep their objects, by an endpoint of OSS."""
+    return f"oss://{bucket}/runs?endpoint={endpoint}&region={region}"
 
 
 def oss_endpoint(region: str, *, internal: bool) -> str:

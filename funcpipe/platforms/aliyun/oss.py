@@ -1,7 +1,7 @@
 """Objects in a bucket of Alibaba Cloud OSS, through oss2."""
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -9,10 +9,12 @@ import oss2
 import requests
 
 from funcpipe.errors import KeyExists, KeyMissing, StorageBusy, StorageError
-from funcpipe.platforms.base import OPEN, Gate
+from funcpipe.platforms.base import OPEN, Gate, batches
+from funcpipe.platforms.shared.deletes import told
 from funcpipe.platforms.shared.http_body import GatedBody, require_one_put
 
 _OUT_OF_RANGE = 416
+_BUSY = {"RequestTimeout", "OperationAborted", "QpsLimitExceeded"}
 
 
 class OssStorage:
@@ -81,6 +83,16 @@ class OssStorage:
         with self._errors_of(key):
             self._bucket.delete_object(self._prefix + key)
 
+    def delete_many(self, keys: Sequence[str]) -> None:
+        """Remove objects, a thousand with each request; missing keys are not an error."""
+        left: list[str] = []
+        for batch in batches(keys):
+            wanted = [self._prefix + key for key in batch]
+            with self._errors_of(batch[0]):
+                answer = self._bucket.batch_delete_objects(wanted)
+            left += sorted(set(wanted) - set(answer.deleted_keys))
+        told([StorageBusy(f"{self._name}/{key}: OSS has not deleted it") for key in left], len(keys))
+
     def list(self, prefix: str) -> tuple[str, ...]:
         """The keys that begin with `prefix`, sorted."""
         with self._errors_of(prefix):
@@ -105,7 +117,7 @@ class OssStorage:
             if error.code == "FileAlreadyExists":
                 raise KeyExists(key) from None
             text = f"{where}: {error.code} ({error.status}): {error.message}"
-            busy = error.status >= 500 or error.status == 429
+            busy = error.status >= 500 or error.status == 429 or error.code in _BUSY
             raise (StorageBusy(text) if busy else StorageError(text)) from error
         except oss2.exceptions.RequestError as error:
             raise StorageBusy(f"{where}: {error.exception}") from error

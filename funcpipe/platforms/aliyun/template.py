@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from funcpipe.core import FunctionSize, PlatformSpec, checks
+from funcpipe.core import FunctionSize, PlatformSpec, WatchSpec, checks, to_text
 from funcpipe.errors import InvalidValue
-from funcpipe.platforms.aliyun.names import function_name
+from funcpipe.platforms.aliyun.names import function_name, watchdog_name
 from funcpipe.platforms.shared.package import Package, make_package
 
 PORT = 9000
@@ -23,6 +23,11 @@ _MOST_LIFETIME_S = 86_400
 _QUEUED_S = 300  # a task that could not start by then is given up
 _MOST_VCPU, _MOST_MEMORY_MB, _MEMORY_STEP_MB = 16.0, 32_768, 64
 _VCPU_STEP = 0.05
+_WATCHDOG_VCPU, _WATCHDOG_MB = 0.25, 256
+_WATCHDOG_S = 240  # several times what it takes until a silent function counts as lost
+TIMER = "every-minute"
+"""The name of the trigger that invokes the watchdog."""
+
 _COMMAND = ("python", "-m", "funcpipe.platforms.entry.aliyun_fc")
 
 Node = dict[str, Any]
@@ -30,12 +35,16 @@ Node = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A deployment: its name, the sizes of its functions, the repository of their image (without a tag)."""
+    """A deployment: its name, the sizes of its functions, the repository of their image (without a tag).
+
+    With a `watchdog`, detached runs are looked after every minute.
+    """
 
     name: str
     sizes: tuple[FunctionSize, ...]
     repository: str
     lifetime_s: int = _MOST_LIFETIME_S
+    watchdog: bool = True
 
     def __post_init__(self) -> None:
         if not (self.name.isascii() and self.name.replace("-", "").isalnum() and self.name.islower()):
@@ -51,9 +60,10 @@ class Shape:
             _check(size)
 
 
-def shape_of(spec: PlatformSpec, *, name: str, sizes: tuple[str, ...], repository: str) -> Shape:
+def shape_of(spec: PlatformSpec, *, name: str, sizes: tuple[str, ...], repository: str, watchdog: bool = True) -> Shape:
     """The deployment of the sizes of `spec` with these names."""
-    return Shape(name=name, sizes=tuple(spec.size(size) for size in sizes), repository=repository)
+    found = tuple(spec.size(size) for size in sizes)
+    return Shape(name=name, sizes=found, repository=repository, watchdog=watchdog)
 
 
 def container_package(extra: tuple[str, ...] = ()) -> Package:
@@ -79,6 +89,29 @@ def function_properties(shape: Shape, size: FunctionSize, *, image: str, role: s
     }
 
 
+def watchdog_properties(shape: Shape, *, image: str, role: str, logs: Node | str) -> Node:
+    """The function that looks after detached runs, as the API takes it: small, and without torch."""
+    return {
+        **function_properties(shape, shape.sizes[0], image=image, role=role, logs=logs),
+        "functionName": watchdog_name(shape.name),
+        "cpu": _WATCHDOG_VCPU,
+        "memorySize": _WATCHDOG_MB,
+        "timeout": _WATCHDOG_S,
+        "environmentVariables": {"FUNCPIPE_PRELOAD": ""},
+    }
+
+
+def timer_properties(storage: str) -> Node:
+    """What invokes the watchdog every minute, as the tool takes it: `triggerConfig` is no text yet."""
+    config = {"cronExpression": "@every 1m", "enable": True, "payload": to_text(WatchSpec(storage=storage))}
+    return {"triggerName": TIMER, "triggerType": "timer", "qualifier": "LATEST", "triggerConfig": config}
+
+
+def watchdog_events() -> Node:
+    """How the timer's events are treated: never tried again, as the next one comes soon, and not kept as tasks."""
+    return {"asyncTask": False, "maxAsyncRetryAttempts": 0, "maxAsyncEventAgeInSeconds": 60}
+
+
 def log_properties(project: str) -> Node:
     """Where functions log to, as the API takes it: lines as they are, without metrics, which are paid apart."""
     return {
@@ -95,10 +128,10 @@ def async_properties() -> Node:
     return {"asyncTask": True, "maxAsyncRetryAttempts": 0, "maxAsyncEventAgeInSeconds": _QUEUED_S}
 
 
-def tool_template(shape: Shape, *, region: str, image: str, role: str) -> str:
+def tool_template(shape: Shape, *, region: str, image: str, role: str, storage: str) -> str:
     """The `s.yaml` for Serverless Devs (`s deploy`), written as JSON, which YAML includes.
 
-    The tool makes a project of the log service of its own.
+    The tool makes a project of the log service of its own. `storage` is the URL by which functions open the bucket.
     """
     resources = {}
     for size in shape.sizes:
@@ -106,6 +139,13 @@ def tool_template(shape: Shape, *, region: str, image: str, role: str) -> str:
         resources[properties["functionName"]] = {
             "component": "fc3",
             "props": {"region": region, **properties, "asyncInvokeConfig": async_properties()},
+        }
+    if shape.watchdog:
+        properties = watchdog_properties(shape, image=image, role=role, logs="auto")
+        events = {"asyncInvokeConfig": watchdog_events(), "triggers": [timer_properties(storage)]}
+        resources[properties["functionName"]] = {
+            "component": "fc3",
+            "props": {"region": region, **properties, **events},
         }
     value = {"edition": "3.0.0", "name": shape.name, "access": "default", "resources": resources}
     return json.dumps(value, indent=1) + "\n"

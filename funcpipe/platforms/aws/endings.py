@@ -9,6 +9,7 @@ from funcpipe.core import MB
 from funcpipe.platforms.base import Cause, State, Status
 
 _OUT_OF_MEMORY = "Runtime.OutOfMemory"
+_EXITED = "Runtime.ExitError"
 _KILLED = re.compile(r"signal: killed", re.IGNORECASE)
 _TIMED_OUT = re.compile(r"Task timed out after [\d.]+ seconds")
 
@@ -41,7 +42,8 @@ def _of_record(record: dict[str, Any]) -> Status:
             text = f"out of memory: {peak_mb} of {size_mb} MB used"
             return replace(_failed(text, Cause.OUT_OF_MEMORY), peak_bytes=peak_mb * MB or None)
         case status:
-            return _failed(f"ended with {kind or status}, {peak_mb} of {size_mb} MB used", Cause.CRASHED)
+            cause = Cause.EXITED if kind == _EXITED else Cause.CRASHED
+            return _failed(f"ended with {kind or status}, {peak_mb} of {size_mb} MB used", cause)
 
 
 def of_failure(text: str) -> tuple[str, Status]:
@@ -56,7 +58,8 @@ def of_failure(text: str) -> tuple[str, Status]:
         return about["requestId"], _failed(message, Cause.TIMED_OUT)
     if answer.get("errorType") == _OUT_OF_MEMORY or _KILLED.search(message):
         return about["requestId"], _failed(f"out of memory: {message}", Cause.OUT_OF_MEMORY)
-    return about["requestId"], _failed(f"failed: {message or about['condition']}", Cause.CRASHED)
+    cause = Cause.EXITED if answer.get("errorType") == _EXITED else Cause.CRASHED
+    return about["requestId"], _failed(f"failed: {message or about['condition']}", cause)
 
 
 def _failed(reason: str, cause: Cause) -> Status:

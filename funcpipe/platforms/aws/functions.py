@@ -10,8 +10,9 @@ from funcpipe.core.log_lines import RawLine
 from funcpipe.errors import PlatformRefused
 from funcpipe.platforms.aws import endings
 from funcpipe.platforms.aws.account import Account, explained
+from funcpipe.platforms.aws.resources import RUNS
 from funcpipe.platforms.aws.run_logs import read_logs
-from funcpipe.platforms.aws.template import FAILURES, LEAST_MEMORY_MB, MOST_MEMORY_MB, RUNS, function_name, log_group
+from funcpipe.platforms.aws.template import FAILURES, LEAST_MEMORY_MB, MOST_MEMORY_MB, function_name, log_group
 from funcpipe.platforms.base import Handle, State, Status, StorageUrls
 from funcpipe.platforms.shared.polling import STOP_WITHIN_S, Polling, payload_of
 

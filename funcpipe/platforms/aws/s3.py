@@ -1,7 +1,7 @@
 """Objects in a bucket of Amazon S3, or of any server that speaks its protocol, through boto3."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,12 +17,17 @@ from botocore.exceptions import (
 )
 
 from funcpipe.errors import KeyExists, KeyMissing, StorageBusy, StorageError
-from funcpipe.platforms.base import OPEN, Gate
+from funcpipe.platforms.base import OPEN, Gate, batches
+from funcpipe.platforms.shared.deletes import told
 from funcpipe.platforms.shared.http_body import GatedBody, require_one_put
 
 _MISSING = {"NoSuchKey", "404", "NotFound"}
 _EXISTS = {"PreconditionFailed", "412"}
-_BUSY = {"SlowDown", "RequestTimeout", "ThrottlingException", "ConditionalRequestConflict", "OperationAborted"}
+_BUSY = {
+    *("SlowDown", "RequestTimeout", "Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequests"),
+    *("ConditionalRequestConflict", "OperationAborted"),
+}
+_SERVER_ERRORS = {"InternalError", "ServiceUnavailable"}
 _OUT_OF_RANGE = {"InvalidRange", "416"}
 
 
@@ -88,6 +93,16 @@ class S3Storage:
         with self._errors_of(key):
             self._client.delete_object(Bucket=self._bucket, Key=self._prefix + key)
 
+    def delete_many(self, keys: Sequence[str]) -> None:
+        """Remove objects, a thousand with each request; missing keys are not an error."""
+        errors: list[StorageError] = []
+        for batch in batches(keys):
+            objects = [{"Key": self._prefix + key} for key in batch]
+            with self._errors_of(batch[0]):
+                answer = self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True})
+            errors += [self._undeleted(**error) for error in answer.get("Errors", ())]
+        told(errors, len(keys))
+
     def list(self, prefix: str) -> tuple[str, ...]:
         """The keys that begin with `prefix`, sorted."""
         with self._errors_of(prefix):
@@ -120,6 +135,11 @@ class S3Storage:
             raise StorageBusy(f"{self._where(key)}: {error}") from error
         except BotoCoreError as error:
             raise StorageError(f"{self._where(key)}: {error}") from error
+
+    def _undeleted(self, *, Key: str, Code: str, Message: str = "", **_: str) -> StorageError:
+        """Why one object of a batch was not deleted; the words are those of the answer."""
+        passing = Code in _BUSY or Code in _SERVER_ERRORS
+        return (StorageBusy if passing else StorageError)(f"s3://{self._bucket}/{Key}: {Code}: {Message}")
 
     def _explained(self, key: str, error: ClientError) -> StorageError:
         code = error.response["Error"]["Code"]

@@ -1,37 +1,36 @@
 """The CloudFormation template of a deployment: the form of record of everything that `funcpipe deploy aws` makes."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from funcpipe.core import checks
+from funcpipe.core import MARKS, WatchSpec, checks, to_text
 from funcpipe.errors import InvalidValue
+from funcpipe.platforms.aws.resources import IMAGE_PARAMETER, RUNS, Node, Rights, function, invocation, objects, role
 from funcpipe.platforms.shared.package import MOST_IMAGE_BYTES
 
 LEAST_MEMORY_MB, MOST_MEMORY_MB = 128, 10_240
 LIFETIME_S = 900
-IMAGE_PARAMETER = "ImageUri"
-RUNS = "runs"
-"""The prefix of the bucket under which runs keep their objects."""
-
 SOURCES = "sources"
 FAILURES = "aws/lambda/async"
 """Where Lambda puts its record of an asynchronous invocation that failed."""
 
-_QUEUED_S = 120  # an event that Lambda could not start by then is given up and recorded as a failure
+_QUEUED_S = 120
+_WATCHDOG_MB = 256  # Python and boto3 take 70
+_WATCHDOG_S = 240  # several times what it takes until a silent function counts as lost
 _EXPIRY_DAYS = {f"{RUNS}/": 7, f"{FAILURES}/": 7, "stops/": 1, f"{SOURCES}/": 1}
-
-Node = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What a deployment consists of: its name, which is the stack's, and a function of each memory size."""
+    """What a deployment consists of: its name, which is the stack's, and a function of each memory size.
+
+    With a `watchdog`, detached runs are looked after every minute.
+    """
 
     name: str
     memory_mb: tuple[int, ...]
     log_days: int = 14
+    watchdog: bool = True
 
     def __post_init__(self) -> None:
         if not (self.name.isascii() and self.name.replace("-", "").isalnum() and self.name.islower()):
@@ -60,7 +59,8 @@ def template(shape: Shape) -> Node:
     functions = {}
     for memory in shape.memory_mb:
         functions[f"Function{memory}"] = _function(shape, memory)
-        functions[f"Invocation{memory}"] = _invocation(memory)
+        functions[f"Invocation{memory}"] = invocation(f"Function{memory}", _QUEUED_S)
+    watchdog = _watchdog(shape) if shape.watchdog else {}
     return {
         "AWSTemplateFormatVersion": "2010-09-09",
         "Description": "funcpipe: functions that train, their image, their storage and their logs",
@@ -75,10 +75,11 @@ def template(shape: Shape) -> Node:
                 "Properties": {"LogGroupName": log_group(shape.name), "RetentionInDays": shape.log_days},
             },
             "Repository": _repository(shape),
-            "FunctionRole": _role("lambda.amazonaws.com", _function_rights(shape)),
-            "BuildRole": _role("codebuild.amazonaws.com", _build_rights()),
+            "FunctionRole": role("lambda.amazonaws.com", _function_rights(shape)),
+            "BuildRole": role("codebuild.amazonaws.com", _build_rights()),
             "Build": _build(shape),
             **functions,
+            **watchdog,
         },
         "Outputs": {
             "Bucket": {"Value": {"Ref": "Bucket"}},
@@ -123,9 +124,6 @@ def _repository(shape: Shape) -> Node:
         "selection": {"tagStatus": "any", "countType": "imageCountMoreThan", "countNumber": 2},
         "action": {"type": "expire"},
     }
-    functions = {
-        "Fn::Sub": f"arn:${{AWS::Partition}}:lambda:${{AWS::Region}}:${{AWS::AccountId}}:function:{shape.name}-*"
-    }
     return {
         "Type": "AWS::ECR::Repository",
         "DeletionPolicy": "Delete",
@@ -141,7 +139,7 @@ def _repository(shape: Shape) -> Node:
                         "Effect": "Allow",
                         "Principal": {"Service": "lambda.amazonaws.com"},
                         "Action": ["ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"],
-                        "Condition": {"StringLike": {"aws:SourceArn": functions}},
+                        "Condition": {"StringLike": {"aws:SourceArn": _functions(shape)}},
                     }
                 ],
             },
@@ -149,48 +147,44 @@ def _repository(shape: Shape) -> Node:
     }
 
 
-def _role(service: str, rights: Sequence[tuple[Sequence[str], object]]) -> Node:
-    """A role for `service` that may do each of the actions to the resources beside them, and nothing else."""
-    statements = [{"Effect": "Allow", "Action": list(actions), "Resource": to} for actions, to in rights]
-    trust = {"Effect": "Allow", "Principal": {"Service": service}, "Action": "sts:AssumeRole"}
-    return {
-        "Type": "AWS::IAM::Role",
-        "Properties": {
-            "AssumeRolePolicyDocument": {"Version": "2012-10-17", "Statement": [trust]},
-            "Policies": [
-                {"PolicyName": "funcpipe", "PolicyDocument": {"Version": "2012-10-17", "Statement": statements}}
-            ],
-        },
-    }
-
-
-def _function_rights(shape: Shape) -> list[tuple[Sequence[str], object]]:
+def _function_rights(shape: Shape) -> Rights:
     """What a function may do: to its runs' objects, to its deployment's functions and logs.
 
     Listing is for the whole bucket: without it, S3 answers 403 rather than 404 for an object that is not there yet.
     """
-    functions = f"arn:${{AWS::Partition}}:lambda:${{AWS::Region}}:${{AWS::AccountId}}:function:{shape.name}-*"
     return [
-        (["s3:GetObject", "s3:PutObject", "s3:DeleteObject"], [_objects(RUNS), _objects("stops")]),
-        (["s3:GetObject", "s3:PutObject"], _objects(FAILURES)),
+        (["s3:GetObject", "s3:PutObject", "s3:DeleteObject"], [objects(RUNS), objects("stops")]),
+        (["s3:GetObject", "s3:PutObject"], objects(FAILURES)),
         (["s3:ListBucket"], {"Fn::GetAtt": ["Bucket", "Arn"]}),
-        (["lambda:InvokeFunction"], {"Fn::Sub": functions}),
+        (["lambda:InvokeFunction"], _functions(shape)),
         (["logs:CreateLogStream", "logs:PutLogEvents", "logs:FilterLogEvents"], {"Fn::GetAtt": ["Logs", "Arn"]}),
     ]
 
 
-def _build_rights() -> list[tuple[Sequence[str], object]]:
-    push = ("BatchCheckLayerAvailability", "InitiateLayerUpload", "UploadLayerPart", "CompleteLayerUpload", "PutImage")
+def _watchdog_rights(shape: Shape) -> Rights:
+    """What a watchdog may do: read runs, start their functions and note that, and take marks away."""
     return [
-        (["s3:GetObject", "s3:GetObjectVersion"], _objects(SOURCES)),
-        (["ecr:GetAuthorizationToken"], "*"),  # the action admits no resource
-        ([f"ecr:{action}" for action in push], {"Fn::GetAtt": ["Repository", "Arn"]}),
+        (["s3:GetObject"], [objects(RUNS), objects("stops")]),
+        (["s3:PutObject"], [objects(RUNS), objects(FAILURES)]),
+        (["s3:DeleteObject"], objects(f"{RUNS}/{MARKS.strip('/')}")),
+        (["s3:ListBucket"], {"Fn::GetAtt": ["Bucket", "Arn"]}),
+        (["lambda:InvokeFunction"], _functions(shape)),
         (["logs:CreateLogStream", "logs:PutLogEvents"], {"Fn::GetAtt": ["Logs", "Arn"]}),
     ]
 
 
-def _objects(prefix: str) -> Node:
-    return {"Fn::Sub": f"${{Bucket.Arn}}/{prefix}/*"}
+def _functions(shape: Shape) -> Node:
+    return {"Fn::Sub": f"arn:${{AWS::Partition}}:lambda:${{AWS::Region}}:${{AWS::AccountId}}:function:{shape.name}-*"}
+
+
+def _build_rights() -> Rights:
+    push = ("BatchCheckLayerAvailability", "InitiateLayerUpload", "UploadLayerPart", "CompleteLayerUpload", "PutImage")
+    return [
+        (["s3:GetObject", "s3:GetObjectVersion"], objects(SOURCES)),
+        (["ecr:GetAuthorizationToken"], "*"),  # the action admits no resource
+        ([f"ecr:{action}" for action in push], {"Fn::GetAtt": ["Repository", "Arn"]}),
+        (["logs:CreateLogStream", "logs:PutLogEvents"], {"Fn::GetAtt": ["Logs", "Arn"]}),
+    ]
 
 
 def _build(shape: Shape) -> Node:
@@ -227,33 +221,44 @@ def _build(shape: Shape) -> Node:
 
 
 def _function(shape: Shape, memory_mb: int) -> Node:
+    """A function that trains or measures."""
+    name, environment = function_name(shape.name, memory_mb), {"FUNCPIPE_CONTROL": {"Fn::Sub": "s3://${Bucket}"}}
+    return function(name, memory_mb, LIFETIME_S, role="FunctionRole", environment=environment)
+
+
+def _watchdog(shape: Shape) -> Node:
+    """A small function that a rule invokes every minute with the payload of a watchdog, and what both may do."""
+    storage = f"s3://${{Bucket}}/{RUNS}?region=${{AWS::Region}}"
+    arn = {"Fn::GetAtt": ["Watchdog", "Arn"]}
+    target = {"Id": "watchdog", "Arn": arn, "Input": {"Fn::Sub": to_text(WatchSpec(storage=storage))}}
     return {
-        "Type": "AWS::Lambda::Function",
-        "Condition": "HasImage",
-        "Properties": {
-            "FunctionName": function_name(shape.name, memory_mb),
-            "PackageType": "Image",
-            "Architectures": ["x86_64"],
-            "Code": {"ImageUri": {"Ref": IMAGE_PARAMETER}},
-            "MemorySize": memory_mb,
-            "Timeout": LIFETIME_S,
-            "Role": {"Fn::GetAtt": ["FunctionRole", "Arn"]},
-            "Environment": {"Variables": {"FUNCPIPE_CONTROL": {"Fn::Sub": "s3://${Bucket}"}}},
-            "LoggingConfig": {"LogFormat": "JSON", "LogGroup": {"Ref": "Logs"}},
+        "WatchdogRole": role("lambda.amazonaws.com", _watchdog_rights(shape)),
+        "Watchdog": function(
+            f"{shape.name}-watchdog",
+            _WATCHDOG_MB,
+            _WATCHDOG_S,
+            role="WatchdogRole",
+            environment={"FUNCPIPE_CONTROL": {"Fn::Sub": "s3://${Bucket}"}},
+        ),
+        "WatchdogInvocation": invocation("Watchdog", 60),
+        "EveryMinute": {
+            "Type": "AWS::Events::Rule",
+            "Condition": "HasImage",
+            "Properties": {
+                "Name": f"{shape.name}-watchdog",
+                "ScheduleExpression": "rate(1 minute)",
+                "State": "ENABLED",
+                "Targets": [target],
+            },
         },
-    }
-
-
-def _invocation(memory_mb: int) -> Node:
-    """How Lambda treats events: no retries, which would train a step twice, and a record of those that failed."""
-    return {
-        "Type": "AWS::Lambda::EventInvokeConfig",
-        "Condition": "HasImage",
-        "Properties": {
-            "FunctionName": {"Ref": f"Function{memory_mb}"},
-            "Qualifier": "$LATEST",
-            "MaximumRetryAttempts": 0,
-            "MaximumEventAgeInSeconds": _QUEUED_S,
-            "DestinationConfig": {"OnFailure": {"Destination": {"Fn::GetAtt": ["Bucket", "Arn"]}}},
+        "WatchdogPermission": {
+            "Type": "AWS::Lambda::Permission",
+            "Condition": "HasImage",
+            "Properties": {
+                "Action": "lambda:InvokeFunction",
+                "FunctionName": arn,
+                "Principal": "events.amazonaws.com",
+                "SourceArn": {"Fn::GetAtt": ["EveryMinute", "Arn"]},
+            },
         },
     }

@@ -4,6 +4,7 @@ Function Compute posts to `/initialize` once for each instance and to `/invoke` 
 failure, in the status and in the header `x-fc-status`.
 """
 
+import importlib
 import json
 import os
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,11 +15,15 @@ from funcpipe.platforms.entry import function as entry
 PORT = "FC_SERVER_PORT"
 """The environment variable with the port to listen on, 9000 without it."""
 
+PRELOAD = "FUNCPIPE_PRELOAD"
+"""The environment variable with the module that an instance loads before its first event; none if it is empty."""
+
 _CREDENTIALS = {
     "x-fc-access-key-id": "OSS_ACCESS_KEY_ID",
     "x-fc-access-key-secret": "OSS_ACCESS_KEY_SECRET",
     "x-fc-security-token": "OSS_SESSION_TOKEN",
 }
+_OF_TIMER = {"triggerName", "triggerTime", "payload"}
 _DONE, _FAILED = 200, 404
 
 
@@ -34,12 +39,12 @@ class Handler(BaseHTTPRequestHandler):
         request = self.headers.get("x-fc-request-id", "")
         match self.path:
             case "/initialize":
-                import funcpipe.worker.attempt  # noqa: F401 - torch loads before the first event
-
+                if module := os.environ.get(PRELOAD, "funcpipe.worker.attempt"):
+                    importlib.import_module(module)  # torch loads before the first event
                 self._answer(_DONE, {"ready": True})
             case "/invoke":
                 print(f"FC Invoke Start RequestId: {request}", flush=True)
-                self._invoke(body.decode())
+                self._invoke(_payload(body.decode()))
                 print(f"FC Invoke End RequestId: {request}", flush=True)
             case path:
                 self._answer(_FAILED, {"errorMessage": f"there is no {path}", "errorType": "NotFound"})
@@ -71,6 +76,15 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """Say nothing: what matters is printed."""
+
+
+def _payload(event: str) -> str:
+    """What the function is told: the event, or what the event of a timer carries."""
+    try:
+        value = json.loads(event)
+    except ValueError:
+        return event  # which is refused, and the error says why
+    return str(value["payload"]) if isinstance(value, dict) and value.keys() >= _OF_TIMER else event
 
 
 def main() -> None:

@@ -19,6 +19,6 @@ class Context(Protocol):
 
 def handler(event: dict[str, Any], context: Context) -> dict[str, str]:
     """Run the worker whose payload is `event`; raises WorkerFailed, which Lambda records, when it failed."""
-    with entry.StopWatch(open_storage(os.environ[CONTROL]), context.aws_request_id):
+    with entry.StopWatch(open_storage(os.environ[CONTROL], retry_s=0), context.aws_request_id):
         entry.run(json.dumps(event))
     return {"invocation": context.aws_request_id}

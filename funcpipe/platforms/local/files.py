@@ -1,25 +1,42 @@
 """Objects as files of one folder, shared by the processes of a machine."""
 
+import contextlib
+import errno
+import io
 import itertools
 import logging
 import os
 import threading
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from funcpipe.errors import InvalidValue, KeyExists, KeyMissing, StorageError
+from funcpipe.errors import InvalidValue, KeyExists, KeyMissing, StorageBusy, StorageError
 from funcpipe.platforms.base import OPEN, Gate
 from funcpipe.platforms.local.watch import FolderWatch
+from funcpipe.platforms.shared.deletes import delete_each
 
 _log = logging.getLogger(__name__)
 _UNFINISHED = ".unfinished"
 _LOOK_S = 0.01  # between two looks for an object, where the system does not tell of it
 
+_LASTING = frozenset(
+    {
+        *(errno.EACCES, errno.EPERM, errno.EINVAL, errno.ENAMETOOLONG, errno.ELOOP),
+        *(errno.ENOTDIR, errno.EISDIR, errno.EFBIG, errno.ENOSYS, errno.ENOTSUP),
+    }
+)
+"""Errors that stay. All others, such as a full, read-only or unreachable disk, may pass."""
+
+_ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+"""There is no object of that name; it, or what it begins with, may be that of a folder or of another object."""
+
 
 class FileStorage:
     """Keys are paths below `root`. An object is written beside its place and moved there whole.
 
-    Raises InvalidValue where the folder cannot be made.
+    Raises InvalidValue where the folder cannot be made. Every request is made once: a failure that may pass is
+    StorageBusy, for others to try again.
     """
 
     def __init__(self, root: str | Path) -> None:
@@ -27,63 +44,65 @@ class FileStorage:
         self._root = os.path.abspath(root)
         self._numbers = itertools.count()
         self._unfinished = os.path.join(self._root, _UNFINISHED)
+        self._leftovers: list[str] = []
         try:
             os.makedirs(self._unfinished, exist_ok=True)
         except OSError as error:
-            raise InvalidValue(
-                "storage", self._root, f"must be a folder that can be written ({error.strerror})"
-            ) from error
+            if error.errno in _LASTING or isinstance(error, FileExistsError):
+                raise InvalidValue(
+                    "storage", self._root, f"must be a folder that can be written ({error.strerror})"
+                ) from error
+            _log.warning("the folder %s cannot be made for now: %s", self._root, error.strerror)
 
     def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
         """Write an object; with `if_absent`, raise KeyExists rather than replace one."""
         path = self._path(key)
-        unfinished = os.path.join(self._unfinished, f"{os.getpid()}-{next(self._numbers)}")
-        try:
-            with gate, open(unfinished, "wb", buffering=0) as file:
+        with self._errors_of("write", path), self._unfinished_file() as (unfinished, file):
+            with gate:
                 _write_all(file.fileno(), memoryview(data).cast("B"))
-            self._move(unfinished, path, replace=not if_absent)
-        except FileExistsError:
-            raise KeyExists(key) from None
-        except OSError as error:
-            raise StorageError(f"the object {key!r} cannot be written: {error.strerror}") from error
-        finally:
-            _remove(unfinished)
+            file.close()  # which may tell that not all could be written
+            try:
+                self._move(unfinished, path, replace=not if_absent)
+            except FileExistsError:
+                raise KeyExists(key) from None
 
     def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
         """The bytes [start, stop) of an object; raises KeyMissing."""
-        try:
-            with open(self._path(key), "rb") as file, gate:
-                file.seek(start)
-                return file.read() if stop is None else file.read(max(stop - start, 0))
-        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-            raise KeyMissing(key) from None
-        except OSError as error:
-            raise StorageError(f"the object {key!r} cannot be read: {error.strerror}") from error
+        path = self._path(key)
+        with self._errors_of("read", path):
+            try:
+                with open(path, "rb") as file, gate:
+                    file.seek(start)
+                    return file.read() if stop is None else file.read(max(stop - start, 0))
+            except _ABSENT:
+                raise KeyMissing(key) from None
 
     def delete(self, key: str) -> None:
         """Remove an object, and the folders that it leaves empty; a missing key is not an error."""
         path = self._path(key)
-        _remove(path)
+        with self._errors_of("remove", path):
+            try:
+                os.remove(path)
+            except _ABSENT:
+                return
         folder = os.path.dirname(path)
         while folder != self._root:
             try:
                 os.rmdir(folder)
             except OSError:
-                return  # not empty, or gone already
+                return  # not empty, or gone already; and an empty folder is no object
             folder = os.path.dirname(folder)
+
+    def delete_many(self, keys: Sequence[str]) -> None:
+        """Remove objects; missing keys are not an error."""
+        delete_each(self.delete, keys)
 
     def list(self, prefix: str) -> tuple[str, ...]:
         """The keys that begin with `prefix`, sorted."""
-        keys = []
-        top = os.path.join(self._root, os.path.dirname(prefix))
-        for folder, folders, names in os.walk(top):
-            if _UNFINISHED in folders:
-                folders.remove(_UNFINISHED)
-            for name in names:
-                key = os.path.relpath(os.path.join(folder, name), self._root)
-                if key.startswith(prefix):
-                    keys.append(key)
-        return tuple(sorted(keys))
+        folder = os.path.dirname(prefix)
+        with self._errors_of("list", os.path.join(self._root, folder)):
+            below = f"{folder}/" if folder else ""
+            return tuple(sorted(key for key in self._below(below) if key.startswith(prefix)))
 
     def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
         """Pause until the object is there, `timeout_s` are over or `cancel` is set."""
@@ -97,6 +116,19 @@ class FileStorage:
             _log.warning("folders are looked at every %g s instead of watched: %s", _LOOK_S, error)
         cancel.wait(min(timeout_s, _LOOK_S))
 
+    def _below(self, prefix: str) -> Iterator[str]:
+        """All keys below the folder `prefix`. What vanishes meanwhile is left out, any other error is raised."""
+        try:
+            with os.scandir(os.path.join(self._root, prefix)) as found:
+                entries = [(f"{prefix}{entry.name}", entry.is_dir(follow_symlinks=False)) for entry in found]
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        for name, is_folder in entries:
+            if not is_folder:
+                yield name
+            elif name != _UNFINISHED:
+                yield from self._below(f"{name}/")
+
     @cached_property
     def _watch(self) -> FolderWatch:
         return FolderWatch()
@@ -106,6 +138,43 @@ class FileStorage:
         if any(part in ("", ".", "..", _UNFINISHED) for part in parts) or "\0" in key:
             raise StorageError(f"{key!r} is no key: it must be a relative path without empty, '.' or '..' parts")
         return os.path.join(self._root, *parts)
+
+    @contextlib.contextmanager
+    def _unfinished_file(self) -> Iterator[tuple[str, io.FileIO]]:
+        """The path of a new file, and the file; it is removed at the end, unless it was moved to its place."""
+        with contextlib.suppress(IndexError):  # another thread may take them
+            for _ in range(len(self._leftovers)):
+                self._discard(self._leftovers.pop(0))
+        path = os.path.join(self._unfinished, f"{os.getpid()}-{next(self._numbers)}")
+        if not os.path.isdir(self._unfinished):
+            os.makedirs(self._unfinished, exist_ok=True)
+        try:
+            with open(path, "wb", buffering=0) as file:
+                yield path, file
+        finally:
+            self._discard(path)
+
+    def _discard(self, unfinished: str) -> None:
+        """Remove an unfinished file, if it is there; if that fails, it is tried again at the next put."""
+        try:
+            os.remove(unfinished)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self._leftovers.append(unfinished)
+            _log.debug("%s cannot be removed for now: %s", unfinished, error.strerror)
+
+    @contextlib.contextmanager
+    def _errors_of(self, work: str, path: str) -> Iterator[None]:
+        """Errors of the file system become ours: those that may pass StorageBusy, with what would help."""
+        try:
+            yield
+        except OSError as error:
+            name = errno.errorcode.get(error.errno or 0, "unknown error")
+            text = f"cannot {work} {path}: {error.strerror} ({name})"
+            if error.errno in _LASTING:
+                raise StorageError(f"{text}; check the folder and its permissions") from error
+            raise StorageBusy(f"{text}; check the disk: its space, its mount and its health") from error
 
     def _move(self, unfinished: str, path: str, *, replace: bool) -> None:
         for _ in range(100):  # a delete in another process may remove the folder between its making and its use
@@ -117,16 +186,9 @@ class FileStorage:
                 return
             except FileNotFoundError:
                 os.makedirs(os.path.dirname(path), exist_ok=True)
-        raise StorageError(f"the folder of {path} vanishes again and again")
+        raise StorageBusy(f"the folder of {path} vanishes again and again")
 
 
 def _write_all(file: int, data: memoryview) -> None:
     while data:
         data = data[os.write(file, data) :]
-
-
-def _remove(path: str) -> None:
-    try:
-        os.remove(path)
-    except FileNotFoundError:
-        return

@@ -35,8 +35,9 @@ def status_of(exit_status: int) -> Status:
     code = os.waitstatus_to_exitcode(exit_status)
     if code == 0:
         return Status(state=State.DONE)
-    reason = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    return Status(state=State.FAILED, reason=reason, cause=Cause.CRASHED)
+    if code > 0:
+        return Status(state=State.FAILED, reason=f"ended with exit code {code}", cause=Cause.EXITED)
+    return Status(state=State.FAILED, reason=f"killed by {signal.Signals(-code).name}", cause=Cause.CRASHED)
 
 
 def _do(work: Callable[[], None], lifeline: int) -> None:

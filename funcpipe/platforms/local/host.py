@@ -2,7 +2,7 @@
 
 It has loaded what functions need, and is asked through a Unix socket by its client and by functions: each request and
 each answer is a line with a JSON object. It ends when its client has ended, and all functions with it; if the client
-has said `detach`, when the last function has ended.
+has said `detach`, when the last function has ended, and the watchdog of each run that is left to itself.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from funcpipe.core import PlatformSpec, from_text
+from funcpipe.core import PlatformSpec, WatchSpec, from_text, to_text
 from funcpipe.core.json_form import to_plain
 from funcpipe.errors import InvalidValue, PlatformError
 from funcpipe.platforms.base import Handle, State, Status
@@ -31,6 +31,8 @@ from funcpipe.platforms.processors import usable_processors
 CLIENT = 0
 """The file descriptor of the pipe whose other end is the client's: it tells when the client ends."""
 
+_WATCHDOG = "watchdog"
+_MOST_LOST = 5  # watchdogs of a run may die; the next one follows as many seconds later
 _LONGEST_REQUEST = 1 << 30  # bytes; what a platform admits as a payload is checked where it is invoked
 
 
@@ -38,7 +40,7 @@ _LONGEST_REQUEST = 1 << 30  # bytes; what a platform admits as a payload is chec
 class HostSpec:
     """What a host is told: the `MODULE:FUNCTION` that functions call with their payload, and modules to load before.
 
-    The limits of `spec` are either `imposed` on functions or not.
+    The limits of `spec` are either `imposed` on functions or not. With `watches`, detached runs get a watchdog.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.host/1"
@@ -47,6 +49,7 @@ class HostSpec:
     preload: tuple[str, ...]
     spec: PlatformSpec
     imposed: bool
+    watches: bool = False
 
 
 @dataclass
@@ -75,6 +78,8 @@ class Host:
         self._selector = selector
         self._entry = _load(told.entry)
         self._functions: dict[str, _Function] = {}
+        self._storages: dict[str, str] = {}
+        self._watching: set[asyncio.Task[None]] = set()
         self._functions_end, self._own_end = os.pipe()
         self._client_runs, self._detached = True, False
         self._over = asyncio.Event()
@@ -118,7 +123,7 @@ class Host:
                     await self._stop(self._function(name))
                     return {}
                 case {"verb": "detach"}:
-                    self._detached = True
+                    self._detach()
                     return {}
                 case _:
                     raise PlatformError(f"the host of local functions does not understand {request.get('verb')!r}")
@@ -130,6 +135,15 @@ class Host:
         if running >= most:
             raise PlatformError(f"{running} functions run, as many as {self._told.spec.name} allows at once")
         function_limits = None if self._limits is None else self._limits.of_function(size)
+        function, told = self._start(worker, payload, function_limits), json.loads(payload)
+        self._storages[told["run"]] = told["storage"]
+        handle = Handle(worker=worker, name=f"function {len(self._functions) + 1}, process {function.pid}")
+        self._functions[handle.name] = function
+        if function_limits is not None and function_limits.lifetime_s is not None:
+            asyncio.get_running_loop().call_later(function_limits.lifetime_s, self._time_out, function)
+        return handle
+
+    def _start(self, worker: str, payload: str, function_limits: FunctionLimits | None) -> _Function:
         output = None
         try:
             output = _output(worker, payload)
@@ -141,11 +155,29 @@ class Host:
                 self._limits.release(function_limits)
             raise PlatformError(f"no function can be started: {error.strerror}") from error
         output.copy(asyncio.get_running_loop())
-        handle = Handle(worker=worker, name=f"function {len(self._functions) + 1}, process {pid}")
-        function = self._functions[handle.name] = _Function(pid, function_limits, output)
-        if function_limits is not None and function_limits.lifetime_s is not None:
-            asyncio.get_running_loop().call_later(function_limits.lifetime_s, self._time_out, function)
-        return handle
+        return _Function(pid, function_limits, output)
+
+    def _detach(self) -> None:
+        for run, storage in self._storages.items() if self._told.watches and not self._detached else ():
+            task = asyncio.get_running_loop().create_task(self._watch(run, storage))
+            self._watching.add(task)
+            task.add_done_callback(self._watched)
+        self._detached = True
+
+    async def _watch(self, run: str, storage: str) -> None:
+        """Keep a watchdog of the run, which ends when the run has; if it dies, another one takes its place."""
+        payload = to_text(WatchSpec(storage=storage, run=run, until_ended=True))
+        for lost in range(1, _MOST_LOST + 1):
+            watchdog = self._start(_WATCHDOG, payload, None)
+            self._functions[f"{_WATCHDOG} {lost} of {run}"] = watchdog
+            await watchdog.ended.wait()
+            if watchdog.status.state is State.DONE:
+                return
+            await asyncio.sleep(lost)
+
+    def _watched(self, task: "asyncio.Task[None]") -> None:
+        self._watching.discard(task)
+        self._end_if_alone()
 
     def _become(self, payload: str, function_limits: FunctionLimits | None, output: FunctionOutput) -> None:
         """Turn this process, just forked, into a function."""
@@ -180,6 +212,9 @@ class Host:
             function.stopped = True
             kill(function.pid)
             await function.ended.wait()
+        if not self._running():  # who ends all functions wants none of them again
+            for task in self._watching:
+                task.cancel()
 
     def _reap(self) -> None:
         """Note which functions have ended; what they started ends with them."""
@@ -210,7 +245,7 @@ class Host:
             kill(function.pid)
 
     def _running(self) -> int:
-        return sum(not function.ended.is_set() for function in self._functions.values())
+        return sum(not f.ended.is_set() for name, f in self._functions.items() if not name.startswith(_WATCHDOG))
 
     def _client_ended(self) -> None:
         if not os.read(CLIENT, 1):
@@ -219,7 +254,7 @@ class Host:
             self._end_if_alone()
 
     def _end_if_alone(self) -> None:
-        if not self._client_runs and not (self._detached and self._running()):
+        if not self._client_runs and not (self._detached and (self._running() or self._watching)):
             self._over.set()
 
 

@@ -139,13 +139,20 @@ def _close(*resources: socket.socket | BinaryIO) -> None:
 
 @contextlib.contextmanager
 def local_functions(
-    spec: PlatformSpec, entry: str, *, preload: Sequence[str] = (), imposed: bool = False, silent: bool = False
+    spec: PlatformSpec,
+    entry: str,
+    *,
+    preload: Sequence[str] = (),
+    imposed: bool = False,
+    silent: bool = False,
+    watches: bool = False,
 ) -> Iterator[LocalPlatform]:
     """A platform whose functions call `entry`, `MODULE:FUNCTION`, with the invocation payload, as JSON text.
 
     Their host imports the modules `preload` once. With `imposed`, the limits of `spec` hold for each function, as far
     as this system can impose them; a warning names those that it cannot. With `silent`, what functions print is kept in
-    their logs only: they do not hold on to the client's output.
+    their logs only: they do not hold on to the client's output. With `watches`, each run that is left to itself gets a
+    watchdog, which `entry` is called for too.
 
     Afterwards no function runs, unless the platform was told to detach.
     """
@@ -165,7 +172,7 @@ def local_functions(
     platform = LocalPlatform(f"{SCHEME}://{quote(folder)}/{_SOCKET}")
     assert host.stdin is not None, "it was asked for"
     with contextlib.suppress(BrokenPipeError):  # the host has ended: the first request says so
-        told = HostSpec(entry=entry, preload=tuple(preload), spec=spec, imposed=imposed)
+        told = HostSpec(entry=entry, preload=tuple(preload), spec=spec, imposed=imposed, watches=watches)
         host.stdin.write(to_text(told).encode() + b"\0")
         host.stdin.flush()
     try:

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from funcpipe.core import checks
 from funcpipe.errors import KeyMissing
-from funcpipe.platforms.base import OPEN, Gate, Storage
+from funcpipe.platforms.base import OPEN, Gate, Storage, batches
 
 BURST_S = 0.005
 _TURN_S = 0.005  # bodies that share a link pass in turns that each take so long
@@ -125,6 +125,12 @@ class Throttled:
         """As the wrapped storage, after the latency."""
         self._sleep(self._latency_s)
         self._store.delete(key)
+
+    def delete_many(self, keys: Sequence[str]) -> None:
+        """As the wrapped storage, after the latency of each batch."""
+        for batch in batches(keys):
+            self._sleep(self._latency_s)
+            self._store.delete_many(batch)
 
     def list(self, prefix: str) -> tuple[str, ...]:
         """As the wrapped storage, after the latency."""

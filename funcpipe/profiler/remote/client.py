@@ -73,5 +73,4 @@ def check(ended: FinishedProbe, storage: Storage) -> None:
 
 def remove_objects(storage: Storage, run: str) -> None:
     """Delete all objects of a run."""
-    for key in storage.list(f"{run}/"):
-        storage.delete(key)
+    storage.delete_many(storage.list(f"{run}/"))

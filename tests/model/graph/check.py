@@ -30,24 +30,32 @@ def check(
     loss: Callable[[Any], Tensor] = total,
     shorter: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None,
     blocks: Sequence[str] = (),
+    others: Sequence[Tensor] = (),
 ) -> LayerGraph:
     """Trace `model` and compare it, in one stage, in two with every cut, and in three, with itself; returns the
     graph.
 
     Outputs must be the same to the bit, gradients but for the order of additions. `shorter` is a call with fewer
-    samples.
+    samples, `others` are further inputs for models that take one.
     """
     plain = copy.deepcopy(model)
     graph = trace(model, args, kwargs, blocks=blocks)
+    for call in [(args, kwargs), *([shorter] if shorter else []), *(((x,), {}) for x in others)]:
+        compare_with_model(plain, model, graph, call, loss)
+    return graph
+
+
+def compare_with_model(
+    plain: nn.Module, model: nn.Module, graph: LayerGraph, call: "Call", loss: Callable[[Any], Tensor] = total
+) -> None:
+    """Compare the stages of `graph`, which was traced from `model`, with a `plain` copy of it."""
     count = len(graph.layers)
     plans = [[(0, count)], *([(0, cut), (cut, count)] for cut in range(1, count))]
     if count > 3:
         plans.append(even_bounds(count, 3))
-    for call in [(args, kwargs), *([shorter] if shorter else [])]:
-        expected = _plainly(plain, graph, call, loss)
-        for bounds in plans:
-            _compare(model, graph, bounds, call, loss, expected)
-    return graph
+    expected = _plainly(plain, graph, call, loss)
+    for bounds in plans:
+        _compare(model, graph, bounds, call, loss, expected)
 
 
 Call = tuple[tuple[Any, ...], Mapping[str, Any]]
@@ -57,11 +65,13 @@ Results = tuple[Any, Mapping[str, Tensor | None], Mapping[str, Tensor]]
 def _plainly(model: nn.Module, graph: LayerGraph, call: Call, loss: Callable[[Any], Tensor]) -> Results:
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     args, kwargs = copy.deepcopy(call)
-    with seeded(model, graph, *SEED):
+    drawing = seeded(model, graph, *SEED)
+    with drawing:
         output = model(*args, **kwargs)
     number = loss(output)
     if number.requires_grad:
-        torch.autograd.backward(number)
+        with drawing:
+            torch.autograd.backward(number)
     after = {name: buffer.clone() for name, buffer in model.named_buffers()}
     _restore(model, buffers)
     return output, take_gradients(model), after

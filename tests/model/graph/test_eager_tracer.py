@@ -1,13 +1,12 @@
 """What the eager tracer records, of code that the other tracers cannot take."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from funcpipe.errors import ModelError
-from funcpipe.model.graph import trace
 from tests.model.graph.check import check
 
 
@@ -65,6 +64,19 @@ class Two(nn.Module):
         return self.b(self.between(self.a(x), count))
 
 
+@torch.library.custom_op("funcpipe_tests::halved", mutates_args=())
+def halved(x: Tensor) -> Tensor:
+    return x / 2
+
+
+torch.library.register_autograd("funcpipe_tests::halved", lambda context, gradient: gradient / 2)
+
+
+class CallsOperator(Two):
+    def between(self, x: Tensor, count: int) -> Any:
+        return torch.ops.funcpipe_tests.halved(x) * count
+
+
 class Assigns(Two):
     def between(self, x: Tensor, count: int) -> Any:
         x = x.detach()
@@ -92,20 +104,63 @@ class Switches(Two):
         return torch.sum(x, 1, keepdim=count > 2).view(-1, 1).expand(-1, 4).reshape(-1, 4)
 
 
-@pytest.mark.parametrize(
-    ("model", "reason"),
-    [
-        (Assigns(), "DataDependent: an assignment to .data cannot be recorded"),
-        (CallsMore(), "BatchDependent: the model makes 4 calls for 2 samples, but 5 for 3"),
-        (CallsOther(), "BatchDependent: the model calls cos for 2 samples, but sin for 3"),
-        (TakesLonger(), "BatchDependent: an argument is longer for 3 samples than for 2"),
-    ],
-)
-def test_what_cannot_be_recorded_is_refused_with_the_reason(model: nn.Module, reason: str) -> None:
-    with pytest.raises(ModelError, match=f"eager: .*{reason}"):
-        trace(model, (torch.randn(3, 4),))
+def test_operators_with_a_backward_of_their_own_are_recorded_as_they_are_called() -> None:
+    graph = check(CallsOperator(), (torch.randn(3, 4),))
+    assert graph.tracer == "eager"
+    (call,) = [node for node in graph.module.graph.nodes if "halved" in str(node.target)]
+    assert call.target is torch.ops.funcpipe_tests.halved
 
 
-def test_a_flag_may_follow_the_batch_size() -> None:
-    with pytest.raises(ModelError, match=r"eager: .*BatchDependent: False for 2 samples becomes True for 3"):
-        trace(Switches(), (torch.randn(3, 4),))
+REASONS = [
+    (Assigns, "Unrecordable: an assignment to .data cannot be recorded"),
+    (CallsMore, "b for 2 samples, but sin for 3"),
+    (CallsOther, "BatchDependent: the model calls cos for 2 samples, but sin for 3"),
+    (TakesLonger, "BatchDependent: an argument is longer for 3 samples than for 2"),
+    (Switches, "BatchDependent: False for 2 samples becomes True for 3"),
+]
+
+
+@pytest.mark.parametrize(("kind", "reason"), REASONS)
+def test_what_cannot_be_recorded_runs_whole_and_the_reason_is_told(kind: type[Two], reason: str) -> None:
+    graph = check(kind(), (torch.randn(3, 4),), others=(torch.randn(1, 4), torch.randn(2, 4)))
+    assert [layer.name for layer in graph.layers] == [kind.__name__]
+    assert reason in graph.notes[0]
+    assert f"{__file__}:" in graph.notes[0]
+
+
+@pytest.mark.parametrize(("kind", "reason"), REASONS)
+def test_inside_a_model_it_is_one_block(kind: type[Two], reason: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), kind(), nn.Linear(4, 4))
+    graph = check(model, (torch.randn(3, 4),), others=(torch.randn(1, 4), torch.randn(2, 4)))
+    assert [layer.name for layer in graph.layers] == ["0", "1", "2"]
+    assert graph.notes[0].startswith(f"kept as one block each: 1: 1 ({kind.__name__}), {__file__}:")
+    assert reason in graph.notes[0]
+
+
+@dataclass
+class Given:
+    words: Tensor
+    scale: float
+
+
+class TakesDataclass(nn.Module):
+    def forward(self, x: Tensor, given: Given) -> Tensor:
+        return x * given.scale if bool(given.words.sum() > 0) else x + given.words
+
+
+class PassesDataclass(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = TakesDataclass()
+        self.last = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.last(self.second(self.first(x), Given(x.square() - 0.5, 2.0)))
+        return result
+
+
+def test_blocks_are_given_dataclasses_that_hold_tensors() -> None:
+    torch.manual_seed(0)
+    graph = check(PassesDataclass(), (torch.randn(4, 4),), others=(torch.zeros(4, 4), 3 * torch.ones(4, 4)))
+    assert [layer.name for layer in graph.layers] == ["first", "second", "last"]

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
 
 from funcpipe.errors import DataError, ModelError
-from funcpipe.model.graph import trace
+from funcpipe.model.graph import export_tracer, trace
+from funcpipe.model.graph.batch_sizes import check_batch_sizes
 from funcpipe.model.graph.scopes import with_autocast_set, with_gradients_set
 from tests.model.graph.check import check
 
@@ -63,6 +65,15 @@ def test_what_fx_cannot_trace_is_exported() -> None:
     assert [attempt.tracer for attempt in graph.attempts] == ["fx", "export"]
     assert line_of("# raised for what stands for one") in str(graph.attempts[0].failure)
     assert [layer.name for layer in graph.layers] == ["a", "b"]
+
+
+def test_an_export_that_takes_too_long_is_given_up_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export_tracer, "LIMIT_S", 0.0)
+    with mock.patch.object(torch.export, "export", wraps=torch.export.export) as export:
+        graph = check(AsksForTensors(), (torch.randn(3, 4),))
+    assert export.call_count == 1
+    assert [attempt.tracer for attempt in graph.attempts] == ["fx", "export", "eager"]
+    assert "the export takes longer than 0 s of a processor" in str(graph.attempts[1].failure)
 
 
 class SetsGradientsAndCasts(AsksForTensors):
@@ -141,15 +152,15 @@ def test_blocks_that_the_user_declares_are_not_looked_into() -> None:
         trace(HoldsChooses(), (torch.randn(3, 4),), blocks=("parts.9",))
 
 
-def test_a_model_that_decides_by_the_data_itself_is_refused_with_the_line_and_a_way_out() -> None:
-    with pytest.raises(ModelError) as caught:
-        trace(Chooses(), (torch.randn(3, 4),))
-    text = str(caught.value)
-    assert text.startswith("Chooses cannot be traced into a graph of layers")
-    assert text.count(line_of("# a choice by the data")) == 3
-    assert "`if x.sum() > 0:  # a choice by the data`" in text
-    assert "depends on the contents of a tensor" in text
-    assert "Move the code of that line into a submodule" in text
+def test_a_model_that_decides_by_the_data_itself_runs_whole_and_says_why_and_what_would_help() -> None:
+    graph = check(Chooses(), (torch.randn(3, 4),), others=(-torch.ones(2, 4), torch.ones(1, 4)))
+    assert [layer.name for layer in graph.layers] == ["Chooses"]
+    (note,) = graph.notes
+    assert note.startswith("Chooses runs whole, as one layer: Chooses, ")
+    assert line_of("# a choice by the data") in note
+    assert "`if x.sum() > 0:  # a choice by the data`" in note
+    assert "reads a tensor whose contents depend on the data" in note
+    assert "move the code of that line into a submodule" in note
 
 
 class OwnGenerator(Two):
@@ -178,9 +189,8 @@ class Counts(Two):
         return x
 
 
-def test_a_buffer_that_changes_is_refused_unless_it_is_a_batch_norms() -> None:
-    with pytest.raises(ModelError, match=r"the forward pass changes the buffer calls \(of Counts\)"):
-        trace(Counts(), (torch.randn(3, 4),))
+def test_a_buffer_that_changes_is_carried_from_one_forward_to_the_next() -> None:
+    assert trace(Counts(), (torch.randn(3, 4),)).carried.buffers == ("calls",)
 
 
 class StraightThrough(torch.autograd.Function):
@@ -248,3 +258,36 @@ def test_inputs_unlike_the_sample_are_refused() -> None:
     ]:
         with pytest.raises(DataError, match=re.escape(message)):
             signature.bind(args, kwargs)
+
+
+class AsksBeforeItLooks(Two):
+    def between(self, x: Tensor) -> Tensor:
+        return x if not torch.compiler.is_exporting() and bool((x > 1e9).all()) else x * 2
+
+
+class DiffersForOneSample(Two):
+    def between(self, x: Tensor) -> Tensor:
+        return x * 2 if x.shape[0] == 1 and not torch.compiler.is_exporting() else 2 * x
+
+
+class DoublesOneSample(Two):
+    def between(self, x: Tensor) -> Tensor:
+        return x * 2 if x.shape[0] == 1 else x
+
+
+@pytest.mark.parametrize(("blocks", "tracer"), [((), "export"), (("a",), "eager")])
+@pytest.mark.parametrize("kind", [AsksBeforeItLooks, DiffersForOneSample])
+def test_code_that_asks_whether_it_is_exported_is_told_so_before_it_runs_whole(
+    kind: type[Two], blocks: tuple[str, ...], tracer: str
+) -> None:
+    graph = check(kind(), (torch.randn(4, 4),), shorter=((torch.randn(1, 4),), {}), blocks=blocks)
+    assert (graph.tracer, [layer.name for layer in graph.layers]) == (tracer, ["a", "b"])
+
+
+def test_a_graph_that_refuses_single_samples_is_better_than_none_and_says_so() -> None:
+    model = DoublesOneSample()
+    graph = check(model, (torch.randn(4, 4),), shorter=((torch.randn(3, 4),), {}))
+    assert (graph.tracer, len(graph.layers)) == ("fx", 2)
+    inputs = graph.signature.bind((torch.randn(4, 4),), {})
+    with pytest.raises(DataError, match=r"`return x \* 2 if x.shape\[0\] == 1 else x` was traced for False"):
+        check_batch_sizes(graph, model, inputs, {4, 1})

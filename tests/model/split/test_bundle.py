@@ -223,10 +223,11 @@ class Doubling(nn.Module):
     def __init__(self, name: str) -> None:
         super().__init__()
         self.inner = nn.Linear(3, 3)
-        self.twice = getattr(torch.ops.funcpipe_tests, name).default
+        self.packet = getattr(torch.ops.funcpipe_tests, name)
+        self.twice = self.packet.default
 
     def forward(self, x: torch.Tensor) -> Any:
-        return self.twice(self.inner(x))
+        return self.twice(self.packet(self.inner(x)))
 
 
 def doubling(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> nn.Module:
@@ -249,7 +250,7 @@ def test_an_operator_of_an_installed_package_is_found_again(tmp_path: Path, monk
     paths = f"{Path(__file__).parents[3]}:{tmp_path / 'site-packages'}"
     subprocess.run([sys.executable, "-P", script, message, answer], check=True, env={"PYTHONPATH": paths}, timeout=120)
     output, *_ = pickle.loads(answer.read_bytes())  # noqa: S301 - written just now by our own child
-    assert torch.equal(output, 2 * model.get_submodule("inner")(x))
+    assert torch.equal(output, 4 * model.get_submodule("inner")(x))
 
 
 def test_an_operator_of_the_users_own_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

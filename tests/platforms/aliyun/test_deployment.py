@@ -3,11 +3,12 @@
 import copy
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from funcpipe.core import PlatformSpec
+from funcpipe.core import PlatformSpec, WatchSpec, from_text
 from funcpipe.errors import FuncPipeError, InvalidValue, PlatformRefused
 from funcpipe.platforms.aliyun import template
 from funcpipe.platforms.aliyun.account import Account
@@ -37,7 +38,7 @@ def inventory(cloud: AliyunCloud, oss: OssServer) -> tuple[list[str], list[str],
 
 
 COMPLETE = (
-    ["funcpipe-0_5vCPU-1024MB", "funcpipe-1vCPU-2048MB"],
+    ["funcpipe-0_5vCPU-1024MB", "funcpipe-1vCPU-2048MB", "funcpipe-watchdog"],
     ["AttachPolicyToRole funcpipe-functions", "Policy funcpipe-functions", "Role funcpipe-functions"],
     ["funcpipe-1000-cn-test"],
     {"funcpipe-1000-cn-test": ["functions"]},
@@ -51,7 +52,7 @@ def test_deploying_again_changes_nothing_and_destroying_leaves_nothing(
     first = deployer.deploy(shape(spec), PACKAGE)
     assert inventory(cloud, oss) == COMPLETE
     done, lifecycle = len(changes(cloud)), dict(oss.buckets)
-    assert done == 10  # log project, store and index, role, policy, attachment, two functions and their events
+    assert done == 13  # log project, store and index, role, policy, attachment, three functions, their events, a timer
     assert deployer.deploy(shape(spec), PACKAGE) == first
     assert (len(changes(cloud)), oss.buckets) == (done, lifecycle)
     oss.objects["funcpipe-1000-cn-test/runs/run-1/left"] = b"1"
@@ -65,11 +66,21 @@ def test_other_sizes_and_images_change_only_that(deployer: Deployer, cloud: Aliy
     done = len(changes(cloud))
     deployer.deploy(shape(spec, "1vCPU-2048MB", "1vCPU-1024MB"), PACKAGE)
     assert sorted(changes(cloud)[done:]) == ["CreateFunction", "DeleteFunction", "PutAsyncInvokeConfig"]
-    assert sorted(cloud.functions) == ["funcpipe-1vCPU-1024MB", "funcpipe-1vCPU-2048MB"]
+    assert sorted(cloud.functions) == ["funcpipe-1vCPU-1024MB", "funcpipe-1vCPU-2048MB", "funcpipe-watchdog"]
     done = len(changes(cloud))
     found = deployer.deploy(shape(spec, "1vCPU-2048MB", "1vCPU-1024MB"), container_package(("einops==0.8.1",)))
-    assert changes(cloud)[done:] == ["UpdateFunction", "UpdateFunction"]
+    assert changes(cloud)[done:] == 3 * ["UpdateFunction"]
     assert {f["customContainerConfig"]["image"] for f in cloud.functions.values()} == {found.image}
+
+
+def test_a_deployment_without_a_watchdog_has_neither_its_function_nor_its_timer(
+    deployer: Deployer, cloud: AliyunCloud, spec: PlatformSpec
+) -> None:
+    deployer.deploy(shape(spec), PACKAGE)
+    assert [name for name, _ in cloud.triggers] == ["funcpipe-watchdog"]
+    deployer.deploy(replace(shape(spec), watchdog=False), PACKAGE)
+    assert cloud.triggers == {}
+    assert sorted(cloud.functions) == COMPLETE[0][:2]
 
 
 def test_a_deployment_or_removal_that_fails_at_any_call_can_be_repeated(
@@ -109,9 +120,9 @@ def set_state(cloud: AliyunCloud, oss: OssServer, state: list[dict[str, object]]
         now.update(copy.deepcopy(then))
 
 
-def kept(cloud: AliyunCloud, oss: OssServer) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = [cloud.functions, cloud.configs, cloud.roles, cloud.logs.projects, oss.buckets]
-    return [*found, oss.objects]
+def kept(cloud: AliyunCloud, oss: OssServer) -> list[dict[Any, Any]]:
+    found: list[dict[Any, Any]] = [cloud.functions, cloud.configs, cloud.roles, cloud.logs.projects, oss.buckets]
+    return [*found, cloud.triggers, oss.objects]
 
 
 def failing(cloud: AliyunCloud, number: int, act: Callable[[], object]) -> None:
@@ -171,12 +182,17 @@ def test_the_tool_s_template_says_the_same_as_the_calls(
 ) -> None:
     found = deployer.deploy(shape(spec), PACKAGE)
     role = "acs:ram::1000:role/funcpipe-functions"
-    value = json.loads(tool_template(shape(spec), region="cn-test", image=found.image, role=role))
+    ((_, timer),) = [(name, trigger) for (name, _), trigger in cloud.triggers.items()]
+    storage = from_text(WatchSpec, json.loads(timer["triggerConfig"])["payload"], source="the timer").storage
+    text = tool_template(shape(spec), region="cn-test", image=found.image, role=role, storage=storage)
+    value = json.loads(text)
     assert (value["edition"], value["resources"].keys()) == ("3.0.0", cloud.functions.keys())
     for name, resource in value["resources"].items():
         properties = dict(resource["props"])
         assert properties.pop("region") == "cn-test"
         assert properties.pop("asyncInvokeConfig") == cloud.configs[name]
+        for trigger in properties.pop("triggers", []):
+            assert {**trigger, "triggerConfig": json.dumps(trigger["triggerConfig"])} == timer
         assert properties.pop("logConfig") == "auto"  # the tool's own project
         expected = dict(cloud.functions[name])
         assert expected.pop("logConfig")["project"] == "funcpipe-1000-cn-test"

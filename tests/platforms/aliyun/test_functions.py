@@ -16,7 +16,7 @@ from funcpipe.client.session import session_on
 from funcpipe.client.site import Site
 from funcpipe.client.upload import upload
 from funcpipe.core import Plan, PlatformSpec, WorkerReport, WorkerSpec
-from funcpipe.errors import PlatformRefused
+from funcpipe.errors import PlatformError, PlatformRefused
 from funcpipe.platforms.aliyun.account import Account
 from funcpipe.platforms.aliyun.deployment import Deployer
 from funcpipe.platforms.aliyun.functions import AliyunPlatform, status_of
@@ -120,6 +120,24 @@ def test_a_function_past_its_time_is_timed_out(platform: AliyunPlatform, url: st
     cloud.functions[f"funcpipe-{SIZE}"]["timeout"] = 2
     status = ended(platform, platform.invoke(worker(platform, url, small.sleeping_loss)))
     assert (status.state, status.cause) == (State.FAILED, Cause.TIMED_OUT)
+
+
+def test_a_lost_answer_is_asked_for_again_and_starts_one_function(
+    platform: AliyunPlatform, url: str, cloud: AliyunCloud
+) -> None:
+    cloud.lose_answer = lambda call: cloud.calls.count(call) == 1
+    handle = platform.invoke(worker(platform, url, small.sleeping_loss))
+    assert platform.status(handle).state is State.RUNNING
+    assert [cloud.calls.count(call) for call in ("InvokeFunction", "GetAsyncTask")] == [2, 2]
+    assert len(cloud.tasks) == 1
+    platform.stop(handle)
+
+
+def test_a_service_that_never_answers_is_an_error_of_the_platform(platform: AliyunPlatform, cloud: AliyunCloud) -> None:
+    cloud.lose_answer = lambda call: True
+    with pytest.raises(PlatformError, match=r"asking for the state of f/t: .*is the region right, and this machine on"):
+        platform.status(Handle(worker="s0.r0", name="f/t"))
+    assert cloud.calls.count("GetAsyncTask") == 5
 
 
 def test_what_the_service_would_not_run_is_refused_before_anything_starts(

@@ -46,11 +46,11 @@ def inventory(cloud: AwsCloud) -> dict[str, list[str]]:
 
 
 COMPLETE = {
-    "functions": ["funcpipe-1024 1024 900", "funcpipe-2048 2048 900"],
+    "functions": ["funcpipe-1024 1024 900", "funcpipe-2048 2048 900", "funcpipe-watchdog 256 240"],
     "buckets": ["funcpipe-123456789012-us-east-1"],
     "repositories": ["funcpipe"],
     "logs": ["/funcpipe/funcpipe"],
-    "roles": ["role", "role"],
+    "roles": ["role", "role", "role"],
     "stacks": ["funcpipe"],
 }
 NOTHING: dict[str, list[str]] = {name: [] for name in COMPLETE}
@@ -74,13 +74,25 @@ def test_other_sizes_and_another_package_change_only_that(cloud: AwsCloud, accou
     changes = len(cloud.changes)
     deployer(account).deploy(Shape(name="funcpipe", memory_mb=(2048, 3008)), PACKAGE)
     assert cloud.changes[changes:] == ["UpdateStack"]
-    assert inventory(cloud)["functions"] == ["funcpipe-2048 2048 900", "funcpipe-3008 3008 900"]
+    sizes = ["funcpipe-2048 2048 900", "funcpipe-3008 3008 900"]
+    assert inventory(cloud)["functions"] == [*sizes, "funcpipe-watchdog 256 240"]
     other = lambda_package(("einops==0.8.1",))
     assert other.digest != PACKAGE.digest
     found = deployer(account).deploy(Shape(name="funcpipe", memory_mb=(2048, 3008)), other)
     images = {f["FunctionName"]: f for f in cloud.client("lambda").list_functions()["Functions"]}
     assert found.image.endswith(other.digest)
-    assert images.keys() == {"funcpipe-2048", "funcpipe-3008"}
+    assert images.keys() == {"funcpipe-2048", "funcpipe-3008", "funcpipe-watchdog"}
+
+
+def test_a_deployment_without_a_watchdog_has_neither_its_function_nor_its_role(
+    cloud: AwsCloud, account: Account
+) -> None:
+    with_watchdog = deploy(account)
+    without = deployer(account).deploy(Shape(name="funcpipe", memory_mb=(1024, 2048), watchdog=False), PACKAGE)
+    expected = {**COMPLETE, "functions": COMPLETE["functions"][:2], "roles": ["role", "role"]}
+    assert inventory(cloud) == expected
+    assert with_watchdog.keeping_usd_month - without.keeping_usd_month == pytest.approx(0.32)
+    assert "$0.32 of it for the watchdog" in with_watchdog.keeping_text()
 
 
 @pytest.mark.parametrize("effective", [False, True], ids=["refused", "answer lost"])

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from funcpipe.core import WatchSpec, from_text
 from funcpipe.errors import InvalidValue
 from funcpipe.platforms.aws.template import Shape, template, template_text
 
@@ -46,10 +47,30 @@ def test_rights_name_their_resources() -> None:
 
 def test_there_are_no_retries_and_failures_are_recorded() -> None:
     invocations = resources("AWS::Lambda::EventInvokeConfig")
-    assert len(invocations) == len(resources("AWS::Lambda::Function")) == 2
+    assert len(invocations) == len(resources("AWS::Lambda::Function")) == 3
     for invocation in invocations:
         assert invocation["MaximumRetryAttempts"] == 0
         assert invocation["DestinationConfig"] == {"OnFailure": {"Destination": {"Fn::GetAtt": ["Bucket", "Arn"]}}}
+
+
+def test_a_watchdog_deletes_nothing_but_marks_and_only_its_rule_may_invoke_it() -> None:
+    made = template(SHAPE)["Resources"]
+    statements = made["WatchdogRole"]["Properties"]["Policies"][0]["PolicyDocument"]["Statement"]
+    deletes = [statement["Resource"] for statement in statements if "s3:DeleteObject" in statement["Action"]]
+    assert deletes == [{"Fn::Sub": "${Bucket.Arn}/runs/_watch/*"}]
+    (permission,) = resources("AWS::Lambda::Permission")
+    assert permission["SourceArn"] == {"Fn::GetAtt": ["EveryMinute", "Arn"]}
+    (target,) = made["EveryMinute"]["Properties"]["Targets"]
+    storage = "s3://${Bucket}/runs?region=${AWS::Region}"
+    assert from_text(WatchSpec, target["Input"]["Fn::Sub"], source="the rule") == WatchSpec(storage=storage)
+    without = template(Shape(name="funcpipe", memory_mb=(1024, 10240), watchdog=False))["Resources"]
+    assert made.keys() - without.keys() == {
+        "Watchdog",
+        "WatchdogRole",
+        "WatchdogInvocation",
+        "WatchdogPermission",
+        "EveryMinute",
+    }
 
 
 def test_what_is_made_expires() -> None:

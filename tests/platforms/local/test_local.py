@@ -134,8 +134,8 @@ def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     ("entry", "status"),
     [
         (succeed, Status(state=State.DONE)),
-        (fail, Status(state=State.FAILED, reason="ended with exit code 3", cause=Cause.CRASHED)),
-        (fall, Status(state=State.FAILED, reason="ended with exit code 1", cause=Cause.CRASHED)),
+        (fail, Status(state=State.FAILED, reason="ended with exit code 3", cause=Cause.EXITED)),
+        (fall, Status(state=State.FAILED, reason="ended with exit code 1", cause=Cause.EXITED)),
     ],
 )
 def test_a_function_gets_its_payload_and_its_end_is_seen(

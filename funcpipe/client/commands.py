@@ -1,0 +1,29 @@
+"""The commands for a run that goes on, or was stopped, without the one that started it."""
+
+import shlex
+
+from funcpipe.platforms.catalog import LOCAL
+
+
+def commands(run: str, storage: str | None, *, watch: str = "watch it") -> tuple[str, ...]:
+    """For a run whose objects lie in `storage`, the commands to watch or resume it, show it, stop it, delete it."""
+    where = f"{shlex.quote(run)} --storage {shlex.quote(storage or 'URL')}"
+    return (
+        f"  {watch + ':':<11} funcpipe train ... --resume {where}",
+        f"  {'status:':<11} funcpipe status {where}",
+        f"  {'stop it:':<11} funcpipe stop {where}",
+        f"  {'delete it:':<11} funcpipe clean {where}",
+    )
+
+
+def after_failure(run: str, storage: str, *, watch: str = "resume it") -> tuple[str, ...]:
+    """For a run that has ended, whose objects are still in `storage`: what resumes, shows and deletes it."""
+    resume, status, _, clean = commands(run, storage, watch=watch)
+    logs = f"  {'logs:':<11} funcpipe logs {shlex.quote(run)} --storage {shlex.quote(storage)}"
+    return resume, status, logs, clean
+
+
+def after_removal(run: str, platform: str) -> tuple[str, ...]:
+    """For a run whose objects were deleted: what shows the logs that its platform keeps."""
+    where = "" if platform.startswith(f"{LOCAL}:") else f" --platform {shlex.quote(platform)}"
+    return (f"  {'logs:':<11} funcpipe logs {shlex.quote(run)}{where}",)

@@ -1,0 +1,144 @@
+"""The run that a job goes on with: found, compared with the job, taken over from another client, read."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from funcpipe.client.ending import take_over
+from funcpipe.client.job import Job
+from funcpipe.client.session import Session
+from funcpipe.client.stages import PreparedStage
+from funcpipe.core import Plan, RunRecord, RunSettings
+from funcpipe.errors import InvalidValue, PlanError, PlatformError, RunUnknown
+from funcpipe.model.split.bundle import CONSTANT
+from funcpipe.platforms.base import Platform, State, Storage
+from funcpipe.runstate.functions import list_functions
+from funcpipe.runstate.generations import newest_record
+from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.liveness import all_finished
+from funcpipe.runstate.resume import ResumePoint, load_first_tensors, load_resume_point
+from funcpipe.training.state import select_for_stage
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlierRun:
+    """The run that a job goes on with: on `platform`, whose functions still run, or from where it is `resumed`.
+
+    It has both if it has finished: functions of `platform` have done all its steps, up to where it would be resumed.
+    """
+
+    platform: Platform | None = None
+    resumed: ResumePoint | None = None
+
+
+def record_of(storage: Storage, settings: RunSettings) -> RunRecord | None:
+    """The record of the run to resume. Without one, the name of the new run must not be taken."""
+    if settings.resume is not None:
+        return newest_record(storage, settings.resume)
+    if settings.name is None:
+        return None
+    try:
+        record = newest_record(storage, settings.name)
+    except RunUnknown:
+        return None
+    if settings.take_over:
+        return record
+    raise InvalidValue("run", settings.name, "is the name of a run in this storage; resume it, or clean it first")
+
+
+def take_over_for(job: Job, session: Session, settings: RunSettings) -> RunRecord | None:
+    """The record of the run that `job` goes on with, which is ended first if that is wanted."""
+    record, name = record_of(session.storage, settings), settings.resume or settings.name
+    if record is not None:
+        _check_same_job(job, record)
+    if settings.take_over and name is not None:
+        take_over(session.storage, name, session.reopen)
+        record = record_of(session.storage, settings)
+    if record is not None:
+        _check_same_job(job, record)
+    return record
+
+
+def _check_same_job(job: Job, record: RunRecord) -> None:
+    """Raise PlanError unless the steps that the run has done are steps of `job`."""
+    for name, before, now in (
+        ("global_batch", record.plan.global_batch, job.plan.global_batch),
+        ("samples", record.samples, job.samples),
+        ("seed", record.seed, job.seed),
+        ("shuffle", record.shuffle, job.shuffle),
+        ("clip_grad_norm", record.clip_grad_norm, job.clip_grad_norm),
+    ):
+        if before != now:
+            raise PlanError(f"run {record.run} has {name} {before}, not {now}; resume it with what it was started with")
+
+
+def earlier_run(
+    job: Job, session: Session, record: RunRecord, stages: Sequence[PreparedStage], *, from_start: bool
+) -> EarlierRun:
+    """How `job` goes on with the run of `record`: by watching it, by collecting it, or by resuming it.
+
+    Raises PlanError if it still runs by another plan, or is of another model.
+    """
+    platform = running_on(session, record)
+    if platform is not None:
+        if not _has_same_plan(job.plan, record):
+            raise PlanError(f"run {record.run} still runs by another plan; end it first: funcpipe stop {record.run}")
+        return EarlierRun(platform=platform)
+    resumed = resume_point(session.storage, record, stages, from_start=from_start)
+    is_whole = resumed.step == record.steps == job.steps and _has_same_plan(job.plan, record)
+    if not is_whole or not all_finished(session.storage, record):
+        _log.info("run %s: resumes after step %d of generation %d", record.run, resumed.step, record.generation)
+        return EarlierRun(resumed=resumed)
+    _log.info("run %s: has finished, and is collected as it is", record.run)
+    return EarlierRun(platform=_last_platform(session, record), resumed=resumed)
+
+
+def running_on(session: Session, record: RunRecord) -> Platform | None:
+    """The platform on which functions of the run still run, if any do."""
+    try:
+        platform = session.reopen(record.platform)
+        found = list_functions(session.storage, Keys.of(record))
+        alive = any(platform.status(function.handle).state is State.RUNNING for function in found)
+    except PlatformError as error:
+        _log.info("run %s: no function of it runs any more: %s", record.run, error)
+        return None
+    return platform if alive else None
+
+
+def _last_platform(session: Session, record: RunRecord) -> Platform:
+    """Where the functions of a run ran that has finished; where new ones would run, if that is gone."""
+    try:
+        return session.reopen(record.platform)
+    except PlatformError:
+        return session.functions()
+
+
+def _has_same_plan(plan: Plan, record: RunRecord) -> bool:
+    return replace(record.plan, estimate=None, solver=None) == replace(plan, estimate=None, solver=None)
+
+
+def resume_point(
+    storage: Storage, record: RunRecord, stages: Sequence[PreparedStage], *, from_start: bool
+) -> ResumePoint:
+    """The newest step that all stages of the run have saved; raises PlanError if they are of another model."""
+    resumed = load_resume_point(storage, record, from_start=from_start)
+    if resumed.state is not None:
+        for stage in stages:
+            select_for_stage(resumed.state, stage.module)
+    return resumed
+
+
+def as_uploaded(storage: Storage, record: RunRecord, stages: Sequence[PreparedStage]) -> tuple[PreparedStage, ...]:
+    """`stages` with the parameters and buffers that the run began with; raises PlanError if the model is another."""
+    found = load_first_tensors(storage, record)
+    first = {name: tensor for name, tensor in found.items() if not name.startswith(CONSTANT)}  # those are by stage
+    for stage in stages:
+        for name, tensor in stage.tensors.items():
+            if name in first and (first[name].shape, first[name].dtype) != (tensor.shape, tensor.dtype):
+                raise PlanError(f"run {record.run} has begun with another model: {name!r} has another shape there")
+    return tuple(
+        replace(stage, tensors={name: first.get(name, tensor) for name, tensor in stage.tensors.items()})
+        for stage in stages
+    )

@@ -1,0 +1,72 @@
+"""What a plan can choose from: number formats, optimisers, recomputation, schedules, ways of synchronising."""
+
+from enum import Enum
+
+
+class Wire(Enum):
+    """The number format in which tensors are sent."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    FP16 = "fp16"
+
+    @property
+    def ratio(self) -> float:
+        """Bytes on the wire for each byte of a 32-bit tensor."""
+        return 1.0 if self is Wire.FP32 else 0.5
+
+    @property
+    def rounding(self) -> float:
+        """The share of a 32-bit number that its last digit on the wire is; 0 if it travels as it is."""
+        return {Wire.FP32: 0.0, Wire.BF16: 2.0**-7, Wire.FP16: 2.0**-10}[self]
+
+
+class OptimizerKind(Enum):
+    """Optimisers, by how many values they keep per parameter."""
+
+    SGD = "sgd"
+    MOMENTUM = "momentum"
+    ADAM = "adam"
+
+    @property
+    def values_per_parameter(self) -> int:
+        """How many values the optimiser keeps per parameter."""
+        return {OptimizerKind.SGD: 0, OptimizerKind.MOMENTUM: 1, OptimizerKind.ADAM: 2}[self]
+
+    def values_each(self, replicas: int, *, sharded: bool) -> float:
+        """How many of them each replica of a stage keeps: all, or its share if they are `sharded`."""
+        return self.values_per_parameter / replicas if sharded else self.values_per_parameter
+
+
+class Recompute(Enum):
+    """Whether a stage may drop its activations and repeat its forward before its backward."""
+
+    NEVER = "never"
+    AUTO = "auto"
+
+
+class ScheduleKind(Enum):
+    """The order in which a stage runs the forwards and backwards of its micro-batches.
+
+    `GPIPE` holds the activations of all micro-batches, `ONE_F_ONE_B` no more than keep all stages busy, and
+    `EAGER_ONE_F_ONE_B` about twice as many, so that computation hides transfers too.
+    """
+
+    GPIPE = "gpipe"
+    ONE_F_ONE_B = "1f1b"
+    EAGER_ONE_F_ONE_B = "eager-1f1b"
+
+
+class Sync(Enum):
+    """How the replicas of a stage sum their gradients through storage."""
+
+    THREE_PHASE = "three-phase"
+    PIPELINED = "pipelined"
+    STREAMED = "streamed"
+    EXCHANGE = "exchange"
+    ALL_REDUCE = "all-reduce"
+
+    @property
+    def shares_sums(self) -> bool:
+        """Whether each replica sums a part of the gradients for all others."""
+        return self not in (Sync.EXCHANGE, Sync.ALL_REDUCE)

@@ -1,0 +1,27 @@
+"""What a watchdog is told: the payload of the function that restarts workers of runs without a client."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from funcpipe.core import checks
+
+MARKS = "_watch/"
+"""What the keys of all marks of detached runs begin with, see `runstate.detached`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchSpec:
+    """The payload of a watchdog, a function that restarts the silent workers of detached runs.
+
+    It watches the detached runs in the storage at the URL `storage`, or `run` alone. It ends when nobody seems silent,
+    or with `until_ended` when there is no such run any more.
+    """
+
+    FORMAT: ClassVar[str] = "funcpipe.watch/1"
+
+    storage: str
+    run: str | None = None
+    until_ended: bool = False
+
+    def __post_init__(self) -> None:
+        checks.filled("storage", self.storage)

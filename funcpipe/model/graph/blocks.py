@@ -1,0 +1,94 @@
+"""Blocks: modules that run as they are, as one layer each, because their code cannot be recorded."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import nn
+
+from funcpipe.model.graph.snapshot import parts
+from funcpipe.model.graph.tracers import TraceRequest
+from funcpipe.model.graph.values import LayerGraph
+
+
+def next_blocks(request: TraceRequest, path: str | None) -> frozenset[str]:
+    """The modules to make blocks after code of the module at `path` (None: somewhere) could not be recorded.
+
+    These are the innermost module that is no block yet, and all others of its class, which would fail too; in the end
+    the model itself, whose path is empty. Nothing is left if that was tried.
+    """
+    modules = dict(request.model.named_modules())
+    if "" in request.blocks:
+        return frozenset()
+    while path and (_is_within(path, request.blocks) or not _is_called(modules[path])):
+        path = path.rpartition(".")[0]
+    if not path:
+        return frozenset({""})
+    kind = type(modules[path])
+    alike = {name for name, module in modules.items() if name and type(module) is kind}
+    return frozenset(alike | {path}) - request.blocks
+
+
+def closed_blocks(model: nn.Module, blocks: Iterable[str]) -> frozenset[str]:
+    """`blocks`, and around each that reaches parameters of modules outside itself, the modules around it up to one that
+    reaches no others: as a layer of its own, a block would use a copy of them.
+    """
+    modules = dict(model.named_modules())
+    known = {id(tensor) for tensor in model.parameters()}
+    found = set(blocks)
+    for path in blocks:
+        while path and not _reached(modules[path]) & known <= {id(tensor) for tensor in modules[path].parameters()}:
+            path = path.rpartition(".")[0]
+            found.add(path)
+    return frozenset(found)
+
+
+def _reached(module: nn.Module) -> set[int]:
+    """The identities of all that attributes of `module` and of what they hold lead to."""
+    found: dict[int, Any] = {}
+    left: list[Any] = [module]
+    while left:
+        value = left.pop()
+        if id(value) not in found:
+            found[id(value)] = value
+            left += parts(value)
+    return set(found)
+
+
+def block_notes(model: nn.Module, reasons: Mapping[frozenset[str], str]) -> tuple[str, ...]:
+    """What became blocks and why, without those that lie inside others."""
+    if frozenset({""}) in reasons:
+        return (
+            f"{type(model).__name__} runs whole, as one layer: {reasons[frozenset({''})]}. To divide it, "
+            "move the code of that line into a submodule, which then runs as one block",
+        )
+    everything = frozenset[str]().union(*reasons)
+    notes = []
+    for blocks, reason in reasons.items():
+        outer = sorted(path for path in blocks if not _is_within(path.rpartition(".")[0], everything))
+        if outer:
+            notes.append(f"kept as one block each: {', '.join(outer)}: {reason}")
+    return tuple(notes)
+
+
+def one_layer_note(graph: LayerGraph) -> tuple[str, ...]:
+    """Why a model ended in one layer, and what would help, unless it runs whole, which has been told already."""
+    if len(graph.layers) > 1 or "" in graph.blocks:
+        return ()
+    inside = {node.meta["call"][0] for node in graph.layers[0].nodes if node.meta.get("call")}
+    if len(inside) > 1:
+        why = "its modules write to the memory or the buffers of each other; without that it could be divided"
+    else:
+        only = f"all it calls is {inside.pop()}" if inside else "it calls no modules and reads few parameters"
+        why = f"{only}; layers begin at calls of modules, so move parts of its code into submodules to divide it"
+    return (f"{graph.name} is one layer: {why}",)
+
+
+def _is_within(path: str, blocks: frozenset[str]) -> bool:
+    """Whether the module at `path` is one of `blocks` or lies inside one."""
+    parts = path.split(".")
+    return any(".".join(parts[:count]) in blocks for count in range(1, len(parts) + 1))
+
+
+def _is_called(module: nn.Module) -> bool:
+    """Whether the module has a forward of its own, unlike lists of modules."""
+    return type(module).forward is not nn.Module.forward

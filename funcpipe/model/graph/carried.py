@@ -1,0 +1,240 @@
+"""Find what one forward of a model leaves for the next one: attributes that a graph would freeze, and buffers.
+
+The model runs on one batch, and then on another; and on that other batch alone. What differs between the two ways, in
+its attributes afterwards or in its results, follows from what the first forward left. Attributes that every forward
+writes anew (a mask, the last attention), or that the first one fills and no later one changes (a cache, hooks), come
+out the same in both ways: a graph, which always starts from the attributes' first values, is right about them.
+"""
+
+import contextlib
+import itertools
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from funcpipe.errors import ModelError
+from funcpipe.model.graph.attribute_access import Access, watched_attributes
+from funcpipe.model.graph.equivalence import Example, Observation, difference_of, example
+from funcpipe.model.graph.isolation import forward_only, preserve_state
+from funcpipe.model.graph.program import is_inside
+from funcpipe.model.graph.python_state import Nested, Slot, State, why_not_plain
+from funcpipe.model.graph.signature import Signature, batch_of, resized
+from funcpipe.model.graph.snapshot import DEPTH, parts
+from funcpipe.model.graph.values import Carried
+
+_WAY_OUT = (
+    "keep it as a buffer (register_buffer) that the forward changes in place, put the code that uses it into a "
+    "submodule of its own, whose attributes stay with its stage, or compute it outside the forward"
+)
+
+
+_SEED = 7
+
+
+@dataclass(frozen=True)
+class _Context:
+    """A model, how it is called, the values of its attributes before any run, and its own results."""
+
+    model: nn.Module
+    signature: Signature
+    start: State
+    examples: Sequence[Example]
+
+
+def carried_state(
+    model: nn.Module, signature: Signature, start: State, examples: Sequence[Example], buffers: Sequence[str]
+) -> tuple[Carried, Example | None]:
+    """What a forward of `model` leaves for the next one; and a run that began with what another one had left.
+
+    `start` are the values of its attributes, `examples` runs that began with them; `buffers` are those that they
+    changed. Raises ModelError for an attribute that cannot be kept with a stage.
+    """
+    context = _Context(model, signature, start, examples)
+    if all(state == start for one in examples for state in one.result.states):
+        slots: list[Slot] = []
+    else:
+        slots = _carried_slots(context)
+    if not slots and not buffers:
+        return Carried(), None
+    accesses = _accesses(context, slots)
+    slots = [slot for slot in slots if not accesses[slot] or accesses[slot][0].is_read]  # else written anew each time
+    if not slots and not buffers:
+        return Carried(), None
+    _refuse_what_cannot_be_kept(context, slots, accesses)
+    blocks = _joined(context, {slot: _block_of(slot, accesses[slot]) for slot in slots})
+    used_by_model = _used_by_model(slots, accesses) if "" in blocks else ""
+    carried = Carried(tuple(blocks), tuple(map(str, slots)), tuple(buffers), used_by_model)
+    return carried, _run(context, _other_rows(examples[0]), before=examples[0].inputs, keep_buffers=True)
+
+
+def _carried_slots(context: _Context) -> list[Slot]:
+    """The attributes whose value after a forward depends on the forward before it, or that its results depend on."""
+    first, second = context.examples[:2]
+    inputs = _other_rows(first)
+    try:
+        fresh = _run(context, inputs, backward=True)
+        later = _run(context, inputs, backward=True, before=first.inputs)
+    except Exception:  # noqa: BLE001 - a model whose second run fails is asked about all that its first run left
+        return _differing(context.start, first.result.states[0])
+    found = dict.fromkeys(_carried_between(fresh.result.states[0], later.result.states[0]))
+    _refuse_changes_in_backward(context, fresh.result, later.result)
+    differs = difference_of(later.result, fresh.result) is not None
+    with contextlib.suppress(Exception):  # code that keeps the batch size may refuse another one, as in one process
+        larger = _run(context, second.inputs, before=first.inputs, seed=second.seed)
+        found.update(dict.fromkeys(_carried_between(second.result.states[0], larger.result.states[0])))
+        differs = differs or difference_of(larger.result, second.result) is not None
+    if differs and not found:
+        return _differing(context.start, first.result.states[0])
+    return list(found)
+
+
+def _run(
+    context: _Context,
+    inputs: Mapping[str, Tensor],
+    *,
+    backward: bool = False,
+    before: Mapping[str, Tensor] | None = None,
+    seed: int = _SEED,
+    keep_buffers: bool = False,
+) -> Example:
+    return example(
+        *(context.model, context.signature, inputs),
+        seed=seed,
+        backward=backward,
+        saves_tensors=context.examples[0].saves_tensors,
+        before=before,
+        keep_buffers=keep_buffers,
+    )
+
+
+def _other_rows(one: Example) -> dict[str, Tensor]:
+    return resized(one.inputs, batch_of(one.inputs) or 1, offset=1)
+
+
+def _carried_between(fresh: State, later: State) -> list[Slot]:
+    return [
+        slot
+        for slot in _differing(fresh, later)
+        if slot not in fresh or slot not in later or not _extends(later[slot], fresh[slot])
+    ]
+
+
+def _extends(later: Any, fresh: Any) -> bool:
+    """Whether `later` is `fresh`, but for more entries of dictionaries: caches that keep what they were filled with."""
+    if later == fresh:
+        return True
+    if not isinstance(later, Nested) or not isinstance(fresh, Nested) or later.kind is not fresh.kind:
+        return False
+    if issubclass(later.kind, dict):
+        entries = list(zip(later.items[::2], later.items[1::2], strict=True))
+        return all(pair in entries for pair in zip(fresh.items[::2], fresh.items[1::2], strict=True))
+    same_length = len(later.items) == len(fresh.items)
+    return same_length and all(_extends(*pair) for pair in zip(later.items, fresh.items, strict=True))
+
+
+def _differing(one: State, other: State) -> list[Slot]:
+    return [slot for slot in {**one, **other} if slot not in one or slot not in other or one[slot] != other[slot]]
+
+
+def _refuse_changes_in_backward(context: _Context, fresh: Observation, later: Observation) -> None:
+    """Raise ModelError for an attribute that a backward carries on: backwards run in another order than forwards."""
+    for slot in _differing(fresh.states[1], later.states[1]):
+        if any(slot in _differing(*run.states) for run in (fresh, later)):
+            raise ModelError(
+                f"the backward pass of {_title(context.model, slot)} changes {slot} for the next one (by a hook, or by "
+                "code that runs again in the backward), but micro-batches do not run backward in the order of one "
+                "process; remove that hook, or change the attribute in the forward alone"
+            )
+
+
+def _accesses(context: _Context, slots: Sequence[Slot]) -> dict[Slot, list[Access]]:
+    """Which code reads and writes `slots` in a forward."""
+    inputs = {name: tensor.clone() for name, tensor in context.examples[0].inputs.items()}
+    args, kwargs = context.signature.arguments(inputs)
+    saving = context.examples[0].saves_tensors
+    with preserve_state(context.model), forward_only(saving), watched_attributes(context.model, slots) as found:
+        context.model(*args, **kwargs)
+    return found
+
+
+def _refuse_what_cannot_be_kept(
+    context: _Context, slots: Sequence[Slot], accesses: Mapping[Slot, Sequence[Access]]
+) -> None:
+    states = [context.start, *(one.result.states[0] for one in context.examples)]
+    for slot in slots:
+        place = f"the forward of {_title(context.model, slot)} changes {slot} for the next one"
+        if accesses[slot]:
+            place += f" ({accesses[slot][-1].line})"
+        if slot.attribute in _STRUCTURE or "hooks" in slot.attribute:
+            what = _STRUCTURE.get(slot.attribute, "hooks, or what they keep")
+            raise ModelError(f"{place}: it changes {what}, which stages cannot follow; do that once, before training")
+        if "." in slot.attribute:
+            raise ModelError(
+                f"{place}: it belongs to the class, of which each function has its own; make it an attribute of the "
+                "module, in __init__, that only its own forward uses"
+            )
+        reason = next((found for state in states if slot in state and (found := why_not_plain(state[slot]))), None)
+        if reason is not None:
+            out = "keep value.detach()" if "history" in reason else f"keep numbers, strings and tensors, or {_WAY_OUT}"
+            raise ModelError(f"{place}: it holds {reason}, which cannot be kept between micro-batches; {out}")
+
+
+_STRUCTURE = {
+    "_parameters": "parameters",
+    "_modules": "submodules",
+    "_buffers": "which buffers there are",
+    "training": "which modules are in training mode",
+}
+
+
+def _block_of(slot: Slot, accesses: Sequence[Access]) -> str:
+    """The innermost module around the one that has `slot` that contains all code that uses it."""
+    path = slot.path
+    while path and not all(path in access.running for access in accesses):
+        path = path.rpartition(".")[0]
+    return path
+
+
+def _used_by_model(slots: Sequence[Slot], accesses: Mapping[Slot, Sequence[Access]]) -> str:
+    """The first attribute that the model's own code uses, and the line."""
+    found = [
+        f"{slot} ({access.line})"
+        for slot in slots
+        for access in accesses[slot]
+        if not slot.path or slot.path not in access.running
+    ]
+    return next(iter(found), "an object that modules share")
+
+
+def _joined(context: _Context, blocks: Mapping[Slot, str]) -> list[str]:
+    """The blocks, outermost only; those whose attributes hold the same object become the module around them."""
+    inside = {slot: _objects_in(vars(context.model.get_submodule(slot.path)).get(slot.attribute)) for slot in blocks}
+    paths = dict(blocks)
+    for one, other in itertools.combinations(blocks, 2):
+        if inside[one] & inside[other]:
+            paths[one] = paths[other] = _common_path(paths[one], paths[other])
+    found = list(dict.fromkeys(paths.values()))
+    return [path for path in found if not any(is_inside(path, outer) for outer in found if outer != path)]
+
+
+def _objects_in(value: Any, depth: int = 0) -> frozenset[int]:
+    """The identities of the tensors and containers in `value`."""
+    if not isinstance(value, Tensor | list | dict | set | deque | tuple) or depth > DEPTH:
+        return frozenset()
+    below = [_objects_in(part, depth + 1) for part in parts(value)]
+    own = frozenset() if isinstance(value, tuple) else frozenset({id(value)})
+    return own.union(*below)
+
+
+def _common_path(one: str, other: str) -> str:
+    """The innermost module around both paths."""
+    pairs = zip(one.split("."), other.split("."), strict=False)
+    return ".".join(a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _title(model: nn.Module, slot: Slot) -> str:
+    name = type(model.get_submodule(slot.path)).__name__
+    return f"{slot.path} ({name})" if slot.path else name

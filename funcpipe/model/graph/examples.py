@@ -1,0 +1,182 @@
+"""The runs of a model that it is traced by: small batches of the user's sample, of its lengths and of others."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from funcpipe.errors import ModelError
+from funcpipe.model.graph.equivalence import Example, example, same
+from funcpipe.model.graph.signature import Signature, batch_of, resized
+from funcpipe.model.graph.source_location import find_line, source_location
+from funcpipe.model.graph.symbols import Symbols, symbols_of
+
+Group = tuple[tuple[str, int], ...]
+"""Dimensions of inputs, as (input, dimension), that have one size and change together."""
+
+
+@dataclass(frozen=True)
+class ExampleSet:
+    """Results of the model itself for inputs of several sizes, and what is free among these sizes.
+
+    The first two examples differ in all free sizes; the last, if there are three, has the sample's lengths. `later` is
+    a run with the state that another one has left, if a model keeps such state. `sample` are the shapes of the user's
+    inputs.
+    """
+
+    examples: list[Example]
+    symbols: Symbols
+    sample: Mapping[str, tuple[int, ...]]
+    later: Example | None = None
+
+
+class ExampleRuns:
+    """Runs a model on a few samples of the user's `inputs`, cut or repeated in any dimension.
+
+    `saves_tensors` says that its forward pass needs what autograd saves; `later` becomes part of every ExampleSet.
+    """
+
+    def __init__(self, model: nn.Module, signature: Signature, inputs: Mapping[str, Tensor]) -> None:
+        self._model = model
+        self._signature = signature
+        self._inputs = inputs
+        self._free: dict[Group, int] = {}
+        self._other: Example | None = None
+        self._same: Example | None = None
+        self.saves_tensors = False
+        self.later: Example | None = None
+        self.first, self._second_batch = self._start()
+
+    @property
+    def pair(self) -> list[Example]:
+        """Two runs of different batch sizes, perhaps of different lengths too."""
+        return [self.first, *filter(None, [self._other or self._same])]
+
+    @cached_property
+    def same_lengths(self) -> ExampleSet:
+        """Runs that differ in the batch size only: the two smallest that the model accepts, and a batch of one."""
+        second = self._same or self._run(self._second_batch, 1)
+        return self._set([self.first, second, *filter(None, [self._single])], ())
+
+    @cached_property
+    def other_lengths(self) -> ExampleSet | None:
+        """Runs that differ in the batch size and in the lengths that may differ; None if there are no such lengths."""
+        if self._other is None:
+            return None
+        third = self._single
+        if third is None:
+            with contextlib.suppress(Exception):  # a batch size that the model refuses
+                third = self._run(self._second_batch + 1, 2)
+        return self._set([self.first, self._other, *filter(None, [third])], tuple(self._free))
+
+    def _start(self) -> tuple[Example, int]:
+        """The first run, and the batch size of the second, which is tried."""
+        batch = batch_of(self._inputs) or 1
+        failure: Exception | None = None
+        for one, two in ((2, 3), (2, 4), (batch, 2 * batch), (batch, batch)):
+            try:
+                first = self._first(one)
+                self._find_free(two)
+                if self._other is None:
+                    self._same = self._second(two)
+                return first, two
+            except ModelError:
+                raise
+            except Exception as error:  # noqa: BLE001 - a model may refuse some batch sizes, but not the sample's
+                failure = error
+        assert failure is not None
+        raise ModelError(
+            f"the model fails on the sample. {source_location(self._model, failure)[1]}. Call it with the sample, in "
+            "training mode, to see the whole traceback; inputs and types must be those of training"
+        ) from failure
+
+    def _first(self, batch: int) -> Example:
+        """A run with a backward pass. Raises ModelError if the forward changes parameters."""
+        parameters = dict(self._model.named_parameters())
+        before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+        found = self._run(batch, 0)
+        changed = next((name for name, old in before.items() if not same(parameters[name], old)), None)
+        if changed is None:
+            return found
+        _restore(parameters, before)
+        parameter, old = parameters[changed], before[changed]
+        _, line = find_line(self._model, lambda: self._run(batch, 0), lambda: not same(parameter, old))
+        _restore(parameters, before)
+        raise ModelError(
+            f"{line or type(self._model).__name__}: the forward pass changes the parameter {changed}, which the "
+            "optimiser and other stages would not see; keep what a forward changes in a buffer (register_buffer), "
+            "or change it in the optimiser"
+        )
+
+    def _second(self, batch: int) -> Example:
+        """A run without a backward pass, for which nothing is saved unless the forward pass itself needs it."""
+        try:
+            return self._run(batch, 1)
+        except Exception:  # noqa: BLE001 - gradients inside a forward pass fail in many ways without what autograd saves
+            self.saves_tensors = True
+            return self._run(batch, 1)
+
+    @cached_property
+    def _single(self) -> Example | None:
+        with contextlib.suppress(Exception):  # such as BatchNorm raises
+            return self._run(1, 2)
+        return None
+
+    def _find_free(self, batch: int) -> None:
+        for lengths in self._attempts():
+            with contextlib.suppress(Exception):  # lengths that the model refuses
+                self._other = self._run(batch, 1, lengths)
+                self._free = lengths
+
+    def _attempts(self) -> Iterator[dict[Group, int]]:
+        """Other lengths to try: all at once; if the model refuses that, one more each time."""
+        groups = self._groups()
+        if len(groups) > 1:
+            yield {group: _others(size)[0] for group, size in groups.items()}
+        for group, size in groups.items():
+            for length in _others(size):
+                if group not in self._free:
+                    yield {**self._free, group: length}
+
+    def _groups(self) -> dict[Group, int]:
+        batch = batch_of(self._inputs)
+        found: dict[int, list[tuple[str, int]]] = {}
+        for name, tensor in self._inputs.items():
+            for dim, size in enumerate(tensor.shape):
+                if size > 1 and (dim > 0 or size != batch):
+                    found.setdefault(size, []).append((name, dim))
+        return {tuple(group): size for size, group in found.items()}
+
+    def _run(self, batch: int, seed: int, lengths: Mapping[Group, int] = {}) -> Example:
+        inputs = resized(self._inputs, batch, offset=seed)
+        for group, length in lengths.items():
+            for name, dim in group:
+                rows = torch.arange(length) % inputs[name].size(dim)
+                inputs[name] = inputs[name].index_select(dim, rows)
+        saves_tensors = seed == 0 or self.saves_tensors
+        return example(self._model, self._signature, inputs, seed=seed, backward=seed == 0, saves_tensors=saves_tensors)
+
+    def _set(self, examples: list[Example], groups: tuple[Group, ...]) -> ExampleSet:
+        lengths = [group[0] for group in groups]
+        symbols = symbols_of(self._inputs, [one.inputs for one in examples], lengths)
+        sample = {name: tuple(tensor.shape) for name, tensor in self._inputs.items()}
+        return ExampleSet(examples, symbols, sample, self.later)
+
+
+def _others(size: int) -> list[int]:
+    """Lengths to try besides `size`: not close to it, so that halves, rounded, are no differences of whole numbers."""
+    if size < 4:
+        return [size + 2]
+    shorter = size - max(2, size // 4 | 1)
+    if 3 * shorter == 2 * size:  # as many elements in a batch of three as before in one of two
+        shorter -= 1
+    return [shorter] if size % 2 or size < 8 else [shorter, size // 2]
+
+
+def _restore(parameters: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(values[name])

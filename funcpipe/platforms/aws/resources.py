@@ -1,0 +1,69 @@
+"""Resources of CloudFormation as funcpipe uses them: roles with few rights, functions of one image, their events."""
+
+from collections.abc import Sequence
+from typing import Any
+
+IMAGE_PARAMETER = "ImageUri"
+RUNS = "runs"
+"""The prefix of the bucket under which runs keep their objects."""
+
+Node = dict[str, Any]
+Rights = Sequence[tuple[Sequence[str], object]]
+"""Actions, and beside them what they may be done to."""
+
+
+def role(service: str, rights: Rights) -> Node:
+    """A role for `service` that may do each of the actions to the resources beside them, and nothing else."""
+    statements = [{"Effect": "Allow", "Action": list(actions), "Resource": to} for actions, to in rights]
+    trust = {"Effect": "Allow", "Principal": {"Service": service}, "Action": "sts:AssumeRole"}
+    return {
+        "Type": "AWS::IAM::Role",
+        "Properties": {
+            "AssumeRolePolicyDocument": {"Version": "2012-10-17", "Statement": [trust]},
+            "Policies": [
+                {"PolicyName": "funcpipe", "PolicyDocument": {"Version": "2012-10-17", "Statement": statements}}
+            ],
+        },
+    }
+
+
+def objects(prefix: str) -> Node:
+    """All objects of the bucket below a prefix."""
+    return {"Fn::Sub": f"${{Bucket.Arn}}/{prefix}/*"}
+
+
+def function(name: str, memory_mb: int, timeout_s: int, *, role: str, environment: Node) -> Node:
+    """A function, which is there as soon as the parameter ImageUri names its image."""
+    return {
+        "Type": "AWS::Lambda::Function",
+        "Condition": "HasImage",
+        "Properties": {
+            "FunctionName": name,
+            "PackageType": "Image",
+            "Architectures": ["x86_64"],
+            "Code": {"ImageUri": {"Ref": IMAGE_PARAMETER}},
+            "MemorySize": memory_mb,
+            "Timeout": timeout_s,
+            "Role": {"Fn::GetAtt": [role, "Arn"]},
+            "Environment": {"Variables": environment},
+            "LoggingConfig": {"LogFormat": "JSON", "LogGroup": {"Ref": "Logs"}},
+        },
+    }
+
+
+def invocation(function: str, queued_s: int) -> Node:
+    """How Lambda treats events: no retries, which would train a step twice, and a record of those that failed.
+
+    An event that Lambda could not start within `queued_s` is given up and recorded as a failure.
+    """
+    return {
+        "Type": "AWS::Lambda::EventInvokeConfig",
+        "Condition": "HasImage",
+        "Properties": {
+            "FunctionName": {"Ref": function},
+            "Qualifier": "$LATEST",
+            "MaximumRetryAttempts": 0,
+            "MaximumEventAgeInSeconds": queued_s,
+            "DestinationConfig": {"OnFailure": {"Destination": {"Fn::GetAtt": ["Bucket", "Arn"]}}},
+        },
+    }

@@ -1,0 +1,30 @@
+"""Deleting many objects where that takes a request for each, and telling of those that stayed."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from funcpipe.errors import StorageBusy, StorageError
+
+
+def delete_each(delete: Callable[[str], None], keys: Sequence[str], *, at_once: int = 1) -> None:
+    """Call `delete` for all `keys`, so many at once, also after one of them has failed; raises as `told` does."""
+
+    def error_of(key: str) -> StorageError | None:
+        try:
+            delete(key)
+        except StorageError as error:
+            return error
+        return None
+
+    with ThreadPoolExecutor(at_once) as pool:
+        told([error for error in pool.map(error_of, keys) if error is not None], len(keys))
+
+
+def told(errors: Sequence[StorageError], objects: int) -> None:
+    """Raise what kept some of `objects` objects from being deleted; StorageBusy if all of it may pass."""
+    if not errors:
+        return
+    lasting = [error for error in errors if not isinstance(error, StorageBusy)]
+    kind = StorageError if lasting else StorageBusy
+    first = (lasting or errors)[0]
+    raise kind(f"{len(errors)} of {objects} objects could not be deleted: {first}") from first

@@ -1,0 +1,260 @@
+"""The owner of a run: the one client that may start generations of it, restart its workers, collect and delete.
+
+Clients of a run form a chain of leases, as the functions of a worker do: the client with the highest number owns the
+run, and what one before it still writes or deletes is refused. An owner says who it is, and changes what it says every
+few seconds. Another client watches that change, so that no two clocks are compared: an owner that changes nothing for
+five heartbeats and five seconds is dead.
+
+    run-1/owner/leases/client/00000000
+    run-1/owner/heartbeats/00000000.9b0c5d12
+"""
+
+import contextlib
+import getpass
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from enum import Enum
+from types import TracebackType
+
+from funcpipe.core import OwnerDocument
+from funcpipe.errors import CorruptMessage, KeyMissing, RunTaken, StorageError, Superseded
+from funcpipe.platforms.base import Storage
+from funcpipe.runstate.documents import get_document, put_document
+from funcpipe.runstate.generations import delete_objects, list_generations
+from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.lease import FencedStorage, Lease, newest_attempt
+
+_log = logging.getLogger(__name__)
+
+BEAT_S = 2.0
+"""How often an owner says that it is still there."""
+
+_SILENT_BEATS, _SILENT_S = 5, 5.0
+_LOOK_S = 0.1
+CLIENT = "client"
+"""What takes the place of a worker's name in the leases of clients."""
+
+
+class Ownership(Enum):
+    """What another client knows of a run's owner so far."""
+
+    FREE = "there is none"
+    HELD = "it is alive"
+    UNCLEAR = "it may be dead"
+
+
+class OwnerSight:
+    """What another client sees of the owner of `run`, look by look; `document` is what the owner said last."""
+
+    def __init__(self, storage: Storage, run: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._storage = storage
+        self._keys = Keys(run).owner
+        self._clock = clock
+        self._seen: tuple[int | None, OwnerDocument | None] | None = None
+        self._changed = False
+        self._began_s = self._since_s = clock()
+        self.document: OwnerDocument | None = None
+
+    @property
+    def attempt(self) -> int | None:
+        """The number of the newest owner, as of the last look."""
+        return None if self._seen is None else self._seen[0]
+
+    def look(self) -> Ownership:
+        """What is known after another look."""
+        newest = newest_attempt(self._storage, self._keys, CLIENT)
+        if newest is None:
+            self._seen = (None, None)
+            return Ownership.FREE
+        self.document = self._read(newest)
+        if (newest, self.document) != self._seen:
+            self._changed = self._seen is not None
+            self._seen, self._since_s = (newest, self.document), self._clock()
+        if self.document is not None and self.document.released:
+            return Ownership.FREE
+        every_s = BEAT_S if self.document is None else self.document.every_s
+        if self._clock() - self._since_s > _SILENT_BEATS * every_s + _SILENT_S:
+            _log.warning("run %s: its owner, %s, has gone silent", self._keys.run, _who(self.document))
+            return Ownership.FREE
+        return Ownership.HELD if self._changed and self.document is not None else Ownership.UNCLEAR
+
+    def refuse(self) -> RunTaken:
+        """The error that tells who owns the run, and what to do."""
+        took_s = self._clock() - self._began_s
+        _log.info("run %s: another client owns it, as was clear after %.2f s", self._keys.run, took_s)
+        watches = self.document is not None and self.document.watches
+        return RunTaken(self._keys.run, _who(self.document), watches=watches)
+
+    def _read(self, newest: int) -> OwnerDocument | None:
+        for key in self._storage.list(self._keys.owner_heartbeats(newest)):
+            with contextlib.suppress(KeyMissing, CorruptMessage):
+                return get_document(self._storage, OwnerDocument, key)
+        return None
+
+
+class _OwnersStorage(FencedStorage):
+    """The storage of an owner. Each deletion asks: so what was found before it was there while this client owned it."""
+
+    def delete(self, key: str) -> None:
+        """As the wrapped storage; raises Superseded if the lease is lost."""
+        self._lease.check_now()
+        super().delete(key)
+
+    def delete_many(self, keys: Sequence[str]) -> None:
+        """As the wrapped storage; raises Superseded if the lease is lost."""
+        self._lease.check_now()
+        super().delete_many(keys)
+
+
+class Owner:
+    """This client as owner number `attempt` of `run`; it says so every `every_s` seconds within its context.
+
+    `storage` writes and deletes only as long as no other client has taken over.
+    """
+
+    def __init__(self, storage: Storage, run: str, attempt: int, *, every_s: float, watches: bool) -> None:
+        self._raw = storage
+        self._keys = Keys(run).owner
+        self.attempt = attempt
+        self._lease = Lease(storage, self._keys, CLIENT, attempt, fresh_s=every_s)
+        self._key = self._keys.owner_heartbeat(attempt, secrets.token_hex(4))
+        self._document = OwnerDocument(who=_myself(), since_at_s=time.time(), every_s=every_s, watches=watches)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="funcpipe-owner", daemon=True)
+        self._gone = False
+        self.storage = _OwnersStorage(storage, self._lease)
+
+    def take(self) -> None:
+        """Become the owner; raises Superseded if another client is."""
+        self._lease.take()
+        self.beat()
+
+    def __enter__(self) -> "Owner":
+        self._thread.start()
+        return self
+
+    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
+        """Leave the run to whoever wants it next; nothing stays if there is nothing else of the run."""
+        self._end_thread()
+        try:
+            if not self._gone:
+                self._leave()
+        except StorageError as error:
+            _log.warning("run %s: others will wait until this client counts as dead: %s", self._keys.run, error)
+
+    def check(self) -> None:
+        """Raise Superseded if another client is known to have taken over."""
+        if self._lease.lost:
+            self._lease.check_now()
+
+    def check_now(self) -> None:
+        """Ask the storage, and raise Superseded if another client has taken over."""
+        self._lease.check_now()
+
+    def beat(self) -> None:
+        """Say that this client is still there."""
+        self._document = replace(self._document, beat=self._document.beat + 1)
+        put_document(self._raw, self._key, self._document)
+
+    def delete_run(self, *, settle_s: float = 0.0) -> int:
+        """Delete all objects of the run, and again after `settle_s`; returns how many there were."""
+        self._lease.check_now()
+        count = delete_objects(self.storage, self._keys.run)
+        if settle_s:
+            time.sleep(settle_s)
+            count += delete_objects(self.storage, self._keys.run)
+        self._end_thread()
+        self._delete_own()
+        return count
+
+    def _leave(self) -> None:
+        """Let others in. What was said of an owner that is none any more goes: it may have come after all else went."""
+        try:
+            self.check()
+            if list_generations(self._raw, self._keys.run):
+                put_document(self._raw, self._key, replace(self._document, released=True))
+                self._lease.check_now()
+            else:
+                self._delete_own()
+        except Superseded as error:
+            _log.info("run %s: another client owns it: %s", self._keys.run, error)
+            self._raw.delete(self._key)
+
+    def _delete_own(self) -> None:
+        """Delete what owners up to this one have said, then their leases, this client's own last."""
+        self._lease.check_now()
+        self._gone = True
+        for key in self._raw.list(self._keys.prefix):
+            number = key.rpartition("/")[2].partition(".")[0]
+            if not number.isdecimal() or int(number) <= self.attempt:
+                self._raw.delete(key)
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._document.every_s):
+            try:
+                self._lease.check_now()
+                self.beat()
+            except Superseded:
+                return
+            except (StorageError, CorruptMessage) as error:
+                _log.warning("run %s: cannot say that it is owned here: %s", self._keys.run, error)
+
+    def _end_thread(self) -> None:
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+
+@contextlib.contextmanager
+def owned(
+    storage: Storage, run: str, *, every_s: float = BEAT_S, watches: bool = False, take_over: bool = False
+) -> Iterator[Owner]:
+    """Own `run` within this context. Raises RunTaken if another client that is alive does, unless with `take_over`."""
+    while True:
+        sight = OwnerSight(storage, run)
+        while (known := sight.look()) is Ownership.UNCLEAR and not take_over:
+            time.sleep(_LOOK_S)
+        if known is Ownership.HELD and not take_over:
+            raise sight.refuse()
+        attempt = 0 if sight.attempt is None else sight.attempt + 1
+        owner = Owner(storage, run, attempt, every_s=every_s, watches=watches)
+        try:
+            owner.take()
+        except Superseded as error:
+            _log.info("run %s: another client was first: %s", run, error)
+            continue
+        with owner:
+            yield owner
+        return
+
+
+def refuse_if_owned(storage: Storage, run: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+    """Raise RunTaken if a client that is alive owns `run` and does not only watch it.
+
+    This only spares a second client needless work: in case of doubt, `owned` decides.
+    """
+    sight, until_s = OwnerSight(storage, run, clock=clock), clock() + 2 * BEAT_S
+    while (known := sight.look()) is Ownership.UNCLEAR and clock() < until_s:
+        time.sleep(_LOOK_S)
+    if known is Ownership.HELD and not (sight.document is not None and sight.document.watches):
+        raise sight.refuse()
+
+
+def _myself() -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a user without a name, as in containers
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}, process {os.getpid()}"
+
+
+def _who(document: OwnerDocument | None) -> str:
+    if document is None:
+        return "a client that has not said who it is"
+    return f"{document.who}, since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(document.since_at_s))}"

@@ -1,0 +1,110 @@
+"""What the replicas of the last stage report of their steps: the newest one object each, all others in summaries.
+
+Each summary holds the reports of all steps of the generation up to its own. The two newest are kept, and so is the
+object of a step until both hold it: no single object that is lost takes a loss with it.
+"""
+
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from funcpipe.core import StepReport, StepSummary
+from funcpipe.errors import CorruptMessage, KeyMissing
+from funcpipe.platforms.base import Storage
+from funcpipe.runstate.documents import find_document, get_document, readable_documents
+from funcpipe.runstate.keys import Keys
+
+_log = logging.getLogger(__name__)
+
+LOOK_EVERY = 64
+"""A client that waits for a step looks for new summaries once in so many polls."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportedSteps:
+    """What a worker has reported, by step, as far as it can be read.
+
+    `newest` is the key of its newest readable summary, empty if there is none, and `held` the steps in that summary.
+    `singles` are the steps with an object of their own.
+    """
+
+    reports: Mapping[int, StepReport]
+    newest: str
+    held: frozenset[int]
+    singles: frozenset[int]
+
+
+def load_reported(storage: Storage, keys: Keys, worker: str, *, known: Collection[int] = frozenset()) -> ReportedSteps:
+    """What all attempts of `worker` have reported. The objects of steps that are `known` are not read."""
+    prefix = keys.step_summaries(worker)
+    summaries = storage.list(prefix)
+    while True:  # again if an attempt before has put another summary meanwhile, and deleted what that holds
+        found = _load(storage, keys, worker, summaries, known)
+        before, summaries = summaries, storage.list(prefix)
+        if summaries == before:
+            return found
+
+
+def _load(
+    storage: Storage, keys: Keys, worker: str, summaries: Collection[str], known: Collection[int]
+) -> ReportedSteps:
+    reports: dict[int, StepReport] = {}
+    newest, held = "", frozenset[int]()
+    for key in sorted(summaries, reverse=True):
+        for summary in readable_documents(storage, StepSummary, [key]):
+            reports = summary.reports() | reports
+            newest, held = (newest, held) if newest else (key, frozenset(reports))
+    names = [key.removeprefix(keys.step_reports).partition(".") for key in storage.list(keys.step_reports)]
+    singles = frozenset(int(step) for step, _, of in names if of == worker)
+    wanted = sorted(singles - reports.keys() - set(known))
+    own = readable_documents(storage, StepReport, [keys.step_report(step, worker) for step in wanted])
+    reports |= {report.step: report for report in own}
+    return ReportedSteps(reports=reports, newest=newest, held=held, singles=singles)
+
+
+class StepReader:
+    """Finds the reports of steps for a client that follows a run. A poll is one request, but for one in LOOK_EVERY."""
+
+    def __init__(self, storage: Storage, keys: Keys) -> None:
+        self.keys = keys
+        self._storage = storage
+        self._polls_to_look = 0
+        self._listed: tuple[str, ...] = ()
+        self._reports: dict[str, dict[int, StepReport]] = {}
+
+    def find(self, step: int, worker: str) -> StepReport | None:
+        """What `worker` has reported of `step`; None if it has not ended the step, or that is not found yet.
+
+        Raises CorruptMessage if the report is damaged wherever it is found.
+        """
+        known = self._reports.setdefault(worker, {})
+        if step in known:
+            return known[step]
+        report = find_document(self._storage, StepReport, self.keys.step_report(step, worker))
+        if report is not None:
+            return report
+        if self._polls_to_look == 0:
+            self._listed = self._storage.list(self.keys.all_step_summaries)
+            self._polls_to_look = LOOK_EVERY
+        self._polls_to_look -= 1
+        self._read_summaries(step, worker)
+        return known.get(step)
+
+    def _read_summaries(self, step: int, worker: str) -> None:
+        """Read the newest summary that `step` may be in and that can be read; none is read again."""
+        known, prefix, damage = self._reports[worker], self.keys.step_summaries(worker), None
+        for key in sorted((key for key in self._listed if key.startswith(prefix)), reverse=True):
+            if int(key.rpartition(".")[2]) <= step or step in known:
+                continue
+            self._listed = tuple(other for other in self._listed if other != key)
+            try:
+                summary = get_document(self._storage, StepSummary, key)
+            except KeyMissing:  # deleted since it was listed, as there are newer ones
+                self._polls_to_look = 0
+            except CorruptMessage as error:
+                _log.warning("does without a summary that cannot be read: %s", error)
+                damage = error
+            else:
+                known.update(summary.reports() | known)
+        if damage is not None and step not in known:
+            raise damage

@@ -1,0 +1,288 @@
+"""Clients that meet at the storage of one run, for `funcpipe.testing.interleaving`.
+
+They are the package's own: `launch`, `launch_detached`, `take_over` and `clean`, with all that these call. Only the
+training is left out: a client that follows a run looks once whether it still owns it. Functions do nothing. They are
+objects of a platform, which invoking puts, and stopping deletes:
+
+    platform/client 1.0
+"""
+
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest import mock
+
+from funcpipe.client import functions as client_functions
+from funcpipe.client import launch as launching
+from funcpipe.client.control import clean
+from funcpipe.client.ending import take_over
+from funcpipe.client.prepare import PreparedRun
+from funcpipe.client.upload import upload
+from funcpipe.core import Invocation, RunAccount, RunLimits, WorkerSpec
+from funcpipe.core.settings import DEFAULT_FAULTS
+from funcpipe.errors import KeyMissing, RunUnknown
+from funcpipe.platforms.base import Handle, Platform, State, Status, Storage
+from funcpipe.platforms.catalog import LOCAL, load_spec
+from funcpipe.runstate import functions as run_functions
+from funcpipe.runstate.documents import get_document, put_document
+from funcpipe.runstate.generations import newest_record, reserve_generation, write_record
+from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.lease import Lease
+from funcpipe.runstate.owner import Owner, OwnerSight
+from funcpipe.runstate.resume import ResumePoint
+from funcpipe.testing.actors import Actor, AskingStorage
+from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.testing.races import PLAN as TWO_STAGES
+from funcpipe.worker.peer_recovery import PeerRecovery
+
+RUN = "run"
+PLATFORM = "platform/"
+"""What the keys of running functions begin with."""
+
+LEFT, DELETED = "left it to itself", "deleted it"
+"""What becomes of a run by a client that ends well."""
+
+NAP_S = 6.0
+"""How long a client sleeps at least: who may be woken late may be woken as late as that."""
+
+_PRICES = load_spec(LOCAL)
+PLAN = replace(TWO_STAGES, stages=TWO_STAGES.stages[:1])
+_ORDER = {"samples": 1, "epochs": 1, "steps": 1, "seed": 0, "shuffle": False}
+_JOB = SimpleNamespace(plan=PLAN, prices=_PRICES, clip_grad_norm=None, message_deadline_s=60.0, **_ORDER)
+
+
+class ClientStorage(AskingStorage):
+    """The storage as a client opens it."""
+
+    def __init__(self, actor: Actor) -> None:
+        super().__init__(actor.ask)
+        self.actor = actor
+
+
+class Functions:
+    """A platform whose functions are objects."""
+
+    url = "objects://"
+    spec = _PRICES
+
+    def __init__(self, storage: Storage, client: str) -> None:
+        self._storage = storage
+        self._client = client
+        self._invoked = 0
+
+    def open(self, url: str) -> Platform:
+        """This platform."""
+        return cast(Platform, self)
+
+    def invoke(self, worker: Invocation) -> Handle:
+        """Put a function."""
+        name = f"{self._client}.{self._invoked}"
+        self._invoked += 1
+        self._storage.put(PLATFORM + name, worker.worker.encode())
+        return Handle(worker=worker.worker, name=name)
+
+    def status(self, handle: Handle) -> Status:
+        """A function that is there runs."""
+        try:
+            self._storage.get(PLATFORM + handle.name)
+        except KeyMissing:
+            return Status(state=State.DONE)
+        return Status(state=State.RUNNING)
+
+    def stop(self, handle: Handle) -> None:
+        """Delete a function."""
+        self._storage.delete(PLATFORM + handle.name)
+
+    def detach(self) -> None:
+        """Functions run on anyway."""
+
+
+def prepared_run(storage: Storage, name: str, *, resumed: ResumePoint | None = None, keep: bool = True) -> PreparedRun:
+    """A run that the client `name` could begin; its record says so with the URL of the storage."""
+    platform = Functions(storage, name)
+    return PreparedRun(
+        job=cast(Any, _JOB),
+        name=RUN,
+        platform=cast(Platform, platform),
+        storage=storage,
+        storage_url=f"memory://{name}",
+        stages=cast(Any, (SimpleNamespace(bundle=b"code", tensors={}),)),
+        faults=replace(DEFAULT_FAULTS, keep=keep),
+        limits=RunLimits(),
+        account=RunAccount(),
+        resumed=resumed,
+        reopen=platform.open,
+    )
+
+
+@dataclass(frozen=True)
+class Training:
+    """A program: a client that starts the run, or resumes the generation `resumed`.
+
+    It follows the run and deletes it, or leaves it to itself if it is to `detach`. With `takes_over` it first ends what
+    another client does with the run.
+    """
+
+    resumed: Keys | None = None
+    detach: bool = False
+    takes_over: bool = False
+
+    def __call__(self, actor: Actor) -> str:
+        """Train, and say how that ended."""
+        storage = ClientStorage(actor)
+        point = None if self.resumed is None else resume_point(self.resumed)
+        if self.takes_over:
+            take_over(storage, RUN, Functions(storage, f"{actor.name}, ending").open, wait_s=0.0)
+            point = resumable(storage)
+        prepared = prepared_run(storage, actor.name, resumed=point)
+        if self.detach:
+            launching.launch_detached(prepared)
+            return LEFT
+        launching.launch(prepared)
+        return DELETED
+
+
+def resume_point(keys: Keys) -> ResumePoint:
+    """The beginning of a generation that has saved nothing."""
+    return ResumePoint(keys=keys, step=0, state=None, losses=())
+
+
+def resumable(storage: Storage) -> ResumePoint | None:
+    """Where the run would be resumed, if it has begun."""
+    try:
+        return resume_point(Keys.of(newest_record(storage, RUN)))
+    except RunUnknown:
+        return None
+
+
+@dataclass(frozen=True)
+class Cleaning:
+    """A program: a client that deletes the run."""
+
+    takes_over: bool = False
+
+    def __call__(self, actor: Actor) -> str:
+        """Delete the run."""
+        storage = ClientStorage(actor)
+        clean(storage, RUN, Functions(storage, actor.name).open, take_over=self.takes_over)
+        return DELETED
+
+
+@dataclass(frozen=True)
+class Restarting:
+    """A program: a watchdog that finds the worker of the generation `keys` silent."""
+
+    keys: Keys
+
+    def __call__(self, actor: Actor) -> str:
+        """Restart the worker."""
+        storage, times = ClientStorage(actor), itertools.chain([0.0, 0.0], itertools.repeat(1e6))
+        spec = get_document(storage, WorkerSpec, self.keys.payload("s0.r0"))
+        functions = Functions(storage, actor.name)
+        recovery = PeerRecovery(spec, storage, self.keys, functions.open, is_worker=False, clock=lambda: next(times))
+        for _ in range(2):
+            recovery.check({spec.worker}, step=0, spent_usd=0.0, elapsed_s=0.0)
+        return "restarted it"
+
+
+def stopped() -> tuple[Keys, dict[str, bytes]]:
+    """The generation of a run that was stopped, and what is left of it in the storage; nobody owns it."""
+    storage = MemoryStorage()
+    with Owner(storage, RUN, 0, every_s=60.0, watches=False) as owner:
+        owner.take()
+        prepared = prepared_run(storage, "before")
+        keys = reserve_generation(owner.storage, RUN)
+        for spec in upload(prepared, keys):
+            put_document(storage, keys.payload(spec.worker), spec)
+        write_record(storage, keys, launching._record(prepared, keys))
+    return keys, {key: storage.get(key) for key in storage.list("")}
+
+
+class _OneByOne:
+    """A pool that has no threads."""
+
+    def __init__(self, _: int) -> None:
+        pass
+
+    def __enter__(self) -> "_OneByOne":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def map(self, function: Callable[[Any], object], values: Iterable[Any]) -> list[object]:
+        return [function(value) for value in values]
+
+
+class _AfterOneBeat:
+    """In place of the event that ends the thread of an owner."""
+
+    def __init__(self) -> None:
+        self._beats = 0
+
+    def wait(self, every_s: float) -> bool:
+        self._beats += 1
+        return self._beats > 1
+
+    def set(self) -> None:
+        pass
+
+
+def _begin_beating(owner: Owner) -> Owner:
+    """Start an actor in place of the thread of an owner."""
+    actor = cast(ClientStorage, owner._raw).actor
+
+    def beats(other: Actor) -> None:
+        storage = ClientStorage(other)
+        twin = Owner(storage, RUN, owner.attempt, every_s=2.0, watches=False)
+        twin._lease._holder, twin._key, twin._document = owner._lease._holder, owner._key, owner._document
+        twin._lease.taken = True
+        twin._stop = cast(threading.Event, _AfterOneBeat())
+        twin._run()
+
+    actor.start(_beating(owner), beats)
+    return owner
+
+
+def _beating(owner: Owner) -> str:
+    storage = cast(ClientStorage, owner._raw)
+    return f"{storage.actor.name}, beating as owner {owner.attempt}"
+
+
+def _end_beating(owner: Owner) -> None:
+    if not owner._stop.is_set():
+        owner._stop.set()
+        cast(ClientStorage, owner._raw).actor.kill(_beating(owner))
+
+
+def _follow(_: object, __: object, ___: object, ____: object, owner: Owner) -> None:
+    time.sleep(NAP_S)
+    owner.check_now()
+
+
+@contextlib.contextmanager
+def clients(*, beating: bool = False) -> Iterator[None]:
+    """Meanwhile clients have no threads and keep no logs. Those of `beating` owners are actors, who say something once.
+
+    The world's time passes for leases too, and nobody sleeps shorter than `NAP_S`.
+    """
+    clock, sleep = time.monotonic, time.sleep
+    with contextlib.ExitStack() as stack:
+        for made in (Lease, OwnerSight):
+            stack.enter_context(mock.patch.dict(cast(Any, made.__init__).__kwdefaults__, clock=clock))
+        for where, name, value in (
+            (time, "sleep", lambda seconds: sleep(max(seconds, NAP_S))),
+            (run_functions, "ThreadPoolExecutor", _OneByOne),
+            (client_functions, "_LEAVING_S", NAP_S),
+            (launching, "kept_by_client", lambda _: contextlib.nullcontext()),
+            (launching, "follow", _follow),
+            (Owner, "__enter__", _begin_beating if beating else lambda owner: owner),
+            (Owner, "_end_thread", _end_beating if beating else lambda owner: None),
+        ):
+            stack.enter_context(mock.patch.object(where, name, value))
+        yield

@@ -1,0 +1,131 @@
+"""A run without functions or storage: all replicas of all stages in this process, one after another, open to mistakes.
+
+Each part of a step is a method, so that a subclass can do one of them wrongly and show that the mistake is found.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from funcpipe.core.profile import TiedParameter
+from funcpipe.core.routes import Routes, find_routes, stages_of_layers
+from funcpipe.model.graph import LayerGraph
+from funcpipe.model.split import StageModule, dump_stage, load_stage, split
+from funcpipe.training.computation import Computation
+from funcpipe.training.data import Step, load_batch
+from funcpipe.training.passes import Batch
+from funcpipe.training.plain import PlainTraining
+from funcpipe.training.rng import SeededDataset
+from funcpipe.training.state import merge_stages
+
+
+class InTurn:
+    """Trains what `plain` trains, cut into stages of the layers `bounds` with so many replicas each."""
+
+    def __init__(self, plain: PlainTraining, bounds: Sequence[tuple[int, int]], replicas: int) -> None:
+        self.plain = plain
+        self.replicas = replicas
+        self.stages = split(plain.graph, bounds)
+        ties = [TiedParameter(name=t.names[0], layers=t.layers, parameter_bytes=t.bytes) for t in plain.graph.ties]
+        self.routes: Routes = find_routes(stages_of_layers(bounds), [], ties)
+        self.modules = [[_copied(stage) for _ in range(replicas)] for stage in self.stages]
+        self.workers = [[self.worker(s, r) for r in range(replicas)] for s in range(len(bounds))]
+        self.producer = {name: s for s, stage in enumerate(self.stages) for name in stage.sends}
+
+    def train(self) -> dict[str, Tensor]:
+        """The trained tensors by all their names."""
+        for step in self.plain.steps:
+            for row in self.workers:
+                for worker in row:
+                    worker.begin_step(step, lambda indices, step=step: self.load(step, indices))  # type: ignore[misc]
+            for m in range(len(step.micro_batches)):
+                self.forward(step, m)
+                self.backward(step, m)
+            self.synchronise(step)
+            for s, row in enumerate(self.workers):
+                for r in range(len(row)):
+                    self.update(step, s, r)
+        return merge_stages([row[0].state() for row in self.workers]).state_dict()
+
+    def worker(self, stage: int, replica: int) -> Computation:
+        """The computation of one replica of a stage."""
+        return Computation(
+            self.modules[stage][replica],
+            loss=self.plain.loss,
+            optimizer=self.plain.optimizer,
+            seed=self.plain.seed,
+            recompute=False,
+            replica=replica,
+            replicas=self.replicas,
+            stage_number=stage,
+            ties=self.routes.ties,
+        )
+
+    def load(self, step: Step, indices: Sequence[int]) -> Batch:
+        """The inputs and the target of a micro-batch."""
+        batch = load_batch(SeededDataset(self.plain.dataset, self.plain.seed, step.epoch), indices)
+        return self.plain.graph.signature.bind(batch.args, batch.kwargs), batch.target
+
+    def forward(self, step: Step, m: int) -> None:
+        """The forwards of a micro-batch in all stages."""
+        sent: dict[str, Tensor] = {}
+        for row, stage in zip(self.workers, self.stages, strict=True):
+            worker = row[m % self.replicas]
+            worker.passes.receive_activation(m, {name: sent[name].clone() for name in stage.receives})
+            worker.forward(m)
+            sent |= worker.passes.take_activations(m, stage.sends)
+
+    def backward(self, step: Step, m: int) -> None:
+        """The backwards of a micro-batch in all stages."""
+        for s in reversed(range(len(self.stages))):
+            worker = self.workers[s][m % self.replicas]
+            worker.backward(m)
+            found = worker.passes.take_gradients(m, self.stages[s].receives)
+            for p in range(s):
+                back = {name: gradient for name, gradient in found.items() if self.producer[name] == p}
+                self.workers[p][m % self.replicas].passes.receive_gradient(m, s, back)
+
+    def synchronise(self, step: Step) -> None:
+        """Sum the gradients over the stages that share a parameter, and over replicas."""
+        shared = [(tie, r) for tie in self.routes.ties for r in range(self.replicas)]
+        for tie, r in shared:
+            first = self.workers[tie.stages[0]][r]
+            for s in tie.stages[1:]:
+                first.tied.receive(self.workers[s][r].tied.gradients(tie.parameters))
+            first.tied.add_received()
+        for s in range(len(self.stages)) if self.replicas > 1 else ():
+            for worker in self.workers[s]:
+                worker.flatten()
+            total = reduce(torch.add, [worker.flat.vector for worker in self.workers[s]])
+            for r in range(self.replicas):
+                self.take_sum(s, r, total)
+        for tie, r in shared:
+            sums = self.workers[tie.stages[0]][r].tied_sums(tie.parameters)
+            for s in tie.stages[1:]:
+                self.take_tied_sum(s, r, {name: gradient.clone() for name, gradient in sums.items()})
+
+    def take_sum(self, stage: int, replica: int, total: Tensor) -> None:
+        """Give one replica the sum of all replicas' gradients."""
+        self.workers[stage][replica].flat.vector.copy_(total)
+
+    def take_tied_sum(self, stage: int, replica: int, sums: Mapping[str, Tensor]) -> None:
+        """Give a stage that borrows tied parameters their gradients."""
+        self.workers[stage][replica].tied.receive_sums(sums)
+
+    def update(self, step: Step, stage: int, replica: int) -> None:
+        """Take the optimiser's step in one replica."""
+        self.workers[stage][replica].update()
+
+
+def even_bounds(graph: LayerGraph, stages: int) -> list[tuple[int, int]]:
+    """The layers of `graph` cut into stages of about as many each."""
+    cuts = [round(len(graph.layers) * i / stages) for i in range(stages + 1)]
+    return list(pairwise(cuts))
+
+
+def _copied(stage: StageModule) -> StageModule:
+    bundle, tensors = dump_stage(stage, None)
+    return load_stage(bundle, {name: tensor.clone() for name, tensor in tensors.items()})[0]

@@ -1,0 +1,80 @@
+"""The orders to end the run as one worker reads, obeys and gives them.
+
+All workers must end after the same step. An order is heard of in time if the worker has not begun the step that would
+be the first one too many; who hears of it later decides that it does not hold, before anybody can have obeyed it.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+from funcpipe.core import Halt
+from funcpipe.platforms.base import Storage
+from funcpipe.runstate.halt import decide, halt_run, read_order
+from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.lease import Lease
+
+_log = logging.getLogger(__name__)
+
+
+class HaltOrders:
+    """Shared by the worker's loop and its heartbeat. `notice_steps` tells how far ahead an order has to be."""
+
+    def __init__(self, storage: Storage, keys: Keys, lease: Lease, *, notice_steps: Callable[[], int]) -> None:
+        self._storage = storage
+        self._keys = keys
+        self._lease = lease
+        self._notice_steps = notice_steps
+        self._lock = threading.Lock()
+        self._unread = 0
+        self._order: tuple[int, Halt] | None = None
+        self._begun = -1
+        self._obeyed = False
+        self._at_once: str | None = None
+
+    def look(self) -> str | None:
+        """Read whether there is a new order; why the worker must end at once, if it must."""
+        number = self._unread
+        halt = None if self._obeyed else read_order(self._storage, self._keys, number)
+        if halt is not None:
+            when = "at once" if halt.step is None else f"after step {halt.step}"
+            _log.info("the run is to end %s: %s", when, halt.reason)
+            with self._lock:
+                self._unread = number + 1
+                in_time = halt.step is not None and self._begun < halt.step
+                if in_time:
+                    self._order = number, halt
+            if not in_time and self._holds(number, halt, late=halt.step is not None):
+                self._at_once = halt.reason
+        return self._at_once
+
+    def end_before(self, step: int) -> bool:
+        """Whether the worker has been ordered to end before it begins `step`."""
+        with self._lock:
+            number, halt = self._order or (0, None)
+            if halt is not None and halt.step is not None and step >= halt.step:
+                self._order = None
+                self._obeyed = self._holds(number, halt, late=step > halt.step)
+                if self._obeyed:
+                    _log.info("obeys the order to end after step %d: %s", halt.step, halt.reason)
+                    return True
+            self._begun = max(self._begun, step)
+            return False
+
+    def give(self, halt: Halt) -> None:
+        """Order the whole run to end in this worker's name, unless an order is known already."""
+        with self._lock:
+            known = self._order is not None
+        if not known or halt.step is None:
+            self._lease.check_now()
+            halt_run(self._storage, self._keys, self._lease.signed(halt))
+            self.look()
+
+    def _holds(self, number: int, halt: Halt, *, late: bool) -> bool:
+        """Whether an order holds; a client's that came too late is given again, as a client gives it only once."""
+        holds = decide(self._storage, self._keys, number, halt, late=late)
+        if late and not holds and halt.worker is None:
+            step = self._begun + 1 + self._notice_steps()
+            halt_run(self._storage, self._keys, replace(halt, step=step))
+        return holds

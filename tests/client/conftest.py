@@ -1,0 +1,26 @@
+from collections.abc import Iterator
+
+import pytest
+
+from funcpipe.platforms.catalog import load_spec
+from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.testing.thread_platform import ThreadPlatform
+from tests.client.threads import job
+
+
+@pytest.fixture(scope="session")
+def traced() -> None:
+    """A model cannot be traced while threads draw random numbers in the same process."""
+    job()
+
+
+@pytest.fixture
+def storage() -> MemoryStorage:
+    return MemoryStorage()
+
+
+@pytest.fixture
+def functions(storage: MemoryStorage) -> Iterator[ThreadPlatform]:
+    platform = ThreadPlatform(load_spec("local"), storage)
+    yield platform
+    platform.stop_all()

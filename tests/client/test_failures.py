@@ -1,0 +1,109 @@
+"""What is said of a failure: whose work is missing, what was waited for, what comes next."""
+
+from dataclasses import replace
+
+import pytest
+
+from funcpipe.cli.parser import build_parser
+from funcpipe.client.commands import after_failure, after_removal
+from funcpipe.client.failures import awaited_by, final_failure, first_failure, how_it_ended
+from funcpipe.core import Busy, LeaseDocument, Outcome, WorkerReport
+from funcpipe.platforms.base import Cause, Handle, State, Status
+from funcpipe.runstate.documents import put_document
+from funcpipe.runstate.keys import Keys
+from funcpipe.testing.memory_storage import MemoryStorage
+from tests.runstate.test_liveness import BEAT
+
+KEYS = Keys("run-1")
+KEY = KEYS.message("s1.r0", 3, "put-gradient.s1.r0.m0.p0")
+WAITED = WorkerReport(
+    worker="s0.r0",
+    attempt=0,
+    outcome=Outcome.FAILED,
+    started_at_s=900.0,
+    ended_at_s=1000.0,
+    puts=1,
+    gets=1,
+    empty_gets=0,
+    sent_bytes=0,
+    received_bytes=0,
+    peak_memory_bytes=1,
+    task="get-gradient.s0.r0.m0.p1",
+    error=f"DeadlineExceeded: {KEY} has not come within 300 s",
+)
+
+
+def fail(storage: MemoryStorage, report: WorkerReport) -> None:
+    put_document(storage, KEYS.worker_report(report.worker, report.attempt), report)
+    put_document(storage, KEYS.lease(report.worker, 0), LeaseDocument(holder="x"))
+    put_document(storage, KEYS.lease(report.worker, 1), LeaseDocument(holder="x", ended=Outcome.FAILED))
+
+
+def beat(storage: MemoryStorage, worker: str, *busy: Busy) -> None:
+    put_document(storage, KEYS.heartbeat(worker, 0), replace(BEAT, worker=worker, busy=busy))
+
+
+def test_the_worker_whose_work_is_missing_is_named_with_the_key_and_what_it_did_last(storage: MemoryStorage) -> None:
+    fail(storage, WAITED)
+    beat(storage, "s1.r0", Busy(lane="compute", task="backward.s1.r0.m0", since_s=290.0))
+    said = str(first_failure(storage, KEYS))
+    assert said.startswith(
+        f"run run-1: the work of worker s1.r0 is missing: {KEY} has not come within 300 s; worker s0.r0 waited for it "
+        "in task get-gradient.s0.r0.m0.p1. Worker s1.r0 was last heard of at "
+    )
+    assert said.endswith("after step 3 of 16, doing backward.s1.r0.m0 for 290.0 s")
+    assert final_failure(storage, KEYS) == said.removeprefix("run run-1: ")
+
+
+def test_who_waits_for_another_himself_is_not_to_blame(storage: MemoryStorage) -> None:
+    fail(storage, WAITED)
+    wait = Busy(lane="download", task="get-gradient.s1.r0.m0.p2", since_s=280.0, awaits="put-gradient.s2.r0.m0.p1")
+    beat(storage, "s1.r0", wait)
+    said = str(first_failure(storage, KEYS))
+    assert "the work of worker s2.r0 is missing" in said
+    assert said.endswith("Worker s2.r0 was never heard of")
+    assert awaited_by(storage, KEYS, "s1.r0") == "worker s2.r0 was never heard of"
+    assert awaited_by(storage, KEYS, "s2.r0") == ""
+
+
+def test_a_worker_that_could_not_be_kept_alive_is_the_cause_of_others_waits(storage: MemoryStorage) -> None:
+    fail(storage, WAITED)
+    assert str(first_failure(storage, KEYS, "worker s1.r0 died 6 times")) == "run run-1: worker s1.r0 died 6 times"
+    fail(storage, replace(WAITED, worker="s1.r0", task=None, error="ValueError: no", traceback="Traceback ..."))
+    told = "run run-1: worker s1.r0 failed outside its tasks: ValueError: no\n\nTraceback ..."
+    assert str(first_failure(storage, KEYS, "worker s1.r0 died 6 times")) == told
+
+
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [
+        (Status(state=State.FAILED, reason="ended with exit code 3", cause=Cause.EXITED), "ended with exit code 3 and"),
+        (Status(state=State.DONE), "ended with exit code 0 and"),
+    ],
+)
+def test_os_exit_is_called_that(status: Status, told: str) -> None:
+    said = how_it_ended(Handle(worker="s0.r0", name="function 1"), status, None)
+    assert said == f"(function 1) {told} without a report, as after os._exit() in your code or a library"
+
+
+def test_the_next_commands_are_commands() -> None:
+    url = "s3://bucket/runs?region=eu-central-1"
+    told = [
+        *after_failure("run-1", url),
+        *after_removal("run-1", "local:///x"),
+        *after_removal("run-1", "aws-lambda://f"),
+    ]
+    parser = build_parser()
+    for line in told:
+        _, _, command = line.partition(": ")
+        words = [word.strip("'") for word in command.split()]
+        if words[1] == "train":
+            assert words[2] == "..."
+            words[2:3] = ["m:f", "--plan", "plan.json", "--data", "m:g"]
+        options = parser.parse_args(words[1:])
+        assert "run-1" in (
+            getattr(options, "name", None),
+            getattr(options, "resume", None),
+            getattr(options, "about", None),
+        )
+        assert getattr(options, "storage", None) in (url, None)

@@ -1,0 +1,104 @@
+"""What always holds while clients of one run meet at its storage: in all orders, within bounds."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from funcpipe.client import control
+from funcpipe.core import RunRecord
+from funcpipe.errors import RunUnknown
+from funcpipe.platforms.base import Storage
+from funcpipe.runstate import owner
+from funcpipe.runstate.documents import put_document
+from funcpipe.runstate.functions import start_function
+from funcpipe.runstate.generations import find_record, list_generations
+from funcpipe.runstate.lease import Lease
+from funcpipe.testing import client_scenarios as meetings
+from funcpipe.testing.client_races import clients
+from funcpipe.testing.interleaving import Invariant, Scenario, explore
+from funcpipe.worker import peer_recovery
+
+
+def told(scenario: Scenario) -> str:
+    return scenario.name.replace(" ", "_")
+
+
+@pytest.mark.parametrize("scenario", [replace(each, switches=1) for each in meetings.SCENARIOS], ids=told)
+def test_what_always_holds_in_one_switch(scenario: Scenario) -> None:
+    found = explore(scenario)
+    assert found.violations == ()
+    assert found.interleavings >= 50
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("scenario", meetings.SCENARIOS, ids=told)
+def test_what_always_holds(scenario: Scenario) -> None:
+    assert explore(scenario).violations == ()
+
+
+@pytest.mark.xfail(strict=True, reason="deletions have no condition, and the numbers of owners begin anew")
+def test_nobody_deletes_the_lease_of_an_owner_that_came_later() -> None:
+    strict = replace(meetings.TAKE_OVER, invariants=(meetings.LEASE_STAYS,), switches=1)
+    assert explore(strict).violations == ()
+
+
+def put_anyway(lease: Lease, number: int, entry: Any) -> bool:
+    """A lease without a condition."""
+    put_document(lease._storage, lease._keys.lease(lease._worker, number), entry)
+    return True
+
+
+def any_record(storage: Storage, run: str) -> RunRecord:
+    """The record of the newest generation, even if that was deleted."""
+    records = [find_record(storage, keys) for keys in list_generations(storage, run)]
+    found = [record for record in records if record is not None]
+    if not found:
+        raise RunUnknown(run)
+    return found[-1]
+
+
+def keeping_payloads(storage: Any, keys: Any, open_platform: Any, *, for_good: bool = False) -> None:
+    """The end of functions, of which those that start functions do not hear."""
+    end_functions(storage, keys, open_platform)
+
+
+end_functions = control.end_functions
+
+
+@pytest.mark.parametrize(
+    ("scenario", "where", "name", "planted", "broken"),
+    [
+        (
+            replace(meetings.TAKE_OVER, switches=1),
+            owner,
+            "_OwnersStorage",
+            lambda storage, _: storage,
+            meetings.OWNER_ASKS,
+        ),
+        (meetings.DETACH, Lease, "_put", put_anyway, meetings.ONE_BEGINS),
+        (replace(meetings.TAKE_OVER, switches=1), meetings, "newest_record", any_record, meetings.OWNERS_RUN),
+        (meetings.RESTART, peer_recovery, "start_for_worker", start_function, meetings.KNOWN),
+        (meetings.RESTART, control, "end_functions", keeping_payloads, meetings.KNOWN),
+    ],
+    ids=[
+        "an owner without a fence",
+        "a lease without a condition",
+        "a record that counts although its generation is gone",
+        "a watchdog that does not look again",
+        "a client that keeps the payloads",
+    ],
+)
+def test_a_planted_mistake_is_found(
+    scenario: Scenario, where: object, name: str, planted: object, broken: Invariant
+) -> None:
+    @contextlib.contextmanager
+    def mistaken() -> Iterator[None]:
+        with clients(), mock.patch.object(where, name, planted):
+            yield
+
+    found = explore(replace(scenario, setting=mistaken, invariants=(broken,)), until_violation=True)
+    assert broken.name in {violation.invariant for violation in found.violations}, found
