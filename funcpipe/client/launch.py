@@ -54,7 +54,7 @@ def launch(prepared: PreparedRun, on_progress: OnProgress = ignore_progress) -> 
     try:
         with _told_what_next(prepared, kept=kept), kept_by_client(run), _owned(prepared) as owner:
             fenced, keys = _begin(prepared, owner)
-            with _objects_removed(owner, run, keep=kept), _supervisor(fenced, keys, owner) as supervisor:
+            with _objects_removed(owner, run, keep=kept), _supervisor(fenced, keys, owner, keep=kept) as supervisor:
                 _start(fenced, keys, supervisor)
                 return follow(fenced, keys, supervisor, on_progress, owner)
     except KeyboardInterrupt:
@@ -145,13 +145,14 @@ def _begin(prepared: PreparedRun, owner: Owner) -> tuple[PreparedRun, Keys]:
     return replace(prepared, storage=owner.storage), reserve_generation(owner.storage, run)
 
 
-def _supervisor(prepared: PreparedRun, keys: Keys, owner: Owner) -> Supervisor:
+def _supervisor(prepared: PreparedRun, keys: Keys, owner: Owner, *, keep: bool = True) -> Supervisor:
     return Supervisor(
         prepared.platform,
         prepared.storage,
         keys,
         prices=prepared.job.prices,
         account=prepared.account,
+        keep=keep,
         check_owner=owner.check_now,
     )
 
@@ -172,7 +173,7 @@ def _start(prepared: PreparedRun, keys: Keys, supervisor: Supervisor, *, detache
             mark_detached(prepared.storage, keys)
     except BaseException:
         _log.warning("run %s: could not be started; what was uploaded is deleted", keys.run)
-        supervisor.stop()
+        supervisor.stop(for_good=True)
         delete_generation(prepared.storage, keys)
         raise
     if prepared.resumed is not None:

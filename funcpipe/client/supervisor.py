@@ -45,6 +45,7 @@ class Supervisor:
     """The workers of one run; on leaving it no function runs, unless they were left to themselves.
 
     `account` is what the run had cost and taken before. `check_owner` raises Superseded if another client owns the run.
+    A run that has finished, or failed without `keep`, is deleted next: its payloads go with its functions.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Supervisor:
         *,
         prices: PlatformSpec,
         account: RunAccount,
+        keep: bool = True,
         check_owner: Callable[[], None] = lambda: None,
     ) -> None:
         self._storage = storage
@@ -62,6 +64,7 @@ class Supervisor:
         self._platform = platform
         self._prices = prices
         self._account = account
+        self._keep = keep
         self._check_owner = check_owner
         self._workers: dict[str, WatchedWorker] = {}
         self._began_s = time.monotonic()
@@ -79,7 +82,7 @@ class Supervisor:
         if lives_on:
             _log.warning("run %s: is not watched any more, and goes on", self._keys.run)
         elif not self._detached:
-            self.stop()
+            self.stop(for_good=error is None or not self._keep)
 
     def start(self, spec: WorkerSpec) -> None:
         """Start the function of one worker."""
@@ -99,10 +102,12 @@ class Supervisor:
         self._detached = True
         _log.info("run %s: is left to itself", self._keys.run)
 
-    def stop(self) -> None:
-        """End all functions, those that functions have started too; no watchdog is to restart them."""
+    def stop(self, *, for_good: bool = False) -> None:
+        """End all functions, those that functions have started too. With `for_good`, the payloads go first."""
         with contextlib.suppress(Superseded):  # or another client has taken care of that
-            unmark_run(self._storage, self._keys.run)
+            unmark_run(self._storage, self._keys.run)  # no watchdog is to restart them
+            if for_good:
+                self._storage.delete_many(self._storage.list(self._keys.payloads))
         known = {function.started.handle.name: function.started.handle for function in self.functions()}
         known |= {found.handle.name: found.handle for found in list_functions(self._storage, self._keys)}
         stop_functions(self._platform, known.values())
@@ -177,7 +182,8 @@ class Supervisor:
     def _replace(self, worker: WatchedWorker, status: Status) -> None:
         """Watch the function that goes on in place of one that has ended, or start one."""
         function = worker.functions[-1]
-        report = self._report(worker.spec.worker, function.started.attempt)
+        key = self._keys.worker_report(worker.spec.worker, function.started.attempt)
+        report = find_document(self._storage, WorkerReport, key)
         if report is not None and report.out_of_memory and not report.retryable:
             self._out_of_memory(worker, report.peak_memory_bytes)
         elif status.cause is Cause.OUT_OF_MEMORY:
@@ -281,9 +287,6 @@ class Supervisor:
             account = replace(other.spec.account, usd_s=usd_s[other.spec.stage], run_usd_s=sum(usd_s) * plan.replicas)
             other.spec = replace(other.spec, plan=plan, account=account)
             put_document(self._storage, self._keys.payload(other.spec.worker), other.spec)
-
-    def _report(self, worker: str, attempt: int) -> WorkerReport | None:
-        return find_document(self._storage, WorkerReport, self._keys.worker_report(worker, attempt))
 
     def _explain_halt(self) -> None:
         """Raise the failure that ended the run, or why it was ended."""

@@ -96,11 +96,11 @@ class Run:
     faults: FaultTolerance = field(default_factory=lambda: FaultTolerance(on_oom=OnOutOfMemory.GROW))
     account: RunAccount = field(default_factory=RunAccount)
 
-    def supervisor(self) -> Supervisor:
-        return Supervisor(self.platform, self.storage, KEYS, prices=spec_with(), account=self.account)
+    def supervisor(self, *, keep: bool = True) -> Supervisor:
+        return Supervisor(self.platform, self.storage, KEYS, prices=spec_with(), account=self.account, keep=keep)
 
-    def start(self) -> Supervisor:
-        supervisor = self.supervisor()
+    def start(self, supervisor: Supervisor | None = None) -> Supervisor:
+        supervisor = supervisor or self.supervisor()
         site = Site(self.platform, self.storage, "memory://")
         job = replace(chaos.job(), prices=spec_with())
         for spec in upload(prepare(job, session_on(site), faults=self.faults), KEYS):

@@ -280,3 +280,16 @@ def test_a_client_that_attaches_counts_what_was_spent_before() -> None:
     assert made.functions == 6
     assert made.function_seconds >= 47.0
     assert made.cost_usd == pytest.approx(0.25 + made.compute_usd + made.request_usd)
+
+
+@pytest.mark.parametrize(("keep", "error", "left"), [(True, None, 0), (True, "failed", 6), (False, "failed", 0)])
+def test_who_starts_a_function_of_a_run_that_is_to_be_deleted_can_see_that(
+    keep: bool, error: str | None, left: int
+) -> None:
+    run = Run()
+    with contextlib.suppress(WorkerFailed), run.supervisor(keep=keep) as supervisor:
+        run.start(supervisor)
+        if error:
+            raise WorkerFailed(error)
+    assert len(run.platform.stopped) == 6
+    assert len(run.storage.list(KEYS.payloads)) == left

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import threading
-import time
 
 import pytest
 import torch
@@ -91,11 +90,9 @@ def stopped(storage: MemoryStorage, functions: ThreadPlatform, *, epochs: int = 
 
 
 def refused(run: PreparedRun) -> None:
-    """Another client owns the run, and says so within five seconds."""
-    began_s = time.monotonic()
+    """Another client owns the run, and says so."""
     with pytest.raises(RunTaken, match=r"@.*, process \d+, since"):
         launch(run)
-    assert time.monotonic() - began_s < 5
 
 
 def test_of_two_starts_with_one_name_the_second_is_refused(storage: MemoryStorage, functions: ThreadPlatform) -> None:

@@ -1,7 +1,11 @@
 """A small model, its data and plans, for tests of whole runs."""
 
+import itertools
+import os
+import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -44,23 +48,42 @@ def failing_loss(output: Tensor, target: Tensor) -> Tensor:
 
 
 def sleeping_loss(output: Tensor, target: Tensor) -> Tensor:
-    import time
-
     time.sleep(600)
     return output.mean()
 
 
 def slow_loss(output: Tensor, target: Tensor) -> Tensor:
     """The cross entropy, after a while."""
-    import time
-
     time.sleep(0.05)
     return nn.functional.cross_entropy(output, target)
 
 
+GATES = "FUNCPIPE_TEST_GATES"
+"""The environment variable with the folder of the files that `gated_loss` waits for."""
+
+GATED_STEPS = 10
+_calls = itertools.count(1)
+
+
+def gated_loss(output: Tensor, target: Tensor) -> Tensor:
+    """The cross entropy; after every `GATED_STEPS` steps of a function it waits for the next gate to be open.
+
+    So however slow a test is, the run does not end before the test has done to it what it wants to do.
+    """
+    steps, odd = divmod(next(_calls), 2)
+    gate = Path(os.environ[GATES]) / str(steps // GATED_STEPS)
+    while not odd and steps % GATED_STEPS == 0 and not gate.exists():
+        time.sleep(0.02)
+    return nn.functional.cross_entropy(output, target)
+
+
+def open_gates(*numbers: int) -> None:
+    """Let functions that use `gated_loss` go on past these gates: the first is 1."""
+    for number in numbers:
+        (Path(os.environ[GATES]) / str(number)).touch()
+
+
 def very_slow_loss(output: Tensor, target: Tensor) -> Tensor:
     """The cross entropy, after a longer while."""
-    import time
-
     time.sleep(0.25)
     return nn.functional.cross_entropy(output, target)

@@ -48,6 +48,9 @@ def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     monkeypatch.setenv("TMPDIR", str(folder))
+    gates = tmp_path / "gates"
+    gates.mkdir()
+    monkeypatch.setenv(small.GATES, str(gates))
     yield
     until_s = time.monotonic() + 20
     while hosts_of(os.getpid()):  # one that was detached ends by itself
@@ -81,6 +84,11 @@ def train(
     )
 
 
+def start(url: str, loss: Loss = F.cross_entropy) -> str:
+    """The name of a run that was left to itself."""
+    return pipe(loss).start(small.data, storage=url, epochs=4, plan=small.plan(), message_deadline_s=60, faults=QUICK)
+
+
 def assert_same(found: RunResult, expected: RunResult) -> None:
     assert found.losses == expected.losses
     assert found.state_dict().keys() == expected.state_dict().keys()
@@ -101,8 +109,9 @@ def test_killed_functions_are_replaced_and_the_result_has_the_same_bits(undistur
             victim = functions_of(os.getpid())[len(killed)]
             os.kill(victim, signal.SIGKILL)
             killed.append(victim)
+            small.open_gates(*{2: [1], 3: [2, 3]}.get(len(killed), []))
 
-    found = train(QUICK, on_progress=kill)
+    found = train(QUICK, loss=small.gated_loss, on_progress=kill)
     assert len(killed) == 3
     assert_same(found, undisturbed)
     assert found.bill.functions >= 4 + 3
@@ -117,10 +126,11 @@ def test_a_function_that_sleeps_is_replaced_and_leaves_when_it_wakes(undisturbed
             stopped.append(functions_of(os.getpid())[0])
             os.kill(stopped[0], signal.SIGSTOP)
             slept_s.append(time.monotonic())
+            small.open_gates(1, 2, 3)
         if progress.step == 12:
             os.kill(stopped[0], signal.SIGCONT)
 
-    found = train(QUICK, on_progress=stop)
+    found = train(QUICK, loss=small.gated_loss, on_progress=stop)
     assert_same(found, undisturbed)
     assert time.monotonic() - slept_s[0] > QUICK.lease_s
 
@@ -158,7 +168,7 @@ def test_a_run_that_would_take_too_long_ends_and_goes_on_under_another_plan(tmp_
 
 def test_a_run_that_is_left_to_itself_can_be_collected(undisturbed: RunResult, tmp_path: Path) -> None:
     url = (tmp_path / "objects").as_uri()
-    run = pipe().start(small.data, storage=url, epochs=4, plan=small.plan(), message_deadline_s=60, faults=QUICK)
+    run = start(url)
     record = newest_record(open_storage(url), run)
     assert list_functions(open_storage(url), Keys.of(record))
     assert open_platform(record.platform).spec.name == "local"
@@ -169,12 +179,13 @@ def test_a_run_that_is_left_to_itself_can_be_collected(undisturbed: RunResult, t
 def test_a_run_that_is_left_to_itself_outlives_the_death_of_a_function(undisturbed: RunResult, tmp_path: Path) -> None:
     url = (tmp_path / "objects").as_uri()
     storage = open_storage(url)
-    run = pipe().start(small.data, storage=url, epochs=4, plan=small.plan(), message_deadline_s=60, faults=QUICK)
+    run = start(url, loss=small.gated_loss)
     until_s = time.monotonic() + 60
     while not [worker for worker in status(storage, run).workers if worker.step >= 2]:
         assert time.monotonic() < until_s
         time.sleep(0.05)
     os.kill(functions_of(os.getpid())[2], signal.SIGKILL)
+    small.open_gates(1, 2, 3)
     while [worker for worker in status(storage, run).workers if worker.outcome is not Outcome.FINISHED]:
         assert time.monotonic() < until_s
         time.sleep(0.05)
@@ -224,8 +235,10 @@ def test_parts_of_a_divided_optimiser_survive_deaths(undisturbed: RunResult) -> 
             victim = functions_of(os.getpid())[1 + len(killed)]
             os.kill(victim, signal.SIGKILL)
             killed.append(victim)
+            small.open_gates(*{1: [1], 2: [2, 3]}[len(killed)])
 
-    assert_same(train(QUICK, plan=replace(small.plan(), shard_optimizer=True), on_progress=kill), undisturbed)
+    plan = replace(small.plan(), shard_optimizer=True)
+    assert_same(train(QUICK, plan=plan, loss=small.gated_loss, on_progress=kill), undisturbed)
     assert len(killed) == 2
 
 
@@ -234,13 +247,14 @@ def test_a_run_that_is_left_to_itself_outlives_the_death_of_all_functions(
 ) -> None:
     url = (tmp_path / "objects").as_uri()
     storage = open_storage(url)
-    run = pipe().start(small.data, storage=url, epochs=4, plan=small.plan(), message_deadline_s=60, faults=QUICK)
+    run = start(url, loss=small.gated_loss)
     until_s = time.monotonic() + 60
     while not [worker for worker in status(storage, run).workers if worker.step >= 2]:
         assert time.monotonic() < until_s
         time.sleep(0.05)
     for victim in functions_of(os.getpid()):  # and the watchdog
         os.kill(victim, signal.SIGKILL)
+    small.open_gates(1, 2, 3)
     while [worker for worker in status(storage, run).workers if worker.outcome is not Outcome.FINISHED]:
         assert time.monotonic() < until_s
         time.sleep(0.05)

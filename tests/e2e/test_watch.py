@@ -20,7 +20,7 @@ from funcpipe import (
 )
 from tests.e2e import small
 
-QUICK = FaultTolerance(heartbeat_s=0.2, lease_s=0.6, checkpoint_steps=4)
+STEADY = FaultTolerance(heartbeat_s=0.2, lease_s=60.0, checkpoint_steps=4)
 
 
 def pipe() -> FuncPipe:
@@ -32,7 +32,7 @@ def pipe() -> FuncPipe:
 def test_an_interrupted_watcher_leaves_the_run_its_module_and_what_was_spent_alone(tmp_path: Path) -> None:
     url = (tmp_path / "objects").as_uri()
     pipe().start(
-        small.data, plan=small.plan(), epochs=100_000, storage=url, run="watched", faults=QUICK, message_deadline_s=60
+        small.data, plan=small.plan(), epochs=100_000, storage=url, run="watched", faults=STEADY, message_deadline_s=60
     )
     storage = open_storage(url)
     try:

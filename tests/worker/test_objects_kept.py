@@ -22,7 +22,7 @@ from funcpipe.testing.thread_platform import ThreadPlatform
 
 STEPS = 30
 RUN = "objects"
-MANY, KEPT = 120, 20
+MANY, KEPT = 60, 10
 """Steps of a long run, and how many losses of a worker may have an object of their own in it."""
 
 

@@ -8,7 +8,7 @@ from tests.model.graph.composed.judge import PARTS, judge, recipe
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 10**9))
 def test_a_composed_model_is_equal_or_refused(seed: int) -> None:
     verdict = judge(recipe(seed), seed)

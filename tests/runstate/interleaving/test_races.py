@@ -21,7 +21,7 @@ QUICK = [
     replace(races.ZOMBIE, switches=2),
     replace(races.ORDERS, switches=2),
     pytest.param(replace(races.HAND_OVER, switches=1), marks=pytest.mark.slow),
-    pytest.param(replace(races.COLLECTION, switches=3), marks=pytest.mark.slow),
+    pytest.param(replace(races.COLLECTION, switches=2), marks=pytest.mark.slow),
 ]
 
 
