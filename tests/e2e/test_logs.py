@@ -22,15 +22,17 @@ def test_a_killed_worker_s_restart_and_its_cause_are_in_the_log_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(FOLDER, str(tmp_path / "logs"))
+    monkeypatch.setenv(small.GATES, str(tmp_path))
     killed: list[int] = []
 
     def kill_one(progress: Progress) -> None:
         if progress.step == 2 and not killed:
             killed.append(functions_of(os.getpid())[0])
             os.kill(killed[0], signal.SIGKILL)
+            small.open_gates(1)
 
     torch.manual_seed(5)
-    pipe = FuncPipe(small.model(), loss_fn=small.slow_loss, optimizer=small.optimizer)
+    pipe = FuncPipe(small.model(), loss_fn=small.gated_loss, optimizer=small.optimizer)
     pipe.train(small.data, plan=small.plan(2, 1), run="run-1", on_progress=kill_one, message_deadline_s=60)
     assert main(["logs", "run-1", "--json"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -31,6 +32,7 @@ from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
 from funcpipe.training.norms import GradientNorm
 from funcpipe.training.state import capture_state
+from tests.e2e import small
 
 RUN = "run-1"
 FAULTS = FaultTolerance(heartbeat_s=0.05, lease_s=30.0, checkpoint_steps=2, retained_objects=4, keep=True)
@@ -63,8 +65,9 @@ def stopped(job: Job) -> dict[str, bytes]:
         if progress.step == 1:
             halt_run(storage, Keys.of(newest_record(storage, RUN)), Halt(reason="enough", step=6))
 
+    slow = replace(job, loss=small.slow_loss)  # so that the order comes in time
     with pytest.raises(RunHalted):
-        launch(prepare(job, on(storage, platform), faults=FAULTS, settings=RunSettings(name=RUN)), order)
+        launch(prepare(slow, on(storage, platform), faults=FAULTS, settings=RunSettings(name=RUN)), order)
     platform.stop_all()
     return {key: storage.get(key) for key in storage.list("")}
 
