@@ -41,8 +41,21 @@ _COVERED_PROCESSES = (
 """Tests of which coverage sees the processes that they start: whatever imports torch takes twice as long then."""
 
 
-_UNCOVERED = ("contract/", "partitioner/", "../experiments/")
-"""Slow tests that run many times over what quick tests reach already."""
+_COVERED_SLOW = ("chaos/", "cli/", "client/", "partitioner/test_mip.py", "platforms/", "profiler/", "training/")
+"""Slow tests that coverage sees: the others run what quick tests reach already, and coverage would double their time."""
+
+_ALIKE = (
+    "model/graph/test_lengths.py",
+    "model/split/",
+    "partitioner/",
+    "runstate/interleaving/",
+    "scheduler/",
+    "test_imports.py",
+    "test_known_mistakes.py",
+    "worker/test_replicas_equal.py",
+    "worker/test_synchronisation.py",
+)
+"""Quick tests whose cases run the same lines: coverage sees the first, as of slow tests with several cases."""
 
 _COVERAGE = "COVERAGE_PROCESS_CONFIG"
 """What tells a new process to measure itself."""
@@ -70,17 +83,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Group tests that must not run side by side, and leave out of coverage what runs the same lines again.
 
     Slow tests of `_PROCESSES` run one after the other, on one worker of `pytest -n 2 --dist loadgroup`: two of them
-    would have many more processes than this machine has processors. Of a slow test with several cases coverage sees
-    the first; but all faults, each of which goes its own way.
+    would have many more processes than this machine has processors. Of the faults of `chaos/` coverage sees each, as
+    each goes its own way.
     """
     seen: set[str] = set()
     for item in items:
-        if not item.get_closest_marker("slow"):
-            continue
-        if _name(item).startswith(_PROCESSES):
+        slow, function = item.get_closest_marker("slow") is not None, _name(item).partition("[")[0]
+        if slow and function.startswith(_PROCESSES):
             item.add_marker(pytest.mark.xdist_group("processes"))
-        function = _name(item).partition("[")[0]
-        if function.startswith(_UNCOVERED) or (function in seen and not function.startswith("chaos/")):
+        again = function in seen and (slow or function.startswith(_ALIKE)) and not function.startswith("chaos/")
+        if again or (slow and not function.startswith(_COVERED_SLOW)):
             item.add_marker("no_cover")
         seen.add(function)
 
