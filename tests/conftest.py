@@ -42,7 +42,7 @@ _COVERED_PROCESSES = (
 
 
 _COVERED_SLOW = ("chaos/", "cli/", "client/", "partitioner/test_mip.py", "platforms/", "profiler/", "training/")
-"""Slow tests that coverage sees: the others run what quick tests reach already, and coverage would double their time."""
+"""Slow tests that coverage sees; the others run what quick ones reach already, and would take twice as long."""
 
 _ALIKE = (
     "model/graph/test_lengths.py",
