@@ -12,7 +12,6 @@ steps by functions that are threads of a process, and by plain PyTorch on the sa
 """
 
 import contextlib
-import copy
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -41,7 +40,7 @@ from funcpipe.testing.plans import even_stages
 from funcpipe.testing.thread_platform import ThreadPlatform
 from funcpipe.training.data import load_batch
 from funcpipe.training.passes import Passes
-from funcpipe.training.plain import train_in_one_process
+from funcpipe.training.plain import copy_without_graph, train_in_one_process
 
 BATCH, STAGES, MICRO_BATCH, GLOBAL_BATCH, SEED = 8, 3, 2, 4, 0
 MAX_PARAMETERS = 40_000_000
@@ -156,7 +155,7 @@ def _trained(made: Specimen, row: dict[str, Any]) -> dict[str, Any]:
     site = Site(ThreadPlatform(load_spec("local"), storage := MemoryStorage()), storage, "memory://")
     with one_at_a_time():
         result = launch(prepare(job, session_on(site)))
-    trained = copy.deepcopy(made.model)
+    trained = copy_without_graph(made.model)
     load_tensors(trained, result.tensors)
     found = trained.state_dict()
     largest = max(float((expected[name] - tensor).abs().max()) for name, tensor in before.items() if _counts(tensor))

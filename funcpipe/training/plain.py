@@ -3,11 +3,13 @@
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from funcpipe.model.graph import LayerGraph
+from funcpipe.model.graph.snapshot import reachable
 from funcpipe.model.tensors import named_tensors
 from funcpipe.training.data import MapDataset, Step, load_batch
 from funcpipe.training.passes import LossFunction
@@ -33,7 +35,7 @@ def train_in_one_process(
     With `reverse`, gradients are added up from the last micro-batch to the first, which shows the effect of rounding.
     `after_backward` is called in each step when all gradients are there.
     """
-    trained = copy.deepcopy(model).train()
+    trained = copy_without_graph(model).train()
     chosen = optimizer(trained.parameters())
     for step in steps:
         chosen.zero_grad()
@@ -52,6 +54,16 @@ def train_in_one_process(
             nn.utils.clip_grad_norm_(trained.parameters(), clip_grad_norm)
         chosen.step()
     return trained
+
+
+def copy_without_graph(model: nn.Module) -> nn.Module:
+    """A deep copy of `model`; tensors that a forward pass has computed and left in an attribute are detached in it.
+
+    `copy.deepcopy` alone refuses these.
+    """
+    seen: dict[int, Any] = {}
+    values = [value for value in reachable(model.modules(), seen) if isinstance(value, Tensor)]
+    return copy.deepcopy(model, {id(value): value.detach().clone() for value in values if not value.is_leaf})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +96,7 @@ class PlainTraining:
 
         Given `names`, keeps only those tensors, but their gradients too.
         """
-        start = copy.deepcopy(self.model)
+        start = copy_without_graph(self.model)
         if number:
             _move_by_rounding(start, self.rounding, torch.Generator().manual_seed(number))
         gradients: list[Mapping[str, Tensor]] = []

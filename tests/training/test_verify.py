@@ -47,6 +47,32 @@ def test_training_in_one_process_depends_on_nothing_but_the_seed() -> None:
     assert torch.allclose(train(reverse=True)["0.weight"], first["0.weight"], atol=1e-6)
 
 
+class Remembers(nn.Module):
+    """Leaves in a list what it has computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner = nn.Linear(3, 2)
+        self.last: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last[:] = [self.inner(x)]
+        return self.last[0]
+
+
+def test_a_model_that_was_called_before_is_trained_like_one_that_was_not() -> None:
+    fresh, called = Remembers(), Remembers()
+    called(torch.ones(2, 3))
+    graph, loss = trace(called, (torch.zeros(2, 3),)), nn.functional.mse_loss
+    states = [
+        train_in_one_process(made, graph, data(), STEPS, loss=loss, optimizer=SGD, seed=0).state_dict()
+        for made in (fresh, called)
+    ]
+    assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
+    assert called.last[0].grad_fn is not None
+
+
 def test_the_first_tensor_that_differs_is_found_in_order_of_layers() -> None:
     graph = trace(model(), (torch.zeros(2, 3),))
     expected = {**model().state_dict(), "empty": torch.zeros(0)}

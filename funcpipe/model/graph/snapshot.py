@@ -6,7 +6,7 @@ sets, deques, plain objects, the variables that hooks enclose, and tensors other
 
 import functools
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -27,8 +27,7 @@ class Snapshot:
     def __init__(self, model: nn.Module) -> None:
         self._seen: dict[int, Any] = {}  # keeps the objects, so that no id comes twice
         self._undo: list[Callable[[], None]] = []
-        for module in model.modules():
-            self._keep(module, 0)
+        self._keep(model.modules())
         for kind in {kind for module in model.modules() for kind in user_classes(module)}:
             self._keep_class(kind)
 
@@ -38,22 +37,29 @@ class Snapshot:
             for undo in self._undo:
                 undo()
 
-    def _keep(self, value: Any, depth: int) -> None:
-        if isinstance(value, LEAVES) or id(value) in self._seen or depth > DEPTH:
-            return
-        self._seen[id(value)] = value
-        undo = _undo(value)
-        if undo is not None:
-            self._undo.append(undo)
-        for part in parts(value):
-            self._keep(part, 0 if isinstance(part, nn.Module) else depth + 1)
+    def _keep(self, roots: Iterable[Any], depth: int = 0) -> None:
+        for value in reachable(roots, self._seen, depth):
+            undo = _undo(value)
+            if undo is not None:
+                self._undo.append(undo)
 
     def _keep_class(self, kind: type) -> None:
         kept = dict(vars(kind))
         self._undo.append(functools.partial(_restore_class, kind, kept))
         for item in kept.values():
             if isinstance(item, dict | list | set | deque):
-                self._keep(item, 1)
+                self._keep([item], 1)
+
+
+def reachable(roots: Iterable[Any], seen: dict[int, Any], depth: int = 0) -> Iterator[Any]:
+    """What `roots` are and lead to, besides `LEAVES`: each once, and nothing that is in `seen` by its id already."""
+    for value in roots:
+        if isinstance(value, LEAVES) or id(value) in seen or depth > DEPTH:
+            continue
+        seen[id(value)] = value
+        yield value
+        for part in parts(value):
+            yield from reachable([part], seen, 0 if isinstance(part, nn.Module) else depth + 1)
 
 
 def user_classes(module: nn.Module) -> list[type]:
