@@ -28,7 +28,7 @@ from funcpipe.client.prepare import prepare
 from funcpipe.client.session import session_on
 from funcpipe.client.site import Site
 from funcpipe.core import OptimizerKind, Plan, ScheduleKind, Sync, Wire
-from funcpipe.errors import FuncPipeError
+from funcpipe.errors import InputError
 from funcpipe.model.graph import LayerGraph, trace
 from funcpipe.model.graph.batch_sizes import check_batch_sizes
 from funcpipe.model.graph.tree import flatten
@@ -129,7 +129,7 @@ def judge(name: str, specimen: MakeSpecimen) -> dict[str, Any]:
     row: dict[str, Any] = {}
     try:
         return {"verdict": "right", **_trained(made, row), **row}
-    except FuncPipeError as error:
+    except InputError as error:  # others are raised once functions run
         return {"verdict": "refused", "why": str(error), **row}
     except AssertionError as error:
         return {"verdict": "wrong", "why": str(error), **row}

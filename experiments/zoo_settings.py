@@ -108,6 +108,8 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
         "indexer_budget": 4,
         "indexer_compress_ratio": 2,
     },
+    "sam3_vision_model": {"fpn_hidden_size": 64},
+    "sam_hq_vision_model": {"output_channels": 64},
     "sam2_hiera_det_model": {
         "hidden_size": 24,
         "image_size": [64, 64],

@@ -58,7 +58,7 @@ SHALLOW = {name: size for name, size in SIZES.items() if size == DEPTH or name i
 NARROW = {name: size for name, size in SIZES.items() if "head" not in name and name not in ("d_kv", "image_size")}
 """The settings but for those of attention's heads."""
 
-DERIVED = ("stage_names", "out_features", "out_indices", "_out_features", "_out_indices")
+DERIVED = ("image_embedding_size", "stage_names", "out_features", "out_indices", "_out_features", "_out_indices")
 """Settings that a configuration derives from others."""
 
 

@@ -1,8 +1,9 @@
 """Group nodes, in the order of the user's code, into layers: one for each call of an innermost module."""
 
 import operator
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.fx
 from torch import nn
@@ -79,17 +80,38 @@ def _move_items(graph: torch.fx.Graph, records: Mapping[str, NodeRecord]) -> Non
 
 
 def _groups(nodes: Sequence[torch.fx.Node], title: str) -> list[tuple[str, list[torch.fx.Node]]]:
-    """`nodes` in groups, each beginning with a call of an innermost module and named after it."""
+    """`nodes` in groups, each beginning with a call of an innermost module and named after it.
+
+    What belongs to an earlier call, such as an item of its result that is read late, is put there, if all that it reads
+    is there too; the nodes that follow it are not.
+    """
     calls = [node.meta.get("call") for node in nodes]
-    current = next((call for call in calls if call is not None), (title, None))
-    numbers: dict[str, dict[Any, int]] = {}
-    groups: dict[str, list[torch.fx.Node]] = {}
+    current = _Call(*next((call for call in calls if call is not None), (title, None)))
+    numbers: dict[_Call, int] = {}
+    times: Counter[str] = Counter()
+    groups: list[tuple[str, list[torch.fx.Node]]] = []
+    places: dict[torch.fx.Node, int] = {}
     for node, call in zip(nodes, calls, strict=True):
-        current = call or current
-        path, key = current
-        number = numbers.setdefault(path, {}).setdefault(key, len(numbers[path]) + 1)
-        groups.setdefault(path if number == 1 else f"{path}#{number}", []).append(node)
-    return list(groups.items())
+        chosen = current if call is None else _Call(*call)
+        if chosen not in numbers:
+            numbers[chosen] = len(groups)
+            times[chosen.path] += 1
+            number = times[chosen.path]
+            groups.append((chosen.path if number == 1 else f"{chosen.path}#{number}", []))
+        elif any(places.get(item, 0) > numbers[chosen] for item in node.all_input_nodes):
+            chosen = current
+        if numbers[chosen] >= numbers.get(current, 0):
+            current = chosen
+        places[node] = numbers[chosen]
+        groups[places[node]][1].append(node)
+    return groups
+
+
+class _Call(NamedTuple):
+    """A call of the module at `path`; `key` tells it from other calls of that module."""
+
+    path: str
+    key: Any
 
 
 def _divided(

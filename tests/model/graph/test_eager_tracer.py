@@ -160,6 +160,37 @@ class PassesDataclass(nn.Module):
         return result
 
 
+class Chooses(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        y = self.inner(x)
+        return {"y": y, "z": -y if bool(x.sum() > 0) else 2 * y}
+
+
+class ReadsLate(nn.Module):
+    """Reads an item of what an early module returns only after a later one, and what that returns after the item."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.early = Chooses()
+        self.late = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        pair, y = self.early(x), self.late(x)
+        return pair["z"].sin() * (y / y.norm())
+
+
+def test_what_is_read_late_of_an_early_result_takes_nothing_with_it() -> None:
+    torch.manual_seed(0)
+    graph = check(ReadsLate(), (torch.randn(3, 4),), others=(torch.randn(2, 4),))
+    assert [layer.name for layer in graph.layers] == ["early", "late"]
+    (norm,) = [i for i, layer in enumerate(graph.layers) for node in layer.nodes if node.target == "norm"]
+    assert norm == 1
+
+
 def test_blocks_are_given_dataclasses_that_hold_tensors() -> None:
     torch.manual_seed(0)
     graph = check(PassesDataclass(), (torch.randn(4, 4),), others=(torch.zeros(4, 4), 3 * torch.ones(4, 4)))
