@@ -88,7 +88,19 @@ def _carried_slots(context: _Context) -> list[Slot]:
         differs = differs or difference_of(larger.result, second.result) is not None
     if differs and not found:
         return _differing(context.start, first.result.states[0])
+    found.update(dict.fromkeys(_read_before_assigned(context)))
     return list(found)
+
+
+def _read_before_assigned(context: _Context) -> list[Slot]:
+    """Attributes that each forward assigns anew, but reads first: results may depend on them later, though not yet.
+
+    Such as the mean of what a BatchNorm returns, which is 0 before its bias is trained.
+    """
+    accesses = _accesses(context, _differing(context.start, context.examples[0].result.states[0]), later=True)
+    return [
+        slot for slot, uses in accesses.items() if uses and uses[0].is_read and not all(use.is_read for use in uses)
+    ]
 
 
 def _run(
@@ -150,13 +162,19 @@ def _refuse_changes_in_backward(context: _Context, fresh: Observation, later: Ob
             )
 
 
-def _accesses(context: _Context, slots: Sequence[Slot]) -> dict[Slot, list[Access]]:
-    """Which code reads and writes `slots` in a forward."""
-    inputs = {name: tensor.clone() for name, tensor in context.examples[0].inputs.items()}
-    args, kwargs = context.signature.arguments(inputs)
-    saving = context.examples[0].saves_tensors
-    with preserve_state(context.model), forward_only(saving), watched_attributes(context.model, slots) as found:
+def _accesses(context: _Context, slots: Sequence[Slot], *, later: bool = False) -> dict[Slot, list[Access]]:
+    """Which code reads and writes `slots` in a forward, or, with `later`, in one that follows another."""
+
+    def forward() -> None:
+        inputs = {name: tensor.clone() for name, tensor in context.examples[0].inputs.items()}
+        args, kwargs = context.signature.arguments(inputs)
         context.model(*args, **kwargs)
+
+    with preserve_state(context.model), forward_only(context.examples[0].saves_tensors):
+        if later:
+            forward()
+        with watched_attributes(context.model, slots) as found:
+            forward()
     return found
 
 

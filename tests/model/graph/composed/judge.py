@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from threading import Lock
 from typing import Any
 
 import torch
@@ -24,9 +23,10 @@ from funcpipe.client.prepare import prepare
 from funcpipe.client.session import session_on
 from funcpipe.client.site import Site
 from funcpipe.core import OptimizerKind, Plan, ScheduleKind, Sync, Wire
-from funcpipe.errors import FuncPipeError
+from funcpipe.errors import DataError, FuncPipeError, InputError
 from funcpipe.model.graph import LayerGraph, trace
 from funcpipe.model.graph.tree import flatten
+from funcpipe.model.split.bundle import LOADING
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.plans import even_stages
@@ -167,7 +167,10 @@ def judge(made: Recipe, seed: int) -> Verdict:
             tracer = graph.tracer
             wrong = _difference(model, graph, data, made.replicas)
         except FuncPipeError as error:
-            return verdict("refused", f"{type(error).__name__}: {error}", tracer=tracer)
+            refused = isinstance(error, InputError) or f" {DataError.__name__}: " in str(
+                error
+            )  # of a later micro-batch
+            return verdict("refused" if refused else "crash", f"{type(error).__name__}: {error}", tracer=tracer)
         except Exception:  # noqa: BLE001 - a crash is what is looked for
             return verdict("crash", traceback.format_exc()[-1500:], tracer=tracer)
     return verdict("wrong" if wrong else "equal", wrong or "", tracer=tracer)
@@ -253,11 +256,11 @@ def _off(found: Tensor, expected: Tensor) -> float:
 
 @contextlib.contextmanager
 def one_at_a_time() -> Iterator[None]:
-    """Let one thread compute at a time: functions that are threads share the random number generators."""
-    lock, original = Lock(), Passes._run
+    """Let one thread compute at a time, and none while another loads a bundle: they share what belongs to a process."""
+    original = Passes._run
 
     def run(passes: Passes, *args: Any) -> None:
-        with lock:
+        with LOADING:
             original(passes, *args)
 
     Passes._run = run  # type: ignore[assignment, method-assign]
