@@ -2,8 +2,8 @@
 
 The job is that of `experiments.chaos`, over local functions, and files or the S3 storage that is named. Functions get
 SIGKILL, also just as a checkpoint is being written or a worker hands over, or SIGSTOP until others have taken their
-place; the client gets SIGKILL, is gone, or meets another one; an object is damaged; the storage cannot be reached. A
-run that is gone on with has other cuts of the model.
+place; the client gets SIGKILL, leaves, or meets another one; an object is damaged; the storage cannot be reached. A run
+whose client was killed is resumed with other cuts of the model.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.chaos import show
-from experiments.process_faults import LASTS_S, Striker, damage, functions, is_mountable, own_disk
+from experiments.process_faults import LASTS_S, Striker, is_mountable, own_disk
 from funcpipe import FuncPipe
 from funcpipe.client.control import clean, status
 from funcpipe.client.verdict import Verdict
@@ -31,9 +31,9 @@ from funcpipe.errors import FuncPipeError, RunTaken
 from funcpipe.platforms.catalog import open_platform, open_storage
 from funcpipe.testing import chaos
 from funcpipe.testing.chaos import Ending, good
-from funcpipe.testing.faults import Fault
+from funcpipe.testing.faults import Fault, damage
 from funcpipe.testing.plans import even_stages
-from funcpipe.testing.processes import all_hosts, children, functions_of, hosts_of, runs
+from funcpipe.testing.processes import all_functions, all_hosts, children, functions_of, hosts_of, runs
 
 RUN = "chaos"
 EPOCHS = 16
@@ -111,7 +111,7 @@ def run(seed: int, fault: Fault, expected: dict[str, Tensor], storage_url: str |
             restarts=restarts,
             error=error,
             left_objects=len(storage.list("")),
-            left_functions=len(all_hosts()) + len(functions()),
+            left_functions=len(all_hosts()) + len(all_functions()),
         )
 
 
@@ -154,7 +154,7 @@ def client_killed(url: str, fault: Fault, draw: random.Random) -> Trained:
             raise SystemExit(f"processes outlive their client: {[p for p in family if runs(p)]}")
         time.sleep(0.05)
     if fault is Fault.DAMAGED:
-        damage(open_storage(url), f"{RUN}/", draw)
+        damage(open_storage(url), RUN, draw)
     return train(url, other_cuts(chaos.job().plan), resume=True)
 
 

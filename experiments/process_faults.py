@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from funcpipe.platforms.base import Storage
 from funcpipe.testing.faults import Fault
-from funcpipe.testing.processes import all_hosts, children, running
+from funcpipe.testing.processes import all_functions, running
 
 LASTS_S = 4.0
 """About so long does a run last once its functions are started; faults strike within."""
@@ -49,7 +49,7 @@ class Striker:
 
     def strike(self, workers: int) -> None:
         """Wait for the moment, and strike."""
-        if not self._come(lambda: len(functions()) >= workers, 0.05):
+        if not self._come(lambda: len(all_functions()) >= workers, 0.05):
             return
         if self._fault in _WRITTEN:
             count = self._draw.randrange(1, workers + 1)
@@ -61,7 +61,7 @@ class Striker:
             with _unreachable(self._url):
                 time.sleep(self._asleep_s / 2)
             return
-        victims = functions()
+        victims = all_functions()
         hit = self._draw.sample(victims, min(self._draw.choice((1, 2)), len(victims)))
         if self._fault not in (Fault.SLEEP, Fault.ZOMBIE):
             _signal(hit, signal.SIGKILL)
@@ -78,27 +78,6 @@ class Striker:
 
     def _written(self, part: str) -> int:
         return sum(part in key for key in self._storage.list(""))
-
-
-def functions() -> list[int]:
-    """The functions of all hosts of this machine."""
-    return [function for host in all_hosts() for function in children(host)]
-
-
-def damage(storage: Storage, prefix: str, draw: random.Random) -> None:
-    """Flip a bit of one object, cut it off, or delete it."""
-    keys = storage.list(prefix)
-    if not keys:
-        return
-    key = draw.choice(keys)
-    data, how = bytearray(storage.get(key)), draw.choice(("flip", "cut", "delete"))
-    if how == "delete" or not data:
-        storage.delete(key)
-    elif how == "flip":
-        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
-        storage.put(key, bytes(data))
-    else:
-        storage.put(key, bytes(data[: draw.randrange(len(data))]))
 
 
 def is_mountable() -> bool:

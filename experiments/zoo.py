@@ -11,10 +11,9 @@ steps by functions that are threads of a process, and by plain PyTorch on the sa
     unusable   if plain PyTorch cannot train it on the inputs found here.
 """
 
-import contextlib
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -32,15 +31,13 @@ from funcpipe.errors import InputError
 from funcpipe.model.graph import LayerGraph, trace
 from funcpipe.model.graph.batch_sizes import check_batch_sizes
 from funcpipe.model.graph.tree import flatten
-from funcpipe.model.split.bundle import LOADING
 from funcpipe.model.tensors import load_tensors
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.plans import even_stages
-from funcpipe.testing.thread_platform import ThreadPlatform
+from funcpipe.testing.thread_platform import ThreadPlatform, one_at_a_time
 from funcpipe.training.data import load_batch
-from funcpipe.training.passes import Passes
-from funcpipe.training.plain import copy_without_graph, train_in_one_process
+from funcpipe.training.plain import detached_copy, train_in_one_process
 
 BATCH, STAGES, MICRO_BATCH, GLOBAL_BATCH, SEED = 8, 3, 2, 4, 0
 MAX_PARAMETERS = 40_000_000
@@ -155,7 +152,7 @@ def _trained(made: Specimen, row: dict[str, Any]) -> dict[str, Any]:
     site = Site(ThreadPlatform(load_spec("local"), storage := MemoryStorage()), storage, "memory://")
     with one_at_a_time():
         result = launch(prepare(job, session_on(site)))
-    trained = copy_without_graph(made.model)
+    trained = detached_copy(made.model)
     load_tensors(trained, result.tensors)
     found = trained.state_dict()
     largest = max(float((expected[name] - tensor).abs().max()) for name, tensor in before.items() if _counts(tensor))
@@ -223,24 +220,6 @@ def _job(graph: LayerGraph, data: Rows) -> Job:
         message_deadline_s=600.0,
         prices=load_spec("local"),
     )
-
-
-@contextlib.contextmanager
-def one_at_a_time() -> Iterator[None]:
-    """Let one thread compute at a time, and none while a stage is loaded: functions that are threads share the random
-    number generators, and torch.fx replaces methods of all modules while it loads a graph.
-    """
-    original = Passes._run
-
-    def run(passes: Passes, *args: Any) -> None:
-        with LOADING:
-            original(passes, *args)
-
-    Passes._run = run  # type: ignore[assignment, method-assign]
-    try:
-        yield
-    finally:
-        Passes._run = original  # type: ignore[method-assign]
 
 
 def _first_line(error: BaseException) -> str:

@@ -32,6 +32,7 @@ PERCEPTION = {
     "model_args": {"embed_dim": 192, "img_size": 64},
 }
 ACOUSTIC = {"num_filters": 4, "downsampling_ratios": [2, 4], "depths": [1, 1, 1], "hidden_size": 8}
+SAM = {"output_channels": 64, "num_pos_feats": 32}
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "align": {"projection_dim": 160},
@@ -108,8 +109,9 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
         "indexer_budget": 4,
         "indexer_compress_ratio": 2,
     },
-    "sam3_vision_model": {"fpn_hidden_size": 64},
-    "sam_hq_vision_model": {"output_channels": 64},
+    **dict.fromkeys(("sam_vision_model", "sam_hq_vision_model"), SAM),
+    "sam_hq_mask_decoder": {"vit_dim": 64},
+    "sam3_vision_model": {"fpn_hidden_size": 64, "backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]]},
     "sam2_hiera_det_model": {
         "hidden_size": 24,
         "image_size": [64, 64],

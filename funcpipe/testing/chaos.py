@@ -31,7 +31,7 @@ from funcpipe.platforms.wrappers import Retried
 from funcpipe.runstate.functions import list_functions
 from funcpipe.runstate.generations import newest_record
 from funcpipe.runstate.keys import Keys
-from funcpipe.testing.faults import STORAGE_FAULTS, Fault, Outage
+from funcpipe.testing.faults import STORAGE_FAULTS, Fault, Outage, damage
 from funcpipe.testing.faulty_storage import FaultyStorage
 from funcpipe.testing.faulty_threads import REQUESTS, SHORT_DEADLINE_S, threads
 from funcpipe.testing.memory_storage import MemoryStorage
@@ -116,7 +116,7 @@ def run(
         ways: dict[Fault, Callable[..., RunResult]] = defaultdict(lambda: _train)
         ways |= {Fault.CLIENT: _client_killed, Fault.ORPHAN: _client_gone, Fault.CLIENTS: _two_clients}
         ways |= {Fault.HANDING: _handing_over, Fault.ZOMBIE: _impatient}
-        ways |= {Fault.DAMAGED: functools.partial(_client_killed, then=functools.partial(_damage, objects))}
+        ways |= {Fault.DAMAGED: functools.partial(_client_killed, then=functools.partial(damage, objects, RUN))}
         result = ways[fault](Retried(storage), platform, draw)
         tensors, restarts = result.state_dict(), result.bill.functions - STAGES * REPLICAS
     except FuncPipeError as caught:
@@ -195,23 +195,6 @@ def _two_clients(storage: Any, platform: ThreadPlatform, draw: random.Random) ->
     if not results:
         raise errors[0]
     return results[0]
-
-
-def _damage(objects: Storage, draw: random.Random) -> None:
-    """Flip a bit of an object of the run, cut it off, or delete it."""
-    keys = objects.list(f"{RUN}/")
-    if not keys:
-        return
-    key = draw.choice(keys)
-    data = bytearray(objects.get(key))
-    match draw.choice(("flip", "cut", "delete")):
-        case "flip" if data:
-            data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
-            objects.put(key, bytes(data))
-        case "cut" if data:
-            objects.put(key, bytes(data[: draw.randrange(len(data))]))
-        case _:
-            objects.delete(key)
 
 
 def _resume(storage: Any, platform: ThreadPlatform, *, before: ThreadPlatform) -> RunResult:

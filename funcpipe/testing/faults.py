@@ -3,6 +3,7 @@
 `ThreadPlatform` runs functions to which they happen; `funcpipe.testing.chaos` trains a small job under one of them.
 """
 
+import random
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -190,3 +191,19 @@ class Outage:
                 self._until_s = time.monotonic() + self._seconds
             if time.monotonic() < self._until_s:
                 raise StorageBusy("the storage cannot be reached: an outage on purpose")
+
+
+def damage(storage: Storage, run: str, draw: random.Random) -> None:
+    """Flip a bit of one object of `run`, cut it off, or delete it."""
+    keys = storage.list(f"{run}/")
+    if not keys:
+        return
+    key = draw.choice(keys)
+    data, how = bytearray(storage.get(key)), draw.choice(("flip", "cut", "delete"))
+    if how == "delete" or not data:
+        storage.delete(key)
+    elif how == "flip":
+        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        storage.put(key, bytes(data))
+    else:
+        storage.put(key, bytes(data[: draw.randrange(len(data))]))

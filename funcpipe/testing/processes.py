@@ -24,6 +24,11 @@ def all_hosts() -> list[int]:
     return [pid for pid in running() if _is_host(pid)]
 
 
+def all_functions() -> list[int]:
+    """The functions that all hosts of this machine run."""
+    return [function for host in all_hosts() for function in children(host)]
+
+
 def runs(pid: int) -> bool:
     """Whether the process is there and has not ended."""
     return _field(pid, "State")[:1] not in ("", "Z", "X")

@@ -1,17 +1,21 @@
 """A platform whose functions are threads of this process: whole runs, with faults, in fractions of a second."""
 
+import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from funcpipe.core import Invocation, Plan, PlatformSpec, WorkerSpec, from_text, to_text
 from funcpipe.core.log_lines import RawLine
 from funcpipe.errors import FuncPipeError, PlatformError
+from funcpipe.model.split.bundle import LOADING
 from funcpipe.platforms.base import Cause, Handle, Platform, State, Status, Storage
 from funcpipe.platforms.wrappers import Counted, Retried
 from funcpipe.testing.faults import FunctionFaults, FunctionStorage
+from funcpipe.training.passes import Passes
 from funcpipe.worker.attempt import run_attempt
 
 
@@ -119,3 +123,21 @@ class ThreadPlatform:
             function.ended_well = run_attempt(spec, storage, self.open, clock=function.clock)
         except FuncPipeError:
             function.ended_well = False  # it could not even say so
+
+
+@contextlib.contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Let one thread compute at a time, and none while a stage is loaded: functions that are threads share the random
+    number generators, and torch.fx replaces methods of all modules while it loads a graph.
+    """
+    original = Passes._run
+
+    def run(passes: Passes, *args: Any) -> None:
+        with LOADING:
+            original(passes, *args)
+
+    Passes._run = run  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        Passes._run = original  # type: ignore[method-assign]

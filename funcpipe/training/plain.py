@@ -35,7 +35,7 @@ def train_in_one_process(
     With `reverse`, gradients are added up from the last micro-batch to the first, which shows the effect of rounding.
     `after_backward` is called in each step when all gradients are there.
     """
-    trained = copy_without_graph(model).train()
+    trained = detached_copy(model).train()
     chosen = optimizer(trained.parameters())
     for step in steps:
         chosen.zero_grad()
@@ -56,7 +56,7 @@ def train_in_one_process(
     return trained
 
 
-def copy_without_graph(model: nn.Module) -> nn.Module:
+def detached_copy(model: nn.Module) -> nn.Module:
     """A deep copy of `model`; tensors that a forward pass has computed and left in an attribute are detached in it.
 
     `copy.deepcopy` alone refuses these.
@@ -96,7 +96,7 @@ class PlainTraining:
 
         Given `names`, keeps only those tensors, but their gradients too.
         """
-        start = copy_without_graph(self.model)
+        start = detached_copy(self.model)
         if number:
             _move_by_rounding(start, self.rounding, torch.Generator().manual_seed(number))
         gradients: list[Mapping[str, Tensor]] = []

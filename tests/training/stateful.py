@@ -112,6 +112,20 @@ class Caching(nn.Module):
         return x + self.tables[x.shape]
 
 
+class AddingMean(nn.Module):
+    """Adds the mean of the last batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`x`, and what the last forward has left."""
+        before = torch.zeros(4) if self.last is None else self.last
+        self.last = x.detach().mean(0)
+        return x + before
+
+
 def model() -> nn.Module:
     """All of them, always with the same weights."""
     torch.manual_seed(3)

@@ -1,4 +1,4 @@
-"""What a user is told of an exception in a function."""
+"""The traceback that a user sees of an exception in a function."""
 
 import sys
 from collections.abc import Callable

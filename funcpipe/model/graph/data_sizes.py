@@ -14,7 +14,7 @@ from funcpipe.model.graph.tree import flatten
 class DataSizes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While entered, notices operators whose results have as many elements as the data say.
 
-    `follow` is told of each call of a function and marks its results; what is computed from a marked tensor is marked
+    `follow` marks the results of a call whose sizes depend on data; what is computed from a marked tensor is marked
     too, unless its shape is known from elsewhere. A marked tensor may be used, but code must not ask for its sizes.
     """
 

@@ -54,21 +54,8 @@ def test_an_observer_behind_a_counter_stays_no_concern() -> None:
     assert trace(between(stateful.Counting(), stateful.Observing()), (torch.randn(2, 4),)).carried.names == ("1.calls",)
 
 
-class AddsMean(nn.Module):
-    """Adds the mean of the last batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.last: Tensor | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        before = torch.zeros(4) if self.last is None else self.last
-        self.last = x.detach().mean(0)
-        return x + before
-
-
 def test_what_does_not_matter_before_training_is_kept_all_the_same() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), AddsMean(), nn.Linear(4, 4))
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), stateful.AddingMean(), nn.Linear(4, 4))
     assert trace(model, (torch.randn(2, 4),)).carried.names[0] == "2.last"
     bias = model[1].bias
     assert isinstance(bias, nn.Parameter)

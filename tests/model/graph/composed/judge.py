@@ -5,7 +5,6 @@ tensor, a tuple, a dictionary or a dataclass. It is trained for two steps of two
 some of another length, by up to three stages on one or two replicas: functions that are threads of this process.
 """
 
-import contextlib
 import random
 import traceback
 import warnings
@@ -26,13 +25,11 @@ from funcpipe.core import OptimizerKind, Plan, ScheduleKind, Sync, Wire
 from funcpipe.errors import DataError, FuncPipeError, InputError
 from funcpipe.model.graph import LayerGraph, trace
 from funcpipe.model.graph.tree import flatten
-from funcpipe.model.split.bundle import LOADING
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.plans import even_stages
-from funcpipe.testing.thread_platform import ThreadPlatform
+from funcpipe.testing.thread_platform import ThreadPlatform, one_at_a_time
 from funcpipe.training.data import load_batch
-from funcpipe.training.passes import Passes
 from funcpipe.training.plain import train_in_one_process
 from tests.model.graph.composed import plain, tricky
 from tests.model.graph.composed.base import WIDTH, WORDS, Inputs, Part
@@ -167,9 +164,8 @@ def judge(made: Recipe, seed: int) -> Verdict:
             tracer = graph.tracer
             wrong = _difference(model, graph, data, made.replicas)
         except FuncPipeError as error:
-            refused = isinstance(error, InputError) or f" {DataError.__name__}: " in str(
-                error
-            )  # of a later micro-batch
+            of_later_batch = f" {DataError.__name__}: " in str(error)  # a function has refused it
+            refused = isinstance(error, InputError) or of_later_batch
             return verdict("refused" if refused else "crash", f"{type(error).__name__}: {error}", tracer=tracer)
         except Exception:  # noqa: BLE001 - a crash is what is looked for
             return verdict("crash", traceback.format_exc()[-1500:], tracer=tracer)
@@ -252,19 +248,3 @@ def _off(found: Tensor, expected: Tensor) -> float:
     difference = float((found.to(wide) - expected.to(wide)).abs().max())
     scale = max(float(expected.to(wide).abs().max()), 1e-3)
     return difference / scale if difference == difference else float("inf")
-
-
-@contextlib.contextmanager
-def one_at_a_time() -> Iterator[None]:
-    """Let one thread compute at a time, and none while another loads a bundle: they share what belongs to a process."""
-    original = Passes._run
-
-    def run(passes: Passes, *args: Any) -> None:
-        with LOADING:
-            original(passes, *args)
-
-    Passes._run = run  # type: ignore[assignment, method-assign]
-    try:
-        yield
-    finally:
-        Passes._run = original  # type: ignore[method-assign]
