@@ -53,6 +53,9 @@ def seeded(model: nn.Module, graph: LayerGraph, seed: int, step: int, micro_batc
 class SeededModel(DrawingOperators):
     """Seeds the draws of a plain model as its traced graph does.
 
+    Operators are looked at only if some draw outside of modules that are one node: below a dispatch mode autograd adds
+    gradients up differently, with other strides, and kernels of torch may then give other results.
+
     torch's generator holds the seed that it was last given, also when a checkpoint has put it back to where a region of
     the forward began. So that seed says which draws have been before, and a region that is computed again draws the
     same numbers.
@@ -62,9 +65,11 @@ class SeededModel(DrawingOperators):
         super().__init__()  # type: ignore[no-untyped-call]
         self._model = model
         self._seed = seed
-        nodes = [node for node in graph.module.graph.nodes if node.op == "call_module"]
-        draws = [node.meta["draws"] for node in nodes if "draws" in node.meta]
-        self._paths = dict.fromkeys(str(node.target) for node in nodes)
+        nodes = list(graph.module.graph.nodes)
+        drawing = [node for node in nodes if "draws" in node.meta]
+        self._has_drawing_operators = any(node.op != "call_module" for node in drawing)
+        self._paths = dict.fromkeys(str(node.target) for node in nodes if node.op == "call_module")
+        draws = [node.meta["draws"] for node in drawing if node.op == "call_module"]
         self._generators = {name: item.generators for item in draws for name in item.names}
         self._calls: Counter[str] = Counter()  # draws and calls of modules so far, by path; "" for draws outside those
         self._calls_at: dict[int, Counter[str]] = {}  # the same at the time when torch's generator had some seed
@@ -81,11 +86,13 @@ class SeededModel(DrawingOperators):
                 modules[path].register_forward_pre_hook(self._entry(path), prepend=True),
                 modules[path].register_forward_hook(self._leave, always_call=True),
             ]
-        super().__enter__()  # type: ignore[no-untyped-call]
+        if self._has_drawing_operators:
+            super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        if self._has_drawing_operators:
+            super().__exit__(*error)  # type: ignore[no-untyped-call]
         for handle in self._handles:
             handle.remove()
         self._handles = []

@@ -13,13 +13,14 @@ from funcpipe.api import FuncPipe
 from funcpipe.cli import main
 from funcpipe.cli.parser import build_parser
 from funcpipe.cli.train_values import plan_and_model
-from funcpipe.core import Busy, Heartbeat, OptimizerKind, RunRecord, write
+from funcpipe.core import Busy, OptimizerKind, write
 from funcpipe.errors import RunInterrupted
 from funcpipe.platforms.catalog import open_storage
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.generations import reserve_generation, write_record
 from funcpipe.training.verify import TensorDifference, Verification
 from tests.e2e import small
+from tests.run_documents import BEAT, RECORD
 
 TRAIN = ["train", "tests.e2e.small:model", "--plan", "plan.json", "--data", "tests.e2e.small:data"]
 
@@ -37,37 +38,28 @@ def storage_url(tmp_path: Path) -> str:
     url = (tmp_path / "objects").as_uri()
     storage = open_storage(url)
     keys = reserve_generation(storage, "left")
-    record = RunRecord(
+    record = replace(
+        RECORD,
         run="left",
         generation=keys.generation,
         nonce=keys.nonce,
-        plan=small.plan(2, 1),
         platform="local:///nowhere",
         storage=url,
-        samples=64,
-        epochs=1,
-        steps=16,
-        first_step=0,
-        seed=0,
-        shuffle=True,
-        clip_grad_norm=None,
     )
     write_record(storage, keys, record)
     for worker in ("s0.r0", "s1.r0"):
-        beat = Heartbeat(
+        beat = replace(
+            BEAT,
             worker=worker,
             attempt=1,
             beat=7,
             step=5,
-            steps=16,
             alive_s=12.0,
             step_s=1.5,
             memory_bytes=300 << 20,
-            memory_mb=1024,
             spent_usd=0.0012,
             run_usd=0.0024,
             run_s=20.0,
-            sent_at_s=1000.0,
             saved_step=4,
             busy=(Busy(lane="download", task="get.s1.m0", since_s=0.5, awaits="put.s0.m0"),),
         )

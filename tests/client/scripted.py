@@ -10,7 +10,6 @@ from funcpipe.client.upload import upload
 from funcpipe.core import (
     FaultTolerance,
     FunctionSize,
-    Heartbeat,
     Invocation,
     OnOutOfMemory,
     Outcome,
@@ -29,6 +28,7 @@ from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import Lease
 from funcpipe.testing import chaos
 from funcpipe.testing.memory_storage import MemoryStorage
+from tests.run_documents import BEAT
 
 KEYS = Keys("run-1")
 SIZES_MB = (1024, 2048, 4096)
@@ -110,22 +110,8 @@ class Run:
 
     def beat(self, worker: str, **changes: float) -> None:
         """Put a heartbeat of the first attempt of `worker`."""
-        heartbeat = Heartbeat(
-            worker=worker,
-            attempt=0,
-            beat=1,
-            step=3,
-            steps=9,
-            alive_s=40.0,
-            step_s=0.1,
-            memory_bytes=900 << 20,
-            memory_mb=1024,
-            spent_usd=0.0,
-            run_usd=0.5,
-            run_s=60.0,
-            sent_at_s=0.0,
-        )
-        put_document(self.storage, KEYS.heartbeat(worker, heartbeat.attempt), replace(heartbeat, **changes))  # type: ignore[arg-type]
+        heartbeat = replace(BEAT, worker=worker, **changes)  # type: ignore[arg-type]
+        put_document(self.storage, KEYS.heartbeat(worker, heartbeat.attempt), heartbeat)
 
     def report(self, worker: str, outcome: Outcome, *, attempt: int = 0, error: str | None = None) -> None:
         report = WorkerReport(

@@ -12,7 +12,7 @@ from funcpipe.platforms.base import Cause, Handle, State, Status
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.keys import Keys
 from funcpipe.testing.memory_storage import MemoryStorage
-from tests.runstate.test_liveness import BEAT
+from tests.run_documents import BEAT
 
 KEYS = Keys("run-1")
 KEY = KEYS.message("s1.r0", 3, "put-gradient.s1.r0.m0.p0")

@@ -8,7 +8,7 @@ import pytest
 from funcpipe.client.verdict import Verdict, judge
 from funcpipe.core import Busy, Halt
 from funcpipe.runstate.liveness import RunLife, WorkerLife, WorkerState
-from tests.runstate.test_liveness import BEAT, RECORD
+from tests.run_documents import BEAT, RECORD
 
 NOON_S = time.mktime((2026, 11, 22, 12, 0, 0, 0, 0, -1))
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from funcpipe.core import Heartbeat, LeaseDocument, Outcome, RunRecord, WorkerReport
+from funcpipe.core import LeaseDocument, Outcome, WorkerReport
 from funcpipe.core.run import WorkerSpec
 from funcpipe.errors import PlatformError
 from funcpipe.platforms.base import Handle, Platform, State, Status
@@ -15,40 +15,10 @@ from funcpipe.runstate.functions import start_function
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.liveness import RunLife, WorkerState, find_life
 from funcpipe.testing.memory_storage import MemoryStorage
-from tests.e2e import small
 from tests.recording import Recording
+from tests.run_documents import BEAT, PLAN, RECORD
 
 KEYS = Keys("run-1")
-PLAN = small.plan(stages=2, replicas=1)
-RECORD = RunRecord(
-    run="run-1",
-    generation=0,
-    plan=PLAN,
-    platform="recording://here",
-    storage="memory://",
-    samples=64,
-    epochs=1,
-    steps=16,
-    first_step=0,
-    seed=0,
-    shuffle=True,
-    clip_grad_norm=None,
-)
-BEAT = Heartbeat(
-    worker="s0.r0",
-    attempt=0,
-    beat=1,
-    step=3,
-    steps=16,
-    alive_s=40.0,
-    step_s=0.1,
-    memory_bytes=900 << 20,
-    memory_mb=1024,
-    spent_usd=0.0,
-    run_usd=0.5,
-    run_s=60.0,
-    sent_at_s=1000.0,
-)
 FAILED = Status(state=State.FAILED, reason="killed by SIGKILL")
 
 

@@ -88,3 +88,40 @@ def test_the_first_tensor_that_differs_is_found_in_order_of_layers() -> None:
     no_numbers = compare_states(graph, {**moved, "2.weight": expected["2.weight"]}, expected, steps=2)
     assert no_numbers.first_difference is not None
     assert no_numbers.first_difference.name == "2.bias"
+
+
+class Tokens(nn.Module):
+    """Mixes a picture twice and makes tokens of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.picture = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4))
+        self.pool = nn.AvgPool2d(3, stride=1, padding=1)
+        self.mix = nn.Conv2d(4, 4, 1)
+        self.scale = nn.Parameter(torch.full((1, 4, 1, 1), 0.5))
+        self.tokens = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.picture(x)
+        x = x + self.scale * (self.pool(x) - x)
+        x = x + self.scale * self.mix(x)
+        tokens: Tensor = self.tokens(x.flatten(2).transpose(1, 2))
+        return tokens.mean(1)
+
+
+def test_training_in_one_process_does_what_a_loop_of_ones_own_does_where_kernels_look_at_strides() -> None:
+    """Autograd adds gradients up in place, but not below a dispatch mode. The sum has other strides then for a batch of
+    one, and the backward of torch's BatchNorm2d other results.
+    """
+    generator = torch.Generator().manual_seed(1)
+    pictures = [(torch.randn(1, 3, 3, generator=generator), torch.randn(2, generator=generator)) for _ in range(2)]
+    steps = [Step(number=0, epoch=0, micro_batches=((0,), (1,)))]
+    own, loss = Tokens(), nn.functional.mse_loss
+    optimizer = SGD(own.parameters())
+    for picture, target in pictures:
+        torch.autograd.backward(loss(own(picture[None]), target[None]) / 2)
+    optimizer.step()
+    graph = trace(Tokens(), (torch.zeros(2, 1, 3, 3),))
+    trained = train_in_one_process(Tokens(), graph, pictures, steps, loss=loss, optimizer=SGD, seed=0)
+    assert all(torch.equal(tensor, own.state_dict()[name]) for name, tensor in trained.state_dict().items())

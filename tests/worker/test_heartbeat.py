@@ -12,7 +12,7 @@ from funcpipe.runstate.lease import Lease
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.worker.halt_orders import HaltOrders
 from funcpipe.worker.heartbeat import HeartbeatThread
-from tests.runstate.test_liveness import BEAT
+from tests.run_documents import BEAT
 
 KEYS = Keys("run-1")
 LAST = 2

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from funcpipe.core import FaultTolerance, HandOver, Heartbeat, LeaseDocument, Restart, RunAccount, RunLimits, WorkerSpec
+from funcpipe.core import FaultTolerance, HandOver, LeaseDocument, Restart, RunAccount, RunLimits, WorkerSpec
 from funcpipe.runstate.documents import get_document, put_document
 from funcpipe.runstate.functions import MAX_RESTARTS, list_functions
 from funcpipe.runstate.halt import read_halt
@@ -13,6 +13,7 @@ from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.worker.peer_recovery import PeerRecovery
 from tests.e2e import small
 from tests.recording import Recording
+from tests.run_documents import BEAT
 
 KEYS = Keys("run-1")
 FAULTS = FaultTolerance(heartbeat_s=1.0, lease_s=2.0, start_s=10.0, cold_start_s=0.5)
@@ -54,22 +55,7 @@ class Place:
         peers.check({"s0.r0"}, step=step, spent_usd=1.5, elapsed_s=30.0)
 
     def beat(self, attempt: int, beat: int) -> None:
-        heartbeat = Heartbeat(
-            worker="s0.r0",
-            attempt=attempt,
-            beat=beat,
-            step=3,
-            steps=9,
-            alive_s=1.0,
-            step_s=0.1,
-            memory_bytes=1,
-            memory_mb=1,
-            spent_usd=0.0,
-            run_usd=0.0,
-            run_s=0.0,
-            sent_at_s=0.0,
-        )
-        put_document(self.storage, KEYS.heartbeat("s0.r0", attempt), heartbeat)
+        put_document(self.storage, KEYS.heartbeat("s0.r0", attempt), replace(BEAT, attempt=attempt, beat=beat))
 
     def lease(self, attempt: int) -> None:
         put_document(self.storage, KEYS.lease("s0.r0", attempt), LeaseDocument(holder="somebody"))

@@ -17,7 +17,7 @@ from funcpipe.client.prepare import PreparedRun, prepare
 from funcpipe.client.results import RunResult
 from funcpipe.client.session import session_on
 from funcpipe.client.site import Site
-from funcpipe.core import FaultTolerance, Heartbeat, Outcome, RunSettings, WatchSpec
+from funcpipe.core import FaultTolerance, Outcome, RunSettings, WatchSpec
 from funcpipe.platforms.base import OPEN, Gate, State, Storage
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.runstate.detached import list_detached, mark_detached
@@ -32,6 +32,7 @@ from funcpipe.testing.plans import even_stages
 from funcpipe.testing.thread_platform import ThreadPlatform
 from funcpipe.worker.watchdog import Clocks, watch
 from tests.recording import Recording
+from tests.run_documents import BEAT
 
 RUN = "run-1"
 FAULTS = FaultTolerance(heartbeat_s=0.05, lease_s=0.3, checkpoint_steps=2, start_s=1.0, keep=True)
@@ -238,26 +239,9 @@ def test_a_look_is_one_request_and_some_more_for_a_run_at_work() -> None:
     launch_detached(prepare(job(3), session, faults=FAULTS, settings=RunSettings(name=RUN)))
     keys = keys_in(storage)
     for stage in range(3):
-        put_document(storage, keys.heartbeat(f"s{stage}.r0", 0), heartbeat(f"s{stage}.r0", sent_at_s=100.0))
+        beat = dataclasses.replace(BEAT, worker=f"s{stage}.r0", sent_at_s=100.0)
+        put_document(storage, keys.heartbeat(beat.worker, beat.attempt), beat)
     storage.requests.clear()
     watch(WATCH, storage, platform.open, clocks=Clocks(now=lambda: 100.0 + FAULTS.heartbeat_s / 2))
     assert storage.requests == {"list": 2 + 3, "get": 3 + 3}  # marks, generations; record, order, payload; heartbeats
     assert len(platform.invoked) == 3
-
-
-def heartbeat(worker: str, *, sent_at_s: float) -> Heartbeat:
-    return Heartbeat(
-        worker=worker,
-        attempt=0,
-        beat=1,
-        step=1,
-        steps=9,
-        alive_s=1.0,
-        step_s=0.1,
-        memory_bytes=1,
-        memory_mb=1,
-        spent_usd=0.0,
-        run_usd=0.0,
-        run_s=0.0,
-        sent_at_s=sent_at_s,
-    )
