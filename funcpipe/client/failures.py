@@ -116,6 +116,8 @@ def how_it_ended(handle: Handle, status: Status, report: WorkerReport | None) ->
     """How a function ended that did not finish its work."""
     if report is not None and report.error is not None:
         return f"({handle.name}) failed: {report.error}"
+    if report is not None and report.outcome is Outcome.HANDED_OVER:
+        return f"({handle.name}) has handed over, and its successor has ended or never begun"
     if status.state is State.DONE or status.cause is Cause.EXITED:
         how = status.reason or "ended with exit code 0"
         return f"({handle.name}) {how} and without a report, as after os._exit() in your code or a library"

@@ -27,7 +27,11 @@ _COLD_STARTS = 1.5
 
 
 class Successor:
-    """When a function starts its successor, and when it must leave. `saving_s` is what a checkpoint takes."""
+    """When a function starts its successor, and when it must leave.
+
+    `step_s` is what a step of this function takes, 0 before its first, and `saving_s` what a checkpoint takes. Nobody
+    leaves before the first step, however late it is: the next function would do the same, and the run never go on.
+    """
 
     def __init__(
         self,
@@ -47,7 +51,7 @@ class Successor:
     def start_in_time(self, *, step_s: float, saving_s: float) -> None:
         """Start the successor, once, when it is time: it should be ready when this function leaves."""
         lifetime_s = self._spec.faults.lifetime_s
-        if lifetime_s is None or self._started:
+        if lifetime_s is None or self._started or not step_s:
             return
         ready_s = _COLD_STARTS * self._spec.faults.cold_start_s + 2 * step_s
         if self._progress.age_s + ready_s < self._leaves_at_s(lifetime_s, step_s, saving_s):
@@ -58,9 +62,11 @@ class Successor:
         start_for_worker(self._open_platform(self._spec.platform), self._storage, self._keys, spec)
 
     def must_leave(self, *, step_s: float, saving_s: float) -> bool:
-        """Whether another step might not end within the function's lifetime."""
+        """Whether another step might not end within the function's lifetime. The successor was started by then."""
         lifetime_s = self._spec.faults.lifetime_s
-        return lifetime_s is not None and self._progress.age_s >= self._leaves_at_s(lifetime_s, step_s, saving_s)
+        if lifetime_s is None or not self._started:
+            return False
+        return self._progress.age_s >= self._leaves_at_s(lifetime_s, step_s, saving_s)
 
     def hand_over(self, step: int) -> None:
         """Tell the successor that `step` steps are done and saved."""

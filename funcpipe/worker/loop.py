@@ -131,7 +131,7 @@ class Worker:
             received_bytes = sum(event.payload_bytes for event in trace[-1] if event.lane is Resource.DOWNLOAD)
             self.interval.record_step(time.monotonic() - began_s, received_bytes, messages.most)
             self.checkpoints.after_step(self.progress.done, background.submit)
-            self._prepare_end()
+            self._keep_limits()
             if self._has_drifted():
                 return None
         self._save_last(background)
@@ -152,7 +152,9 @@ class Worker:
         if self.orders.end_before(self.progress.done):
             self._save_last(background)
             return Outcome.HALTED
-        if self.successor.must_leave(step_s=self.interval.step_s, saving_s=self.interval.checkpoint_s):
+        step_s, saving_s = self.interval.step_s, self.interval.checkpoint_s
+        self.successor.start_in_time(step_s=step_s, saving_s=saving_s)
+        if self.successor.must_leave(step_s=step_s, saving_s=saving_s):
             self._save_last(background, leaving=True)
             return Outcome.HANDED_OVER
         return None
@@ -164,16 +166,14 @@ class Worker:
         self._has_drifted()
         self.checkpoints.mark_done(self.progress.done)
 
-    def _prepare_end(self) -> None:
-        """Start the successor, or order the run to end, early enough."""
-        step_s, saving_s = self.interval.step_s, self.interval.checkpoint_s
-        self.successor.start_in_time(step_s=step_s, saving_s=saving_s)
+    def _keep_limits(self) -> None:
+        """Order the run to end before it would exceed a limit."""
         halt = self.budget.halt_before_exceeding(
             step=self.progress.done,
             steps=self.progress.steps,
             age_s=self.progress.age_s,
-            step_s=step_s,
-            end_s=saving_s,
+            step_s=self.interval.step_s,
+            end_s=self.interval.checkpoint_s,
         )
         is_behind = self.progress.done < self.checkpoints.repeated_until  # and would order what others have passed
         if halt is not None and not is_behind:

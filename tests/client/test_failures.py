@@ -86,6 +86,12 @@ def test_os_exit_is_called_that(status: Status, told: str) -> None:
     assert said == f"(function 1) {told} without a report, as after os._exit() in your code or a library"
 
 
+def test_a_function_that_handed_over_did_not_end_without_a_report() -> None:
+    handed_over = replace(WAITED, outcome=Outcome.HANDED_OVER, task=None, error=None)
+    said = how_it_ended(Handle(worker="s1.r0", name="function 1"), Status(state=State.DONE), handed_over)
+    assert said == "(function 1) has handed over, and its successor has ended or never begun"
+
+
 def test_the_next_commands_are_commands() -> None:
     url = "s3://bucket/runs?region=eu-central-1"
     told = [

@@ -245,3 +245,14 @@ def test_a_function_near_the_end_of_its_lifetime_starts_a_successor_and_hands_ov
     (successor,) = platform.invoked
     assert isinstance(successor, WorkerSpec)
     assert successor.attempt == 1
+
+
+def test_a_function_that_is_late_from_the_start_does_a_step_before_it_leaves(
+    uploaded: Uploaded, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage, platform = uploaded.fill(MemoryStorage()), Recording()
+    spec = replace(uploaded.spec(), faults=replace(FAULTS, lifetime_s=1e-3))
+    assert run(spec, storage, caplog, platform)
+    assert report(storage).outcome is Outcome.HANDED_OVER
+    assert [invoked.attempt for invoked in platform.invoked if isinstance(invoked, WorkerSpec)] == [1]
+    assert get_document(storage, HandOver, KEYS.hand_over(WORKER, 0)).step == 1
