@@ -157,6 +157,7 @@ def of_damage(scene: Scene) -> None:
 
 
 def main() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # else ignored in a shell's background job
     argparse.ArgumentParser(description=__doc__).parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)

@@ -148,6 +148,7 @@ def wait_for_checkpoint(client: Command, url: str) -> None:
 
 
 def main() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # else ignored in a shell's background job
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=50)
     parser.add_argument("--first-seed", type=int, default=0)
