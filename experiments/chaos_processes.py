@@ -38,7 +38,7 @@ from funcpipe.testing.processes import all_functions, all_hosts, children, funct
 RUN = "chaos"
 EPOCHS = 16
 ASLEEP_S = 3.0
-WITHIN_S = 180.0
+WITHIN_S, ENDS_WITHIN_S = 180.0, 10.0
 WORKERS = chaos.STAGES * chaos.REPLICAS
 QUICK = FaultTolerance(heartbeat_s=0.25, lease_s=1.0, checkpoint_steps=4)
 SHORT_LIVED = replace(QUICK, lifetime_s=8.0, cold_start_s=1.0)
@@ -111,8 +111,16 @@ def run(seed: int, fault: Fault, expected: dict[str, Tensor], storage_url: str |
             restarts=restarts,
             error=error,
             left_objects=len(storage.list("")),
-            left_functions=len(all_hosts()) + len(all_functions()),
+            left_functions=len(_left()),
         )
+
+
+def _left() -> set[int]:
+    """The processes of the run that do not end by themselves: a watchdog ends once it sees that its run has ended."""
+    until_s = time.monotonic() + ENDS_WITHIN_S
+    while (left := {*all_hosts(), *all_functions()}) and time.monotonic() < until_s:
+        time.sleep(0.1)
+    return left
 
 
 def struck(url: str, fault: Fault, draw: random.Random) -> Trained:
