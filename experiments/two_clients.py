@@ -24,7 +24,7 @@ from funcpipe.testing import chaos
 from funcpipe.testing.processes import children, functions_of, hosts_of, runs
 
 RUN = "race"
-WAIT_S = 90.0
+WAIT_S, DELETED_WITHIN_S = 90.0, 10.0
 _LOOKED = re.compile(r"another client owns it, as was clear after ([\d.]+) s")
 RACES = ("start/start", "start/resume", "resume/resume", "resume/clean", "take-over")
 LATEST_S = {"start/start": 1.0, "resume/resume": 1.0}
@@ -113,7 +113,7 @@ def race(kind: str, draw: random.Random, folder: Path) -> Race:
     loser.end()
     wait_for_functions(winner)
     family |= winner.family()
-    generations = len(list_generations(open_storage(url), RUN))
+    generations = wait_for_one_generation(url)
     Command("clean", RUN, "--storage", url, "--take-over").end()
     winner.end()
     ended = kind == "take-over" and loser is first and "another client" in loser.said
@@ -136,6 +136,14 @@ def wait_for_functions(client: Command) -> None:
         if len(functions_of(client.process.pid)) >= chaos.STAGES * chaos.REPLICAS:
             return
         time.sleep(0.1)
+
+
+def wait_for_one_generation(url: str) -> int:
+    """How many generations are left of the run, once the one that was resumed had time to be deleted."""
+    until_s = time.monotonic() + DELETED_WITHIN_S
+    while (count := len(list_generations(open_storage(url), RUN))) > 1 and time.monotonic() < until_s:
+        time.sleep(0.1)
+    return count
 
 
 def wait_for_checkpoint(client: Command, url: str) -> None:

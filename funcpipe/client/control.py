@@ -128,8 +128,9 @@ def stop(
     beats = [beat for beat in read_heartbeats(storage, record) if beat is not None]
     specs = readable_documents(storage, WorkerSpec, storage.list(keys.payloads))
     heartbeat_s = max((spec.faults.heartbeat_s for spec in specs), default=0.0)
-    step_s = min((beat.step_s for beat in beats if beat.step_s), default=0.0)
-    last = max((beat.step for beat in beats), default=record.first_step) + notice_steps(heartbeat_s, step_s)
+    step_s = min((beat.step_s for beat in beats if beat.step_s), default=None)
+    notice = 1 if step_s is None else notice_steps(heartbeat_s, step_s)  # workers give an order again that is too late
+    last = max((beat.step for beat in beats), default=record.first_step) + notice
     _log.info("run %s: is to end after step %d", run, last)
     halt_run(storage, keys, Halt(reason=reason, step=last))
     until_s = time.monotonic() + wait_s

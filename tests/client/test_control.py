@@ -18,6 +18,7 @@ from funcpipe.core import (
     FunctionSize,
     Halt,
     Invocation,
+    LeaseDocument,
     OnOutOfMemory,
     Outcome,
     RunLimits,
@@ -28,14 +29,17 @@ from funcpipe.core.settings import NO_LIMITS
 from funcpipe.errors import RunHalted, RunUnknown, WorkerFailed
 from funcpipe.platforms.base import Cause, Handle, State, Status
 from funcpipe.platforms.catalog import load_spec
-from funcpipe.runstate.generations import newest_record, reserve_generation
-from funcpipe.runstate.halt import halt_run
+from funcpipe.runstate.documents import put_document
+from funcpipe.runstate.generations import newest_record, reserve_generation, write_record
+from funcpipe.runstate.halt import halt_run, read_order
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.resume import load_resume_point
 from funcpipe.testing import chaos
 from funcpipe.testing.faults import FunctionFaults
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
+from tests.client import scripted
+from tests.run_documents import RECORD
 
 QUICK = FaultTolerance(heartbeat_s=0.2, lease_s=1.0, checkpoint_steps=2)
 
@@ -172,6 +176,19 @@ def test_two_clients_never_begin_the_same_generation() -> None:
     assert [reserve_generation(storage, "run-1").generation for _ in range(3)] == [0, 1, 2]
     with pytest.raises(RunUnknown, match="there is no run 'run-1'"):
         newest_record(storage, "run-1")  # none of them has begun
+
+
+@pytest.mark.parametrize(("step", "step_s", "last"), [(0, 0.0, 1), (3, 0.0, 4), (3, 2.0, 14)])
+def test_a_run_is_stopped_as_soon_as_its_workers_can_hear_of_it(step: int, step_s: float, last: int) -> None:
+    run = scripted.Run()
+    run.start()
+    put_document(run.storage, scripted.KEYS.reservation, LeaseDocument(holder="client"))
+    write_record(run.storage, scripted.KEYS, dataclasses.replace(RECORD, platform=run.platform.url))
+    run.beat("s0.r0", step=step, step_s=step_s)
+    stop(run.storage, "run-1", run.platform.open, wait_s=0.0)
+    order = read_order(run.storage, scripted.KEYS, 0)
+    assert order is not None
+    assert order.step == last  # two heartbeats of 10 s later, where a worker has said how long its steps are
 
 
 class StoppedTogether(ThreadPlatform):
