@@ -74,7 +74,7 @@ class Deployer:
             self._say(f"made the bucket {bucket}")
         if LogService(account, bucket).ensure(template.LOG_STORE, days=template.LOG_DAYS):
             self._say(f"made the log project {bucket}")
-        role = self._ensure_role(shape.name, bucket)
+        role = self._ensure_role(shape, bucket)
         image = self._ensure_image(shape, package)
         names = self._ensure_functions(shape, image, role)
         for name in set(self._functions(shape.name)) - set(names):
@@ -109,15 +109,15 @@ class Deployer:
     def _bucket(self, name: str) -> Bucket:
         return Bucket(name, endpoint=self._oss, region=self._account.region)
 
-    def _ensure_role(self, name: str, bucket: str) -> str:
+    def _ensure_role(self, shape: Shape, bucket: str) -> str:
         """The functions' role, with the policy of their rights; its name in full."""
-        role, account = role_name(name), self._account
+        role, account = role_name(shape.name), self._account
         found = self._unless_missing("GetRole", {"RoleName": role})
         if found is None:
             self._say(f"making the role {role}")
             found = self._ram("CreateRole", {"RoleName": role, "AssumeRolePolicyDocument": template.trust()})
         if self._unless_missing("GetPolicy", {"PolicyName": role, "PolicyType": "Custom"}) is None:
-            rights = template.rights(name, bucket, account.region, account.number)
+            rights = template.rights(shape, bucket, account.region, account.number)
             self._ram("CreatePolicy", {"PolicyName": role, "PolicyDocument": rights})
         attached = self._ram("ListPoliciesForRole", {"RoleName": role})["Policies"]["Policy"]
         if role not in {policy["PolicyName"] for policy in attached}:

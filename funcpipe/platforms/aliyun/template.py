@@ -50,7 +50,7 @@ class Shape:
         if not (self.name.isascii() and self.name.replace("-", "").isalnum() and self.name.islower()):
             raise InvalidValue("name", self.name, "must be small letters, digits and dashes")
         checks.filled("sizes", self.sizes)
-        if not self.repository or ":" in self.repository.rpartition("/")[2]:
+        if "/" not in self.repository or ":" in self.repository.rpartition("/")[2]:
             raise InvalidValue(
                 "repository",
                 self.repository,
@@ -157,12 +157,12 @@ def trust() -> str:
     return json.dumps({"Version": "1", "Statement": [statement]})
 
 
-def rights(shape_name: str, bucket: str, region: str, account: str) -> str:
+def rights(shape: Shape, bucket: str, region: str, account: str) -> str:
     """What functions may do: to their runs' objects, to their deployment's functions; write logs, pull their image.
 
     The log project is called after the bucket.
     """
-    functions = f"acs:fc:{region}:{account}:functions/{shape_name}-*"
+    functions = f"acs:fc:{region}:{account}:functions/{shape.name}-*"
     statements: list[Mapping[str, object]] = [
         {
             "Effect": "Allow",
@@ -185,13 +185,28 @@ def rights(shape_name: str, bucket: str, region: str, account: str) -> str:
             "Action": ["log:PostLogStoreLogs"],
             "Resource": [f"acs:log:{region}:{account}:project/{bucket}/logstore/*"],
         },
+        *_pulling(shape.repository, region, account),
+    ]
+    return json.dumps({"Version": "1", "Statement": statements})
+
+
+def _pulling(repository: str, region: str, account: str) -> list[Mapping[str, object]]:
+    """What Function Compute has to do as the role to get an image.
+
+    The actions are those of AliyunFCDefaultRole (alibabacloud.com/help/doc-detail/181589.htm, 2025-01). Tokens are of
+    all resources; repositories are named after their instance, in the Personal Edition without one
+    (help.aliyun.com/en/acr/user-guide/ram-authorization-information, 2026-07).
+    """
+    path = repository.partition("/")[2]
+    repositories = f"acs:cr:{region}:{account}:repository"
+    return [
+        {"Effect": "Allow", "Action": ["cr:GetAuthorizationToken"], "Resource": ["*"]},
         {
             "Effect": "Allow",
             "Action": ["cr:GetRepository", "cr:GetRepositoryTag", "cr:PullRepository"],
-            "Resource": ["*"],
+            "Resource": [f"{repositories}/{path}", f"{repositories}/*/{path}"],
         },
     ]
-    return json.dumps({"Version": "1", "Statement": statements})
 
 
 def expiry_rules() -> Mapping[str, int]:
