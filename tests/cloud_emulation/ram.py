@@ -102,6 +102,7 @@ class Ram:
             if self.attached.get(role):
                 return _error(409, "DeleteConflict.Role.Policy", "the role has policies")
             del self.roles[role]
+            self.attached.pop(role, None)
         elif creates:
             self.roles[role] = query["AssumeRolePolicyDocument"]
         return Answer(200, {"Role": {"RoleName": role, "Arn": f"acs:ram::{ACCOUNT}:role/{role}"}})

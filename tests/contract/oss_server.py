@@ -28,8 +28,9 @@ class OssServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128  # or connections that come at once are reset while this machine is busy
 
-    def __init__(self) -> None:
+    def __init__(self, region: str = REGION) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
+        self.region = region
         self.objects: dict[str, bytes] = {}
         self.buckets: dict[str, bytes] = {}
         self.lock = threading.Lock()
@@ -181,7 +182,7 @@ class _Handler(BaseHTTPRequestHandler):
             part.split("=", 1) for part in self.headers.get("Authorization", "").partition(" ")[2].split(", ") if part
         )
         date = self.headers.get("x-oss-date", "")
-        scope = f"{date[:8]}/{REGION}/oss/aliyun_v4_request"
+        scope = f"{date[:8]}/{self.server.region}/oss/aliyun_v4_request"
         if fields.get("Credential") != f"{ACCESS_KEY}/{scope}" or fields.get("Signature") != self._signature(
             date, scope
         ):
@@ -211,7 +212,7 @@ class _Handler(BaseHTTPRequestHandler):
         )
         text = "\n".join(("OSS4-HMAC-SHA256", date, scope, hashlib.sha256(canonical.encode()).hexdigest()))
         key = f"aliyun_v4{SECRET_KEY}".encode()
-        for part in (date[:8], REGION, "oss", "aliyun_v4_request"):
+        for part in (date[:8], self.server.region, "oss", "aliyun_v4_request"):
             key = hmac.digest(key, part.encode(), "sha256")
         return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
 

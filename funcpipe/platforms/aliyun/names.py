@@ -19,9 +19,14 @@ def bucket_name(deployment: str, account: str, region: str) -> str:
     return f"{deployment}-{account}-{region}"
 
 
-def role_name(deployment: str) -> str:
-    """The role of a deployment's functions, and its policy."""
-    return f"{deployment}-functions"
+def role_name(deployment: str, region: str) -> str:
+    """The role of a deployment's functions, and its policy; roles are of all regions."""
+    return f"{deployment}-functions-{region}"
+
+
+def roles_of(deployment: str, region: str) -> tuple[str, ...]:
+    """What the role of a deployment's functions may be called; before 2026-11 it was one for all regions."""
+    return role_name(deployment, region), f"{deployment}-functions"
 
 
 def storage_url(bucket: str, region: str, *, internal: bool) -> str:

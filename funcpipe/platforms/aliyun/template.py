@@ -160,9 +160,11 @@ def trust() -> str:
 def rights(shape: Shape, bucket: str, region: str, account: str) -> str:
     """What functions may do: to their runs' objects, to their deployment's functions; write logs, pull their image.
 
-    The log project is called after the bucket.
+    The log project is called after the bucket. Functions are named one by one, as another deployment's names may begin
+    with this one's; below them are their tasks
+    (alibabacloud.com/help/en/functioncompute/fc/policies-and-sample-policies, 2026-07).
     """
-    functions = f"acs:fc:{region}:{account}:functions/{shape.name}-*"
+    names = [f"acs:fc:{region}:{account}:functions/{function_name(shape.name, size.name)}" for size in shape.sizes]
     statements: list[Mapping[str, object]] = [
         {
             "Effect": "Allow",
@@ -178,7 +180,7 @@ def rights(shape: Shape, bucket: str, region: str, account: str) -> str:
         {
             "Effect": "Allow",
             "Action": ["fc:InvokeFunction", "fc:GetAsyncTask", "fc:StopAsyncTask"],
-            "Resource": [functions],
+            "Resource": [resource for name in names for resource in (name, f"{name}/*")],
         },
         {
             "Effect": "Allow",
