@@ -39,6 +39,11 @@ def storage_at(bucket: str, region: str, endpoint: str) -> str:
     return f"oss://{bucket}/runs?endpoint={endpoint}&region={region}"
 
 
+def storage_by_domain(bucket: str, region: str, domain: str) -> str:
+    """Where runs keep their objects, by a custom domain of the bucket."""
+    return f"oss://{bucket}/runs?domain={domain}&region={region}"
+
+
 def oss_endpoint(region: str, *, internal: bool) -> str:
     """The endpoint of OSS in a region."""
     return f"https://oss-{region}{'-internal' if internal else ''}.aliyuncs.com"
