@@ -162,6 +162,9 @@ class _Handler(BaseHTTPRequestHandler):
         assert 1 <= value["memorySize"] / 1024 / value["cpu"] <= 4
         assert value["memorySize"] % 64 == 0
         assert value["role"], "without which functions cannot write logs"
+        if hook := value.get("instanceLifecycleConfig", {}).get("initializer"):
+            assert len(hook.keys() & {"handler", "command"}) == 1
+            assert 1 <= hook["timeout"] <= 300
         assert self.server.logs.has(value["logConfig"]["project"], value["logConfig"]["logstore"])
         refused = self.server.refused_image(value)
         state = {"state": "Failed", "stateReason": refused} if refused else {"state": "Active"}

@@ -28,6 +28,8 @@ _WATCHDOG_S = 240  # several times what it takes until a silent function counts 
 TIMER = "every-minute"
 """The name of the trigger that invokes the watchdog."""
 
+_HOOK_S = 300  # the longest that an Initializer hook may take
+
 _COMMAND = ("python", "-m", "funcpipe.platforms.entry.aliyun_fc")
 
 Node = dict[str, Any]
@@ -72,32 +74,42 @@ def container_package(extra: tuple[str, ...] = ()) -> Package:
 
 
 def function_properties(shape: Shape, size: FunctionSize, *, image: str, role: str, logs: Node | str) -> Node:
-    """A function as the API takes it; `logs` says where it logs to."""
+    """A function as the API takes it; `logs` says where it logs to.
+
+    Its Initializer hook is a request to the container, `/initialize`; the hook's handler, the API's example, is unused.
+    """
     return {
+        **_container(image, role, logs),
         "functionName": function_name(shape.name, size.name),
-        "runtime": "custom-container",
-        "handler": "not-used",
         "cpu": size.vcpu,
         "memorySize": size.memory_mb,
-        "diskSize": 512,
         "timeout": shape.lifetime_s,
+        "instanceLifecycleConfig": {"initializer": {"handler": "index.initializer", "timeout": _HOOK_S}},
+    }
+
+
+def watchdog_properties(shape: Shape, *, image: str, role: str, logs: Node | str) -> Node:
+    """The function that looks after detached runs, as the API takes it: small, without the hook that loads torch."""
+    return {
+        **_container(image, role, logs),
+        "functionName": watchdog_name(shape.name),
+        "cpu": _WATCHDOG_VCPU,
+        "memorySize": _WATCHDOG_MB,
+        "timeout": _WATCHDOG_S,
+    }
+
+
+def _container(image: str, role: str, logs: Node | str) -> Node:
+    """What all functions have in common."""
+    return {
+        "runtime": "custom-container",
+        "handler": "not-used",
+        "diskSize": 512,
         "instanceConcurrency": 1,
         "internetAccess": True,
         "role": role,
         "logConfig": logs,
         "customContainerConfig": {"image": image, "port": PORT},
-    }
-
-
-def watchdog_properties(shape: Shape, *, image: str, role: str, logs: Node | str) -> Node:
-    """The function that looks after detached runs, as the API takes it: small, and without torch."""
-    return {
-        **function_properties(shape, shape.sizes[0], image=image, role=role, logs=logs),
-        "functionName": watchdog_name(shape.name),
-        "cpu": _WATCHDOG_VCPU,
-        "memorySize": _WATCHDOG_MB,
-        "timeout": _WATCHDOG_S,
-        "environmentVariables": {"FUNCPIPE_PRELOAD": ""},
     }
 
 
