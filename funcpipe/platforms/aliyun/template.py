@@ -58,6 +58,8 @@ class Shape:
                 self.repository,
                 "must be a repository without a tag, such as registry-vpc.cn-hangzhou.aliyuncs.com/you/funcpipe",
             )
+        if not 1 <= self.lifetime_s <= _MOST_LIFETIME_S:
+            raise InvalidValue("lifetime_s", self.lifetime_s, "must be positive, and tasks run 24 hours at most")
         for size in self.sizes:
             _check(size)
 

@@ -180,6 +180,13 @@ def test_sizes_that_the_service_has_not_are_refused(vcpu: float, memory_mb: int,
         Shape(name="funcpipe", sizes=(size(vcpu, memory_mb),), repository=REPOSITORY)
 
 
+def test_a_lifetime_that_tasks_have_not_is_refused(spec: PlatformSpec) -> None:
+    assert replace(shape(spec), lifetime_s=86_400).lifetime_s == 86_400
+    for lifetime_s in (0, 86_401):
+        with pytest.raises(InvalidValue, match="tasks run 24 hours at most"):
+            replace(shape(spec), lifetime_s=lifetime_s)
+
+
 def test_the_tool_s_template_says_the_same_as_the_calls(
     deployer: Deployer, cloud: AliyunCloud, spec: PlatformSpec
 ) -> None:
