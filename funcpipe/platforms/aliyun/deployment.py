@@ -20,6 +20,11 @@ from funcpipe.platforms.shared.package import Package
 
 _RAM = "2015-05-01"
 _ROTATE = "DeleteOldestNonDefaultVersionWhenLimitExceeded"  # a policy has at most 5 versions
+_LEFT = ("Failed", "Inactive")
+"""States in which a function stays until it is updated, as the service could not get its image or has let go of it.
+
+help.aliyun.com/en/functioncompute/fc/user-guide/states-of-custom-container-functions, 2026-08.
+"""
 _MISSING = (
     "FunctionNotFound",
     "TriggerNotFound",
@@ -172,7 +177,7 @@ class Deployer:
                 self._say(f"making {name}: {wanted['cpu']:g} vCPU, {wanted['memorySize']} MB")
                 body = models.CreateFunctionInput().from_map(wanted)
                 self._client.create_function(models.CreateFunctionRequest(body=body))
-            elif not _holds(found.body.to_map(), wanted):
+            elif found.body.state in _LEFT or not _holds(found.body.to_map(), wanted):
                 self._say(f"changing {name}")
                 change = {key: value for key, value in wanted.items() if key != "functionName"}
                 body = models.UpdateFunctionInput().from_map(change)

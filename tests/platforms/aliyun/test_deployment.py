@@ -218,6 +218,18 @@ def test_the_role_may_pull_the_image_and_no_other(deployer: Deployer, cloud: Ali
         assert cloud.ram.allows(ROLE, "cr:PullRepository", f"{repositories}/{repository}") is may
 
 
+@pytest.mark.parametrize("state", ["Failed", "Inactive"])
+def test_functions_that_cannot_be_invoked_are_deployed_again(
+    deployer: Deployer, cloud: AliyunCloud, spec: PlatformSpec, state: str
+) -> None:
+    deployer.deploy(shape(spec), PACKAGE)
+    cloud.functions["funcpipe-1vCPU-2048MB"]["state"] = state
+    done = len(changes(cloud))
+    deployer.deploy(shape(spec), PACKAGE)
+    assert changes(cloud)[done:] == ["UpdateFunction"]
+    assert cloud.functions["funcpipe-1vCPU-2048MB"]["state"] == "Active"
+
+
 def test_rights_name_their_resources(spec: PlatformSpec) -> None:
     rights = json.loads(template.rights(shape(spec), "bucket", "cn-test", "1000"))
     for statement in rights["Statement"]:
