@@ -89,8 +89,8 @@ class Aliyun:
         shape = self._shape(options)
         package = container_package(read_requirements(options.requirements))
         account = "${env('ALIBABA_CLOUD_ACCOUNT_ID')}"
-        role = f"acs:ram::{account}:role/{role_name(options.name)}"
         region = options.region or "${env('ALIBABA_CLOUD_REGION')}"
+        role = f"acs:ram::{account}:role/{role_name(options.name, region)}"
         storage = storage_url(bucket_name(options.name, account, region), region, internal=True)
         image = f"{shape.repository}:{package.digest}"
         return tool_template(shape, region=region, image=image, role=role, storage=storage)

@@ -14,6 +14,7 @@ from funcpipe.platforms.processors import usable_processors
 from funcpipe.platforms.wrappers import RETRY_S, Retried
 
 LOCAL = "local"
+_OSS_OPTIONS = ({"endpoint", "region"}, {"domain", "region"})
 
 
 def spec_names() -> tuple[str, ...]:
@@ -36,8 +37,9 @@ def load_spec(name: str) -> PlatformSpec:
 def open_storage(url: str, *, retry_s: float = RETRY_S) -> Storage:
     """The object storage at `url`: `file:///folder`, or `s3://bucket/prefix` with `?endpoint=…&region=…` as needed.
 
-    Or `oss://bucket/prefix?endpoint=…&region=…`. Credentials come from the environment, never from the URL. A fragment
-    tells the link that is imposed, see `link.py`. A request that fails for now is tried again for `retry_s`.
+    Or `oss://bucket/prefix?endpoint=…&region=…`, where `domain=…` may stand for `endpoint`: a custom domain of the
+    bucket. Credentials come from the environment, never from the URL. A fragment tells the link that is imposed, see
+    `link.py`. A request that fails for now is tried again for `retry_s`.
     """
     parts = urlsplit(url)
     if parts.username is not None or parts.password is not None:
@@ -58,10 +60,12 @@ def _open_unretried(url: str) -> Storage:
             return S3Storage(
                 parts.netloc, unquote(parts.path), endpoint=options.get("endpoint"), region=options.get("region")
             )
-        case "oss" if parts.netloc and options.keys() == {"endpoint", "region"} and all(options.values()):
+        case "oss" if parts.netloc and options.keys() in _OSS_OPTIONS and all(options.values()):
             from funcpipe.platforms.aliyun.oss import OssStorage
 
-            return OssStorage(parts.netloc, unquote(parts.path), endpoint=options["endpoint"], region=options["region"])
+            cname, region = "domain" in options, options["region"]
+            endpoint = options["domain" if cname else "endpoint"]
+            return OssStorage(parts.netloc, unquote(parts.path), endpoint=endpoint, region=region, cname=cname)
         case _:
             raise InvalidValue("storage", url, "must be a URL such as file:///tmp/objects or s3://bucket/prefix")
 
@@ -79,7 +83,8 @@ def open_deployment(url: str) -> Deployment:
     """What `funcpipe deploy` made: `aws-lambda://NAME?region=…` or `aliyun-fc://NAME?region=…`.
 
     A bare scheme stands for the name funcpipe in the environment's region. An `endpoint` in a URL of Alibaba Cloud
-    stands for all its services; for AWS the environment's AWS_ENDPOINT_URL does.
+    stands for all its services; for AWS the environment's AWS_ENDPOINT_URL does. A `domain` there is a custom domain of
+    the bucket, by which clients reach it.
     """
     parts = urlsplit(url if "://" in url else f"{url}://funcpipe")
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
@@ -89,11 +94,12 @@ def open_deployment(url: str) -> Deployment:
             from funcpipe.platforms.aws.functions import AwsPlatform
 
             return AwsPlatform(load_spec(parts.scheme), aws.Account(**options), deployment=parts.netloc)
-        case "aliyun-fc" if parts.netloc and not parts.path and options.keys() <= {"region", "endpoint"}:
+        case "aliyun-fc" if parts.netloc and not parts.path and options.keys() <= {"region", "endpoint", "domain"}:
             from funcpipe.platforms.aliyun import account as aliyun
             from funcpipe.platforms.aliyun.functions import AliyunPlatform
 
-            return AliyunPlatform(load_spec(parts.scheme), aliyun.Account(**options), deployment=parts.netloc)
+            domain, spec = options.pop("domain", None), load_spec(parts.scheme)
+            return AliyunPlatform(spec, aliyun.Account(**options), deployment=parts.netloc, domain=domain)
         case _:
             raise InvalidValue(
                 "platform", url, "must be local, or a deployment such as aws-lambda://funcpipe?region=eu-central-1"

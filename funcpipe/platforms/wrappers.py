@@ -74,7 +74,7 @@ class Counted:
         return data
 
     def delete(self, key: str) -> None:
-        """As the wrapped storage; free of charge everywhere, not counted."""
+        """As the wrapped storage; not counted: free at S3, a request of the PUT kind at OSS."""
         self._store.delete(key)
 
     def delete_many(self, keys: Sequence[str]) -> None:

@@ -1,7 +1,7 @@
 """Alibaba Cloud for tests: the API of Function Compute 3.0, and instances that really run the container's entry.
 
 After the documentation of the API (CreateFunction, InvokeFunction, GetAsyncTask, …); instances are those of
-`container`. RAM and STS answer the calls that deploying makes. Every request must be signed with ACS3-HMAC-SHA256,
+`container`. A cloud is one region; several may share one `Ram`. Every request must be signed with ACS3-HMAC-SHA256,
 which is checked in full. Requests are recorded, and may be made to fail.
 """
 
@@ -20,23 +20,25 @@ from urllib.parse import parse_qsl, urlsplit
 from tests.cloud_emulation.acs3 import is_signed
 from tests.cloud_emulation.container import Instance
 from tests.cloud_emulation.log_service import LogProjects, call_of
+from tests.cloud_emulation.ram import ACCOUNT, Ram
+from tests.contract.oss_server import REGION
 
 _FUNCTION = re.compile(r"/2023-03-30/functions/(?P<name>[\w-]+)(?P<rest>/.*)?")
 
 
 class AliyunCloud(ThreadingHTTPServer):
-    """The account; `images` tells the folder and the command of each image."""
+    """The account in a region; `images` tells the folder and the command of each image."""
 
     daemon_threads = True
     request_queue_size = 128  # or connections that come at once are reset while this machine is busy
 
-    def __init__(self) -> None:
+    def __init__(self, region: str, ram: Ram) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
+        self.region, self.ram = region, ram
         self.functions: dict[str, dict[str, Any]] = {}
         self.configs: dict[str, dict[str, Any]] = {}
         self.triggers: dict[tuple[str, str], dict[str, Any]] = {}
         self.tasks: dict[tuple[str, str], dict[str, Any]] = {}
-        self.roles: dict[str, dict[str, str]] = {}
         self.images: dict[str, tuple[Path, list[str]]] = {}
         self.calls: list[str] = []
         self.refuse: Callable[[str], str | None] = lambda call: None
@@ -59,6 +61,9 @@ class AliyunCloud(ThreadingHTTPServer):
         with self.lock:
             if record["status"] == "Stopping":
                 record["status"] = "Stopped"
+                return
+            if refused := self.refused_image(function):
+                record.update(status="Failed", taskErrorMessage=refused)
                 return
             record["status"] = "Running"
             instance = Instance(function, image, command, environment=self.environment, lines=self.lines)
@@ -90,6 +95,10 @@ class AliyunCloud(ThreadingHTTPServer):
                 self.pool.submit(self.run, name, event, json.dumps(body).encode())
                 started.append((name, event))
         return started
+
+    def refused_image(self, function: Mapping[str, Any]) -> str | None:
+        """Why the function's role cannot get its image, which happens before an instance is initialised."""
+        return self.ram.missing_to_pull(function["role"], function["customContainerConfig"]["image"], self.region)
 
     def keep_image(self, image: str, folder: Path) -> None:
         begin = (folder / "Dockerfile").read_text().splitlines()[-1]
@@ -143,37 +152,24 @@ class _Handler(BaseHTTPRequestHandler):
                 names = sorted(name for name in cloud.functions if name.startswith(query.get("prefix", "")))
                 self._answer(200, {"functions": [cloud.functions[name] for name in names]})
             case "GetCallerIdentity":
-                self._answer(200, {"AccountId": "1000"})
-            case "ListPoliciesForRole":
-                attached = [key.split()[1] for key in cloud.roles if key.startswith("AttachPolicyToRole ")]
-                self._answer(200, {"Policies": {"Policy": [{"PolicyName": name} for name in attached]}})
+                self._answer(200, {"AccountId": ACCOUNT})
             case _:
-                self._of_role(call, query)
-
-    def _of_role(self, call: str, query: Mapping[str, str]) -> None:
-        roles, name = self.server.roles, query["RoleName"] if "RoleName" in query else query["PolicyName"]
-        creates = call in ("CreateRole", "CreatePolicy", "AttachPolicyToRole")
-        key = f"{call.removeprefix('Create').removeprefix('Delete').removeprefix('Get')} {name}".replace(
-            "DetachPolicyFromRole", "AttachPolicyToRole"
-        )
-        if creates and key in roles:
-            self._fail(409, f"EntityAlreadyExists.{key.split()[0]}", "it exists")
-        elif not creates and key not in roles:
-            self._fail(404, f"EntityNotExist.{key.split()[0]}", "it is not there")
-        else:
-            if creates:
-                roles[key] = dict(query)
-            elif not call.startswith("Get"):
-                del roles[key]
-            self._answer(200, {"Role": {"Arn": f"acs:ram::1000:role/{name}"}})
+                answer = cloud.ram.answer(call, query)
+                self._answer(answer.status, answer.value)
 
     def _keep(self, value: dict[str, Any]) -> None:
         assert value["runtime"] == "custom-container"
         assert 1 <= value["memorySize"] / 1024 / value["cpu"] <= 4
         assert value["memorySize"] % 64 == 0
         assert value["role"], "without which functions cannot write logs"
+        if hook := value.get("instanceLifecycleConfig", {}).get("initializer"):
+            assert len(hook.keys() & {"handler", "command"}) == 1
+            assert 1 <= hook["timeout"] <= 300
         assert self.server.logs.has(value["logConfig"]["project"], value["logConfig"]["logstore"])
-        self.server.functions[value["functionName"]] = {**value, "state": "Active"}
+        refused = self.server.refused_image(value)
+        state = {"state": "Failed", "stateReason": refused} if refused else {"state": "Active"}
+        kept = {key: kept for key, kept in value.items() if key not in ("state", "stateReason")}
+        self.server.functions[value["functionName"]] = {**kept, **state}
         self._answer(200, self.server.functions[value["functionName"]])
 
     def _of_function(self, name: str, rest: str, body: bytes) -> None:
@@ -274,9 +270,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def aliyun_cloud() -> Iterator[AliyunCloud]:
-    """An empty account."""
-    cloud = AliyunCloud()
+def aliyun_cloud(region: str = REGION, ram: Ram | None = None) -> Iterator[AliyunCloud]:
+    """An empty region, of an account of its own or of the one that `ram` belongs to."""
+    cloud = AliyunCloud(region, ram or Ram())
     thread = threading.Thread(target=cloud.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:

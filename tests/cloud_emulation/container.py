@@ -1,7 +1,8 @@
 """One instance of Function Compute: a process of the container's entry, spoken to as the service speaks to it.
 
-After the documentation of custom containers: it listens on its port, gets `/initialize` once and `/invoke` for each
-event with the common headers, and tells success by status and by `x-fc-status`.
+After the documentation of custom containers: it listens on its port, gets `/initialize` once if the function has an
+Initializer hook (alibabacloud.com/help/en/functioncompute/latest/lifecycle-hooks-for-function-instances-7, 2025-12) and
+`/invoke` for each event, with the common headers, and tells success by status and by `x-fc-status`.
 """
 
 import http.client
@@ -42,6 +43,7 @@ class Instance:
         self._request = str(uuid.uuid4())
         self.id = f"c-{uuid.uuid4().hex[:20]}"
         self.events: list[tuple[float, str]] = []
+        self.paths: list[str] = []
         self._lines = lines
         variables = {
             "PATH": "/usr/local/bin:/usr/bin:/bin",
@@ -83,7 +85,11 @@ class Instance:
         """The state and the error's message that the service notes."""
         try:
             self._wait_until_it_listens()
-            self._post("/initialize", b"", 300)
+            hook = self._function.get("instanceLifecycleConfig", {}).get("initializer")
+            if hook is not None:
+                status, _, body = self._post("/initialize", b"", hook["timeout"])
+                if status != 200:
+                    return "Failed", f"the Initializer hook failed: {body.decode()}"
             status, fc_status, body = self._post("/invoke", payload, self._function["timeout"])
         except TimeoutError:
             return "Failed", f"Function time out after {self._function['timeout']} seconds"
@@ -107,6 +113,7 @@ class Instance:
                 time.sleep(0.05)
 
     def _post(self, path: str, body: bytes, timeout_s: float) -> tuple[int, str | None, bytes]:
+        self.paths.append(path)
         headers = {
             "Content-Type": "application/octet-stream",
             "x-fc-request-id": self._request,

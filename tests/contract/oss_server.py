@@ -3,7 +3,9 @@
 After the documentation of PutObject, GetObject, DeleteMultipleObjects, ListObjectsV2 and of signature version 4 of OSS;
 written apart from the SDK that talks to it. Buckets are in the path. Objects may be put into any bucket; those of
 `buckets` were made, and have a lifecycle, as the documentation of PutBucket, PutBucketLifecycle, GetBucketInfo and
-DeleteBucket has it.
+DeleteBucket has it. By a domain of `domains` a bucket is reached without its name in the path. To a `new_account`
+objects are open by such domains only, as in mainland China to accounts since 2025-03-20
+(alibabacloud.com/help/en/object-storage-service/latest/map-custom-domain-names-1, 2025-12).
 """
 
 import base64
@@ -28,8 +30,11 @@ class OssServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128  # or connections that come at once are reset while this machine is busy
 
-    def __init__(self) -> None:
+    def __init__(self, region: str = REGION) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
+        self.region = region
+        self.new_account = False
+        self.domains: dict[str, str] = {}
         self.objects: dict[str, bytes] = {}
         self.buckets: dict[str, bytes] = {}
         self.lock = threading.Lock()
@@ -45,7 +50,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_PUT(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        if not self._is_signed():
+        if not self._is_admitted():
             return
         if self._bucket is not None:
             self._put_bucket(body)
@@ -58,7 +63,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200, b"", ETag='"0"')
 
     def do_GET(self) -> None:
-        if not self._is_signed():
+        if not self._is_admitted():
             return
         if self._bucket is not None:
             self._get_bucket()
@@ -83,7 +88,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(206, body[start:stop], **{"Content-Range": f"bytes {start}-{stop - 1}/{len(body)}"})
 
     def do_DELETE(self) -> None:
-        if not self._is_signed():
+        if not self._is_admitted():
             return
         if self._bucket is not None:
             self._delete_bucket()
@@ -95,7 +100,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Of all posts only DeleteMultipleObjects; an object of the name "undeletable" is not deleted."""
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        if not self._is_signed():
+        if not self._is_admitted():
             return
         if "delete" not in self._query or base64.b64encode(hashlib.md5(body).digest()) != self._md5:
             self._fail(400, "InvalidDigest", "The Content-MD5 you specified is not valid.")
@@ -173,15 +178,31 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200, text.encode())
 
     @property
+    def _domain_s_bucket(self) -> str | None:
+        return self.server.domains.get(self.headers["Host"])
+
+    @property
     def _key(self) -> str:
-        return unquote(urlsplit(self.path).path).lstrip("/")
+        path = unquote(urlsplit(self.path).path).lstrip("/")
+        return path if self._domain_s_bucket is None else f"{self._domain_s_bucket}/{path}"
+
+    def _is_admitted(self) -> bool:
+        """Whether the request is signed, and may be made from outside; if not, it is answered."""
+        if not self._is_signed():
+            return False
+        of_objects = self._bucket is None or bool(self._query.keys() & {"delete", "list-type"})
+        if self.server.new_account and of_objects and self._domain_s_bucket is None:
+            text = "Not allowed using the OSS public endpoint, please use CNAME instead."
+            self._fail(400, "PublicEndpointForbidden", text)
+            return False
+        return True
 
     def _is_signed(self) -> bool:
         fields = dict(
             part.split("=", 1) for part in self.headers.get("Authorization", "").partition(" ")[2].split(", ") if part
         )
         date = self.headers.get("x-oss-date", "")
-        scope = f"{date[:8]}/{REGION}/oss/aliyun_v4_request"
+        scope = f"{date[:8]}/{self.server.region}/oss/aliyun_v4_request"
         if fields.get("Credential") != f"{ACCESS_KEY}/{scope}" or fields.get("Signature") != self._signature(
             date, scope
         ):
@@ -211,7 +232,7 @@ class _Handler(BaseHTTPRequestHandler):
         )
         text = "\n".join(("OSS4-HMAC-SHA256", date, scope, hashlib.sha256(canonical.encode()).hexdigest()))
         key = f"aliyun_v4{SECRET_KEY}".encode()
-        for part in (date[:8], REGION, "oss", "aliyun_v4_request"):
+        for part in (date[:8], self.server.region, "oss", "aliyun_v4_request"):
             key = hmac.digest(key, part.encode(), "sha256")
         return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
 

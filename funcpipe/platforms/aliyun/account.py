@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from alibabacloud_fc20230330 import models
 from alibabacloud_fc20230330.client import Client as FunctionClient
 from alibabacloud_tea_openapi.client import Client as OpenClient
 from alibabacloud_tea_openapi.utils_models import Config, OpenApiRequest, Params
@@ -15,6 +16,7 @@ from darabonba.policy.retry import RetryOptions
 from darabonba.runtime import RuntimeOptions
 
 from funcpipe.errors import FuncPipeError, InvalidValue, PlatformError, PlatformRefused
+from funcpipe.platforms.aliyun.names import roles_of
 
 _READ_TIMEOUT_MS = 60_000
 _RETRIES = RetryOptions(
@@ -95,6 +97,20 @@ class Account:
         client = OpenClient(self._config(self._host or f"{service}.aliyuncs.com"))
         answer: Mapping[str, Any] = client.call_api(params, OpenApiRequest(query=dict(query)), RuntimeOptions())["body"]
         return answer
+
+    def deployed(self, name: str) -> Iterator[Any]:
+        """The functions of a deployment, told by their role: another deployment's name may begin with this one's."""
+        roles, token = roles_of(name, self.region), None
+        with explained(f"listing the functions of {name}"):
+            while True:
+                request = models.ListFunctionsRequest(prefix=f"{name}-", limit=100, next_token=token)
+                answer = self.functions.list_functions(request).body
+                for function in answer.functions or []:
+                    if (function.role or "").rpartition("/")[2] in roles:
+                        yield function
+                token = answer.next_token
+                if not token:
+                    return
 
     def _config(self, endpoint: str | None) -> Config:
         keys = self.keys

@@ -7,6 +7,7 @@ import oss2
 from oss2.models import BucketLifecycle, LifecycleExpiration, LifecycleRule
 
 from funcpipe.errors import PlatformError, PlatformRefused
+from funcpipe.platforms.aliyun.oss import FORBIDDEN
 
 
 class Bucket:
@@ -37,11 +38,17 @@ class Bucket:
         """Delete the bucket and all it holds; none is no error."""
         try:
             if self._exists():
-                for item in oss2.ObjectIteratorV2(self._bucket, max_keys=1000):
-                    self._bucket.delete_object(item.key)
-                self._bucket.delete_bucket()
+                self._remove()
         except oss2.exceptions.OssError as error:
             raise _explained(self.name, error) from error
+
+    def _remove(self) -> None:
+        try:
+            self._bucket.delete_bucket()  # which is allowed where objects cannot be reached
+        except oss2.exceptions.BucketNotEmpty:
+            for item in oss2.ObjectIteratorV2(self._bucket, max_keys=1000):
+                self._bucket.delete_object(item.key)
+            self._bucket.delete_bucket()
 
     def _exists(self) -> bool:
         try:
@@ -67,6 +74,8 @@ def _explained(name: str, error: oss2.exceptions.OssError) -> PlatformError | Pl
     text = f"oss://{name}: {error.code} ({error.status}): {error.message}"
     if error.code == "BucketAlreadyExists":
         return PlatformRefused(f"{text}; the name belongs to another account: deploy with another --name")
+    if error.code == FORBIDDEN:
+        return PlatformRefused(f"{text}; empty the bucket in the console, then repeat the command: docs/aliyun.md")
     if error.status == 403:
         return PlatformRefused(f"{text}; ask for the permission: docs/aliyun.md lists what deploy needs")
     return PlatformError(text)

@@ -19,6 +19,12 @@ from funcpipe.platforms.shared.docker import Docker
 from funcpipe.platforms.shared.package import Package
 
 _RAM = "2015-05-01"
+_ROTATE = "DeleteOldestNonDefaultVersionWhenLimitExceeded"  # a policy has at most 5 versions
+_LEFT = ("Failed", "Inactive")
+"""States in which a function stays until it is updated, as the service could not get its image or has let go of it.
+
+help.aliyun.com/en/functioncompute/fc/user-guide/states-of-custom-container-functions, 2026-08.
+"""
 _MISSING = (
     "FunctionNotFound",
     "TriggerNotFound",
@@ -74,7 +80,7 @@ class Deployer:
             self._say(f"made the bucket {bucket}")
         if LogService(account, bucket).ensure(template.LOG_STORE, days=template.LOG_DAYS):
             self._say(f"made the log project {bucket}")
-        role = self._ensure_role(shape.name, bucket)
+        role = self._ensure_role(shape, bucket)
         image = self._ensure_image(shape, package)
         names = self._ensure_functions(shape, image, role)
         for name in set(self._functions(shape.name)) - set(names):
@@ -85,10 +91,10 @@ class Deployer:
         """Remove everything that `deploy` made, with all that lies in it; nothing there is no error."""
         for function in self._functions(name):
             self._delete_function(function)
-        role = role_name(name)
+        role = role_name(name, self._account.region)
         policy = {"PolicyType": "Custom", "PolicyName": role}
         self._unless_missing("DetachPolicyFromRole", policy | {"RoleName": role})
-        self._unless_missing("DeletePolicy", {"PolicyName": role})
+        self._unless_missing("DeletePolicy", {"PolicyName": role, "CascadingDelete": "true"})
         self._unless_missing("DeleteRole", {"RoleName": role})
         bucket = bucket_name(name, self._account.number, self._account.region)
         self._bucket(bucket).remove()
@@ -109,20 +115,29 @@ class Deployer:
     def _bucket(self, name: str) -> Bucket:
         return Bucket(name, endpoint=self._oss, region=self._account.region)
 
-    def _ensure_role(self, name: str, bucket: str) -> str:
+    def _ensure_role(self, shape: Shape, bucket: str) -> str:
         """The functions' role, with the policy of their rights; its name in full."""
-        role, account = role_name(name), self._account
+        account = self._account
+        role = role_name(shape.name, account.region)
         found = self._unless_missing("GetRole", {"RoleName": role})
         if found is None:
             self._say(f"making the role {role}")
             found = self._ram("CreateRole", {"RoleName": role, "AssumeRolePolicyDocument": template.trust()})
-        if self._unless_missing("GetPolicy", {"PolicyName": role, "PolicyType": "Custom"}) is None:
-            rights = template.rights(name, bucket, account.region, account.number)
-            self._ram("CreatePolicy", {"PolicyName": role, "PolicyDocument": rights})
+        self._ensure_policy(role, template.rights(shape, bucket, account.region, account.number))
         attached = self._ram("ListPoliciesForRole", {"RoleName": role})["Policies"]["Policy"]
         if role not in {policy["PolicyName"] for policy in attached}:
             self._ram("AttachPolicyToRole", {"PolicyType": "Custom", "PolicyName": role, "RoleName": role})
         return str(found["Role"]["Arn"])
+
+    def _ensure_policy(self, name: str, rights: str) -> None:
+        """The policy with these rights: a new one, or a new version of the one there is if that has others."""
+        found = self._unless_missing("GetPolicy", {"PolicyName": name, "PolicyType": "Custom"})
+        wanted = {"PolicyName": name, "PolicyDocument": rights}
+        if found is None:
+            self._ram("CreatePolicy", wanted)
+        elif json.loads(found["DefaultPolicyVersion"]["PolicyDocument"]) != json.loads(rights):
+            self._say(f"changing the rights of {name}")
+            self._ram("CreatePolicyVersion", {**wanted, "SetAsDefault": "true", "RotateStrategy": _ROTATE})
 
     def _ensure_image(self, shape: Shape, package: Package) -> str:
         image = f"{shape.repository}:{package.digest}"
@@ -162,7 +177,7 @@ class Deployer:
                 self._say(f"making {name}: {wanted['cpu']:g} vCPU, {wanted['memorySize']} MB")
                 body = models.CreateFunctionInput().from_map(wanted)
                 self._client.create_function(models.CreateFunctionRequest(body=body))
-            elif not _holds(found.body.to_map(), wanted):
+            elif found.body.state in _LEFT or not _holds(found.body.to_map(), wanted):
                 self._say(f"changing {name}")
                 change = {key: value for key, value in wanted.items() if key != "functionName"}
                 body = models.UpdateFunctionInput().from_map(change)
@@ -188,16 +203,7 @@ class Deployer:
 
     def _functions(self, name: str) -> list[str]:
         """The names of a deployment's functions."""
-        found: list[str] = []
-        with explained(f"listing the functions of {name}"):
-            token = None
-            while True:
-                request = models.ListFunctionsRequest(prefix=f"{name}-", limit=100, next_token=token)
-                answer = self._client.list_functions(request).body
-                found += [function.function_name for function in answer.functions or []]
-                token = answer.next_token
-                if not token:
-                    return found
+        return [function.function_name for function in self._account.deployed(name)]
 
     def _delete_function(self, name: str) -> None:
         self._say(f"removing {name}")

@@ -13,7 +13,7 @@ from funcpipe.core import FunctionSize, Invocation, Plan, PlatformSpec
 from funcpipe.core.log_lines import RawLine
 from funcpipe.errors import PlatformRefused
 from funcpipe.platforms.aliyun.account import Account, code_of, explained
-from funcpipe.platforms.aliyun.names import bucket_name, function_name, storage_url
+from funcpipe.platforms.aliyun.names import bucket_name, function_name, storage_by_domain, storage_url
 from funcpipe.platforms.aliyun.run_logs import read_logs
 from funcpipe.platforms.base import Cause, Handle, State, Status, StorageUrls
 from funcpipe.platforms.shared.polling import STOP_WITHIN_S, Polling, payload_of
@@ -28,7 +28,10 @@ _TIMED_OUT = ("time out after", "timed out after", "timeout")
 
 
 class AliyunPlatform:
-    """Runs the functions that `funcpipe deploy aliyun --name DEPLOYMENT` made."""
+    """Runs the functions that `funcpipe deploy aliyun --name DEPLOYMENT` made.
+
+    `domain` is a custom domain of its bucket, a URL, for clients whom OSS refuses its public endpoint.
+    """
 
     def __init__(
         self,
@@ -36,12 +39,13 @@ class AliyunPlatform:
         account: Account,
         *,
         deployment: str = "funcpipe",
+        domain: str | None = None,
         polling: Polling = POLLING,
     ) -> None:
         self._spec = spec
         self._account, self._region = account, account.region
         self._client: Any = account.functions
-        self._deployment = deployment
+        self._deployment, self._domain = deployment, domain
         self._polling = polling
         self._known: dict[Handle, tuple[float, Status]] = {}
 
@@ -54,14 +58,16 @@ class AliyunPlatform:
     def url(self) -> str:
         """What `catalog.open_platform` opens it again by."""
         endpoint = f"&endpoint={self._account.endpoint}" if self._account.endpoint else ""
-        return f"aliyun-fc://{self._deployment}?region={self._region}{endpoint}"
+        domain = f"&domain={self._domain}" if self._domain else ""
+        return f"aliyun-fc://{self._deployment}?region={self._region}{endpoint}{domain}"
 
     @property
     def storage_urls(self) -> StorageUrls:
         """The deployment's bucket: from outside for clients, over the data centre's network for functions."""
         bucket = bucket_name(self._deployment, self._account.number, self._region)
+        outside = storage_url(bucket, self._region, internal=False)
         return StorageUrls(
-            client=storage_url(bucket, self._region, internal=False),
+            client=storage_by_domain(bucket, self._region, self._domain) if self._domain else outside,
             functions=storage_url(bucket, self._region, internal=True),
         )
 
@@ -95,6 +101,7 @@ class AliyunPlatform:
             replace(self._spec, sizes=sizes),
             self._account,
             deployment=self._deployment,
+            domain=self._domain,
             polling=self._polling,
         )
 

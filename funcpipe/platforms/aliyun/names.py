@@ -19,9 +19,14 @@ def bucket_name(deployment: str, account: str, region: str) -> str:
     return f"{deployment}-{account}-{region}"
 
 
-def role_name(deployment: str) -> str:
-    """The role of a deployment's functions, and its policy."""
-    return f"{deployment}-functions"
+def role_name(deployment: str, region: str) -> str:
+    """The role of a deployment's functions, and its policy; roles are of all regions."""
+    return f"{deployment}-functions-{region}"
+
+
+def roles_of(deployment: str, region: str) -> tuple[str, ...]:
+    """What the role of a deployment's functions may be called; before 2026-11 it was one for all regions."""
+    return role_name(deployment, region), f"{deployment}-functions"
 
 
 def storage_url(bucket: str, region: str, *, internal: bool) -> str:
@@ -32,6 +37,11 @@ def storage_url(bucket: str, region: str, *, internal: bool) -> str:
 def storage_at(bucket: str, region: str, endpoint: str) -> str:
     """Where runs keep their objects, by an endpoint of OSS."""
     return f"oss://{bucket}/runs?endpoint={endpoint}&region={region}"
+
+
+def storage_by_domain(bucket: str, region: str, domain: str) -> str:
+    """Where runs keep their objects, by a custom domain of the bucket."""
+    return f"oss://{bucket}/runs?domain={domain}&region={region}"
 
 
 def oss_endpoint(region: str, *, internal: bool) -> str:

@@ -16,9 +16,22 @@ from funcpipe.platforms.shared.http_body import GatedBody, require_one_put
 _OUT_OF_RANGE = 416
 _BUSY = {"RequestTimeout", "OperationAborted", "QpsLimitExceeded"}
 
+FORBIDDEN = "PublicEndpointForbidden"
+"""What accounts since 2025-03-20 are told that ask for objects in mainland China by the public endpoint.
+
+They may make and remove buckets. alibabacloud.com/help/en/object-storage-service/latest/map-custom-domain-names-1,
+2025-12.
+"""
+
+_BY_DOMAIN = (
+    "accounts that activated OSS after 2025-03-20 reach objects in mainland China from outside only by a custom domain "
+    "of the bucket: map one and add &domain=https://… to the platform's URL, or write it for endpoint=… in the "
+    "storage's; or deploy elsewhere, such as in ap-southeast-1: docs/aliyun.md"
+)
+
 
 class OssStorage:
-    """Keys below `prefix` in `bucket`, at `endpoint` in `region`.
+    """Keys below `prefix` in `bucket`, at `endpoint` in `region`; with `cname`, that is a custom domain of the bucket.
 
     Credentials are the environment's OSS_ACCESS_KEY_ID, OSS_ACCESS_KEY_SECRET and, if need be, OSS_SESSION_TOKEN.
     Every request is made once: a failure that may pass is StorageBusy, for others to try again. So is a server that is
@@ -34,6 +47,7 @@ class OssStorage:
         *,
         endpoint: str,
         region: str,
+        cname: bool = False,
         path_style: bool = False,
         timeout_s: float = 30,
     ) -> None:
@@ -49,6 +63,7 @@ class OssStorage:
             connect_timeout=timeout_s,
             enable_crc=False,
             region=region,
+            is_cname=cname,
             is_path_style=path_style,
         )
 
@@ -117,6 +132,8 @@ class OssStorage:
             if error.code == "FileAlreadyExists":
                 raise KeyExists(key) from None
             text = f"{where}: {error.code} ({error.status}): {error.message}"
+            if error.code == FORBIDDEN:
+                raise StorageError(f"{text}; {_BY_DOMAIN}") from error
             busy = error.status >= 500 or error.status == 429 or error.code in _BUSY
             raise (StorageBusy(text) if busy else StorageError(text)) from error
         except oss2.exceptions.RequestError as error:

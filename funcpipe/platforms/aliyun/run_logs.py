@@ -2,14 +2,11 @@
 
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
-
-from alibabacloud_fc20230330 import models
 
 from funcpipe.core.log_lines import RawLine
 from funcpipe.core.logs import BEGINS
 from funcpipe.errors import PlatformRefused
-from funcpipe.platforms.aliyun.account import Account, explained
+from funcpipe.platforms.aliyun.account import Account
 from funcpipe.platforms.aliyun.log_service import LogService
 from funcpipe.platforms.aliyun.template import LOG_DAYS
 from funcpipe.platforms.shared.invocations import by_invocation
@@ -37,16 +34,8 @@ def read_logs(account: Account, deployment: str, run: str) -> Iterator[RawLine]:
 
 def _stores(account: Account, deployment: str) -> set[tuple[str, str]]:
     """Where the functions of a deployment log to: usually all to one log store."""
-    found, token = set(), None
-    with explained(f"asking where functions of {deployment} log to"):
-        while True:
-            request = models.ListFunctionsRequest(prefix=f"{deployment}-", limit=100, next_token=token)
-            answer: Any = account.functions.list_functions(request).body
-            configs = [function.log_config for function in answer.functions or []]
-            found |= {(config.project, config.logstore) for config in configs if config and config.project}
-            token = answer.next_token
-            if not token:
-                break
+    configs = [function.log_config for function in account.deployed(deployment)]
+    found = {(config.project, config.logstore) for config in configs if config and config.project}
     if not found:
         raise PlatformRefused(
             f"functions of {deployment} keep no logs, or there are none in {account.region}; deploy again, which makes "

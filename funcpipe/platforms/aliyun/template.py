@@ -28,6 +28,8 @@ _WATCHDOG_S = 240  # several times what it takes until a silent function counts 
 TIMER = "every-minute"
 """The name of the trigger that invokes the watchdog."""
 
+_HOOK_S = 300  # the longest that an Initializer hook may take
+
 _COMMAND = ("python", "-m", "funcpipe.platforms.entry.aliyun_fc")
 
 Node = dict[str, Any]
@@ -50,12 +52,14 @@ class Shape:
         if not (self.name.isascii() and self.name.replace("-", "").isalnum() and self.name.islower()):
             raise InvalidValue("name", self.name, "must be small letters, digits and dashes")
         checks.filled("sizes", self.sizes)
-        if not self.repository or ":" in self.repository.rpartition("/")[2]:
+        if "/" not in self.repository or ":" in self.repository.rpartition("/")[2]:
             raise InvalidValue(
                 "repository",
                 self.repository,
                 "must be a repository without a tag, such as registry-vpc.cn-hangzhou.aliyuncs.com/you/funcpipe",
             )
+        if not 1 <= self.lifetime_s <= _MOST_LIFETIME_S:
+            raise InvalidValue("lifetime_s", self.lifetime_s, "must be positive, and tasks run 24 hours at most")
         for size in self.sizes:
             _check(size)
 
@@ -72,32 +76,42 @@ def container_package(extra: tuple[str, ...] = ()) -> Package:
 
 
 def function_properties(shape: Shape, size: FunctionSize, *, image: str, role: str, logs: Node | str) -> Node:
-    """A function as the API takes it; `logs` says where it logs to."""
+    """A function as the API takes it; `logs` says where it logs to.
+
+    Its Initializer hook is a request to the container, `/initialize`; the hook's handler, the API's example, is unused.
+    """
     return {
+        **_container(image, role, logs),
         "functionName": function_name(shape.name, size.name),
-        "runtime": "custom-container",
-        "handler": "not-used",
         "cpu": size.vcpu,
         "memorySize": size.memory_mb,
-        "diskSize": 512,
         "timeout": shape.lifetime_s,
+        "instanceLifecycleConfig": {"initializer": {"handler": "index.initializer", "timeout": _HOOK_S}},
+    }
+
+
+def watchdog_properties(shape: Shape, *, image: str, role: str, logs: Node | str) -> Node:
+    """The function that looks after detached runs, as the API takes it: small, without the hook that loads torch."""
+    return {
+        **_container(image, role, logs),
+        "functionName": watchdog_name(shape.name),
+        "cpu": _WATCHDOG_VCPU,
+        "memorySize": _WATCHDOG_MB,
+        "timeout": _WATCHDOG_S,
+    }
+
+
+def _container(image: str, role: str, logs: Node | str) -> Node:
+    """What all functions have in common."""
+    return {
+        "runtime": "custom-container",
+        "handler": "not-used",
+        "diskSize": 512,
         "instanceConcurrency": 1,
         "internetAccess": True,
         "role": role,
         "logConfig": logs,
         "customContainerConfig": {"image": image, "port": PORT},
-    }
-
-
-def watchdog_properties(shape: Shape, *, image: str, role: str, logs: Node | str) -> Node:
-    """The function that looks after detached runs, as the API takes it: small, and without torch."""
-    return {
-        **function_properties(shape, shape.sizes[0], image=image, role=role, logs=logs),
-        "functionName": watchdog_name(shape.name),
-        "cpu": _WATCHDOG_VCPU,
-        "memorySize": _WATCHDOG_MB,
-        "timeout": _WATCHDOG_S,
-        "environmentVariables": {"FUNCPIPE_PRELOAD": ""},
     }
 
 
@@ -157,12 +171,14 @@ def trust() -> str:
     return json.dumps({"Version": "1", "Statement": [statement]})
 
 
-def rights(shape_name: str, bucket: str, region: str, account: str) -> str:
+def rights(shape: Shape, bucket: str, region: str, account: str) -> str:
     """What functions may do: to their runs' objects, to their deployment's functions; write logs, pull their image.
 
-    The log project is called after the bucket.
+    The log project is called after the bucket. Functions are named one by one, as another deployment's names may begin
+    with this one's; below them are their tasks
+    (alibabacloud.com/help/en/functioncompute/fc/policies-and-sample-policies, 2026-07).
     """
-    functions = f"acs:fc:{region}:{account}:functions/{shape_name}-*"
+    names = [f"acs:fc:{region}:{account}:functions/{function_name(shape.name, size.name)}" for size in shape.sizes]
     statements: list[Mapping[str, object]] = [
         {
             "Effect": "Allow",
@@ -178,20 +194,35 @@ def rights(shape_name: str, bucket: str, region: str, account: str) -> str:
         {
             "Effect": "Allow",
             "Action": ["fc:InvokeFunction", "fc:GetAsyncTask", "fc:StopAsyncTask"],
-            "Resource": [functions],
+            "Resource": [resource for name in names for resource in (name, f"{name}/*")],
         },
         {
             "Effect": "Allow",
             "Action": ["log:PostLogStoreLogs"],
             "Resource": [f"acs:log:{region}:{account}:project/{bucket}/logstore/*"],
         },
+        *_pulling(shape.repository, region, account),
+    ]
+    return json.dumps({"Version": "1", "Statement": statements})
+
+
+def _pulling(repository: str, region: str, account: str) -> list[Mapping[str, object]]:
+    """What Function Compute has to do as the role to get an image.
+
+    The actions are those of AliyunFCDefaultRole (alibabacloud.com/help/doc-detail/181589.htm, 2025-01). Tokens are of
+    all resources; repositories are named after their instance, in the Personal Edition without one
+    (help.aliyun.com/en/acr/user-guide/ram-authorization-information, 2026-07).
+    """
+    path = repository.partition("/")[2]
+    repositories = f"acs:cr:{region}:{account}:repository"
+    return [
+        {"Effect": "Allow", "Action": ["cr:GetAuthorizationToken"], "Resource": ["*"]},
         {
             "Effect": "Allow",
             "Action": ["cr:GetRepository", "cr:GetRepositoryTag", "cr:PullRepository"],
-            "Resource": ["*"],
+            "Resource": [f"{repositories}/{path}", f"{repositories}/*/{path}"],
         },
     ]
-    return json.dumps({"Version": "1", "Statement": statements})
 
 
 def expiry_rules() -> Mapping[str, int]:

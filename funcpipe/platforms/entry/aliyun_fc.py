@@ -1,7 +1,7 @@
 """The function's entry on Alibaba Function Compute: the HTTP server of a custom container, `python -m` this module.
 
-Function Compute posts to `/initialize` once for each instance and to `/invoke` for each event; 200 tells success, 404
-failure, in the status and in the header `x-fc-status`.
+Function Compute posts to `/initialize` once for each instance, where the function has an Initializer hook, and to
+`/invoke` for each event; 200 tells success, 404 failure, in the status and in the header `x-fc-status`.
 """
 
 import importlib
@@ -14,9 +14,6 @@ from funcpipe.platforms.entry import function as entry
 
 PORT = "FC_SERVER_PORT"
 """The environment variable with the port to listen on, 9000 without it."""
-
-PRELOAD = "FUNCPIPE_PRELOAD"
-"""The environment variable with the module that an instance loads before its first event; none if it is empty."""
 
 _CREDENTIALS = {
     "x-fc-access-key-id": "OSS_ACCESS_KEY_ID",
@@ -39,8 +36,7 @@ class Handler(BaseHTTPRequestHandler):
         request = self.headers.get("x-fc-request-id", "")
         match self.path:
             case "/initialize":
-                if module := os.environ.get(PRELOAD, "funcpipe.worker.attempt"):
-                    importlib.import_module(module)  # torch loads before the first event
+                importlib.import_module("funcpipe.worker.attempt")  # torch loads before the first event
                 self._answer(_DONE, {"ready": True})
             case "/invoke":
                 print(f"FC Invoke Start RequestId: {request}", flush=True)

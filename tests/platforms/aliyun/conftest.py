@@ -1,5 +1,6 @@
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,13 +39,21 @@ def spec() -> PlatformSpec:
 def oss(monkeypatch: pytest.MonkeyPatch) -> Iterator[OssServer]:
     monkeypatch.setenv("OSS_ACCESS_KEY_ID", ACCESS_KEY)
     monkeypatch.setenv("OSS_ACCESS_KEY_SECRET", SECRET_KEY)
-    server = OssServer()
+    with serving(OssServer()) as server:
+        yield server
+
+
+@contextmanager
+def serving(server: OssServer) -> Iterator[OssServer]:
+    """The server, which answers as long as the context lasts."""
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 @pytest.fixture

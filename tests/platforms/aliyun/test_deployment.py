@@ -21,6 +21,7 @@ from tests.platforms.aliyun.conftest import size
 
 PACKAGE = container_package()
 REPOSITORY = "registry.test/you/funcpipe"
+ROLE = "funcpipe-functions-cn-test"
 READS = ("Get", "List")
 
 
@@ -34,12 +35,12 @@ def changes(cloud: AliyunCloud) -> list[str]:
 
 def inventory(cloud: AliyunCloud, oss: OssServer) -> tuple[list[str], list[str], list[str], dict[str, list[str]]]:
     logs = {name: list(stores) for name, stores in cloud.logs.projects.items()}
-    return sorted(cloud.functions), sorted(cloud.roles), sorted(oss.buckets), logs
+    return sorted(cloud.functions), cloud.ram.inventory(), sorted(oss.buckets), logs
 
 
 COMPLETE = (
     ["funcpipe-0_5vCPU-1024MB", "funcpipe-1vCPU-2048MB", "funcpipe-watchdog"],
-    ["AttachPolicyToRole funcpipe-functions", "Policy funcpipe-functions", "Role funcpipe-functions"],
+    [f"Policy {ROLE}", f"Role {ROLE}", f"{ROLE} has {ROLE}"],
     ["funcpipe-1000-cn-test"],
     {"funcpipe-1000-cn-test": ["functions"]},
 )
@@ -65,7 +66,8 @@ def test_other_sizes_and_images_change_only_that(deployer: Deployer, cloud: Aliy
     deployer.deploy(shape(spec), PACKAGE)
     done = len(changes(cloud))
     deployer.deploy(shape(spec, "1vCPU-2048MB", "1vCPU-1024MB"), PACKAGE)
-    assert sorted(changes(cloud)[done:]) == ["CreateFunction", "DeleteFunction", "PutAsyncInvokeConfig"]
+    made = ["CreateFunction", "CreatePolicyVersion", "DeleteFunction", "PutAsyncInvokeConfig"]
+    assert sorted(changes(cloud)[done:]) == made  # rights name functions one by one
     assert sorted(cloud.functions) == ["funcpipe-1vCPU-1024MB", "funcpipe-1vCPU-2048MB", "funcpipe-watchdog"]
     done = len(changes(cloud))
     found = deployer.deploy(shape(spec, "1vCPU-2048MB", "1vCPU-1024MB"), container_package(("einops==0.8.1",)))
@@ -121,8 +123,9 @@ def set_state(cloud: AliyunCloud, oss: OssServer, state: list[dict[str, object]]
 
 
 def kept(cloud: AliyunCloud, oss: OssServer) -> list[dict[Any, Any]]:
-    found: list[dict[Any, Any]] = [cloud.functions, cloud.configs, cloud.roles, cloud.logs.projects, oss.buckets]
-    return [*found, cloud.triggers, oss.objects]
+    found: list[dict[Any, Any]] = [cloud.functions, cloud.configs, cloud.logs.projects, oss.buckets]
+    ram = cloud.ram
+    return [*found, cloud.triggers, oss.objects, ram.roles, ram.policies, ram.attached]
 
 
 def failing(cloud: AliyunCloud, number: int, act: Callable[[], object]) -> None:
@@ -177,11 +180,18 @@ def test_sizes_that_the_service_has_not_are_refused(vcpu: float, memory_mb: int,
         Shape(name="funcpipe", sizes=(size(vcpu, memory_mb),), repository=REPOSITORY)
 
 
+def test_a_lifetime_that_tasks_have_not_is_refused(spec: PlatformSpec) -> None:
+    assert replace(shape(spec), lifetime_s=86_400).lifetime_s == 86_400
+    for lifetime_s in (0, 86_401):
+        with pytest.raises(InvalidValue, match="tasks run 24 hours at most"):
+            replace(shape(spec), lifetime_s=lifetime_s)
+
+
 def test_the_tool_s_template_says_the_same_as_the_calls(
     deployer: Deployer, cloud: AliyunCloud, spec: PlatformSpec
 ) -> None:
     found = deployer.deploy(shape(spec), PACKAGE)
-    role = "acs:ram::1000:role/funcpipe-functions"
+    role = f"acs:ram::1000:role/{ROLE}"
     ((_, timer),) = [(name, trigger) for (name, _), trigger in cloud.triggers.items()]
     storage = from_text(WatchSpec, json.loads(timer["triggerConfig"])["payload"], source="the timer").storage
     text = tool_template(shape(spec), region="cn-test", image=found.image, role=role, storage=storage)
@@ -199,11 +209,32 @@ def test_the_tool_s_template_says_the_same_as_the_calls(
         assert {**properties, "state": "Active", "tags": []} == expected
 
 
-def test_rights_name_their_resources() -> None:
-    rights = json.loads(template.rights("funcpipe", "bucket", "cn-test", "1000"))
+def test_the_role_may_pull_the_image_and_no_other(deployer: Deployer, cloud: AliyunCloud, spec: PlatformSpec) -> None:
+    deployer.deploy(shape(spec), PACKAGE)
+    states = {(function["state"], function.get("stateReason")) for function in cloud.functions.values()}
+    assert states == {("Active", None)}
+    repositories = "acs:cr:cn-test:1000:repository"
+    for repository, may in [("you/funcpipe", True), ("cri-1/you/funcpipe", True), ("you/other", False)]:
+        assert cloud.ram.allows(ROLE, "cr:PullRepository", f"{repositories}/{repository}") is may
+
+
+@pytest.mark.parametrize("state", ["Failed", "Inactive"])
+def test_functions_that_cannot_be_invoked_are_deployed_again(
+    deployer: Deployer, cloud: AliyunCloud, spec: PlatformSpec, state: str
+) -> None:
+    deployer.deploy(shape(spec), PACKAGE)
+    cloud.functions["funcpipe-1vCPU-2048MB"]["state"] = state
+    done = len(changes(cloud))
+    deployer.deploy(shape(spec), PACKAGE)
+    assert changes(cloud)[done:] == ["UpdateFunction"]
+    assert cloud.functions["funcpipe-1vCPU-2048MB"]["state"] == "Active"
+
+
+def test_rights_name_their_resources(spec: PlatformSpec) -> None:
+    rights = json.loads(template.rights(shape(spec), "bucket", "cn-test", "1000"))
     for statement in rights["Statement"]:
         assert not any("*" in action for action in statement["Action"])
         if statement["Resource"] == ["*"]:
-            assert all(action.startswith("cr:") for action in statement["Action"])
+            assert statement["Action"] == ["cr:GetAuthorizationToken"]
         else:
             assert all("1000" in resource for resource in statement["Resource"])

@@ -92,6 +92,13 @@ def test_a_job_trains_on_function_compute_to_the_same_bits(
 
 
 @pytest.mark.slow
+def test_an_instance_loads_torch_before_its_first_event(platform: AliyunPlatform, url: str, cloud: AliyunCloud) -> None:
+    assert ended(platform, platform.invoke(worker(platform, url))).state is State.DONE
+    ((_, instance),) = cloud.instances.items()
+    assert instance.paths == ["/initialize", "/invoke"]
+
+
+@pytest.mark.slow
 def test_a_worker_that_fails_is_a_failed_task_with_a_report(
     platform: AliyunPlatform, url: str, deployer: Deployer, cloud: AliyunCloud
 ) -> None:

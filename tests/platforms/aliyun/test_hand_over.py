@@ -56,6 +56,7 @@ def test_a_run_without_its_client_outlives_the_death_of_its_only_function(
     while [worker for worker in status(storage, "left").workers if worker.outcome is not Outcome.FINISHED]:
         time.sleep(EVERY_S)
     assert cloud.tasks["funcpipe-watchdog", event]["status"] == "Succeeded"
+    assert cloud.instances["funcpipe-watchdog", event].paths == ["/invoke"]
     assert [worker.attempt for worker in status(storage, "left").workers] == [1]
     launch(prepared(RunSettings(resume="left")))
     assert storage.list("") == ()
