@@ -6,13 +6,11 @@ stack's own template: retries, destinations, log groups. The proxy counts calls 
 """
 
 import http.client
-import io
 import json
 import re
 import threading
 import time
 import uuid
-import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -24,6 +22,7 @@ from urllib.parse import parse_qs, urlsplit
 import boto3
 
 from tests.cloud_emulation.events import due_targets
+from tests.cloud_emulation.images import unpack
 from tests.cloud_emulation.lambda_logs import check_filter, write_log
 from tests.cloud_emulation.lambda_runtime import REGION, Environment, Function, Invocation
 from tests.cloud_emulation.moto import moto_endpoint
@@ -101,7 +100,7 @@ class AwsCloud(ThreadingHTTPServer):
 
     def keep_image(self, image: str, archive: bytes) -> None:
         repository, tag = image.rpartition("/")[2].split(":")
-        zipfile.ZipFile(io.BytesIO(archive)).extractall(self.folder / tag)
+        unpack(archive, self.folder / tag)
         manifest = {"schemaVersion": 2, "config": {"digest": f"sha256:{tag * 2}"}, "layers": []}
         manifest["mediaType"] = "application/vnd.docker.distribution.manifest.v2+json"
         self.client("ecr").put_image(repositoryName=repository, imageTag=tag, imageManifest=json.dumps(manifest))

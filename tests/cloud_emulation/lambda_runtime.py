@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from tests.cloud_emulation.images import unreadable
 from tests.cloud_emulation.memory_group import MemoryGroup
 
 REGION, ACCOUNT = "us-east-1", "123456789012"
@@ -94,6 +95,11 @@ class Environment:
 
     def run(self, invocation: Invocation) -> None:
         """Serve `invocation`; returns when it has ended, one way or another."""
+        hidden = unreadable(self.function.image)
+        if hidden is not None:
+            text = f"Unable to import module '{self.function.handler}': [Errno 13] Permission denied: '{hidden}'"
+            invocation.end("error", _error("Runtime.ImportModuleError", text), "Runtime.ImportModuleError")
+            return
         invocation.deadline_s = time.time() + self.function.timeout_s
         self.current = invocation
         self.invocations.put(invocation)

@@ -75,6 +75,14 @@ def test_a_worker_that_fails_is_seen_once_and_not_retried(
     assert [line["record"]["requestId"] for line in lines] == [handle.name.split("/")[1]]
 
 
+def test_a_function_whose_files_only_root_can_read_does_not_start(platform: AwsPlatform, cloud: AwsCloud) -> None:
+    (image,) = cloud.folder.iterdir()
+    (image / "funcpipe" / "api.py").chmod(0o600)
+    status = ended(platform, platform.invoke(spec(open_storage(STORAGE))))
+    assert status.state is State.FAILED
+    assert "Runtime.ImportModuleError" in status.reason
+
+
 def two_steps() -> list[tuple[Tensor, Tensor]]:
     return small.data()[:16]
 
