@@ -46,10 +46,14 @@ class Function:
 
 @dataclass(kw_only=True)
 class Invocation:
-    """One event on its way through an environment; `answer` is what the function said, or what befell it."""
+    """One event on its way through an environment; `answer` is what the function said, or what befell it.
+
+    `trace` is the header that the function passes on to what it invokes.
+    """
 
     request_id: str
     payload: bytes
+    trace: str = ""
     deadline_s: float = 0.0
     status: str = ""
     error_type: str = ""
@@ -207,7 +211,7 @@ class _RuntimeHandler(BaseHTTPRequestHandler):
             "Lambda-Runtime-Aws-Request-Id": invocation.request_id,
             "Lambda-Runtime-Deadline-Ms": str(int(invocation.deadline_s * 1000)),
             "Lambda-Runtime-Invoked-Function-Arn": self.server.environment.function.arn,
-            "Lambda-Runtime-Trace-Id": "Root=1-00000000-000000000000000000000000;Sampled=0",
+            "Lambda-Runtime-Trace-Id": invocation.trace,
             "Content-Type": "application/json",
         }
         self._answer(200, invocation.payload, headers)

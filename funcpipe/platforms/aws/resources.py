@@ -33,7 +33,11 @@ def objects(prefix: str) -> Node:
 
 
 def function(name: str, memory_mb: int, timeout_s: int, *, role: str, environment: Node) -> Node:
-    """A function, which is there as soon as the parameter ImageUri names its image."""
+    """A function, which is there as soon as the parameter ImageUri names its image.
+
+    Functions hand over to functions, in chains that Lambda drops after about 16 unless told that they are wanted
+    (docs.aws.amazon.com/lambda/latest/dg/invocation-recursion.html, 2026-11).
+    """
     return {
         "Type": "AWS::Lambda::Function",
         "Condition": "HasImage",
@@ -46,6 +50,7 @@ def function(name: str, memory_mb: int, timeout_s: int, *, role: str, environmen
             "Timeout": timeout_s,
             "Role": {"Fn::GetAtt": [role, "Arn"]},
             "Environment": {"Variables": environment},
+            "RecursiveLoop": "Allow",
             "LoggingConfig": {"LogFormat": "JSON", "LogGroup": {"Ref": "Logs"}},
         },
     }
