@@ -87,7 +87,10 @@ def advice(text: str) -> str | None:
     """What to do about a message of AWS, where we know; messages of a stack hold those of other services."""
     low = text.lower()
     if "not authorized to perform" in low or "accessdenied" in low or "access denied" in low:
-        return "ask for the permission, or deploy as somebody who has it: docs/aws.md lists what deploy needs"
+        return (
+            "ask for the permission, or deploy as somebody who has it: docs/aws.md lists what deploy needs, "
+            "`funcpipe deploy aws --print-deployer-policy` prints it as a policy"
+        )
     if "memorysize" in low and "less than or equal to" in low:
         return (
             "this account's functions have at most that much memory: ask AWS Support for more, "

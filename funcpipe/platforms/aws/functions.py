@@ -12,7 +12,14 @@ from funcpipe.platforms.aws import endings
 from funcpipe.platforms.aws.account import Account, explained
 from funcpipe.platforms.aws.resources import RUNS
 from funcpipe.platforms.aws.run_logs import read_logs
-from funcpipe.platforms.aws.template import FAILURES, LEAST_MEMORY_MB, MOST_MEMORY_MB, function_name, log_group
+from funcpipe.platforms.aws.template import (
+    FAILURES,
+    LEAST_MEMORY_MB,
+    MOST_MEMORY_MB,
+    bucket_in,
+    function_name,
+    log_group,
+)
 from funcpipe.platforms.aws.waking import invoke_awake, wake
 from funcpipe.platforms.base import Handle, State, Status, StorageUrls
 from funcpipe.platforms.shared.polling import STOP_WITHIN_S, Polling, payload_of
@@ -211,4 +218,4 @@ class AwsPlatform:
 
 def bucket_name(deployment: str, account: Account) -> str:
     """The bucket of a deployment."""
-    return f"{deployment}-{account.number}-{account.region}"
+    return bucket_in(account.number, account.region, deployment=deployment)

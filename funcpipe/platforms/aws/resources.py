@@ -7,6 +7,16 @@ IMAGE_PARAMETER = "ImageUri"
 RUNS = "runs"
 """The prefix of the bucket under which runs keep their objects."""
 
+PUSH = (
+    "ecr:BatchCheckLayerAvailability",
+    "ecr:InitiateLayerUpload",
+    "ecr:UploadLayerPart",
+    "ecr:CompleteLayerUpload",
+    "ecr:PutImage",
+    "ecr:BatchGetImage",
+)
+"""What docker does to push an image (docs.aws.amazon.com/AmazonECR/latest/userguide/image-push-iam.html, 2026-11)."""
+
 Node = dict[str, Any]
 Rights = Sequence[tuple[Sequence[str], object]]
 """Actions, and beside them what they may be done to."""
@@ -14,17 +24,20 @@ Rights = Sequence[tuple[Sequence[str], object]]
 
 def role(service: str, rights: Rights) -> Node:
     """A role for `service` that may do each of the actions to the resources beside them, and nothing else."""
-    statements = [{"Effect": "Allow", "Action": list(actions), "Resource": to} for actions, to in rights]
     trust = {"Effect": "Allow", "Principal": {"Service": service}, "Action": "sts:AssumeRole"}
     return {
         "Type": "AWS::IAM::Role",
         "Properties": {
             "AssumeRolePolicyDocument": {"Version": "2012-10-17", "Statement": [trust]},
-            "Policies": [
-                {"PolicyName": "funcpipe", "PolicyDocument": {"Version": "2012-10-17", "Statement": statements}}
-            ],
+            "Policies": [{"PolicyName": "funcpipe", "PolicyDocument": policy(rights)}],
         },
     }
+
+
+def policy(rights: Rights) -> Node:
+    """A policy that allows each of the actions to be done to the resources beside them, and nothing else."""
+    statements = [{"Effect": "Allow", "Action": list(actions), "Resource": to} for actions, to in rights]
+    return {"Version": "2012-10-17", "Statement": statements}
 
 
 def objects(prefix: str) -> Node:

@@ -1,7 +1,7 @@
 """Functions that nobody has invoked for weeks: Lambda has let their image go, and makes it anew when one is invoked.
 
-Such a function is Inactive. The invocation that wakes it is rejected; it is Pending until its image is there again, then
-Active; if that fails, it is Inactive again, or Failed (docs.aws.amazon.com/lambda/latest/dg/images-create.html and
+Such a function is Inactive. The invocation that wakes it is rejected; it is Pending until its image is there again,
+then Active; if that fails, it is Inactive again, or Failed (docs.aws.amazon.com/lambda/latest/dg/images-create.html and
 functions-states.html, 2026-11). It takes a minute or two (github.com/aws-solutions-library-samples/
 accelerated-intelligent-document-processing-on-aws/issues/801: 40 to 106 s).
 """
