@@ -80,9 +80,12 @@ class Aws:
         return Deployer(Account(region=options.region), say=_say)
 
     def _shape(self, options: argparse.Namespace) -> Any:
+        from funcpipe.platforms.aws.resources import ARCHITECTURE, check_processors
         from funcpipe.platforms.aws.template import Shape
 
         sizes = _sizes(options)
+        if options.plan:
+            check_processors(read(Plan, options.plan).platform, ARCHITECTURE, functions="deploy makes functions with")
         for size in sizes:
             if not re.fullmatch(r"\d+(MB)?", size, re.ASCII):
                 raise InputError(f"a size on AWS is its memory, such as 2048MB, got {size!r}")

@@ -10,7 +10,7 @@ from funcpipe.core.log_lines import RawLine
 from funcpipe.errors import PlatformRefused
 from funcpipe.platforms.aws import endings
 from funcpipe.platforms.aws.account import Account, explained
-from funcpipe.platforms.aws.resources import RUNS
+from funcpipe.platforms.aws.resources import ARCHITECTURE, RUNS, check_processors
 from funcpipe.platforms.aws.run_logs import read_logs
 from funcpipe.platforms.aws.template import (
     FAILURES,
@@ -84,7 +84,7 @@ class AwsPlatform:
             yield from read_logs(self._logs, log_group(self._deployment), run)
 
     def check(self, plan: Plan) -> None:
-        """Raise PlatformRefused if Lambda would not run `plan`: functions that are not there, too many at once.
+        """Raise PlatformRefused if Lambda would not run `plan`: functions not there or not as planned, too many.
 
         Functions that have slept are awake afterwards.
         """
@@ -161,6 +161,7 @@ class AwsPlatform:
             raise PlatformRefused(f"there is no function {name} in {self._region}; run: {command}")
         if found["MemorySize"] != memory_mb:
             raise PlatformRefused(f"{name} has {found['MemorySize']} MB: somebody changed it; run: {command}")
+        check_processors(plan.platform, found.get("Architectures", [ARCHITECTURE])[0], functions=f"{name} has")
 
     def _wake(self, memory_mb: Iterable[int]) -> None:
         names = [function_name(self._deployment, memory) for memory in sorted(set(memory_mb))]

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from funcpipe.errors import PlatformRefused
+
 IMAGE_PARAMETER = "ImageUri"
 RUNS = "runs"
 """The prefix of the bucket under which runs keep their objects."""
@@ -17,9 +19,28 @@ PUSH = (
 )
 """What docker does to push an image (docs.aws.amazon.com/AmazonECR/latest/userguide/image-push-iam.html, 2026-11)."""
 
+ARCHITECTURE = "x86_64"
+"""The processors of all functions, which their image is built for."""
+
+_PLANNED_FOR = {"aws-lambda": "x86_64", "aws-lambda-arm": "arm64"}
+
 Node = dict[str, Any]
 Rights = Sequence[tuple[Sequence[str], object]]
 """Actions, and beside them what they may be done to."""
+
+
+def check_processors(platform: str, found: str, *, functions: str) -> None:
+    """Raise PlatformRefused if a plan for `platform` is for other processors than those `found` in the `functions`.
+
+    Times and prices of such a plan would be wrong. Plans for specifications of other names are for any processors.
+    """
+    wanted = _PLANNED_FOR.get(platform, found)
+    if wanted != found:
+        (right,) = [name for name, processors in _PLANNED_FOR.items() if processors == found]
+        raise PlatformRefused(
+            f"the plan is for {platform}, whose functions have {wanted} processors; {functions} {found}: "
+            f"plan again with --platform {right}"
+        )
 
 
 def role(service: str, rights: Rights) -> Node:
@@ -57,7 +78,7 @@ def function(name: str, memory_mb: int, timeout_s: int, *, role: str, environmen
         "Properties": {
             "FunctionName": name,
             "PackageType": "Image",
-            "Architectures": ["x86_64"],
+            "Architectures": [ARCHITECTURE],
             "Code": {"ImageUri": {"Ref": IMAGE_PARAMETER}},
             "MemorySize": memory_mb,
             "Timeout": timeout_s,

@@ -145,6 +145,34 @@ def test_what_lambda_would_not_run_is_refused_before_anything_starts(
     assert not [call for call in cloud.calls if call.endswith("/invocations")]
 
 
+def test_a_plan_for_other_processors_is_refused_before_anything_starts(platform: AwsPlatform, cloud: AwsCloud) -> None:
+    plan = small.plan(1, 1)
+    way_out = "plan again with --platform"
+    with pytest.raises(
+        PlatformRefused, match=f"for aws-lambda-arm, .*arm64.*; funcpipe-1024 has x86_64: {way_out} aws-lambda$"
+    ):
+        platform.check(replace(plan, platform="aws-lambda-arm"))
+    platform.check(replace(plan, platform="aws-lambda"))
+    functions = cloud.client("lambda")
+    like = functions.get_function(FunctionName="funcpipe-1024")
+    functions.create_function(
+        FunctionName="funcpipe-2048",
+        MemorySize=2048,
+        Architectures=["arm64"],
+        PackageType="Image",
+        Code={"ImageUri": like["Code"]["ImageUri"]},
+        Role=like["Configuration"]["Role"],
+    )
+    stages = tuple(replace(stage, memory_mb=2048, size="2048MB") for stage in plan.stages)
+    arm = replace(plan, stages=stages, platform="aws-lambda-arm")
+    platform.check(arm)
+    with pytest.raises(
+        PlatformRefused, match=f"for aws-lambda, .*x86_64.*; funcpipe-2048 has arm64: {way_out} aws-lambda-arm$"
+    ):
+        platform.check(replace(arm, platform="aws-lambda"))
+    assert not [call for call in cloud.calls if call.endswith("/invocations")]
+
+
 def test_logs_of_runs_are_kept_apart_in_one_environment(
     platform: AwsPlatform, storage: Storage, cloud: AwsCloud
 ) -> None:
