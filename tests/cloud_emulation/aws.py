@@ -23,6 +23,7 @@ from urllib.parse import parse_qs, urlsplit
 import boto3
 
 from tests.cloud_emulation import lineage
+from tests.cloud_emulation.account_limits import AccountLimits
 from tests.cloud_emulation.aws_errors import json_error, refusal
 from tests.cloud_emulation.events import due_targets
 from tests.cloud_emulation.function_states import REJECTED, FunctionStates
@@ -58,7 +59,7 @@ class AwsCloud(ThreadingHTTPServer):
         self.lines: list[str] = []
         self.environment: dict[str, str] = {"AWS_ENDPOINT_URL": moto}
         self.timeout_s: float | None = None
-        self.concurrency = 1000
+        self.limits = AccountLimits()
         self.states = FunctionStates()
         self.chains: list[int] = []
         self._builds: dict[str, str] = {}
@@ -233,9 +234,8 @@ class _Handler(BaseHTTPRequestHandler):
                 return
             request = self.server.invoke(match[1], body, self.headers["X-Amzn-Trace-Id"])
             answer(202, b"", {"x-amzn-RequestId": request})
-        elif call == "GET /2016-08-19/account-settings":
-            limit = {"ConcurrentExecutions": 1000, "UnreservedConcurrentExecutions": self.server.concurrency}
-            answer(200, json.dumps({"AccountLimit": limit}).encode())
+        elif (limited := self.server.limits.answer(call, body)) is not None:
+            answer(*limited)
         elif call == "StartBuild":
             answer(200, json.dumps(self.server.start_build(json.loads(body))).encode())
         elif call == "BatchGetBuilds":

@@ -28,8 +28,8 @@ def of_calls(calls: Iterable[str]) -> set[str]:
     """The right that each of the calls needs, by its name in an account's record."""
     session = botocore.session.Session()
     names = {
-        operation: f"{service}:{operation}"
-        for service in ("sts", "cloudformation", "ecr", "codebuild", "logs")
+        operation: f"{service.replace('-', '')}:{operation}"
+        for service in ("sts", "cloudformation", "ecr", "codebuild", "logs", "service-quotas")
         for operation in session.get_service_model(service).operation_names
     }
     return {names.get(call) or _of_rest(call) for call in set(calls)}

@@ -5,6 +5,7 @@ CloudFormation acts with the rights of who calls it. What it does to a resource 
 """
 
 from funcpipe.errors import InvalidValue
+from funcpipe.platforms.aws.quotas import BUILDS
 from funcpipe.platforms.aws.resources import PUSH, Node, Rights, policy
 from funcpipe.platforms.aws.template import bucket_in, check_name, log_group
 
@@ -38,6 +39,7 @@ def deployer_policy(name: str, *, region: str, account: str | None = None) -> No
         ),
         (_of("codebuild", _PROJECT), place("codebuild", f"project/{name}")),
         (_of("iam", _ROLE), [roles]),
+        (("servicequotas:GetServiceQuota",), place("servicequotas", f"{BUILDS.service}/{BUILDS.code}")),
         (_ALL, [_ANY]),
         (_of("iam", ("PassRole",)), [roles]),
     ]

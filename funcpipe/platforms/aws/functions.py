@@ -10,6 +10,7 @@ from funcpipe.core.log_lines import RawLine
 from funcpipe.errors import PlatformRefused
 from funcpipe.platforms.aws import endings
 from funcpipe.platforms.aws.account import Account, explained
+from funcpipe.platforms.aws.quotas import CONCURRENCY
 from funcpipe.platforms.aws.resources import ARCHITECTURE, RUNS, check_processors
 from funcpipe.platforms.aws.run_logs import read_logs
 from funcpipe.platforms.aws.template import (
@@ -96,8 +97,7 @@ class AwsPlatform:
         if needed > allowed:
             raise PlatformRefused(
                 f"the plan needs {needed} functions at once, this account may run {allowed} in {self._region}; "
-                "request more 'Concurrent executions' of AWS Lambda under Service Quotas, "
-                f"or plan with --max-functions {allowed}"
+                f"plan with --max-functions {allowed}, or {CONCURRENCY.request(needed, self._region)}"
             )
         self._wake(stage.memory_mb for stage in plan.stages)
 

@@ -167,7 +167,7 @@ def test_it_is_for_this_deployment_wherever_iam_lets_it_be() -> None:
             has_resources = "Resources" in known[service]["Actions"][name.lower()]
             assert (places == ["*"]) != has_resources, action
         for place in places:
-            assert place == "*" or (place.startswith("arn:aws:") and "funcpipe" in place)
+            assert place == "*" or (place.startswith("arn:aws:") and ("funcpipe" in place or "servicequotas" in place))
             assert place == "*" or ":123456789012:" in place or place.startswith("arn:aws:s3:::funcpipe-123456789012-")
     (passing,) = [statement for statement in POLICY["Statement"] if "iam:PassRole" in statement["Action"]]
     assert passing["Condition"]["StringEquals"]["iam:PassedToService"] == [

@@ -135,9 +135,12 @@ def test_what_lambda_would_not_run_is_refused_before_anything_starts(
     stages = tuple(replace(stage, memory_mb=20_000) for stage in worker.plan.stages)
     with pytest.raises(PlatformRefused, match="functions of 20000 MB, Lambda has 128 to 10240"):
         platform.check(replace(worker.plan, stages=stages))
-    cloud.concurrency = 10
+    cloud.limits.concurrency = 10
     many = replace(worker.plan, replicas=11, global_batch=11 * worker.plan.micro_batch)
-    with pytest.raises(PlatformRefused, match=r"needs 11 functions at once, this account may run 10 in us-east-1"):
+    with pytest.raises(
+        PlatformRefused,
+        match=r"needs 11 functions at once, this account may run 10 in us-east-1; .* --quota-code L-B99A9384 .*11 ",
+    ):
         platform.check(many)
     cloud.client("lambda").update_function_configuration(FunctionName="funcpipe-1024", MemorySize=512)
     with pytest.raises(PlatformRefused, match="funcpipe-1024 has 512 MB: somebody changed it"):
