@@ -1,13 +1,13 @@
 """Errors in the form of each of AWS's protocols."""
 
 import json
-from collections.abc import Mapping
+from email.message import Message
 
 Answer = tuple[int, bytes, dict[str, str]]
 """Status, body and headers."""
 
 
-def refusal(code: str, headers: Mapping[str, str], path: str) -> Answer:
+def refusal(code: str, headers: "Message[str, str]", path: str) -> Answer:
     """An error of `code` that a test has asked for."""
     text = f"refused by the test: not authorized to perform this ({code})"
     if "x-www-form-urlencoded" in headers.get("Content-Type", ""):
