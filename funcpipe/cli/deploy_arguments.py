@@ -32,6 +32,14 @@ def add_deploy(verbs: Any) -> None:
     verb.add_argument(
         "--template-only", metavar="FILE", help="write what would be made, for CloudFormation or Serverless Devs"
     )
+    verb.add_argument(
+        "--print-deployer-policy",
+        action="store_true",
+        help="aws: print the rights that deploying, training and destroying need, as a policy of IAM",
+    )
+    verb.add_argument(
+        "--account", metavar="NUMBER", help="aws: whose resources the policy is for (default: the user's)"
+    )
 
 
 def add_destroy(verbs: Any) -> None:

@@ -26,6 +26,9 @@ class Cloud(Protocol):
     def template(self, options: argparse.Namespace) -> str:
         """The deployment's form of record."""
 
+    def deployer_policy(self, options: argparse.Namespace) -> str:
+        """The rights that who deploys needs, as JSON."""
+
     def deploy(self, options: argparse.Namespace) -> Any:
         """Create or update it; what exists afterwards, a dataclass with `keeping_text`."""
 
@@ -44,6 +47,15 @@ class Aws:
         from funcpipe.platforms.aws.template import template_text
 
         return template_text(self._shape(options))
+
+    def deployer_policy(self, options: argparse.Namespace) -> str:
+        """A policy of IAM."""
+        from funcpipe.platforms.aws.account import Account
+        from funcpipe.platforms.aws.deployer_policy import deployer_policy
+
+        region = Account(region=options.region).region
+        made = deployer_policy(options.name, region=region, account=options.account)
+        return json.dumps(made, indent=1)
 
     def deploy(self, options: argparse.Namespace) -> Any:
         """Create or update the stack."""
@@ -68,9 +80,12 @@ class Aws:
         return Deployer(Account(region=options.region), say=_say)
 
     def _shape(self, options: argparse.Namespace) -> Any:
+        from funcpipe.platforms.aws.resources import ARCHITECTURE, check_processors
         from funcpipe.platforms.aws.template import Shape
 
         sizes = _sizes(options)
+        if options.plan:
+            check_processors(read(Plan, options.plan).platform, ARCHITECTURE, functions="deploy makes functions with")
         for size in sizes:
             if not re.fullmatch(r"\d+(MB)?", size, re.ASCII):
                 raise InputError(f"a size on AWS is its memory, such as 2048MB, got {size!r}")
@@ -94,6 +109,10 @@ class Aliyun:
         storage = storage_url(bucket_name(options.name, account, region), region, internal=True)
         image = f"{shape.repository}:{package.digest}"
         return tool_template(shape, region=region, image=image, role=role, storage=storage)
+
+    def deployer_policy(self, options: argparse.Namespace) -> str:
+        """None is kept."""
+        raise InputError("--print-deployer-policy is for aws only; docs/aliyun.md says what is needed here")
 
     def deploy(self, options: argparse.Namespace) -> Any:
         """Create or update bucket, log project, role, image and functions."""
@@ -132,8 +151,11 @@ CLOUDS: dict[str, Callable[[], Cloud]] = {"aws": Aws, "aliyun": Aliyun}
 
 
 def deploy(options: argparse.Namespace) -> None:
-    """Set up a deployment, or write its template."""
+    """Set up a deployment, or write its template, or print which rights that needs."""
     cloud = _cloud(options)
+    if options.print_deployer_policy:
+        print(cloud.deployer_policy(options))
+        return
     if options.template_only:
         text = cloud.template(options)
         write_file(lambda path: Path(path).write_text(text, encoding="utf-8"), options.template_only)

@@ -1,6 +1,7 @@
 """deploy, destroy and logs in a shell, against emulated accounts."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,16 @@ def test_what_cannot_be_deployed_is_told(
     where = [] if "--template-only" in words else ["--template-only", str(tmp_path / "template")]
     assert main(["deploy", *words, *where]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_plan_for_arm_functions_is_not_deployed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(replace(small.plan(), platform="aws-lambda-arm"), tmp_path / "plan.json")
+    assert main(["deploy", "aws", "--plan", "plan.json", "--template-only", "template.json"]) == 2
+    assert "plan again with --platform aws-lambda" in capsys.readouterr().err
+    assert not Path("template.json").exists()
 
 
 @pytest.mark.slow

@@ -6,16 +6,15 @@ stack's own template: retries, destinations, log groups. The proxy counts calls 
 """
 
 import http.client
-import io
 import json
 import re
 import threading
 import time
 import uuid
-import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -23,18 +22,25 @@ from urllib.parse import parse_qs, urlsplit
 
 import boto3
 
+from tests.cloud_emulation import lineage
+from tests.cloud_emulation.account_limits import AccountLimits
+from tests.cloud_emulation.aws_errors import json_error, refusal
 from tests.cloud_emulation.events import due_targets
+from tests.cloud_emulation.function_states import REJECTED, FunctionStates
+from tests.cloud_emulation.images import unpack
 from tests.cloud_emulation.lambda_logs import check_filter, write_log
 from tests.cloud_emulation.lambda_runtime import REGION, Environment, Function, Invocation
 from tests.cloud_emulation.moto import moto_endpoint
+from tests.cloud_emulation.stack_templates import allows_loops, retries
 
 _INVOKE = re.compile(r"/2015-03-31/functions/([\w-]+)/invocations")
+_CONFIGURATION = re.compile(r"/2015-03-31/functions/([\w-]+)/configuration")
 _READS = ("Get", "List", "Describe", "BatchGet", "Filter", "Head", "GET", "HEAD")
 _HOP_BY_HOP = {"connection", "transfer-encoding", "content-length", "server", "date"}
 
 
 class AwsCloud(ThreadingHTTPServer):
-    """The account; `calls` holds the name of each request.
+    """The account; `calls` holds the name of each request, `chains` of each invocation which one it is of its chain.
 
     `refuse` may answer a call with an error's code; if `effective`, the call has had its effect nevertheless, as when
     the answer to it is lost.
@@ -53,7 +59,9 @@ class AwsCloud(ThreadingHTTPServer):
         self.lines: list[str] = []
         self.environment: dict[str, str] = {"AWS_ENDPOINT_URL": moto}
         self.timeout_s: float | None = None
-        self.concurrency = 1000
+        self.limits = AccountLimits()
+        self.states = FunctionStates()
+        self.chains: list[int] = []
         self._builds: dict[str, str] = {}
         self._session = boto3.session.Session(aws_access_key_id="test", aws_secret_access_key="test")
         self._clients: dict[str, Any] = {}
@@ -78,10 +86,12 @@ class AwsCloud(ThreadingHTTPServer):
                 self._clients[service] = self._session.client(service, endpoint_url=self.moto, region_name=REGION)
             return self._clients[service]
 
-    def invoke(self, name: str, payload: bytes) -> str:
-        request = str(uuid.uuid4())
-        self._pool.submit(self._run, name, payload, request)
-        return request
+    def invoke(self, name: str, payload: bytes, trace: str | None = None) -> str:
+        """Invoke a function; `trace` is the header of who asks for it. Returns the request's name."""
+        invocation = Invocation(request_id=str(uuid.uuid4()), payload=payload, trace=lineage.longer(trace))
+        self.chains.append(lineage.length(invocation.trace))
+        self._pool.submit(self._run, name, invocation)
+        return invocation.request_id
 
     def pass_a_minute(self, stack: str) -> list[str]:
         """What the rules of a stack invoke; the names of the invocations."""
@@ -101,7 +111,7 @@ class AwsCloud(ThreadingHTTPServer):
 
     def keep_image(self, image: str, archive: bytes) -> None:
         repository, tag = image.rpartition("/")[2].split(":")
-        zipfile.ZipFile(io.BytesIO(archive)).extractall(self.folder / tag)
+        unpack(archive, self.folder / tag)
         manifest = {"schemaVersion": 2, "config": {"digest": f"sha256:{tag * 2}"}, "layers": []}
         manifest["mediaType"] = "application/vnd.docker.distribution.manifest.v2+json"
         self.client("ecr").put_image(repositoryName=repository, imageTag=tag, imageManifest=json.dumps(manifest))
@@ -126,29 +136,25 @@ class AwsCloud(ThreadingHTTPServer):
         self._pool.shutdown(cancel_futures=True)
         self.server_close()
 
-    def _run(self, name: str, payload: bytes, request: str) -> None:
+    def _run(self, name: str, invocation: Invocation) -> None:
         template, stack = self._template(name)
-        (settings,) = [
-            resource["Properties"]
-            for resource in template["Resources"].values()
-            if resource["Type"] == "AWS::Lambda::EventInvokeConfig"
-            and template["Resources"][resource["Properties"]["FunctionName"]["Ref"]]["Properties"]["FunctionName"]
-            == name
-        ]
+        if lineage.length(invocation.trace) > lineage.LONGEST and not allows_loops(template, name):
+            self._write_failure(stack, name, invocation.request_id, lineage.DROPPED)
+            return
         function = self._function(name)
-        for _ in range(1 + settings["MaximumRetryAttempts"]):
-            invocation = Invocation(request_id=request, payload=payload)
+        for _ in range(1 + retries(template, name)):
+            attempt = replace(invocation, ended=threading.Event())
             environment = self._environment(function)
             began_ms = int(time.time() * 1000)
-            environment.run(invocation)
+            environment.run(attempt)
             group = self._physical(stack, "Logs")
-            write_log(self.client("logs"), group, environment, invocation, began_ms)
+            write_log(self.client("logs"), group, environment, attempt, began_ms)
             if environment.alive:
                 with self._lock:
                     self.idle.append(environment)
-            if invocation.status == "success":
+            if attempt.status == "success":
                 return
-        self._write_failure(stack, name, invocation)
+        self._write_failure(stack, name, attempt.request_id, attempt.answer)
 
     def _environment(self, function: Function) -> Environment:
         with self._lock:
@@ -190,11 +196,11 @@ class AwsCloud(ThreadingHTTPServer):
         answer = self.client("cloudformation").describe_stack_resource(StackName=stack, LogicalResourceId=logical)
         return str(answer["StackResourceDetail"]["PhysicalResourceId"])
 
-    def _write_failure(self, stack: str, name: str, invocation: Invocation) -> None:
+    def _write_failure(self, stack: str, name: str, request: str, answer: bytes) -> None:
         record = {
             "version": "1.0",
-            "requestContext": {"requestId": invocation.request_id, "condition": "RetriesExhausted"},
-            "responsePayload": json.loads(invocation.answer),
+            "requestContext": {"requestId": request, "condition": "RetriesExhausted"},
+            "responsePayload": json.loads(answer),
         }
         moment = time.strftime("%Y/%m/%d/%Y-%m-%dT%H.%M.%S", time.gmtime())
         key = f"aws/lambda/async/{name}/{moment}-{uuid.uuid4()}"
@@ -216,17 +222,20 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if self.server.effective:
             self._do(call, body, lambda *_: None)
-        self._refuse(code)
+        self._answer(*refusal(code, self.headers, self.path))
 
     do_POST = do_PUT = do_DELETE = do_HEAD = do_PATCH = do_GET
 
     def _do(self, call: str, body: bytes, answer: Callable[..., None]) -> None:
         if match := _INVOKE.fullmatch(urlsplit(self.path).path):
             assert self.headers["X-Amz-Invocation-Type"] == "Event"
-            answer(202, b"", {"x-amzn-RequestId": self.server.invoke(match[1], body)})
-        elif call == "GET /2016-08-19/account-settings":
-            limit = {"ConcurrentExecutions": 1000, "UnreservedConcurrentExecutions": self.server.concurrency}
-            answer(200, json.dumps({"AccountLimit": limit}).encode())
+            if not self.server.states.admits(match[1]):
+                answer(*json_error(409, *REJECTED))
+                return
+            request = self.server.invoke(match[1], body, self.headers["X-Amzn-Trace-Id"])
+            answer(202, b"", {"x-amzn-RequestId": request})
+        elif (limited := self.server.limits.answer(call, body)) is not None:
+            answer(*limited)
         elif call == "StartBuild":
             answer(200, json.dumps(self.server.start_build(json.loads(body))).encode())
         elif call == "BatchGetBuilds":
@@ -247,19 +256,6 @@ class _Handler(BaseHTTPRequestHandler):
             return parse_qs(body.decode())["Action"][0]
         return f"{self.command} {urlsplit(self.path).path}"
 
-    def _refuse(self, code: str) -> None:
-        """An error of `code` in the form of each protocol."""
-        text = f"refused by the test: not authorized to perform this ({code})"
-        if "x-www-form-urlencoded" in self.headers.get("Content-Type", ""):
-            body = f"<ErrorResponse><Error><Code>{code}</Code><Message>{text}</Message></Error></ErrorResponse>"
-            self._answer(403, body.encode(), {"Content-Type": "text/xml"})
-        elif self.headers.get("X-Amz-Target") or self.path.startswith("/20"):
-            body = json.dumps({"__type": code, "message": text})
-            self._answer(403, body.encode(), {"Content-Type": "application/json", "x-amzn-ErrorType": code})
-        else:
-            body = f"<Error><Code>{code}</Code><Message>{text}</Message></Error>"
-            self._answer(403, body.encode(), {"Content-Type": "application/xml"})
-
     def _forward(self, body: bytes, reply: Callable[..., None]) -> None:
         target = urlsplit(self.server.moto)
         connection = http.client.HTTPConnection(str(target.hostname), target.port)
@@ -267,6 +263,8 @@ class _Handler(BaseHTTPRequestHandler):
         connection.request(self.command, self.path, body=body, headers=headers)
         answer = connection.getresponse()
         data = answer.read()
+        if match := _CONFIGURATION.fullmatch(urlsplit(self.path).path):
+            data = self.server.states.shown(match[1], data)
         kept = {name: value for name, value in answer.getheaders() if name.lower() not in _HOP_BY_HOP}
         reply(answer.status, data, kept)
         connection.close()

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from tests.cloud_emulation.images import unreadable
 from tests.cloud_emulation.memory_group import MemoryGroup
 
 REGION, ACCOUNT = "us-east-1", "123456789012"
@@ -45,10 +46,14 @@ class Function:
 
 @dataclass(kw_only=True)
 class Invocation:
-    """One event on its way through an environment; `answer` is what the function said, or what befell it."""
+    """One event on its way through an environment; `answer` is what the function said, or what befell it.
+
+    `trace` is the header that the function passes on to what it invokes.
+    """
 
     request_id: str
     payload: bytes
+    trace: str = ""
     deadline_s: float = 0.0
     status: str = ""
     error_type: str = ""
@@ -94,6 +99,11 @@ class Environment:
 
     def run(self, invocation: Invocation) -> None:
         """Serve `invocation`; returns when it has ended, one way or another."""
+        hidden = unreadable(self.function.image)
+        if hidden is not None:
+            text = f"Unable to import module '{self.function.handler}': [Errno 13] Permission denied: '{hidden}'"
+            invocation.end("error", _error("Runtime.ImportModuleError", text), "Runtime.ImportModuleError")
+            return
         invocation.deadline_s = time.time() + self.function.timeout_s
         self.current = invocation
         self.invocations.put(invocation)
@@ -201,7 +211,7 @@ class _RuntimeHandler(BaseHTTPRequestHandler):
             "Lambda-Runtime-Aws-Request-Id": invocation.request_id,
             "Lambda-Runtime-Deadline-Ms": str(int(invocation.deadline_s * 1000)),
             "Lambda-Runtime-Invoked-Function-Arn": self.server.environment.function.arn,
-            "Lambda-Runtime-Trace-Id": "Root=1-00000000-000000000000000000000000;Sampled=0",
+            "Lambda-Runtime-Trace-Id": invocation.trace,
             "Content-Type": "application/json",
         }
         self._answer(200, invocation.payload, headers)

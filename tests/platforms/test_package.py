@@ -1,9 +1,11 @@
 """What an image is built from: funcpipe, what functions need and nothing else; the same for the same contents."""
 
 import io
+import os
+import stat
 import zipfile
 from importlib import metadata
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 
@@ -36,7 +38,25 @@ def test_the_digest_and_the_archive_follow_from_the_contents() -> None:
     assert (package.digest, package.archive()) == (again.digest, again.archive())
     assert make_package(COMMAND, (), ("einops",)).digest != package.digest
     with zipfile.ZipFile(io.BytesIO(package.archive())) as archive:
-        assert {name: archive.read(name) for name in archive.namelist()} == dict(package.files)
+        files = {entry.filename: archive.read(entry) for entry in archive.infolist() if not entry.is_dir()}
+    assert files == dict(package.files)
+
+
+def test_everybody_can_read_what_an_image_is_built_from(tmp_path: Path) -> None:
+    package = make_package(COMMAND, ())
+    with zipfile.ZipFile(io.BytesIO(package.archive())) as archive:
+        modes = {entry.filename: stat.filemode(entry.external_attr >> 16) for entry in archive.infolist()}
+    folders = {f"{parent}/" for path in package.files for parent in PurePosixPath(path).parents[:-1]}
+    assert modes == dict.fromkeys(package.files, "-rw-r--r--") | dict.fromkeys(folders, "drwxr-xr-x")
+    before = os.umask(0o077)
+    try:
+        package.write(tmp_path / "here")
+    finally:
+        os.umask(before)
+    found = {stat.filemode(path.stat().st_mode) for path in (tmp_path / "here").rglob("*")}
+    assert found == {"-rw-r--r--", "drwxr-xr-x"}
+    (made,) = [line for line in package.files["Dockerfile"].decode().splitlines() if "compileall" in line]
+    assert made.endswith("&& chmod -R a+rX .")
 
 
 def test_what_is_not_installed_or_cannot_be_read_is_told(tmp_path: Path) -> None:

@@ -17,11 +17,18 @@ from botocore.exceptions import (
 )
 
 from funcpipe.errors import FuncPipeError, InvalidValue, PlatformError, PlatformRefused
+from funcpipe.platforms.aws.quotas import BUILDS
 
 _DENIED = {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "AuthorizationError"}
 _UNKNOWN = {"InvalidClientTokenId", "UnrecognizedClientException", "ExpiredToken", "ExpiredTokenException"}
 _UNKNOWN |= {"SignatureDoesNotMatch", "InvalidSignatureException", "InvalidAccessKeyId"}
-_TOO_MANY = {"LimitExceededException", "ServiceQuotaExceededException", "TooManyBuckets", "TooManyRequestsException"}
+_TOO_MANY = {
+    "AccountLimitExceededException",
+    "LimitExceededException",
+    "ServiceQuotaExceededException",
+    "TooManyBuckets",
+    "TooManyRequestsException",
+}
 _TOO_LARGE = {"RequestTooLargeException", "RequestEntityTooLargeException"}
 
 
@@ -87,7 +94,10 @@ def advice(text: str) -> str | None:
     """What to do about a message of AWS, where we know; messages of a stack hold those of other services."""
     low = text.lower()
     if "not authorized to perform" in low or "accessdenied" in low or "access denied" in low:
-        return "ask for the permission, or deploy as somebody who has it: docs/aws.md lists what deploy needs"
+        return (
+            "ask for the permission, or deploy as somebody who has it: docs/aws.md lists what deploy needs, "
+            "`funcpipe deploy aws --print-deployer-policy` prints it as a policy"
+        )
     if "memorysize" in low and "less than or equal to" in low:
         return (
             "this account's functions have at most that much memory: ask AWS Support for more, "
@@ -97,6 +107,11 @@ def advice(text: str) -> str | None:
         return "deploy again, with that size among --sizes"
     if "image size" in low or "image too large" in low:
         return "an image has at most 10 GB unpacked: take packages out of --requirements"
+    if "builds in queue" in low:
+        return (
+            f"deploy where docker runs, or ask AWS Support for '{BUILDS.name}' of CodeBuild ({BUILDS.code}): Service "
+            "Quotas may show more than a new account can start"
+        )
     if "quota" in low or "limit exceeded" in low or "limitexceeded" in low or "toomanybuckets" in low:
         return "request more in the console under Service Quotas, or destroy what is not needed"
     return None

@@ -10,6 +10,7 @@ from funcpipe.errors import PlatformError, PlatformRefused
 from funcpipe.platforms.aws.account import Account, advice, explained
 from funcpipe.platforms.aws.functions import bucket_name
 from funcpipe.platforms.aws.image import Workshop, ensure_image, image_bytes
+from funcpipe.platforms.aws.quotas import BUILDS, notices
 from funcpipe.platforms.aws.resources import IMAGE_PARAMETER
 from funcpipe.platforms.aws.template import Shape, log_group, template_text
 from funcpipe.platforms.shared.docker import Docker
@@ -82,6 +83,7 @@ class Deployer:
             self._remove(shape.name, stack)
             stack = None
         if stack is None:
+            self._check_account(shape)
             self._say("creating bucket, roles, repository, logs and build project")
             stack = self._change(self._stacks.create_stack, shape.name, text, image="")
         shop = _workshop(shape.name, stack)
@@ -121,6 +123,28 @@ class Deployer:
                 for event in page["events"]:
                     moment = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(event["timestamp"] / 1000))
                     yield f"{moment} {event['logStreamName'][-8:]} {event['message'].rstrip()}"
+
+    def _check_account(self, shape: Shape) -> None:
+        """Say what the account has too little of, before anything is made; raise PlatformRefused if it cannot build."""
+        with explained("asking for the account's concurrency"):
+            limits = self._account.client("lambda").get_account_settings()["AccountLimit"]
+        for notice in notices(limits["ConcurrentExecutions"], shape.memory_mb, self._account.region):
+            self._say(notice)
+        if not self._docker.runs() and self._builds() < 1:
+            raise PlatformRefused(
+                f"no docker runs here, and this account may run 0 builds at once in {self._account.region}; deploy "
+                f"where docker runs, or {BUILDS.request(1, self._account.region)}"
+            )
+
+    def _builds(self) -> float:
+        """How many builds may run at once; infinity where Service Quotas does not know."""
+        quotas = self._account.client("service-quotas")
+        with explained("asking how many builds may run"):
+            try:
+                found = quotas.get_service_quota(ServiceCode=BUILDS.service, QuotaCode=BUILDS.code)
+            except quotas.exceptions.NoSuchResourceException:
+                return float("inf")
+        return float(found["Quota"]["Value"])
 
     def _find(self, name: str) -> Stack | None:
         """The stack; None if there is none (CloudFormation calls that a validation error)."""

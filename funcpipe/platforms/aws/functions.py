@@ -1,7 +1,7 @@
 """Functions on AWS Lambda: invoked as events, watched through their deployment's logs and records of failures."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +10,18 @@ from funcpipe.core.log_lines import RawLine
 from funcpipe.errors import PlatformRefused
 from funcpipe.platforms.aws import endings
 from funcpipe.platforms.aws.account import Account, explained
-from funcpipe.platforms.aws.resources import RUNS
+from funcpipe.platforms.aws.quotas import CONCURRENCY
+from funcpipe.platforms.aws.resources import ARCHITECTURE, RUNS, check_processors
 from funcpipe.platforms.aws.run_logs import read_logs
-from funcpipe.platforms.aws.template import FAILURES, LEAST_MEMORY_MB, MOST_MEMORY_MB, function_name, log_group
+from funcpipe.platforms.aws.template import (
+    FAILURES,
+    LEAST_MEMORY_MB,
+    MOST_MEMORY_MB,
+    bucket_in,
+    function_name,
+    log_group,
+)
+from funcpipe.platforms.aws.waking import invoke_awake, wake
 from funcpipe.platforms.base import Handle, State, Status, StorageUrls
 from funcpipe.platforms.shared.polling import STOP_WITHIN_S, Polling, payload_of
 
@@ -76,7 +85,10 @@ class AwsPlatform:
             yield from read_logs(self._logs, log_group(self._deployment), run)
 
     def check(self, plan: Plan) -> None:
-        """Raise PlatformRefused if Lambda would not run `plan`: functions that are not there, too many at once."""
+        """Raise PlatformRefused if Lambda would not run `plan`: functions not there or not as planned, too many.
+
+        Functions that have slept are awake afterwards.
+        """
         for memory in sorted({stage.memory_mb for stage in plan.stages}):
             self._check_function(memory, plan)
         with explained("asking for the account's concurrency"):
@@ -85,16 +97,17 @@ class AwsPlatform:
         if needed > allowed:
             raise PlatformRefused(
                 f"the plan needs {needed} functions at once, this account may run {allowed} in {self._region}; "
-                "request more 'Concurrent executions' of AWS Lambda under Service Quotas, "
-                f"or plan with --max-functions {allowed}"
+                f"plan with --max-functions {allowed}, or {CONCURRENCY.request(needed, self._region)}"
             )
+        self._wake(stage.memory_mb for stage in plan.stages)
 
     def of_deployed_sizes(self) -> "AwsPlatform":
-        """The same, whose specification has only the sizes that there are functions of."""
+        """The same, whose specification has only the sizes that there are functions of, which are awake afterwards."""
         names = {size: function_name(self._deployment, size.memory_mb) for size in self._spec.sizes}
         sizes = tuple(size for size, name in names.items() if self._configuration(name) is not None)
         if not sizes:
             raise PlatformRefused(f"there are no functions of {self._deployment} in {self._region}; {_DEPLOY}")
+        self._wake(size.memory_mb for size in sizes)
         return AwsPlatform(
             replace(self._spec, sizes=sizes),
             self._account,
@@ -107,8 +120,7 @@ class AwsPlatform:
         payload = payload_of(worker, self._spec)
         function = function_name(self._deployment, worker.memory_mb)
         with explained(f"invoking {function}"):
-            answer = self._lambda.invoke(FunctionName=function, InvocationType="Event", Payload=payload)
-        request = answer["ResponseMetadata"]["RequestId"]
+            request = invoke_awake(self._lambda, function, payload, self._polling)
         handle = Handle(worker=worker.worker, name=f"{function}/{request}/{int(self._polling.clock())}")
         self._open[handle] = None
         return handle
@@ -149,11 +161,14 @@ class AwsPlatform:
             raise PlatformRefused(f"there is no function {name} in {self._region}; run: {command}")
         if found["MemorySize"] != memory_mb:
             raise PlatformRefused(f"{name} has {found['MemorySize']} MB: somebody changed it; run: {command}")
-        if found.get("State", "Active") != "Active":
-            raise PlatformRefused(
-                f"{name} is {found['State']}: {found.get('StateReason', 'no reason given')}; try again in a minute, or "
-                f"run: {command}"
-            )
+        check_processors(plan.platform, found.get("Architectures", [ARCHITECTURE])[0], functions=f"{name} has")
+
+    def _wake(self, memory_mb: Iterable[int]) -> None:
+        names = [function_name(self._deployment, memory) for memory in sorted(set(memory_mb))]
+        where = f"--name {self._deployment} --region {self._region}"
+        remedy = f"run: funcpipe destroy aws {where}, and deploy again"
+        with explained("waking functions"):
+            wake(self._lambda, names, self._polling, remedy=remedy)
 
     def _configuration(self, function: str) -> Any:
         """What Lambda knows of a function; None where there is none."""
@@ -204,4 +219,4 @@ class AwsPlatform:
 
 def bucket_name(deployment: str, account: Account) -> str:
     """The bucket of a deployment."""
-    return f"{deployment}-{account.number}-{account.region}"
+    return bucket_in(account.number, account.region, deployment=deployment)

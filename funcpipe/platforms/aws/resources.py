@@ -3,28 +3,62 @@
 from collections.abc import Sequence
 from typing import Any
 
+from funcpipe.errors import PlatformRefused
+
 IMAGE_PARAMETER = "ImageUri"
 RUNS = "runs"
 """The prefix of the bucket under which runs keep their objects."""
+
+PUSH = (
+    "ecr:BatchCheckLayerAvailability",
+    "ecr:InitiateLayerUpload",
+    "ecr:UploadLayerPart",
+    "ecr:CompleteLayerUpload",
+    "ecr:PutImage",
+    "ecr:BatchGetImage",
+)
+"""What docker does to push an image (docs.aws.amazon.com/AmazonECR/latest/userguide/image-push-iam.html, 2026-11)."""
+
+ARCHITECTURE = "x86_64"
+"""The processors of all functions, which their image is built for."""
+
+_PLANNED_FOR = {"aws-lambda": "x86_64", "aws-lambda-arm": "arm64"}
 
 Node = dict[str, Any]
 Rights = Sequence[tuple[Sequence[str], object]]
 """Actions, and beside them what they may be done to."""
 
 
+def check_processors(platform: str, found: str, *, functions: str) -> None:
+    """Raise PlatformRefused if a plan for `platform` is for other processors than those `found` in the `functions`.
+
+    Times and prices of such a plan would be wrong. Plans for specifications of other names are for any processors.
+    """
+    wanted = _PLANNED_FOR.get(platform, found)
+    if wanted != found:
+        (right,) = [name for name, processors in _PLANNED_FOR.items() if processors == found]
+        raise PlatformRefused(
+            f"the plan is for {platform}, whose functions have {wanted} processors; {functions} {found}: "
+            f"plan again with --platform {right}"
+        )
+
+
 def role(service: str, rights: Rights) -> Node:
     """A role for `service` that may do each of the actions to the resources beside them, and nothing else."""
-    statements = [{"Effect": "Allow", "Action": list(actions), "Resource": to} for actions, to in rights]
     trust = {"Effect": "Allow", "Principal": {"Service": service}, "Action": "sts:AssumeRole"}
     return {
         "Type": "AWS::IAM::Role",
         "Properties": {
             "AssumeRolePolicyDocument": {"Version": "2012-10-17", "Statement": [trust]},
-            "Policies": [
-                {"PolicyName": "funcpipe", "PolicyDocument": {"Version": "2012-10-17", "Statement": statements}}
-            ],
+            "Policies": [{"PolicyName": "funcpipe", "PolicyDocument": policy(rights)}],
         },
     }
+
+
+def policy(rights: Rights) -> Node:
+    """A policy that allows each of the actions to be done to the resources beside them, and nothing else."""
+    statements = [{"Effect": "Allow", "Action": list(actions), "Resource": to} for actions, to in rights]
+    return {"Version": "2012-10-17", "Statement": statements}
 
 
 def objects(prefix: str) -> Node:
@@ -33,19 +67,24 @@ def objects(prefix: str) -> Node:
 
 
 def function(name: str, memory_mb: int, timeout_s: int, *, role: str, environment: Node) -> Node:
-    """A function, which is there as soon as the parameter ImageUri names its image."""
+    """A function, which is there as soon as the parameter ImageUri names its image.
+
+    Functions hand over to functions, in chains that Lambda drops after about 16 unless told that they are wanted
+    (docs.aws.amazon.com/lambda/latest/dg/invocation-recursion.html, 2026-11).
+    """
     return {
         "Type": "AWS::Lambda::Function",
         "Condition": "HasImage",
         "Properties": {
             "FunctionName": name,
             "PackageType": "Image",
-            "Architectures": ["x86_64"],
+            "Architectures": [ARCHITECTURE],
             "Code": {"ImageUri": {"Ref": IMAGE_PARAMETER}},
             "MemorySize": memory_mb,
             "Timeout": timeout_s,
             "Role": {"Fn::GetAtt": [role, "Arn"]},
             "Environment": {"Variables": environment},
+            "RecursiveLoop": "Allow",
             "LoggingConfig": {"LogFormat": "JSON", "LogGroup": {"Ref": "Logs"}},
         },
     }

@@ -5,7 +5,17 @@ from dataclasses import dataclass
 
 from funcpipe.core import MARKS, WatchSpec, checks, to_text
 from funcpipe.errors import InvalidValue
-from funcpipe.platforms.aws.resources import IMAGE_PARAMETER, RUNS, Node, Rights, function, invocation, objects, role
+from funcpipe.platforms.aws.resources import (
+    IMAGE_PARAMETER,
+    PUSH,
+    RUNS,
+    Node,
+    Rights,
+    function,
+    invocation,
+    objects,
+    role,
+)
 from funcpipe.platforms.shared.package import MOST_IMAGE_BYTES
 
 LEAST_MEMORY_MB, MOST_MEMORY_MB = 128, 10_240
@@ -33,15 +43,25 @@ class Shape:
     watchdog: bool = True
 
     def __post_init__(self) -> None:
-        if not (self.name.isascii() and self.name.replace("-", "").isalnum() and self.name.islower()):
-            raise InvalidValue("name", self.name, "must be small letters, digits and dashes")
-        if len(self.name) > 24:  # a bucket's name, with account and region behind it, has at most 63 characters
-            raise InvalidValue("name", self.name, "must have at most 24 characters")
+        check_name(self.name)
         checks.filled("memory_mb", self.memory_mb)
         checks.distinct("memory_mb", [str(memory) for memory in self.memory_mb])
         for memory in self.memory_mb:
             if not LEAST_MEMORY_MB <= memory <= MOST_MEMORY_MB:
                 raise InvalidValue("memory", memory, f"must be {LEAST_MEMORY_MB} to {MOST_MEMORY_MB} MB on AWS Lambda")
+
+
+def check_name(deployment: str) -> None:
+    """Raise InvalidValue for what cannot be the name of a deployment."""
+    if not (deployment.isascii() and deployment.replace("-", "").isalnum() and deployment.islower()):
+        raise InvalidValue("name", deployment, "must be small letters, digits and dashes")
+    if len(deployment) > 24:  # a bucket's name, with account and region behind it, has at most 63 characters
+        raise InvalidValue("name", deployment, "must have at most 24 characters")
+
+
+def bucket_in(account: str, region: str, *, deployment: str) -> str:
+    """What the bucket of a deployment is called."""
+    return f"{deployment}-{account}-{region}"
 
 
 def function_name(deployment: str, memory_mb: int) -> str:
@@ -110,7 +130,7 @@ def _bucket(shape: Shape) -> Node:
         "DeletionPolicy": "Delete",
         "UpdateReplacePolicy": "Delete",
         "Properties": {
-            "BucketName": {"Fn::Sub": f"{shape.name}-${{AWS::AccountId}}-${{AWS::Region}}"},
+            "BucketName": {"Fn::Sub": bucket_in("${AWS::AccountId}", "${AWS::Region}", deployment=shape.name)},
             "LifecycleConfiguration": {"Rules": rules},
             "PublicAccessBlockConfiguration": dict.fromkeys(closed, True),
             "OwnershipControls": {"Rules": [{"ObjectOwnership": "BucketOwnerEnforced"}]},
@@ -178,11 +198,10 @@ def _functions(shape: Shape) -> Node:
 
 
 def _build_rights() -> Rights:
-    push = ("BatchCheckLayerAvailability", "InitiateLayerUpload", "UploadLayerPart", "CompleteLayerUpload", "PutImage")
     return [
         (["s3:GetObject", "s3:GetObjectVersion"], objects(SOURCES)),
         (["ecr:GetAuthorizationToken"], "*"),  # the action admits no resource
-        ([f"ecr:{action}" for action in push], {"Fn::GetAtt": ["Repository", "Arn"]}),
+        (PUSH, {"Fn::GetAtt": ["Repository", "Arn"]}),
         (["logs:CreateLogStream", "logs:PutLogEvents"], {"Fn::GetAtt": ["Logs", "Arn"]}),
     ]
 

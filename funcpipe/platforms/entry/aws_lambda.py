@@ -18,7 +18,12 @@ class Context(Protocol):
 
 
 def handler(event: dict[str, Any], context: Context) -> dict[str, str]:
-    """Run the worker whose payload is `event`; raises WorkerFailed, which Lambda records, when it failed."""
+    """Run the worker whose payload is `event`; raises WorkerFailed, which Lambda records, when it failed.
+
+    An empty event only wakes the function.
+    """
+    if not event:
+        return {"invocation": context.aws_request_id}
     with entry.StopWatch(open_storage(os.environ[CONTROL], retry_s=0), context.aws_request_id):
         entry.run(json.dumps(event))
     return {"invocation": context.aws_request_id}

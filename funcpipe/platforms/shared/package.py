@@ -3,13 +3,14 @@
 import hashlib
 import io
 import re
+import stat
 import sys
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata, resources
 from importlib.resources.abc import Traversable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 
 from funcpipe.errors import InvalidValue
@@ -18,6 +19,8 @@ from funcpipe.platforms.allocator import PACKAGE, variables
 _ONLY_FOR_PLANNING = {"pyomo", "highspy", "rich"}
 _TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the first moment that zip knows: equal files make equal archives
+_FILE_MODE, _FOLDER_MODE = 0o644, 0o755
+_UNIX = 3  # for zip: modes are those of Unix
 
 MOST_IMAGE_BYTES = 10 * 1024**3
 """The largest image, unpacked, that AWS Lambda and Alibaba Function Compute (without GPU) admit."""
@@ -38,19 +41,30 @@ class Package:
         return total.hexdigest()[:32]
 
     def write(self, folder: Path) -> None:
-        """Write the files below `folder`."""
+        """Write the files below `folder`, such that everybody can read them, as in an archive."""
+        for path in self._folders():
+            (folder / path).mkdir(parents=True, exist_ok=True)
+            (folder / path).chmod(_FOLDER_MODE)
         for path, data in self.files.items():
-            file = folder / path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(data)
+            (folder / path).write_bytes(data)
+            (folder / path).chmod(_FILE_MODE)
 
     def archive(self) -> bytes:
-        """The files as a zip archive, the same for the same files."""
+        """The files as a zip archive, the same for the same files; everybody can read what is unpacked from it.
+
+        Functions of AWS Lambda run as a user of their own (docs.aws.amazon.com/lambda/latest/dg/images-create.html).
+        """
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+            for path in self._folders():
+                archive.writestr(_entry(f"{path}/", stat.S_IFDIR | _FOLDER_MODE), b"")
             for path, data in sorted(self.files.items()):
-                archive.writestr(zipfile.ZipInfo(path, _EPOCH), data, zipfile.ZIP_DEFLATED)
+                archive.writestr(_entry(path, stat.S_IFREG | _FILE_MODE), data, zipfile.ZIP_DEFLATED)
         return buffer.getvalue()
+
+    def _folders(self) -> list[str]:
+        """The folders of the files, each after the one that it lies in."""
+        return sorted({str(folder) for path in self.files for folder in PurePosixPath(path).parents[:-1]})
 
 
 def make_package(command: Sequence[str], needed: Sequence[str], extra: Sequence[str] = ()) -> Package:
@@ -101,6 +115,13 @@ def _sources(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, bytes
             yield prefix + item.name, item.read_bytes()
 
 
+def _entry(path: str, mode: int) -> zipfile.ZipInfo:
+    entry = zipfile.ZipInfo(path, _EPOCH)
+    entry.create_system = _UNIX
+    entry.external_attr = mode << 16
+    return entry
+
+
 def _dockerfile(command: Sequence[str]) -> str:
     words = ", ".join(f'"{word}"' for word in command)
     preloaded = " ".join(f"{name}={value}" for name, value in variables().items())
@@ -111,7 +132,7 @@ WORKDIR /var/task
 COPY requirements.txt .
 RUN pip install --no-cache-dir --requirement requirements.txt
 COPY funcpipe funcpipe
-RUN python -m compileall -q funcpipe
+RUN python -m compileall -q funcpipe && chmod -R a+rX .
 ENV {preloaded}
 ENTRYPOINT [{words}]
 """

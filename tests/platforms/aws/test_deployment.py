@@ -134,6 +134,54 @@ def failing(cloud: AwsCloud, number: int, effective: bool, act: Callable[[], obj
     cloud.refuse, cloud.effective = lambda call: None, False
 
 
+def test_an_account_that_cannot_build_is_refused_before_anything_is_made(cloud: AwsCloud, account: Account) -> None:
+    cloud.limits.shown_builds = cloud.limits.builds = 0
+    with pytest.raises(
+        PlatformRefused,
+        match=r"docker.* may run 0 builds.*'Concurrently running builds for Linux/Medium environment': .* L-2DC20C30 ",
+    ):
+        deploy(account)
+    assert inventory(cloud) == NOTHING
+    cloud.limits.shown_builds = None  # as where Service Quotas does not know
+    with pytest.raises(PlatformRefused, match=r"Cannot have more than 0 builds in queue.*docker.*L-2DC20C30"):
+        deploy(account)
+    cloud.limits.builds = 1
+    deploy(account)
+    assert inventory(cloud) == COMPLETE
+
+
+def test_a_new_account_is_told_what_it_may_not_before_anything_is_made(cloud: AwsCloud, account: Account) -> None:
+    def said(memory_mb: tuple[int, ...]) -> list[str]:
+        lines: list[str] = []
+        made: list[int] = []
+
+        def note(text: str) -> None:
+            lines.append(text)
+            made.append(len(cloud.changes))
+
+        told = Deployer(
+            account,
+            say=note,
+            sleep=lambda s: None,
+            docker=Docker(NO_DOCKER),
+        )
+        told.deploy(Shape(name="funcpipe", memory_mb=memory_mb), PACKAGE)
+        return [text for text, changes in zip(lines, made, strict=True) if not changes]
+
+    cloud.limits.concurrency = 10
+    notices = "\n".join(said((1024, 4096)))
+    assert "may run 10 functions at once in us-east-1" in notices
+    assert "--service-code lambda --quota-code L-B99A9384 --desired-value 1000 --region us-east-1" in notices
+    assert "those of 4096 MB fail" in notices
+    deployer(account).destroy("funcpipe")
+    cloud.calls.clear()
+    assert "3008" not in "\n".join(said((1024, 3008)))
+    deployer(account).destroy("funcpipe")
+    cloud.calls.clear()
+    cloud.limits.concurrency = 1000
+    assert "Service Quotas" not in "\n".join(said((1024, 4096)))
+
+
 def test_without_a_permission_the_error_names_the_action_and_the_way_out(cloud: AwsCloud, account: Account) -> None:
     cloud.refuse = lambda call: "AccessDenied" if call == "CreateStack" else None
     with pytest.raises(PlatformRefused, match=r"changing the stack funcpipe: AccessDenied: .*docs/aws\.md lists"):
@@ -206,7 +254,7 @@ def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_docker_builds_where_it_runs(cloud: AwsCloud, account: Account, docker: str, tmp_path: Path) -> None:
     found = deployer(account, docker).deploy(SHAPE, PACKAGE)
     commands = [line.split('"')[1] for line in (tmp_path / "docker.log").read_text().splitlines()]
-    assert commands == ["version", "build", "image", "login", "push"]
+    assert commands == ["version", "version", "build", "image", "login", "push"]
     assert f'"push", "{found.image}"' in (tmp_path / "docker.log").read_text()
     assert "StartBuild" not in cloud.calls
 

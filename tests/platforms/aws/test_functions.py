@@ -75,6 +75,14 @@ def test_a_worker_that_fails_is_seen_once_and_not_retried(
     assert [line["record"]["requestId"] for line in lines] == [handle.name.split("/")[1]]
 
 
+def test_a_function_whose_files_only_root_can_read_does_not_start(platform: AwsPlatform, cloud: AwsCloud) -> None:
+    (image,) = cloud.folder.iterdir()
+    (image / "funcpipe" / "api.py").chmod(0o600)
+    status = ended(platform, platform.invoke(spec(open_storage(STORAGE))))
+    assert status.state is State.FAILED
+    assert "Runtime.ImportModuleError" in status.reason
+
+
 def two_steps() -> list[tuple[Tensor, Tensor]]:
     return small.data()[:16]
 
@@ -127,13 +135,44 @@ def test_what_lambda_would_not_run_is_refused_before_anything_starts(
     stages = tuple(replace(stage, memory_mb=20_000) for stage in worker.plan.stages)
     with pytest.raises(PlatformRefused, match="functions of 20000 MB, Lambda has 128 to 10240"):
         platform.check(replace(worker.plan, stages=stages))
-    cloud.concurrency = 10
+    cloud.limits.concurrency = 10
     many = replace(worker.plan, replicas=11, global_batch=11 * worker.plan.micro_batch)
-    with pytest.raises(PlatformRefused, match=r"needs 11 functions at once, this account may run 10 in us-east-1"):
+    with pytest.raises(
+        PlatformRefused,
+        match=r"needs 11 functions at once, this account may run 10 in us-east-1; .* --quota-code L-B99A9384 .*11 ",
+    ):
         platform.check(many)
     cloud.client("lambda").update_function_configuration(FunctionName="funcpipe-1024", MemorySize=512)
     with pytest.raises(PlatformRefused, match="funcpipe-1024 has 512 MB: somebody changed it"):
         platform.check(worker.plan)
+    assert not [call for call in cloud.calls if call.endswith("/invocations")]
+
+
+def test_a_plan_for_other_processors_is_refused_before_anything_starts(platform: AwsPlatform, cloud: AwsCloud) -> None:
+    plan = small.plan(1, 1)
+    way_out = "plan again with --platform"
+    with pytest.raises(
+        PlatformRefused, match=f"for aws-lambda-arm, .*arm64.*; funcpipe-1024 has x86_64: {way_out} aws-lambda$"
+    ):
+        platform.check(replace(plan, platform="aws-lambda-arm"))
+    platform.check(replace(plan, platform="aws-lambda"))
+    functions = cloud.client("lambda")
+    like = functions.get_function(FunctionName="funcpipe-1024")
+    functions.create_function(
+        FunctionName="funcpipe-2048",
+        MemorySize=2048,
+        Architectures=["arm64"],
+        PackageType="Image",
+        Code={"ImageUri": like["Code"]["ImageUri"]},
+        Role=like["Configuration"]["Role"],
+    )
+    stages = tuple(replace(stage, memory_mb=2048, size="2048MB") for stage in plan.stages)
+    arm = replace(plan, stages=stages, platform="aws-lambda-arm")
+    platform.check(arm)
+    with pytest.raises(
+        PlatformRefused, match=f"for aws-lambda, .*x86_64.*; funcpipe-2048 has arm64: {way_out} aws-lambda-arm$"
+    ):
+        platform.check(replace(arm, platform="aws-lambda"))
     assert not [call for call in cloud.calls if call.endswith("/invocations")]
 
 

@@ -39,6 +39,7 @@ def test_functions_hand_over_to_functions_that_they_invoke(
     result = launch(prepare(job, session_on(Site(platform, storage, STORAGE)), faults=SHORT))
     assert_handed_over(result, job)
     assert len([call for call in cloud.calls if call.endswith("/invocations")]) >= len(result.workers)
+    assert max(cloud.chains) >= 2  # functions pass on what Lambda counts the invocations of a chain by
 
 
 def test_a_run_without_its_client_is_watched_stopped_and_removed(

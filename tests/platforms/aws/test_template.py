@@ -45,6 +45,13 @@ def test_rights_name_their_resources() -> None:
                     assert "*" not in json.dumps(statement["Resource"]).replace('/*"', "").replace("funcpipe-*", "")
 
 
+def test_builds_may_do_all_that_a_push_does() -> None:
+    statements = template(SHAPE)["Resources"]["BuildRole"]["Properties"]["Policies"][0]["PolicyDocument"]["Statement"]
+    (pushing,) = [s["Action"] for s in statements if s["Resource"] == {"Fn::GetAtt": ["Repository", "Arn"]}]
+    layers = ("BatchCheckLayerAvailability", "InitiateLayerUpload", "UploadLayerPart", "CompleteLayerUpload")
+    assert set(pushing) == {f"ecr:{action}" for action in (*layers, "PutImage", "BatchGetImage")}
+
+
 def test_there_are_no_retries_and_failures_are_recorded() -> None:
     invocations = resources("AWS::Lambda::EventInvokeConfig")
     assert len(invocations) == len(resources("AWS::Lambda::Function")) == 3

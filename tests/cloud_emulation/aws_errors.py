@@ -1,0 +1,25 @@
+"""Errors in the form of each of AWS's protocols."""
+
+import json
+from email.message import Message
+
+Answer = tuple[int, bytes, dict[str, str]]
+"""Status, body and headers."""
+
+
+def refusal(code: str, headers: "Message[str, str]", path: str) -> Answer:
+    """An error of `code` that a test has asked for."""
+    text = f"refused by the test: not authorized to perform this ({code})"
+    if "x-www-form-urlencoded" in headers.get("Content-Type", ""):
+        body = f"<ErrorResponse><Error><Code>{code}</Code><Message>{text}</Message></Error></ErrorResponse>"
+        return 403, body.encode(), {"Content-Type": "text/xml"}
+    if headers.get("X-Amz-Target") or path.startswith("/20"):
+        return json_error(403, code, text)
+    body = f"<Error><Code>{code}</Code><Message>{text}</Message></Error>"
+    return 403, body.encode(), {"Content-Type": "application/xml"}
+
+
+def json_error(status: int, code: str, text: str) -> Answer:
+    """An error as Lambda and the services with targets word it."""
+    body = json.dumps({"__type": code, "message": text})
+    return status, body.encode(), {"Content-Type": "application/json", "x-amzn-ErrorType": code}
