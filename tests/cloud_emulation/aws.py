@@ -24,7 +24,7 @@ import boto3
 
 from tests.cloud_emulation import lineage
 from tests.cloud_emulation.account_limits import AccountLimits
-from tests.cloud_emulation.aws_errors import json_error, refusal
+from tests.cloud_emulation.aws_errors import json_error, print_error, refusal
 from tests.cloud_emulation.events import due_targets
 from tests.cloud_emulation.function_states import REJECTED, FunctionStates
 from tests.cloud_emulation.images import unpack
@@ -90,7 +90,7 @@ class AwsCloud(ThreadingHTTPServer):
         """Invoke a function; `trace` is the header of who asks for it. Returns the request's name."""
         invocation = Invocation(request_id=str(uuid.uuid4()), payload=payload, trace=lineage.longer(trace))
         self.chains.append(lineage.length(invocation.trace))
-        self._pool.submit(self._run, name, invocation)
+        self._pool.submit(self._run, name, invocation).add_done_callback(print_error)
         return invocation.request_id
 
     def pass_a_minute(self, stack: str) -> list[str]:

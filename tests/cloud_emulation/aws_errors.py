@@ -1,6 +1,8 @@
-"""Errors in the form of each of AWS's protocols."""
+"""Errors in the form of each of AWS's protocols, and those of the emulation itself."""
 
 import json
+import traceback
+from concurrent.futures import Future
 from email.message import Message
 
 Answer = tuple[int, bytes, dict[str, str]]
@@ -23,3 +25,9 @@ def json_error(status: int, code: str, text: str) -> Answer:
     """An error as Lambda and the services with targets word it."""
     body = json.dumps({"__type": code, "message": text})
     return status, body.encode(), {"Content-Type": "application/json", "x-amzn-ErrorType": code}
+
+
+def print_error(done: "Future[None]") -> None:
+    """Print what went wrong in the emulation; a test that waits for what was to be done shows it."""
+    if not done.cancelled() and (error := done.exception()) is not None:
+        traceback.print_exception(error)

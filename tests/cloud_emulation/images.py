@@ -18,8 +18,13 @@ def unpack(archive: bytes, folder: Path) -> None:
 
 
 def unreadable(folder: Path) -> Path | None:
-    """A file or folder that a user cannot read who neither owns it nor is root; None if there is none."""
+    """A file or folder that a user cannot read who neither owns it nor is root; None if there is none.
+
+    What functions write beside their code, and replace at any moment, is not of the image.
+    """
     for path in folder.rglob("*"):
+        if "__pycache__" in path.parts:
+            continue
         needed = 0o005 if path.is_dir() else 0o004
         if path.stat().st_mode & needed != needed:
             return path

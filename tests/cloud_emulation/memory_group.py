@@ -34,13 +34,11 @@ class MemoryGroup:
             (self._folder / "cgroup.procs").write_text(str(os.getpid()))
 
     def peak_mb(self) -> int:
-        return self._number("memory.max_usage_in_bytes") >> 20
+        return int(self._read("memory.max_usage_in_bytes") or 0) >> 20
 
     def was_exceeded(self) -> bool:
-        if self._folder is None or not self._folder.exists():
-            return False
-        text = (self._folder / "memory.oom_control").read_text()
-        return any(line.split() > ["oom_kill", "0"] for line in text.splitlines() if line.startswith("oom_kill "))
+        lines = self._read("memory.oom_control").splitlines()
+        return any(line.split() > ["oom_kill", "0"] for line in lines if line.startswith("oom_kill "))
 
     def close(self) -> None:
         for _ in range(100):
@@ -50,7 +48,11 @@ class MemoryGroup:
                 self._folder.rmdir()
             time.sleep(0.02)
 
-    def _number(self, name: str) -> int:
-        if self._folder is None or not self._folder.exists():
-            return 0
-        return int((self._folder / name).read_text())
+    def _read(self, name: str) -> str:
+        """What the group says; nothing once another thread has closed it."""
+        if self._folder is None:
+            return ""
+        try:
+            return (self._folder / name).read_text()
+        except OSError:
+            return ""

@@ -12,6 +12,7 @@ import pytest
 import funcpipe
 from funcpipe.errors import InvalidValue
 from funcpipe.platforms.shared.package import make_package, read_requirements
+from tests.cloud_emulation.images import unreadable
 
 COMMAND = ("python", "-m", "somewhere")
 
@@ -57,6 +58,14 @@ def test_everybody_can_read_what_an_image_is_built_from(tmp_path: Path) -> None:
     assert found == {"-rw-r--r--", "drwxr-xr-x"}
     (made,) = [line for line in package.files["Dockerfile"].decode().splitlines() if "compileall" in line]
     assert made.endswith("&& chmod -R a+rX .")
+
+
+def test_the_emulated_build_looks_at_the_image_and_not_at_what_functions_write(tmp_path: Path) -> None:
+    (tmp_path / "__pycache__").mkdir(mode=0o700)
+    (tmp_path / "code.py").touch()
+    assert unreadable(tmp_path) is None
+    (tmp_path / "code.py").chmod(0o600)
+    assert unreadable(tmp_path) == tmp_path / "code.py"
 
 
 def test_what_is_not_installed_or_cannot_be_read_is_told(tmp_path: Path) -> None:
