@@ -111,7 +111,7 @@ def _cause(refusal: str) -> str:
     """A refusal without what is particular to one model: the last tracer's reason, if tracers are listed."""
     refusal = refusal.partition("\n\nTraceback")[0]
     lines = [line for line in refusal.splitlines() if line.startswith("  ")] or refusal.splitlines()[:1]
-    return re.sub(r"parts\.\d+|\d+", "…", lines[-1].strip())[:160]
+    return re.sub(r"run run-[\w-]+: |parts\.\d+(\.\w+)?|\d+", "…", lines[-1].strip())[:160]
 
 
 if __name__ == "__main__":
