@@ -37,6 +37,7 @@ class AliyunCloud(ThreadingHTTPServer):
         self.region, self.ram = region, ram
         self.functions: dict[str, dict[str, Any]] = {}
         self.configs: dict[str, dict[str, Any]] = {}
+        self.quotas: dict[str, int] = {}
         self.triggers: dict[tuple[str, str], dict[str, Any]] = {}
         self.tasks: dict[tuple[str, str], dict[str, Any]] = {}
         self.images: dict[str, tuple[Path, list[str]]] = {}
@@ -100,6 +101,14 @@ class AliyunCloud(ThreadingHTTPServer):
         """Why the function's role cannot get its image, which happens before an instance is initialised."""
         return self.ram.missing_to_pull(function["role"], function["customContainerConfig"]["image"], self.region)
 
+    def quota_page(self, limit: int, after: str) -> dict[str, Any]:
+        """The functions' own quotas, not more than ten at once, behind the function that the token names."""
+        names = [name for name in sorted(self.quotas) if name > after]
+        shown = names[: min(limit, 10)]
+        arn = f"acs:fc:{self.region}:{ACCOUNT}:functions"
+        configs = [{"functionArn": f"{arn}/{name}", "reservedConcurrency": self.quotas[name]} for name in shown]
+        return {"configs": configs} | ({"nextToken": shown[-1]} if shown != names else {})
+
     def keep_image(self, image: str, folder: Path) -> None:
         begin = (folder / "Dockerfile").read_text().splitlines()[-1]
         self.images[image] = folder, json.loads(begin.removeprefix("ENTRYPOINT "))
@@ -151,6 +160,8 @@ class _Handler(BaseHTTPRequestHandler):
             case "ListFunctions":
                 names = sorted(name for name in cloud.functions if name.startswith(query.get("prefix", "")))
                 self._answer(200, {"functions": [cloud.functions[name] for name in names]})
+            case "ListConcurrencyConfigs":
+                self._answer(200, cloud.quota_page(int(query["limit"]), query.get("nextToken", "")))
             case "GetCallerIdentity":
                 self._answer(200, {"AccountId": ACCOUNT})
             case _:

@@ -112,6 +112,18 @@ class Account:
                 if not token:
                     return
 
+    def function_quotas(self) -> Iterator[tuple[str, int]]:
+        """The functions that have a quota of instances of their own, which no other may use, with their quotas."""
+        token = None
+        while True:
+            request = models.ListConcurrencyConfigsRequest(limit=100, next_token=token)
+            answer = self.functions.list_concurrency_configs(request).body
+            for config in answer.configs or []:
+                yield config.function_arn.rpartition("/")[2], config.reserved_concurrency
+            token = answer.next_token
+            if not token:
+                return
+
     def _config(self, endpoint: str | None) -> Config:
         keys = self.keys
         return Config(

@@ -1,6 +1,7 @@
 """Functions on Alibaba Function Compute: asynchronous tasks, which the service itself watches and stops."""
 
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,7 @@ from funcpipe.platforms.aliyun.names import bucket_name, function_name, storage_
 from funcpipe.platforms.aliyun.run_logs import read_logs
 from funcpipe.platforms.base import Cause, Handle, State, Status, StorageUrls
 from funcpipe.platforms.shared.polling import STOP_WITHIN_S, Polling, payload_of
+from funcpipe.platforms.shared.room import Room, check_room
 
 POLLING = Polling(every_s=2.0)
 """Pause between two requests for a function's state, which are free."""
@@ -78,18 +80,16 @@ class AliyunPlatform:
         """What the log service has of the functions of `run`."""
         return read_logs(self._account, self._deployment, run)
 
-    def check(self, plan: Plan) -> None:
-        """Raise PlatformRefused if the service would not run `plan`: functions that are not there, or too many."""
+    def check(self, plan: Plan, *, run_s: float | None = None) -> None:
+        """Raise PlatformRefused if the service would not run `plan`: functions that are not there, or too many.
+
+        Too many are also those that could not hand over in a run of `run_s`.
+        """
         sizes = sorted({stage.size for stage in plan.stages})
         command = f"funcpipe deploy aliyun --name {self._deployment} --region {self._region} --sizes {','.join(sizes)}"
         for size in sizes:
             self._check_function(self._spec.size(size), command)
-        needed = len(plan.stages) * plan.replicas
-        if needed > self._spec.max_functions:
-            raise PlatformRefused(
-                f"the plan needs {needed} functions at once, an account has {self._spec.max_functions} instances in "
-                f"{self._region}; request more in the Quota Center and say so with --spec, or plan with --max-functions"
-            )
+        check_room(self._rooms(plan), lifetime_s=self._spec.lifetime_s, run_s=run_s)
 
     def of_deployed_sizes(self) -> "AliyunPlatform":
         """The same, whose specification has only the sizes that there are functions of."""
@@ -142,6 +142,31 @@ class AliyunPlatform:
             self._client.stop_async_task(function, task, models.StopAsyncTaskRequest())
         late = f"{handle.name} has not ended {STOP_WITHIN_S:g} s after it was told to"
         self._polling.await_end(lambda: self.status(handle), late)
+
+    def _rooms(self, plan: Plan) -> Iterator[Room]:
+        """Of each function that has a quota of its own, which it keeps for itself, and of the region for all others."""
+        names = [function_name(self._deployment, stage.size) for stage in plan.stages] * plan.replicas
+        needed = Counter(names)
+        with explained("asking for quotas of functions"):
+            quotas = dict(self._account.function_quotas())
+        for name in needed.keys() & quotas.keys():
+            yield Room(
+                needed=needed.pop(name),
+                allowed=quotas[name],
+                place=f"{name} may have {quotas[name]} instances, its quota in {self._region}",
+                more=lambda wanted: f"set its quota to {wanted}, or to none, in the console of Function Compute",
+            )
+        left = self._spec.max_functions - sum(quotas.values())
+        yield Room(
+            needed=needed.total(),
+            allowed=max(left, 0),
+            place=f"an account has {self._spec.max_functions} instances in {self._region}"
+            + (f", of which its functions' quotas leave {left} to others" if quotas else ""),
+            fewer="plan with --max-functions",
+            more=lambda wanted: (
+                f"request {wanted + sum(quotas.values())} instances in the Quota Center, and say so with --spec"
+            ),
+        )
 
     def _check_function(self, size: FunctionSize, command: str) -> None:
         name = function_name(self._deployment, size.name)

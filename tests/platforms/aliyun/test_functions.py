@@ -156,12 +156,46 @@ def test_what_the_service_would_not_run_is_refused_before_anything_starts(
     with pytest.raises(PlatformRefused, match=r"no function funcpipe-1vCPU-2048MB in cn-test; run: funcpipe deploy al"):
         platform.check(sized(one.plan, "1vCPU-2048MB"))
     double = replace(one.plan, replicas=2, global_batch=2 * one.plan.global_batch)
-    with pytest.raises(PlatformRefused, match="needs 2 functions at once, an account has 1"):
+    with pytest.raises(PlatformRefused, match="needs 2 functions at once, an account has 1 instances in cn-test; "):
         AliyunPlatform(replace(spec, max_functions=1), account).check(double)
     cloud.functions[f"funcpipe-{SIZE}"]["memorySize"] = 512
     with pytest.raises(PlatformRefused, match="has 1 vCPU and 512 MB: somebody changed it"):
         platform.check(one.plan)
     assert cloud.tasks == {}
+
+
+def test_functions_that_hand_over_need_room_for_a_successor_before_anything_starts(
+    account: Account, deployed: Account, spec: PlatformSpec, cloud: AliyunCloud, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan = sized(small.plan(2, 2))
+    AliyunPlatform(replace(spec, max_functions=4), account).check(plan, run_s=3600.0)
+    with pytest.raises(
+        PlatformRefused,
+        match=r"takes about 90000 s, a function at most 86400 s: .* 4 functions become up to 8, and 5 at least; an "
+        r"account has 4 instances in cn-test; plan with --max-functions 2, or request 8 instances in the Quota Center",
+    ):
+        AliyunPlatform(replace(spec, max_functions=4), account).check(plan, run_s=90_000.0)
+    assert not caplog.records
+    AliyunPlatform(replace(spec, max_functions=7), account).check(plan, run_s=90_000.0)
+    assert "until functions have ended, up to 1 at once, as an account has 7 instances" in caplog.messages[0]
+    assert cloud.tasks == {}
+
+
+def test_quotas_of_functions_are_kept_from_the_others(
+    account: Account, deployed: Account, spec: PlatformSpec, cloud: AliyunCloud
+) -> None:
+    plan = sized(small.plan(2, 2))
+    platform = AliyunPlatform(replace(spec, max_functions=20), account)
+    cloud.quotas = {f"another-{number:02}": 1 for number in range(17)}
+    with pytest.raises(
+        PlatformRefused,
+        match=r"needs 4 functions at once, an account has 20 instances in cn-test, of which its functions' quotas "
+        r"leave 3 to others; plan with --max-functions 3, or request 21 instances",
+    ):
+        platform.check(plan)
+    cloud.quotas[f"funcpipe-{SIZE}"] = 3
+    with pytest.raises(PlatformRefused, match=f"funcpipe-{SIZE} may have 3 instances, its quota in cn-test; set "):
+        platform.check(plan)
 
 
 @pytest.mark.slow

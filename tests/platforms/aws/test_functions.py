@@ -148,6 +148,39 @@ def test_what_lambda_would_not_run_is_refused_before_anything_starts(
     assert not [call for call in cloud.calls if call.endswith("/invocations")]
 
 
+def test_functions_that_hand_over_need_room_for_a_successor_before_anything_starts(
+    platform: AwsPlatform, cloud: AwsCloud, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan = small.plan(2, 2)
+    cloud.limits.concurrency = 4
+    platform.check(plan, run_s=600.0)
+    assert not caplog.records
+    with pytest.raises(
+        PlatformRefused,
+        match=r"4 functions become up to 8, and 5 at least; this account may run 4 in us-east-1; plan with "
+        r"--max-functions 2, or request 8 of .* --quota-code L-B99A9384 --desired-value 8 ",
+    ):
+        platform.check(plan, run_s=3600.0)
+    cloud.limits.concurrency = 6
+    platform.check(plan, run_s=3600.0)
+    assert "until functions have ended, up to 2 at once, as this account may run 6 in us-east-1" in caplog.messages[0]
+    assert not [call for call in cloud.calls if call.endswith("/invocations")]
+
+
+def test_a_function_s_own_concurrency_is_not_the_account_s(platform: AwsPlatform, cloud: AwsCloud) -> None:
+    plan = small.plan(2, 2)
+    cloud.reserve("funcpipe-1024", 3)
+    with pytest.raises(
+        PlatformRefused,
+        match=r"needs 4 functions at once, funcpipe-1024 may run 3 times, its reserved concurrency in us-east-1; "
+        r"reserve 4: aws lambda put-function-concurrency --function-name funcpipe-1024 .*executions 4 --region us-east",
+    ):
+        platform.check(plan)
+    cloud.reserve("funcpipe-1024", 8)
+    cloud.limits.concurrency = 8
+    platform.check(plan, run_s=3600.0)
+
+
 def test_a_plan_for_other_processors_is_refused_before_anything_starts(platform: AwsPlatform, cloud: AwsCloud) -> None:
     plan = small.plan(1, 1)
     way_out = "plan again with --platform"

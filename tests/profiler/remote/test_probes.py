@@ -74,7 +74,7 @@ class Scripted:
     statuses: dict[Handle, Status] = field(default_factory=dict)
     stopped: list[Handle] = field(default_factory=list)
 
-    def check(self, plan: Plan) -> None:
+    def check(self, plan: Plan, *, run_s: float | None = None) -> None:
         raise AssertionError("nothing is planned")
 
     def invoke(self, worker: Invocation) -> Handle:
