@@ -26,6 +26,10 @@ from tests.contract.oss_server import REGION
 _FUNCTION = re.compile(r"/2023-03-30/functions/(?P<name>[\w-]+)(?P<rest>/.*)?")
 
 
+_STATUSES = {"ResourceExhausted": 429, "ResourceThrottled": 503, "InternalServerError": 500}
+"""The statuses of errors other than refusals (alibabacloud.com/help/en/functioncompute/error-codes, 2026-09)."""
+
+
 class AliyunCloud(ThreadingHTTPServer):
     """The account in a region; `images` tells the folder and the command of each image."""
 
@@ -137,7 +141,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif not is_signed(self.command, self.path, self.headers, body):
             self._fail(403, "SignatureDoesNotMatch", "the signature does not match")
         elif refused is not None:
-            self._fail(403, refused, "refused by the test")
+            self._fail(_STATUSES.get(refused, 403), refused, "refused by the test")
         elif match := _FUNCTION.fullmatch(urlsplit(self.path).path):
             self._of_function(match["name"], match["rest"] or "", body)
         else:

@@ -17,7 +17,7 @@ from funcpipe.platforms.aliyun.account import Account, code_of, explained
 from funcpipe.platforms.aliyun.names import bucket_name, function_name, storage_by_domain, storage_url
 from funcpipe.platforms.aliyun.run_logs import read_logs
 from funcpipe.platforms.base import Cause, Handle, State, Status, StorageUrls
-from funcpipe.platforms.shared.polling import STOP_WITHIN_S, Polling, payload_of
+from funcpipe.platforms.shared.polling import STOP_WITHIN_S, Polling, Sight, payload_of
 from funcpipe.platforms.shared.room import Room, check_room
 
 POLLING = Polling(every_s=2.0)
@@ -49,6 +49,7 @@ class AliyunPlatform:
         self._client: Any = account.functions
         self._deployment, self._domain = deployment, domain
         self._polling = polling
+        self._sight = Sight(polling)
         self._known: dict[Handle, tuple[float, Status]] = {}
 
     @property
@@ -106,9 +107,35 @@ class AliyunPlatform:
         )
 
     def invoke(self, worker: Invocation) -> Handle:
-        """Start a function and return at once; raises PlatformRefused for what the service would not run."""
+        """Start a function and return at once; raises PlatformRefused for what the service would not run.
+
+        While the service is busy it is asked again.
+        """
         payload = payload_of(worker, self._spec)
         function, task = function_name(self._deployment, worker.size), f"task-{uuid.uuid4()}"
+        self._polling.start(f"worker {worker.worker}", lambda: self._start(function, task, payload))
+        return Handle(worker=worker.worker, name=f"{function}/{task}")
+
+    def status(self, handle: Handle) -> Status:
+        """The function's state, at most `polling.every_s` old, or the last known if the service does not answer."""
+        asked_s, status = self._known.get(handle, (float("-inf"), Status(state=State.RUNNING)))
+        if status.state is State.RUNNING and self._polling.is_due(asked_s):
+            self._known[handle] = self._polling.clock(), status
+            self._sight.look(lambda: self._look(handle))
+        return self._known[handle][1]
+
+    def stop(self, handle: Handle) -> None:
+        """End the function if it still runs; return when it has ended, or raise DeadlineExceeded."""
+        if self.status(handle).state is not State.RUNNING:
+            return
+        function, task = handle.name.split("/")
+        with explained(f"stopping {handle.name}"):
+            self._client.stop_async_task(function, task, models.StopAsyncTaskRequest())
+        late = f"{handle.name} has not ended {STOP_WITHIN_S:g} s after it was told to"
+        self._polling.await_end(lambda: self.status(handle), late)
+
+    def _start(self, function: str, task: str, payload: bytes) -> None:
+        """Invoke a function as the task of that name, of which there is only one however often it is invoked."""
         with explained(f"invoking {function}"):
             try:
                 self._client.invoke_function_with_options(
@@ -120,28 +147,13 @@ class AliyunPlatform:
             except DaraException as error:
                 if code_of(error) != "AsyncTaskAlreadyExists":  # an answer was lost, and the SDK asked again
                     raise
-        return Handle(worker=worker.worker, name=f"{function}/{task}")
 
-    def status(self, handle: Handle) -> Status:
-        """The function's state, at most `polling.every_s` old."""
-        asked_s, status = self._known.get(handle, (float("-inf"), Status(state=State.RUNNING)))
-        if status.state is State.RUNNING and self._polling.is_due(asked_s):
-            function, task = handle.name.split("/")
-            with explained(f"asking for the state of {handle.name}"):
-                found = self._client.get_async_task(function, task, models.GetAsyncTaskRequest()).body
-            status = status_of(found.status, found.task_error_message or "")
-            self._known[handle] = self._polling.clock(), status
-        return status
-
-    def stop(self, handle: Handle) -> None:
-        """End the function if it still runs; return when it has ended, or raise DeadlineExceeded."""
-        if self.status(handle).state is not State.RUNNING:
-            return
+    def _look(self, handle: Handle) -> None:
+        """Ask for the state of a function."""
         function, task = handle.name.split("/")
-        with explained(f"stopping {handle.name}"):
-            self._client.stop_async_task(function, task, models.StopAsyncTaskRequest())
-        late = f"{handle.name} has not ended {STOP_WITHIN_S:g} s after it was told to"
-        self._polling.await_end(lambda: self.status(handle), late)
+        with explained(f"asking for the state of {handle.name}"):
+            found = self._client.get_async_task(function, task, models.GetAsyncTaskRequest()).body
+        self._known[handle] = self._polling.clock(), status_of(found.status, found.task_error_message or "")
 
     def _rooms(self, plan: Plan) -> Iterator[Room]:
         """Of each function that has a quota of its own, which it keeps for itself, and of the region for all others."""

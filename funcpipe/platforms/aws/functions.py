@@ -24,7 +24,7 @@ from funcpipe.platforms.aws.template import (
 )
 from funcpipe.platforms.aws.waking import invoke_awake, wake
 from funcpipe.platforms.base import Handle, State, Status, StorageUrls
-from funcpipe.platforms.shared.polling import STOP_WITHIN_S, Polling, payload_of
+from funcpipe.platforms.shared.polling import STOP_WITHIN_S, Polling, Sight, payload_of
 from funcpipe.platforms.shared.room import Room, check_room
 
 POLLING = Polling(every_s=3.0)
@@ -53,6 +53,7 @@ class AwsPlatform:
         self._account, self._region = account, account.region
         self._deployment = deployment
         self._polling = polling
+        self._sight = Sight(polling)
         self._lambda: Any = account.client("lambda")
         self._objects: Any = account.client("s3")
         self._logs: Any = account.client("logs")
@@ -112,21 +113,28 @@ class AwsPlatform:
         )
 
     def invoke(self, worker: Invocation) -> Handle:
-        """Start a function and return at once; raises PlatformRefused for what Lambda would not run."""
+        """Start a function and return at once; raises PlatformRefused for what Lambda would not run.
+
+        While Lambda is busy it is asked again.
+        """
         payload = payload_of(worker, self._spec)
         function = function_name(self._deployment, worker.memory_mb)
-        with explained(f"invoking {function}"):
-            request = invoke_awake(self._lambda, function, payload, self._polling)
+
+        def start() -> str:
+            with explained(f"invoking {function}"):
+                return invoke_awake(self._lambda, function, payload, self._polling)
+
+        request = self._polling.start(f"worker {worker.worker}", start)
         handle = Handle(worker=worker.worker, name=f"{function}/{request}/{int(self._polling.clock())}")
         self._open[handle] = None
         return handle
 
     def status(self, handle: Handle) -> Status:
-        """The function's state, at most `polling.every_s` old."""
+        """The function's state, at most `polling.every_s` old, or the last that AWS told if it does not answer."""
         request = handle.name.split("/")[1]
         if request not in self._ended:
             self._open[handle] = None
-            self._look()
+            self._sight.look(self._look)
         return self._ended.get(request, _RUNNING)
 
     def stop(self, handle: Handle) -> None:

@@ -16,19 +16,20 @@ from funcpipe.client.session import session_on
 from funcpipe.client.site import Site
 from funcpipe.client.upload import upload
 from funcpipe.core import Plan, PlatformSpec, WorkerReport, WorkerSpec
-from funcpipe.errors import PlatformError, PlatformRefused
+from funcpipe.errors import PlatformBusy, PlatformError, PlatformRefused
 from funcpipe.platforms.aliyun.account import Account
 from funcpipe.platforms.aliyun.deployment import Deployer
 from funcpipe.platforms.aliyun.functions import AliyunPlatform, status_of
 from funcpipe.platforms.base import Cause, Handle, State, Status
 from funcpipe.platforms.catalog import open_storage
 from funcpipe.platforms.local.files import FileStorage
+from funcpipe.platforms.shared.polling import BUSY_FOR_S
 from funcpipe.runstate.documents import get_document
 from funcpipe.runstate.keys import Keys
 from tests.cloud_emulation.aliyun import AliyunCloud
 from tests.e2e import small
 from tests.in_process import make_job, prepared_run, run_workers
-from tests.platforms.aliyun.conftest import EVERY_S, SIZE, sized
+from tests.platforms.aliyun.conftest import EVERY_S, OFTEN, SIZE, sized
 from tests.platforms.kept_logs import assert_logs_are_kept
 
 
@@ -140,11 +141,35 @@ def test_a_lost_answer_is_asked_for_again_and_starts_one_function(
     platform.stop(handle)
 
 
-def test_a_service_that_never_answers_is_an_error_of_the_platform(platform: AliyunPlatform, cloud: AliyunCloud) -> None:
+def test_a_service_that_does_not_answer_has_lost_no_function_until_that_lasts(
+    deployed: Account, spec: PlatformSpec, cloud: AliyunCloud
+) -> None:
+    now_s = [0.0]
+    platform = AliyunPlatform(spec, deployed, polling=replace(OFTEN, clock=lambda: now_s[0]))
     cloud.lose_answer = lambda call: True
-    with pytest.raises(PlatformError, match=r"asking for the state of f/t: .*is the region right, and this machine on"):
-        platform.status(Handle(worker="s0.r0", name="f/t"))
+    assert platform.status(Handle(worker="s0.r0", name="f/t")).state is State.RUNNING
     assert cloud.calls.count("GetAsyncTask") == 5
+    now_s[0] = BUSY_FOR_S
+    with pytest.raises(PlatformBusy, match=r"asking for the state of f/t: .*is the region right, and this machine on"):
+        platform.status(Handle(worker="s0.r0", name="f/t"))
+
+
+def test_a_function_that_finds_no_room_is_started_later_and_once(
+    platform: AliyunPlatform, url: str, cloud: AliyunCloud, caplog: pytest.LogCaptureFixture
+) -> None:
+    cloud.refuse = lambda call: (
+        "ResourceExhausted" if call == "InvokeFunction" and cloud.calls.count(call) < 6 else None
+    )
+    handle = platform.invoke(worker(platform, url, small.sleeping_loss))
+    assert len(cloud.tasks) == 1
+    assert "worker s0.r0 cannot be started for now" in caplog.text
+    assert "ResourceExhausted" in caplog.text
+    platform.stop(handle)
+
+
+def test_a_task_that_the_service_does_not_know_is_an_error_at_once(platform: AliyunPlatform) -> None:
+    with pytest.raises(PlatformError, match="AsyncTaskNotFound"):
+        platform.status(Handle(worker="s0.r0", name=f"funcpipe-{SIZE}/t"))
 
 
 def test_what_the_service_would_not_run_is_refused_before_anything_starts(

@@ -120,6 +120,19 @@ def test_a_function_that_does_not_end_is_told(deployed: Account, cloud: AwsCloud
         platform.stop(Handle(worker="s0.r0", name="funcpipe-1024/nobody/1000"))
 
 
+def test_a_function_that_finds_no_room_is_started_later(
+    platform: AwsPlatform, cloud: AwsCloud, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(call: str) -> str | None:
+        return "TooManyRequestsException" if call.endswith("/invocations") and cloud.calls.count(call) < 6 else None
+
+    cloud.refuse = refuse
+    handle = platform.invoke(spec(open_storage(STORAGE)))
+    assert ended(platform, handle).state is State.DONE
+    assert "worker s0.r0 cannot be started for now" in caplog.text
+    assert "(the account's concurrency is used up)" in caplog.text
+
+
 def test_what_lambda_would_not_run_is_refused_before_anything_starts(
     platform: AwsPlatform, deployed: Account, cloud: AwsCloud
 ) -> None:
