@@ -31,7 +31,7 @@ _STATUSES = {"ResourceExhausted": 429, "ResourceThrottled": 503, "InternalServer
 
 
 class AliyunCloud(ThreadingHTTPServer):
-    """The account in a region; `images` tells the folder and the command of each image."""
+    """The account in a region: `images` have folder and command, requests tell what is in `preparing`, one by one."""
 
     daemon_threads = True
     request_queue_size = 128  # or connections that come at once are reset while this machine is busy
@@ -42,6 +42,7 @@ class AliyunCloud(ThreadingHTTPServer):
         self.functions: dict[str, dict[str, Any]] = {}
         self.configs: dict[str, dict[str, Any]] = {}
         self.quotas: dict[str, int] = {}
+        self.preparing: dict[str, list[dict[str, str]]] = {}
         self.triggers: dict[tuple[str, str], dict[str, Any]] = {}
         self.tasks: dict[tuple[str, str], dict[str, Any]] = {}
         self.images: dict[str, tuple[Path, list[str]]] = {}
@@ -196,7 +197,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif not rest and self.command == "PUT":
             self._keep({**cloud.functions[name], **json.loads(body)})
         elif not rest:
-            self._answer(200, cloud.functions[name])
+            shown = cloud.preparing.get(name)
+            self._answer(200, cloud.functions[name] | (shown.pop(0) if shown else {}))
         elif rest.startswith("/triggers"):
             self._of_trigger(name, rest.removeprefix("/triggers").strip("/"), body)
         elif rest == "/invocations":

@@ -12,11 +12,12 @@ from darabonba.runtime import RuntimeOptions
 
 from funcpipe.core import FunctionSize, Invocation, Plan, PlatformSpec
 from funcpipe.core.log_lines import RawLine
-from funcpipe.errors import PlatformRefused
+from funcpipe.errors import DeadlineExceeded, PlatformRefused
 from funcpipe.platforms.aliyun.account import Account, code_of, explained
+from funcpipe.platforms.aliyun.endings import status_of
 from funcpipe.platforms.aliyun.names import bucket_name, function_name, storage_by_domain, storage_url
 from funcpipe.platforms.aliyun.run_logs import read_logs
-from funcpipe.platforms.base import Cause, Handle, State, Status, StorageUrls
+from funcpipe.platforms.base import Handle, State, Status, StorageUrls
 from funcpipe.platforms.shared.polling import STOP_WITHIN_S, Polling, Sight, payload_of
 from funcpipe.platforms.shared.room import Room, check_room
 
@@ -24,9 +25,8 @@ POLLING = Polling(every_s=2.0)
 """Pause between two requests for a function's state, which are free."""
 
 _DEPLOY = "`funcpipe deploy aliyun --sizes …` makes them"
-_AT_WORK = {"Enqueued", "Dequeued", "Running", "Retrying", "Stopping"}
-_OUT_OF_MEMORY = ("out of memory", "oom", "memory limit", "memory usage exceeds")
-_TIMED_OUT = ("time out after", "timed out after", "timeout")
+_READY_WITHIN_S = 300.0
+"""A function that is Pending, as its image is made ready, and not Active by then is given up."""
 
 
 class AliyunPlatform:
@@ -153,7 +153,9 @@ class AliyunPlatform:
         function, task = handle.name.split("/")
         with explained(f"asking for the state of {handle.name}"):
             found = self._client.get_async_task(function, task, models.GetAsyncTaskRequest()).body
-        self._known[handle] = self._polling.clock(), status_of(found.status, found.task_error_message or "")
+        memory = {function_name(self._deployment, size.name): size.memory_mb for size in self._spec.sizes}
+        status = status_of(found.status, found.task_error_message or "", memory.get(function))
+        self._known[handle] = self._polling.clock(), status
 
     def _rooms(self, plan: Plan) -> Iterator[Room]:
         """Of each function that has a quota of its own, which it keeps for itself, and of the region for all others."""
@@ -182,7 +184,7 @@ class AliyunPlatform:
 
     def _check_function(self, size: FunctionSize, command: str) -> None:
         name = function_name(self._deployment, size.name)
-        found = self._found(name)
+        found = self._settled(name)
         if found is None:
             raise PlatformRefused(f"there is no function {name} in {self._region}; run: {command}")
         if (found.memory_size, found.cpu) != (size.memory_mb, size.vcpu):
@@ -191,6 +193,27 @@ class AliyunPlatform:
             )
         if (found.state or "Active") != "Active":
             raise PlatformRefused(f"{name} is {found.state}: {found.state_reason}; run: {command}")
+        if found.last_update_status == "Failed":
+            raise PlatformRefused(f"{name} could not be updated: {found.last_update_status_reason}; run: {command}")
+
+    def _settled(self, function: str) -> Any:
+        """What the service knows of a function, once its image is ready; None where there is none.
+
+        A new function is Pending before, which cannot be invoked; one that is being updated runs what it was before
+        (help.aliyun.com/en/functioncompute/fc/user-guide/states-of-custom-container-functions, 2026-08).
+        """
+        until_s = self._polling.clock() + _READY_WITHIN_S
+        while (found := self._found(function)) is not None:
+            if found.state != "Pending" and found.last_update_status != "InProgress":
+                return found
+            if self._polling.clock() > until_s:
+                doing = "is Pending" if found.state == "Pending" else "is being updated"
+                raise DeadlineExceeded(
+                    f"{function} {doing} after {_READY_WITHIN_S:g} s: {found.state_reason or 'no reason given'}; "
+                    "try again, or look at its image"
+                )
+            self._polling.sleep(self._polling.every_s)
+        return None
 
     def _found(self, function: str) -> Any:
         """What the service knows of a function; None where there is none."""
@@ -201,18 +224,3 @@ class AliyunPlatform:
                 if code_of(error) != "FunctionNotFound":
                     raise
                 return None
-
-
-def status_of(state: str, message: str) -> Status:
-    """What the state of an asynchronous task, and its error's message, say of the function."""
-    if state in _AT_WORK:
-        return Status(state=State.RUNNING)
-    if state == "Succeeded":
-        return Status(state=State.DONE)
-    words = message.lower()
-    cause = Cause.CRASHED
-    if any(word in words for word in _OUT_OF_MEMORY):
-        cause = Cause.OUT_OF_MEMORY
-    elif any(word in words for word in _TIMED_OUT):
-        cause = Cause.TIMED_OUT
-    return Status(state=State.FAILED, reason=f"{state.lower()}: {message or 'without a message'}", cause=cause)

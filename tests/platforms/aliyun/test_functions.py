@@ -16,14 +16,14 @@ from funcpipe.client.session import session_on
 from funcpipe.client.site import Site
 from funcpipe.client.upload import upload
 from funcpipe.core import Plan, PlatformSpec, WorkerReport, WorkerSpec
-from funcpipe.errors import PlatformBusy, PlatformError, PlatformRefused
+from funcpipe.errors import DeadlineExceeded, PlatformBusy, PlatformError, PlatformRefused
 from funcpipe.platforms.aliyun.account import Account
 from funcpipe.platforms.aliyun.deployment import Deployer
-from funcpipe.platforms.aliyun.functions import AliyunPlatform, status_of
+from funcpipe.platforms.aliyun.functions import AliyunPlatform
 from funcpipe.platforms.base import Cause, Handle, State, Status
 from funcpipe.platforms.catalog import open_storage
 from funcpipe.platforms.local.files import FileStorage
-from funcpipe.platforms.shared.polling import BUSY_FOR_S
+from funcpipe.platforms.shared.polling import BUSY_FOR_S, Polling
 from funcpipe.runstate.documents import get_document
 from funcpipe.runstate.keys import Keys
 from tests.cloud_emulation.aliyun import AliyunCloud
@@ -31,26 +31,6 @@ from tests.e2e import small
 from tests.in_process import make_job, prepared_run, run_workers
 from tests.platforms.aliyun.conftest import EVERY_S, OFTEN, SIZE, sized
 from tests.platforms.kept_logs import assert_logs_are_kept
-
-
-@pytest.mark.parametrize(
-    ("state", "message", "expected", "cause"),
-    [
-        ("Enqueued", "", State.RUNNING, None),
-        ("Running", "", State.RUNNING, None),
-        ("Stopping", "", State.RUNNING, None),
-        ("Succeeded", "", State.DONE, None),
-        ("Failed", "Function time out after 3 seconds", State.FAILED, Cause.TIMED_OUT),
-        ("Failed", "Function instance OOM killed", State.FAILED, Cause.OUT_OF_MEMORY),
-        ("Failed", "UnhandledInvocationError: no", State.FAILED, Cause.CRASHED),
-        ("Stopped", "", State.FAILED, Cause.CRASHED),
-        ("Expired", "", State.FAILED, Cause.CRASHED),
-    ],
-)
-def test_a_task_s_state_tells_state_and_cause(state: str, message: str, expected: State, cause: Cause | None) -> None:
-    status = status_of(state, message)
-    assert (status.state, status.cause) == (expected, cause)
-    assert expected is not State.FAILED or state.lower() in status.reason
 
 
 def job(plan: Plan, loss: Callable[..., Tensor] = F.cross_entropy) -> Job:
@@ -204,6 +184,25 @@ def test_functions_that_hand_over_need_room_for_a_successor_before_anything_star
     AliyunPlatform(replace(spec, max_functions=7), account).check(plan, run_s=90_000.0)
     assert "until functions have ended, up to 1 at once, as an account has 7 instances" in caplog.messages[0]
     assert cloud.tasks == {}
+
+
+def test_a_function_whose_image_is_being_made_ready_is_waited_for(
+    platform: AliyunPlatform, account: Account, spec: PlatformSpec, cloud: AliyunCloud
+) -> None:
+    plan, name = sized(small.plan(1, 1)), f"funcpipe-{SIZE}"
+    pending, updating = {"state": "Pending", "stateReason": "caching"}, {"lastUpdateStatus": "InProgress"}
+    cloud.preparing[name] = [pending, pending, updating]
+    before = cloud.calls.count("GetFunction")
+    platform.check(plan)
+    assert cloud.calls.count("GetFunction") - before == 4
+    cloud.preparing[name] = [{"lastUpdateStatus": "Failed", "lastUpdateStatusReason": "no such image"}]
+    with pytest.raises(PlatformRefused, match=f"{name} could not be updated: no such image; run: funcpipe deploy"):
+        platform.check(plan)
+    now_s = iter(range(0, 100_000, 100))
+    hasty = AliyunPlatform(spec, account, polling=Polling(every_s=0, clock=lambda: next(now_s), sleep=lambda s: None))
+    cloud.preparing[name] = [pending] * 10
+    with pytest.raises(DeadlineExceeded, match=f"{name} is Pending after 300 s: caching; try again"):
+        hasty.check(plan)
 
 
 def test_quotas_of_functions_are_kept_from_the_others(
