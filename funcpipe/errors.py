@@ -18,6 +18,7 @@
         ├── TaskFailed          a task of a worker raised an exception, which is the cause of this one
         ├── DeadlineExceeded    something did not arrive or end in time: says what, and how long it was awaited
         ├── PlatformError       the platform failed to start, watch or stop functions, or to deploy
+        │   └── PlatformBusy    it failed for now: too many requests or functions at once, an error of its own
         ├── Cancelled           stopped because another part of the run failed first
         ├── Superseded          a newer attempt has replaced this one
         ├── RunHalted           the run was stopped early, by a command or at a limit; it can be resumed
@@ -120,6 +121,10 @@ class TaskFailed(RunError):
 
 class PlatformError(RunError):
     """The platform failed to start, watch or stop functions, or to set up what they need."""
+
+
+class PlatformBusy(PlatformError):
+    """The platform failed for now, and may be asked again; what it was asked to do may or may not have been done."""
 
 
 class Cancelled(RunError):

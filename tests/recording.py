@@ -18,7 +18,7 @@ class Recording:
     fails: bool = False
     invoked: list[Invocation] = field(default_factory=list)
 
-    def check(self, plan: Plan) -> None:
+    def check(self, plan: Plan, *, run_s: float | None = None) -> None:
         """It takes any plan."""
 
     def invoke(self, worker: Invocation) -> Handle:

@@ -12,7 +12,7 @@ MB = 1024 * 1024  # of function memory, as the platforms count it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionSize:
-    """One size of function on offer: memory (1 MB = 2^20 bytes), virtual processors, link, price."""
+    """One size of function on offer: memory (1 MB = 2^20 bytes), virtual processors, link, price, cold start."""
 
     name: str
     memory_mb: int
@@ -20,12 +20,15 @@ class FunctionSize:
     upload_bytes_s: float
     download_bytes_s: float
     price_usd_s: float
+    cold_start_s: float | None = None
 
     def __post_init__(self) -> None:
         checks.at_least("memory_mb", self.memory_mb, 1)
         for name in ("vcpu", "upload_bytes_s", "download_bytes_s"):
             checks.positive(name, getattr(self, name))
         checks.at_least("price_usd_s", self.price_usd_s, 0)
+        if self.cold_start_s is not None:
+            checks.at_least("cold_start_s", self.cold_start_s, 0)
 
     @property
     def memory_bytes(self) -> int:
@@ -40,6 +43,11 @@ class PlatformSpec:
     Every storage operation takes `latency_s` before its bytes move. `contention` (at least 1) is how much
     slower a function computes while it transfers. `shared_bytes_s` caps the traffic of all functions together, and
     `shared_cores` the processors that they compute on, where functions share one machine; None means no such cap.
+
+    A cold start lasts from the invocation to the first task, torch is loaded by then; `cold_start_s` is that of the
+    slowest size, which hand-overs and restarts reckon with.
+
+    Asking for an object that is not there costs `price_empty_get_usd`, or as much as any other get if that is None.
 
     `base_memory_bytes`, where it was measured, is what a function needs before it holds any of a model.
 
@@ -66,6 +74,7 @@ class PlatformSpec:
     max_payload_bytes: int
     shared_cores: int | None = None
     base_memory_bytes: int | None = None
+    price_empty_get_usd: float | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -78,6 +87,8 @@ class PlatformSpec:
             checks.at_least(name, getattr(self, name), 0)
         for name in ("contention", "max_functions", "max_payload_bytes"):
             checks.at_least(name, getattr(self, name), 1)
+        if self.price_empty_get_usd is not None:
+            checks.at_least("price_empty_get_usd", self.price_empty_get_usd, 0)
         for name in ("shared_bytes_s", "lifetime_s", "shared_cores", "base_memory_bytes"):
             if getattr(self, name) is not None:
                 checks.positive(name, getattr(self, name))
@@ -86,9 +97,10 @@ class PlatformSpec:
             if name not in known:
                 raise InvalidValue("sources", name, "must name fields of a platform or of its sizes")
 
-    def request_usd(self, puts: float, gets: float) -> float:
-        """Dollars for storage requests."""
-        return puts * self.price_put_usd + gets * self.price_get_usd
+    def request_usd(self, puts: float, gets: float, empty_gets: float = 0) -> float:
+        """Dollars for storage requests; `empty_gets`, among the gets, found no object."""
+        empty_usd = self.price_get_usd if self.price_empty_get_usd is None else self.price_empty_get_usd
+        return puts * self.price_put_usd + (gets - empty_gets) * self.price_get_usd + empty_gets * empty_usd
 
     def size(self, name: str) -> FunctionSize:
         """The size called `name`; raises InvalidValue with the names of all sizes."""

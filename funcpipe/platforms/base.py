@@ -117,8 +117,12 @@ class Platform(Protocol):
     def url(self) -> str:
         """What `catalog.open_platform` opens it again by."""
 
-    def check(self, plan: Plan) -> None:
-        """Raise InputError if `plan` cannot be run, as far as that can be told before anything is paid for."""
+    def check(self, plan: Plan, *, run_s: float | None = None) -> None:
+        """Raise InputError if `plan` cannot be run, as far as that can be told before anything is paid for.
+
+        `run_s` is what the run is expected to take, if that is known: whether functions will hand over, for which they
+        need room beside them.
+        """
 
     def invoke(self, worker: Invocation) -> Handle:
         """Start a function and return at once."""

@@ -55,7 +55,7 @@ class ThreadPlatform:
         self._numbers = itertools.count()
         self._functions: dict[str, _Function] = {}
 
-    def check(self, plan: Plan) -> None:
+    def check(self, plan: Plan, *, run_s: float | None = None) -> None:
         """Nothing: threads run any plan."""
 
     def open(self, url: str) -> Platform:

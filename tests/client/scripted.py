@@ -56,7 +56,7 @@ class Scripted:
     ended: dict[str, Status] = field(default_factory=dict)
     stopped: set[str] = field(default_factory=set)
 
-    def check(self, plan: Plan) -> None:
+    def check(self, plan: Plan, *, run_s: float | None = None) -> None:
         for stage in plan.stages:
             if stage.memory_mb not in self.deployed_mb:
                 raise PlatformRefused(f"there is no function of {stage.memory_mb} MB")

@@ -148,7 +148,7 @@ def _of_size(plan: Plan, size: str) -> Plan:
 
 
 class Refusing(ThreadPlatform):
-    def check(self, plan: Plan) -> None:
+    def check(self, plan: Plan, *, run_s: float | None = None) -> None:
         raise PlatformRefused("too many functions at once")
 
 

@@ -26,8 +26,12 @@ from tests.contract.oss_server import REGION
 _FUNCTION = re.compile(r"/2023-03-30/functions/(?P<name>[\w-]+)(?P<rest>/.*)?")
 
 
+_STATUSES = {"ResourceExhausted": 429, "ResourceThrottled": 503, "InternalServerError": 500}
+"""The statuses of errors other than refusals (alibabacloud.com/help/en/functioncompute/error-codes, 2026-09)."""
+
+
 class AliyunCloud(ThreadingHTTPServer):
-    """The account in a region; `images` tells the folder and the command of each image."""
+    """The account in a region: `images` have folder and command, requests tell what is in `preparing`, one by one."""
 
     daemon_threads = True
     request_queue_size = 128  # or connections that come at once are reset while this machine is busy
@@ -37,6 +41,8 @@ class AliyunCloud(ThreadingHTTPServer):
         self.region, self.ram = region, ram
         self.functions: dict[str, dict[str, Any]] = {}
         self.configs: dict[str, dict[str, Any]] = {}
+        self.quotas: dict[str, int] = {}
+        self.preparing: dict[str, list[dict[str, str]]] = {}
         self.triggers: dict[tuple[str, str], dict[str, Any]] = {}
         self.tasks: dict[tuple[str, str], dict[str, Any]] = {}
         self.images: dict[str, tuple[Path, list[str]]] = {}
@@ -100,6 +106,14 @@ class AliyunCloud(ThreadingHTTPServer):
         """Why the function's role cannot get its image, which happens before an instance is initialised."""
         return self.ram.missing_to_pull(function["role"], function["customContainerConfig"]["image"], self.region)
 
+    def quota_page(self, limit: int, after: str) -> dict[str, Any]:
+        """The functions' own quotas, not more than ten at once, behind the function that the token names."""
+        names = [name for name in sorted(self.quotas) if name > after]
+        shown = names[: min(limit, 10)]
+        arn = f"acs:fc:{self.region}:{ACCOUNT}:functions"
+        configs = [{"functionArn": f"{arn}/{name}", "reservedConcurrency": self.quotas[name]} for name in shown]
+        return {"configs": configs} | ({"nextToken": shown[-1]} if shown != names else {})
+
     def keep_image(self, image: str, folder: Path) -> None:
         begin = (folder / "Dockerfile").read_text().splitlines()[-1]
         self.images[image] = folder, json.loads(begin.removeprefix("ENTRYPOINT "))
@@ -128,7 +142,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif not is_signed(self.command, self.path, self.headers, body):
             self._fail(403, "SignatureDoesNotMatch", "the signature does not match")
         elif refused is not None:
-            self._fail(403, refused, "refused by the test")
+            self._fail(_STATUSES.get(refused, 403), refused, "refused by the test")
         elif match := _FUNCTION.fullmatch(urlsplit(self.path).path):
             self._of_function(match["name"], match["rest"] or "", body)
         else:
@@ -151,6 +165,8 @@ class _Handler(BaseHTTPRequestHandler):
             case "ListFunctions":
                 names = sorted(name for name in cloud.functions if name.startswith(query.get("prefix", "")))
                 self._answer(200, {"functions": [cloud.functions[name] for name in names]})
+            case "ListConcurrencyConfigs":
+                self._answer(200, cloud.quota_page(int(query["limit"]), query.get("nextToken", "")))
             case "GetCallerIdentity":
                 self._answer(200, {"AccountId": ACCOUNT})
             case _:
@@ -181,7 +197,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif not rest and self.command == "PUT":
             self._keep({**cloud.functions[name], **json.loads(body)})
         elif not rest:
-            self._answer(200, cloud.functions[name])
+            shown = cloud.preparing.get(name)
+            self._answer(200, cloud.functions[name] | (shown.pop(0) if shown else {}))
         elif rest.startswith("/triggers"):
             self._of_trigger(name, rest.removeprefix("/triggers").strip("/"), body)
         elif rest == "/invocations":

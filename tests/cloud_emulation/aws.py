@@ -28,10 +28,10 @@ from tests.cloud_emulation.aws_errors import json_error, print_error, refusal
 from tests.cloud_emulation.events import due_targets
 from tests.cloud_emulation.function_states import REJECTED, FunctionStates
 from tests.cloud_emulation.images import unpack
-from tests.cloud_emulation.lambda_logs import check_filter, write_log
+from tests.cloud_emulation.lambda_logs import check_filter, write_failure, write_log
 from tests.cloud_emulation.lambda_runtime import REGION, Environment, Function, Invocation
 from tests.cloud_emulation.moto import moto_endpoint
-from tests.cloud_emulation.stack_templates import allows_loops, retries
+from tests.cloud_emulation.stack_templates import allows_loops, oldest_s, retries
 
 _INVOKE = re.compile(r"/2015-03-31/functions/([\w-]+)/invocations")
 _CONFIGURATION = re.compile(r"/2015-03-31/functions/([\w-]+)/configuration")
@@ -85,6 +85,11 @@ class AwsCloud(ThreadingHTTPServer):
             if service not in self._clients:
                 self._clients[service] = self._session.client(service, endpoint_url=self.moto, region_name=REGION)
             return self._clients[service]
+
+    def reserve(self, name: str, concurrency: int) -> None:
+        """Reserve concurrency for a function, which then has no more."""
+        self.client("lambda").put_function_concurrency(FunctionName=name, ReservedConcurrentExecutions=concurrency)
+        self.limits.reserved[name] = concurrency
 
     def invoke(self, name: str, payload: bytes, trace: str | None = None) -> str:
         """Invoke a function; `trace` is the header of who asks for it. Returns the request's name."""
@@ -140,9 +145,17 @@ class AwsCloud(ThreadingHTTPServer):
         template, stack = self._template(name)
         if lineage.length(invocation.trace) > lineage.LONGEST and not allows_loops(template, name):
             self._write_failure(stack, name, invocation.request_id, lineage.DROPPED)
-            return
+        elif not self.limits.wait_for_room(name, oldest_s(template, name)):
+            self._write_failure(stack, name, invocation.request_id, b"null", "EventAgeExceeded")
+        else:
+            try:
+                self._serve(name, invocation, stack, tries=1 + retries(template, name))
+            finally:
+                self.limits.leave(name)
+
+    def _serve(self, name: str, invocation: Invocation, stack: str, *, tries: int) -> None:
         function = self._function(name)
-        for _ in range(1 + retries(template, name)):
+        for _ in range(tries):
             attempt = replace(invocation, ended=threading.Event())
             environment = self._environment(function)
             began_ms = int(time.time() * 1000)
@@ -196,15 +209,8 @@ class AwsCloud(ThreadingHTTPServer):
         answer = self.client("cloudformation").describe_stack_resource(StackName=stack, LogicalResourceId=logical)
         return str(answer["StackResourceDetail"]["PhysicalResourceId"])
 
-    def _write_failure(self, stack: str, name: str, request: str, answer: bytes) -> None:
-        record = {
-            "version": "1.0",
-            "requestContext": {"requestId": request, "condition": "RetriesExhausted"},
-            "responsePayload": json.loads(answer),
-        }
-        moment = time.strftime("%Y/%m/%d/%Y-%m-%dT%H.%M.%S", time.gmtime())
-        key = f"aws/lambda/async/{name}/{moment}-{uuid.uuid4()}"
-        self.client("s3").put_object(Bucket=self._physical(stack, "Bucket"), Key=key, Body=json.dumps(record).encode())
+    def _write_failure(self, stack: str, *record: Any) -> None:
+        write_failure(self.client("s3"), self._physical(stack, "Bucket"), *record)
 
 
 class _Handler(BaseHTTPRequestHandler):

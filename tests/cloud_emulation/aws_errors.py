@@ -9,8 +9,19 @@ Answer = tuple[int, bytes, dict[str, str]]
 """Status, body and headers."""
 
 
+_THROTTLE = {"Reason": "ConcurrentInvocationLimitExceeded", "Type": "User", "message": "Rate Exceeded."}
+_LAMBDA_SAYS: dict[str, tuple[int, dict[str, str]]] = {
+    "TooManyRequestsException": (429, _THROTTLE),
+    "ServiceException": (500, {"Type": "Service", "Message": "The Lambda service encountered an internal error."}),
+}
+"""Statuses and bodies as Lambda sends them (docs.aws.amazon.com/lambda/latest/api/API_Invoke.html, 2026-11)."""
+
+
 def refusal(code: str, headers: "Message[str, str]", path: str) -> Answer:
     """An error of `code` that a test has asked for."""
+    if code in _LAMBDA_SAYS:
+        status, said = _LAMBDA_SAYS[code]
+        return status, json.dumps(said).encode(), {"Content-Type": "application/json", "x-amzn-ErrorType": code}
     text = f"refused by the test: not authorized to perform this ({code})"
     if "x-www-form-urlencoded" in headers.get("Content-Type", ""):
         body = f"<ErrorResponse><Error><Code>{code}</Code><Message>{text}</Message></Error></ErrorResponse>"

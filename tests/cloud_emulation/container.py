@@ -82,7 +82,8 @@ class Instance:
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def invoke(self, payload: bytes) -> tuple[str, str]:
-        """The state and the error's message that the service notes."""
+        """The state and the error's message that the service notes (github.com/aliyun/fc-go-sdk/issues/5)."""
+        began_s = time.monotonic()
         try:
             self._wait_until_it_listens()
             hook = self._function.get("instanceLifecycleConfig", {}).get("initializer")
@@ -94,9 +95,10 @@ class Instance:
         except TimeoutError:
             return "Failed", f"Function time out after {self._function['timeout']} seconds"
         except (OSError, http.client.HTTPException) as error:
-            if self._group.was_exceeded():
-                return "Failed", f"Function instance OOM killed: memory limit of {self._function['memorySize']} MB"
-            return "Failed", f"Process exited unexpectedly before completing request: {error}"
+            self._lines.append(str(error))
+            used_mb = self._function["memorySize"] if self._group.was_exceeded() else self._group.peak_mb() or 0
+            used = f"(duration: {1000 * (time.monotonic() - began_s):.0f}ms, maxMemoryUsage: {used_mb:.2f}MB)"
+            return "Failed", f"Process exited unexpectedly before completing request {used}"
         if status == 200 and fc_status == "200":
             return "Succeeded", ""
         return "Failed", f"UnhandledInvocationError: {body.decode()}"

@@ -1,4 +1,4 @@
-"""What Lambda writes to CloudWatch, whose log streams moto keeps, and what CloudWatch refuses, which moto does not.
+"""What Lambda writes to CloudWatch and of failures to a bucket, and what CloudWatch refuses, which moto does not.
 
 After the documentation of functions that log in JSON to a log group of their own, and of FilterLogEvents.
 """
@@ -7,6 +7,7 @@ import contextlib
 import json
 import re
 import time
+import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,6 +39,20 @@ def write_log(logs: Any, group: str, environment: Environment, invocation: Invoc
         logs.create_log_stream(logGroupName=group, logStreamName=environment.stream)
     items = [{"timestamp": moment_ms, "message": text} for moment_ms, text in events]
     logs.put_log_events(logGroupName=group, logStreamName=environment.stream, logEvents=items)
+
+
+def write_failure(
+    objects: Any, bucket: str, name: str, request: str, answer: bytes, condition: str = "RetriesExhausted"
+) -> None:
+    """Write Lambda's record of an event that has failed, or for which there was no room (`EventAgeExceeded`)."""
+    record = {
+        "version": "1.0",
+        "requestContext": {"requestId": request, "condition": condition},
+        "responsePayload": json.loads(answer),
+    }
+    moment = time.strftime("%Y/%m/%d/%Y-%m-%dT%H.%M.%S", time.gmtime())
+    key = f"aws/lambda/async/{name}/{moment}-{uuid.uuid4()}"
+    objects.put_object(Bucket=bucket, Key=key, Body=json.dumps(record).encode())
 
 
 def check_filter(request: Mapping[str, Any]) -> None:

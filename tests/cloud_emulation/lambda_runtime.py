@@ -112,8 +112,9 @@ class Environment:
                 self._explain_death(invocation)
             elif time.time() > invocation.deadline_s:
                 self.close()
-                limit = f"{self.function.timeout_s:.2f} seconds"
-                invocation.end("timeout", _error("Sandbox.Timedout", f"Task timed out after {limit}"))
+                late = f"Task timed out after {self.function.timeout_s:.2f} seconds"
+                text = f"RequestId: {invocation.request_id} Error: {late}"
+                invocation.end("timeout", _error("Sandbox.Timedout", text))
         invocation.peak_mb = self._group.peak_mb() or _peak_mb(self._process.pid)
         self.current = None
 

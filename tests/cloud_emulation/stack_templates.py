@@ -8,6 +8,15 @@ Template = Mapping[str, Any]
 
 def retries(template: Template, function: str) -> int:
     """How often a failed event is tried again."""
+    return int(_event_settings(template, function)["MaximumRetryAttempts"])
+
+
+def oldest_s(template: Template, function: str) -> float:
+    """How long an event waits until there is room for its function."""
+    return float(_event_settings(template, function)["MaximumEventAgeInSeconds"])
+
+
+def _event_settings(template: Template, function: str) -> Mapping[str, Any]:
     logical = _logical_name(template, function)
     (settings,) = [
         resource["Properties"]
@@ -15,7 +24,8 @@ def retries(template: Template, function: str) -> int:
         if resource["Type"] == "AWS::Lambda::EventInvokeConfig"
         and resource["Properties"]["FunctionName"] == {"Ref": logical}
     ]
-    return int(settings["MaximumRetryAttempts"])
+    found: Mapping[str, Any] = settings
+    return found
 
 
 def allows_loops(template: Template, function: str) -> bool:

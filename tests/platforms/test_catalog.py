@@ -79,3 +79,20 @@ def test_a_storage_opens_by_its_url(tmp_path: Path) -> None:
     folder = tmp_path / "a folder"
     open_storage(folder.as_uri()).put("k", b"1")
     assert (folder / "k").read_bytes() == b"1"
+
+
+@pytest.mark.parametrize("name", ["aliyun-fc", "aws-lambda", "aws-lambda-arm"])
+def test_a_cloud_s_cold_start_includes_torch_and_is_that_of_its_slowest_size(name: str) -> None:
+    spec = load_spec(name)
+    starting_s, loading_s = 1.0, 2.3  # of one whole processor, as `sources` says
+    expected = [starting_s + loading_s / min(size.vcpu, 1.0) for size in spec.sizes]
+    assert [size.cold_start_s for size in spec.sizes] == [pytest.approx(value, abs=0.05) for value in expected]
+    assert spec.cold_start_s == max(size.cold_start_s or 0.0 for size in spec.sizes)
+    assert "2.3 s" in spec.sources["cold_start_s"]
+
+
+@pytest.mark.parametrize(("name", "missing_usd"), [("aws-lambda", 4e-07), ("aliyun-fc", 0.0)])
+def test_a_request_for_what_is_not_there_costs_what_the_storage_bills(name: str, missing_usd: float) -> None:
+    spec = load_spec(name)
+    assert spec.request_usd(0, 1) == spec.price_get_usd
+    assert spec.request_usd(0, 10, 4) == pytest.approx(6 * spec.price_get_usd + 4 * missing_usd)

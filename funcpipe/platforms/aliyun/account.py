@@ -15,8 +15,9 @@ from darabonba.exceptions import DaraException, UnretryableException
 from darabonba.policy.retry import RetryOptions
 from darabonba.runtime import RuntimeOptions
 
-from funcpipe.errors import FuncPipeError, InvalidValue, PlatformError, PlatformRefused
+from funcpipe.errors import FuncPipeError, InvalidValue, PlatformBusy, PlatformRefused
 from funcpipe.platforms.aliyun.names import roles_of
+from funcpipe.platforms.shared.known_errors import KnownError, error_of
 
 _READ_TIMEOUT_MS = 60_000
 _RETRIES = RetryOptions(
@@ -24,15 +25,44 @@ _RETRIES = RetryOptions(
         {
             "maxAttempts": 5,
             "exception": ["RetryError"],  # the network
-            "errorCode": ["InternalServerError", "ResourceThrottled", "ServiceUnavailable", "Throttling"],
+            "errorCode": [
+                *("InternalServerError", "ResourceExhausted", "ResourceThrottled"),
+                *("ServiceUnavailable", "Throttling", "Throttling.User"),
+            ],
             "backoff": {"policy": "FullJitter", "period": 200, "cap": 5_000},
         }
     ]
 )
 _KEYS = ("OSS_ACCESS_KEY_ID", "OSS_ACCESS_KEY_SECRET")
-_DENIED = ("AccessDenied", "Unauthorized", "NoPermission", "Forbidden", "ImplicitDeny")
-_UNKNOWN = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidSecurityToken", "IncompleteSignature")
-_TOO_MANY = ("Quota", "ResourceExhausted", "LimitExceeded", "TooMany")
+_CODES = "alibabacloud.com/help/en/functioncompute/error-codes, 2026-09, and developer.aliyun.com/ask/279119"
+_PUBLIC = "alibabacloud.com/help/en/openapi: common errors of gateways and of RAM, 2026-11"
+_KNOWN = (
+    KnownError(
+        code=r"^(InvalidAccessKeyI[dD]|Signature(DoesNot|Not)Match|InvalidSecurityToken|IncompleteSignature)",
+        remedy="the credentials are not valid (any more): set new ones",
+        source=f"{_CODES}; {_PUBLIC}",
+    ),
+    KnownError(
+        code=r"AccessDenied|Unauthorized|NoPermission|Forbidden|ImplicitDeny",
+        remedy="ask for the permission, or deploy as somebody who has it: docs/aliyun.md lists what deploy needs",
+        source=f"{_CODES}; {_PUBLIC}",
+    ),
+    KnownError(
+        code=r"^EntityTooLarge$",
+        remedy="an event carries at most 128 KB: fewer layers after profile --layers",
+        source=_CODES,
+    ),
+    KnownError(
+        code=r"^(ResourceExhausted|ResourceThrottled|ConcurrentUpdateError|ClientClosedRequest|InternalServerError)$",
+        source=_CODES,
+    ),
+    KnownError(code=r"^(Throttling|ServiceUnavailable|InternalError)", source=_PUBLIC),
+    KnownError(
+        code=r"Quota|LimitExceeded|TooMany",
+        remedy="request more in the Quota Center, or destroy what is not needed",
+        source=f"{_CODES}; {_PUBLIC}",
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +142,18 @@ class Account:
                 if not token:
                     return
 
+    def function_quotas(self) -> Iterator[tuple[str, int]]:
+        """The functions that have a quota of instances of their own, which no other may use, with their quotas."""
+        token = None
+        while True:
+            request = models.ListConcurrencyConfigsRequest(limit=100, next_token=token)
+            answer = self.functions.list_concurrency_configs(request).body
+            for config in answer.configs or []:
+                yield config.function_arn.rpartition("/")[2], config.reserved_concurrency
+            token = answer.next_token
+            if not token:
+                return
+
     def _config(self, endpoint: str | None) -> Config:
         keys = self.keys
         return Config(
@@ -134,13 +176,16 @@ class Account:
 
 @contextmanager
 def explained(doing: str) -> Iterator[None]:
-    """Within the context, errors of the cloud become PlatformRefused where the caller can help, else PlatformError."""
+    """Within the context, errors of the cloud become PlatformRefused where the caller can help, else PlatformError.
+
+    Those that pass become PlatformBusy.
+    """
     try:
         yield
     except DaraException as error:
         raise _of_service(doing, error) from error
     except (UnretryableException, OSError) as error:
-        raise PlatformError(f"{doing}: {error}; is the region right, and this machine on line?") from error
+        raise PlatformBusy(f"{doing}: {error}; is the region right, and this machine on line?") from error
 
 
 def code_of(error: DaraException) -> str:
@@ -148,18 +193,11 @@ def code_of(error: DaraException) -> str:
     return str(getattr(error, "code", None) or "")
 
 
-def advice(code: str) -> str | None:
-    """What to do about an error's code, where we know."""
-    if any(word in code for word in _UNKNOWN):
-        return "the credentials are not valid (any more): set new ones"
-    if any(word in code for word in _DENIED):
-        return "ask for the permission, or deploy as somebody who has it: docs/aliyun.md lists what deploy needs"
-    if any(word in code for word in _TOO_MANY):
-        return "request more in the Quota Center, or destroy what is not needed"
-    return None
+def service_error(doing: str, code: str, message: str, *, status: int) -> FuncPipeError:
+    """What an error that a service of Alibaba Cloud has answered with is to funcpipe."""
+    return error_of(_KNOWN, f"{doing}: {code}: {message}", code=code, status=status, remedy=None)
 
 
 def _of_service(doing: str, error: DaraException) -> FuncPipeError:
-    text = f"{doing}: {code_of(error)}: {getattr(error, 'message', None) or error}"
-    found = advice(code_of(error))
-    return PlatformError(text) if found is None else PlatformRefused(f"{text}; {found}")
+    text, status = str(getattr(error, "message", None) or error), getattr(error, "status_code", None) or 0
+    return service_error(doing, code_of(error), text, status=status)

@@ -1,6 +1,7 @@
 """Functions on Alibaba Function Compute: asynchronous tasks, which the service itself watches and stops."""
 
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -11,20 +12,21 @@ from darabonba.runtime import RuntimeOptions
 
 from funcpipe.core import FunctionSize, Invocation, Plan, PlatformSpec
 from funcpipe.core.log_lines import RawLine
-from funcpipe.errors import PlatformRefused
+from funcpipe.errors import DeadlineExceeded, PlatformRefused
 from funcpipe.platforms.aliyun.account import Account, code_of, explained
+from funcpipe.platforms.aliyun.endings import status_of
 from funcpipe.platforms.aliyun.names import bucket_name, function_name, storage_by_domain, storage_url
 from funcpipe.platforms.aliyun.run_logs import read_logs
-from funcpipe.platforms.base import Cause, Handle, State, Status, StorageUrls
-from funcpipe.platforms.shared.polling import STOP_WITHIN_S, Polling, payload_of
+from funcpipe.platforms.base import Handle, State, Status, StorageUrls
+from funcpipe.platforms.shared.polling import STOP_WITHIN_S, Polling, Sight, payload_of
+from funcpipe.platforms.shared.room import Room, check_room
 
 POLLING = Polling(every_s=2.0)
 """Pause between two requests for a function's state, which are free."""
 
 _DEPLOY = "`funcpipe deploy aliyun --sizes …` makes them"
-_AT_WORK = {"Enqueued", "Dequeued", "Running", "Retrying", "Stopping"}
-_OUT_OF_MEMORY = ("out of memory", "oom", "memory limit", "memory usage exceeds")
-_TIMED_OUT = ("time out after", "timed out after", "timeout")
+_READY_WITHIN_S = 300.0
+"""A function that is Pending, as its image is made ready, and not Active by then is given up."""
 
 
 class AliyunPlatform:
@@ -47,6 +49,7 @@ class AliyunPlatform:
         self._client: Any = account.functions
         self._deployment, self._domain = deployment, domain
         self._polling = polling
+        self._sight = Sight(polling)
         self._known: dict[Handle, tuple[float, Status]] = {}
 
     @property
@@ -78,18 +81,16 @@ class AliyunPlatform:
         """What the log service has of the functions of `run`."""
         return read_logs(self._account, self._deployment, run)
 
-    def check(self, plan: Plan) -> None:
-        """Raise PlatformRefused if the service would not run `plan`: functions that are not there, or too many."""
+    def check(self, plan: Plan, *, run_s: float | None = None) -> None:
+        """Raise PlatformRefused if the service would not run `plan`: functions that are not there, or too many.
+
+        Too many are also those that could not hand over in a run of `run_s`.
+        """
         sizes = sorted({stage.size for stage in plan.stages})
         command = f"funcpipe deploy aliyun --name {self._deployment} --region {self._region} --sizes {','.join(sizes)}"
         for size in sizes:
             self._check_function(self._spec.size(size), command)
-        needed = len(plan.stages) * plan.replicas
-        if needed > self._spec.max_functions:
-            raise PlatformRefused(
-                f"the plan needs {needed} functions at once, an account has {self._spec.max_functions} instances in "
-                f"{self._region}; request more in the Quota Center and say so with --spec, or plan with --max-functions"
-            )
+        check_room(self._rooms(plan), lifetime_s=self._spec.lifetime_s, run_s=run_s)
 
     def of_deployed_sizes(self) -> "AliyunPlatform":
         """The same, whose specification has only the sizes that there are functions of."""
@@ -106,32 +107,22 @@ class AliyunPlatform:
         )
 
     def invoke(self, worker: Invocation) -> Handle:
-        """Start a function and return at once; raises PlatformRefused for what the service would not run."""
+        """Start a function and return at once; raises PlatformRefused for what the service would not run.
+
+        While the service is busy it is asked again.
+        """
         payload = payload_of(worker, self._spec)
         function, task = function_name(self._deployment, worker.size), f"task-{uuid.uuid4()}"
-        with explained(f"invoking {function}"):
-            try:
-                self._client.invoke_function_with_options(
-                    function,
-                    models.InvokeFunctionRequest(body=payload),
-                    models.InvokeFunctionHeaders(x_fc_invocation_type="Async", x_fc_async_task_id=task),
-                    RuntimeOptions(),
-                )
-            except DaraException as error:
-                if code_of(error) != "AsyncTaskAlreadyExists":  # an answer was lost, and the SDK asked again
-                    raise
+        self._polling.start(f"worker {worker.worker}", lambda: self._start(function, task, payload))
         return Handle(worker=worker.worker, name=f"{function}/{task}")
 
     def status(self, handle: Handle) -> Status:
-        """The function's state, at most `polling.every_s` old."""
+        """The function's state, at most `polling.every_s` old, or the last known if the service does not answer."""
         asked_s, status = self._known.get(handle, (float("-inf"), Status(state=State.RUNNING)))
         if status.state is State.RUNNING and self._polling.is_due(asked_s):
-            function, task = handle.name.split("/")
-            with explained(f"asking for the state of {handle.name}"):
-                found = self._client.get_async_task(function, task, models.GetAsyncTaskRequest()).body
-            status = status_of(found.status, found.task_error_message or "")
             self._known[handle] = self._polling.clock(), status
-        return status
+            self._sight.look(lambda: self._look(handle))
+        return self._known[handle][1]
 
     def stop(self, handle: Handle) -> None:
         """End the function if it still runs; return when it has ended, or raise DeadlineExceeded."""
@@ -143,9 +134,57 @@ class AliyunPlatform:
         late = f"{handle.name} has not ended {STOP_WITHIN_S:g} s after it was told to"
         self._polling.await_end(lambda: self.status(handle), late)
 
+    def _start(self, function: str, task: str, payload: bytes) -> None:
+        """Invoke a function as the task of that name, of which there is only one however often it is invoked."""
+        with explained(f"invoking {function}"):
+            try:
+                self._client.invoke_function_with_options(
+                    function,
+                    models.InvokeFunctionRequest(body=payload),
+                    models.InvokeFunctionHeaders(x_fc_invocation_type="Async", x_fc_async_task_id=task),
+                    RuntimeOptions(),
+                )
+            except DaraException as error:
+                if code_of(error) != "AsyncTaskAlreadyExists":  # an answer was lost, and the SDK asked again
+                    raise
+
+    def _look(self, handle: Handle) -> None:
+        """Ask for the state of a function."""
+        function, task = handle.name.split("/")
+        with explained(f"asking for the state of {handle.name}"):
+            found = self._client.get_async_task(function, task, models.GetAsyncTaskRequest()).body
+        memory = {function_name(self._deployment, size.name): size.memory_mb for size in self._spec.sizes}
+        status = status_of(found.status, found.task_error_message or "", memory.get(function))
+        self._known[handle] = self._polling.clock(), status
+
+    def _rooms(self, plan: Plan) -> Iterator[Room]:
+        """Of each function that has a quota of its own, which it keeps for itself, and of the region for all others."""
+        names = [function_name(self._deployment, stage.size) for stage in plan.stages] * plan.replicas
+        needed = Counter(names)
+        with explained("asking for quotas of functions"):
+            quotas = dict(self._account.function_quotas())
+        for name in needed.keys() & quotas.keys():
+            yield Room(
+                needed=needed.pop(name),
+                allowed=quotas[name],
+                place=f"{name} may have {quotas[name]} instances, its quota in {self._region}",
+                more=lambda wanted: f"set its quota to {wanted}, or to none, in the console of Function Compute",
+            )
+        left = self._spec.max_functions - sum(quotas.values())
+        yield Room(
+            needed=needed.total(),
+            allowed=max(left, 0),
+            place=f"an account has {self._spec.max_functions} instances in {self._region}"
+            + (f", of which its functions' quotas leave {left} to others" if quotas else ""),
+            fewer="plan with --max-functions",
+            more=lambda wanted: (
+                f"request {wanted + sum(quotas.values())} instances in the Quota Center, and say so with --spec"
+            ),
+        )
+
     def _check_function(self, size: FunctionSize, command: str) -> None:
         name = function_name(self._deployment, size.name)
-        found = self._found(name)
+        found = self._settled(name)
         if found is None:
             raise PlatformRefused(f"there is no function {name} in {self._region}; run: {command}")
         if (found.memory_size, found.cpu) != (size.memory_mb, size.vcpu):
@@ -154,6 +193,27 @@ class AliyunPlatform:
             )
         if (found.state or "Active") != "Active":
             raise PlatformRefused(f"{name} is {found.state}: {found.state_reason}; run: {command}")
+        if found.last_update_status == "Failed":
+            raise PlatformRefused(f"{name} could not be updated: {found.last_update_status_reason}; run: {command}")
+
+    def _settled(self, function: str) -> Any:
+        """What the service knows of a function, once its image is ready; None where there is none.
+
+        A new function is Pending before, which cannot be invoked; one that is being updated runs what it was before
+        (help.aliyun.com/en/functioncompute/fc/user-guide/states-of-custom-container-functions, 2026-08).
+        """
+        until_s = self._polling.clock() + _READY_WITHIN_S
+        while (found := self._found(function)) is not None:
+            if found.state != "Pending" and found.last_update_status != "InProgress":
+                return found
+            if self._polling.clock() > until_s:
+                doing = "is Pending" if found.state == "Pending" else "is being updated"
+                raise DeadlineExceeded(
+                    f"{function} {doing} after {_READY_WITHIN_S:g} s: {found.state_reason or 'no reason given'}; "
+                    "try again, or look at its image"
+                )
+            self._polling.sleep(self._polling.every_s)
+        return None
 
     def _found(self, function: str) -> Any:
         """What the service knows of a function; None where there is none."""
@@ -164,18 +224,3 @@ class AliyunPlatform:
                 if code_of(error) != "FunctionNotFound":
                     raise
                 return None
-
-
-def status_of(state: str, message: str) -> Status:
-    """What the state of an asynchronous task, and its error's message, say of the function."""
-    if state in _AT_WORK:
-        return Status(state=State.RUNNING)
-    if state == "Succeeded":
-        return Status(state=State.DONE)
-    words = message.lower()
-    cause = Cause.CRASHED
-    if any(word in words for word in _OUT_OF_MEMORY):
-        cause = Cause.OUT_OF_MEMORY
-    elif any(word in words for word in _TIMED_OUT):
-        cause = Cause.TIMED_OUT
-    return Status(state=State.FAILED, reason=f"{state.lower()}: {message or 'without a message'}", cause=cause)

@@ -14,8 +14,8 @@ from typing import Any
 
 import requests
 
-from funcpipe.errors import PlatformError, PlatformRefused
-from funcpipe.platforms.aliyun.account import Account, advice
+from funcpipe.errors import PlatformBusy, PlatformError
+from funcpipe.platforms.aliyun.account import Account, service_error
 
 _API = "0.6.0"
 _PAGE = 100  # GetLogs returns no more at once
@@ -94,14 +94,13 @@ class LogService:
                 method, self._url + path, params=words, data=data, headers=headers, timeout=_TIMEOUT_S
             )
         except requests.RequestException as error:
-            raise PlatformError(f"{doing}: {error}; is the region right, and this machine on line?") from error
+            raise PlatformBusy(f"{doing}: {error}; is the region right, and this machine on line?") from error
         if answer.ok:
             return answer
         code, message = _error_of(answer)
         if code in _MISSING:
             return None
-        text, found = f"{doing}: {code}: {message}", advice(code)
-        raise PlatformError(text) if found is None else PlatformRefused(f"{text}; {found}")
+        raise service_error(doing, code, message, status=answer.status_code)
 
     def _signed(self, method: str, path: str, query: Mapping[str, str], data: bytes) -> dict[str, str]:
         keys = self._account.keys

@@ -10,26 +10,73 @@ from botocore.config import Config
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
+    ConnectionError,
     EndpointConnectionError,
+    HTTPClientError,
     NoCredentialsError,
     NoRegionError,
     ProfileNotFound,
 )
 
-from funcpipe.errors import FuncPipeError, InvalidValue, PlatformError, PlatformRefused
+from funcpipe.errors import FuncPipeError, InvalidValue, PlatformBusy, PlatformError, PlatformRefused
 from funcpipe.platforms.aws.quotas import BUILDS
+from funcpipe.platforms.shared.known_errors import KnownError, error_of
 
-_DENIED = {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "AuthorizationError"}
-_UNKNOWN = {"InvalidClientTokenId", "UnrecognizedClientException", "ExpiredToken", "ExpiredTokenException"}
-_UNKNOWN |= {"SignatureDoesNotMatch", "InvalidSignatureException", "InvalidAccessKeyId"}
-_TOO_MANY = {
-    "AccountLimitExceededException",
-    "LimitExceededException",
-    "ServiceQuotaExceededException",
-    "TooManyBuckets",
-    "TooManyRequestsException",
+_COMMON = "docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html and IAM's CommonErrors.html, 2026-11"
+_INVOKE = "docs.aws.amazon.com/lambda/latest/api/API_Invoke.html, 2026-11"
+_MORE = "request more in the console under Service Quotas, or destroy what is not needed"
+_DENIED = (
+    "ask for the permission, or deploy as somebody who has it: docs/aws.md lists what deploy needs, "
+    "`funcpipe deploy aws --print-deployer-policy` prints it as a policy"
+)
+_KNOWN = (
+    KnownError(
+        code=r"^(InvalidClientTokenId|UnrecognizedClientException|ExpiredToken(Exception)?|SignatureDoesNotMatch|"
+        r"InvalidSignatureException|InvalidAccessKeyId)$",
+        remedy="the credentials are not valid (any more): log in again",
+        source=_COMMON,
+    ),
+    KnownError(
+        code=r"^(AccessDenied(Exception)?|UnauthorizedOperation|AuthorizationError)$", remedy=_DENIED, source=_COMMON
+    ),
+    KnownError(
+        code=r"^(RequestTooLargeException|(Serialized)?RequestEntityTooLargeException)$",
+        remedy="an invocation carries at most 1 MB: fewer layers after profile --layers",
+        source=_INVOKE,
+    ),
+    KnownError(code=r"^(TooManyRequests|EC2Throttled|ResourceNotReady|Service)Exception$", source=_INVOKE),
+    KnownError(
+        code=r"^(Account|Service)?(Limit|Quota)ExceededException$",
+        remedy=_MORE,
+        source="docs.aws.amazon.com/codebuild/latest/APIReference/API_StartBuild.html, "
+        "docs.aws.amazon.com/AWSCloudFormation/latest/APIReference/API_CreateStack.html and "
+        f"{_INVOKE}",
+    ),
+    KnownError(
+        code=r"^CodeStorageExceededException$",
+        remedy=_MORE,
+        source="docs.aws.amazon.com/lambda/latest/api/API_CreateFunction.html, 2026-11",
+    ),
+    KnownError(
+        code=r"^TooManyBuckets$",
+        remedy=_MORE,
+        source="docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html, 2026-11",
+    ),
+    KnownError(
+        code=r"^(Throttling(Exception)?|ThrottledException|RequestThrottled(Exception)?|RequestLimitExceeded|SlowDown|"
+        r"ServiceUnavailable(Exception)?|InternalFailure|InternalError|InternalServerError)$",
+        source=f"{_COMMON}; botocore.retries.standard has most of them",
+    ),
+)
+_THROTTLES = {
+    "ConcurrentInvocationLimitExceeded": "the account's concurrency is used up",
+    "ReservedFunctionConcurrentInvocationLimitExceeded": "the function's reserved concurrency is used up",
+    "FunctionInvocationRateLimitExceeded": "the function is invoked too often",
+    "ReservedFunctionInvocationRateLimitExceeded": "the function is invoked too often for its reserved concurrency",
+    "CallerRateLimitExceeded": "too many requests of this account",
+    "ConcurrentSnapshotCreateLimitExceeded": "the account makes too many snapshots of functions",
 }
-_TOO_LARGE = {"RequestTooLargeException", "RequestEntityTooLargeException"}
+"""Why Lambda says TooManyRequestsException: the `Reason` beside it (the type ThrottleReason of Lambda's API)."""
 
 
 class Account:
@@ -72,7 +119,10 @@ class Account:
 
 @contextmanager
 def explained(doing: str) -> Iterator[None]:
-    """Within the context, errors of AWS become PlatformRefused where the caller can help, else PlatformError."""
+    """Within the context, errors of AWS become PlatformRefused where the caller can help, else PlatformError.
+
+    Those that pass become PlatformBusy.
+    """
     try:
         yield
     except ClientError as error:
@@ -85,7 +135,9 @@ def explained(doing: str) -> Iterator[None]:
     except (NoRegionError, ProfileNotFound) as error:
         raise PlatformRefused(f"{doing}: {error}") from error
     except EndpointConnectionError as error:
-        raise PlatformError(f"{doing}: {error}; is the region right, and this machine on line?") from error
+        raise PlatformBusy(f"{doing}: {error}; is the region right, and this machine on line?") from error
+    except (ConnectionError, HTTPClientError) as error:
+        raise PlatformBusy(f"{doing}: {error}") from error
     except BotoCoreError as error:
         raise PlatformError(f"{doing}: {error}") from error
 
@@ -94,10 +146,7 @@ def advice(text: str) -> str | None:
     """What to do about a message of AWS, where we know; messages of a stack hold those of other services."""
     low = text.lower()
     if "not authorized to perform" in low or "accessdenied" in low or "access denied" in low:
-        return (
-            "ask for the permission, or deploy as somebody who has it: docs/aws.md lists what deploy needs, "
-            "`funcpipe deploy aws --print-deployer-policy` prints it as a policy"
-        )
+        return _DENIED
     if "memorysize" in low and "less than or equal to" in low:
         return (
             "this account's functions have at most that much memory: ask AWS Support for more, "
@@ -113,18 +162,14 @@ def advice(text: str) -> str | None:
             "Quotas may show more than a new account can start"
         )
     if "quota" in low or "limit exceeded" in low or "limitexceeded" in low or "toomanybuckets" in low:
-        return "request more in the console under Service Quotas, or destroy what is not needed"
+        return _MORE
     return None
 
 
 def _of_client(doing: str, error: ClientError) -> FuncPipeError:
-    code, message = error.response["Error"]["Code"], error.response["Error"].get("Message", "")
-    text = f"{doing}: {code}: {message}"
-    if code in _UNKNOWN:
-        return PlatformRefused(f"{text}; the credentials are not valid (any more): log in again")
-    if code in _DENIED:
-        return PlatformRefused(f"{text}; {advice('access denied')}")
-    if code in _TOO_LARGE:
-        return PlatformRefused(f"{text}; an invocation carries at most 1 MB: fewer layers after profile --layers")
-    found = advice(message) or (advice("quota") if code in _TOO_MANY else None)
-    return PlatformError(text) if found is None else PlatformRefused(f"{text}; {found}")
+    answer = error.response
+    code, message = answer["Error"]["Code"], answer["Error"].get("Message", "")
+    why = _THROTTLES.get(answer.get("Reason", ""))
+    text = f"{doing}: {code}: {message}" + (f" ({why})" if why else "")
+    status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    return error_of(_KNOWN, text, code=code, status=status, remedy=advice(message))

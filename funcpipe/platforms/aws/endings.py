@@ -2,16 +2,49 @@
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from funcpipe.core import MB
 from funcpipe.platforms.base import Cause, State, Status
 
-_OUT_OF_MEMORY = "Runtime.OutOfMemory"
-_EXITED = "Runtime.ExitError"
-_KILLED = re.compile(r"signal: killed", re.IGNORECASE)
-_TIMED_OUT = re.compile(r"Task timed out after [\d.]+ seconds")
+
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """What the expression `text` means where it is found in an error's type or message; `source` has it."""
+
+    text: str
+    cause: Cause
+    source: str
+
+
+_ENDINGS = (
+    _Ending(
+        r"^Runtime\.OutOfMemory$",
+        Cause.OUT_OF_MEMORY,
+        "github.com/DataDog/datadog-lambda-extension/pull/776, 2025-08: what functions in Python end with; "
+        "github.com/nasa-gcn/gcn.nasa.gov/pull/3628, 2026-06",
+    ),
+    _Ending(
+        r"Runtime exited with error: signal: killed", Cause.OUT_OF_MEMORY, "github.com/DataBiosphere/azul/issues/3485"
+    ),
+    _Ending(
+        r"^Sandbox\.Timedout$|Task timed out after [\d.]+ seconds",
+        Cause.TIMED_OUT,
+        "docs.aws.amazon.com/lambda/latest/dg/configuration-timeout.html and troubleshooting-invocation.html, 2026-11",
+    ),
+    _Ending(
+        r"Runtime exited with error: signal: ",
+        Cause.CRASHED,
+        "docs.aws.amazon.com/lambda/latest/dg/troubleshooting-invocation.html, 2026-11, for signals but that of memory",
+    ),
+    _Ending(
+        r"^Runtime\.ExitError$|Runtime exited without providing a reason",
+        Cause.EXITED,
+        "github.com/aws/aws-lambda-dotnet/issues/480, 2019-06; "
+        "docs.aws.amazon.com/lambda/latest/dg/troubleshooting-invocation.html, 2026-11",
+    ),
+)
 
 
 def of_report(message: str) -> tuple[str, Status] | None:
@@ -38,12 +71,11 @@ def _of_record(record: dict[str, Any]) -> Status:
             return Status(state=State.DONE)
         case "timeout":
             return _failed(f"timed out after {metrics.get('durationMs', 0) / 1000:.0f} s", Cause.TIMED_OUT)
-        case "error" if kind == _OUT_OF_MEMORY or full:
+        case "error" if full or _cause(kind) is Cause.OUT_OF_MEMORY:
             text = f"out of memory: {peak_mb} of {size_mb} MB used"
             return replace(_failed(text, Cause.OUT_OF_MEMORY), peak_bytes=peak_mb * MB or None)
         case status:
-            cause = Cause.EXITED if kind == _EXITED else Cause.CRASHED
-            return _failed(f"ended with {kind or status}, {peak_mb} of {size_mb} MB used", cause)
+            return _failed(f"ended with {kind or status}, {peak_mb} of {size_mb} MB used", _cause(kind))
 
 
 def of_failure(text: str) -> tuple[str, Status]:
@@ -54,12 +86,15 @@ def of_failure(text: str) -> tuple[str, Status]:
     if about["condition"] == "EventAgeExceeded":
         reason = "was never started: Lambda had no room for it; the account's concurrency is used up"
         return about["requestId"], _failed(reason, Cause.CRASHED)
-    if _TIMED_OUT.search(message):
-        return about["requestId"], _failed(message, Cause.TIMED_OUT)
-    if answer.get("errorType") == _OUT_OF_MEMORY or _KILLED.search(message):
-        return about["requestId"], _failed(f"out of memory: {message}", Cause.OUT_OF_MEMORY)
-    cause = Cause.EXITED if answer.get("errorType") == _EXITED else Cause.CRASHED
-    return about["requestId"], _failed(f"failed: {message or about['condition']}", cause)
+    cause = _cause(str(answer.get("errorType", "")), message)
+    said = "out of memory" if cause is Cause.OUT_OF_MEMORY else "failed"
+    return about["requestId"], _failed(f"{said}: {message or about['condition']}", cause)
+
+
+def _cause(kind: str, message: str = "") -> Cause:
+    """What ended a function, by the type and the message of its error."""
+    found = (one.cause for one in _ENDINGS for text in (kind, message) if re.search(one.text, text))
+    return next(found, Cause.CRASHED)
 
 
 def _failed(reason: str, cause: Cause) -> Status:

@@ -1,6 +1,7 @@
 """Functions on AWS Lambda: invoked as events, watched through their deployment's logs and records of failures."""
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ from funcpipe.core.log_lines import RawLine
 from funcpipe.errors import PlatformRefused
 from funcpipe.platforms.aws import endings
 from funcpipe.platforms.aws.account import Account, explained
-from funcpipe.platforms.aws.quotas import CONCURRENCY
+from funcpipe.platforms.aws.quotas import room_of_account, room_of_function
 from funcpipe.platforms.aws.resources import ARCHITECTURE, RUNS, check_processors
 from funcpipe.platforms.aws.run_logs import read_logs
 from funcpipe.platforms.aws.template import (
@@ -23,7 +24,8 @@ from funcpipe.platforms.aws.template import (
 )
 from funcpipe.platforms.aws.waking import invoke_awake, wake
 from funcpipe.platforms.base import Handle, State, Status, StorageUrls
-from funcpipe.platforms.shared.polling import STOP_WITHIN_S, Polling, payload_of
+from funcpipe.platforms.shared.polling import STOP_WITHIN_S, Polling, Sight, payload_of
+from funcpipe.platforms.shared.room import Room, check_room
 
 POLLING = Polling(every_s=3.0)
 """Pause between two looks at logs and records: a listing, $0.006 an hour, and a search that is free."""
@@ -51,6 +53,7 @@ class AwsPlatform:
         self._account, self._region = account, account.region
         self._deployment = deployment
         self._polling = polling
+        self._sight = Sight(polling)
         self._lambda: Any = account.client("lambda")
         self._objects: Any = account.client("s3")
         self._logs: Any = account.client("logs")
@@ -84,21 +87,15 @@ class AwsPlatform:
         with explained(f"reading the logs of {run}"):
             yield from read_logs(self._logs, log_group(self._deployment), run)
 
-    def check(self, plan: Plan) -> None:
+    def check(self, plan: Plan, *, run_s: float | None = None) -> None:
         """Raise PlatformRefused if Lambda would not run `plan`: functions not there or not as planned, too many.
 
-        Functions that have slept are awake afterwards.
+        Too many are also those that could not hand over in a run of `run_s`. Functions that have slept are awake
+        afterwards.
         """
         for memory in sorted({stage.memory_mb for stage in plan.stages}):
             self._check_function(memory, plan)
-        with explained("asking for the account's concurrency"):
-            limits = self._lambda.get_account_settings()["AccountLimit"]
-        needed, allowed = len(plan.stages) * plan.replicas, limits["UnreservedConcurrentExecutions"]
-        if needed > allowed:
-            raise PlatformRefused(
-                f"the plan needs {needed} functions at once, this account may run {allowed} in {self._region}; "
-                f"plan with --max-functions {allowed}, or {CONCURRENCY.request(needed, self._region)}"
-            )
+        check_room(self._rooms(plan), lifetime_s=self._spec.lifetime_s, run_s=run_s)
         self._wake(stage.memory_mb for stage in plan.stages)
 
     def of_deployed_sizes(self) -> "AwsPlatform":
@@ -116,21 +113,28 @@ class AwsPlatform:
         )
 
     def invoke(self, worker: Invocation) -> Handle:
-        """Start a function and return at once; raises PlatformRefused for what Lambda would not run."""
+        """Start a function and return at once; raises PlatformRefused for what Lambda would not run.
+
+        While Lambda is busy it is asked again.
+        """
         payload = payload_of(worker, self._spec)
         function = function_name(self._deployment, worker.memory_mb)
-        with explained(f"invoking {function}"):
-            request = invoke_awake(self._lambda, function, payload, self._polling)
+
+        def start() -> str:
+            with explained(f"invoking {function}"):
+                return invoke_awake(self._lambda, function, payload, self._polling)
+
+        request = self._polling.start(f"worker {worker.worker}", start)
         handle = Handle(worker=worker.worker, name=f"{function}/{request}/{int(self._polling.clock())}")
         self._open[handle] = None
         return handle
 
     def status(self, handle: Handle) -> Status:
-        """The function's state, at most `polling.every_s` old."""
+        """The function's state, at most `polling.every_s` old, or the last that AWS told if it does not answer."""
         request = handle.name.split("/")[1]
         if request not in self._ended:
             self._open[handle] = None
-            self._look()
+            self._sight.look(self._look)
         return self._ended.get(request, _RUNNING)
 
     def stop(self, handle: Handle) -> None:
@@ -162,6 +166,19 @@ class AwsPlatform:
         if found["MemorySize"] != memory_mb:
             raise PlatformRefused(f"{name} has {found['MemorySize']} MB: somebody changed it; run: {command}")
         check_processors(plan.platform, found.get("Architectures", [ARCHITECTURE])[0], functions=f"{name} has")
+
+    def _rooms(self, plan: Plan) -> Iterator[Room]:
+        """Of each function that has reserved concurrency, and of the account for all others."""
+        names = [function_name(self._deployment, stage.memory_mb) for stage in plan.stages] * plan.replicas
+        needed = Counter(names)
+        with explained("asking for the account's concurrency"):
+            unreserved = self._lambda.get_account_settings()["AccountLimit"]["UnreservedConcurrentExecutions"]
+            own = {name: self._lambda.get_function(FunctionName=name).get("Concurrency") for name in needed}
+        for name, concurrency in own.items():
+            if concurrency is not None:
+                reserved = concurrency["ReservedConcurrentExecutions"]
+                yield room_of_function(name, needed.pop(name), reserved, self._region)
+        yield room_of_account(needed.total(), unreserved, self._region)
 
     def _wake(self, memory_mb: Iterable[int]) -> None:
         names = [function_name(self._deployment, memory) for memory in sorted(set(memory_mb))]

@@ -53,7 +53,7 @@ class LocalPlatform:
         spec: PlatformSpec = from_plain(PlatformSpec, self._ask("describe")["spec"], source=self.url)
         return spec
 
-    def check(self, plan: Plan) -> None:
+    def check(self, plan: Plan, *, run_s: float | None = None) -> None:
         """Nothing to do: functions of this machine cost nothing, and `invoke` says what is too large."""
 
     def invoke(self, worker: Invocation) -> Handle:

@@ -1,15 +1,30 @@
 """What the clouds' platforms have in common: polling for the state of functions, and payloads that fit."""
 
+import itertools
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from funcpipe.core import Invocation, PlatformSpec, to_text
-from funcpipe.errors import DeadlineExceeded, PlatformRefused
+from funcpipe.core.backoff import Backoff
+from funcpipe.errors import DeadlineExceeded, PlatformBusy, PlatformRefused
 from funcpipe.platforms.base import State, Status
+
+_log = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
 
 STOP_WITHIN_S = 90.0
 """A function that was told to stop and has not ended by then is given up."""
+
+START_WITHIN_S = 300.0
+"""A function that a busy cloud has not started by then is given up."""
+
+BUSY_FOR_S = 600.0
+"""A cloud that does not tell for so long how functions fare has failed; until then they count as running."""
+
+_START_PAUSES = Backoff(first_s=2.0, most_s=20.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +39,20 @@ class Polling:
         """Whether what was asked at `asked_s` is to be asked again."""
         return self.clock() - asked_s >= self.every_s
 
+    def start(self, what: str, request: Callable[[], _Result]) -> _Result:
+        """Make the request that starts a function again, after a pause, while the cloud is busy: for START_WITHIN_S."""
+        until_s = self.clock() + START_WITHIN_S
+        for tries in itertools.count(1):
+            try:
+                return request()
+            except PlatformBusy as error:
+                left_s = until_s - self.clock()
+                if left_s <= 0:
+                    raise
+                _log.warning("%s cannot be started for now; tried again, for %.0f s more: %s", what, left_s, error)
+                self.sleep(max(_START_PAUSES.pause_s(tries), 0.1))
+        raise AssertionError("the count never ends")
+
     def await_end(self, status: Callable[[], Status], late: str) -> None:
         """Return when `status` tells that a function has ended; raises DeadlineExceeded, which says `late`."""
         until_s = self.clock() + STOP_WITHIN_S
@@ -31,6 +60,28 @@ class Polling:
             if self.clock() > until_s:
                 raise DeadlineExceeded(late)
             self.sleep(self.every_s)
+
+
+class Sight:
+    """What a cloud tells of functions, which it may not tell for a while without their being lost."""
+
+    def __init__(self, polling: Polling) -> None:
+        self._polling = polling
+        self._lost_at_s: float | None = None
+
+    def look(self, request: Callable[[], None]) -> None:
+        """Make a request for the states of functions; PlatformBusy is raised only after BUSY_FOR_S of nothing else."""
+        now_s = self._polling.clock()
+        try:
+            request()
+        except PlatformBusy as error:
+            if self._lost_at_s is None:
+                self._lost_at_s = now_s
+                _log.warning("how functions fare cannot be told for now, they count as running: %s", error)
+            if now_s - self._lost_at_s >= BUSY_FOR_S:
+                raise
+        else:
+            self._lost_at_s = None
 
 
 def payload_of(worker: Invocation, spec: PlatformSpec) -> bytes:

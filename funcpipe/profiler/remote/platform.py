@@ -45,22 +45,25 @@ def measure_platform(
     finally:
         remove_objects(storage, run)
     started = {item.probe.size: item.invoked_at_s for item in ended}
-    cold_start_s = statistics.median(reports[size].started_at_s - started[size] for size in reports)
+    cold_start_s = {size: max(reports[size].started_at_s - started[size], 0.0) for size in reports}
     return measured(spec, reports, cold_start_s=cold_start_s, when=time.strftime("%Y-%m-%d"))
 
 
 def measured(
-    spec: PlatformSpec, reports: Mapping[str, MachineReport], *, cold_start_s: float, when: str
+    spec: PlatformSpec, reports: Mapping[str, MachineReport], *, cold_start_s: Mapping[str, float], when: str
 ) -> PlatformSpec:
-    """`spec` with the values of the reports, one for each size."""
+    """`spec` with the values of the reports, one for each size, and each size's cold start."""
     reference_s = _reference_s(spec, reports)
-    sizes = tuple(_measured_size(size, reports[size.name], reference_s) for size in spec.sizes)
+    sizes = tuple(
+        replace(_measured_size(size, reports[size.name], reference_s), cold_start_s=cold_start_s[size.name])
+        for size in spec.sizes
+    )
     return replace(
         spec,
         as_of=when,
         sizes=sizes,
         latency_s=statistics.median(report.latency_s for report in reports.values()),
-        cold_start_s=max(cold_start_s, 0.0),
+        cold_start_s=max(cold_start_s.values()),
         base_memory_bytes=max(report.base_memory_bytes for report in reports.values()),
         sources={**spec.sources, **dict.fromkeys(_MEASURED, f"measured by functions of every size, {when}")},
     )

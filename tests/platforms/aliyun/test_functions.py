@@ -16,40 +16,21 @@ from funcpipe.client.session import session_on
 from funcpipe.client.site import Site
 from funcpipe.client.upload import upload
 from funcpipe.core import Plan, PlatformSpec, WorkerReport, WorkerSpec
-from funcpipe.errors import PlatformError, PlatformRefused
+from funcpipe.errors import DeadlineExceeded, PlatformBusy, PlatformError, PlatformRefused
 from funcpipe.platforms.aliyun.account import Account
 from funcpipe.platforms.aliyun.deployment import Deployer
-from funcpipe.platforms.aliyun.functions import AliyunPlatform, status_of
+from funcpipe.platforms.aliyun.functions import AliyunPlatform
 from funcpipe.platforms.base import Cause, Handle, State, Status
 from funcpipe.platforms.catalog import open_storage
 from funcpipe.platforms.local.files import FileStorage
+from funcpipe.platforms.shared.polling import BUSY_FOR_S, Polling
 from funcpipe.runstate.documents import get_document
 from funcpipe.runstate.keys import Keys
 from tests.cloud_emulation.aliyun import AliyunCloud
 from tests.e2e import small
 from tests.in_process import make_job, prepared_run, run_workers
-from tests.platforms.aliyun.conftest import EVERY_S, SIZE, sized
+from tests.platforms.aliyun.conftest import EVERY_S, OFTEN, SIZE, sized
 from tests.platforms.kept_logs import assert_logs_are_kept
-
-
-@pytest.mark.parametrize(
-    ("state", "message", "expected", "cause"),
-    [
-        ("Enqueued", "", State.RUNNING, None),
-        ("Running", "", State.RUNNING, None),
-        ("Stopping", "", State.RUNNING, None),
-        ("Succeeded", "", State.DONE, None),
-        ("Failed", "Function time out after 3 seconds", State.FAILED, Cause.TIMED_OUT),
-        ("Failed", "Function instance OOM killed", State.FAILED, Cause.OUT_OF_MEMORY),
-        ("Failed", "UnhandledInvocationError: no", State.FAILED, Cause.CRASHED),
-        ("Stopped", "", State.FAILED, Cause.CRASHED),
-        ("Expired", "", State.FAILED, Cause.CRASHED),
-    ],
-)
-def test_a_task_s_state_tells_state_and_cause(state: str, message: str, expected: State, cause: Cause | None) -> None:
-    status = status_of(state, message)
-    assert (status.state, status.cause) == (expected, cause)
-    assert expected is not State.FAILED or state.lower() in status.reason
 
 
 def job(plan: Plan, loss: Callable[..., Tensor] = F.cross_entropy) -> Job:
@@ -140,11 +121,35 @@ def test_a_lost_answer_is_asked_for_again_and_starts_one_function(
     platform.stop(handle)
 
 
-def test_a_service_that_never_answers_is_an_error_of_the_platform(platform: AliyunPlatform, cloud: AliyunCloud) -> None:
+def test_a_service_that_does_not_answer_has_lost_no_function_until_that_lasts(
+    deployed: Account, spec: PlatformSpec, cloud: AliyunCloud
+) -> None:
+    now_s = [0.0]
+    platform = AliyunPlatform(spec, deployed, polling=replace(OFTEN, clock=lambda: now_s[0]))
     cloud.lose_answer = lambda call: True
-    with pytest.raises(PlatformError, match=r"asking for the state of f/t: .*is the region right, and this machine on"):
-        platform.status(Handle(worker="s0.r0", name="f/t"))
+    assert platform.status(Handle(worker="s0.r0", name="f/t")).state is State.RUNNING
     assert cloud.calls.count("GetAsyncTask") == 5
+    now_s[0] = BUSY_FOR_S
+    with pytest.raises(PlatformBusy, match=r"asking for the state of f/t: .*is the region right, and this machine on"):
+        platform.status(Handle(worker="s0.r0", name="f/t"))
+
+
+def test_a_function_that_finds_no_room_is_started_later_and_once(
+    platform: AliyunPlatform, url: str, cloud: AliyunCloud, caplog: pytest.LogCaptureFixture
+) -> None:
+    cloud.refuse = lambda call: (
+        "ResourceExhausted" if call == "InvokeFunction" and cloud.calls.count(call) < 6 else None
+    )
+    handle = platform.invoke(worker(platform, url, small.sleeping_loss))
+    assert len(cloud.tasks) == 1
+    assert "worker s0.r0 cannot be started for now" in caplog.text
+    assert "ResourceExhausted" in caplog.text
+    platform.stop(handle)
+
+
+def test_a_task_that_the_service_does_not_know_is_an_error_at_once(platform: AliyunPlatform) -> None:
+    with pytest.raises(PlatformError, match="AsyncTaskNotFound"):
+        platform.status(Handle(worker="s0.r0", name=f"funcpipe-{SIZE}/t"))
 
 
 def test_what_the_service_would_not_run_is_refused_before_anything_starts(
@@ -156,12 +161,65 @@ def test_what_the_service_would_not_run_is_refused_before_anything_starts(
     with pytest.raises(PlatformRefused, match=r"no function funcpipe-1vCPU-2048MB in cn-test; run: funcpipe deploy al"):
         platform.check(sized(one.plan, "1vCPU-2048MB"))
     double = replace(one.plan, replicas=2, global_batch=2 * one.plan.global_batch)
-    with pytest.raises(PlatformRefused, match="needs 2 functions at once, an account has 1"):
+    with pytest.raises(PlatformRefused, match="needs 2 functions at once, an account has 1 instances in cn-test; "):
         AliyunPlatform(replace(spec, max_functions=1), account).check(double)
     cloud.functions[f"funcpipe-{SIZE}"]["memorySize"] = 512
     with pytest.raises(PlatformRefused, match="has 1 vCPU and 512 MB: somebody changed it"):
         platform.check(one.plan)
     assert cloud.tasks == {}
+
+
+def test_functions_that_hand_over_need_room_for_a_successor_before_anything_starts(
+    account: Account, deployed: Account, spec: PlatformSpec, cloud: AliyunCloud, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan = sized(small.plan(2, 2))
+    AliyunPlatform(replace(spec, max_functions=4), account).check(plan, run_s=3600.0)
+    with pytest.raises(
+        PlatformRefused,
+        match=r"takes about 90000 s, a function at most 86400 s: .* 4 functions become up to 8, and 5 at least; an "
+        r"account has 4 instances in cn-test; plan with --max-functions 2, or request 8 instances in the Quota Center",
+    ):
+        AliyunPlatform(replace(spec, max_functions=4), account).check(plan, run_s=90_000.0)
+    assert not caplog.records
+    AliyunPlatform(replace(spec, max_functions=7), account).check(plan, run_s=90_000.0)
+    assert "until functions have ended, up to 1 at once, as an account has 7 instances" in caplog.messages[0]
+    assert cloud.tasks == {}
+
+
+def test_a_function_whose_image_is_being_made_ready_is_waited_for(
+    platform: AliyunPlatform, account: Account, spec: PlatformSpec, cloud: AliyunCloud
+) -> None:
+    plan, name = sized(small.plan(1, 1)), f"funcpipe-{SIZE}"
+    pending, updating = {"state": "Pending", "stateReason": "caching"}, {"lastUpdateStatus": "InProgress"}
+    cloud.preparing[name] = [pending, pending, updating]
+    before = cloud.calls.count("GetFunction")
+    platform.check(plan)
+    assert cloud.calls.count("GetFunction") - before == 4
+    cloud.preparing[name] = [{"lastUpdateStatus": "Failed", "lastUpdateStatusReason": "no such image"}]
+    with pytest.raises(PlatformRefused, match=f"{name} could not be updated: no such image; run: funcpipe deploy"):
+        platform.check(plan)
+    now_s = iter(range(0, 100_000, 100))
+    hasty = AliyunPlatform(spec, account, polling=Polling(every_s=0, clock=lambda: next(now_s), sleep=lambda s: None))
+    cloud.preparing[name] = [pending] * 10
+    with pytest.raises(DeadlineExceeded, match=f"{name} is Pending after 300 s: caching; try again"):
+        hasty.check(plan)
+
+
+def test_quotas_of_functions_are_kept_from_the_others(
+    account: Account, deployed: Account, spec: PlatformSpec, cloud: AliyunCloud
+) -> None:
+    plan = sized(small.plan(2, 2))
+    platform = AliyunPlatform(replace(spec, max_functions=20), account)
+    cloud.quotas = {f"another-{number:02}": 1 for number in range(17)}
+    with pytest.raises(
+        PlatformRefused,
+        match=r"needs 4 functions at once, an account has 20 instances in cn-test, of which its functions' quotas "
+        r"leave 3 to others; plan with --max-functions 3, or request 21 instances",
+    ):
+        platform.check(plan)
+    cloud.quotas[f"funcpipe-{SIZE}"] = 3
+    with pytest.raises(PlatformRefused, match=f"funcpipe-{SIZE} may have 3 instances, its quota in cn-test; set "):
+        platform.check(plan)
 
 
 @pytest.mark.slow

@@ -44,7 +44,7 @@ def test_what_does_not_work_is_told(service: LogService, cloud: AliyunCloud, mon
     with pytest.raises(PlatformError, match="the log project logs-1 is not there 30 s after it was made"):
         service.ensure("others", days=3)
     monkeypatch.setenv("OSS_ACCESS_KEY_SECRET", "wrong")
-    with pytest.raises(PlatformError, match="SignatureNotMatch"):
+    with pytest.raises(PlatformRefused, match=r"SignatureNotMatch: .*the credentials are not valid"):
         service.remove()
 
 

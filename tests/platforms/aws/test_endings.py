@@ -20,6 +20,7 @@ def report(status: str, peak_mb: int = 100, **more: Any) -> str:
     ("message", "state", "cause", "words"),
     [
         (report("success"), State.DONE, None, ""),
+        (report("timeout", 1024), State.FAILED, Cause.TIMED_OUT, "timed out after 900 s"),
         (report("timeout"), State.FAILED, Cause.TIMED_OUT, "timed out after 900 s"),
         (report("error", 1024, errorType="Runtime.ExitError"), State.FAILED, Cause.OUT_OF_MEMORY, "1024 of 1024 MB"),
         (report("error", 700, errorType="Runtime.OutOfMemory"), State.FAILED, Cause.OUT_OF_MEMORY, "700 of 1024 MB"),
@@ -54,6 +55,33 @@ def test_other_events_of_the_log_are_passed_over(message: str) -> None:
             "out of memory",
         ),
         ("RetriesExhausted", {"errorType": "Runtime.OutOfMemory"}, Cause.OUT_OF_MEMORY, "out of memory"),
+        (
+            "RetriesExhausted",
+            {
+                "errorType": "Sandbox.Timedout",
+                "errorMessage": "RequestId: d88fc138 Error: Task timed out after 900.00 seconds",
+            },
+            Cause.TIMED_OUT,
+            "timed out after 900.00 seconds",
+        ),
+        (
+            "RetriesExhausted",
+            {
+                "errorType": "Runtime.ExitError",
+                "errorMessage": "RequestId: d88fc138 Error: Runtime exited with error: signal: segmentation fault",
+            },
+            Cause.CRASHED,
+            "segmentation fault",
+        ),
+        (
+            "RetriesExhausted",
+            {
+                "errorType": "Runtime.ExitError",
+                "errorMessage": "RequestId: d88fc138 Error: Runtime exited with error: exit status 137",
+            },
+            Cause.EXITED,
+            "exit status 137",
+        ),
         (
             "RetriesExhausted",
             {"errorType": "Runtime.ExitError", "errorMessage": "Runtime exited without providing a reason"},

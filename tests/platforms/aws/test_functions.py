@@ -120,6 +120,19 @@ def test_a_function_that_does_not_end_is_told(deployed: Account, cloud: AwsCloud
         platform.stop(Handle(worker="s0.r0", name="funcpipe-1024/nobody/1000"))
 
 
+def test_a_function_that_finds_no_room_is_started_later(
+    platform: AwsPlatform, cloud: AwsCloud, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(call: str) -> str | None:
+        return "TooManyRequestsException" if call.endswith("/invocations") and cloud.calls.count(call) < 6 else None
+
+    cloud.refuse = refuse
+    handle = platform.invoke(spec(open_storage(STORAGE)))
+    assert ended(platform, handle).state is State.DONE
+    assert "worker s0.r0 cannot be started for now" in caplog.text
+    assert "(the account's concurrency is used up)" in caplog.text
+
+
 def test_what_lambda_would_not_run_is_refused_before_anything_starts(
     platform: AwsPlatform, deployed: Account, cloud: AwsCloud
 ) -> None:
@@ -146,6 +159,39 @@ def test_what_lambda_would_not_run_is_refused_before_anything_starts(
     with pytest.raises(PlatformRefused, match="funcpipe-1024 has 512 MB: somebody changed it"):
         platform.check(worker.plan)
     assert not [call for call in cloud.calls if call.endswith("/invocations")]
+
+
+def test_functions_that_hand_over_need_room_for_a_successor_before_anything_starts(
+    platform: AwsPlatform, cloud: AwsCloud, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan = small.plan(2, 2)
+    cloud.limits.concurrency = 4
+    platform.check(plan, run_s=600.0)
+    assert not caplog.records
+    with pytest.raises(
+        PlatformRefused,
+        match=r"4 functions become up to 8, and 5 at least; this account may run 4 in us-east-1; plan with "
+        r"--max-functions 2, or request 8 of .* --quota-code L-B99A9384 --desired-value 8 ",
+    ):
+        platform.check(plan, run_s=3600.0)
+    cloud.limits.concurrency = 6
+    platform.check(plan, run_s=3600.0)
+    assert "until functions have ended, up to 2 at once, as this account may run 6 in us-east-1" in caplog.messages[0]
+    assert not [call for call in cloud.calls if call.endswith("/invocations")]
+
+
+def test_a_function_s_own_concurrency_is_not_the_account_s(platform: AwsPlatform, cloud: AwsCloud) -> None:
+    plan = small.plan(2, 2)
+    cloud.reserve("funcpipe-1024", 3)
+    with pytest.raises(
+        PlatformRefused,
+        match=r"needs 4 functions at once, funcpipe-1024 may run 3 times, its reserved concurrency in us-east-1; "
+        r"reserve 4: aws lambda put-function-concurrency --function-name funcpipe-1024 .*executions 4 --region us-east",
+    ):
+        platform.check(plan)
+    cloud.reserve("funcpipe-1024", 8)
+    cloud.limits.concurrency = 8
+    platform.check(plan, run_s=3600.0)
 
 
 def test_a_plan_for_other_processors_is_refused_before_anything_starts(platform: AwsPlatform, cloud: AwsCloud) -> None:

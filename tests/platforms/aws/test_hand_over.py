@@ -42,6 +42,16 @@ def test_functions_hand_over_to_functions_that_they_invoke(
     assert max(cloud.chains) >= 2  # functions pass on what Lambda counts the invocations of a chain by
 
 
+def test_functions_hand_over_where_there_is_room_for_one_successor(
+    deployed: Account, storage: Storage, cloud: AwsCloud
+) -> None:
+    cloud.limits.concurrency = 3
+    job = long_job(small.plan(2, 1))
+    platform = AwsPlatform(replace(load_spec("aws-lambda"), cold_start_s=1.0), deployed, polling=OFTEN)
+    assert_handed_over(launch(prepare(job, session_on(Site(platform, storage, STORAGE)), faults=SHORT)), job)
+    assert cloud.limits.throttled > 0
+
+
 def test_a_run_without_its_client_is_watched_stopped_and_removed(
     storage: Storage, cloud: AwsCloud, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -74,7 +74,7 @@ class Scripted:
     statuses: dict[Handle, Status] = field(default_factory=dict)
     stopped: list[Handle] = field(default_factory=list)
 
-    def check(self, plan: Plan) -> None:
+    def check(self, plan: Plan, *, run_s: float | None = None) -> None:
         raise AssertionError("nothing is planned")
 
     def invoke(self, worker: Invocation) -> Handle:
@@ -238,11 +238,12 @@ def test_a_measured_specification_says_what_was_measured_and_can_be_read(tmp_pat
         half.name: report(one_thread_s=0.02, all_threads_s=0.02, latency_s=0.05),
         two.name: report(base_memory_bytes=300 * MB),
     }
-    found = measured(spec(sizes=(half, two)), reports, cold_start_s=1.5, when="2026-11-21")
+    found = measured(spec(sizes=(half, two)), reports, cold_start_s={half.name: 4.5, two.name: 1.5}, when="2026-11-21")
     assert [size.vcpu for size in found.sizes] == [pytest.approx(0.5), pytest.approx(2.0)]
     assert [size.upload_bytes_s for size in found.sizes] == [1e7, 1e7]
     assert [size.download_bytes_s for size in found.sizes] == [2e7, 2e7]
-    assert (found.latency_s, found.cold_start_s, found.base_memory_bytes) == (0.04, 1.5, 300 * MB)
+    assert (found.latency_s, found.cold_start_s, found.base_memory_bytes) == (0.04, 4.5, 300 * MB)
+    assert [size.cold_start_s for size in found.sizes] == [4.5, 1.5]
     assert found.sources["vcpu"] == found.sources["latency_s"] == "measured by functions of every size, 2026-11-21"
     assert found.sources["price_usd_s"] == spec().sources["price_usd_s"]
     write(found, tmp_path / "found.json")
