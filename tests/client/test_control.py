@@ -194,7 +194,7 @@ def test_a_run_is_stopped_as_soon_as_its_workers_can_hear_of_it(step: int, step_
 class StoppedTogether(ThreadPlatform):
     """Each function ends only when all six have been told to."""
 
-    together = threading.Barrier(6, timeout=10)
+    together = threading.Barrier(6, timeout=60)
 
     def stop(self, handle: Handle) -> None:
         self.together.wait()
