@@ -3,6 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 OUT := out
+# Processes that may not keep what they compile would compile the package anew, each of them.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo demo-text test test-long chaos check format s3-server s3-server-stop clean
 
