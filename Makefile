@@ -47,7 +47,7 @@ check: $(READY)
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -n 2 -m "not slow and not long" --hypothesis-profile=quick
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not long" --hypothesis-profile=quick
 
 format: $(READY)
 	$(BIN)/ruff format
