@@ -3,6 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 OUT := out
+# Processes that may not keep what they compile would compile the package anew, each of them.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo demo-text test test-long chaos check format s3-server s3-server-stop clean
 
@@ -45,7 +47,7 @@ check: $(READY)
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -n 2 -m "not slow and not long" --hypothesis-profile=quick
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not long" --hypothesis-profile=quick
 
 format: $(READY)
 	$(BIN)/ruff format

@@ -1,3 +1,4 @@
+import gc
 import logging
 import os
 from collections.abc import Generator, Iterator
@@ -77,6 +78,13 @@ def logger_as_before() -> Iterator[None]:
     yield
     root.handlers[:], root.propagate = before[0], before[2]
     root.setLevel(before[1])
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded stays: the collector looks at what tests make only, and less often than every 700 objects."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -113,36 +113,34 @@ def folder_of(module: str) -> str:
     return module if (PACKAGE / module.replace(".", "/")).is_dir() else module.rpartition(".")[0]
 
 
-def loaded_by(statement: str) -> set[str]:
-    """The modules that a new process has loaded after `statement`."""
-    code = f"import sys; {statement}; print(*sys.modules)"
-    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+def loaded_by(*statements: str) -> dict[str, set[str]]:
+    """The modules that a new process has loaded after each of these, one after another."""
+    code = "".join(f"import sys; {statement}; print(*sys.modules)\n" for statement in statements)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return {statement: set(line.split()) for statement, line in zip(statements, done.stdout.splitlines(), strict=True)}
 
 
 HEAVY = {"torch", "pyomo", "highspy", "gurobipy", "pyscipopt", "boto3", "oss2", "matplotlib"}
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
+def test_planning_loads_neither_torch_nor_a_solver() -> None:
+    found = loaded_by(
         "import funcpipe",
         "import funcpipe.core",
         "import funcpipe.cli; funcpipe.cli.build_parser()",
         "import funcpipe.partitioner.search.exact",
         "import funcpipe.partitioner.optimize",
         "import funcpipe.report.predict",
-    ],
-)
-def test_planning_loads_neither_torch_nor_a_solver(statement: str) -> None:
-    assert not loaded_by(statement) & HEAVY
+    )
+    assert {statement: heavy for statement, loaded in found.items() if (heavy := loaded & HEAVY)} == {}
 
 
-@pytest.mark.parametrize("module", ["worker.attempt", "profiler.remote.function", "platforms.entry.function"])
-def test_a_function_loads_no_client_no_search_no_solver_and_no_cloud(module: str) -> None:
-    loaded = loaded_by(f"import funcpipe.{module}")
-    assert not loaded & ((HEAVY - {"torch"}) | {"rich", "networkx"})
-    forbidden = ("funcpipe.client", "funcpipe.partitioner", "funcpipe.report", "funcpipe.api", "funcpipe.cli")
-    assert not {name for name in loaded if name.startswith(forbidden)}
+def test_a_function_loads_no_client_no_search_no_solver_and_no_cloud() -> None:
+    modules = ("worker.attempt", "profiler.remote.function", "platforms.entry.function")
+    for statement, loaded in loaded_by(*(f"import funcpipe.{module}" for module in modules)).items():
+        assert not loaded & ((HEAVY - {"torch"}) | {"rich", "networkx"}), statement
+        forbidden = ("funcpipe.client", "funcpipe.partitioner", "funcpipe.report", "funcpipe.api", "funcpipe.cli")
+        assert not {name for name in loaded if name.startswith(forbidden)}, statement
 
 
 def test_the_root_links_lead_to_the_package_and_hide_nobody_s_comm() -> None:

@@ -5,7 +5,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from funcpipe.core import ModelProfile, Optimality, Recompute, Sync, TensorProfile, TiedParameter, TrainingSpec
@@ -16,6 +16,7 @@ from funcpipe.partitioner.optimize import merged_problem, optimize
 from funcpipe.partitioner.problem.borders import Borders
 from funcpipe.partitioner.problem.pins import NO_PINS, Pins
 from funcpipe.partitioner.problem.stage_graph import TooEntangled, build_stage_graph
+from tests.examples import at_most
 from tests.partitioner.instances import MB, chain, platform
 
 TRAINING = TrainingSpec(global_batch=16, time_value=30.0)
@@ -130,7 +131,7 @@ def test_too_few_functions_for_the_pins_are_told_whatever_the_graph_without_them
         optimize(profile, platform(2), TRAINING, edge_limit=1000, pins=Pins(cuts=("layer5", "layer9"), max_functions=2))
 
 
-@settings(max_examples=60, deadline=None)
+@at_most(60)
 @given(seed=st.integers(0, 10**6), limit=st.sampled_from([8, 20, 60, 10**6]))
 def test_any_tangle_is_planned_or_has_no_plan(seed: int, limit: int) -> None:
     """The oracle prices every plan: where it finds one, there is one, however few edges the graph may have."""

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from funcpipe.core import TrainingSpec
@@ -11,10 +11,11 @@ from funcpipe.errors import InvalidValue
 from funcpipe.partitioner.cost.evaluate import evaluate
 from funcpipe.partitioner.optimize import optimize
 from funcpipe.partitioner.problem.merge import crossing_bytes, merge, merge_layers
+from tests.examples import at_most
 from tests.partitioner.instances import chain, platform
 
 
-@settings(max_examples=30, deadline=None)
+@at_most(30)
 @given(layers=st.integers(1, 20), limit=st.integers(1, 12), skips=st.integers(0, 5), seed=st.integers(0, 1000))
 def test_merging_keeps_sums_names_and_crossings(layers: int, limit: int, skips: int, seed: int) -> None:
     profile = chain(layers, 2, seed, skips=skips)

@@ -5,13 +5,14 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from funcpipe.core import Stage
 from funcpipe.partitioner.cost.evaluate import plan_traffic
 from funcpipe.partitioner.cost.loads import StageTraffic
 from funcpipe.partitioner.problem.stage_graph import StageGraph, build_stage_graph
+from tests.examples import at_most
 from tests.partitioner.instances import chain
 
 
@@ -23,7 +24,7 @@ def paths(graph: StageGraph, node: int) -> Iterator[tuple[int, ...]]:
             yield (int(edge), *rest)
 
 
-@settings(max_examples=60, deadline=None)
+@at_most(60)
 @given(layers=st.integers(1, 6), skips=st.integers(0, 6), seed=st.integers(0, 1000))
 def test_every_cut_is_one_path_with_the_traffic_of_its_plan(layers: int, skips: int, seed: int) -> None:
     profile = chain(layers, 1, seed, skips=skips)

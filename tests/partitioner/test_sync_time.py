@@ -61,7 +61,7 @@ def test_three_phase_pipelined_and_all_reduce_take_the_time_of_their_forms(
     assert all_reduce_s(size, replicas, up, down, latency_s) == pytest.approx(played_s, rel=1e-9)
 
 
-@pytest.mark.parametrize("replicas", [2, 3, 4, 8, 16])
+@pytest.mark.parametrize("replicas", [2, 3, 4, 8, pytest.param(16, marks=pytest.mark.slow)])
 def test_requests_are_those_of_the_transfers(replicas: int) -> None:
     ways = [*candidates(replicas), *((sync, Streams(1, 1, 1)) for sync in Sync)]
     for sync, streams in ways[::7]:

@@ -5,13 +5,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from funcpipe.core import Resource
 from funcpipe.errors import Cancelled, TaskFailed
 from funcpipe.scheduler.execute import TaskResult, execute
 from funcpipe.scheduler.graph import Graph, StepShape, build_graph
 from funcpipe.scheduler.tasks import Kind, Task
+from tests.examples import at_most
 from tests.scheduler.shapes import shapes
 
 FORWARD = Task(Kind.FORWARD, 0, 0, micro_batch=0)
@@ -29,7 +30,7 @@ def lanes_alive() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("funcpipe-")]
 
 
-@settings(deadline=None, max_examples=30)
+@at_most(30)
 @given(shapes())
 def test_every_task_of_a_worker_runs_once_after_what_it_needs(shape: StepShape) -> None:
     graph = build_graph(shape).of_worker(shape.stages - 1, 0)

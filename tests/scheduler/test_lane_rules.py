@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from funcpipe.core import Resource
@@ -22,6 +22,7 @@ from funcpipe.scheduler.lane_rules import ORDERS, SIDE_BY_SIDE, Order
 from funcpipe.scheduler.simulator.costs import Cost
 from funcpipe.scheduler.simulator.simulate import simulate
 from funcpipe.scheduler.tasks import Kind, Lane, Task
+from tests.examples import at_most
 from tests.scheduler.shapes import shapes
 
 
@@ -77,7 +78,7 @@ def moments(graph: Graph, worker: tuple[int, int], seed: int) -> tuple[list[Task
     return ends, may_start
 
 
-@settings(max_examples=40)
+@at_most(40)
 @given(shapes(), st.integers(0, 2**32), st.data())
 def test_the_executor_starts_each_task_when_the_simulator_may(shape: StepShape, seed: int, data: st.DataObject) -> None:
     graph = build_graph(shape)

@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from funcpipe.model.graph import trace
 from tests.model.graph.check import check
@@ -124,6 +123,8 @@ def test_an_encoder_with_masks_shows_its_layers() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_gradient_checkpointing_of_transformers_shows_the_blocks(reentrant: bool) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel  # takes seconds, and others are collected without it
+
     sizes: Any = {"n_layer": 2, "n_head": 2, "n_embd": 8, "vocab_size": 11, "n_positions": 8}
     config = GPT2Config(**sizes, attn_pdrop=0, embd_pdrop=0, resid_pdrop=0, bos_token_id=None, eos_token_id=None)
     plain = GPT2LMHeadModel(config)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from torch import Tensor, nn
 
 from funcpipe.model.graph import trace
@@ -115,6 +114,8 @@ def test_hooks_that_a_forward_installs_work_in_stages_and_leave_the_model() -> N
 
 @pytest.mark.slow
 def test_transformers_that_record_hidden_states_are_traced() -> None:
+    import transformers  # takes seconds, and others are collected without it
+
     config = transformers.LlamaConfig(
         hidden_size=16,
         intermediate_size=32,

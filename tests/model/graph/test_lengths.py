@@ -1,8 +1,10 @@
 """Lengths and batch sizes other than the sample's: what is computed equals the model's, or is refused."""
 
 import copy
+import itertools
 import math
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -176,9 +178,15 @@ def hidden_from_fx(kind: type[Sizes]) -> type[Sizes]:
     return Hidden
 
 
-@pytest.mark.parametrize("length", [9, 12])
-@pytest.mark.parametrize("hide", [False, True])
-@pytest.mark.parametrize("kind", [*CHOICES, *OTHERS])
+def ways() -> Iterator[Any]:
+    """What may be traced, by fx or hidden from it, at two lengths; `make check` has two of each four."""
+    for kind in [*CHOICES, *OTHERS]:
+        for hide, length in itertools.product((False, True), (9, 12)):
+            marks = [] if hide == (length == 12) else [pytest.mark.slow]
+            yield pytest.param(kind, hide, length, marks=marks)
+
+
+@pytest.mark.parametrize(("kind", "hide", "length"), [*ways()])
 def test_what_code_makes_of_sizes_is_right_or_refused(kind: type[Sizes], hide: bool, length: int) -> None:
     torch.manual_seed(0)
     model = hidden_from_fx(kind)() if hide else kind()

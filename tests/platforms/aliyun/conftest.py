@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from funcpipe.core import FunctionSize, Plan, PlatformSpec
+from funcpipe.platforms.aliyun import account as accounts
 from funcpipe.platforms.aliyun.account import Account
 from funcpipe.platforms.aliyun.deployment import Deployer
 from funcpipe.platforms.aliyun.functions import AliyunPlatform
@@ -46,7 +47,7 @@ def oss(monkeypatch: pytest.MonkeyPatch) -> Iterator[OssServer]:
 @contextmanager
 def serving(server: OssServer) -> Iterator[OssServer]:
     """The server, which answers as long as the context lasts."""
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     try:
         yield server
@@ -57,8 +58,10 @@ def serving(server: OssServer) -> Iterator[OssServer]:
 
 
 @pytest.fixture
-def cloud(oss: OssServer) -> Iterator[AliyunCloud]:
-    """An empty account."""
+def cloud(oss: OssServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[AliyunCloud]:
+    """An empty account, asked again a few milliseconds after a request that failed."""
+    for condition in accounts._RETRIES.retry_condition:
+        monkeypatch.setattr(condition.backoff, "period", 1)
     with aliyun_cloud() as cloud:
         yield cloud
 

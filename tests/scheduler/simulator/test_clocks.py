@@ -10,6 +10,7 @@ from funcpipe.scheduler.simulator.clocks import aligned, clock_corrections
 from funcpipe.scheduler.simulator.costs import Cost
 from funcpipe.scheduler.simulator.simulate import simulate
 from funcpipe.scheduler.tasks import Task, source_of
+from tests.examples import at_most
 from tests.scheduler.shapes import chain_routes, shapes
 
 
@@ -74,7 +75,7 @@ def test_messages_both_ways_find_the_difference_of_two_clocks() -> None:
     assert clock_corrections(events) == pytest.approx({(0, 0): 0.0, (1, 0): -ahead_s + 0.002})
 
 
-@settings(deadline=None, max_examples=50)
+@at_most(50)
 @given(st.integers(2, 4), st.integers(1, 3), st.data())
 def test_clocks_are_found_to_within_the_time_of_a_message(stages: int, replicas: int, data: st.DataObject) -> None:
     shape = StepShape(
