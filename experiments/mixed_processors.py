@@ -53,9 +53,9 @@ class MixedPlatform:
     def __post_init__(self) -> None:
         self.url, self.spec = self.first.url, self.first.spec
 
-    def check(self, plan: Plan) -> None:
+    def check(self, plan: Plan, *, run_s: float | None = None) -> None:
         """As the first platform."""
-        self.first.check(plan)
+        self.first.check(plan, run_s=run_s)
 
     def invoke(self, worker: Invocation) -> Handle:
         """Start a function where its attempt belongs; its name tells where that was."""
