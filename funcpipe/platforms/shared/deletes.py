@@ -16,6 +16,9 @@ def delete_each(delete: Callable[[str], None], keys: Sequence[str], *, at_once: 
             return error
         return None
 
+    if at_once == 1:  # as often as a local run deletes, a pool would cost more than the deletions
+        told([error for error in map(error_of, keys) if error is not None], len(keys))
+        return
     with ThreadPoolExecutor(at_once) as pool:
         told([error for error in pool.map(error_of, keys) if error is not None], len(keys))
 
