@@ -59,8 +59,8 @@ from tests.e2e.plans import even_plan
 from tests.in_process import make_job, run_workers
 
 PACKAGES: dict[str, Callable[[], Package]] = {"aws-lambda": lambda_package, "aliyun-fc": container_package}
-LIFETIME_S, PAUSE_S, POLL = 40.0, 1.0, Polling(every_s=1.0)
-SHORT, LONG = 8, 30  # steps; the last of three runs is the long one, and takes longer than a function may live
+LIFETIME_S, PAUSE_S, POLL = 25.0, 1.5, Polling(every_s=1.0)
+SHORT, LONG = 4, 12  # steps; the last of three runs is the long one, and takes longer than a function may live
 optimizer: Callable[..., torch.optim.Optimizer] = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 
 
@@ -149,6 +149,7 @@ def runs(stand: Stand, memory_limit_mb: int) -> Iterator[dict[str, Any]]:
             optimizer=optimizer,
             deadline_s=300.0,
         )
+        job = replace(job, prices=stand.platform.spec)
         faults = FaultTolerance(lifetime_s=LIFETIME_S) if steps == LONG else FaultTolerance()
         prepared = prepare(job, session_on(Site(stand.platform, open_storage(stand.url), stand.url)), faults=faults)
         before = {id(one): len(one.invoked_s) for one in stand.functions()}
@@ -180,7 +181,8 @@ def runs(stand: Stand, memory_limit_mb: int) -> Iterator[dict[str, Any]]:
 def function_row(stand: Stand, one: Any, served: int, limit_mb: int) -> dict[str, Any]:
     """What an execution environment has taken so far."""
     pss_mb, own_mb = memory_mb(one.process.pid)
-    start_s, peak_mb, new = one.ready_s - one.began_s, one.group.peak_mb(), len(one.invoked_s) - served
+    start_s = (one.ready_s or float("nan")) - one.began_s
+    peak_mb, new = one.group.peak_mb(), len(one.invoked_s) - served
     state = f"{pss_mb} MB now ({own_mb} MB its own)" if one.alive else "it has ended"
     number = stand.functions().index(one) + 1
     said(
@@ -225,7 +227,7 @@ def on_aliyun(bare: BareRoot, size: str, memory_mb: int, show: bool) -> Iterator
         docker = RegistryDocker(cloud, Path(folder))
         spec = load_spec("aliyun-fc")
         shape = shape_of(spec, name="funcpipe", sizes=(size,), repository="registry.test/you/funcpipe")
-        found = AliyunDeployer(account, docker=docker, oss=oss.endpoint).deploy(shape, container_package())
+        found = AliyunDeployer(account, say=said, docker=docker, oss=oss.endpoint).deploy(shape, container_package())
         url = f"oss://{found.bucket}/runs?endpoint={oss.endpoint}&region={REGION}"
         said(f"storage {url}")
         yield Stand(
