@@ -10,13 +10,13 @@ from alibabacloud_fc20230330 import models
 from botocore.exceptions import ClientError
 from darabonba.exceptions import DaraException
 
-from funcpipe.errors import StorageError
 from funcpipe.platforms.aliyun.account import Account as AliyunAccount
 from funcpipe.platforms.aliyun.account import code_of
+from funcpipe.platforms.aliyun.bucket import Bucket
 from funcpipe.platforms.aliyun.deployment import Deployer as AliyunDeployer
 from funcpipe.platforms.aliyun.functions import POLLING as ALIYUN_POLLING
 from funcpipe.platforms.aliyun.functions import AliyunPlatform
-from funcpipe.platforms.aliyun.names import bucket_name, role_name
+from funcpipe.platforms.aliyun.names import bucket_name, oss_endpoint, role_name
 from funcpipe.platforms.aliyun.template import container_package, shape_of
 from funcpipe.platforms.aws.account import Account as AwsAccount
 from funcpipe.platforms.aws.deployment import Deployer as AwsDeployer
@@ -25,7 +25,7 @@ from funcpipe.platforms.aws.functions import AwsPlatform
 from funcpipe.platforms.aws.image import lambda_package
 from funcpipe.platforms.aws.template import Shape, function_name, log_group
 from funcpipe.platforms.base import StorageUrls
-from funcpipe.platforms.catalog import load_spec, open_storage
+from funcpipe.platforms.catalog import load_spec
 from funcpipe.platforms.shared.docker import Docker
 from funcpipe.platforms.shared.polling import Polling
 from tests.cloud.check import LIFETIME_S, CloudUnderTest
@@ -144,12 +144,8 @@ def on_aliyun(
         except DaraException as error:
             if not code_of(error).startswith("EntityNotExist"):
                 raise
-        try:
-            open_storage(storage.client, retry_s=0).list("")
+        if Bucket(bucket, endpoint=oss or oss_endpoint(account.region, internal=False), region=account.region).exists():
             there.append(f"the bucket {bucket}")
-        except StorageError as error:
-            if "NoSuchBucket" not in str(error):
-                raise
         return there
 
     shape = shape_of(spec, name=NAME, sizes=(size.name,), repository=repository)
