@@ -6,7 +6,7 @@ OUT := out
 # Processes that may not keep what they compile would compile the package anew, each of them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-text test test-long chaos check format s3-server s3-server-stop clean
+.PHONY: help setup demo demo-text test test-long chaos check format s3-server s3-server-stop cloud-aws cloud-aliyun clean
 
 help:
 	@echo "make demo       train a residual network on handwritten digits over local functions"
@@ -16,6 +16,8 @@ help:
 	@echo "make chaos      two hundred and thirty runs in which things go wrong, and how they ended"
 	@echo "make check      format, lint, types and the quick tests"
 	@echo "make s3-server  install and start a real S3 server (Ceph's) on this machine, for the tests that want one"
+	@echo "make cloud-aws REGION=…                   whether it works on your account, for 0.50 dollars at most"
+	@echo "make cloud-aliyun REGION=… REPOSITORY=…   the same on Alibaba Cloud"
 	@echo "make format     put the code in the house format"
 	@echo "make clean      remove everything that was made"
 
@@ -59,6 +61,13 @@ s3-server: $(READY)
 
 s3-server-stop: $(READY)
 	$(BIN)/python scripts/s3_server.py stop $(OUT)/s3-server
+
+cloud-aws: $(READY)
+	$(BIN)/python -m experiments.cloud_check aws $(if $(REGION),--region $(REGION)) --max-usd 0.50
+
+cloud-aliyun: $(READY)
+	$(BIN)/python -m experiments.cloud_check aliyun $(if $(REGION),--region $(REGION)) \
+		$(if $(REPOSITORY),--repository $(REPOSITORY)) --max-usd 0.50
 
 clean:
 	rm -rf .venv $(OUT) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

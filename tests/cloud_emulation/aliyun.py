@@ -8,6 +8,7 @@ which is checked in full. Requests are recorded, and may be made to fail.
 import json
 import re
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from urllib.parse import parse_qsl, urlsplit
 from tests.cloud_emulation.acs3 import is_signed
 from tests.cloud_emulation.container import Instance
 from tests.cloud_emulation.log_service import LogProjects, call_of
+from tests.cloud_emulation.processes import Start, in_clean_folder
 from tests.cloud_emulation.ram import ACCOUNT, Ram
 from tests.contract.oss_server import REGION
 
@@ -53,6 +55,8 @@ class AliyunCloud(ThreadingHTTPServer):
         self.lines: list[str] = []
         self.logs = LogProjects()
         self.instances: dict[tuple[str, str], Instance] = {}
+        self.idle: list[Instance] = []
+        self.start: Start = in_clean_folder
         self.lock = threading.Lock()
         self.pool = ThreadPoolExecutor(32)
 
@@ -63,7 +67,6 @@ class AliyunCloud(ThreadingHTTPServer):
     def run(self, name: str, task: str, payload: bytes) -> None:
         """One event: an instance, its initialisation, the invocation; no retries unless they are configured."""
         record, function = self.tasks[name, task], self.functions[name]
-        image, command = self.images[function["customContainerConfig"]["image"]]
         with self.lock:
             if record["status"] == "Stopping":
                 record["status"] = "Stopped"
@@ -71,14 +74,24 @@ class AliyunCloud(ThreadingHTTPServer):
             if refused := self.refused_image(function):
                 record.update(status="Failed", taskErrorMessage=refused)
                 return
-            record["status"] = "Running"
-            instance = Instance(function, image, command, environment=self.environment, lines=self.lines)
-            self.instances[name, task] = instance
-        with instance:
-            status, message = instance.invoke(payload)
-        self.logs.keep(function, instance.id, instance.events)
+            record |= {"status": "Running", "startedTime": int(time.time() * 1000)}
+            instance = self.instances[name, task] = self._idle_or_new(function)
+        status, message = instance.invoke(payload)
+        self.logs.keep(function, instance.id, instance.take_events())
         with self.lock:
+            if instance.alive:
+                self.idle.append(instance)
             record.update(status="Stopped" if record["status"] == "Stopping" else status, taskErrorMessage=message)
+            record["durationMs"] = int(time.time() * 1000) - record["startedTime"]
+
+    def _idle_or_new(self, function: dict[str, Any]) -> Instance:
+        """An instance of the function as it is now that serves no event, or one that begins."""
+        for instance in self.idle:
+            if instance.function is function and instance.alive:
+                self.idle.remove(instance)
+                return instance
+        image, command = self.images[function["customContainerConfig"]["image"]]
+        return Instance(function, image, command, environment=self.environment, lines=self.lines, start=self.start)
 
     def stop(self, name: str, task: str) -> None:
         """End a task, whether it has begun or not; one that has ended stays as it is."""
@@ -120,8 +133,8 @@ class AliyunCloud(ThreadingHTTPServer):
 
     def close(self) -> None:
         self.shutdown()
-        for instance in self.instances.values():
-            instance.kill()
+        for instance in set(self.instances.values()):
+            instance.close()
         self.pool.shutdown(cancel_futures=True)
         self.server_close()
 
@@ -151,7 +164,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_POST = do_PUT = do_DELETE = do_GET
 
     def _other(self, call: str, body: bytes) -> None:
-        query = dict(parse_qsl(urlsplit(self.path).query)) | dict(parse_qsl(body.decode(errors="replace")))
+        query = self._query() | dict(parse_qsl(body.decode(errors="replace")))
         cloud = self.server
         match call:
             case "CreateFunction":
@@ -172,6 +185,9 @@ class _Handler(BaseHTTPRequestHandler):
             case _:
                 answer = cloud.ram.answer(call, query)
                 self._answer(answer.status, answer.value)
+
+    def _query(self) -> dict[str, str]:
+        return dict(parse_qsl(urlsplit(self.path).query))
 
     def _keep(self, value: dict[str, Any]) -> None:
         assert value["runtime"] == "custom-container"
@@ -208,8 +224,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, cloud.configs[name])
         elif rest == "/async-invoke-config" and self.command == "GET" and name in cloud.configs:
             self._answer(200, cloud.configs[name])
-        elif rest.startswith("/async-tasks/"):
-            self._of_task(name, rest.split("/")[2], rest.endswith("/stop"))
+        elif rest.startswith("/async-tasks"):
+            self._of_task(name, *rest.split("/")[2:])
         else:
             self._fail(404, "AsyncConfigNotExists", rest)
 
@@ -256,18 +272,20 @@ class _Handler(BaseHTTPRequestHandler):
             triggers[name, trigger] = kept
             self._answer(200, kept)
 
-    def _of_task(self, name: str, task: str, stop: bool) -> None:
-        found = self.server.tasks.get((name, task))
-        if found is None:
+    def _of_task(self, name: str, task: str | None = None, verb: str | None = None) -> None:
+        tasks = self.server.tasks
+        if task is None:
+            since_ms, own = int(self._query()["startedTimeBegin"]), [tasks[key] for key in tasks if key[0] == name]
+            self._answer(200, {"tasks": [one for one in own if one.get("startedTime", 0) >= since_ms]})
+        elif (name, task) not in tasks:
             self._fail(404, "AsyncTaskNotFound", task)
-            return
-        if stop:
-            self.server.stop(name, task)
-        self._answer(200, None if stop else found)
+        else:
+            if verb == "stop":
+                self.server.stop(name, task)
+            self._answer(200, None if verb else tasks[name, task])
 
     def _fail(self, status: int, code: str, message: str) -> None:
-        value = {"Code": code, "Message": message, "RequestId": str(uuid.uuid4())}
-        self._answer(status, value)
+        self._answer(status, {"Code": code, "Message": message, "RequestId": str(uuid.uuid4())})
 
     def _answer(self, status: int, value: object, headers: Mapping[str, str] | None = None) -> None:
         if self.server.lose_answer(self.call):

@@ -31,6 +31,7 @@ from tests.cloud_emulation.images import unpack
 from tests.cloud_emulation.lambda_logs import check_filter, write_failure, write_log
 from tests.cloud_emulation.lambda_runtime import REGION, Environment, Function, Invocation
 from tests.cloud_emulation.moto import moto_endpoint
+from tests.cloud_emulation.processes import Start, in_clean_folder
 from tests.cloud_emulation.stack_templates import allows_loops, oldest_s, retries
 
 _INVOKE = re.compile(r"/2015-03-31/functions/([\w-]+)/invocations")
@@ -59,6 +60,7 @@ class AwsCloud(ThreadingHTTPServer):
         self.lines: list[str] = []
         self.environment: dict[str, str] = {"AWS_ENDPOINT_URL": moto}
         self.timeout_s: float | None = None
+        self.start: Start = in_clean_folder
         self.limits = AccountLimits()
         self.states = FunctionStates()
         self.chains: list[int] = []
@@ -175,7 +177,7 @@ class AwsCloud(ThreadingHTTPServer):
                 if environment.function == function and environment.alive:
                     self.idle.remove(environment)
                     return environment
-        environment = Environment(function, self.lines.append)
+        environment = Environment(function, self.lines.append, self.start)
         self.environments.append(environment)
         return environment
 

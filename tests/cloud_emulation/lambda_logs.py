@@ -18,17 +18,18 @@ def write_log(logs: Any, group: str, environment: Environment, invocation: Invoc
     """Write an invocation to its environment's stream: the platform's events, and between them what was printed."""
     printed = [(moment_ms, text) for moment_ms, text in environment.take_events() if text.strip()]
     before = [event for event in printed if event[0] < began_ms]
+    ended_ms = int(time.time() * 1000)
     start = {"requestId": invocation.request_id, "version": "$LATEST"}
     report = {
         "requestId": invocation.request_id,
         "status": invocation.status,
         "metrics": {
-            "durationMs": 1000.0,
+            "durationMs": float(ended_ms - began_ms),
+            "billedDurationMs": float(ended_ms - began_ms),
             "memorySizeMB": environment.function.memory_mb,
             "maxMemoryUsedMB": invocation.peak_mb,
         },
     } | ({"errorType": invocation.error_type} if invocation.error_type else {})
-    ended_ms = int(time.time() * 1000)
     events = [
         *before,
         (began_ms, _platform_event(began_ms, "platform.start", start)),

@@ -11,9 +11,7 @@ import os
 import queue
 import re
 import signal
-import site
 import subprocess
-import sys
 import threading
 import time
 import uuid
@@ -24,6 +22,7 @@ from pathlib import Path
 
 from tests.cloud_emulation.images import unreadable
 from tests.cloud_emulation.memory_group import MemoryGroup
+from tests.cloud_emulation.processes import Start, in_clean_folder
 
 REGION, ACCOUNT = "us-east-1", "123456789012"
 
@@ -71,10 +70,12 @@ class Environment:
     """One execution environment; `say` gets each line that the function prints.
 
     `stream` is its log stream, `events` what it has printed since `take_events` was last called, with the moments.
+    `began_s` is when its process began, `ready_s` when that first asked for an invocation, `invoked_s` when each came.
     """
 
-    def __init__(self, function: Function, say: Callable[[str], None]) -> None:
+    def __init__(self, function: Function, say: Callable[[str], None], start: Start = in_clean_folder) -> None:
         self.function = function
+        self._begin = start
         moment = time.strftime("%Y/%m/%d", time.gmtime())
         self.stream = f"{moment}/{function.name}[$LATEST]{uuid.uuid4().hex}"
         self.events: list[tuple[int, str]] = []
@@ -84,14 +85,17 @@ class Environment:
         self._say = say
         self._server = _RuntimeServer(self)
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
-        self._group = MemoryGroup(function.memory_mb)
-        self._process = self._start()
+        self.group = MemoryGroup(function.memory_mb)
+        self.began_s = time.monotonic()
+        self.ready_s: float | None = None
+        self.invoked_s: list[float] = []
+        self.process = self._start()
         self._copying = threading.Thread(target=self._copy_lines, daemon=True)
         self._copying.start()
 
     @property
     def alive(self) -> bool:
-        return self._process.poll() is None
+        return self.process.poll() is None
 
     @property
     def busy(self) -> bool:
@@ -106,6 +110,7 @@ class Environment:
             return
         invocation.deadline_s = time.time() + self.function.timeout_s
         self.current = invocation
+        self.invoked_s.append(time.monotonic())
         self.invocations.put(invocation)
         while not invocation.ended.wait(0.02):
             if not self.alive:
@@ -115,7 +120,7 @@ class Environment:
                 late = f"Task timed out after {self.function.timeout_s:.2f} seconds"
                 text = f"RequestId: {invocation.request_id} Error: {late}"
                 invocation.end("timeout", _error("Sandbox.Timedout", text))
-        invocation.peak_mb = self._group.peak_mb() or _peak_mb(self._process.pid)
+        invocation.peak_mb = self.group.peak_mb() or _peak_mb(self.process.pid)
         self.current = None
 
     def take_events(self) -> list[tuple[int, str]]:
@@ -131,23 +136,18 @@ class Environment:
 
     def close(self) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
         self._copying.join()
         self._server.shutdown()
         self._server.server_close()
-        self._group.close()
+        self.group.close()
 
     def _start(self) -> "subprocess.Popen[str]":
-        packages = site.getsitepackages()[0]
         variables = {
-            "PATH": "/usr/local/bin:/usr/bin:/bin",
             "LANG": "en_US.UTF-8",
             "TZ": ":UTC",
-            "PYTHONPATH": f"{self.function.image}:{packages}",
-            "PYTHONUNBUFFERED": "1",
-            "OMP_NUM_THREADS": "1",
-            "LAMBDA_TASK_ROOT": str(self.function.image),
+            "LAMBDA_TASK_ROOT": "/var/task",
             "AWS_LAMBDA_RUNTIME_API": f"127.0.0.1:{self._server.server_address[1]}",
             "AWS_LAMBDA_FUNCTION_NAME": self.function.name,
             "AWS_LAMBDA_FUNCTION_MEMORY_SIZE": str(self.function.memory_mb),
@@ -158,29 +158,21 @@ class Environment:
             "AWS_DEFAULT_REGION": REGION,
             **self.function.environment,
         }
-        return subprocess.Popen(
-            [sys.executable, "-S", "-m", "awslambdaric", self.function.handler],  # -S: nothing that .pth files add
-            cwd=self.function.image,
-            env=variables,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-            preexec_fn=self._group.enter,
-        )
+        command = ("python", "-m", "awslambdaric", self.function.handler)
+        return self._begin(command, self.function.image, variables, self.group.enter)
 
     def _copy_lines(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as lines:
+        assert self.process.stdout is not None
+        with self.process.stdout as lines:
             for line in lines:
                 self.events.append((int(time.time() * 1000), line.rstrip("\n")))
                 self._say(line.rstrip("\n"))
 
     def _explain_death(self, invocation: Invocation) -> None:
-        code = self._process.wait()
+        code = self.process.wait()
         if self.init_error:
             invocation.end("error", self.init_error, "Runtime.InitError")
-        elif code == -signal.SIGKILL and self._group.was_exceeded():
+        elif code == -signal.SIGKILL and self.group.was_exceeded():
             text = f"RequestId: {invocation.request_id} Error: Runtime exited with error: signal: killed"
             invocation.end("error", _error("Runtime.OutOfMemory", text), "Runtime.OutOfMemory")
         else:
@@ -207,6 +199,8 @@ class _RuntimeHandler(BaseHTTPRequestHandler):
         if self.path != "/2018-06-01/runtime/invocation/next":
             self._answer(404)
             return
+        if self.server.environment.ready_s is None:
+            self.server.environment.ready_s = time.monotonic()
         invocation = self.server.environment.invocations.get()
         headers = {
             "Lambda-Runtime-Aws-Request-Id": invocation.request_id,

@@ -24,7 +24,7 @@ class Bucket:
         """Create the bucket and the expiry of its objects unless both exist; whether anything was changed."""
         try:
             changed = False
-            if not self._exists():
+            if not self.exists():
                 self._bucket.create_bucket(oss2.BUCKET_ACL_PRIVATE)
                 changed = True
             if self._expiry_days() != expiry_days:
@@ -37,7 +37,7 @@ class Bucket:
     def remove(self) -> None:
         """Delete the bucket and all it holds; none is no error."""
         try:
-            if self._exists():
+            if self.exists():
                 self._remove()
         except oss2.exceptions.OssError as error:
             raise _explained(self.name, error) from error
@@ -50,7 +50,8 @@ class Bucket:
                 self._bucket.delete_object(item.key)
             self._bucket.delete_bucket()
 
-    def _exists(self) -> bool:
+    def exists(self) -> bool:
+        """Whether the account has it."""
         try:
             self._bucket.get_bucket_info()
         except oss2.exceptions.NoSuchBucket:

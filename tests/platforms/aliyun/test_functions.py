@@ -74,9 +74,10 @@ def test_a_job_trains_on_function_compute_to_the_same_bits(
 
 @pytest.mark.slow
 def test_an_instance_loads_torch_before_its_first_event(platform: AliyunPlatform, url: str, cloud: AliyunCloud) -> None:
-    assert ended(platform, platform.invoke(worker(platform, url))).state is State.DONE
-    ((_, instance),) = cloud.instances.items()
-    assert instance.paths == ["/initialize", "/invoke"]
+    for _ in range(2):
+        assert ended(platform, platform.invoke(worker(platform, url))).state is State.DONE
+    (instance,) = set(cloud.instances.values())
+    assert instance.paths == ["/initialize", "/invoke", "/invoke"]
 
 
 @pytest.mark.slow
