@@ -186,7 +186,7 @@ class Restarting:
         functions = Functions(storage, actor.name)
         recovery = PeerRecovery(spec, storage, self.keys, functions.open, is_worker=False, clock=lambda: next(times))
         for _ in range(2):
-            recovery.check({spec.worker}, step=0, spent_usd=0.0, elapsed_s=0.0)
+            recovery.check({spec.worker}, step=0, account=RunAccount())
         return "restarted it"
 
 
