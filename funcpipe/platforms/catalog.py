@@ -89,7 +89,7 @@ def open_deployment(url: str, *, meter: RequestMeter | None = None) -> Deploymen
 
     A bare scheme stands for the name funcpipe in the environment's region. An `endpoint` in a URL of Alibaba Cloud
     stands for all its services; for AWS the environment's AWS_ENDPOINT_URL does. A `domain` there is a custom domain of
-    the bucket, by which clients reach it. `meter` counts what it asks of its bucket by itself, to watch and stop functions.
+    the bucket, by which clients reach it. `meter` counts what it asks of its bucket to watch and stop functions.
     """
     parts = urlsplit(url if "://" in url else f"{url}://funcpipe")
     options = dict(parse_qsl(parts.query, keep_blank_values=True))

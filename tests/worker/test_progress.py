@@ -56,6 +56,7 @@ def test_a_function_leaves_before_its_platform_ends_it_counted_from_its_invocati
     platform = Recording()
     worker = loaded(Invoked(at_s=time.monotonic() - age_s, lifetime_s=lifetime_s), platform)
     assert age_s <= worker.progress.age_s < age_s + 300
+    worker.lease.take()
     worker.successor.start_in_time(step_s=1.0, saving_s=1.0)
     assert (len(platform.invoked) == 1) is leaves
     if leaves:
