@@ -26,6 +26,7 @@ _STATUS = Path("/proc/self/status")
 _ENVIRONMENT = """
 import gc, sys
 from pathlib import Path
+from funcpipe.platforms import allocator
 from funcpipe.platforms.entry import function
 for file in sys.argv[1:]:
     function.main(Path(file).read_text())
@@ -39,6 +40,7 @@ for file in sys.argv[1:]:
     if file == sys.argv[1]:
         hungry = bytearray(b"1") * 300_000_000  # as another function here might have been
         del hungry
+        allocator.release()
 """
 
 

@@ -98,7 +98,7 @@ def test_a_function_on_lambda_knows_when_it_was_invoked_and_when_it_will_be_ende
 ) -> None:
     monkeypatch.setenv(aws_lambda.CONTROL, tmp_path.as_uri())
     seen: list[tuple[str, Invoked]] = []
-    monkeypatch.setattr(aws_lambda.entry, "run", lambda payload, invoked: seen.append((payload, invoked)))
+    monkeypatch.setattr(function, "run", lambda payload, invoked: seen.append((payload, invoked)))
     before_s = time.monotonic()
     assert aws_lambda.handler({"format": "x"}, LambdaContext()) == {"invocation": "request"}
     ((payload, invoked),) = seen
