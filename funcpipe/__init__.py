@@ -20,6 +20,7 @@ from funcpipe.core import (
     Plan,
     PlatformSpec,
     Recompute,
+    RequestCounts,
     RunLimits,
     RunSettings,
     ScheduleKind,
@@ -70,9 +71,11 @@ if TYPE_CHECKING:
     from funcpipe.client.control import RunStatus, WorkerStatus, clean, status, stop
     from funcpipe.client.results import Progress, RunResult
     from funcpipe.client.site import Site, open_site
+    from funcpipe.client.verdict import Verdict
     from funcpipe.partitioner.problem.pins import Pins
     from funcpipe.platforms.catalog import load_spec, open_deployment, open_platform, open_storage
     from funcpipe.profiler.buckets import Bucket
+    from funcpipe.runstate.liveness import WorkerState
     from funcpipe.scheduler.simulator.disturbances import Disturbances
     from funcpipe.training.verify import Verification
 
@@ -116,6 +119,7 @@ __all__ = [
     "Progress",
     "Recompute",
     "ReplicasDiffer",
+    "RequestCounts",
     "RunError",
     "RunHalted",
     "RunInterrupted",
@@ -140,10 +144,12 @@ __all__ = [
     "TaskFailed",
     "Trace",
     "TrainingSpec",
+    "Verdict",
     "Verification",
     "Wire",
     "WorkerFailed",
     "WorkerReport",
+    "WorkerState",
     "WorkerStatus",
     "clean",
     "load_spec",
@@ -175,7 +181,9 @@ _LAZY = {
     "open_storage": "platforms.catalog",
     "Bucket": "profiler.buckets",
     "Disturbances": "scheduler.simulator.disturbances",
+    "Verdict": "client.verdict",
     "Verification": "training.verify",
+    "WorkerState": "runstate.liveness",
 }
 """In which module of the package each name is that is loaded when it is first used."""
 

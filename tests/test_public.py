@@ -14,8 +14,9 @@ from funcpipe import errors
 SOURCE = ast.parse(Path(funcpipe.__file__).read_text())
 
 NAMES = """
-FuncPipe RunResult Progress Verification status stop clean RunStatus WorkerStatus
-TrainingSpec Pins Plan Stage Estimate ModelProfile PlatformSpec FunctionSize Trace Bill Bucket Disturbances
+FuncPipe RunResult Progress Verification status stop clean RunStatus Verdict WorkerStatus WorkerState
+TrainingSpec Pins Plan Stage Estimate ModelProfile PlatformSpec FunctionSize Trace Bill RequestCounts
+Bucket Disturbances
 FaultTolerance RunLimits RunSettings OnDrift OnOutOfMemory Wire Sync ScheduleKind Recompute OptimizerKind
 Outcome WorkerReport read write load_spec
 Storage Platform Deployment Handle Status State Cause StorageUrls

@@ -22,10 +22,11 @@ from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import is_superseded
 from funcpipe.runstate.limits import notice_steps
 from funcpipe.runstate.liveness import WorkerLife, WorkerState, find_life, read_heartbeats
-from funcpipe.runstate.owner import owned
+from funcpipe.runstate.owner import owned, told_if_taken
 
 _log = logging.getLogger(__name__)
 
+_MOST_POLL_S = 2.0  # each look at whether all workers have ended is several requests
 _SETTLE_S = 1.0  # then objects are deleted that functions wrote while they were ended
 
 
@@ -101,7 +102,7 @@ def status(
         run=run,
         generation=record.generation,
         steps=record.steps,
-        run_usd=max([beat.run_usd for beat in beats], default=record.spent_usd),
+        run_usd=max([beat.run_usd + beat.run_requests_usd for beat in beats], default=record.spent_usd),
         run_s=max([beat.run_s for beat in beats], default=record.elapsed_s),
         halt=None if halt is None else halt.reason,
         verdict=verdict,
@@ -129,25 +130,35 @@ def stop(
     specs = readable_documents(storage, WorkerSpec, storage.list(keys.payloads))
     heartbeat_s = max((spec.faults.heartbeat_s for spec in specs), default=0.0)
     step_s = min((beat.step_s for beat in beats if beat.step_s), default=None)
-    notice = 1 if step_s is None else notice_steps(heartbeat_s, step_s)  # workers give an order again that is too late
-    last = max((beat.step for beat in beats), default=record.first_step) + notice
-    _log.info("run %s: is to end after step %d", run, last)
-    halt_run(storage, keys, Halt(reason=reason, step=last))
-    until_s = time.monotonic() + wait_s
+    done = max((beat.step for beat in beats), default=record.first_step)
+    order_end(storage, keys, done=done, notice=notice_of(heartbeat_s, step_s), reason=reason)
+    until_s, pause_s = time.monotonic() + wait_s, POLL_S
     while time.monotonic() < until_s and not _all_ended(storage, keys, record):
-        time.sleep(POLL_S)
+        time.sleep(pause_s)
+        pause_s = min(1.5 * pause_s, _MOST_POLL_S)
     end_functions(storage, keys, open_platform)
     return status(storage, run, open_platform)
+
+
+def notice_of(heartbeat_s: float, step_s: float | None) -> int:
+    """How many steps ahead an order to end is given; workers give one again that comes too late."""
+    return notice_steps(heartbeat_s, step_s) if step_s else 1
+
+
+def order_end(storage: Storage, keys: Keys, *, done: int, notice: int, reason: str) -> None:
+    """Order a run that has done `done` steps to end `notice` steps later."""
+    _log.info("run %s: is to end after step %d", keys.run, done + notice)
+    halt_run(storage, keys, Halt(reason=reason, step=done + notice))
 
 
 def clean(storage: Storage, run: str, open_platform: OpenPlatform = open_by_url, *, take_over: bool = False) -> int:
     """End all functions of the run and delete all its objects; returns how many there were.
 
-    Raises RunUnknown, or RunTaken if another client owns the run, unless with `take_over`.
+    Raises RunUnknown, or RunTaken if another client owns the run, unless with `take_over`, or takes it over meanwhile.
     """
     if not storage.list(Keys(run).run_prefix):
         raise RunUnknown(f"there is no run {run!r} in this storage")
-    with owned(storage, run, take_over=take_over) as owner:
+    with told_if_taken(run), owned(storage, run, take_over=take_over) as owner:
         generations = list_generations(owner.storage, run)
         payloads = sum(len(owner.storage.list(keys.payloads)) for keys in generations)
         for keys in generations:

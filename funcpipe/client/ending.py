@@ -7,7 +7,7 @@ from funcpipe.errors import RunUnknown
 from funcpipe.platforms.base import OpenPlatform, Storage
 from funcpipe.runstate.generations import delete_generation, list_generations
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.owner import owned
+from funcpipe.runstate.owner import owned, told_if_taken
 
 _log = logging.getLogger(__name__)
 
@@ -15,9 +15,10 @@ _log = logging.getLogger(__name__)
 def take_over(storage: Storage, run: str, open_platform: OpenPlatform, *, wait_s: float = 60.0) -> None:
     """End what any other client does with `run`: its workers save a step and end, those left after `wait_s` at once.
 
-    The other client finds that it does not own the run any more, and leaves it alone.
+    The other client finds that it does not own the run any more, and leaves it alone. Raises RunTaken if a third client
+    takes the run over meanwhile.
     """
-    with owned(storage, run, take_over=True) as owner:
+    with told_if_taken(run), owned(storage, run, take_over=True) as owner:
         try:
             stop(owner.storage, run, open_platform, wait_s=wait_s, reason="another client takes it over")
         except RunUnknown:

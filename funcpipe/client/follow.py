@@ -1,15 +1,19 @@
 """Follow a run step by step to its end and collect what it leaves, or collect what a finished run has left."""
 
+import functools
 import logging
 import time
 
+from funcpipe.client.control import notice_of, order_end
 from funcpipe.client.failures import awaited_by
+from funcpipe.client.polling import StepPolls
 from funcpipe.client.prepare import PreparedRun
 from funcpipe.client.results import OnProgress, Progress, RunResult, collect
 from funcpipe.client.supervisor import POLL_S, Supervisor
-from funcpipe.core import OnDrift, RunRecord, StepReport, worker_name
+from funcpipe.core import OnDrift, RunRecord, StepReport, prices_of, worker_name
 from funcpipe.errors import DeadlineExceeded, ReplicasDiffer
 from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.limits import too_expensive
 from funcpipe.runstate.owner import Owner
 from funcpipe.runstate.replica_marks import last_differences
 from funcpipe.runstate.resume import ResumePoint
@@ -23,11 +27,14 @@ def follow(
 ) -> RunResult:
     """Watch the run step by step until all its workers have ended; returns what it leaves."""
     job, known, reader = prepared.job, prepared.running or prepared.resumed, StepReader(prepared.storage, keys)
+    polls, budget = StepPolls(prepared.faults.heartbeat_s), ClientBudget(prepared, keys)
     losses = list(known.losses) if known is not None else []
     samples, first, began_s = 0, len(losses), None
     for step in range(first, job.steps):
-        reports, waited = _await_step(prepared, reader, supervisor, step, owner)
+        reports, waited = await_step(prepared, reader, supervisor, step, owner, polls)
         supervisor.step_ended()
+        cost_usd = supervisor.cost_usd() + supervisor.requests_usd()
+        budget.keep(cost_usd, done=step + 1, step_s=polls.step_s)
         step_samples = sum(report.samples for report in reports)
         losses.append(sum(report.loss_sum for report in reports) / step_samples)
         if began_s is not None:
@@ -40,7 +47,7 @@ def follow(
                 steps=job.steps,
                 loss=losses[-1],
                 samples_per_s=0.0 if began_s is None else samples / max(time.monotonic() - began_s, POLL_S),
-                cost_usd=supervisor.cost_usd() + (step + 1 - first) * _step_request_usd(prepared),
+                cost_usd=cost_usd,
                 elapsed_s=supervisor.elapsed_s(),
             )
         )
@@ -58,6 +65,34 @@ def follow(
     )
 
 
+class ClientBudget:
+    """Orders a run to end before it costs more than its limit, with what this client asks of the storage.
+
+    Its functions do so by themselves, but do not know of the client's requests.
+    """
+
+    def __init__(self, prepared: PreparedRun, keys: Keys) -> None:
+        self._storage, self._keys = prepared.storage, keys
+        self._max_usd = prepared.limits.max_usd
+        self._heartbeat_s = prepared.faults.heartbeat_s
+        self._steps = prepared.job.steps
+        plan = prepared.job.plan
+        self._usd_s = sum(prices_of(plan, prepared.job.prices).function_usd_s) * plan.replicas
+        self._ordered = False
+
+    def keep(self, cost_usd: float, *, done: int, step_s: float) -> None:
+        """Give the order if the run, which has cost `cost_usd` for `done` steps, would exceed the limit before it ends.
+
+        A step takes `step_s`.
+        """
+        notice = notice_of(self._heartbeat_s, step_s)
+        if self._max_usd is None or self._ordered or done + notice >= self._steps:
+            return
+        if cost_usd + notice * step_s * self._usd_s > self._max_usd:
+            self._ordered = True
+            order_end(self._storage, self._keys, done=done, notice=notice, reason=too_expensive(self._max_usd))
+
+
 def collect_finished(prepared: PreparedRun, record: RunRecord, end: ResumePoint, on_progress: OnProgress) -> RunResult:
     """What a run has left whose functions have done all its steps and ended. `end` is what they had learned by then."""
     keys, account = Keys.of(record), prepared.account
@@ -68,7 +103,7 @@ def collect_finished(prepared: PreparedRun, record: RunRecord, end: ResumePoint,
                 steps=record.steps,
                 loss=end.losses[step],
                 samples_per_s=0.0,
-                cost_usd=account.spent_usd + (step + 1 - record.first_step) * _step_request_usd(prepared),
+                cost_usd=account.spent_usd + account.requests_usd,
                 elapsed_s=account.elapsed_s,
             )
         )
@@ -84,12 +119,6 @@ def collect_finished(prepared: PreparedRun, record: RunRecord, end: ResumePoint,
     )
 
 
-def _step_request_usd(prepared: PreparedRun) -> float:
-    """Dollars for the requests of a step, as the plan expects them."""
-    estimate = prepared.job.plan.estimate
-    return 0.0 if estimate is None else estimate.request_usd
-
-
 def _compare_replicas(prepared: PreparedRun, keys: Keys) -> None:
     """Tell which replicas do not hold, at the end, what the first one of their stage holds, which is the result."""
     plan = prepared.job.plan
@@ -102,8 +131,8 @@ def _compare_replicas(prepared: PreparedRun, keys: Keys) -> None:
         raise ReplicasDiffer(f"run {keys.run}: {differences[0]}; --on-drift copy would have told so, and gone on")
 
 
-def _await_step(
-    prepared: PreparedRun, reader: StepReader, supervisor: Supervisor, step: int, owner: Owner
+def await_step(
+    prepared: PreparedRun, reader: StepReader, supervisor: Supervisor, step: int, owner: Owner, polls: StepPolls
 ) -> tuple[list[StepReport], bool]:
     """What the replicas of the last stage report of `step`, and whether this client had to wait for it.
 
@@ -114,15 +143,18 @@ def _await_step(
     deadline_s = job.message_deadline_s + prepared.faults.cold_start_s + prepared.faults.start_s
     for replica in range(job.plan.replicas):
         worker = worker_name(len(job.plan.stages) - 1, replica)
-        until_s = time.monotonic() + deadline_s
-        while (report := reader.find(step, worker)) is None:
+        until_s = polls.now_s() + deadline_s
+
+        def look_after(worker: str = worker, until_s: float = until_s) -> None:
             owner.check()
             supervisor.poll()
-            if time.monotonic() > until_s:
+            if polls.now_s() > until_s:
                 awaited = awaited_by(prepared.storage, keys, worker)
                 why = f"; it waits for {awaited}" if awaited else ""
                 raise DeadlineExceeded(f"run {keys.run}: {worker} has not ended step {step} in {deadline_s:g} s{why}")
-            waited = True
-            time.sleep(POLL_S)
+
+        report, late = polls.until(functools.partial(reader.find, step, worker), look_after)
         reports.append(report)
+        waited = waited or late
+    polls.step_ended(waited=waited)
     return reports, waited

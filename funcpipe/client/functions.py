@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from funcpipe.core import Heartbeat, Outcome, WorkerSpec
+from funcpipe.core import Heartbeat, Outcome, RequestCounts, WorkerSpec
 from funcpipe.errors import Superseded
 from funcpipe.platforms.base import Platform, Storage
 from funcpipe.runstate.documents import POLL_S
@@ -52,7 +52,7 @@ class WatchedWorker:
     `beat` is the last heartbeat that was seen, by attempt and number, and `heard_s` when it was new; heartbeats were
     last looked for at `looked_s`. `restarts` counts since a step of the run last ended; another one, for
     `restart_cause`, is due at `restart_at_s` if that is not None. By its heartbeats it runs in a function of
-    `memory_mb`, and has used `peak_bytes` at most.
+    `memory_mb`, and has used `peak_bytes` at most; `requests` are those of each attempt.
     """
 
     spec: WorkerSpec
@@ -66,6 +66,16 @@ class WatchedWorker:
     looked_s: float = 0.0
     peak_bytes: int = 0
     memory_mb: int | None = None
+    requests: dict[int, RequestCounts] = field(default_factory=dict)
+
+    def hear(self, heartbeat: Heartbeat, now_s: float) -> None:
+        """Take note of what was the worker's last heartbeat at `now_s`."""
+        self.peak_bytes = max(self.peak_bytes, heartbeat.memory_bytes)
+        self.memory_mb = heartbeat.memory_mb
+        self.requests[heartbeat.attempt] = heartbeat.requests
+        beat = heartbeat.attempt, heartbeat.beat
+        if beat != self.beat:
+            self.beat, self.heard_s = beat, now_s
 
     def is_silent(self, now_s: float) -> bool:
         """Whether its newest function is asleep or never began: nothing was heard of it for too long."""

@@ -10,7 +10,7 @@ from funcpipe.client.ending import end_generation, end_leftovers
 from funcpipe.client.follow import collect_finished, follow
 from funcpipe.client.onlookers import OnlyOnce, look_on, still_there
 from funcpipe.client.prepare import PreparedRun
-from funcpipe.client.results import OnProgress, RunResult, ignore_progress
+from funcpipe.client.results import OnProgress, RunResult, ignore_progress, with_client
 from funcpipe.client.supervisor import Supervisor
 from funcpipe.client.upload import upload
 from funcpipe.core import RunRecord
@@ -49,16 +49,17 @@ def launch(prepared: PreparedRun, on_progress: OnProgress = ignore_progress) -> 
     """
     if prepared.running is not None:
         with _told_what_next(prepared, kept=True):
-            return _watch(prepared, prepared.running, on_progress)
+            return _billed(prepared, _watch(prepared, prepared.running, on_progress))
     run, kept = prepared.name, prepared.faults.keep
     try:
         with _told_what_next(prepared, kept=kept), kept_by_client(run), _owned(prepared) as owner:
             fenced, keys = _begin(prepared, owner)
             with _objects_removed(owner, run, keep=kept), _supervisor(fenced, keys, owner, keep=kept) as supervisor:
                 _start(fenced, keys, supervisor)
-                return follow(fenced, keys, supervisor, on_progress, owner)
+                result = follow(fenced, keys, supervisor, on_progress, owner)
     except KeyboardInterrupt:
         raise RunInterrupted(run, running=False, kept=kept, storage=prepared.storage_url) from None
+    return _billed(prepared, result)
 
 
 def launch_detached(prepared: PreparedRun) -> str:
@@ -72,7 +73,17 @@ def launch_detached(prepared: PreparedRun) -> str:
         with _supervisor(fenced, keys, owner) as supervisor:
             _start(fenced, keys, supervisor, detached=True)
             supervisor.detach()
+    counts = prepared.meter.counts
+    _log.info(
+        "run %s: to start it, this client made %d puts, %d lists and %d gets: $%.6f, which no later bill has",
+        *(prepared.name, counts.puts, counts.lists, counts.gets, prepared.job.prices.counted_usd(counts)),
+    )
     return prepared.name
+
+
+def _billed(prepared: PreparedRun, result: RunResult) -> RunResult:
+    """`result` with all requests of this client in its bill: nothing of the run is left that it would ask for."""
+    return replace(result, bill=with_client(result.bill, prepared.meter.counts, prepared.job.prices))
 
 
 def _watch(prepared: PreparedRun, record: RunRecord, on_progress: OnProgress) -> RunResult:
@@ -154,6 +165,7 @@ def _supervisor(prepared: PreparedRun, keys: Keys, owner: Owner, *, keep: bool =
         account=prepared.account,
         keep=keep,
         check_owner=owner.check_now,
+        meter=prepared.meter,
     )
 
 

@@ -1,10 +1,12 @@
 """Clients that see how far a run comes which another client looks after."""
 
+import contextlib
+import functools
 import itertools
 import time
 
+from funcpipe.client.polling import StepPolls
 from funcpipe.client.results import OnProgress, Progress
-from funcpipe.client.supervisor import POLL_S
 from funcpipe.core import RunRecord, StepReport, worker_name
 from funcpipe.errors import RunUnknown
 from funcpipe.platforms.base import Storage
@@ -43,28 +45,46 @@ def look_on(storage: Storage, record: RunRecord, on_progress: OnProgress) -> Non
 
     Nothing is written meanwhile.
     """
-    sight, looked_s, losses = OwnerSight(storage, record.run), -BEAT_S, list(record.losses)
-    reader = StepReader(storage, Keys.of(record))
+    losses, polls = list(record.losses), StepPolls(BEAT_S)
+    reader, owner = StepReader(storage, Keys.of(record)), _OwnerLook(storage, record)
     for step in itertools.count(len(losses)):
-        while (reports := _reports(reader, record, step)) is None:
-            if time.monotonic() - looked_s >= BEAT_S:
-                looked_s = time.monotonic()
-                still_there(storage, record)
-                if sight.look() is Ownership.FREE:
-                    return
-            time.sleep(POLL_S)
-        losses.append(sum(report.loss_sum for report in reports) / sum(report.samples for report in reports))
-        account = spent_so_far(storage, record)
-        on_progress(
-            Progress(
-                step=step + 1,
-                steps=record.steps,
-                loss=losses[-1],
-                samples_per_s=0.0,
-                cost_usd=account.spent_usd,
-                elapsed_s=account.elapsed_s,
+        with contextlib.suppress(_OwnerGone):
+            reports, waited = polls.until(functools.partial(_reports, reader, record, step), owner.look)
+            polls.step_ended(waited=waited)
+            losses.append(sum(report.loss_sum for report in reports) / sum(report.samples for report in reports))
+            account = spent_so_far(storage, record)
+            on_progress(
+                Progress(
+                    step=step + 1,
+                    steps=record.steps,
+                    loss=losses[-1],
+                    samples_per_s=0.0,
+                    cost_usd=account.spent_usd + account.requests_usd,
+                    elapsed_s=account.elapsed_s,
+                )
             )
-        )
+            continue
+        return
+
+
+class _OwnerGone(Exception):
+    """The client that looked after the run does so no more."""
+
+
+class _OwnerLook:
+    """Looks now and then whether a run is still looked after."""
+
+    def __init__(self, storage: Storage, record: RunRecord) -> None:
+        self._storage, self._record = storage, record
+        self._sight, self._looked_s = OwnerSight(storage, record.run), -BEAT_S
+
+    def look(self) -> None:
+        """Raise _OwnerGone if nobody looks after the run, RunUnknown if it has ended."""
+        if time.monotonic() - self._looked_s >= BEAT_S:
+            self._looked_s = time.monotonic()
+            still_there(self._storage, self._record)
+            if self._sight.look() is Ownership.FREE:
+                raise _OwnerGone
 
 
 def _reports(reader: StepReader, record: RunRecord, step: int) -> list[StepReport] | None:

@@ -4,7 +4,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from funcpipe.client.earlier_run import EarlierRun, as_uploaded, earlier_run, take_over_for
 from funcpipe.client.job import Job, Learner, SampleOrder, make_job
@@ -31,6 +31,7 @@ from funcpipe.model.split import StageModule, dump_stage, split, stage_bounds
 from funcpipe.partitioner.cost.evaluate import size_of
 from funcpipe.platforms.base import OpenPlatform, Platform, Storage
 from funcpipe.platforms.catalog import open_platform
+from funcpipe.platforms.request_meter import RequestMeter
 from funcpipe.runstate.owner import refuse_if_owned
 from funcpipe.runstate.resume import ResumePoint
 from funcpipe.runstate.spending import spent_so_far, spent_with_requests
@@ -48,7 +49,7 @@ class PreparedRun:
 
     `account` is what it has cost and taken so far. It goes on from `resumed`, if that is given. `running` is the record
     of a run that functions on `platform` are still training, or have trained to its end if `resumed` is given too: it
-    is to be watched or collected, and nothing is to be started.
+    is to be watched or collected, and nothing is to be started. `meter` counts what this client asks of the storage.
     """
 
     job: Job
@@ -63,6 +64,7 @@ class PreparedRun:
     resumed: ResumePoint | None = None
     running: RunRecord | None = None
     reopen: OpenPlatform = open_platform
+    meter: RequestMeter = field(default_factory=RequestMeter)
 
     @property
     def has_finished(self) -> bool:
@@ -136,6 +138,7 @@ def prepare(
         resumed=before.resumed,
         running=record if before.platform is not None else None,
         reopen=session.reopen,
+        meter=session.meter,
     )
 
 

@@ -1,19 +1,30 @@
 """What a run tells its client while it goes on, and what it leaves: read from storage here, and nowhere else."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
 from funcpipe.client.functions import WatchedFunction, unwatched_functions
-from funcpipe.core import Bill, Event, Events, Plan, PlatformSpec, Source, Trace, WorkerReport, prices_of
+from funcpipe.core import (
+    Bill,
+    Event,
+    Events,
+    Plan,
+    PlatformSpec,
+    RequestCounts,
+    Source,
+    Trace,
+    WorkerReport,
+    prices_of,
+)
 from funcpipe.errors import RunUnknown
 from funcpipe.model.split.module_state import Attributes
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.checkpoints import Checkpoints
 from funcpipe.runstate.documents import readable_documents
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.spending import request_usd, worker_reports
+from funcpipe.runstate.spending import request_usd, told_requests, worker_reports
 from funcpipe.scheduler.simulator.clocks import aligned
 from funcpipe.training.state import StageState, merge_stages
 from funcpipe.training.state_shards import unshard
@@ -24,8 +35,8 @@ class Progress:
     """How far a run has come: `step` of `steps` has ended, with the mean `loss` over its samples.
 
     `samples_per_s` is what this client has seen since the first step that it waited for. `cost_usd` is what the run has
-    cost since it was first started: its functions' time, and as many requests as the plan expects. `elapsed_s` is how
-    long it has taken.
+    cost since it was first started: its functions' time, their requests as far as they have told, and this client's.
+    `elapsed_s` is how long it has taken.
     """
 
     step: int
@@ -76,8 +87,8 @@ def collect(
 ) -> RunResult:
     """What a run leaves whose workers have all finished. `earlier_usd` is what it had cost before it was resumed.
 
-    The bill counts all functions of the run, those too that this client has not `watched`. What was learned is read
-    from storage unless it is `trained`.
+    The bill counts all functions of the run, those too that this client has not `watched`, but not this client's own
+    requests, which are not over yet (`with_client`). What was learned is read from storage unless it is `trained`.
     """
     reports = worker_reports(storage, keys)
     functions = [*watched, *unwatched_functions(storage, keys, watched)]
@@ -87,19 +98,24 @@ def collect(
         losses=losses,
         tensors=trained.state_dict(),
         trace=_trace(storage, keys, plan, prices),
-        bill=bill(functions, reports, prices, earlier_usd=earlier_usd),
+        bill=bill(functions, reports, told_requests(storage, keys, reports), prices, earlier_usd=earlier_usd),
         workers=reports,
         attributes=trained.attributes(),
     )
 
 
 def bill(
-    functions: Sequence[WatchedFunction], reports: Sequence[WorkerReport], prices: PlatformSpec, *, earlier_usd: float
+    functions: Sequence[WatchedFunction],
+    reports: Sequence[WorkerReport],
+    requests: RequestCounts,
+    prices: PlatformSpec,
+    *,
+    earlier_usd: float,
 ) -> Bill:
-    """What functions that have all ended took.
+    """What functions that have all ended took, and what their `requests` cost.
 
-    A function that has left a report says itself how long it ran. The requests of those that died without one are not
-    known. Of several functions that were started as one attempt, the report is the last one's.
+    A function that has left a report says itself how long it ran. Of several functions that were started as one
+    attempt, the report is the last one's.
     """
     alive_s = {(report.worker, report.attempt): report.alive_s for report in reports}
     in_order = sorted(functions, key=lambda function: function.started.started_at_s)
@@ -114,11 +130,24 @@ def bill(
         platform=prices.name,
         functions=len(functions),
         function_seconds=sum(seconds),
-        puts=sum(report.puts for report in reports),
-        gets=sum(report.gets for report in reports),
+        puts=requests.puts,
+        lists=requests.lists,
+        gets=requests.gets,
         compute_usd=sum(s * function.started.usd_s for s, function in zip(seconds, functions, strict=True)),
-        request_usd=request_usd(reports, prices, functions=len(functions)),
+        request_usd=request_usd(requests, prices, functions=len(functions)),
         earlier_usd=earlier_usd,
+    )
+
+
+def with_client(made: Bill, client: RequestCounts, prices: PlatformSpec) -> Bill:
+    """The bill `made` for functions, with what this client has asked of the storage."""
+    return replace(
+        made,
+        puts=made.puts + client.puts,
+        lists=made.lists + client.lists,
+        gets=made.gets + client.gets,
+        request_usd=made.request_usd + prices.counted_usd(client),
+        client=client,
     )
 
 

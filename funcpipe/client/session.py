@@ -1,9 +1,10 @@
 """Where a run runs: the storage that its objects lie in, and the platform of its functions."""
 
 import contextlib
+import functools
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from funcpipe.client.site import Site, open_local
@@ -11,6 +12,8 @@ from funcpipe.core import PlatformSpec, RunSettings
 from funcpipe.errors import InvalidValue
 from funcpipe.platforms.base import OpenPlatform, Platform, Storage
 from funcpipe.platforms.catalog import LOCAL, load_spec, open_deployment, open_platform, open_storage
+from funcpipe.platforms.request_meter import RequestMeter
+from funcpipe.platforms.wrappers import Counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +22,7 @@ class Session:
 
     `functions` starts new functions; it is called once all other checks are made. `reopen` finds the platform of
     functions that run already, by its URL. `like` is the platform whose limits are imposed on local functions. Objects
-    of a run that has failed stay if the storage `lasts`.
+    of a run that has failed stay if the storage `lasts`. `meter` counts what this client asks of the storage.
     """
 
     storage: Storage
@@ -28,11 +31,19 @@ class Session:
     reopen: OpenPlatform = open_platform
     like: PlatformSpec | None = None
     lasts: bool = False
+    meter: RequestMeter = field(default_factory=RequestMeter)
 
 
 def session_on(site: Site, *, reopen: OpenPlatform = open_platform) -> Session:
     """A session on a platform and a storage that are open already."""
-    return Session(storage=site.storage, storage_url=site.storage_url, functions=lambda: site.platform, reopen=reopen)
+    meter = RequestMeter()
+    return Session(
+        storage=Counted(site.storage, meter),
+        storage_url=site.storage_url,
+        functions=lambda: site.platform,
+        reopen=reopen,
+        meter=meter,
+    )
 
 
 @contextlib.contextmanager
@@ -48,26 +59,37 @@ def open_session(
         raise InvalidValue("like", imposed.name, f"is for the platform {LOCAL!r}: {platform} has its own limits")
     if platform == LOCAL and settings.resume is not None and settings.storage is None:
         raise InvalidValue("resume", settings.resume, "needs the storage that the run lies in")
+    meter = RequestMeter()
     with contextlib.ExitStack() as stack:
-        url, storage = _storage(platform, settings, stack)
+        url, storage = _storage(platform, settings, stack, meter)
 
         def functions() -> Platform:
             if platform != LOCAL:
-                return open_deployment(platform)
+                return open_deployment(platform, meter=meter)
             return stack.enter_context(open_local(imposed, silent=silent))
 
         lasts = settings.storage is not None or platform != LOCAL
-        yield Session(storage=storage, storage_url=url, functions=functions, like=imposed, lasts=lasts)
+        yield Session(
+            storage=storage,
+            storage_url=url,
+            functions=functions,
+            reopen=functools.partial(open_platform, meter=meter),
+            like=imposed,
+            lasts=lasts,
+            meter=meter,
+        )
 
 
-def _storage(platform: str, settings: RunSettings, stack: contextlib.ExitStack) -> tuple[str, Storage]:
+def _storage(
+    platform: str, settings: RunSettings, stack: contextlib.ExitStack, meter: RequestMeter
+) -> tuple[str, Storage]:
     """The URL by which functions open the storage, and the storage as this client opens it."""
     retry_s = settings.message_deadline_s
     if settings.storage is not None:
-        return settings.storage, open_storage(settings.storage, retry_s=retry_s)
+        return settings.storage, open_storage(settings.storage, retry_s=retry_s, meter=meter)
     if platform != LOCAL:
         urls = open_deployment(platform).storage_urls
-        return urls.functions, open_storage(urls.client, retry_s=retry_s)
+        return urls.functions, open_storage(urls.client, retry_s=retry_s, meter=meter)
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="funcpipe-"))
     url = Path(folder).resolve().as_uri()
-    return url, open_storage(url, retry_s=retry_s)
+    return url, open_storage(url, retry_s=retry_s, meter=meter)

@@ -13,18 +13,10 @@ from dataclasses import replace
 from funcpipe.client.failures import final_failures, first_failure, how_it_ended
 from funcpipe.client.functions import WatchedFunction, WatchedWorker, attached, await_end, joined, start_as_owner
 from funcpipe.client.growth import grown
-from funcpipe.core import (
-    MB,
-    OnOutOfMemory,
-    Outcome,
-    PlatformSpec,
-    RunAccount,
-    WorkerReport,
-    WorkerSpec,
-    prices_of,
-)
+from funcpipe.core import MB, OnOutOfMemory, Outcome, PlatformSpec, RunAccount, WorkerReport, WorkerSpec, prices_of
 from funcpipe.errors import DeadlineExceeded, PlatformError, RunHalted, Superseded, WorkerFailed
 from funcpipe.platforms.base import Cause, Platform, State, Status, Storage
+from funcpipe.platforms.request_meter import RequestMeter
 from funcpipe.runstate.detached import unmark_run
 from funcpipe.runstate.documents import find_document, put_document
 from funcpipe.runstate.functions import MAX_RESTARTS, OUT_OF_REACH_S, StartedFunction, list_functions, stop_functions
@@ -58,6 +50,7 @@ class Supervisor:
         account: RunAccount,
         keep: bool = True,
         check_owner: Callable[[], None] = lambda: None,
+        meter: RequestMeter | None = None,
     ) -> None:
         self._storage = storage
         self._keys = keys
@@ -66,6 +59,7 @@ class Supervisor:
         self._account = account
         self._keep = keep
         self._check_owner = check_owner
+        self._meter = meter or RequestMeter()
         self._workers: dict[str, WatchedWorker] = {}
         self._began_s = time.monotonic()
         self._attached = self._detached = False
@@ -148,6 +142,11 @@ class Supervisor:
         watched = sum(function.watched_s() * function.started.usd_s for function in self.functions())
         return self._account.spent_usd + watched
 
+    def requests_usd(self) -> float:
+        """Dollars for what the functions have asked of the storage, as they last told, and for what this client has."""
+        told = [counts for worker in self._workers.values() for counts in worker.requests.values()]
+        return self._prices.counted_usd(sum(told, self._meter.counts))
+
     def elapsed_s(self) -> float:
         """How long the run has taken, with what it had taken before."""
         return self._account.elapsed_s + time.monotonic() - self._began_s
@@ -213,13 +212,8 @@ class Supervisor:
 
     def _look_at_heartbeat(self, worker: WatchedWorker, now_s: float) -> None:
         heartbeat = newest_heartbeat(self._storage, self._keys, worker.spec.worker)
-        if heartbeat is None:
-            return
-        worker.peak_bytes = max(worker.peak_bytes, heartbeat.memory_bytes)
-        worker.memory_mb = heartbeat.memory_mb
-        beat = heartbeat.attempt, heartbeat.beat
-        if beat != worker.beat:
-            worker.beat, worker.heard_s = beat, now_s
+        if heartbeat is not None:
+            worker.hear(heartbeat, now_s)
 
     def _adopt(self, worker: WatchedWorker) -> bool:
         """Watch the function that goes on, if there is one: a successor, or whichever was first as this attempt."""
@@ -253,8 +247,8 @@ class Supervisor:
         newest = newest_attempt(self._storage, self._keys, name)
         attempt = 0 if newest is None else newest + 1
         _log.warning("run %s: restarts worker %s as attempt %d: it %s", self._keys.run, name, attempt, why)
-        account = replace(worker.spec.account, spent_usd=self.cost_usd(), elapsed_s=self.elapsed_s())
-        self._invoke(worker, replace(worker.spec, attempt=attempt, account=account))
+        spent = {"spent_usd": self.cost_usd(), "elapsed_s": self.elapsed_s(), "requests_usd": self.requests_usd()}
+        self._invoke(worker, replace(worker.spec, attempt=attempt, account=replace(worker.spec.account, **spent)))
 
     def _out_of_memory(self, worker: WatchedWorker, peak_bytes: int) -> None:
         """Restart the worker in a larger function, if that is wanted and there is one."""

@@ -51,6 +51,13 @@ def upload(prepared: PreparedRun, keys: Keys) -> Iterator[WorkerSpec]:
 
 
 def _account(prepared: PreparedRun, stage: int) -> RunAccount:
-    """What the run has cost and taken so far, and what it and a function of `stage` cost a second."""
-    usd_s = prices_of(prepared.job.plan, prepared.job.prices).function_usd_s
-    return replace(prepared.account, run_usd_s=sum(usd_s) * prepared.job.plan.replicas, usd_s=usd_s[stage])
+    """What the run has cost and taken so far, and what it, a function of `stage` and requests cost."""
+    prices = prepared.job.prices
+    usd_s = prices_of(prepared.job.plan, prices).function_usd_s
+    return replace(
+        prepared.account,
+        run_usd_s=sum(usd_s) * prepared.job.plan.replicas,
+        usd_s=usd_s[stage],
+        put_usd=prices.price_put_usd,
+        get_usd=prices.price_get_usd,
+    )

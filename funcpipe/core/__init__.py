@@ -14,7 +14,7 @@ from funcpipe.core.plan import (
     TrainingSpec,
     usual_streams,
 )
-from funcpipe.core.platform import MB, FunctionSize, PlatformSpec
+from funcpipe.core.platform import LIST_KEYS, MB, FunctionSize, PlatformSpec, RequestCounts
 from funcpipe.core.probe import LayerReport, MachineReport, ProbeSpec
 from funcpipe.core.profile import LayerProfile, ModelProfile, ProfiledBucket, TensorProfile, TiedParameter
 from funcpipe.core.routes import ActivationRoute, GradientRoute, Routes, TieRoute, find_routes, stages_of_layers
@@ -52,6 +52,7 @@ from funcpipe.core.trace import (
 from funcpipe.core.watch import MARKS, WatchSpec
 
 __all__ = [
+    "LIST_KEYS",
     "MARKS",
     "MB",
     "ActivationRoute",
@@ -88,6 +89,7 @@ __all__ = [
     "ProfiledBucket",
     "Recompute",
     "ReplicaMark",
+    "RequestCounts",
     "Resource",
     "Restart",
     "Routes",

@@ -10,6 +10,32 @@ from funcpipe.errors import InvalidValue
 MB = 1024 * 1024  # of function memory, as the platforms count it
 
 
+LIST_KEYS = 1000
+"""How many keys one request lists at most: as many as S3 and OSS tell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestCounts:
+    """Storage requests and bytes. `empty_gets`, among the gets, found no object; deletions cost nothing, and count not.
+
+    A request counts if a cloud bills it: if it was answered, or refused for what it asked (no such object, or one that
+    is there already), but not if the server failed
+    (https://docs.aws.amazon.com/AmazonS3/latest/userguide/ErrorCodeBilling.html, November 2026).
+    """
+
+    puts: int = 0
+    lists: int = 0
+    gets: int = 0
+    empty_gets: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+
+    def __add__(self, other: "RequestCounts") -> "RequestCounts":
+        return RequestCounts(
+            **{item.name: getattr(self, item.name) + getattr(other, item.name) for item in fields(self)}
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionSize:
     """One size of function on offer: memory (1 MB = 2^20 bytes), virtual processors, link, price, cold start."""
@@ -101,6 +127,10 @@ class PlatformSpec:
         """Dollars for storage requests; `empty_gets`, among the gets, found no object."""
         empty_usd = self.price_get_usd if self.price_empty_get_usd is None else self.price_empty_get_usd
         return puts * self.price_put_usd + (gets - empty_gets) * self.price_get_usd + empty_gets * empty_usd
+
+    def counted_usd(self, counts: RequestCounts) -> float:
+        """Dollars for the requests in `counts`. A listing costs as much as a put, at S3 and at OSS."""
+        return self.request_usd(counts.puts + counts.lists, counts.gets)
 
     def size(self, name: str) -> FunctionSize:
         """The size called `name`; raises InvalidValue with the names of all sizes."""

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Protocol
 from funcpipe.core import checks
 from funcpipe.core.names import worker_name
 from funcpipe.core.plan import Plan
+from funcpipe.core.platform import RequestCounts
 from funcpipe.core.runstate import Outcome, RunAccount
 from funcpipe.core.settings import FaultTolerance, RunLimits
 from funcpipe.errors import InvalidValue
@@ -179,6 +180,12 @@ class WorkerReport:
     alive_s: float = 0.0
     usd_s: float = 0.0
     instructions: str = ""
+    lists: int = 0
+
+    @property
+    def requests(self) -> RequestCounts:
+        """The attempt's storage requests."""
+        return RequestCounts(**{item.name: getattr(self, item.name) for item in dataclasses.fields(RequestCounts)})
 
     @property
     def is_final(self) -> bool:
@@ -190,7 +197,12 @@ class WorkerReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bill:
-    """What a run used and cost, at the prices of `platform`; `earlier_usd` is what it cost before it was resumed."""
+    """What a run used and cost, at the prices of `platform`; `earlier_usd` is what it cost before it was resumed.
+
+    `puts`, `lists` and `gets` are the requests of all its functions, and of the client that makes the bill, which alone
+    are those in `client`. Functions that died told of their requests with their last heartbeats: what they asked for
+    afterwards, within `heartbeat_s` at most, is missing, and so is what a function did that never became its worker.
+    """
 
     FORMAT: ClassVar[str] = "funcpipe.bill/1"
 
@@ -202,6 +214,8 @@ class Bill:
     compute_usd: float
     request_usd: float
     earlier_usd: float = 0.0
+    lists: int = 0
+    client: RequestCounts = field(default_factory=RequestCounts)
 
     @property
     def cost_usd(self) -> float:

@@ -1,12 +1,13 @@
 """The documents that a run keeps in storage: leases, checkpoints, heartbeats, halts, records."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import ClassVar
 
 from funcpipe.core import checks
 from funcpipe.core.plan import Plan
+from funcpipe.core.platform import RequestCounts
 
 
 class Outcome(Enum):
@@ -21,19 +22,27 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunAccount:
-    """What a run had cost and taken when a function was invoked, and what functions cost a second.
+    """What a run had cost and taken when a function was invoked, and what functions and requests cost.
 
-    All functions of the run together cost `run_usd_s`, this one costs `usd_s`.
+    It had cost `spent_usd`, and `requests_usd` for the requests of this generation. All functions of the run together
+    cost `run_usd_s` a second, this one costs `usd_s`; a put or a listing costs `put_usd`, a get `get_usd`.
     """
 
     spent_usd: float = 0.0
     elapsed_s: float = 0.0
     run_usd_s: float = 0.0
     usd_s: float = 0.0
+    requests_usd: float = 0.0
+    put_usd: float = 0.0
+    get_usd: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("spent_usd", "elapsed_s", "run_usd_s", "usd_s"):
-            checks.at_least(name, getattr(self, name), 0)
+        for item in fields(self):
+            checks.at_least(item.name, getattr(self, item.name), 0)
+
+    def counted_usd(self, counts: RequestCounts) -> float:
+        """Dollars for the requests in `counts`."""
+        return (counts.puts + counts.lists) * self.put_usd + counts.gets * self.get_usd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,8 +177,10 @@ class Heartbeat:
     """The state of an attempt of a worker, written anew with every `beat`.
 
     `alive_s` is the age of the attempt, `step_s` the duration of a step. `spent_usd` is what the worker has cost,
-    `run_usd` and `run_s` what the run has cost and taken. `saved_step` is the newest step whose checkpoint the worker
-    knows of; `sent_at_s` is the time by its own clock. `instructions` are those of its processor that torch uses.
+    `run_usd` and `run_s` what the run has cost and taken; `run_requests_usd` is what the requests of the generation
+    have cost in addition, by this worker's estimate. `requests` are the attempt's own, with this heartbeat.
+    `saved_step` is the newest step whose checkpoint the worker knows of; `sent_at_s` is the time by its own clock.
+    `instructions` are those of its processor that torch uses.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.heartbeat/1"
@@ -190,6 +201,8 @@ class Heartbeat:
     saved_step: int = 0
     busy: tuple[Busy, ...] = field(default=())
     instructions: str = ""
+    run_requests_usd: float = 0.0
+    requests: RequestCounts = field(default_factory=RequestCounts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

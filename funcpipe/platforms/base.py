@@ -1,14 +1,17 @@
 """The two Protocols that a cloud must satisfy: object storage, and a platform that runs functions."""
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
 from funcpipe.core import Invocation, Plan, PlatformSpec
 from funcpipe.core.log_lines import RawLine
+from funcpipe.platforms.memory import PeakMemory
+from funcpipe.platforms.request_meter import RequestMeter
 
 Gate = AbstractContextManager[object]
 OPEN: Gate = nullcontext()
@@ -61,8 +64,22 @@ def batches(keys: Sequence[str]) -> Iterator[Sequence[str]]:
 class OpenStorage(Protocol):
     """Opens the storage at a URL, such as `catalog.open_storage`."""
 
-    def __call__(self, url: str, *, retry_s: float = ...) -> Storage:
-        """The storage at `url`; a request that fails for now is tried again for `retry_s`."""
+    def __call__(self, url: str, *, retry_s: float = ..., meter: RequestMeter | None = ...) -> Storage:
+        """The storage at `url`; a request that fails for now is tried again for `retry_s`. `meter` counts them all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invoked:
+    """When a function was invoked: `at_s`, by its monotonic clock, before it has loaded anything.
+
+    Its platform ends it `lifetime_s` later, where it says so. `meter` counts the storage requests of the invocation,
+    and `memory` knows the most memory that it has used.
+    """
+
+    at_s: float = field(default_factory=time.monotonic)
+    lifetime_s: float | None = None
+    meter: RequestMeter = field(default_factory=RequestMeter)
+    memory: PeakMemory = field(default_factory=PeakMemory)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,8 @@ from funcpipe.platforms.base import Deployment, Platform, Storage
 from funcpipe.platforms.local.files import FileStorage
 from funcpipe.platforms.local.link import read_link
 from funcpipe.platforms.processors import usable_processors
-from funcpipe.platforms.wrappers import RETRY_S, Retried
+from funcpipe.platforms.request_meter import RequestMeter
+from funcpipe.platforms.wrappers import RETRY_S, Counted, Retried
 
 LOCAL = "local"
 _OSS_OPTIONS = ({"endpoint", "region"}, {"domain", "region"})
@@ -34,17 +35,18 @@ def load_spec(name: str) -> PlatformSpec:
     return replace(spec, shared_cores=usable_processors()) if name == LOCAL else spec
 
 
-def open_storage(url: str, *, retry_s: float = RETRY_S) -> Storage:
+def open_storage(url: str, *, retry_s: float = RETRY_S, meter: RequestMeter | None = None) -> Storage:
     """The object storage at `url`: `file:///folder`, or `s3://bucket/prefix` with `?endpoint=…&region=…` as needed.
 
     Or `oss://bucket/prefix?endpoint=…&region=…`, where `domain=…` may stand for `endpoint`: a custom domain of the
     bucket. Credentials come from the environment, never from the URL. A fragment tells the link that is imposed, see
-    `link.py`. A request that fails for now is tried again for `retry_s`.
+    `link.py`. A request that fails for now is tried again for `retry_s`; `meter` counts each try that costs something.
     """
     parts = urlsplit(url)
     if parts.username is not None or parts.password is not None:
         raise InvalidValue("storage", _without_user(url), "must not hold credentials; set them in the environment")
-    store = Retried(_open_unretried(parts._replace(fragment="").geturl()), deadline_s=retry_s)
+    store = _open_unretried(parts._replace(fragment="").geturl())
+    store = Retried(store if meter is None else Counted(store, meter), deadline_s=retry_s)
     return read_link(parts.fragment).impose(store) if parts.fragment else store
 
 
@@ -70,21 +72,24 @@ def _open_unretried(url: str) -> Storage:
             raise InvalidValue("storage", url, "must be a URL such as file:///tmp/objects or s3://bucket/prefix")
 
 
-def open_platform(url: str) -> Platform:
-    """The platform whose `url` this is, such as `local:///folder/socket`: in its client's process, or in a function."""
+def open_platform(url: str, *, meter: RequestMeter | None = None) -> Platform:
+    """The platform whose `url` this is, such as `local:///folder/socket`: in its client's process, or in a function.
+
+    `meter` counts what it asks of its own storage, as `open_deployment` says.
+    """
     if urlsplit(url).scheme != LOCAL:
-        return open_deployment(url)
+        return open_deployment(url, meter=meter)
     from funcpipe.platforms.local.platform import LocalPlatform  # which not every function needs
 
     return LocalPlatform(url)
 
 
-def open_deployment(url: str) -> Deployment:
+def open_deployment(url: str, *, meter: RequestMeter | None = None) -> Deployment:
     """What `funcpipe deploy` made: `aws-lambda://NAME?region=…` or `aliyun-fc://NAME?region=…`.
 
     A bare scheme stands for the name funcpipe in the environment's region. An `endpoint` in a URL of Alibaba Cloud
     stands for all its services; for AWS the environment's AWS_ENDPOINT_URL does. A `domain` there is a custom domain of
-    the bucket, by which clients reach it.
+    the bucket, by which clients reach it. `meter` counts what it asks of its bucket to watch and stop functions.
     """
     parts = urlsplit(url if "://" in url else f"{url}://funcpipe")
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
@@ -93,7 +98,7 @@ def open_deployment(url: str) -> Deployment:
             from funcpipe.platforms.aws import account as aws
             from funcpipe.platforms.aws.functions import AwsPlatform
 
-            return AwsPlatform(load_spec(parts.scheme), aws.Account(**options), deployment=parts.netloc)
+            return AwsPlatform(load_spec(parts.scheme), aws.Account(**options), deployment=parts.netloc, meter=meter)
         case "aliyun-fc" if parts.netloc and not parts.path and options.keys() <= {"region", "endpoint", "domain"}:
             from funcpipe.platforms.aliyun import account as aliyun
             from funcpipe.platforms.aliyun.functions import AliyunPlatform

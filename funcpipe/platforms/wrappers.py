@@ -6,12 +6,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from funcpipe.core import LIST_KEYS, RequestCounts
 from funcpipe.core.backoff import Backoff
 from funcpipe.errors import KeyExists, KeyMissing, StorageBusy
 from funcpipe.platforms.base import OPEN, Gate, Storage, batches
+from funcpipe.platforms.request_meter import RequestMeter
 
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -26,64 +27,51 @@ _WORRYING_S = 5.0
 """How long a storage may fail before people are told."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestCounts:
-    """Requests and bytes. `empty_gets`, among the gets, found no object."""
-
-    puts: int = 0
-    gets: int = 0
-    empty_gets: int = 0
-    sent_bytes: int = 0
-    received_bytes: int = 0
-
-
 class Counted:
-    """Counts the requests and bytes that pass through it."""
+    """Counts with `meter` the requests and bytes that pass through it: wrapped around what makes each request once."""
 
-    def __init__(self, store: Storage) -> None:
+    def __init__(self, store: Storage, meter: RequestMeter | None = None) -> None:
         self._store = store
-        self._lock = threading.Lock()
-        self._traffic = RequestCounts()
+        self._meter = meter or RequestMeter()
         self.watches = store.watches
 
     @property
     def traffic(self) -> RequestCounts:
         """The counts so far."""
-        return self._traffic
+        return self._meter.counts
 
     def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
-        """As the wrapped storage; counted."""
-        self._store.put(key, data, if_absent=if_absent, gate=gate)
-        with self._lock:
-            count = self._traffic
-            size = memoryview(data).nbytes
-            self._traffic = replace(count, puts=count.puts + 1, sent_bytes=count.sent_bytes + size)
+        """As the wrapped storage; counted, also when there is an object already."""
+        try:
+            self._store.put(key, data, if_absent=if_absent, gate=gate)
+        except KeyExists:
+            self._meter.add(RequestCounts(puts=1))
+            raise
+        self._meter.add(RequestCounts(puts=1, sent_bytes=memoryview(data).nbytes))
 
     def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
         """As the wrapped storage; counted, also when there is no object."""
         try:
             data = self._store.get(key, start=start, stop=stop, gate=gate)
         except KeyMissing:
-            with self._lock:
-                count = self._traffic
-                self._traffic = replace(count, gets=count.gets + 1, empty_gets=count.empty_gets + 1)
+            self._meter.add(RequestCounts(gets=1, empty_gets=1))
             raise
-        with self._lock:
-            count = self._traffic
-            self._traffic = replace(count, gets=count.gets + 1, received_bytes=count.received_bytes + len(data))
+        self._meter.add(RequestCounts(gets=1, received_bytes=len(data)))
         return data
 
     def delete(self, key: str) -> None:
-        """As the wrapped storage; not counted: free at S3, a request of the PUT kind at OSS."""
+        """As the wrapped storage; not counted, because it costs nothing."""
         self._store.delete(key)
 
     def delete_many(self, keys: Sequence[str]) -> None:
-        """As the wrapped storage; not counted."""
+        """As the wrapped storage; not counted, because it costs nothing."""
         self._store.delete_many(keys)
 
     def list(self, prefix: str) -> tuple[str, ...]:
-        """As the wrapped storage; a run never lists while it trains."""
-        return self._store.list(prefix)
+        """As the wrapped storage; counted once for every LIST_KEYS keys that are found, and once if there are none."""
+        keys = self._store.list(prefix)
+        self._meter.add(RequestCounts(lists=max(-(-len(keys) // LIST_KEYS), 1)))
+        return keys
 
     def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
         """As the wrapped storage."""

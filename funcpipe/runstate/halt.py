@@ -11,7 +11,7 @@ import itertools
 import logging
 from collections.abc import Iterator
 
-from funcpipe.core import Halt, HaltVerdict
+from funcpipe.core import Halt, HaltVerdict, RequestCounts
 from funcpipe.errors import CorruptMessage, KeyExists
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.documents import find_document, find_readable_document, get_document, put_document
@@ -19,6 +19,10 @@ from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import is_superseded
 
 _log = logging.getLogger(__name__)
+
+
+ORDERING = RequestCounts(puts=1)
+"""What `halt_run` asks of the storage, where no order has been given before."""
 
 
 def read_halt(storage: Storage, keys: Keys) -> Halt | None:

@@ -1,4 +1,7 @@
-"""The heartbeats of workers: each attempt of a worker writes its own, and the newest attempt's counts."""
+"""The heartbeats of workers: each attempt of a worker writes its own, and the newest attempt's counts.
+
+Those of earlier attempts stay: they are all that is known of the requests of one that died.
+"""
 
 import logging
 
@@ -27,7 +30,7 @@ def newest_heartbeat(storage: Storage, keys: Keys, worker: str) -> Heartbeat | N
     return None
 
 
-def delete_earlier_heartbeats(storage: Storage, keys: Keys, worker: str, attempt: int) -> None:
-    """Delete what attempts of `worker` before `attempt` have written."""
-    own = keys.heartbeat(worker, attempt)
-    storage.delete_many([key for key in storage.list(keys.heartbeats(worker)) if key < own])
+def attempt_of(keys: Keys, key: str) -> tuple[str, int]:
+    """The worker, and its attempt, whose heartbeat has the key `key`."""
+    worker, _, attempt = key.removeprefix(keys.all_heartbeats).partition("/")
+    return worker, int(attempt)

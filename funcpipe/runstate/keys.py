@@ -179,6 +179,11 @@ class Keys:
         """What the keys of all heartbeats of `worker` begin with."""
         return self._folder("heartbeats", worker)
 
+    @property
+    def all_heartbeats(self) -> str:
+        """What the keys of all workers' heartbeats begin with."""
+        return self._folder("heartbeats")
+
     def hand_over(self, worker: str, attempt: int) -> str:
         """What an attempt of `worker` leaves to the next when it hands over."""
         return self._key("hand-overs", worker, f"{attempt:08d}")

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
-from funcpipe.core import Halt, LeaseDocument, Outcome
+from funcpipe.core import Halt, LeaseDocument, Outcome, RequestCounts
 from funcpipe.errors import CorruptMessage, KeyExists, KeyMissing, Superseded
 from funcpipe.platforms.base import OPEN, Gate, Storage
 from funcpipe.runstate.documents import (
@@ -31,6 +31,10 @@ from funcpipe.runstate.documents import (
 from funcpipe.runstate.keys import Keys
 
 _log = logging.getLogger(__name__)
+
+
+CLOSING = RequestCounts(puts=1, gets=2, empty_gets=1)
+"""What `Lease.close` asks of the storage: is there a successor, is this lease still here, and the last entry."""
 
 
 class Lease:

@@ -1,9 +1,11 @@
 """The limits of a run's cost and time, as each of its functions checks them by itself.
 
-No two clocks are compared: a function knows the run's cost and time at its own invocation, and its own age.
+No two clocks are compared: a function knows the run's cost and time at its own invocation, and its own age. It counts
+its own storage requests, and estimates those of all others (`worker.progress`).
 """
 
 import math
+from collections.abc import Callable
 
 from funcpipe.core import Halt, RunAccount, RunLimits
 
@@ -11,20 +13,35 @@ from funcpipe.core import Halt, RunAccount, RunLimits
 class BudgetGuard:
     """Tells in one function when the run exceeds its limits."""
 
-    def __init__(self, limits: RunLimits, account: RunAccount, heartbeat_s: float) -> None:
+    def __init__(
+        self,
+        limits: RunLimits,
+        account: RunAccount,
+        heartbeat_s: float,
+        *,
+        requests_usd: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """`requests_usd` tells what the requests of the whole run have cost since this function was invoked."""
         self._limits = limits
         self._account = account
         self._heartbeat_s = heartbeat_s
+        self._requests_usd = requests_usd
 
     def spent_usd(self, age_s: float) -> float:
-        """Dollars that the run has cost when this function is `age_s` old, if all its functions have run since."""
+        """Dollars for functions when this one is `age_s` old, if all functions of the run have run since."""
         return self._account.spent_usd + age_s * self._account.run_usd_s
 
-    def exceeded(self, age_s: float) -> str | None:
-        """Which limit is exceeded when this function is `age_s` old."""
+    def requests_usd(self) -> float:
+        """Dollars for the requests of the run's generation so far."""
+        return self._account.requests_usd + self._requests_usd()
+
+    def exceeded(self, age_s: float, *, ahead_s: float = 0.0) -> str | None:
+        """Which limit is exceeded `ahead_s` after this function is `age_s` old, if requests go on as they have."""
         max_usd, deadline_s = self._limits.max_usd, self._limits.deadline_s
-        if max_usd is not None and self.spent_usd(age_s) > max_usd:
-            return f"it would cost more than ${max_usd:g}"
+        later_usd = self._requests_usd() * ahead_s / age_s if age_s > 0 else 0.0
+        age_s += ahead_s
+        if max_usd is not None and self.spent_usd(age_s) + self.requests_usd() + later_usd > max_usd:
+            return too_expensive(max_usd)
         if deadline_s is not None and self._account.elapsed_s + age_s > deadline_s:
             return f"it would take longer than {deadline_s:g} s"
         return None
@@ -37,12 +54,17 @@ class BudgetGuard:
         last = step + self.notice_steps(step_s)
         if last >= steps:
             return None
-        reason = self.exceeded(age_s + (last - step) * step_s + end_s)
+        reason = self.exceeded(age_s, ahead_s=(last - step) * step_s + end_s)
         return None if reason is None else Halt(reason=reason, step=last)
 
     def notice_steps(self, step_s: float) -> int:
         """The number of steps after which every function has read an order that is given now."""
         return notice_steps(self._heartbeat_s, step_s)
+
+
+def too_expensive(max_usd: float) -> str:
+    """Why a run ends that reaches the limit of its cost."""
+    return f"it would cost more than ${max_usd:g}"
 
 
 def notice_steps(heartbeat_s: float, step_s: float) -> int:

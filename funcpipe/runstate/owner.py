@@ -234,6 +234,15 @@ def owned(
         return
 
 
+@contextlib.contextmanager
+def told_if_taken(run: str) -> Iterator[None]:
+    """Raise RunTaken if, within this context, another client is found to have taken `run` over."""
+    try:
+        yield
+    except Superseded as error:
+        raise RunTaken(run, f"another client, which has taken it over ({error})") from error
+
+
 def refuse_if_owned(storage: Storage, run: str, *, clock: Callable[[], float] = time.monotonic) -> None:
     """Raise RunTaken if a client that is alive owns `run` and does not only watch it.
 

@@ -4,10 +4,11 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from funcpipe.core import PlatformSpec, RunAccount, RunRecord, WorkerReport
+from funcpipe.core import Heartbeat, PlatformSpec, RequestCounts, RunAccount, RunRecord, WorkerReport
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.documents import readable_documents
 from funcpipe.runstate.functions import list_functions
+from funcpipe.runstate.heartbeats import attempt_of
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.liveness import read_heartbeats
 
@@ -22,7 +23,7 @@ def worker_reports(storage: Storage, keys: Keys) -> tuple[WorkerReport, ...]:
 def spent_so_far(storage: Storage, record: RunRecord) -> RunAccount:
     """What the run has cost and taken: the most that any of its documents tells.
 
-    Requests of the newest generation are not included; those of earlier ones are in its record.
+    Requests of the newest generation are apart, by the estimate of its functions; earlier ones are in its record.
     """
     beats = read_heartbeats(storage, record)
     known = [beat for beat in beats if beat is not None]
@@ -37,18 +38,27 @@ def spent_so_far(storage: Storage, record: RunRecord) -> RunAccount:
             "run %s: no heartbeat can be read; its account goes on from what %d reports tell: $%.6f, %.1f s",
             *(record.run, len(reports), max(usd), max(seconds)),
         )
-    return RunAccount(spent_usd=max(usd), elapsed_s=max(seconds))
+    requests_usd = max([beat.run_requests_usd for beat in known], default=0.0)
+    return RunAccount(spent_usd=max(usd), elapsed_s=max(seconds), requests_usd=requests_usd)
 
 
 def spent_with_requests(storage: Storage, record: RunRecord, prices: PlatformSpec) -> RunAccount:
-    """What a run that has ended has cost and taken, with the requests that its functions have reported."""
+    """What a run that has ended has cost and taken, with the requests that its functions have told of."""
     keys, spent = Keys.of(record), spent_so_far(storage, record)
     functions = len(list_functions(storage, keys))
-    requests_usd = request_usd(worker_reports(storage, keys), prices, functions=functions)
-    return replace(spent, spent_usd=spent.spent_usd + requests_usd)
+    requests = told_requests(storage, keys, worker_reports(storage, keys))
+    requests_usd = request_usd(requests, prices, functions=functions)
+    return replace(spent, spent_usd=spent.spent_usd + requests_usd, requests_usd=0.0)
 
 
-def request_usd(reports: Sequence[WorkerReport], prices: PlatformSpec, *, functions: int) -> float:
-    """Dollars for the storage requests in `reports`, and for the invocations of so many functions."""
-    puts, gets = sum(report.puts for report in reports), sum(report.gets for report in reports)
-    return prices.request_usd(puts, gets) + functions * prices.price_invocation_usd
+def told_requests(storage: Storage, keys: Keys, reports: Sequence[WorkerReport]) -> RequestCounts:
+    """The requests of all attempts: as in `reports`, or by its last heartbeat of one that could make no report."""
+    reported = {(report.worker, report.attempt) for report in reports}
+    beats = [key for key in storage.list(keys.all_heartbeats) if attempt_of(keys, key) not in reported]
+    unreported = (beat.requests for beat in readable_documents(storage, Heartbeat, beats))
+    return sum([*(report.requests for report in reports), *unreported], RequestCounts())
+
+
+def request_usd(requests: RequestCounts, prices: PlatformSpec, *, functions: int) -> float:
+    """Dollars for storage requests, and for the invocations of so many functions."""
+    return prices.counted_usd(requests) + functions * prices.price_invocation_usd

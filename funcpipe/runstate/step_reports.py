@@ -16,7 +16,7 @@ from funcpipe.runstate.keys import Keys
 
 _log = logging.getLogger(__name__)
 
-LOOK_EVERY = 64
+LOOK_EVERY = 16
 """A client that waits for a step looks for new summaries once in so many polls."""
 
 

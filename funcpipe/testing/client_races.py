@@ -186,7 +186,7 @@ class Restarting:
         functions = Functions(storage, actor.name)
         recovery = PeerRecovery(spec, storage, self.keys, functions.open, is_worker=False, clock=lambda: next(times))
         for _ in range(2):
-            recovery.check({spec.worker}, step=0, spent_usd=0.0, elapsed_s=0.0)
+            recovery.check({spec.worker}, step=0, account=RunAccount())
         return "restarted it"
 
 
@@ -281,6 +281,7 @@ def clients(*, beating: bool = False) -> Iterator[None]:
             (client_functions, "_LEAVING_S", NAP_S),
             (launching, "kept_by_client", lambda _: contextlib.nullcontext()),
             (launching, "follow", _follow),
+            (launching, "_billed", lambda _, result: result),
             (Owner, "__enter__", _begin_beating if beating else lambda owner: owner),
             (Owner, "_end_thread", _end_beating if beating else lambda owner: None),
         ):

@@ -12,10 +12,20 @@ from typing import Any, cast
 
 import torch
 
-from funcpipe.core import Outcome, Plan, ScheduleKind, Stage, Sync, Wire, WorkerId, WorkerSpec, worker_name
+from funcpipe.core import (
+    Outcome,
+    Plan,
+    RunAccount,
+    ScheduleKind,
+    Stage,
+    Sync,
+    Wire,
+    WorkerId,
+    WorkerSpec,
+    worker_name,
+)
 from funcpipe.errors import KeyMissing
-from funcpipe.platforms.base import Handle, Platform, Storage
-from funcpipe.platforms.wrappers import Counted
+from funcpipe.platforms.base import Handle, Invoked, Platform, Storage
 from funcpipe.runstate.checkpoints import Checkpoints
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.keys import Keys
@@ -171,7 +181,7 @@ class Function:
             done += 1
             manager.after_step(done, lambda work: work())
         if self.reports:
-            ExitReporter(spec, Counted(actor.storage), lease, clock=lambda: 0.0).report(Outcome.FINISHED, None)
+            ExitReporter(spec, actor.storage, lease, Invoked(), clock=lambda: 0.0).report(Outcome.FINISHED, None)
         return f"finished {done}"
 
 
@@ -205,7 +215,7 @@ def handing_over(actor: Actor) -> str:
     storage.put(message(1), str(value_after(2)).encode())
     lease.check_now()
     save(storage, FIRST, 2, writer="s0.r0.a00000000")
-    successor = Successor(spec, storage, KEYS, cast(Any, None), cast(Any, None))
+    successor = Successor(spec, storage, KEYS, cast(Any, None), cast(Any, None), lifetime_s=None)
     successor.hand_over(2)
     return "handed over"
 
@@ -233,7 +243,7 @@ def peer(actor: Actor) -> None:
     times = itertools.chain([0.0, 0.0], itertools.repeat(1e6))
     peers = PeerRecovery(spec_of(SECOND, 0), actor.storage, KEYS, _Starting(actor).open, clock=lambda: next(times))
     for _ in range(2):
-        peers.check({worker_name(*FIRST)}, step=1, spent_usd=0.0, elapsed_s=0.0)
+        peers.check({worker_name(*FIRST)}, step=1, account=RunAccount())
 
 
 @dataclass(frozen=True)
@@ -248,7 +258,7 @@ class Failing:
         spec = spec_of(FIRST, self.attempt)
         lease = self.lease(actor.storage, KEYS, spec.worker, self.attempt, fresh_s=FRESH_S, clock=actor.clock)
         lease.take()
-        reporter = ExitReporter(spec, Counted(actor.storage), lease, clock=lambda: 0.0)
+        reporter = ExitReporter(spec, actor.storage, lease, Invoked(), clock=lambda: 0.0)
         reporter.report(Outcome.FAILED, ValueError("the loss fails"))
         return "ended the run"
 

@@ -5,14 +5,14 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from funcpipe.core import Invocation, Plan, PlatformSpec, WorkerSpec, from_text, to_text
+from funcpipe.core import Invocation, Plan, PlatformSpec, RequestCounts, WorkerSpec, from_text, to_text
 from funcpipe.core.log_lines import RawLine
 from funcpipe.errors import FuncPipeError, PlatformError
 from funcpipe.model.split.bundle import LOADING
-from funcpipe.platforms.base import Cause, Handle, Platform, State, Status, Storage
+from funcpipe.platforms.base import Cause, Handle, Invoked, Platform, State, Status, Storage
 from funcpipe.platforms.wrappers import Counted, Retried
 from funcpipe.testing.faults import FunctionFaults, FunctionStorage
 from funcpipe.training.passes import Passes
@@ -25,6 +25,7 @@ class _Function:
     faults: FunctionFaults
     clock: Callable[[], float]
     ended_well: bool | None = None
+    invoked: Invoked = field(default_factory=Invoked)
 
 
 class ThreadPlatform:
@@ -99,6 +100,10 @@ class ThreadPlatform:
     def detach(self) -> None:
         """Nothing: functions are threads of their client."""
 
+    def counts_of(self, name: str) -> RequestCounts:
+        """What the function of that name has asked of the storage."""
+        return self._functions[name].invoked.meter.counts
+
     def stop_all(self) -> None:
         """End all functions, at once, as the end of their machine would."""
         for function in self._functions.values():
@@ -117,10 +122,9 @@ class ThreadPlatform:
 
     def _run(self, spec: WorkerSpec, function: _Function) -> None:
         try:
-            storage = Counted(
-                Retried(FunctionStorage(self._storage, function.faults), deadline_s=spec.message_deadline_s)
-            )
-            function.ended_well = run_attempt(spec, storage, self.open, clock=function.clock)
+            counted = Counted(FunctionStorage(self._storage, function.faults), function.invoked.meter)
+            storage = Retried(counted, deadline_s=spec.message_deadline_s)
+            function.ended_well = run_attempt(spec, storage, self.open, invoked=function.invoked, clock=function.clock)
         except FuncPipeError:
             function.ended_well = False  # it could not even say so
 

@@ -1,5 +1,6 @@
 """One attempt of a worker from its invocation to its exit report; a worker whose function dies gets another attempt."""
 
+import gc
 import logging
 import time
 from collections.abc import Callable
@@ -10,8 +11,7 @@ from funcpipe.core import Outcome, WorkerSpec, from_text
 from funcpipe.core.logs import in_function
 from funcpipe.errors import RunHalted, Superseded, TaskFailed
 from funcpipe.platforms import allocator
-from funcpipe.platforms.base import OpenPlatform, OpenStorage
-from funcpipe.platforms.wrappers import Counted
+from funcpipe.platforms.base import Invoked, OpenPlatform, OpenStorage, Storage
 from funcpipe.runstate.lease import Lease
 from funcpipe.worker.exit_report import ExitReporter
 from funcpipe.worker.setup import lease_of, load_worker
@@ -19,31 +19,37 @@ from funcpipe.worker.setup import lease_of, load_worker
 _log = logging.getLogger(__name__)
 
 
-def main(payload: str, *, open_storage: OpenStorage, open_platform: OpenPlatform) -> None:
+def main(payload: str, *, open_storage: OpenStorage, open_platform: OpenPlatform, invoked: Invoked) -> None:
     """Run the attempt described by `payload`, the JSON of a WorkerSpec. Ends with exit code 1 after a failure."""
     spec = from_text(WorkerSpec, payload, source="the invocation payload")
     allocator.settle()
     torch.set_num_threads(1)
     with in_function(run=spec.run, worker=spec.worker, attempt=spec.attempt, levels=spec.log_level):
-        if not run_attempt(spec, Counted(open_storage(spec.storage, retry_s=spec.message_deadline_s)), open_platform):
-            raise SystemExit(1)
+        storage = open_storage(spec.storage, retry_s=spec.message_deadline_s, meter=invoked.meter)
+        ended_well = run_attempt(spec, storage, open_platform, invoked=invoked)
+    gc.collect()
+    allocator.release()
+    if not ended_well:
+        raise SystemExit(1)
 
 
 def run_attempt(
     spec: WorkerSpec,
-    storage: Counted,
+    storage: Storage,
     open_platform: OpenPlatform,
     *,
+    invoked: Invoked,
     clock: Callable[[], float] = time.time,
 ) -> bool:
     """Run the attempt of `spec` and report how it ended; whether it ended well.
 
-    An attempt that is superseded reports nothing, as the worker is another function now. `clock` dates the report.
+    The requests of `storage` are counted by the meter of `invoked`. An attempt that is superseded reports nothing, as
+    the worker is another function now. `clock` dates the report.
     """
     lease = lease_of(spec, storage)
-    reporter = ExitReporter(spec, storage, lease, clock)
+    reporter = ExitReporter(spec, storage, lease, invoked, clock)
     try:
-        outcome, failure = _run(spec, storage, open_platform, lease, clock)
+        outcome, failure = _run(spec, storage, open_platform, lease, invoked, clock)
         if failure is not None and not lease.taken and spec.follows_within_s is not None:
             _log.warning("ends without a report, the attempt before is still this worker")
             return False
@@ -56,14 +62,15 @@ def run_attempt(
 
 def _run(
     spec: WorkerSpec,
-    storage: Counted,
+    storage: Storage,
     open_platform: OpenPlatform,
     lease: Lease,
+    invoked: Invoked,
     clock: Callable[[], float],
 ) -> tuple[Outcome, BaseException | None]:
     """Run the attempt: how it ended, and the error if it failed. Raises Superseded."""
     try:
-        outcome = load_worker(spec, storage, open_platform, lease=lease, clock=clock).run()
+        outcome = load_worker(spec, storage, open_platform, lease=lease, invoked=invoked, clock=clock).run()
     except Superseded:
         raise
     except RunHalted as error:

@@ -2,15 +2,15 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import asdict, replace
 
-from funcpipe.core import Halt, Outcome, WorkerReport, WorkerSpec
+from funcpipe.core import Halt, Outcome, RequestCounts, WorkerReport, WorkerSpec
 from funcpipe.errors import CorruptMessage, StorageError, TaskFailed
-from funcpipe.platforms.memory import peak_memory_bytes
-from funcpipe.platforms.wrappers import Counted
+from funcpipe.platforms.base import Invoked, Storage
 from funcpipe.runstate.documents import put_document
-from funcpipe.runstate.halt import halt_run
+from funcpipe.runstate.halt import ORDERING, halt_run
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.lease import Lease
+from funcpipe.runstate.lease import CLOSING, Lease
 from funcpipe.runstate.replica_marks import instruction_set
 from funcpipe.worker.tracebacks import describe, user_traceback
 
@@ -18,17 +18,23 @@ _NO_MEMORY = ("not enough memory", "can't allocate memory", "Cannot allocate mem
 
 
 class ExitReporter:
-    """Made when the attempt begins, so that its report can say how long it ran and what it used."""
+    """Made when the attempt begins; its report says how long it ran since it was `invoked`, and what it used."""
 
     def __init__(
-        self, spec: WorkerSpec, storage: Counted, lease: Lease, clock: Callable[[], float] = time.time
+        self,
+        spec: WorkerSpec,
+        storage: Storage,
+        lease: Lease,
+        invoked: Invoked,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._spec = spec
         self._storage = storage
         self._lease = lease
         self._keys = Keys.of(spec)
         self._clock = clock
-        self._started_at_s, self._began_s = clock(), time.monotonic()
+        self._invoked = invoked
+        self._started_at_s = clock()
 
     def report(self, outcome: Outcome, failure: BaseException | None) -> None:
         """Write the report; raises Superseded, and writes none, if the worker is another function by now.
@@ -36,11 +42,11 @@ class ExitReporter:
         An end that no other attempt would change closes the worker's leases: only then does the report count. A failure
         of that kind ends the whole run.
         """
-        report = self._report(outcome, failure)
         if not self._lease.taken:
             self._lease.take()
         elif outcome is not Outcome.HANDED_OVER:
             self._lease.check_now()
+        report = self._report(outcome, failure)
         put_document(self._storage, self._keys.worker_report(report.worker, report.attempt), report)
         if not report.is_final:
             return
@@ -50,26 +56,31 @@ class ExitReporter:
             halt_run(self._storage, self._keys, order)
 
     def _report(self, outcome: Outcome, failure: BaseException | None) -> WorkerReport:
-        traffic = self._storage.traffic
         cause = failure.__cause__ if isinstance(failure, TaskFailed) and failure.__cause__ is not None else failure
-        return WorkerReport(
+        report = WorkerReport(
             worker=self._spec.worker,
             attempt=self._spec.attempt,
             outcome=outcome,
             started_at_s=self._started_at_s,
             ended_at_s=self._clock(),
-            alive_s=time.monotonic() - self._began_s,
+            alive_s=time.monotonic() - self._invoked.at_s,
             usd_s=self._spec.account.usd_s,
             instructions=instruction_set(),
-            puts=traffic.puts + 1,  # with this report
-            gets=traffic.gets,
-            empty_gets=traffic.empty_gets,
-            sent_bytes=traffic.sent_bytes,
-            received_bytes=traffic.received_bytes,
-            peak_memory_bytes=peak_memory_bytes(),
+            puts=0,
+            gets=0,
+            empty_gets=0,
+            sent_bytes=0,
+            received_bytes=0,
+            peak_memory_bytes=self._invoked.memory.peak_bytes(),
             task=failure.task if isinstance(failure, TaskFailed) else None,
             error=None if cause is None else describe(cause),
             traceback=None if cause is None else user_traceback(cause),
             retryable=isinstance(cause, StorageError | CorruptMessage),
             out_of_memory=isinstance(cause, MemoryError) or any(text in str(cause) for text in _NO_MEMORY),
         )
+        counts = self._invoked.meter.counts + RequestCounts(puts=1)  # with this report, and what comes after it
+        if report.is_final:
+            counts += CLOSING
+        if report.is_final and outcome is Outcome.FAILED:
+            counts += ORDERING
+        return replace(report, **asdict(counts))

@@ -40,7 +40,11 @@ class Successor:
         keys: Keys,
         open_platform: OpenPlatform,
         progress: WorkerProgress,
+        *,
+        lifetime_s: float | None,
     ) -> None:
+        """The function is ended `lifetime_s` after its invocation; None is never."""
+        self._lifetime_s = lifetime_s
         self._spec = spec
         self._storage = storage
         self._keys = keys
@@ -50,7 +54,7 @@ class Successor:
 
     def start_in_time(self, *, step_s: float, saving_s: float) -> None:
         """Start the successor, once, when it is time: it should be ready when this function leaves."""
-        lifetime_s = self._spec.faults.lifetime_s
+        lifetime_s = self._lifetime_s
         if lifetime_s is None or self._started or not step_s:
             return
         ready_s = _COLD_STARTS * self._spec.faults.cold_start_s + 2 * step_s
@@ -63,7 +67,7 @@ class Successor:
 
     def must_leave(self, *, step_s: float, saving_s: float) -> bool:
         """Whether another step might not end within the function's lifetime. The successor was started by then."""
-        lifetime_s = self._spec.faults.lifetime_s
+        lifetime_s = self._lifetime_s
         if lifetime_s is None or not self._started:
             return False
         return self._progress.age_s >= self._leaves_at_s(lifetime_s, step_s, saving_s)
@@ -79,7 +83,7 @@ class Successor:
 
     def _next_spec(self, lifetime_s: float) -> WorkerSpec:
         left_s = max(lifetime_s - self._progress.age_s, POLL_S)
-        account = replace(self._spec.account, spent_usd=self._progress.run_usd, elapsed_s=self._progress.run_s)
+        account = self._progress.account
         return replace(self._spec, attempt=self._spec.attempt + 1, follows_within_s=left_s, account=account)
 
 

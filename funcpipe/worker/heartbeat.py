@@ -12,7 +12,6 @@ from funcpipe.core import Halt, Heartbeat
 from funcpipe.errors import RunHalted, StorageError
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.documents import put_document
-from funcpipe.runstate.heartbeats import delete_earlier_heartbeats
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import Lease
 from funcpipe.worker.halt_orders import HaltOrders
@@ -103,8 +102,6 @@ class HeartbeatThread:
         reason = self._orders.look()
         heartbeat = self._describe(self._beats)
         self._put(heartbeat)
-        if heartbeat.attempt and self._beats == 1:
-            delete_earlier_heartbeats(self._storage, self._keys, heartbeat.worker, heartbeat.attempt)
         exceeded = self._exceeded() if reason is None else None
         if exceeded is not None:
             _log.warning("a limit of the run is reached: %s", exceeded)

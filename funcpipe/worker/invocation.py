@@ -4,14 +4,17 @@ import json
 
 from funcpipe.core import ProbeSpec, WatchSpec, WorkerSpec
 from funcpipe.errors import FormatError
-from funcpipe.platforms.base import OpenPlatform, OpenStorage
+from funcpipe.platforms.base import Invoked, OpenPlatform, OpenStorage
 from funcpipe.worker.deferred_compiler import defer_compiler
 
 
-def main(payload: str, *, open_storage: OpenStorage, open_platform: OpenPlatform) -> None:
+def main(
+    payload: str, *, open_storage: OpenStorage, open_platform: OpenPlatform, invoked: Invoked | None = None
+) -> None:
     """Run the invocation described by `payload`, JSON text.
 
-    `open_storage` and `open_platform` open the storage and the platform that the payload names by URL.
+    `open_storage` and `open_platform` open the storage and the platform that the payload names by URL. The function was
+    `invoked` just now, unless that says otherwise.
     """
     try:
         payload_format = json.loads(payload)["format"]
@@ -26,7 +29,7 @@ def main(payload: str, *, open_storage: OpenStorage, open_platform: OpenPlatform
         from funcpipe.worker.attempt import main as work
 
         defer_compiler()
-        work(payload, open_storage=open_storage, open_platform=open_platform)
+        work(payload, open_storage=open_storage, open_platform=open_platform, invoked=invoked or Invoked())
     elif payload_format == WatchSpec.FORMAT:
         from funcpipe.worker.watchdog import main as watch  # which does without torch
 

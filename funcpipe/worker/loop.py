@@ -7,10 +7,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from funcpipe.core import Event, Events, Heartbeat, OnDrift, Outcome, Resource, WorkerSpec
+from funcpipe.core import Event, Events, Heartbeat, OnDrift, Outcome, RequestCounts, Resource, WorkerSpec
 from funcpipe.errors import Cancelled, ReplicasDiffer, RunHalted, Superseded, TaskFailed
 from funcpipe.platforms.base import Storage
-from funcpipe.platforms.memory import peak_memory_bytes
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import Lease
@@ -127,6 +126,8 @@ class Worker:
             trace.append(self.runner.run(step, background))
             messages = self.runner.graphs.messages_of(step.number)
             self.checkpoints.record_messages(step.number, messages)
+            part = self.runner.graphs.of_step(step.number)
+            self.progress.record_messages(part.own, part.others)
             self.progress.done += 1
             received_bytes = sum(event.payload_bytes for event in trace[-1] if event.lane is Resource.DOWNLOAD)
             self.interval.record_step(time.monotonic() - began_s, received_bytes, messages.most)
@@ -183,8 +184,7 @@ class Worker:
         self.peers.check(
             self.runner.lanes.awaited_workers(self.spec.faults.heartbeat_s) - {self.spec.worker},
             step=self.progress.done,
-            spent_usd=self.progress.run_usd,
-            elapsed_s=self.progress.run_s,
+            account=self.progress.account,
         )
 
     def _describe(self, beat: int) -> Heartbeat:
@@ -196,7 +196,7 @@ class Worker:
             steps=self.progress.steps,
             alive_s=self.progress.age_s,
             step_s=self.interval.step_s,
-            memory_bytes=peak_memory_bytes(),
+            memory_bytes=self.progress.peak_memory_bytes,
             memory_mb=self.spec.memory_mb,
             spent_usd=self.progress.function_usd,
             run_usd=self.progress.run_usd,
@@ -205,4 +205,6 @@ class Worker:
             saved_step=self.checkpoints.newest_step,
             busy=self.runner.lanes.busy(),
             instructions=instruction_set(),
+            run_requests_usd=self.progress.run_requests_usd,
+            requests=self.progress.requests + RequestCounts(puts=1),
         )

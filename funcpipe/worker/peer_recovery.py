@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
-from funcpipe.core import Halt, HandOver, Outcome, Restart, WorkerSpec
+from funcpipe.core import Halt, HandOver, Outcome, Restart, RunAccount, WorkerSpec
 from funcpipe.errors import KeyExists, KeyMissing, PlatformError, PlatformRefused
 from funcpipe.platforms.base import OpenPlatform, Storage
 from funcpipe.runstate.documents import get_document, put_document
@@ -64,16 +64,16 @@ class PeerRecovery:
         self._clock = clock
         self._peers: dict[str, _Peer] = {}
 
-    def check(self, awaited: Collection[str], *, step: int, spent_usd: float, elapsed_s: float) -> frozenset[str]:
+    def check(self, awaited: Collection[str], *, step: int, account: RunAccount) -> frozenset[str]:
         """Restart those of the `awaited` workers that have been silent for too long; returns which these are.
 
-        The run waits in `step`, has cost `spent_usd` and taken `elapsed_s`.
+        The run waits in `step`, and has cost and taken what `account` says.
         """
         for worker in self._peers.keys() - set(awaited):
             del self._peers[worker]
         silent = frozenset(worker for worker in awaited if self._is_silent(worker))
         for worker in sorted(silent):
-            self._restart(worker, step, spent_usd, elapsed_s)
+            self._restart(worker, step, account)
         return silent
 
     def _is_silent(self, worker: str) -> bool:
@@ -111,7 +111,7 @@ class PeerRecovery:
                 peer.restarts += 1
         return before != (peer.attempt, peer.beat, peer.restarts)
 
-    def _restart(self, worker: str, step: int, spent_usd: float, elapsed_s: float) -> None:
+    def _restart(self, worker: str, step: int, so_far: RunAccount) -> None:
         peer = self._peers[worker]
         silent_s = self._clock() - peer.changed_s
         last = peer.last_restart
@@ -123,7 +123,12 @@ class PeerRecovery:
         step = step if last is None else max(step, last.step)  # whoever restarted it last may have been ahead
         tries = last.tries + 1 if last is not None and last.step == step else 1
         first = get_document(self._storage, WorkerSpec, self._keys.payload(worker))
-        account = replace(first.account, spent_usd=spent_usd, elapsed_s=elapsed_s)
+        account = replace(
+            first.account,
+            spent_usd=so_far.spent_usd,
+            elapsed_s=so_far.elapsed_s,
+            requests_usd=so_far.requests_usd,
+        )
         reason = BudgetGuard(first.limits, account, first.faults.heartbeat_s).exceeded(age_s=0.0)
         if tries > MAX_RESTARTS:
             reason = f"worker {worker} was started again {MAX_RESTARTS} times without a step in between"

@@ -1,26 +1,44 @@
-"""How far an attempt of a worker has come: in steps, seconds and dollars."""
+"""How far an attempt of a worker has come: in steps, seconds and dollars.
+
+It counts its own storage requests and has to estimate those of all others, whom to ask would be requests again. How
+many messages they put and get follows from the graph of each step. What a worker asks for besides its messages, for
+leases, heartbeats and messages that have not come, is taken to be the same for all.
+"""
 
 import time
+from dataclasses import replace
 
-from funcpipe.core import WorkerSpec
+from funcpipe.core import RequestCounts, RunAccount, WorkerSpec
+from funcpipe.platforms.base import Invoked
 from funcpipe.runstate.limits import BudgetGuard
 
 
 class WorkerProgress:
     """`done` of all `steps` steps are finished, those of earlier attempts included."""
 
-    def __init__(self, spec: WorkerSpec, budget: BudgetGuard, *, steps: int, began_s: float) -> None:
-        """`began_s` is when the function began, by the monotonic clock."""
+    def __init__(self, spec: WorkerSpec, invoked: Invoked, *, steps: int) -> None:
         self._account = spec.account
-        self._budget = budget
-        self._began_s = began_s
+        self._invoked = invoked
+        self._workers = len(spec.plan.stages) * spec.plan.replicas
+        self._own = self._others = RequestCounts()
+        self.budget = BudgetGuard(spec.limits, spec.account, spec.faults.heartbeat_s, requests_usd=self._requests_usd)
         self.steps = steps
         self.done = spec.first_step
 
     @property
     def age_s(self) -> float:
-        """Seconds since this function began."""
-        return time.monotonic() - self._began_s
+        """Seconds since this function was invoked."""
+        return time.monotonic() - self._invoked.at_s
+
+    @property
+    def requests(self) -> RequestCounts:
+        """The storage requests that this function has made."""
+        return self._invoked.meter.counts
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """The most memory that this function has used."""
+        return self._invoked.memory.peak_bytes()
 
     @property
     def function_usd(self) -> float:
@@ -29,10 +47,31 @@ class WorkerProgress:
 
     @property
     def run_usd(self) -> float:
-        """Dollars that the whole run has cost."""
-        return self._budget.spent_usd(self.age_s)
+        """Dollars that the whole run has cost, but for the requests of this generation."""
+        return self.budget.spent_usd(self.age_s)
+
+    @property
+    def run_requests_usd(self) -> float:
+        """Dollars for the requests of this generation, of all workers and clients, by estimate."""
+        return self.budget.requests_usd()
 
     @property
     def run_s(self) -> float:
         """Seconds since the run began."""
         return self._account.elapsed_s + self.age_s
+
+    @property
+    def account(self) -> RunAccount:
+        """What a function is told that is invoked now."""
+        return replace(self._account, spent_usd=self.run_usd, elapsed_s=self.run_s, requests_usd=self.run_requests_usd)
+
+    def record_messages(self, own: RequestCounts, others: RequestCounts) -> None:
+        """Record the messages of a step: those that this worker, and those that all others, have put and got."""
+        self._own += own
+        self._others += others
+
+    def _requests_usd(self) -> float:
+        """Dollars for the requests of all workers since this function was invoked."""
+        usd = self._account.counted_usd
+        besides_usd = max(usd(self.requests) - usd(self._own), 0.0)
+        return usd(self.requests) + usd(self._others) + (self._workers - 1) * besides_usd

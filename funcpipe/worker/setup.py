@@ -8,10 +8,9 @@ from collections.abc import Callable
 from funcpipe.comm.arrival_estimator import ArrivalEstimator
 from funcpipe.comm.channel import Channel
 from funcpipe.core import WorkerSpec
-from funcpipe.platforms.base import OpenPlatform, Storage
+from funcpipe.platforms.base import Invoked, OpenPlatform, Storage
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import FencedStorage, Lease
-from funcpipe.runstate.limits import BudgetGuard
 from funcpipe.training.computation import Computation
 from funcpipe.training.stage_job import StageJob, load_bundle
 from funcpipe.worker.actions import Actions
@@ -42,13 +41,16 @@ def load_worker(
     open_platform: OpenPlatform,
     *,
     lease: Lease | None = None,
+    invoked: Invoked | None = None,
     clock: Callable[[], float] = time.time,
 ) -> Worker:
     """The worker of `spec`, ready to run. It takes `lease` then, or one of its own; `clock` dates its events.
 
+    Its function was `invoked` just now, unless that says otherwise.
+
     Raises CorruptMessage if the code in storage is not what `spec` names.
     """
-    began_s = time.monotonic()
+    invoked, began_s = invoked or Invoked(), time.monotonic()
     stage, job = load_bundle(spec, storage)
     loaded_s = time.monotonic() - began_s
     _log.info("loaded the code and tensors of stage %d in %.2f s", spec.stage, loaded_s)
@@ -56,12 +58,12 @@ def load_worker(
     lease = lease or lease_of(spec, storage)
     fenced = FencedStorage(storage, lease)
     batches = job.batches(spec)
-    budget = BudgetGuard(spec.limits, spec.account, spec.faults.heartbeat_s)
-    progress = WorkerProgress(spec, budget, steps=spec.epochs * batches.steps_per_epoch, began_s=began_s)
+    progress = WorkerProgress(spec, invoked, steps=spec.epochs * batches.steps_per_epoch)
+    budget = progress.budget
     interval = CheckpointInterval(spec.faults, replicas=spec.plan.replicas)
     interval.estimate_checkpoint(loaded_s)
     cancel = threading.Event()
-    channel = Channel(fenced, ArrivalEstimator(deadline_s=spec.message_deadline_s), cancel=cancel)
+    channel = Channel(fenced, _estimator(spec), cancel=cancel)
     runner = _runner(spec, job, job.computation(stage, spec), fenced, channel, cancel, clock)
     checkpoints = CheckpointManager(
         spec, fenced, keys, lease=lease, computation=runner.computation, interval=interval, steps=progress.steps
@@ -78,11 +80,22 @@ def load_worker(
         interval=interval,
         progress=progress,
         budget=budget,
-        successor=Successor(spec, fenced, keys, open_platform, progress),
+        successor=Successor(spec, fenced, keys, open_platform, progress, lifetime_s=_lifetime_s(spec, invoked)),
         peers=PeerRecovery(spec, fenced, keys, open_platform),
         cancel=cancel,
         clock=clock,
     )
+
+
+def _estimator(spec: WorkerSpec) -> ArrivalEstimator:
+    """Who waits for long may hold up all functions of the run."""
+    account = spec.account
+    return ArrivalEstimator(deadline_s=spec.message_deadline_s, get_usd=account.get_usd, idle_usd_s=account.run_usd_s)
+
+
+def _lifetime_s(spec: WorkerSpec, invoked: Invoked) -> float | None:
+    """How old the function may become: as was planned, or what its platform has told it, if that is less."""
+    return min([s for s in (spec.faults.lifetime_s, invoked.lifetime_s) if s is not None], default=None)
 
 
 def _runner(

@@ -1,9 +1,10 @@
 """A worker's part of a step: its tasks, and which workers read and write the messages that concern it."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from funcpipe.core import Routes, WorkerId, WorkerSpec
+from funcpipe.core import RequestCounts, Routes, WorkerId, WorkerSpec
 from funcpipe.runstate.keys import Keys
 from funcpipe.scheduler.graph import Graph, StepShape, build_graph
 from funcpipe.scheduler.tasks import Task
@@ -15,13 +16,16 @@ from funcpipe.worker.message_gc import StepMessages, most_objects, readers_of, u
 class StepGraph:
     """A worker's own tasks; the workers that read each object it puts; the workers that must act before it ends.
 
-    `most_objects` is how many objects any one worker puts.
+    `most_objects` is how many objects any one worker puts. `own` and `others` are the requests for messages that this
+    worker, and that all others, make.
     """
 
     graph: Graph
     readers: Mapping[Task, frozenset[WorkerId]]
     upstream: frozenset[WorkerId]
     most_objects: int
+    own: RequestCounts
+    others: RequestCounts
 
 
 class StepGraphs:
@@ -64,5 +68,18 @@ class StepGraphs:
             )
         )
         return StepGraph(
-            graph.of_worker(*worker), readers_of(graph, worker), upstream_of(graph, worker), most_objects(graph)
+            graph=graph.of_worker(*worker),
+            readers=readers_of(graph, worker),
+            upstream=upstream_of(graph, worker),
+            most_objects=most_objects(graph),
+            own=_requests(task for task in graph.tasks if (task.stage, task.replica) == worker),
+            others=_requests(task for task in graph.tasks if (task.stage, task.replica) != worker),
         )
+
+
+def _requests(tasks: Iterable[Task]) -> RequestCounts:
+    kinds = Counter(task.kind for task in tasks)
+    return RequestCounts(
+        puts=sum(count for kind, count in kinds.items() if kind.is_put),
+        gets=sum(count for kind, count in kinds.items() if kind.is_get),
+    )

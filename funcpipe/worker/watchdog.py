@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from funcpipe.core import Heartbeat, Outcome, RunRecord, WatchSpec, WorkerSpec, from_text
+from funcpipe.core import Heartbeat, Outcome, RunAccount, RunRecord, WatchSpec, WorkerSpec, from_text
 from funcpipe.core.logs import in_function
 from funcpipe.errors import FuncPipeError, KeyMissing, RunUnknown, Superseded
 from funcpipe.platforms.base import OpenPlatform, Storage
@@ -124,8 +124,11 @@ class _WatchedRun:
         restarted = recovery.check(
             late,
             step=min(record.first_step if beat is None else beat.step for beat in beats.values()),
-            spent_usd=max([record.spent_usd, *(beat.run_usd for beat in found)]),
-            elapsed_s=max([record.elapsed_s, *(beat.run_s for beat in found)]),
+            account=RunAccount(
+                spent_usd=max([record.spent_usd, *(beat.run_usd for beat in found)]),
+                elapsed_s=max([record.elapsed_s, *(beat.run_s for beat in found)]),
+                requests_usd=max([0.0, *(beat.run_requests_usd for beat in found)]),
+            ),
         )
         self._first_seen = {**beats, **self._first_seen}
         self.is_unsure = any(beats[worker] == self._first_seen[worker] for worker in late - restarted)

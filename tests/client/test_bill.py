@@ -8,12 +8,12 @@ import pytest
 from funcpipe.client.functions import WatchedFunction, unwatched_functions
 from funcpipe.client.results import bill
 from funcpipe.client.supervisor import Supervisor
-from funcpipe.core import Bill, FunctionDocument, Outcome
+from funcpipe.core import Bill, FunctionDocument, Outcome, RequestCounts
 from funcpipe.core.json_form import to_plain
 from funcpipe.platforms.base import Handle, State, Status
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.generations import load_worker_specs
-from funcpipe.runstate.spending import worker_reports
+from funcpipe.runstate.spending import told_requests, worker_reports
 from tests.client.scripted import KEYS, Run, spec_with
 
 WORKERS = tuple(f"s{stage}.r{replica}" for stage in range(3) for replica in range(2))
@@ -39,7 +39,8 @@ def attached(run: Run) -> Supervisor:
 
 def billed(run: Run, watched: list[WatchedFunction]) -> Bill:
     functions = [*watched, *unwatched_functions(run.storage, KEYS, watched)]
-    return bill(functions, worker_reports(run.storage, KEYS), spec_with(), earlier_usd=0.0)
+    reports = worker_reports(run.storage, KEYS)
+    return bill(functions, reports, told_requests(run.storage, KEYS, reports), spec_with(), earlier_usd=0.0)
 
 
 def ended(run: Run) -> None:
@@ -88,7 +89,7 @@ def test_a_report_goes_before_what_a_client_saw_and_belongs_to_one_function() ->
     run.platform.ended[again] = DONE
     functions = [function for function in attached(run).functions() if function.started.worker == "s0.r0"]
     functions[0].age_s, functions[1].age_s = 25.0, 99.0
-    made = bill(functions, worker_reports(run.storage, KEYS), spec_with(), earlier_usd=0.0)
+    made = bill(functions, worker_reports(run.storage, KEYS), RequestCounts(), spec_with(), earlier_usd=0.0)
     assert made.function_seconds == pytest.approx(25 + 7)
 
 

@@ -23,7 +23,7 @@ from funcpipe.runstate.generations import newest_record
 from funcpipe.runstate.heartbeats import newest_heartbeat
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.resume import load_resume_point
-from funcpipe.runstate.spending import spent_so_far, worker_reports
+from funcpipe.runstate.spending import spent_so_far, told_requests, worker_reports
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
 from tests.client.threads import RUN, STEADY, job
@@ -108,8 +108,11 @@ def test_a_run_that_has_finished_is_collected_with_its_own_bill(
     result = launch(ready, seen.append)
     assert functions.invoked == result.bill.functions == 6
     assert result.bill.function_seconds == pytest.approx(sum(report.alive_s for report in reports))
-    assert result.bill.puts == sum(report.puts for report in reports)
-    assert result.bill.gets == sum(report.gets for report in reports)
+    client = result.bill.client
+    assert client.gets > 0
+    assert result.bill.puts == client.puts + sum(report.puts for report in reports)
+    assert result.bill.lists == client.lists + sum(report.lists for report in reports)
+    assert result.bill.gets == client.gets + sum(report.gets for report in reports)
     assert result.bill.earlier_usd == 0.0
     assert result.workers == reports
     assert [progress.step for progress in seen] == list(range(1, STEPS + 1))
@@ -193,9 +196,7 @@ def test_what_a_generation_has_cost_with_its_requests_is_on_the_bill_of_the_next
     epochs = step // 3 + 2
     going_on = prepared(storage, functions, epochs=epochs)
     spec = functions.spec
-    requests_usd = sum(
-        report.puts * spec.price_put_usd + report.gets * spec.price_get_usd for report in worker_reports(storage, keys)
-    )
+    requests_usd = spec.counted_usd(told_requests(storage, keys, worker_reports(storage, keys)))
     assert requests_usd >= 1500 * spec.price_put_usd
     expected_usd = spent_usd + requests_usd + invocations * spec.price_invocation_usd
     assert going_on.account.spent_usd == pytest.approx(expected_usd)

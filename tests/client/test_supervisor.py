@@ -7,7 +7,7 @@ import pytest
 
 from funcpipe.client.functions import WatchedWorker
 from funcpipe.client.results import bill
-from funcpipe.core import FaultTolerance, Halt, OnOutOfMemory, Outcome, RunAccount, WorkerSpec
+from funcpipe.core import FaultTolerance, Halt, OnOutOfMemory, Outcome, RequestCounts, RunAccount, WorkerSpec
 from funcpipe.core.backoff import Backoff
 from funcpipe.errors import DeadlineExceeded, PlatformError, RunHalted, WorkerFailed
 from funcpipe.platforms.base import Cause, Handle, State, Status
@@ -276,7 +276,8 @@ def test_a_client_that_attaches_counts_what_was_spent_before() -> None:
     assert seconds["s0.r0"] >= 40.0  # as its heartbeat said
     assert seconds["s1.r0"] == 0.0  # nobody knows
     run.report("s1.r0", Outcome.FAILED)
-    made = bill(supervisor.functions(), worker_reports(run.storage, KEYS), spec_with(), earlier_usd=0.25)
+    reports = worker_reports(run.storage, KEYS)
+    made = bill(supervisor.functions(), reports, RequestCounts(), spec_with(), earlier_usd=0.25)
     assert made.functions == 6
     assert made.function_seconds >= 47.0
     assert made.cost_usd == pytest.approx(0.25 + made.compute_usd + made.request_usd)

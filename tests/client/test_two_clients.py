@@ -3,23 +3,29 @@
 import contextlib
 import dataclasses
 import threading
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from funcpipe.client.control import clean
+from funcpipe.client.ending import take_over
 from funcpipe.client.launch import launch, launch_detached
 from funcpipe.client.prepare import PreparedRun, prepare
 from funcpipe.client.results import Progress, RunResult
 from funcpipe.client.session import session_on
 from funcpipe.client.site import Site
 from funcpipe.client.upload import upload
-from funcpipe.core import RunSettings
+from funcpipe.core import Halt, RunSettings
 from funcpipe.errors import RunHalted, RunInterrupted, RunTaken, RunUnknown
 from funcpipe.platforms.base import State
+from funcpipe.platforms.catalog import load_spec
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.functions import start_function
 from funcpipe.runstate.generations import list_generations, newest_record, reserve_generation
+from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.lease import Lease
+from funcpipe.runstate.owner import CLIENT
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
 from tests.client.threads import RUN, STEADY, job
@@ -212,3 +218,31 @@ def test_functions_and_objects_of_a_client_that_died_while_it_started_are_no_orp
     launch(prepared(storage, functions, RunSettings(name=RUN), epochs=2))
     assert all(functions.status(function.handle).state is not State.RUNNING for function in begun)
     assert storage.list("") == ()
+
+
+class TakenOver(MemoryStorage):
+    """A storage in which another client takes the run over as soon as its generations are looked for by an owner."""
+
+    def list(self, prefix: str) -> tuple[str, ...]:
+        found, keys = super().list(prefix), Keys(RUN)
+        owners = super().list(keys.owner.leases(CLIENT))
+        if prefix == keys.reservations and owners:
+            Lease(self, keys.owner, CLIENT, int(owners[-1][-8:]) + 1, fresh_s=1.0).take()
+        return found
+
+
+def cleaning(storage: MemoryStorage) -> None:
+    clean(storage, RUN, ThreadPlatform(load_spec("local"), storage).open, take_over=True)
+
+
+def taking_over(storage: MemoryStorage) -> None:
+    take_over(storage, RUN, ThreadPlatform(load_spec("local"), storage).open)
+
+
+@pytest.mark.parametrize("act", [cleaning, taking_over])
+def test_who_loses_a_run_to_another_client_meanwhile_is_told_so(act: Callable[[MemoryStorage], None]) -> None:
+    storage = TakenOver()
+    reserve_generation(storage, RUN)
+    put_document(storage, Keys(RUN).payload("s0.r0"), Halt(reason="an object of the run"))
+    with pytest.raises(RunTaken, match="another client, which has taken it over"):
+        act(storage)

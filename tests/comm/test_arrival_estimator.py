@@ -1,5 +1,6 @@
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,7 +11,31 @@ from funcpipe.comm.arrival_estimator import ArrivalEstimator, Expectation
 def test_pauses_stay_within_their_bounds(since_s: float, due_s: float, spread_s: float, trip_s: float) -> None:
     estimator = ArrivalEstimator(deadline_s=60)
     pause_s = estimator.pause_s(since_s, due_s, spread_s, trip_s)
-    assert estimator.least_s <= pause_s <= max(estimator.most_s, due_s - since_s, spread_s / 2, 0.005 * due_s)
+    most_s = estimator.most_s if since_s - due_s < 10 else 0.2
+    assert estimator.least_s <= pause_s <= max(most_s, due_s - since_s, spread_s / 2, 0.005 * due_s)
+
+
+GET_USD, IDLE_USD_S = 4e-7, 8 * 2 * 1.66667e-5  # S3's, and eight functions of 2 GB
+
+
+@pytest.mark.parametrize(("late_s", "idle_usd_s"), [(12.0, IDLE_USD_S / 8), (60.0, IDLE_USD_S), (900.0, IDLE_USD_S)])
+def test_a_long_wait_is_asked_about_as_often_as_costs_least(late_s: float, idle_usd_s: float) -> None:
+    estimator = ArrivalEstimator(deadline_s=3600, get_usd=GET_USD, idle_usd_s=idle_usd_s)
+
+    def cost_usd(pause_s: float) -> float:
+        return late_s / pause_s * GET_USD + pause_s / 2 * idle_usd_s
+
+    choices = [0.2 + number / 1000 for number in range(801)]
+    assert estimator.pause_s(late_s) == pytest.approx(min(choices, key=cost_usd), abs=0.001)
+
+
+@pytest.mark.parametrize(("get_usd", "idle_usd_s", "pause_s"), [(0, 1, 0.2), (1, 1e-9, 1.0), (0, 0, 0.2), (1, 0, 0.2)])
+def test_a_long_wait_is_asked_about_every_fifth_of_a_second_to_every_second(
+    get_usd: float, idle_usd_s: float, pause_s: float
+) -> None:
+    estimator = ArrivalEstimator(deadline_s=3600, get_usd=get_usd, idle_usd_s=idle_usd_s)
+    assert estimator.pause_s(100.0, due_s=1.0, spread_s=0.5) == pause_s
+    assert estimator.pause_s(10.9, due_s=1.0) == estimator.most_s
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.floats(0, 10)), min_size=1, max_size=10), st.floats(0, 10))

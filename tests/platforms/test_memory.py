@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from funcpipe.platforms import memory
-from funcpipe.platforms.memory import peak_memory_bytes
+from funcpipe.platforms.memory import PeakMemory, peak_memory_bytes
 
 _USES_200_MB = """
 from funcpipe.platforms.memory import peak_memory_bytes
@@ -32,3 +32,47 @@ def test_the_peak_grows_with_what_is_used() -> None:
     told = subprocess.run([sys.executable, "-c", _USES_200_MB], capture_output=True, text=True, check=True).stdout
     before, after = map(int, told.split())
     assert 190e6 < after - before < 250e6
+
+
+_WARM = """
+from funcpipe.platforms.memory import PeakMemory
+first = PeakMemory()
+used = bytearray(b"1") * 200_000_000
+del used
+second = PeakMemory()
+early = second.peak_bytes()
+used = bytearray(b"1") * 50_000_000
+print(first.peak_bytes(), early, second.peak_bytes())
+"""
+
+_UNPERMITTED = """
+from pathlib import Path
+from funcpipe.platforms import memory
+memory._CLEAR = Path("/proc/self/no_such_file")
+"""
+
+
+@pytest.mark.skipif(not memory._CLEAR.exists(), reason="needs Linux")
+def test_the_peak_of_a_warm_environment_is_that_of_the_run_that_asks() -> None:
+    told = subprocess.run([sys.executable, "-c", _WARM], capture_output=True, text=True, check=True).stdout
+    _, early, late = map(int, told.split())
+    assert early < 100e6
+    assert 45e6 < late - early < 75e6
+
+
+@pytest.mark.skipif(not memory._STATUS.exists(), reason="needs Linux")
+def test_the_peak_is_what_was_seen_where_nobody_may_reset_it() -> None:
+    code = _UNPERMITTED + _WARM
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    first, early, late = map(int, told.split())
+    assert first > 200e6  # its figure has grown since it began
+    assert early < 100e6
+    assert 45e6 < late - early < 75e6
+
+
+def test_the_peak_is_that_of_the_process_where_the_system_tells_no_more(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(memory, "_STATUS", tmp_path / "none")
+    monkeypatch.setattr(memory, "_CLEAR", tmp_path / "none" / "none")
+    assert PeakMemory().peak_bytes() == peak_memory_bytes() > 0

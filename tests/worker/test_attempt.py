@@ -12,8 +12,7 @@ from torch import nn
 from funcpipe.client.upload import upload
 from funcpipe.core import FaultTolerance, Halt, HandOver, Heartbeat, LeaseDocument, Outcome, WorkerReport, WorkerSpec
 from funcpipe.errors import StorageBusy
-from funcpipe.platforms.base import OPEN, Gate
-from funcpipe.platforms.wrappers import Counted
+from funcpipe.platforms.base import OPEN, Gate, Invoked
 from funcpipe.runstate.documents import get_document, put_document
 from funcpipe.runstate.halt import read_halt
 from funcpipe.runstate.keys import Keys
@@ -75,7 +74,7 @@ def run(
     spec: WorkerSpec, storage: MemoryStorage, caplog: pytest.LogCaptureFixture, platform: Recording | None = None
 ) -> bool:
     caplog.set_level(logging.DEBUG, logger="funcpipe")
-    return run_attempt(spec, Counted(storage), (platform or Recording()).open)
+    return run_attempt(spec, storage, (platform or Recording()).open, invoked=Invoked())
 
 
 def report(storage: MemoryStorage, attempt: int = 0) -> WorkerReport:

@@ -7,8 +7,7 @@ import torch
 
 from funcpipe.client.upload import upload
 from funcpipe.core import Events, FaultTolerance, HandOver, Outcome, WorkerReport, WorkerSpec
-from funcpipe.platforms.base import OPEN, Gate
-from funcpipe.platforms.wrappers import Counted
+from funcpipe.platforms.base import OPEN, Gate, Invoked
 from funcpipe.runstate.documents import get_document, put_document
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import Lease
@@ -46,7 +45,7 @@ def test_a_worker_that_hands_over_is_not_cut_short_by_its_successor() -> None:
     faults = FaultTolerance(lifetime_s=1.5, cold_start_s=0.1)
     (spec,) = upload(prepared_run(job, storage, platform_url=platform.url, faults=faults), KEYS)
     put_document(storage, KEYS.payload(WORKER), spec)
-    assert run_attempt(spec, Counted(storage), platform.open)
+    assert run_attempt(spec, storage, platform.open, invoked=Invoked())
     successor = platform.invoked[-1]
     assert isinstance(successor, WorkerSpec)
     assert replace(successor, account=spec.account, follows_within_s=None) == replace(spec, attempt=1)

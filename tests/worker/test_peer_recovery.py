@@ -21,6 +21,9 @@ SILENT_S = 2.0 + 3 * 1.0 + 2 * 0.5
 STARTING_S = 10.0 + 2 * 0.5
 
 
+SO_FAR = RunAccount(spent_usd=1.5, elapsed_s=30.0, requests_usd=0.25)
+
+
 @dataclass
 class Place:
     """A storage, a platform and a clock; `s0.r0` is waited for by `s1.r0` and by `s1.r1`."""
@@ -52,7 +55,7 @@ class Place:
         return PeerRecovery(self.spec(1, replica), self.storage, KEYS, self.platform.open, clock=lambda: self.now_s)
 
     def look(self, peers: PeerRecovery, *, step: int = 3) -> None:
-        peers.check({"s0.r0"}, step=step, spent_usd=1.5, elapsed_s=30.0)
+        peers.check({"s0.r0"}, step=step, account=SO_FAR)
 
     def beat(self, attempt: int, beat: int) -> None:
         put_document(self.storage, KEYS.heartbeat("s0.r0", attempt), replace(BEAT, attempt=attempt, beat=beat))
@@ -77,8 +80,7 @@ def test_a_silent_worker_is_started_again_as_the_next_attempt_by_one_of_those_th
         for peers in both:
             place.look(peers)
     (again,) = place.platform.invoked
-    account = RunAccount(spent_usd=1.5, elapsed_s=30.0)
-    assert again == replace(place.spec(0), attempt=1, account=account)
+    assert again == replace(place.spec(0), attempt=1, account=SO_FAR)
     assert [(found.worker, found.attempt) for found in list_functions(place.storage, KEYS)] == [("s0.r0", 1)]
 
 
@@ -89,7 +91,7 @@ def test_a_worker_that_is_heard_of_or_not_waited_for_any_more_is_left_alone(plac
         place.now_s = beat * SILENT_S
         place.beat(0, beat)
         place.look(peers)
-    peers.check(set(), step=3, spent_usd=0.0, elapsed_s=0.0)
+    peers.check(set(), step=3, account=RunAccount())
     place.now_s += SILENT_S + 1
     place.look(peers)
     assert place.platform.invoked == []
@@ -171,13 +173,14 @@ def test_a_successor_has_time_to_start(place: Place) -> None:
     assert len(place.platform.invoked) == 1
 
 
-def test_a_run_that_has_spent_its_limit_is_ended_instead(place: Place) -> None:
+@pytest.mark.parametrize("spent", [RunAccount(spent_usd=5.1), RunAccount(spent_usd=2.6, requests_usd=2.5)])
+def test_a_run_that_has_spent_its_limit_is_ended_instead(place: Place, spent: RunAccount) -> None:
     place.lease(0)
     place.beat(0, 1)
     peers = place.peers()
     place.look(peers)
     place.now_s = SILENT_S + 0.1
-    peers.check({"s0.r0"}, step=3, spent_usd=5.1, elapsed_s=30.0)
+    peers.check({"s0.r0"}, step=3, account=spent)
     order = read_halt(place.storage, KEYS)
     assert order is not None
     assert order.reason == "it would cost more than $5"

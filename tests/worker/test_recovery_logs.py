@@ -4,6 +4,7 @@ import logging
 
 import pytest
 
+from funcpipe.core import RunAccount
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.functions import MAX_RESTARTS
 from tests.worker.test_peer_recovery import KEYS, SILENT_S, STARTING_S, Place
@@ -27,7 +28,7 @@ def test_a_restart_is_logged_with_the_time_of_silence_by_the_one_peer_that_makes
         place.look(peers)
     place.now_s = SILENT_S + 1
     for peers in both[::-1]:
-        peers._restart("s0.r0", 3, 0.0, 0.0)
+        peers._restart("s0.r0", 3, RunAccount())
     told = [record.getMessage() for record in caplog.records]
     assert told == [
         f"restarts worker s0.r0 as attempt 1, try 1: silent for {SILENT_S + 1:.1f} s",

@@ -10,8 +10,7 @@ from torch import nn
 from funcpipe.client.failures import final_failures, first_failure
 from funcpipe.client.upload import upload
 from funcpipe.core import FaultTolerance, Outcome, WorkerSpec
-from funcpipe.platforms.base import OPEN, Gate
-from funcpipe.platforms.wrappers import Counted
+from funcpipe.platforms.base import OPEN, Gate, Invoked
 from funcpipe.runstate.halt import read_halt
 from funcpipe.runstate.heartbeats import newest_heartbeat
 from funcpipe.runstate.keys import Keys
@@ -59,7 +58,7 @@ def run(what: str, at: str) -> Superseded:
     storage = Superseded(at)
     for key, data in objects.items():
         storage.put(key, data)
-    assert run_attempt(spec, Counted(storage), Recording().open)
+    assert run_attempt(spec, storage, Recording().open, invoked=Invoked())
     return storage
 
 
@@ -91,24 +90,24 @@ def test_an_attempt_that_was_not_superseded_ends_the_worker_for_good(what: str) 
     spec, objects = uploaded(what)
     for key, data in objects.items():
         storage.put(key, data)
-    assert run_attempt(spec, Counted(storage), Recording().open) is (what == "finishes")
+    assert run_attempt(spec, storage, Recording().open, invoked=Invoked()) is (what == "finishes")
     last = last_attempt(storage, KEYS, WORKER)
     assert last is not None
     assert (last.attempt, last.ended) == (0, Outcome.FINISHED if what == "finishes" else Outcome.FAILED)
     halt = read_halt(storage, KEYS)
     assert (halt is None) is (what == "finishes")
-    assert run_attempt(dataclasses.replace(spec, attempt=1), Counted(storage), Recording().open)
+    assert run_attempt(dataclasses.replace(spec, attempt=1), storage, Recording().open, invoked=Invoked())
     assert last_attempt(storage, KEYS, WORKER) == last
 
 
-def test_the_heartbeat_of_a_superseded_attempt_replaces_none() -> None:
+def test_the_heartbeat_of_a_superseded_attempt_stays_and_replaces_none() -> None:
     storage = MemoryStorage()
     spec, objects = uploaded("finishes")
     for key, data in objects.items():
         storage.put(key, data)
     storage.put(KEYS.heartbeat(WORKER, 0), b"of the attempt before")
-    assert run_attempt(dataclasses.replace(spec, attempt=1), Counted(storage), Recording().open)
-    assert storage.list(KEYS.heartbeats(WORKER)) == (KEYS.heartbeat(WORKER, 1),)
+    assert run_attempt(dataclasses.replace(spec, attempt=1), storage, Recording().open, invoked=Invoked())
+    assert storage.get(KEYS.heartbeat(WORKER, 0)) == b"of the attempt before"
     storage.put(KEYS.heartbeat(WORKER, 0), b"written when it woke up")
     beat = newest_heartbeat(storage, KEYS, WORKER)
     assert beat is not None

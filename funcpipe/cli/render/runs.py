@@ -28,7 +28,8 @@ def training_result(result: "RunResult", written: Mapping[str, str | None], cons
     bill = result.bill
     console.print(
         f"{result.run}: loss {result.losses[0]:.4f} -> {result.losses[-1]:.4f} in {len(result.losses)} steps; "
-        f"{bill.functions} functions, {bill.function_seconds:.1f} s, {bill.puts} puts, {bill.gets} gets: "
+        f"{bill.functions} functions, {bill.function_seconds:.1f} s, "
+        f"{bill.puts} puts, {bill.lists} lists, {bill.gets} gets: "
         f"${bill.cost_usd:.6f} at the prices of {bill.platform}"
     )
     for what, path in written.items():

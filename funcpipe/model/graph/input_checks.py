@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from types import CodeType
 
 import torch
@@ -90,6 +90,6 @@ class InputChecks:
         )
 
 
-@cache
+@lru_cache(maxsize=256)  # environments are used again, for other models too
 def _compiled(condition: str) -> CodeType:
     return compile(condition, "<guard>", "eval")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from funcpipe.core import Invocation, Plan, PlatformSpec
+from funcpipe.core import Invocation, Plan, PlatformSpec, RequestCounts
 from funcpipe.core.log_lines import RawLine
 from funcpipe.errors import PlatformRefused
 from funcpipe.platforms.aws import endings
@@ -24,6 +24,7 @@ from funcpipe.platforms.aws.template import (
 )
 from funcpipe.platforms.aws.waking import invoke_awake, wake
 from funcpipe.platforms.base import Handle, State, Status, StorageUrls
+from funcpipe.platforms.request_meter import RequestMeter
 from funcpipe.platforms.shared.polling import STOP_WITHIN_S, Polling, Sight, payload_of
 from funcpipe.platforms.shared.room import Room, check_room
 
@@ -48,8 +49,11 @@ class AwsPlatform:
         *,
         deployment: str = "funcpipe",
         polling: Polling = POLLING,
+        meter: RequestMeter | None = None,
     ) -> None:
+        """`meter` counts what this asks of the bucket."""
         self._spec = spec
+        self._meter = meter or RequestMeter()
         self._account, self._region = account, account.region
         self._deployment = deployment
         self._polling = polling
@@ -110,6 +114,7 @@ class AwsPlatform:
             self._account,
             deployment=self._deployment,
             polling=self._polling,
+            meter=self._meter,
         )
 
     def invoke(self, worker: Invocation) -> Handle:
@@ -144,6 +149,7 @@ class AwsPlatform:
         key = f"stops/{handle.name.split('/')[1]}"
         with explained(f"stopping {handle.name}"):
             self._objects.put_object(Bucket=self._bucket, Key=key, Body=b"")
+            self._meter.add(RequestCounts(puts=1))
         late = (
             f"{handle.name} has not ended {STOP_WITHIN_S:g} s after it was told to; it is paid for until its "
             f"time is over, {self._spec.lifetime_s or 0:g} s after its start"
@@ -227,8 +233,14 @@ class AwsPlatform:
         pages = self._objects.get_paginator("list_objects_v2").paginate(
             Bucket=self._bucket, Prefix=folder, StartAfter=folder + time.strftime("%Y/%m/%d/", time.gmtime(since_s))
         )
-        for key in [item["Key"] for page in pages for item in page.get("Contents", ())]:
+        for page in pages:
+            self._meter.add(RequestCounts(lists=1))
+            self._read_records([item["Key"] for item in page.get("Contents", ())])
+
+    def _read_records(self, keys: Iterable[str]) -> None:
+        for key in keys:
             if key not in self._seen:
+                self._meter.add(RequestCounts(gets=1))
                 record = self._objects.get_object(Bucket=self._bucket, Key=key)["Body"].read()
                 self._seen.add(key)
                 self._ended.setdefault(*endings.of_failure(record.decode()))

@@ -1,7 +1,9 @@
 """The function's entry on Alibaba Function Compute: the HTTP server of a custom container, `python -m` this module.
 
 Function Compute posts to `/initialize` once for each instance, where the function has an Initializer hook, and to
-`/invoke` for each event; 200 tells success, 404 failure, in the status and in the header `x-fc-status`.
+`/invoke` for each event; 200 tells success, 404 failure, in the status and in the header `x-fc-status`. No header tells
+when the service will end an event (https://www.alibabacloud.com/help/en/functioncompute/fc/context-and-log-format-1,
+November 2026), so its age counts from its arrival.
 """
 
 import importlib
@@ -10,6 +12,7 @@ import os
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from funcpipe.errors import WorkerFailed
+from funcpipe.platforms.base import Invoked
 from funcpipe.platforms.entry import function as entry
 
 PORT = "FC_SERVER_PORT"
@@ -32,6 +35,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Prepare the instance, or run a worker."""
+        invoked = Invoked()
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         request = self.headers.get("x-fc-request-id", "")
         match self.path:
@@ -40,15 +44,15 @@ class Handler(BaseHTTPRequestHandler):
                 self._answer(_DONE, {"ready": True})
             case "/invoke":
                 print(f"FC Invoke Start RequestId: {request}", flush=True)
-                self._invoke(_payload(body.decode()))
+                self._invoke(_payload(body.decode()), invoked)
                 print(f"FC Invoke End RequestId: {request}", flush=True)
             case path:
                 self._answer(_FAILED, {"errorMessage": f"there is no {path}", "errorType": "NotFound"})
 
-    def _invoke(self, payload: str) -> None:
+    def _invoke(self, payload: str, invoked: Invoked) -> None:
         self._take_credentials()
         try:
-            entry.run(payload)
+            entry.run(payload, invoked)
         except WorkerFailed as error:
             print(f"{type(error).__name__}: {error}", flush=True)
             self._answer(_FAILED, {"errorMessage": str(error), "errorType": type(error).__name__})

@@ -4,6 +4,7 @@ import json
 import os
 from typing import Any, Protocol
 
+from funcpipe.platforms.base import Invoked
 from funcpipe.platforms.catalog import open_storage
 from funcpipe.platforms.entry import function as entry
 
@@ -11,10 +12,16 @@ CONTROL = "FUNCPIPE_CONTROL"
 """The environment variable with the URL of the storage where clients ask functions to stop."""
 
 
+_LEAST_S = 1e-3
+
+
 class Context(Protocol):
     """What the runtime client tells of an invocation."""
 
     aws_request_id: str
+
+    def get_remaining_time_in_millis(self) -> int:
+        """How long it is until Lambda ends the invocation."""
 
 
 def handler(event: dict[str, Any], context: Context) -> dict[str, str]:
@@ -22,8 +29,10 @@ def handler(event: dict[str, Any], context: Context) -> dict[str, str]:
 
     An empty event only wakes the function.
     """
+    invoked = Invoked(lifetime_s=max(context.get_remaining_time_in_millis() / 1000, _LEAST_S))
     if not event:
         return {"invocation": context.aws_request_id}
-    with entry.StopWatch(open_storage(os.environ[CONTROL], retry_s=0), context.aws_request_id):
-        entry.run(json.dumps(event))
+    control = open_storage(os.environ[CONTROL], retry_s=0, meter=invoked.meter)
+    with entry.StopWatch(control, context.aws_request_id):
+        entry.run(json.dumps(event), invoked)
     return {"invocation": context.aws_request_id}

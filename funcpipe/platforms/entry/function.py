@@ -6,8 +6,9 @@ import threading
 from collections.abc import Callable
 from types import TracebackType
 
-from funcpipe.errors import KeyMissing, StorageBusy, WorkerFailed
-from funcpipe.platforms.base import Storage
+from funcpipe.core.backoff import Backoff
+from funcpipe.errors import KeyMissing, StorageError, WorkerFailed
+from funcpipe.platforms.base import Invoked, Storage
 from funcpipe.platforms.catalog import open_platform, open_storage
 
 _log = logging.getLogger(__name__)
@@ -15,24 +16,31 @@ _log = logging.getLogger(__name__)
 STOP_POLL_S = 5.0
 """Pause between two looks whether the function is to stop: in 900 s 180 requests, 0.2 % of a 2 GB function's price."""
 
+STOP_RETRIES = Backoff(first_s=STOP_POLL_S, most_s=30.0)
+"""How much longer the pauses are while the storage does not answer."""
+
 STOPPED = 77
 """The exit code of a function that was told to stop."""
 
 
-def main(payload: str) -> None:
-    """Do what `payload`, the JSON text of an invocation, says; ends with exit code 1 when that failed."""
+def main(payload: str, invoked: Invoked | None = None) -> None:
+    """Do what `payload`, the JSON text of an invocation, says; ends with exit code 1 when that failed.
+
+    The function was `invoked` just now, unless that says otherwise.
+    """
+    invoked = invoked or Invoked()
     from funcpipe.worker import invocation  # torch loads here, not in the start-up phase, which AWS cuts off after 10 s
 
-    invocation.main(payload, open_storage=open_storage, open_platform=open_platform)
+    invocation.main(payload, open_storage=open_storage, open_platform=open_platform, invoked=invoked)
 
 
-def run(payload: str) -> None:
+def run(payload: str, invoked: Invoked) -> None:
     """Do what `payload`, the JSON text of an invocation, says; raises WorkerFailed when that failed.
 
     The function has then left its report in the storage.
     """
     try:
-        main(payload)
+        main(payload, invoked)
     except SystemExit as end:
         if end.code:
             raise WorkerFailed(f"the worker ended with exit code {end.code}; its report is in the storage") from None
@@ -46,7 +54,8 @@ def stop_key(invocation: str) -> str:
 class StopWatch:
     """Ends the process when the object `stop_key(invocation)` appears in `storage`, for as long as the context lasts.
 
-    Clouds that cannot end a running function are asked this way.
+    Clouds that cannot end a running function are asked this way. While the storage fails, for whatever reason, it is
+    asked again after longer and longer pauses.
     """
 
     def __init__(
@@ -55,13 +64,18 @@ class StopWatch:
         invocation: str,
         *,
         poll_s: float = STOP_POLL_S,
+        retries: Backoff = STOP_RETRIES,
+        pause: Callable[[float], bool] | None = None,
         end: Callable[[int], object] = os._exit,
     ) -> None:
+        """`pause` waits for some seconds, and tells whether the context has ended meanwhile."""
         self._storage = storage
         self._key = stop_key(invocation)
         self._poll_s = poll_s
+        self._retries = retries
         self._end = end
         self._over = threading.Event()
+        self._pause = pause or self._over.wait
         self._thread = threading.Thread(target=self._watch, name="funcpipe-stop", daemon=True)
 
     def __enter__(self) -> "StopWatch":
@@ -74,14 +88,25 @@ class StopWatch:
         self._over.set()
         self._thread.join()
 
+    def join(self) -> None:
+        """Return when the watch has told the process to end."""
+        self._thread.join()
+
     def _watch(self) -> None:
+        failures = 0
         while True:
+            pause_s = self._poll_s
             try:
                 self._storage.get(self._key)
-            except (KeyMissing, StorageBusy):
-                if self._over.wait(self._poll_s):
-                    return
+            except KeyMissing:
+                failures = 0
+            except StorageError as error:
+                failures += 1
+                pause_s += self._retries.pause_s(failures)
+                _log.warning("cannot ask whether this function is to stop, asks again in %.0f s: %s", pause_s, error)
             else:
                 _log.warning("the client has told this function to stop")
                 self._end(STOPPED)
+                return
+            if self._pause(pause_s):
                 return

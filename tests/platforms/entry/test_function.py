@@ -1,12 +1,19 @@
 """A function that is told to stop, and one whose work fails."""
 
+import logging
 import threading
+import time
+from pathlib import Path
 
 import pytest
 
-from funcpipe.errors import FormatError
+from funcpipe.core.backoff import Backoff
+from funcpipe.errors import FormatError, StorageBusy, StorageError
+from funcpipe.platforms.base import OPEN, Gate, Invoked
+from funcpipe.platforms.entry import aws_lambda, function
 from funcpipe.platforms.entry.function import STOPPED, StopWatch, run, stop_key
 from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.worker import invocation
 
 
 def test_a_watch_ends_the_process_once_it_is_told_to() -> None:
@@ -34,6 +41,79 @@ def test_a_watch_ends_with_its_invocation() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "funcpipe-stop"]
 
 
+class Refusing(MemoryStorage):
+    """A storage that fails with `errors`, one after the other, and then tells the function to stop."""
+
+    def __init__(self, errors: list[StorageError]) -> None:
+        super().__init__()
+        self.errors = errors
+        self.put(stop_key("request"), b"")
+
+    def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
+        if self.errors:
+            raise self.errors.pop(0)
+        return super().get(key, start=start, stop=stop, gate=gate)
+
+
+def test_a_watch_outlives_any_error_of_the_storage_and_asks_less_and_less_meanwhile(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING)
+    refused = StorageError("s3://bucket/stops/request: AccessDenied (403)")
+    storage, codes, pauses, ended = Refusing([refused, StorageBusy("503"), refused]), list[int](), list[float](), []
+
+    def end(code: int) -> None:
+        codes.append(code)
+        ended.append(threading.current_thread().name)
+
+    def pause(seconds: float) -> bool:
+        pauses.append(seconds)
+        return False
+
+    growing = Backoff(first_s=5.0, most_s=30.0, draw=lambda: 1.0)
+    watch = StopWatch(storage, "request", poll_s=5.0, retries=growing, pause=pause, end=end)
+    with watch:
+        watch.join()
+    assert (codes, ended) == ([STOPPED], ["funcpipe-stop"])
+    assert pauses == [10.0, 15.0, 25.0]
+    assert "cannot ask whether this function is to stop, asks again in 10 s" in caplog.text
+
+
 def test_a_payload_that_is_none_is_told() -> None:
     with pytest.raises(FormatError, match="the invocation payload"):
-        run("{}")
+        run("{}", Invoked())
+
+
+class LambdaContext:
+    """What the runtime client tells: Lambda ends the invocation in 123.456 s."""
+
+    aws_request_id = "request"
+
+    def get_remaining_time_in_millis(self) -> int:
+        return 123_456
+
+
+def test_a_function_on_lambda_knows_when_it_was_invoked_and_when_it_will_be_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(aws_lambda.CONTROL, tmp_path.as_uri())
+    seen: list[tuple[str, Invoked]] = []
+    monkeypatch.setattr(function, "run", lambda payload, invoked: seen.append((payload, invoked)))
+    before_s = time.monotonic()
+    assert aws_lambda.handler({"format": "x"}, LambdaContext()) == {"invocation": "request"}
+    ((payload, invoked),) = seen
+    assert payload == '{"format": "x"}'
+    assert invoked.lifetime_s == 123.456
+    assert before_s <= invoked.at_s <= time.monotonic()
+    assert invoked.meter.counts.gets == invoked.meter.counts.empty_gets == 1  # its own watch counts
+
+
+def test_a_function_is_as_old_as_its_invocation_and_not_as_its_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Invoked] = []
+    monkeypatch.setattr(invocation, "main", lambda payload, invoked, **_: seen.append(invoked))
+    before_s = time.monotonic()
+    function.main("{}")
+    early = Invoked(at_s=before_s - 100.0)
+    run("{}", early)
+    assert before_s <= seen[0].at_s <= time.monotonic()
+    assert seen[1] is early

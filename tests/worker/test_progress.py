@@ -1,0 +1,93 @@
+"""How old a function is, when it must leave, and what it takes the run to cost."""
+
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from funcpipe.client.upload import upload
+from funcpipe.core import FaultTolerance, RequestCounts, RunAccount, RunLimits, WorkerSpec
+from funcpipe.platforms.base import Invoked
+from funcpipe.runstate.documents import put_document
+from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.limits import BudgetGuard
+from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.worker.loop import Worker
+from funcpipe.worker.progress import WorkerProgress
+from funcpipe.worker.setup import load_worker
+from tests.e2e import small
+from tests.in_process import make_job, prepared_run
+from tests.recording import Recording
+
+KEYS = Keys("run-1")
+PUT_USD, GET_USD = 5e-6, 4e-7
+ACCOUNT = RunAccount(spent_usd=1.0, requests_usd=0.5, put_usd=PUT_USD, get_usd=GET_USD)
+
+
+def uploaded(storage: MemoryStorage, *, stages: int = 1, replicas: int = 1) -> list[WorkerSpec]:
+    torch.manual_seed(0)
+    job = make_job(
+        small.model(),
+        small.plan(stages=stages, replicas=replicas),
+        small.data,
+        loss=F.cross_entropy,
+        optimizer=small.optimizer,
+    )
+    faults = FaultTolerance(lifetime_s=900.0, cold_start_s=10.0)
+    return list(upload(prepared_run(job, storage, platform_url=Recording().url, faults=faults), KEYS))
+
+
+def loaded(invoked: Invoked, platform: Recording) -> Worker:
+    storage = MemoryStorage()
+    (spec,) = uploaded(storage)
+    put_document(storage, KEYS.payload(spec.worker), spec)
+    return load_worker(spec, storage, platform.open, invoked=invoked)
+
+
+@pytest.mark.parametrize(
+    ("age_s", "lifetime_s", "leaves"),
+    [(0.0, None, False), (880.0, None, True), (0.0, 900.0, False), (100.0, 120.0, True), (100.0, 2000.0, False)],
+)
+def test_a_function_leaves_before_its_platform_ends_it_counted_from_its_invocation(
+    age_s: float, lifetime_s: float | None, leaves: bool
+) -> None:
+    platform = Recording()
+    worker = loaded(Invoked(at_s=time.monotonic() - age_s, lifetime_s=lifetime_s), platform)
+    assert age_s <= worker.progress.age_s < age_s + 300
+    worker.lease.take()
+    worker.successor.start_in_time(step_s=1.0, saving_s=1.0)
+    assert (len(platform.invoked) == 1) is leaves
+    if leaves:
+        (spec,) = platform.invoked
+        assert isinstance(spec, WorkerSpec)
+        assert spec.faults.lifetime_s == 900.0  # the next function has a life of its own
+
+
+def progress_of(own: RequestCounts, *, workers: int) -> WorkerProgress:
+    spec = uploaded(MemoryStorage(), stages=2, replicas=workers // 2)[0]
+    invoked = Invoked()
+    invoked.meter.add(own)
+    return WorkerProgress(replace(spec, account=ACCOUNT), invoked, steps=10)
+
+
+def test_a_function_estimates_what_the_requests_of_all_cost() -> None:
+    progress = progress_of(RequestCounts(puts=30, lists=5, gets=90, empty_gets=40), workers=4)
+    progress.record_messages(RequestCounts(puts=20, gets=40), RequestCounts(puts=100, gets=300))
+    own_usd = 35 * PUT_USD + 90 * GET_USD
+    others_usd = (100 + 3 * 15) * PUT_USD + (300 + 3 * 50) * GET_USD
+    assert progress.run_requests_usd == pytest.approx(0.5 + own_usd + others_usd)
+    assert progress.account.requests_usd == progress.run_requests_usd
+    assert progress.account.spent_usd == pytest.approx(1.0)  # functions are free here
+
+
+def test_requests_count_towards_the_limit_as_fast_as_they_are_made() -> None:
+    account = RunAccount(spent_usd=0.1, run_usd_s=0.01, requests_usd=0.1)
+    asked = BudgetGuard(RunLimits(max_usd=1.0), account, heartbeat_s=5.0, requests_usd=lambda: 0.3)
+    assert asked.exceeded(49.0) is None
+    assert asked.exceeded(51.0) == "it would cost more than $1"
+    assert asked.exceeded(20.0, ahead_s=10.0) is None  # 0.2 + 0.3 + 0.3 + 0.15
+    assert asked.exceeded(20.0, ahead_s=13.0) == "it would cost more than $1"
+    assert asked.halt_before_exceeding(step=1, steps=100, age_s=20.0, step_s=1.0, end_s=1.0) is None
+    assert asked.halt_before_exceeding(step=1, steps=100, age_s=20.0, step_s=1.0, end_s=3.0) is not None
