@@ -149,8 +149,8 @@ def test_errors_say_what_to_do(
     cloud.refuse = lambda call: "NoPermission" if call == "CreateRole" else None
     with pytest.raises(PlatformRefused, match=r"CreateRole: NoPermission: .*docs/aliyun\.md lists"):
         deployer.deploy(shape(spec), PACKAGE)
-    cloud.refuse = lambda call: "ResourceExhausted" if call == "CreateFunction" else None
-    with pytest.raises(PlatformRefused, match=r"making funcpipe-.*: ResourceExhausted: .*Quota Center"):
+    cloud.refuse = lambda call: "QuotaExceeded" if call == "CreateFunction" else None
+    with pytest.raises(PlatformRefused, match=r"making funcpipe-.*: QuotaExceeded: .*Quota Center"):
         deployer.deploy(shape(spec), PACKAGE)
     cloud.refuse = lambda call: None
     without = Deployer(account, say=lambda text: None, docker=Docker("no-docker"), oss=oss.endpoint)
