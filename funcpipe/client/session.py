@@ -11,6 +11,7 @@ from funcpipe.core import PlatformSpec, RunSettings
 from funcpipe.errors import InvalidValue
 from funcpipe.platforms.base import OpenPlatform, Platform, Storage
 from funcpipe.platforms.catalog import LOCAL, load_spec, open_deployment, open_platform, open_storage
+from funcpipe.runstate.keyring import signed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +33,9 @@ class Session:
 
 def session_on(site: Site, *, reopen: OpenPlatform = open_platform) -> Session:
     """A session on a platform and a storage that are open already."""
-    return Session(storage=site.storage, storage_url=site.storage_url, functions=lambda: site.platform, reopen=reopen)
+    return Session(
+        storage=signed(site.storage), storage_url=site.storage_url, functions=lambda: site.platform, reopen=reopen
+    )
 
 
 @contextlib.contextmanager
@@ -57,7 +60,7 @@ def open_session(
             return stack.enter_context(open_local(imposed, silent=silent))
 
         lasts = settings.storage is not None or platform != LOCAL
-        yield Session(storage=storage, storage_url=url, functions=functions, like=imposed, lasts=lasts)
+        yield Session(storage=signed(storage), storage_url=url, functions=functions, like=imposed, lasts=lasts)
 
 
 def _storage(platform: str, settings: RunSettings, stack: contextlib.ExitStack) -> tuple[str, Storage]:

@@ -132,6 +132,15 @@ class Platform(Protocol):
     def detach(self) -> None:
         """Let the functions, and those that they start, run on when this client ends."""
 
+    def wrap_key(self, run_key: str) -> str:
+        """The text of a run's key, wrapped so that only the platform's own functions can read it.
+
+        It lies in storage for the watchdog of detached runs; empty where the platform tells its watchdog otherwise.
+        """
+
+    def unwrap_key(self, wrapped: str) -> str:
+        """The inverse of `wrap_key`, in a function. Raises PlatformRefused for what was wrapped elsewhere."""
+
     def logs(self, run: str) -> Iterable[RawLine]:
         """What the functions of `run` have logged and printed, and what the platform itself noted about them.
 

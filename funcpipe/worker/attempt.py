@@ -8,11 +8,13 @@ import torch
 
 from funcpipe.core import Outcome, WorkerSpec, from_text
 from funcpipe.core.logs import in_function
+from funcpipe.core.run_key import RunKey
 from funcpipe.errors import RunHalted, Superseded, TaskFailed
 from funcpipe.platforms import allocator
 from funcpipe.platforms.base import OpenPlatform, OpenStorage
 from funcpipe.platforms.wrappers import Counted
 from funcpipe.runstate.lease import Lease
+from funcpipe.runstate.signed_storage import OneKey, SignedStorage
 from funcpipe.worker.exit_report import ExitReporter
 from funcpipe.worker.setup import lease_of, load_worker
 
@@ -40,10 +42,11 @@ def run_attempt(
 
     An attempt that is superseded reports nothing, as the worker is another function now. `clock` dates the report.
     """
-    lease = lease_of(spec, storage)
-    reporter = ExitReporter(spec, storage, lease, clock)
+    signed = SignedStorage(storage, OneKey(RunKey(spec.run_key)))
+    lease = lease_of(spec, signed)
+    reporter = ExitReporter(spec, signed, storage, lease, clock)
     try:
-        outcome, failure = _run(spec, storage, open_platform, lease, clock)
+        outcome, failure = _run(spec, signed, open_platform, lease, clock)
         if failure is not None and not lease.taken and spec.follows_within_s is not None:
             _log.warning("ends without a report, the attempt before is still this worker")
             return False
@@ -56,7 +59,7 @@ def run_attempt(
 
 def _run(
     spec: WorkerSpec,
-    storage: Counted,
+    storage: SignedStorage,
     open_platform: OpenPlatform,
     lease: Lease,
     clock: Callable[[], float],

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from funcpipe.core import Halt, Outcome, WorkerReport, WorkerSpec
 from funcpipe.errors import CorruptMessage, StorageError, TaskFailed
+from funcpipe.platforms.base import Storage
 from funcpipe.platforms.memory import peak_memory_bytes
 from funcpipe.platforms.wrappers import Counted
 from funcpipe.runstate.documents import put_document
@@ -18,13 +19,19 @@ _NO_MEMORY = ("not enough memory", "can't allocate memory", "Cannot allocate mem
 
 
 class ExitReporter:
-    """Made when the attempt begins, so that its report can say how long it ran and what it used."""
+    """Made when the attempt begins, so that its report can say how long it ran and what it used of `counted`."""
 
     def __init__(
-        self, spec: WorkerSpec, storage: Counted, lease: Lease, clock: Callable[[], float] = time.time
+        self,
+        spec: WorkerSpec,
+        storage: Storage,
+        counted: Counted,
+        lease: Lease,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._spec = spec
         self._storage = storage
+        self._counted = counted
         self._lease = lease
         self._keys = Keys.of(spec)
         self._clock = clock
@@ -50,7 +57,7 @@ class ExitReporter:
             halt_run(self._storage, self._keys, order)
 
     def _report(self, outcome: Outcome, failure: BaseException | None) -> WorkerReport:
-        traffic = self._storage.traffic
+        traffic = self._counted.traffic
         cause = failure.__cause__ if isinstance(failure, TaskFailed) and failure.__cause__ is not None else failure
         return WorkerReport(
             worker=self._spec.worker,

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from funcpipe.comm.arrival_estimator import ArrivalEstimator
 from funcpipe.comm.channel import Channel
 from funcpipe.core import WorkerSpec
+from funcpipe.core.run_key import RunKey
 from funcpipe.platforms.base import OpenPlatform, Storage
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import FencedStorage, Lease
@@ -61,7 +62,8 @@ def load_worker(
     interval = CheckpointInterval(spec.faults, replicas=spec.plan.replicas)
     interval.estimate_checkpoint(loaded_s)
     cancel = threading.Event()
-    channel = Channel(fenced, ArrivalEstimator(deadline_s=spec.message_deadline_s), cancel=cancel)
+    estimator = ArrivalEstimator(deadline_s=spec.message_deadline_s)
+    channel = Channel(fenced, estimator, run_key=RunKey(spec.run_key), cancel=cancel)
     runner = _runner(spec, job, job.computation(stage, spec), fenced, channel, cancel, clock)
     checkpoints = CheckpointManager(
         spec, fenced, keys, lease=lease, computation=runner.computation, interval=interval, steps=progress.steps
