@@ -9,6 +9,7 @@ from typing import Protocol
 
 from funcpipe.core import Invocation, Plan, PlatformSpec
 from funcpipe.core.log_lines import RawLine
+from funcpipe.errors import PlatformRefused
 
 Gate = AbstractContextManager[object]
 OPEN: Gate = nullcontext()
@@ -147,6 +148,18 @@ class Platform(Protocol):
         The lines of one function come in order; `core.log_lines.merged` does the rest. Lines of other runs may be among
         them. A run that the platform does not know, or no longer knows, has none.
         """
+
+
+class PlainKeys:
+    """For platforms that tell their functions, and their watchdog if they have one, the keys of runs as they are."""
+
+    def wrap_key(self, run_key: str) -> str:
+        """Nothing: a mark in storage tells no key."""
+        return ""
+
+    def unwrap_key(self, wrapped: str) -> str:
+        """Refused: nothing is wrapped here."""
+        raise PlatformRefused("keys of runs are not wrapped on this platform")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

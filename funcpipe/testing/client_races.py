@@ -25,8 +25,8 @@ from funcpipe.client.prepare import PreparedRun
 from funcpipe.client.upload import upload
 from funcpipe.core import Invocation, RunAccount, RunLimits, WorkerSpec
 from funcpipe.core.settings import DEFAULT_FAULTS
-from funcpipe.errors import KeyMissing, PlatformRefused, RunUnknown
-from funcpipe.platforms.base import Handle, Platform, State, Status, Storage
+from funcpipe.errors import KeyMissing, RunUnknown
+from funcpipe.platforms.base import Handle, PlainKeys, Platform, State, Status, Storage
 from funcpipe.platforms.catalog import LOCAL, load_spec
 from funcpipe.runstate import functions as run_functions
 from funcpipe.runstate.documents import get_document, put_document
@@ -64,7 +64,7 @@ class ClientStorage(AskingStorage):
         self.actor = actor
 
 
-class Functions:
+class Functions(PlainKeys):
     """A platform whose functions are objects."""
 
     url = "objects://"
@@ -97,14 +97,6 @@ class Functions:
     def stop(self, handle: Handle) -> None:
         """Delete a function."""
         self._storage.delete(PLATFORM + handle.name)
-
-    def wrap_key(self, run_key: str) -> str:
-        """Nothing: there is no watchdog."""
-        return ""
-
-    def unwrap_key(self, wrapped: str) -> str:
-        """Refused: nothing was wrapped here."""
-        raise PlatformRefused("functions here are told the keys of their runs as they are")
 
     def detach(self) -> None:
         """Functions run on anyway."""

@@ -171,7 +171,9 @@ class Function:
             done += 1
             manager.after_step(done, lambda work: work())
         if self.reports:
-            ExitReporter(spec, Counted(actor.storage), lease, clock=lambda: 0.0).report(Outcome.FINISHED, None)
+            ExitReporter(spec, actor.storage, Counted(actor.storage), lease, clock=lambda: 0.0).report(
+                Outcome.FINISHED, None
+            )
         return f"finished {done}"
 
 
@@ -248,7 +250,7 @@ class Failing:
         spec = spec_of(FIRST, self.attempt)
         lease = self.lease(actor.storage, KEYS, spec.worker, self.attempt, fresh_s=FRESH_S, clock=actor.clock)
         lease.take()
-        reporter = ExitReporter(spec, Counted(actor.storage), lease, clock=lambda: 0.0)
+        reporter = ExitReporter(spec, actor.storage, Counted(actor.storage), lease, clock=lambda: 0.0)
         reporter.report(Outcome.FAILED, ValueError("the loss fails"))
         return "ended the run"
 

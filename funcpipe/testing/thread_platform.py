@@ -10,9 +10,9 @@ from typing import Any
 
 from funcpipe.core import Invocation, Plan, PlatformSpec, WorkerSpec, from_text, to_text
 from funcpipe.core.log_lines import RawLine
-from funcpipe.errors import FuncPipeError, PlatformError, PlatformRefused
+from funcpipe.errors import FuncPipeError, PlatformError
 from funcpipe.model.split.bundle import LOADING
-from funcpipe.platforms.base import Cause, Handle, Platform, State, Status, Storage
+from funcpipe.platforms.base import Cause, Handle, PlainKeys, Platform, State, Status, Storage
 from funcpipe.platforms.wrappers import Counted, Retried
 from funcpipe.testing.faults import FunctionFaults, FunctionStorage
 from funcpipe.training.passes import Passes
@@ -27,7 +27,7 @@ class _Function:
     ended_well: bool | None = None
 
 
-class ThreadPlatform:
+class ThreadPlatform(PlainKeys):
     """A platform whose functions are threads of this process: runs that tests can disturb and look into.
 
     `faults_of` gives what goes wrong in the function of the nth invocation, and `clock_of` its clock; `lost` and
@@ -95,14 +95,6 @@ class ThreadPlatform:
     def logs(self, run: str) -> tuple[RawLine, ...]:
         """Nothing is kept of threads: their lines are the test's own."""
         return ()
-
-    def wrap_key(self, run_key: str) -> str:
-        """Nothing: there is no watchdog."""
-        return ""
-
-    def unwrap_key(self, wrapped: str) -> str:
-        """Refused: nothing was wrapped here."""
-        raise PlatformRefused("functions here are told the keys of their runs as they are")
 
     def detach(self) -> None:
         """Nothing: functions are threads of their client."""

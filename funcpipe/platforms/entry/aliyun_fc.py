@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from funcpipe.errors import WorkerFailed
 from funcpipe.platforms.entry import function as entry
+from funcpipe.platforms.shared.key_wrap import unwrap_payload
 
 PORT = "FC_SERVER_PORT"
 """The environment variable with the port to listen on, 9000 without it."""
@@ -48,7 +49,7 @@ class Handler(BaseHTTPRequestHandler):
     def _invoke(self, payload: str) -> None:
         self._take_credentials()
         try:
-            entry.run(payload)
+            entry.run(unwrap_payload(payload))
         except WorkerFailed as error:
             print(f"{type(error).__name__}: {error}", flush=True)
             self._answer(_FAILED, {"errorMessage": str(error), "errorType": type(error).__name__})

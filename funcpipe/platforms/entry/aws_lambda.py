@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from funcpipe.platforms.catalog import open_storage
 from funcpipe.platforms.entry import function as entry
+from funcpipe.platforms.shared.key_wrap import unwrap_payload
 
 CONTROL = "FUNCPIPE_CONTROL"
 """The environment variable with the URL of the storage where clients ask functions to stop."""
@@ -25,5 +26,5 @@ def handler(event: dict[str, Any], context: Context) -> dict[str, str]:
     if not event:
         return {"invocation": context.aws_request_id}
     with entry.StopWatch(open_storage(os.environ[CONTROL], retry_s=0), context.aws_request_id):
-        entry.run(json.dumps(event))
+        entry.run(unwrap_payload(json.dumps(event)))
     return {"invocation": context.aws_request_id}

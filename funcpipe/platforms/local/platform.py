@@ -20,7 +20,7 @@ from urllib.parse import quote, unquote, urlsplit
 from funcpipe.core import Invocation, Plan, PlatformSpec, to_text
 from funcpipe.core.json_form import from_plain
 from funcpipe.core.log_lines import RawLine
-from funcpipe.errors import InvalidValue, PlanError, PlatformError, PlatformRefused
+from funcpipe.errors import InvalidValue, PlanError, PlatformError
 from funcpipe.platforms.allocator import environment
 from funcpipe.platforms.base import Handle, Status
 from funcpipe.platforms.local.host import HostSpec
@@ -35,7 +35,7 @@ _HOST = (
 )
 
 
-class LocalPlatform:
+class LocalPlatform(PlainKeys):
     """The functions of the host at `url`, `local:///folder/socket`; raises PlatformError where there is none.
 
     Logs are those of all hosts of this machine, whether they still run or not.
@@ -79,14 +79,6 @@ class LocalPlatform:
     def stop(self, handle: Handle) -> None:
         """End the function if it still runs; return when it has ended."""
         self._ask("stop", name=handle.name)
-
-    def wrap_key(self, run_key: str) -> str:
-        """Nothing: this machine's watchdog is told the key by the host."""
-        return ""
-
-    def unwrap_key(self, wrapped: str) -> str:
-        """Refused: nothing was wrapped here."""
-        raise PlatformRefused("functions here are told the keys of their runs as they are")
 
     def detach(self) -> None:
         """Let the functions, and those that they start, run on when this client ends."""

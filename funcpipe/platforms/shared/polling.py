@@ -2,9 +2,9 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from funcpipe.core import Invocation, PlatformSpec, to_text
+from funcpipe.core import Invocation, PlatformSpec, WorkerSpec, to_text
 from funcpipe.errors import DeadlineExceeded, PlatformRefused
 from funcpipe.platforms.base import State, Status
 
@@ -33,8 +33,10 @@ class Polling:
             self.sleep(self.every_s)
 
 
-def payload_of(worker: Invocation, spec: PlatformSpec) -> bytes:
-    """What a function is invoked with; raises PlatformRefused for more than the platform takes."""
+def payload_of(worker: Invocation, spec: PlatformSpec, wrap_key: Callable[[str], str]) -> bytes:
+    """What a function is invoked with, the run's key wrapped; raises PlatformRefused for more than it may be."""
+    if isinstance(worker, WorkerSpec):
+        worker = replace(worker, run_key=wrap_key(worker.run_key))
     payload = to_text(worker).encode()
     if len(payload) > spec.max_payload_bytes:
         raise PlatformRefused(
