@@ -7,6 +7,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from funcpipe.testing.run_keys import RUN_KEY
+
 settings.register_profile("funcpipe", deadline=None)  # no test is about time
 settings.register_profile("quick", settings.get_profile("funcpipe"), max_examples=20)  # what `make check` asks for
 settings.load_profile("funcpipe")
@@ -67,6 +69,7 @@ def logs_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FUNCPIPE_LOG_DIR", str(tmp_path_factory.mktemp("logs")))
         patch.setenv("FUNCPIPE_KEY_DIR", str(tmp_path_factory.mktemp("keys")))
+        patch.setenv("FUNCPIPE_RUN_KEY", RUN_KEY.text)
         yield
 
 

@@ -21,7 +21,7 @@ from funcpipe.core import (
 )
 from funcpipe.core.log_lines import RawLine
 from funcpipe.errors import PlatformRefused
-from funcpipe.platforms.base import Cause, Handle, Platform, State, Status
+from funcpipe.platforms.base import Cause, Handle, PlainKeys, Platform, State, Status
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.keys import Keys
@@ -46,7 +46,7 @@ def spec_with(sizes_mb: tuple[int, ...] = SIZES_MB) -> PlatformSpec:
 
 
 @dataclass
-class Scripted:
+class Scripted(PlainKeys):
     """A platform of which only the sizes `deployed_mb` can be run. `ended` holds the status of functions by name."""
 
     spec: PlatformSpec = field(default_factory=spec_with)

@@ -17,11 +17,12 @@ from funcpipe.errors import Cancelled, CorruptMessage, DeadlineExceeded, KeyMiss
 from funcpipe.platforms.base import OPEN, Gate
 from funcpipe.platforms.wrappers import Counted
 from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.testing.run_keys import RUN_KEY
 
 
 def channel(store: object, deadline_s: float = 5.0, cancel: threading.Event | None = None) -> Channel:
     estimator = ArrivalEstimator(deadline_s=deadline_s)
-    return Channel(store, estimator, cancel=cancel or threading.Event())  # type: ignore[arg-type]
+    return Channel(store, estimator, run_key=RUN_KEY, cancel=cancel or threading.Event())  # type: ignore[arg-type]
 
 
 def test_a_message_arrives_in_the_wire_format_or_exactly() -> None:
@@ -108,7 +109,7 @@ def test_steady_arrivals_are_awaited_with_few_vain_requests_and_little_delay(
     clock = Clock()
     store = Arriving(clock, 0.0)
     counted = Counted(store)
-    steady = Channel(counted, ArrivalEstimator(deadline_s=60), cancel=threading.Event(), clock=clock)
+    steady = Channel(counted, ArrivalEstimator(deadline_s=60), run_key=RUN_KEY, cancel=threading.Event(), clock=clock)
     vain, late_s = [], []
     for step in range(100):
         before = counted.traffic.empty_gets
@@ -126,7 +127,7 @@ def test_steady_arrivals_are_awaited_with_few_vain_requests_and_little_delay(
 def test_what_comes_earlier_than_it_used_to_is_soon_expected_then() -> None:
     clock = Clock()
     store = Arriving(clock, 0.0)
-    steady = Channel(store, ArrivalEstimator(deadline_s=60), cancel=threading.Event(), clock=clock)
+    steady = Channel(store, ArrivalEstimator(deadline_s=60), run_key=RUN_KEY, cancel=threading.Event(), clock=clock)
     waited_s = []
     for step in range(30):
         store.arrives_s = clock.now_s + (10.0 if step < 8 else 1.0)
@@ -140,7 +141,7 @@ def test_a_message_far_later_than_expected_is_logged(caplog: pytest.LogCaptureFi
     caplog.set_level(logging.INFO, logger="funcpipe.comm.channel")
     clock = Clock()
     store = Arriving(clock, 0.0)
-    slow = Channel(store, ArrivalEstimator(deadline_s=60), cancel=threading.Event(), clock=clock)
+    slow = Channel(store, ArrivalEstimator(deadline_s=60), run_key=RUN_KEY, cancel=threading.Event(), clock=clock)
     for step, lasts_s in enumerate([12.0, 1.0, 1.0, 1.0, 4.0, 30.0]):
         store.arrives_s = clock.now_s + lasts_s
         slow.begin_step()
@@ -171,7 +172,7 @@ def test_a_message_that_arrives_damaged_is_read_again_and_logged(caplog: pytest.
 def test_a_first_step_in_which_all_is_late_does_not_make_the_others_late() -> None:
     clock = Clock()
     store = Arriving(clock, 0.0)
-    steady = Channel(store, ArrivalEstimator(deadline_s=60), cancel=threading.Event(), clock=clock)
+    steady = Channel(store, ArrivalEstimator(deadline_s=60), run_key=RUN_KEY, cancel=threading.Event(), clock=clock)
     waited_s = []
     for step in range(6):
         store.arrives_s = clock.now_s + (5.0 if step == 0 else 1.0)
