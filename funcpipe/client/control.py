@@ -9,6 +9,7 @@ from typing import ClassVar
 from funcpipe.client.failures import final_failure
 from funcpipe.client.verdict import Verdict, judge
 from funcpipe.core import Busy, Halt, Outcome, RunRecord, WorkerReport, WorkerSpec
+from funcpipe.core.run_key import RunKey
 from funcpipe.errors import PlatformError, RunUnknown
 from funcpipe.platforms.base import OpenPlatform, Storage
 from funcpipe.platforms.catalog import open_platform as open_by_url
@@ -18,12 +19,13 @@ from funcpipe.runstate.documents import POLL_S, find_readable_document, readable
 from funcpipe.runstate.functions import list_functions, stop_functions
 from funcpipe.runstate.generations import find_record, list_generations, newest_record
 from funcpipe.runstate.halt import halt_run, read_halt
-from funcpipe.runstate.keyring import signed
+from funcpipe.runstate.keyring import KeyFolder, signed
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import is_superseded
 from funcpipe.runstate.limits import notice_steps
 from funcpipe.runstate.liveness import WorkerLife, WorkerState, find_life, read_heartbeats
 from funcpipe.runstate.owner import owned
+from funcpipe.runstate.signed_storage import key_of
 
 _log = logging.getLogger(__name__)
 
@@ -156,6 +158,14 @@ def end_early(storage: Storage, run: str, open_platform: OpenPlatform, *, wait_s
     while time.monotonic() < until_s and not _all_ended(storage, keys, record):
         time.sleep(POLL_S)
     end_functions(storage, keys, open_platform)
+
+
+def run_key(storage: Storage, run: str) -> RunKey:
+    """The key of the newest generation of `run`. Raises RunUnknown, or RunKeyMissing if it was started elsewhere."""
+    generations = list_generations(storage, run)
+    if not generations:
+        raise RunUnknown(f"there is no run {run!r} in this storage")
+    return key_of(KeyFolder(), generations[-1])
 
 
 def clean(storage: Storage, run: str, open_platform: OpenPlatform = open_by_url, *, take_over: bool = False) -> int:
