@@ -48,6 +48,7 @@ class SignedStorage:
     def __init__(self, storage: Storage, keyring: Keyring) -> None:
         self._storage = storage
         self._keyring = keyring
+        self._known: dict[Keys, RunKey] = {}
         self.watches = storage.watches
 
     def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
@@ -89,7 +90,9 @@ class SignedStorage:
         generation = generation_of(key)
         if generation is None or is_message(key):
             return None
-        return Signature(key_of(self._keyring, generation), key)
+        if generation not in self._known:
+            self._known[generation] = key_of(self._keyring, generation)
+        return Signature(self._known[generation], key)
 
 
 def key_of(keyring: Keyring, keys: Keys) -> RunKey:
