@@ -109,6 +109,7 @@ def _verified(key: str, data: bytes, signature: Signature) -> bytes:
         proof = bytes.fromhex(line.decode("ascii"))
     except ValueError:
         proof = b""
-    if len(data) < _LINE_BYTES or len(proof) != PROOF_BYTES or not signature.holds(proof, text, 0):
+    is_line = len(proof) == PROOF_BYTES and line == proof.hex().encode() + b"\n"  # in one spelling alone
+    if not is_line or not signature.holds(proof, text, 0):
         raise CorruptMessage(f"{key} is not signed by its run: it is truncated, damaged, or somebody else's")
     return bytes(text)
