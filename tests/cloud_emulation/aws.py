@@ -139,7 +139,7 @@ class AwsCloud(ThreadingHTTPServer):
     def _run(self, name: str, invocation: Invocation) -> None:
         template, stack = self._template(name)
         if lineage.length(invocation.trace) > lineage.LONGEST and not allows_loops(template, name):
-            self._write_failure(stack, name, invocation.request_id, lineage.DROPPED)
+            self._write_failure(stack, name, invocation, lineage.DROPPED)
             return
         function = self._function(name)
         for _ in range(1 + retries(template, name)):
@@ -154,7 +154,7 @@ class AwsCloud(ThreadingHTTPServer):
                     self.idle.append(environment)
             if attempt.status == "success":
                 return
-        self._write_failure(stack, name, attempt.request_id, attempt.answer)
+        self._write_failure(stack, name, attempt, attempt.answer)
 
     def _environment(self, function: Function) -> Environment:
         with self._lock:
@@ -196,10 +196,12 @@ class AwsCloud(ThreadingHTTPServer):
         answer = self.client("cloudformation").describe_stack_resource(StackName=stack, LogicalResourceId=logical)
         return str(answer["StackResourceDetail"]["PhysicalResourceId"])
 
-    def _write_failure(self, stack: str, name: str, request: str, answer: bytes) -> None:
+    def _write_failure(self, stack: str, name: str, invocation: Invocation, answer: bytes) -> None:
+        """The record of an invocation, with what the function was told (invocation-async-retain-records, 2025-12)."""
         record = {
             "version": "1.0",
-            "requestContext": {"requestId": request, "condition": "RetriesExhausted"},
+            "requestContext": {"requestId": invocation.request_id, "condition": "RetriesExhausted"},
+            "requestPayload": json.loads(invocation.payload),
             "responsePayload": json.loads(answer),
         }
         moment = time.strftime("%Y/%m/%d/%Y-%m-%dT%H.%M.%S", time.gmtime())

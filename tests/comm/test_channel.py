@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from funcpipe.comm.arrival_estimator import ArrivalEstimator
 from funcpipe.comm.channel import Channel
 from funcpipe.comm.codec import encode
+from funcpipe.comm.signature import Signature
 from funcpipe.core import Wire
 from funcpipe.errors import Cancelled, CorruptMessage, DeadlineExceeded, KeyMissing
 from funcpipe.platforms.base import OPEN, Gate
@@ -60,7 +61,7 @@ def test_a_wait_ends_when_it_is_cancelled() -> None:
 
 def test_a_corrupt_message_is_named_by_its_key() -> None:
     store = MemoryStorage()
-    store.put("a", b"nonsense of some length")
+    store.put("a", b"nonsense of some length that a message could have")
     with pytest.raises(CorruptMessage, match=r"^a: a message begins with"):
         channel(store).get("a")
 
@@ -83,19 +84,18 @@ class Clock:
 
 
 class Arriving(MemoryStorage):
-    """Its one object appears at `arrives_s`, of which it does not tell."""
+    """Whatever is asked for appears at `arrives_s`, of which it does not tell."""
 
     watches = False
 
     def __init__(self, clock: Clock, arrives_s: float) -> None:
         super().__init__()
         self.clock, self.arrives_s = clock, arrives_s
-        self.message = bytes(encode({"x": torch.ones(1)}))
 
     def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
         if self.clock.now_s < self.arrives_s:
             raise KeyMissing(key)
-        return self.message
+        return bytes(encode({"x": torch.ones(1)}, proof=Signature(RUN_KEY, key)))
 
     def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
         self.clock.now_s += timeout_s
@@ -166,7 +166,8 @@ def test_a_message_that_arrives_damaged_is_read_again_and_logged(caplog: pytest.
     channel(store).put("a", {"x": torch.ones(16)})
     assert channel(store).get("a").tensors["x"].tolist() == [1] * 16
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
-    assert caplog.messages[0].startswith("reading again what arrived damaged: a: the checksum of a message")
+    said = "reading again what arrived damaged: a: a message of 192 bytes is not as it was written"
+    assert caplog.messages[0].startswith(said)
 
 
 def test_a_first_step_in_which_all_is_late_does_not_make_the_others_late() -> None:
@@ -199,7 +200,7 @@ def test_bodies_move_one_at_a_time_while_requests_wait_side_by_side() -> None:
             return super().get(key)
 
     store = Slow()
-    store.put("a", bytes(encode({"x": torch.ones(1)})))
+    channel(store).put("a", {"x": torch.ones(1)})
     shared = channel(store)
     threads = [threading.Thread(target=shared.get, args=("a",)) for _ in range(3)]
     for thread in threads:
