@@ -1,7 +1,7 @@
 """Any one object of a stopped run is damaged or lost: the run goes on, after the same or an earlier checkpoint."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -22,11 +22,12 @@ from funcpipe.platforms.base import OPEN, Gate, Platform
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.runstate.checkpoints import Checkpoints
 from funcpipe.runstate.functions import list_functions
-from funcpipe.runstate.generations import newest_record
+from funcpipe.runstate.generations import list_generations, newest_record
 from funcpipe.runstate.halt import halt_run
-from funcpipe.runstate.keyring import signed
+from funcpipe.runstate.keyring import RUN_KEY, KeyFolder, signed
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.resume import load_first_tensors, load_resume_point
+from funcpipe.runstate.signed_storage import key_of
 from funcpipe.runstate.spending import spent_so_far
 from funcpipe.testing import chaos
 from funcpipe.testing.memory_storage import MemoryStorage
@@ -57,8 +58,11 @@ def job() -> Job:
 
 
 @pytest.fixture(scope="module")
-def stopped(job: Job) -> dict[str, bytes]:
-    """All objects of a run that was ordered to end after six of nine steps."""
+def stopped(job: Job) -> Iterator[dict[str, bytes]]:
+    """All objects of a run that was ordered to end after six of nine steps.
+
+    Its key is told in the environment: those who resume the run to its end delete what is kept of it.
+    """
     storage = MemoryStorage()
     platform = ThreadPlatform(load_spec("local"), storage)
 
@@ -70,7 +74,9 @@ def stopped(job: Job) -> dict[str, bytes]:
     with pytest.raises(RunHalted):
         launch(prepare(slow, on(storage, platform), faults=FAULTS, settings=RunSettings(name=RUN)), order)
     platform.stop_all()
-    return {key: storage.get(key) for key in storage.list("")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(RUN_KEY, key_of(KeyFolder(), list_generations(storage, RUN)[0]).text)
+        yield {key: storage.get(key) for key in storage.list("")}
 
 
 def gone(url: str) -> Platform:
