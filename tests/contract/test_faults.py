@@ -207,5 +207,5 @@ def test_a_changed_bit_is_noticed_by_the_reader_who_reads_again(spoilt: Spoilt) 
     spoilt.proxy.faults[:] = [flips_a_bit] * 2
     assert torch.equal(channel.get("m").tensors["x"], sent)
     spoilt.proxy.faults[:] = [flips_a_bit] * 3
-    with pytest.raises(CorruptMessage, match=r"^m: the checksum"):
+    with pytest.raises(CorruptMessage, match=r"^m: a message of 576 bytes is not as it was written"):
         channel.get("m")
