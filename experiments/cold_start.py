@@ -64,7 +64,9 @@ def function(payload: str) -> list[tuple[float, float]]:
 
     note()
     from funcpipe.core import WorkerSpec, from_text
+    from funcpipe.core.run_key import RunKey
     from funcpipe.platforms import allocator
+    from funcpipe.runstate.signed_storage import OneKey, SignedStorage
     from funcpipe.worker import deferred_compiler
     from funcpipe.worker.setup import load_worker
 
@@ -75,7 +77,7 @@ def function(payload: str) -> list[tuple[float, float]]:
     allocator.settle()
     deferred_compiler.defer_compiler()
     torch.set_num_threads(1)
-    storage = open_storage(spec.storage)
+    storage = SignedStorage(open_storage(spec.storage), OneKey(RunKey(spec.run_key)))
     note()
     worker = load_worker(spec, storage, open_platform)
     note()
@@ -109,7 +111,8 @@ def prepare(url: str) -> str:
     from funcpipe.core import RunSettings, to_text
     from funcpipe.model.graph import trace
     from funcpipe.platforms.catalog import load_spec
-    from funcpipe.runstate.keys import Keys
+    from funcpipe.runstate.generations import reserve_generation
+    from funcpipe.runstate.keyring import KeyFolder
 
     torch.manual_seed(0)
     model = digits.model()
@@ -130,7 +133,9 @@ def prepare(url: str) -> str:
         prices=load_spec("local"),
     )
     with open_session("local", None, RunSettings(storage=url)) as session:
-        (spec,) = upload(prepared(job, session), Keys("run-cold"))
+        keys = reserve_generation(session.storage, "run-cold")
+        (spec,) = upload(prepared(job, session), keys)
+    KeyFolder().forget([keys])
     return to_text(spec)
 
 

@@ -32,7 +32,7 @@ from funcpipe.core import Invocation, Plan, RunSettings, WorkerSpec
 from funcpipe.core.log_lines import RawLine
 from funcpipe.errors import FuncPipeError, PlatformError
 from funcpipe.model.graph import trace
-from funcpipe.platforms.base import Handle, Platform, Status
+from funcpipe.platforms.base import Handle, PlainKeys, Platform, Status
 from funcpipe.platforms.catalog import open_storage
 from funcpipe.runstate.keys import Keys
 from funcpipe.testing import chaos
@@ -44,7 +44,7 @@ OLDER = {"ATEN_CPU_CAPABILITY": "default"}
 
 
 @dataclass
-class MixedPlatform:
+class MixedPlatform(PlainKeys):
     """Starts first attempts on one platform, and later ones on the other."""
 
     first: Platform

@@ -21,6 +21,7 @@ from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import open_storage
 from funcpipe.platforms.local.throttle import OwnPace, Throttled
 from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.testing.run_keys import RUN_KEY
 
 VALUES = 16_000_000
 
@@ -85,7 +86,7 @@ def coding() -> None:
 
 def overhead() -> None:
     store = MemoryStorage()
-    channel = Channel(store, ArrivalEstimator(deadline_s=10), cancel=threading.Event())
+    channel = Channel(store, ArrivalEstimator(deadline_s=10), run_key=RUN_KEY, cancel=threading.Event())
     small = {"x": torch.randn(64)}
     message = bytes(codec.encode(small))
     put_s = best(lambda: channel.put("k", small), 2000) - best(lambda: store.put("k", message), 2000)

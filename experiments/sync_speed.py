@@ -43,6 +43,7 @@ from funcpipe.scheduler.execute import TaskResult, execute
 from funcpipe.scheduler.graph import Graph, StepShape, build_graph
 from funcpipe.scheduler.lane_rules import SIDE_BY_SIDE
 from funcpipe.scheduler.tasks import Kind, Task
+from funcpipe.testing.run_keys import RUN_KEY
 from funcpipe.worker.synchronisation import Synchronisation
 from tests.partitioner.sync_links import Links, duration_s
 
@@ -174,7 +175,7 @@ def _repeat(
 ) -> tuple[list[tuple[float, float]], float, tuple[int, int, int, int, int], tuple[Event, ...]]:
     store = Counted(_store(way, replica, folder))
     cancel = threading.Event()
-    channel = Channel(store, ArrivalEstimator(deadline_s=DEADLINE_S), cancel=cancel)
+    channel = Channel(store, ArrivalEstimator(deadline_s=DEADLINE_S), run_key=RUN_KEY, cancel=cancel)
     graph = _graph(way, replica)
     vector = torch.empty(way.gradient_bytes // 4)
     times: list[tuple[float, float]] = []

@@ -23,6 +23,7 @@ from funcpipe.scheduler.lane_rules import SIDE_BY_SIDE
 from funcpipe.scheduler.simulator.costs import Cost
 from funcpipe.scheduler.tasks import Task, source_of
 from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.testing.run_keys import RUN_KEY
 
 MESSAGE = {"x": torch.zeros(1)}
 DEADLINE_S = 60.0
@@ -58,7 +59,7 @@ class _Lanes:
         self._cost = cost
         self._slow = _Slow(storage)
         self._channel = Channel(
-            self._slow, ArrivalEstimator(deadline_s=DEADLINE_S, most_s=LONGEST_PAUSE_S), cancel=cancel
+            self._slow, ArrivalEstimator(deadline_s=DEADLINE_S, most_s=LONGEST_PAUSE_S), run_key=RUN_KEY, cancel=cancel
         )
 
     def of_step(self, step: int) -> Callable[[Task], TaskResult]:

@@ -33,6 +33,7 @@ from funcpipe.scheduler.graph import Graph, StepShape, build_graph
 from funcpipe.scheduler.lane_rules import SIDE_BY_SIDE
 from funcpipe.scheduler.tasks import Kind, Task, source_of
 from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.testing.run_keys import RUN_KEY
 from funcpipe.worker.synchronisation import Synchronisation
 
 STAGES, REPLICAS, MICRO_BATCHES = 3, 2, 8
@@ -209,7 +210,7 @@ class Worker:
         self.forget = forget
         self.asked = Asked(store, log)
         self.counted = Counted(self.asked)
-        self.channel = Channel(self.counted, ArrivalEstimator(deadline_s=DEADLINE_S), cancel=cancel)
+        self.channel = Channel(self.counted, ArrivalEstimator(deadline_s=DEADLINE_S), run_key=RUN_KEY, cancel=cancel)
         self.varies = random.Random(f"{worker}")
         self.gradient = torch.zeros(GRADIENT)
 

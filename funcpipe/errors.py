@@ -23,6 +23,7 @@
         ├── Superseded          a newer attempt has replaced this one
         ├── RunHalted           the run was stopped early, by a command or at a limit; it can be resumed
         ├── RunUnknown          no such run, or too little of it is left to continue
+        ├── RunKeyMissing       the run was started elsewhere, and its key is not here: says how to bring it
         ├── StorageError        the object storage failed
         │   ├── KeyMissing      there is no object with this key
         │   ├── KeyExists       there is an object with this key already
@@ -141,6 +142,17 @@ class RunHalted(RunError):
 
 class RunUnknown(RunError):
     """There is no run of this name in the storage, or too little of it is left to continue."""
+
+
+class RunKeyMissing(RunError):
+    """The run was started elsewhere, and its key is not on this machine."""
+
+    def __init__(self, run: str) -> None:
+        super().__init__(
+            f"the key of run {run} is not on this machine, so nothing that it says can be trusted; where it was "
+            f"started, `funcpipe key {run}` prints it: set FUNCPIPE_RUN_KEY to that here"
+        )
+        self.run = run
 
 
 class DeadlineExceeded(RunError):

@@ -8,6 +8,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from funcpipe.testing.run_keys import RUN_KEY
+
 settings.register_profile("funcpipe", deadline=None)  # no test is about time
 settings.register_profile("quick", settings.get_profile("funcpipe"), max_examples=20)  # what `make check` asks for
 settings.load_profile("funcpipe")
@@ -64,9 +66,11 @@ _COVERAGE = "COVERAGE_PROCESS_CONFIG"
 
 @pytest.fixture(scope="session", autouse=True)
 def logs_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Logs of local functions do not go where those of the user lie."""
+    """Logs of local functions and keys of runs do not go where those of the user lie."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FUNCPIPE_LOG_DIR", str(tmp_path_factory.mktemp("logs")))
+        patch.setenv("FUNCPIPE_KEY_DIR", str(tmp_path_factory.mktemp("keys")))
+        patch.setenv("FUNCPIPE_RUN_KEY", RUN_KEY.text)
         yield
 
 

@@ -21,6 +21,7 @@ from funcpipe.model.graph import trace
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import load_spec, open_platform
 from funcpipe.runstate.keys import Keys
+from funcpipe.testing.run_keys import NONCE, signed_for_tests
 from funcpipe.worker.loop import Worker
 from funcpipe.worker.setup import load_worker
 from tests.recording import Recording
@@ -71,13 +72,13 @@ def run_workers(
     job: Job, storage: Storage, run: str = "run-1", *, faults: FaultTolerance = DEFAULT_FAULTS
 ) -> dict[str, Worker]:
     """Train; the workers by name, as they are after training. The first error of any worker is raised."""
-    specs: list[WorkerSpec] = list(upload(prepared_run(job, storage, faults=faults), Keys(run)))
+    specs: list[WorkerSpec] = list(upload(prepared_run(job, storage, faults=faults), Keys(run, 0, NONCE)))
     with ThreadPoolExecutor(len(specs)) as pool:
         started = {spec.worker: pool.submit(_run, spec, storage) for spec in specs}
         return {worker: future.result() for worker, future in started.items()}
 
 
 def _run(spec: WorkerSpec, storage: Storage) -> Worker:
-    worker = load_worker(spec, storage, open_platform)
+    worker = load_worker(spec, signed_for_tests(storage), open_platform)
     worker.run()
     return worker

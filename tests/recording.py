@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from funcpipe.core import Invocation, Plan, PlatformSpec
 from funcpipe.core.log_lines import RawLine
 from funcpipe.errors import PlatformError
-from funcpipe.platforms.base import Handle, Platform, State, Status
+from funcpipe.platforms.base import Handle, PlainKeys, Platform, State, Status
 from funcpipe.platforms.catalog import load_spec
 
 
 @dataclass
-class Recording:
+class Recording(PlainKeys):
     """A platform that notes what it is to start, or cannot."""
 
     spec: PlatformSpec = field(default_factory=lambda: load_spec("local"))

@@ -21,6 +21,7 @@ from funcpipe.platforms.base import OPEN, Gate
 from funcpipe.platforms.catalog import open_platform
 from funcpipe.runstate.keys import Keys
 from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.testing.run_keys import NONCE, signed_for_tests
 from funcpipe.training.data import Batches
 from funcpipe.worker.loop import Worker
 from funcpipe.worker.setup import load_worker
@@ -104,7 +105,7 @@ def test_all_workers_draw_the_same_data_for_a_micro_batch() -> None:
     """The inputs that the first stage reads and the targets that the last one reads are of the same samples."""
     drawn: dict[str, list[tuple[int, ...]]] = {}
     _, _, job = prepared(2, 2)
-    specs = list(upload(prepared_run(job, MemoryStorage()), Keys("run-1")))
+    specs = list(upload(prepared_run(job, MemoryStorage()), Keys("run-1", 0, NONCE)))
     for spec in specs:
         batches = Batches(
             samples=job.samples, global_batch=spec.plan.global_batch, micro_batch=spec.plan.micro_batch, seed=spec.seed
@@ -177,14 +178,15 @@ def test_messages_do_not_pile_up() -> None:
     storage = MemoryStorage()
     _, _, job = prepared(2, 2, epochs=6)
     run_workers(job, storage, faults=FaultTolerance(checkpoint_steps=1))
-    left = {int(key.split("/")[4]) for key in storage.list("run-1/g0000/messages/")}
+    left = {int(key.split("/")[4]) for key in storage.list(f"{Keys('run-1', 0, NONCE).prefix}messages/")}
     assert left <= {job.steps - 3, job.steps - 2, job.steps - 1}
 
 
 def test_a_function_gets_its_own_stage_and_nothing_else() -> None:
     model, _, job = prepared(3, 1)
-    storage = MemoryStorage()
-    specs = list(upload(prepared_run(job, storage), Keys("run-1")))
+    objects = MemoryStorage()
+    storage = signed_for_tests(objects)
+    specs = list(upload(prepared_run(job, objects), Keys("run-1", 0, NONCE)))
     held = [set(codec.decode(storage.get(spec.parameters))) for spec in specs]
     assert set().union(*held) == set(model.state_dict())
     assert sum(map(len, held)) == len(set().union(*held))
@@ -203,9 +205,10 @@ def test_a_worker_that_dies_does_not_leave_the_others_waiting_for_ever() -> None
 
 
 def test_code_is_loaded_only_by_its_digest() -> None:
-    storage = MemoryStorage()
+    objects = MemoryStorage()
+    storage = signed_for_tests(objects)
     _, _, job = prepared(1, 1)
-    (spec,) = upload(prepared_run(job, storage), Keys("run-1"))
+    (spec,) = upload(prepared_run(job, objects), Keys("run-1", 0, NONCE))
     assert spec.bundle_sha256 == hashlib.sha256(storage.get(spec.bundle)).hexdigest()
     storage.put(spec.bundle, storage.get(spec.bundle) + b"\0")
     with pytest.raises(CorruptMessage, match="is not the code that the invocation names"):

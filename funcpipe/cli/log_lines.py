@@ -37,9 +37,10 @@ def is_wanted(line: LogLine, *, worker: str | None, level: str | None) -> bool:
 def _open(run: str, platform: str | None, storage: str | None) -> Platform:
     if storage is not None:
         from funcpipe.runstate.generations import newest_record
+        from funcpipe.runstate.keyring import signed
 
         try:
-            return open_platform(newest_record(open_storage(storage), run).platform)
+            return open_platform(newest_record(signed(open_storage(storage)), run).platform)
         except RunUnknown as error:
             raise InputError(f"{error}; without --storage, its logs may still be there") from None
     return LocalPlatform(f"{LOCAL}:") if platform in (None, LOCAL) else open_platform(platform)

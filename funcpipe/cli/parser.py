@@ -6,7 +6,7 @@ from funcpipe.cli.deploy_arguments import add_deploy, add_destroy, add_logs
 from funcpipe.cli.options import HelpFormatter
 from funcpipe.cli.plan_options import add_explain, add_optimize, add_profile, add_simulate
 from funcpipe.cli.platform_options import add_platforms
-from funcpipe.cli.run_options import add_clean, add_report, add_status, add_stop
+from funcpipe.cli.run_options import add_clean, add_key, add_report, add_status, add_stop
 from funcpipe.cli.train_options import add_train, add_verify
 
 _EPILOG = """\
@@ -31,7 +31,7 @@ def build_parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB", prog="funcpipe")
     for add in (
         *(add_profile, add_optimize, add_explain, add_simulate, add_train, add_verify),
-        *(add_status, add_stop, add_clean, add_report, add_platforms),
+        *(add_status, add_stop, add_clean, add_key, add_report, add_platforms),
         *(add_deploy, add_destroy, add_logs),
     ):
         add(verbs)

@@ -1,4 +1,4 @@
-"""The options of status, stop, clean and report."""
+"""The options of status, stop, clean, key and report."""
 
 import argparse
 from typing import Any
@@ -50,6 +50,18 @@ def add_clean(verbs: Any) -> None:
     )
     _add_run(verb)
     verb.add_argument("--take-over", action="store_true", help="even if another command trains the run")
+
+
+def add_key(verbs: Any) -> None:
+    """`funcpipe key`."""
+    verb = add_verb(
+        verbs,
+        "key",
+        "print the key of a run that was started here, to look after it from another machine",
+        f"funcpipe key RUN {_STORAGE}",
+        module="run_verbs",
+    )
+    _add_run(verb)
 
 
 def add_report(verbs: Any) -> None:

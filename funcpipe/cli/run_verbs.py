@@ -1,4 +1,4 @@
-"""The verbs for runs that are under way, were left, or have ended: status, stop, clean, report."""
+"""The verbs for runs that are under way, were left, or have ended: status, stop, clean, key, report."""
 
 import argparse
 from functools import partial
@@ -37,6 +37,14 @@ def clean(options: argparse.Namespace) -> None:
         render.as_json(summary),
         lambda console: console.print(f"run {options.name}: {count} objects deleted"),
     )
+
+
+def key(options: argparse.Namespace) -> None:
+    """Print the key of a run's newest generation. Whoever has it may speak for the run."""
+    from funcpipe.client.control import run_key
+
+    found = run_key(open_storage(options.storage), options.name)
+    render.show(options.json, render.as_json({"run": options.name, "key": found.text}), lambda _: print(found.text))
 
 
 def report(options: argparse.Namespace) -> None:

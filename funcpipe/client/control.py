@@ -9,6 +9,7 @@ from typing import ClassVar
 from funcpipe.client.failures import final_failure
 from funcpipe.client.verdict import Verdict, judge
 from funcpipe.core import Busy, Halt, Outcome, RunRecord, WorkerReport, WorkerSpec
+from funcpipe.core.run_key import RunKey
 from funcpipe.errors import PlatformError, RunUnknown
 from funcpipe.platforms.base import OpenPlatform, Storage
 from funcpipe.platforms.catalog import open_platform as open_by_url
@@ -18,11 +19,13 @@ from funcpipe.runstate.documents import POLL_S, find_readable_document, readable
 from funcpipe.runstate.functions import list_functions, stop_functions
 from funcpipe.runstate.generations import find_record, list_generations, newest_record
 from funcpipe.runstate.halt import halt_run, read_halt
+from funcpipe.runstate.keyring import KeyFolder, signed
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import is_superseded
 from funcpipe.runstate.limits import notice_steps
 from funcpipe.runstate.liveness import WorkerLife, WorkerState, find_life, read_heartbeats
 from funcpipe.runstate.owner import owned, told_if_taken
+from funcpipe.runstate.signed_storage import key_of
 
 _log = logging.getLogger(__name__)
 
@@ -90,9 +93,20 @@ def status(
 
     If a worker seems silent, or the platform cannot be asked, this waits with `pause` until a heartbeat must have come.
     """
+    return _status(signed(storage), run, open_platform, clock=clock, pause=pause or time.sleep)
+
+
+def _status(
+    storage: Storage,
+    run: str,
+    open_platform: OpenPlatform,
+    *,
+    clock: Callable[[], float] = time.time,
+    pause: Callable[[float], None] = time.sleep,
+) -> RunStatus:
     record = newest_record(storage, run)
     keys = Keys.of(record)
-    life = find_life(storage, record, open_platform, clock=clock, pause=pause or time.sleep)
+    life = find_life(storage, record, open_platform, clock=clock, pause=pause)
     halt = read_halt(storage, keys)
     index = Checkpoints(storage, keys, first_step=record.first_step).index()
     saved_step = index.common_step(len(record.plan.stages), record.plan.replicas)
@@ -124,6 +138,13 @@ def stop(
 
     Functions that still run after `wait_s` are ended at once. Raises RunUnknown.
     """
+    own = signed(storage)
+    end_early(own, run, open_platform, wait_s=wait_s, reason=reason)
+    return _status(own, run, open_platform)
+
+
+def end_early(storage: Storage, run: str, open_platform: OpenPlatform, *, wait_s: float, reason: str) -> None:
+    """As `stop`, on a storage that is signed."""
     record = newest_record(storage, run)
     keys = Keys.of(record)
     beats = [beat for beat in read_heartbeats(storage, record) if beat is not None]
@@ -137,7 +158,14 @@ def stop(
         time.sleep(pause_s)
         pause_s = min(1.5 * pause_s, _MOST_POLL_S)
     end_functions(storage, keys, open_platform)
-    return status(storage, run, open_platform)
+
+
+def run_key(storage: Storage, run: str) -> RunKey:
+    """The key of the newest generation of `run`. Raises RunUnknown, or RunKeyMissing if it was started elsewhere."""
+    generations = list_generations(storage, run)
+    if not generations:
+        raise RunUnknown(f"there is no run {run!r} in this storage")
+    return key_of(KeyFolder(), generations[-1])
 
 
 def notice_of(heartbeat_s: float, step_s: float | None) -> int:
@@ -158,7 +186,7 @@ def clean(storage: Storage, run: str, open_platform: OpenPlatform = open_by_url,
     """
     if not storage.list(Keys(run).run_prefix):
         raise RunUnknown(f"there is no run {run!r} in this storage")
-    with told_if_taken(run), owned(storage, run, take_over=take_over) as owner:
+    with told_if_taken(run), owned(signed(storage), run, take_over=take_over) as owner:
         generations = list_generations(owner.storage, run)
         payloads = sum(len(owner.storage.list(keys.payloads)) for keys in generations)
         for keys in generations:

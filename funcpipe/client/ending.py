@@ -2,7 +2,7 @@
 
 import logging
 
-from funcpipe.client.control import end_functions, stop
+from funcpipe.client.control import end_early, end_functions
 from funcpipe.errors import RunUnknown
 from funcpipe.platforms.base import OpenPlatform, Storage
 from funcpipe.runstate.generations import delete_generation, list_generations
@@ -20,7 +20,7 @@ def take_over(storage: Storage, run: str, open_platform: OpenPlatform, *, wait_s
     """
     with told_if_taken(run), owned(storage, run, take_over=True) as owner:
         try:
-            stop(owner.storage, run, open_platform, wait_s=wait_s, reason="another client takes it over")
+            end_early(owner.storage, run, open_platform, wait_s=wait_s, reason="another client takes it over")
         except RunUnknown:
             _log.info("run %s: has not begun yet, so that nothing of it can be saved", run)
         for keys in list_generations(owner.storage, run):

@@ -25,16 +25,18 @@ from funcpipe.errors import (
 )
 from funcpipe.platforms.local.log_files import kept_by_client
 from funcpipe.runstate.detached import mark_detached, unmark_run
-from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.generations import (
     delete_generation,
     load_worker_specs,
     newest_record,
     reserve_generation,
+    write_payload,
     write_record,
 )
+from funcpipe.runstate.keyring import KeyFolder
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.owner import BEAT_S, Owner, owned
+from funcpipe.runstate.signed_storage import key_of
 from funcpipe.runstate.spending import spent_so_far
 
 _log = logging.getLogger(__name__)
@@ -178,11 +180,11 @@ def _start(prepared: PreparedRun, keys: Keys, supervisor: Supervisor, *, detache
         unmark_run(prepared.storage, keys.run)
     try:
         for spec in upload(prepared, keys):
-            put_document(prepared.storage, keys.payload(spec.worker), spec)
+            write_payload(prepared.storage, keys, spec)
             supervisor.start(spec)
         write_record(prepared.storage, keys, _record(prepared, keys))
         if detached:
-            mark_detached(prepared.storage, keys)
+            mark_detached(prepared.storage, keys, prepared.platform.wrap_key(key_of(KeyFolder(), keys).text))
     except BaseException:
         _log.warning("run %s: could not be started; what was uploaded is deleted", keys.run)
         supervisor.stop(for_good=True)

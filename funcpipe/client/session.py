@@ -14,6 +14,7 @@ from funcpipe.platforms.base import OpenPlatform, Platform, Storage
 from funcpipe.platforms.catalog import LOCAL, load_spec, open_deployment, open_platform, open_storage
 from funcpipe.platforms.request_meter import RequestMeter
 from funcpipe.platforms.wrappers import Counted
+from funcpipe.runstate.keyring import signed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +39,7 @@ def session_on(site: Site, *, reopen: OpenPlatform = open_platform) -> Session:
     """A session on a platform and a storage that are open already."""
     meter = RequestMeter()
     return Session(
-        storage=Counted(site.storage, meter),
+        storage=signed(Counted(site.storage, meter)),
         storage_url=site.storage_url,
         functions=lambda: site.platform,
         reopen=reopen,
@@ -70,7 +71,7 @@ def open_session(
 
         lasts = settings.storage is not None or platform != LOCAL
         yield Session(
-            storage=storage,
+            storage=signed(storage),
             storage_url=url,
             functions=functions,
             reopen=functools.partial(open_platform, meter=meter),

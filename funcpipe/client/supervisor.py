@@ -18,8 +18,9 @@ from funcpipe.errors import DeadlineExceeded, PlatformError, RunHalted, Supersed
 from funcpipe.platforms.base import Cause, Platform, State, Status, Storage
 from funcpipe.platforms.request_meter import RequestMeter
 from funcpipe.runstate.detached import unmark_run
-from funcpipe.runstate.documents import find_document, put_document
+from funcpipe.runstate.documents import find_document
 from funcpipe.runstate.functions import MAX_RESTARTS, OUT_OF_REACH_S, StartedFunction, list_functions, stop_functions
+from funcpipe.runstate.generations import write_payload
 from funcpipe.runstate.halt import read_halt
 from funcpipe.runstate.heartbeats import newest_heartbeat
 from funcpipe.runstate.keys import Keys
@@ -280,7 +281,7 @@ class Supervisor:
         for other in self._workers.values():
             account = replace(other.spec.account, usd_s=usd_s[other.spec.stage], run_usd_s=sum(usd_s) * plan.replicas)
             other.spec = replace(other.spec, plan=plan, account=account)
-            put_document(self._storage, self._keys.payload(other.spec.worker), other.spec)
+            write_payload(self._storage, self._keys, other.spec)
 
     def _explain_halt(self) -> None:
         """Raise the failure that ended the run, or why it was ended."""

@@ -9,7 +9,9 @@ from funcpipe.client.prepare import PreparedRun
 from funcpipe.comm import codec
 from funcpipe.core import RunAccount, WorkerSpec, logs, prices_of
 from funcpipe.runstate.checkpoints import Checkpoints
+from funcpipe.runstate.keyring import KeyFolder
 from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.signed_storage import key_of
 
 _log = logging.getLogger(__name__)
 
@@ -17,6 +19,7 @@ _log = logging.getLogger(__name__)
 def upload(prepared: PreparedRun, keys: Keys) -> Iterator[WorkerSpec]:
     """Put each stage's code and tensors, and what it had learned; yields each worker's payload, stage by stage."""
     job, storage, log_level = prepared.job, prepared.storage, logs.wanted_in_functions()
+    run_key = key_of(KeyFolder(), keys).text
     for number, stage in enumerate(prepared.stages):
         storage.put(keys.bundle(number), stage.bundle)
         storage.put(keys.parameters(number), codec.encode(stage.tensors))
@@ -47,6 +50,7 @@ def upload(prepared: PreparedRun, keys: Keys) -> Iterator[WorkerSpec]:
                 limits=prepared.limits,
                 account=_account(prepared, number),
                 log_level=log_level,
+                run_key=run_key,
             )
 
 

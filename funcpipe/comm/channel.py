@@ -12,8 +12,10 @@ from torch import Tensor
 from funcpipe.comm import codec
 from funcpipe.comm.arrival_estimator import ArrivalEstimator, Due, Expectation
 from funcpipe.comm.buffer_pool import BufferPool
+from funcpipe.comm.signature import Signature
 from funcpipe.comm.transfer_gate import TransferGate
 from funcpipe.core import Wire
+from funcpipe.core.run_key import RunKey
 from funcpipe.errors import Cancelled, CorruptMessage, DeadlineExceeded, KeyExists, KeyMissing
 from funcpipe.platforms.base import Storage
 
@@ -36,7 +38,7 @@ class Received:
 
 
 class Channel:
-    """Sends and receives messages through `storage`. Setting `cancel` ends every wait.
+    """Sends and receives messages through `storage`, signed with `run_key`. Setting `cancel` ends every wait.
 
     Several threads may use it at once: their requests are open side by side, but in each direction one body moves at a
     time. The bodies of series, which synchronise replicas, let messages go ahead, because other stages wait for those.
@@ -50,11 +52,13 @@ class Channel:
         storage: Storage,
         estimator: ArrivalEstimator,
         *,
+        run_key: RunKey,
         cancel: threading.Event,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._storage = storage
         self._estimator = estimator
+        self._run_key = run_key
         self._cancel = cancel
         self._clock = clock
         self._uploading, self._downloading = TransferGate(), TransferGate()
@@ -103,7 +107,7 @@ class Channel:
 
         Raises DeadlineExceeded, Cancelled or CorruptMessage, each with the key.
         """
-        return self._read_whole(key, start, stop, lambda message: _decoded(key, message, into))
+        return self._read_whole(key, start, stop, lambda message: self._decoded(key, message, start, into))
 
     def get_series(self, key: str, into: Sequence[Mapping[str, Tensor]]) -> Received:
         """Wait for an object that was put as a series, and decode each message into its tensors."""
@@ -112,7 +116,7 @@ class Channel:
             start = 0
             for tensors in into:
                 stop = start + codec.message_bytes(tensors)
-                _decoded(key, memoryview(message)[start:stop], tensors)
+                self._decoded(key, memoryview(message)[start:stop], start, tensors)
                 start = stop
             return {}
 
@@ -121,13 +125,13 @@ class Channel:
     def _put(self, key: str, messages: Sequence[Mapping[str, Tensor]], wire: Wire, *, ahead: bool) -> int:
         if self.has_written(key):
             return 0
-        size = sum(codec.message_bytes(tensors, wire) for tensors in messages)
+        size, proof = sum(codec.message_bytes(tensors, wire) for tensors in messages), Signature(self._run_key, key)
         with self._uploading.reserve(ahead=ahead) as gate, self._buffers.lend(size) as buffer:
-            body = codec.encode_series(messages, wire, buffer=buffer)
+            body = codec.encode_series(messages, wire, buffer=buffer, proof=proof)
             try:
                 self._storage.put(key, body, if_absent=True, gate=gate)
             except KeyExists:
-                if self._storage.get(key) != body:
+                if not codec.is_same(body, self._storage.get(key), messages, wire, proof=proof):
                     raise CorruptMessage(f"another attempt of this worker has put {key} with other bits") from None
         return size
 
@@ -177,6 +181,14 @@ class Channel:
         if self._cancel.is_set():
             raise Cancelled(f"stopped waiting for {key}")
 
+    def _decoded(
+        self, key: str, message: bytes | memoryview, offset: int, into: Mapping[str, Tensor] | None
+    ) -> dict[str, Tensor]:
+        try:
+            return codec.decode(message, into=into, proof=Signature(self._run_key, key), offset=offset)
+        except CorruptMessage as error:
+            raise CorruptMessage(f"{key}: {error}") from error
+
 
 def _log_if_slow(key: str, came_s: float, began_s: float, due: Due) -> None:
     """Log a message that came far later than `due`, as far as the reader had to wait for it."""
@@ -188,10 +200,3 @@ def _log_if_slow(key: str, came_s: float, began_s: float, due: Due) -> None:
         _log.warning("%s was slow: waited %.1f s for it, expected %.1f s", key, waited_s, expected_s)
     else:
         _log.info("%s was slow: waited %.1f s for it, with nothing known of when it comes", key, waited_s)
-
-
-def _decoded(key: str, message: bytes | memoryview, into: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
-    try:
-        return codec.decode(message, into=into)
-    except CorruptMessage as error:
-        raise CorruptMessage(f"{key}: {error}") from error

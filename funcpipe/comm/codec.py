@@ -2,14 +2,18 @@
 
 A message is a fixed head, a JSON description and the bytes of the tensors, each aligned to 64 bytes::
 
-    magic "FPM1" | length of the description | XXH3 of everything after the head | description | padding | tensor | …
+    magic "FPM2" | length of the description | 28 bytes that prove the rest whole | description | padding | tensor | …
 
 The description lists each tensor's name, dtype, shape, dtype on the wire, and offset. It is checked against the bytes
 of the message before anything is allocated. Every tensor is copied once, and cast in the same pass. The length of a
 message follows from dtypes and shapes alone, so several messages may share an object and be read one by one.
 
-For example, `{"x": torch.zeros(3)}` sent as bf16: the head has 16 bytes, the description
-`[["x","float32",[3],"bfloat16",0]]` 34; padded to 64 bytes, then 6 bytes of values, padded again: 128 bytes.
+Within a run, messages are signed (`signature.py`): nobody without the run's key can make one, and a message passes only
+in the object and at the offset that it was written for. Elsewhere an XXH3 of the rest, which takes as many bytes, shows
+accidents.
+
+For example, `{"x": torch.zeros(3)}` sent as bf16: the head has 36 bytes, the description
+`[["x","float32",[3],"bfloat16",0]]` 34; padded to 128 bytes, then 6 bytes of values, padded again: 192 bytes.
 """
 
 import json
@@ -20,15 +24,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import xxhash
 from torch import Tensor
 
 from funcpipe.comm.buffer_pool import block
+from funcpipe.comm.signature import CHECKSUM, PROOF_BYTES, Proof
 from funcpipe.core import Wire
 from funcpipe.errors import CorruptMessage, InvalidValue
 
-_MAGIC = b"FPM1"
-_HEAD = struct.Struct("<4sIQ")
+_MAGIC = b"FPM2"
+_HEAD = struct.Struct(f"<4sI{PROOF_BYTES}s")
 _ALIGNMENT = 64
 _CAST_BYTES = 256 * 1024  # read and cast in chunks that fit the processor's cache
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
@@ -53,15 +57,21 @@ def message_bytes(tensors: Mapping[str, Tensor], wire: Wire = Wire.FP32) -> int:
     return _lay_out(tensors, wire).size
 
 
-def encode(tensors: Mapping[str, Tensor], wire: Wire = Wire.FP32, *, buffer: Tensor | None = None) -> memoryview:
+def encode(
+    tensors: Mapping[str, Tensor], wire: Wire = Wire.FP32, *, buffer: Tensor | None = None, proof: Proof = CHECKSUM
+) -> memoryview:
     """The message that holds `tensors`; 32-bit floats travel as `wire` says, everything else as it is."""
-    return encode_series((tensors,), wire, buffer=buffer)
+    return encode_series((tensors,), wire, buffer=buffer, proof=proof)
 
 
 def encode_series(
-    messages: Sequence[Mapping[str, Tensor]], wire: Wire = Wire.FP32, *, buffer: Tensor | None = None
+    messages: Sequence[Mapping[str, Tensor]],
+    wire: Wire = Wire.FP32,
+    *,
+    buffer: Tensor | None = None,
+    proof: Proof = CHECKSUM,
 ) -> memoryview:
-    """Messages one after another, each of which can be decoded by itself.
+    """Messages one after another, each of which can be decoded by itself, with its `proof`.
 
     They are written to the beginning of `buffer` if one is given: of dtype uint8, at least `message_bytes` long.
     """
@@ -73,25 +83,32 @@ def encode_series(
         raise InvalidValue("buffer", buffer.numel(), f"must have room for {size} bytes")
     offset = 0
     for layout in layouts:
-        _write(layout, buffer[offset : offset + layout.size])
+        _write(layout, buffer[offset : offset + layout.size], proof, offset)
         offset += layout.size
     return buffer.numpy().data[:size]
 
 
-def decode(message: bytes | bytearray | memoryview, *, into: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+def decode(
+    message: bytes | bytearray | memoryview,
+    *,
+    into: Mapping[str, Tensor] | None = None,
+    proof: Proof = CHECKSUM,
+    offset: int = 0,
+) -> dict[str, Tensor]:
     """The tensors of a message, in their own memory; raises CorruptMessage unless the bytes are one whole message.
 
+    It has to have been encoded with the same `proof`, `offset` bytes after the first message of its series.
     Tensors that `into` names are written there; they must be contiguous and have the dtype and shape that were sent.
     """
     view = memoryview(message)
     if view.nbytes < _HEAD.size:
         raise CorruptMessage(f"{view.nbytes} bytes are too few for a message")
-    magic, length, checksum = _HEAD.unpack_from(view)
+    magic, length, proven = _HEAD.unpack_from(view)
     if magic != _MAGIC:
         raise CorruptMessage(f"a message begins with {_MAGIC!r}, these bytes with {magic!r}")
-    if _checksum(view) != checksum:
+    if not proof.holds(proven, view[_HEAD.size :], offset):
         raise CorruptMessage(
-            f"the checksum of a message of {view.nbytes} bytes is wrong: truncated or damaged on its way"
+            f"a message of {view.nbytes} bytes is not as it was written: truncated or changed, or another's"
         )
     start = _aligned(_HEAD.size + length)
     try:
@@ -100,6 +117,22 @@ def decode(message: bytes | bytearray | memoryview, *, into: Mapping[str, Tensor
         return {entry[0]: _read(entry, view[start:], (into or {}).get(entry[0])) for entry in entries}
     except (ValueError, TypeError, LookupError, RuntimeError) as error:
         raise CorruptMessage(f"the description of a message cannot be read: {error}") from error
+
+
+def is_same(
+    written: memoryview, found: bytes, messages: Sequence[Mapping[str, Tensor]], wire: Wire, *, proof: Proof
+) -> bool:
+    """Whether `found`, the series `messages` as it was read, is proven and holds what `written` holds."""
+    if len(found) != written.nbytes:
+        return False
+    view, start = memoryview(found), 0
+    for tensors in messages:
+        stop = start + message_bytes(tensors, wire)
+        rest, proven = view[start + _HEAD.size : stop], _HEAD.unpack_from(view, start)[2]
+        if rest != written[start + _HEAD.size : stop] or not proof.holds(proven, rest, start):
+            return False
+        start = stop
+    return True
 
 
 def _lay_out(tensors: Mapping[str, Tensor], wire: Wire) -> _Layout:
@@ -118,7 +151,7 @@ def _lay_out(tensors: Mapping[str, Tensor], wire: Wire) -> _Layout:
     return _Layout(description, start, tuple(placed), start + offset)
 
 
-def _write(layout: _Layout, buffer: Tensor) -> None:
+def _write(layout: _Layout, buffer: Tensor, proof: Proof, place: int) -> None:
     message = buffer.numpy().data
     message[_HEAD.size : layout.start] = layout.description.ljust(layout.start - _HEAD.size, b"\0")
     for offset, tensor, sent in layout.placed:
@@ -127,7 +160,7 @@ def _write(layout: _Layout, buffer: Tensor) -> None:
         if tensor.numel():
             _write_tensor(tensor.detach(), buffer[first:end], sent)
         message[end : _aligned(end)] = bytes(_aligned(end) - end)
-    _HEAD.pack_into(message, 0, _MAGIC, len(layout.description), _checksum(message))
+    _HEAD.pack_into(message, 0, _MAGIC, len(layout.description), proof.of(message[_HEAD.size :], place))
 
 
 def _write_tensor(tensor: Tensor, place: Tensor, sent: torch.dtype) -> None:
@@ -185,10 +218,6 @@ def _bytes_of(tensor: Tensor) -> Tensor:
         (tensor.numel(),), (1,)
     )  # one element may have any stride and count as contiguous
     return flat.view(torch.uint8)
-
-
-def _checksum(message: memoryview) -> int:
-    return xxhash.xxh3_64_intdigest(message[_HEAD.size :])
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -45,7 +45,8 @@ class WorkerSpec:
     tensors. The run ends when the worker has waited `message_deadline_s` for a message. The worker starts from the
     stage's newest checkpoint, or at `first_step` if there is none; a successor starts once its predecessor has handed
     over, or after `follows_within_s`. `log_level` is what `core.logs.read_levels` reads,
-    `account` what the run had cost and taken. `nonce` is part of the keys of the generation.
+    `account` what the run had cost and taken. `nonce` is part of the keys of the generation, `run_key` the text of its
+    RunKey, which is in no payload that lies in storage.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.worker/1"
@@ -71,6 +72,7 @@ class WorkerSpec:
     limits: RunLimits = field(default_factory=RunLimits)
     account: RunAccount = field(default_factory=RunAccount)
     log_level: str = "INFO"
+    run_key: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         checks.filled("run", self.run)

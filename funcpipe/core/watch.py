@@ -1,6 +1,6 @@
 """What a watchdog is told: the payload of the function that restarts workers of runs without a client."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from funcpipe.core import checks
@@ -13,14 +13,17 @@ MARKS = "_watch/"
 class WatchSpec:
     """The payload of a watchdog, a function that restarts the silent workers of detached runs.
 
-    It watches the detached runs in the storage at the URL `storage`, or `run` alone. It ends when nobody seems silent,
-    or with `until_ended` when there is no such run any more.
+    It watches the detached runs in the storage at the URL `storage`, or `run` alone, whose RunKey has the text
+    `run_key`; without one, the platform at the URL `platform` unwraps what marks hold. It ends when nobody seems
+    silent, or with `until_ended` when there is no such run any more.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.watch/1"
 
     storage: str
+    platform: str = ""
     run: str | None = None
+    run_key: str = field(default="", repr=False)
     until_ended: bool = False
 
     def __post_init__(self) -> None:

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from funcpipe.core import Invocation, Plan, PlatformSpec
 from funcpipe.core.log_lines import RawLine
+from funcpipe.errors import PlatformRefused
 from funcpipe.platforms.memory import PeakMemory
 from funcpipe.platforms.request_meter import RequestMeter
 
@@ -153,12 +154,33 @@ class Platform(Protocol):
     def detach(self) -> None:
         """Let the functions, and those that they start, run on when this client ends."""
 
+    def wrap_key(self, run_key: str) -> str:
+        """The text of a run's key, wrapped so that only the platform's own functions can read it.
+
+        It lies in storage for the watchdog of detached runs; empty where the platform tells its watchdog otherwise.
+        """
+
+    def unwrap_key(self, wrapped: str) -> str:
+        """The inverse of `wrap_key`, in a function. Raises PlatformRefused for what was wrapped elsewhere."""
+
     def logs(self, run: str) -> Iterable[RawLine]:
         """What the functions of `run` have logged and printed, and what the platform itself noted about them.
 
         The lines of one function come in order; `core.log_lines.merged` does the rest. Lines of other runs may be among
         them. A run that the platform does not know, or no longer knows, has none.
         """
+
+
+class PlainKeys:
+    """For platforms that tell their functions, and their watchdog if they have one, the keys of runs as they are."""
+
+    def wrap_key(self, run_key: str) -> str:
+        """Nothing: a mark in storage tells no key."""
+        return ""
+
+    def unwrap_key(self, wrapped: str) -> str:
+        """Refused: nothing is wrapped here."""
+        raise PlatformRefused("keys of runs are not wrapped on this platform")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,27 +1,32 @@
 """The generations of a run. Starting a run makes generation 0; each time it is resumed, a new generation follows.
 
-A generation is first reserved under its number and a nonce, then prepared, and counts from the moment that its record
-is written. Only the client that owns the run does so.
+A generation is first reserved under its number and the fingerprint of its key, then prepared, and counts from the
+moment that its record is written. Only the client that owns the run does so.
 """
 
 import logging
-import secrets
 from collections.abc import Iterable
+from dataclasses import replace
 
 from funcpipe.core import LeaseDocument, RunRecord, WorkerSpec
+from funcpipe.core.run_key import RunKey
 from funcpipe.errors import CorruptMessage, KeyMissing, RunUnknown
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.detached import unmark_run
 from funcpipe.runstate.documents import get_document, get_listed_document, put_document
+from funcpipe.runstate.keyring import KeyFolder
 from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.signed_storage import key_of
 
 _log = logging.getLogger(__name__)
 
 
 def reserve_generation(storage: Storage, run: str) -> Keys:
-    """The keys of a new generation of `run`, which nobody else gets."""
+    """The keys of a new generation of `run`, which nobody else gets. Its RunKey is kept on this machine first."""
     number = max((keys.generation for keys in list_generations(storage, run)), default=-1) + 1
-    keys = Keys(run, number, secrets.token_hex(4))
+    run_key = RunKey.new()
+    keys = Keys(run, number, run_key.fingerprint)
+    KeyFolder().keep(keys, run_key)
     put_document(storage, keys.reservation, LeaseDocument(holder="client"), if_absent=True)
     _log.info("generation %d of run %s begins", number, run)
     return keys
@@ -70,9 +75,20 @@ def newest_record(storage: Storage, run: str) -> RunRecord:
     raise RunUnknown(f"there is no run {run!r} in this storage; its name is what `train` printed")
 
 
+def write_payload(storage: Storage, keys: Keys, spec: WorkerSpec) -> None:
+    """Write the payload of a worker's first attempt, without the run's key."""
+    put_document(storage, keys.payload(spec.worker), replace(spec, run_key=""))
+
+
+def load_payload(storage: Storage, keys: Keys, worker: str, run_key: RunKey) -> WorkerSpec:
+    """The payload of the first attempt of `worker`, as it can be invoked again. Raises KeyMissing, CorruptMessage."""
+    return replace(get_document(storage, WorkerSpec, keys.payload(worker)), run_key=run_key.text)
+
+
 def load_worker_specs(storage: Storage, keys: Keys) -> tuple[WorkerSpec, ...]:
-    """The invocation payloads of the first attempts of a generation's workers."""
-    return tuple(get_listed_document(storage, WorkerSpec, key) for key in storage.list(keys.payloads))
+    """The payloads of the first attempts of a generation's workers, as they can be invoked again from this machine."""
+    found, run_key = storage.list(keys.payloads), key_of(KeyFolder(), keys)
+    return tuple(replace(get_listed_document(storage, WorkerSpec, key), run_key=run_key.text) for key in found)
 
 
 def delete_generation(storage: Storage, keys: Keys) -> None:
@@ -80,6 +96,7 @@ def delete_generation(storage: Storage, keys: Keys) -> None:
     _delete(storage, (keys.record, keys.record_copy))  # first: what is half deleted must not be resumed
     _delete(storage, storage.list(keys.prefix))
     storage.delete(keys.reservation)
+    KeyFolder().forget([keys])
 
 
 def delete_objects(storage: Storage, run: str) -> int:
@@ -90,9 +107,11 @@ def delete_objects(storage: Storage, run: str) -> int:
     unmark_run(storage, run)
     owner = Keys(run).owner.prefix
     found = [key for key in storage.list(Keys(run).run_prefix) if not key.startswith(owner)]
-    for keys in list_generations(storage, run):
+    generations = list_generations(storage, run)
+    for keys in generations:
         _delete(storage, (keys.record, keys.record_copy))
     _delete(storage, found)
+    KeyFolder().forget(generations)
     return len(found)
 
 

@@ -21,6 +21,9 @@ _RUN = re.compile(r"[a-z0-9][a-z0-9-]{0,62}", re.ASCII)
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
 _NONCE = re.compile(r"[0-9a-f]{0,16}", re.ASCII)
 _GENERATION = re.compile(r"(\d{4})(?:-([0-9a-f]+))?(?:\.json)?", re.ASCII)
+_PLACE = re.compile(
+    r"([a-z0-9][a-z0-9-]*)/(?:g|generations/)(\d{4})(?:-([0-9a-f]+))?(?:\.json$|/|$)(messages/)?", re.ASCII
+)
 
 
 class OfGeneration(Protocol):
@@ -43,7 +46,7 @@ class OfGeneration(Protocol):
 class Keys:
     """The keys of one generation of one run. Raises InvalidValue for a name that would lead elsewhere.
 
-    `nonce` is drawn at random for each generation; it is empty in runs of earlier versions.
+    `nonce` is the fingerprint of the generation's key; it is empty in runs of earlier versions.
     """
 
     run: str
@@ -253,6 +256,18 @@ class Keys:
             if not _PART.fullmatch(part):
                 raise InvalidValue("key", part, "must consist of letters, digits, dots, dashes and underscores")
         return self.prefix + "/".join(parts)
+
+
+def generation_of(key: str) -> Keys | None:
+    """The generation that the object `key` belongs to; None for what belongs to none, such as what owners say."""
+    match = _PLACE.match(key)
+    return None if match is None else Keys(match[1], int(match[2]), match[3] or "")
+
+
+def is_message(key: str) -> bool:
+    """Whether the object `key` is a message of a worker."""
+    match = _PLACE.match(key)
+    return match is not None and match[4] is not None
 
 
 class OwnerKeys(Keys):

@@ -130,9 +130,11 @@ class Lease:
 
     def _exists(self, key: str) -> bool:
         try:
-            self._storage.get(key, stop=1)
+            self._storage.get(key)
         except KeyMissing:
             return False
+        except CorruptMessage as error:
+            _log.warning("an entry that cannot be read counts as a lease: %s", error)
         return True
 
     def _lose(self, cause: str) -> NoReturn:

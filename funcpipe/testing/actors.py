@@ -240,7 +240,7 @@ class Actors:
 
     @contextlib.contextmanager
     def isolated(self) -> Iterator[None]:
-        """Meanwhile programs get the world's time and the same tokens in each run, and nothing is logged."""
+        """Meanwhile programs get the world's time and the same random numbers in each run; nothing is logged."""
         tokens, now, today, sleep = secrets.token_hex, time.monotonic, time.time, time.sleep
 
         def token_hex(nbytes: int | None = None) -> str:
@@ -264,6 +264,7 @@ class Actors:
             mock.patch.object(time, "monotonic", monotonic),
             mock.patch.object(time, "time", time_of_day),
             mock.patch.object(time, "sleep", pause),
+            mock.patch("funcpipe.comm.signature.os", mock.Mock(urandom=bytes)),
         ):
             logs = logging.root.manager.disable
             logging.disable(logging.CRITICAL)

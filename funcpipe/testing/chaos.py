@@ -30,6 +30,7 @@ from funcpipe.platforms.catalog import load_spec, open_platform
 from funcpipe.platforms.wrappers import Retried
 from funcpipe.runstate.functions import list_functions
 from funcpipe.runstate.generations import newest_record
+from funcpipe.runstate.keyring import signed
 from funcpipe.runstate.keys import Keys
 from funcpipe.testing.faults import STORAGE_FAULTS, Fault, Outage, damage
 from funcpipe.testing.faulty_storage import FaultyStorage
@@ -245,10 +246,11 @@ def _client_killed(
 def _client_gone(storage: Any, platform: ThreadPlatform, draw: random.Random) -> RunResult:
     """The client leaves once the functions are started; another one collects when none of them runs any more."""
     launch_detached(_prepared(storage, platform, RunSettings(name=RUN)))
+    own = signed(storage)
     until_s = time.monotonic() + DEADLINE_S
     while time.monotonic() < until_s and any(
         platform.status(function.handle).state is State.RUNNING
-        for function in list_functions(storage, Keys.of(newest_record(storage, RUN)))
+        for function in list_functions(own, Keys.of(newest_record(own, RUN)))
     ):
         time.sleep(0.05)
     return _resume(storage, platform, before=platform)

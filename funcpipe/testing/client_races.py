@@ -23,21 +23,23 @@ from funcpipe.client.control import clean
 from funcpipe.client.ending import take_over
 from funcpipe.client.prepare import PreparedRun
 from funcpipe.client.upload import upload
-from funcpipe.core import Invocation, RunAccount, RunLimits, WorkerSpec
+from funcpipe.core import Invocation, RunAccount, RunLimits
 from funcpipe.core.settings import DEFAULT_FAULTS
 from funcpipe.errors import KeyMissing, RunUnknown
-from funcpipe.platforms.base import Handle, Platform, State, Status, Storage
+from funcpipe.platforms.base import Handle, PlainKeys, Platform, State, Status, Storage
 from funcpipe.platforms.catalog import LOCAL, load_spec
 from funcpipe.runstate import functions as run_functions
-from funcpipe.runstate.documents import get_document, put_document
-from funcpipe.runstate.generations import newest_record, reserve_generation, write_record
+from funcpipe.runstate.generations import load_payload, newest_record, reserve_generation, write_payload, write_record
+from funcpipe.runstate.keyring import signed
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import Lease
 from funcpipe.runstate.owner import Owner, OwnerSight
 from funcpipe.runstate.resume import ResumePoint
+from funcpipe.runstate.signed_storage import SignedStorage, key_of
 from funcpipe.testing.actors import Actor, AskingStorage
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.races import PLAN as TWO_STAGES
+from funcpipe.testing.run_keys import RememberedKeys, remembered_keys
 from funcpipe.worker.peer_recovery import PeerRecovery
 
 RUN = "run"
@@ -64,7 +66,7 @@ class ClientStorage(AskingStorage):
         self.actor = actor
 
 
-class Functions:
+class Functions(PlainKeys):
     """A platform whose functions are objects."""
 
     url = "objects://"
@@ -134,7 +136,7 @@ class Training:
 
     def __call__(self, actor: Actor) -> str:
         """Train, and say how that ended."""
-        storage = ClientStorage(actor)
+        storage = signed(ClientStorage(actor))
         point = None if self.resumed is None else resume_point(self.resumed)
         if self.takes_over:
             take_over(storage, RUN, Functions(storage, f"{actor.name}, ending").open, wait_s=0.0)
@@ -181,8 +183,8 @@ class Restarting:
 
     def __call__(self, actor: Actor) -> str:
         """Restart the worker."""
-        storage, times = ClientStorage(actor), itertools.chain([0.0, 0.0], itertools.repeat(1e6))
-        spec = get_document(storage, WorkerSpec, self.keys.payload("s0.r0"))
+        storage, times = signed(ClientStorage(actor)), itertools.chain([0.0, 0.0], itertools.repeat(1e6))
+        spec = load_payload(storage, self.keys, "s0.r0", key_of(RememberedKeys(), self.keys))
         functions = Functions(storage, actor.name)
         recovery = PeerRecovery(spec, storage, self.keys, functions.open, is_worker=False, clock=lambda: next(times))
         for _ in range(2):
@@ -192,15 +194,16 @@ class Restarting:
 
 def stopped() -> tuple[Keys, dict[str, bytes]]:
     """The generation of a run that was stopped, and what is left of it in the storage; nobody owns it."""
-    storage = MemoryStorage()
-    with Owner(storage, RUN, 0, every_s=60.0, watches=False) as owner:
+    objects = MemoryStorage()
+    storage = signed(objects)
+    with remembered_keys(), Owner(storage, RUN, 0, every_s=60.0, watches=False) as owner:
         owner.take()
         prepared = prepared_run(storage, "before")
         keys = reserve_generation(owner.storage, RUN)
         for spec in upload(prepared, keys):
-            put_document(storage, keys.payload(spec.worker), spec)
+            write_payload(storage, keys, spec)
         write_record(storage, keys, launching._record(prepared, keys))
-    return keys, {key: storage.get(key) for key in storage.list("")}
+    return keys, {key: objects.get(key) for key in objects.list("")}
 
 
 class _OneByOne:
@@ -235,7 +238,7 @@ class _AfterOneBeat:
 
 def _begin_beating(owner: Owner) -> Owner:
     """Start an actor in place of the thread of an owner."""
-    actor = cast(ClientStorage, owner._raw).actor
+    actor = _actor(owner)
 
     def beats(other: Actor) -> None:
         storage = ClientStorage(other)
@@ -249,15 +252,18 @@ def _begin_beating(owner: Owner) -> Owner:
     return owner
 
 
+def _actor(owner: Owner) -> Actor:
+    return cast(ClientStorage, cast(SignedStorage, owner._raw)._storage).actor
+
+
 def _beating(owner: Owner) -> str:
-    storage = cast(ClientStorage, owner._raw)
-    return f"{storage.actor.name}, beating as owner {owner.attempt}"
+    return f"{_actor(owner).name}, beating as owner {owner.attempt}"
 
 
 def _end_beating(owner: Owner) -> None:
     if not owner._stop.is_set():
         owner._stop.set()
-        cast(ClientStorage, owner._raw).actor.kill(_beating(owner))
+        _actor(owner).kill(_beating(owner))
 
 
 def _follow(_: object, __: object, ___: object, ____: object, owner: Owner) -> None:
@@ -267,12 +273,15 @@ def _follow(_: object, __: object, ___: object, ____: object, owner: Owner) -> N
 
 @contextlib.contextmanager
 def clients(*, beating: bool = False) -> Iterator[None]:
-    """Meanwhile clients have no threads and keep no logs. Those of `beating` owners are actors, who say something once.
+    """Meanwhile clients have no threads, and keep neither logs nor, but in memory, keys of runs.
+
+    The threads of `beating` owners are actors, who say something once.
 
     The world's time passes for leases too, and nobody sleeps shorter than `NAP_S`.
     """
     clock, sleep = time.monotonic, time.sleep
     with contextlib.ExitStack() as stack:
+        stack.enter_context(remembered_keys())
         for made in (Lease, OwnerSight):
             stack.enter_context(mock.patch.dict(cast(Any, made.__init__).__kwdefaults__, clock=clock))
         for where, name, value in (

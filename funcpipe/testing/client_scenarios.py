@@ -10,6 +10,7 @@ from funcpipe.core import RunRecord
 from funcpipe.errors import KeyMissing, RunHalted, RunTaken, RunUnknown, Superseded
 from funcpipe.runstate.functions import list_functions
 from funcpipe.runstate.generations import find_record, list_generations, newest_record
+from funcpipe.runstate.keyring import signed
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.owner import BEAT_S
 from funcpipe.testing.actors import Answered
@@ -72,7 +73,7 @@ def _run_is_its_owners(world: World) -> str | None:
     owner = _last_owner(world)
     if owner is None or world.results[owner] != LEFT:
         return None
-    record = newest_record(world.storage, RUN)
+    record = newest_record(signed(world.storage), RUN)
     if record.storage != f"memory://{owner}":
         return f"{owner} owns the run, and its record is that of {record.storage}"
     gone = [key for key in (*_parts(record), f"{PLATFORM}{owner}.0") if key not in world.objects]
@@ -96,7 +97,7 @@ def _deleted_is_gone(world: World) -> str | None:
     if not world.is_over or any(key.startswith(_LEASES) for key in world.objects):
         return None
     try:
-        record = newest_record(world.storage, RUN)
+        record = newest_record(signed(world.storage), RUN)
     except RunUnknown:
         lost = {name for name, result in world.results.items() if isinstance(result, Exception)}
         left = [key for key in sorted(world.objects) if not _written_by(world, key) & lost]
@@ -127,7 +128,7 @@ def _lease_stays(world: World) -> str | None:
 
 @functools.lru_cache(maxsize=4096)
 def _unknown_function(objects: frozenset[tuple[str, bytes]]) -> str | None:
-    storage = World.reader(dict(objects))
+    storage = signed(World.reader(dict(objects)))
     known = {
         f"{PLATFORM}{function.handle.name}"
         for keys in list_generations(storage, RUN)

@@ -28,6 +28,7 @@ from funcpipe.testing.races import (
     value_after,
     value_in,
 )
+from funcpipe.testing.run_keys import signed_for_tests
 
 _MESSAGE = re.compile(rf"{KEYS.prefix}messages/s0\.r0/(\d+)/")
 
@@ -55,7 +56,7 @@ def _message_never_changes(world: World) -> str | None:
 
 @functools.lru_cache(maxsize=4096)
 def _damaged_checkpoint(objects: frozenset[tuple[str, bytes]]) -> str | None:
-    checkpoints = Checkpoints(World.reader(dict(objects)), KEYS)
+    checkpoints = Checkpoints(signed_for_tests(World.reader(dict(objects))), KEYS)
     for stage, entries in checkpoints.index().saved.items():
         for step, name in entries:
             if value_in(checkpoints.load(stage, name)) != value_after(step):
@@ -72,7 +73,7 @@ def _checkpoint_is_whole(world: World) -> str | None:
 def _found_by_a_restart(objects: Mapping[str, bytes]) -> CheckpointIndex:
     """What an attempt would find that took over the marks of all before it now."""
     taken_over = {re.sub(r"(/progress/.*/)\d+", r"\g<1>99999999", key): data for key, data in objects.items()}
-    return Checkpoints(World.reader(taken_over), KEYS).index()
+    return Checkpoints(signed_for_tests(World.reader(taken_over)), KEYS).index()
 
 
 def _restart_never_goes_back(world: World) -> str | None:

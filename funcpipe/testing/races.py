@@ -27,11 +27,12 @@ from funcpipe.core import (
 from funcpipe.errors import KeyMissing
 from funcpipe.platforms.base import Handle, Invoked, Platform, Storage
 from funcpipe.runstate.checkpoints import Checkpoints
-from funcpipe.runstate.documents import put_document
+from funcpipe.runstate.generations import write_payload
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import FencedStorage, Lease
 from funcpipe.testing.actors import Actor
 from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.testing.run_keys import NONCE, RUN_KEY, signed_for_tests
 from funcpipe.training.state import StageState
 from funcpipe.worker.checkpoint_manager import CheckpointManager
 from funcpipe.worker.exit_report import ExitReporter
@@ -40,7 +41,7 @@ from funcpipe.worker.hand_over import Successor, await_predecessor
 from funcpipe.worker.message_gc import StepMessages
 from funcpipe.worker.peer_recovery import PeerRecovery
 
-KEYS = Keys("run")
+KEYS = Keys("run", 0, NONCE)
 STEPS = 3
 FIRST, SECOND = (0, 0), (1, 0)
 """The two workers: the first sends a message in each step, and the second reads it."""
@@ -75,6 +76,8 @@ def spec_of(worker: WorkerId, attempt: int) -> WorkerSpec:
         epochs=1,
         seed=0,
         message_deadline_s=60.0,
+        nonce=KEYS.nonce,
+        run_key=RUN_KEY.text,
     )
 
 
@@ -160,11 +163,12 @@ class Function:
     def __call__(self, actor: Actor) -> str:
         """Become the worker, train, and end or hand over."""
         spec = replace(spec_of(self.worker, self.attempt), follows_within_s=60.0 if self.waits else None)
+        own = signed_for_tests(actor.storage)
         if self.waits:
-            await_predecessor(spec, actor.storage, KEYS)
-        lease = self.lease(actor.storage, KEYS, spec.worker, self.attempt, fresh_s=FRESH_S, clock=actor.clock)
+            await_predecessor(spec, own, KEYS)
+        lease = self.lease(own, KEYS, spec.worker, self.attempt, fresh_s=FRESH_S, clock=actor.clock)
         lease.take()
-        storage = self.fence(actor.storage, lease)
+        storage = self.fence(own, lease)
         learned = Learned()
         manager = CheckpointManager(
             spec, storage, KEYS, lease=lease, computation=cast(Any, learned), interval=cast(Any, _EveryStep()), steps=9
@@ -181,7 +185,8 @@ class Function:
             done += 1
             manager.after_step(done, lambda work: work())
         if self.reports:
-            ExitReporter(spec, actor.storage, lease, Invoked(), clock=lambda: 0.0).report(Outcome.FINISHED, None)
+            reporter = ExitReporter(spec, own, lease, Invoked(), clock=lambda: 0.0)
+            reporter.report(Outcome.FINISHED, None)
         return f"finished {done}"
 
 
@@ -196,10 +201,10 @@ def read_message(storage: Storage, step: int, lease: Lease) -> None:
 
 def collector(actor: Actor) -> None:
     """The first worker after its last step: it deletes what nobody needs any more."""
-    computation, interval = cast(Any, Learned()), cast(Any, _EveryStep())
-    lease = Lease(actor.storage, KEYS, worker_name(*FIRST), 0, fresh_s=FRESH_S, clock=actor.clock)
+    computation, interval, storage = cast(Any, Learned()), cast(Any, _EveryStep()), signed_for_tests(actor.storage)
+    lease = Lease(storage, KEYS, worker_name(*FIRST), 0, fresh_s=FRESH_S, clock=actor.clock)
     manager = CheckpointManager(
-        spec_of(FIRST, 0), actor.storage, KEYS, lease=lease, computation=computation, interval=interval, steps=STEPS
+        spec_of(FIRST, 0), storage, KEYS, lease=lease, computation=computation, interval=interval, steps=STEPS
     )
     for step in range(STEPS):
         manager.record_messages(step, messages_of(FIRST, step))
@@ -208,10 +213,10 @@ def collector(actor: Actor) -> None:
 
 def handing_over(actor: Actor) -> str:
     """The first attempt of the first worker: it does a step, saves the stage, and hands over."""
-    spec = spec_of(FIRST, 0)
-    lease = Lease(actor.storage, KEYS, spec.worker, 0, fresh_s=FRESH_S, clock=actor.clock)
+    spec, own = spec_of(FIRST, 0), signed_for_tests(actor.storage)
+    lease = Lease(own, KEYS, spec.worker, 0, fresh_s=FRESH_S, clock=actor.clock)
     lease.take()
-    storage = FencedStorage(actor.storage, lease)
+    storage = FencedStorage(own, lease)
     storage.put(message(1), str(value_after(2)).encode())
     lease.check_now()
     save(storage, FIRST, 2, writer="s0.r0.a00000000")
@@ -241,7 +246,8 @@ class _Starting:
 def peer(actor: Actor) -> None:
     """The second worker, which has not heard of the first for too long."""
     times = itertools.chain([0.0, 0.0], itertools.repeat(1e6))
-    peers = PeerRecovery(spec_of(SECOND, 0), actor.storage, KEYS, _Starting(actor).open, clock=lambda: next(times))
+    storage = signed_for_tests(actor.storage)
+    peers = PeerRecovery(spec_of(SECOND, 0), storage, KEYS, _Starting(actor).open, clock=lambda: next(times))
     for _ in range(2):
         peers.check({worker_name(*FIRST)}, step=1, account=RunAccount())
 
@@ -255,18 +261,19 @@ class Failing:
 
     def __call__(self, actor: Actor) -> str:
         """Become the worker, fail, and say so."""
-        spec = spec_of(FIRST, self.attempt)
-        lease = self.lease(actor.storage, KEYS, spec.worker, self.attempt, fresh_s=FRESH_S, clock=actor.clock)
+        spec, storage = spec_of(FIRST, self.attempt), signed_for_tests(actor.storage)
+        lease = self.lease(storage, KEYS, spec.worker, self.attempt, fresh_s=FRESH_S, clock=actor.clock)
         lease.take()
-        reporter = ExitReporter(spec, actor.storage, lease, Invoked(), clock=lambda: 0.0)
+        reporter = ExitReporter(spec, storage, lease, Invoked(), clock=lambda: 0.0)
         reporter.report(Outcome.FAILED, ValueError("the loss fails"))
         return "ended the run"
 
 
 def obeying(actor: Actor) -> str:
     """The second worker: it looks for orders to end the run, and obeys."""
-    lease = Lease(actor.storage, KEYS, worker_name(*SECOND), 0, fresh_s=FRESH_S, clock=actor.clock)
-    orders = HaltOrders(actor.storage, KEYS, lease, notice_steps=lambda: 1)
+    storage = signed_for_tests(actor.storage)
+    lease = Lease(storage, KEYS, worker_name(*SECOND), 0, fresh_s=FRESH_S, clock=actor.clock)
+    orders = HaltOrders(storage, KEYS, lease, notice_steps=lambda: 1)
     return "goes on" if orders.look() is None else "obeys"
 
 
@@ -274,7 +281,7 @@ def objects(*written: Callable[[Storage], None]) -> dict[str, bytes]:
     """What a storage holds into which all of `written` have written."""
     storage = MemoryStorage()
     for write in written:
-        write(storage)
+        write(signed_for_tests(storage))
     return {key: storage.get(key) for key in storage.list("")}
 
 
@@ -288,6 +295,6 @@ def trained(first: int, second: int) -> dict[str, bytes]:
         for step in range(second):
             save(storage, SECOND, step + 1)
         for worker in (FIRST, SECOND):
-            put_document(storage, KEYS.payload(worker_name(*worker)), spec_of(worker, 0))
+            write_payload(storage, KEYS, spec_of(worker, 0))
 
     return objects(write)

@@ -12,7 +12,7 @@ from funcpipe.core import Invocation, Plan, PlatformSpec, RequestCounts, WorkerS
 from funcpipe.core.log_lines import RawLine
 from funcpipe.errors import FuncPipeError, PlatformError
 from funcpipe.model.split.bundle import LOADING
-from funcpipe.platforms.base import Cause, Handle, Invoked, Platform, State, Status, Storage
+from funcpipe.platforms.base import Cause, Handle, Invoked, PlainKeys, Platform, State, Status, Storage
 from funcpipe.platforms.wrappers import Counted, Retried
 from funcpipe.testing.faults import FunctionFaults, FunctionStorage
 from funcpipe.training.passes import Passes
@@ -28,7 +28,7 @@ class _Function:
     invoked: Invoked = field(default_factory=Invoked)
 
 
-class ThreadPlatform:
+class ThreadPlatform(PlainKeys):
     """A platform whose functions are threads of this process: runs that tests can disturb and look into.
 
     `faults_of` gives what goes wrong in the function of the nth invocation, and `clock_of` its clock; `lost` and

@@ -9,10 +9,12 @@ import torch
 
 from funcpipe.core import Outcome, WorkerSpec, from_text
 from funcpipe.core.logs import in_function
+from funcpipe.core.run_key import RunKey
 from funcpipe.errors import RunHalted, Superseded, TaskFailed
 from funcpipe.platforms import allocator
 from funcpipe.platforms.base import Invoked, OpenPlatform, OpenStorage, Storage
 from funcpipe.runstate.lease import Lease
+from funcpipe.runstate.signed_storage import OneKey, SignedStorage
 from funcpipe.worker.exit_report import ExitReporter
 from funcpipe.worker.setup import lease_of, load_worker
 
@@ -46,10 +48,11 @@ def run_attempt(
     The requests of `storage` are counted by the meter of `invoked`. An attempt that is superseded reports nothing, as
     the worker is another function now. `clock` dates the report.
     """
-    lease = lease_of(spec, storage)
-    reporter = ExitReporter(spec, storage, lease, invoked, clock)
+    signed = SignedStorage(storage, OneKey(RunKey(spec.run_key)))
+    lease = lease_of(spec, signed)
+    reporter = ExitReporter(spec, signed, lease, invoked, clock)
     try:
-        outcome, failure = _run(spec, storage, open_platform, lease, invoked, clock)
+        outcome, failure = _run(spec, signed, open_platform, lease, invoked, clock)
         if failure is not None and not lease.taken and spec.follows_within_s is not None:
             _log.warning("ends without a report, the attempt before is still this worker")
             return False
@@ -62,7 +65,7 @@ def run_attempt(
 
 def _run(
     spec: WorkerSpec,
-    storage: Storage,
+    storage: SignedStorage,
     open_platform: OpenPlatform,
     lease: Lease,
     invoked: Invoked,

@@ -13,10 +13,12 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from funcpipe.core import Halt, HandOver, Outcome, Restart, RunAccount, WorkerSpec
+from funcpipe.core.run_key import RunKey
 from funcpipe.errors import KeyExists, KeyMissing, PlatformError, PlatformRefused
 from funcpipe.platforms.base import OpenPlatform, Storage
 from funcpipe.runstate.documents import get_document, put_document
 from funcpipe.runstate.functions import MAX_RESTARTS, OUT_OF_REACH_S, start_for_worker
+from funcpipe.runstate.generations import load_payload
 from funcpipe.runstate.halt import halt_run
 from funcpipe.runstate.heartbeats import newest_heartbeat
 from funcpipe.runstate.keys import Keys
@@ -122,7 +124,7 @@ class PeerRecovery:
             return
         step = step if last is None else max(step, last.step)  # whoever restarted it last may have been ahead
         tries = last.tries + 1 if last is not None and last.step == step else 1
-        first = get_document(self._storage, WorkerSpec, self._keys.payload(worker))
+        first = load_payload(self._storage, self._keys, worker, RunKey(self._spec.run_key))
         account = replace(
             first.account,
             spent_usd=so_far.spent_usd,

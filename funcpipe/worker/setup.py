@@ -8,6 +8,7 @@ from collections.abc import Callable
 from funcpipe.comm.arrival_estimator import ArrivalEstimator
 from funcpipe.comm.channel import Channel
 from funcpipe.core import WorkerSpec
+from funcpipe.core.run_key import RunKey
 from funcpipe.platforms.base import Invoked, OpenPlatform, Storage
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import FencedStorage, Lease
@@ -63,7 +64,7 @@ def load_worker(
     interval = CheckpointInterval(spec.faults, replicas=spec.plan.replicas)
     interval.estimate_checkpoint(loaded_s)
     cancel = threading.Event()
-    channel = Channel(fenced, _estimator(spec), cancel=cancel)
+    channel = Channel(fenced, _estimator(spec), run_key=RunKey(spec.run_key), cancel=cancel)
     runner = _runner(spec, job, job.computation(stage, spec), fenced, channel, cancel, clock)
     checkpoints = CheckpointManager(
         spec, fenced, keys, lease=lease, computation=runner.computation, interval=interval, steps=progress.steps

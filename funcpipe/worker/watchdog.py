@@ -12,17 +12,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from funcpipe.core import Heartbeat, Outcome, RunAccount, RunRecord, WatchSpec, WorkerSpec, from_text
+from funcpipe.core import Heartbeat, Outcome, RunAccount, RunRecord, WatchSpec, from_text
 from funcpipe.core.logs import in_function
+from funcpipe.core.run_key import RunKey
 from funcpipe.errors import FuncPipeError, KeyMissing, RunUnknown, Superseded
 from funcpipe.platforms.base import OpenPlatform, Storage
-from funcpipe.runstate.detached import list_detached, unmark_generation
-from funcpipe.runstate.documents import get_document
-from funcpipe.runstate.generations import newest_record
+from funcpipe.runstate.detached import MarkedKeys, list_detached, unmark_generation
+from funcpipe.runstate.generations import load_payload, newest_record
 from funcpipe.runstate.halt import read_certain_halt
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import last_attempt
 from funcpipe.runstate.liveness import read_heartbeats, worker_names
+from funcpipe.runstate.signed_storage import Keyring, OneKey, SignedStorage, key_of
 from funcpipe.worker.peer_recovery import PeerRecovery
 
 _log = logging.getLogger(__name__)
@@ -50,14 +51,22 @@ def main(payload: str, *, open_storage: Callable[[str], Storage], open_platform:
         watch(spec, open_storage(spec.storage), open_platform)
 
 
+def _keyring(spec: WatchSpec, storage: Storage, open_platform: OpenPlatform) -> Keyring:
+    if spec.run_key:
+        return OneKey(RunKey(spec.run_key))
+    return MarkedKeys(storage, lambda wrapped: open_platform(spec.platform).unwrap_key(wrapped))
+
+
 def watch(spec: WatchSpec, storage: Storage, open_platform: OpenPlatform, *, clocks: Clocks | None = None) -> None:
     """Restart silent workers, as `spec` says, until all are known to be at work or no run is left."""
-    clocks = clocks or Clocks()
+    clocks, keyring = clocks or Clocks(), _keyring(spec, storage, open_platform)
+    signed = SignedStorage(storage, keyring)
     watched: dict[str, _WatchedRun] = {}
     while True:
         marked = [prefix for prefix in list_detached(storage) if spec.run in (None, prefix.partition("/")[0])]
         watched = {
-            prefix: watched.get(prefix) or _WatchedRun(storage, prefix, open_platform, clocks) for prefix in marked
+            prefix: watched.get(prefix) or _WatchedRun(signed, keyring, prefix, open_platform, clocks)
+            for prefix in marked
         }
         for run in watched.values():
             run.look()
@@ -70,8 +79,11 @@ def watch(spec: WatchSpec, storage: Storage, open_platform: OpenPlatform, *, clo
 class _WatchedRun:
     """A detached run as one watchdog sees it. `is_unsure` tells whether a further look is needed."""
 
-    def __init__(self, storage: Storage, prefix: str, open_platform: OpenPlatform, clocks: Clocks) -> None:
+    def __init__(
+        self, storage: SignedStorage, keyring: Keyring, prefix: str, open_platform: OpenPlatform, clocks: Clocks
+    ) -> None:
         self._storage = storage
+        self._keyring = keyring
         self._prefix = prefix
         self._open_platform = open_platform
         self._clocks = clocks
@@ -135,7 +147,7 @@ class _WatchedRun:
         return True
 
     def _new_recovery(self, keys: Keys, worker: str) -> PeerRecovery:
-        spec = get_document(self._storage, WorkerSpec, keys.payload(worker))
+        spec = load_payload(self._storage, keys, worker, key_of(self._keyring, keys))
         self.heartbeat_s = spec.faults.heartbeat_s
         clock = self._clocks.monotonic
         return PeerRecovery(spec, self._storage, keys, self._open_platform, is_worker=False, clock=clock)

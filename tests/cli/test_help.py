@@ -9,7 +9,7 @@ from funcpipe.partitioner.catalog import solvers
 
 VERBS = (
     *("profile", "optimize", "explain", "simulate", "train", "verify", "report", "platforms"),
-    *("status", "stop", "clean", "deploy", "destroy", "logs"),
+    *("status", "stop", "clean", "key", "deploy", "destroy", "logs"),
 )
 
 

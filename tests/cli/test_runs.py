@@ -14,10 +14,12 @@ from funcpipe.cli import main
 from funcpipe.cli.parser import build_parser
 from funcpipe.cli.train_values import plan_and_model
 from funcpipe.core import Busy, OptimizerKind, write
+from funcpipe.core.run_key import RunKey
 from funcpipe.errors import RunInterrupted
 from funcpipe.platforms.catalog import open_storage
 from funcpipe.runstate.documents import put_document
-from funcpipe.runstate.generations import reserve_generation, write_record
+from funcpipe.runstate.generations import list_generations, reserve_generation, write_record
+from funcpipe.runstate.keyring import signed
 from funcpipe.training.verify import TensorDifference, Verification
 from tests.e2e import small
 from tests.run_documents import BEAT, RECORD
@@ -36,7 +38,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def storage_url(tmp_path: Path) -> str:
     """A storage with the run `left`, whose two workers were heard of once."""
     url = (tmp_path / "objects").as_uri()
-    storage = open_storage(url)
+    storage = signed(open_storage(url))
     keys = reserve_generation(storage, "left")
     record = replace(
         RECORD,
@@ -90,6 +92,30 @@ def test_a_run_is_shown_stopped_and_deleted(
     assert "run left: 6 objects deleted" in capsys.readouterr().out
     assert main(["status", "left", "--storage", storage_url]) == 1
     assert "left" in capsys.readouterr().err
+
+
+def test_a_run_s_key_is_printed_and_lets_another_machine_look_after_the_run(
+    storage_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("time.sleep", lambda s: None)
+    about = ["left", "--storage", storage_url]
+    assert main(["key", *about]) == 0
+    key = capsys.readouterr().out.strip()
+    (keys,) = list_generations(open_storage(storage_url), "left")
+    assert RunKey(key).fingerprint == keys.nonce
+    assert main(["key", *about, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"run": "left", "key": key}
+    monkeypatch.setenv("FUNCPIPE_KEY_DIR", str(tmp_path / "another machine"))
+    for words in (["status", *about], ["stop", *about, "--wait", "0"], ["clean", *about], ["key", *about]):
+        assert main(words) == 1
+        said = " ".join(capsys.readouterr().err.split())
+        assert "the key of run left is not on this machine" in said
+        assert "`funcpipe key left` prints it: set FUNCPIPE_RUN_KEY to that here" in said
+    monkeypatch.setenv("FUNCPIPE_RUN_KEY", key)
+    assert main(["status", *about]) == 3
+    assert main(["clean", *about]) == 0
+    assert open_storage(storage_url).list("") == ()
+    assert main(["key", *about]) == 1
 
 
 @pytest.mark.usefixtures("plan")

@@ -21,16 +21,18 @@ from funcpipe.core import (
 )
 from funcpipe.core.log_lines import RawLine
 from funcpipe.errors import PlatformRefused
-from funcpipe.platforms.base import Cause, Handle, Platform, State, Status
+from funcpipe.platforms.base import Cause, Handle, PlainKeys, Platform, State, Status, Storage
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.runstate.documents import put_document
+from funcpipe.runstate.generations import write_payload
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import Lease
 from funcpipe.testing import chaos
 from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.testing.run_keys import NONCE, signed_for_tests
 from tests.run_documents import BEAT
 
-KEYS = Keys("run-1")
+KEYS = Keys("run-1", 0, NONCE)
 SIZES_MB = (1024, 2048, 4096)
 
 
@@ -46,7 +48,7 @@ def spec_with(sizes_mb: tuple[int, ...] = SIZES_MB) -> PlatformSpec:
 
 
 @dataclass
-class Scripted:
+class Scripted(PlainKeys):
     """A platform of which only the sizes `deployed_mb` can be run. `ended` holds the status of functions by name."""
 
     spec: PlatformSpec = field(default_factory=spec_with)
@@ -89,22 +91,29 @@ class Scripted:
 
 @dataclass
 class Run:
-    """A run that was started on a scripted platform: three stages of 1024 MB, two replicas."""
+    """A run that was started on a scripted platform: three stages of 1024 MB, two replicas.
+
+    `storage` is `objects` as those see it who have the run's key.
+    """
 
     platform: Scripted = field(default_factory=Scripted)
-    storage: MemoryStorage = field(default_factory=MemoryStorage)
+    objects: MemoryStorage = field(default_factory=MemoryStorage)
     faults: FaultTolerance = field(default_factory=lambda: FaultTolerance(on_oom=OnOutOfMemory.GROW))
     account: RunAccount = field(default_factory=RunAccount)
+
+    @property
+    def storage(self) -> Storage:
+        return signed_for_tests(self.objects)
 
     def supervisor(self, *, keep: bool = True) -> Supervisor:
         return Supervisor(self.platform, self.storage, KEYS, prices=spec_with(), account=self.account, keep=keep)
 
     def start(self, supervisor: Supervisor | None = None) -> Supervisor:
         supervisor = supervisor or self.supervisor()
-        site = Site(self.platform, self.storage, "memory://")
+        site = Site(self.platform, self.objects, "memory://")
         job = replace(chaos.job(), prices=spec_with())
         for spec in upload(prepare(job, session_on(site), faults=self.faults), KEYS):
-            put_document(self.storage, KEYS.payload(spec.worker), spec)
+            write_payload(self.storage, KEYS, spec)
             supervisor.start(spec)
         return supervisor
 

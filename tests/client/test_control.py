@@ -32,6 +32,7 @@ from funcpipe.platforms.catalog import load_spec
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.generations import newest_record, reserve_generation, write_record
 from funcpipe.runstate.halt import halt_run, read_order
+from funcpipe.runstate.keyring import signed
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.resume import load_resume_point
 from funcpipe.testing import chaos
@@ -88,7 +89,7 @@ def test_a_live_run_says_how_it_fares_stops_after_a_common_step_and_is_cleaned()
     thread.join(30)
     assert halted == ["run run-1 was ended: it was stopped"]
     assert {worker.outcome for worker in ended.workers} == {Outcome.HALTED}
-    saved = load_resume_point(storage, newest_record(storage, "run-1"))
+    saved = load_resume_point(signed(storage), newest_record(signed(storage), "run-1"))
     assert saved.step > live.step
     assert len(saved.losses) == saved.step
     assert clean(storage, "run-1", functions.open) > 0
@@ -106,7 +107,7 @@ def test_an_order_to_end_at_once_ends_all_functions() -> None:
 
     def order(progress: Progress) -> None:
         if progress.step == 3:
-            halt_run(storage, Keys.of(newest_record(storage, "run-1")), Halt(reason="enough"))
+            halt_run(signed(storage), Keys.of(newest_record(signed(storage), "run-1")), Halt(reason="enough"))
 
     with pytest.raises(RunHalted, match="run run-1 was ended: enough"):
         train(storage, functions, epochs=100_000, on_progress=order)
@@ -183,9 +184,11 @@ def test_a_run_is_stopped_as_soon_as_its_workers_can_hear_of_it(step: int, step_
     run = scripted.Run()
     run.start()
     put_document(run.storage, scripted.KEYS.reservation, LeaseDocument(holder="client"))
-    write_record(run.storage, scripted.KEYS, dataclasses.replace(RECORD, platform=run.platform.url))
+    write_record(
+        run.storage, scripted.KEYS, dataclasses.replace(RECORD, nonce=scripted.KEYS.nonce, platform=run.platform.url)
+    )
     run.beat("s0.r0", step=step, step_s=step_s, sent_at_s=time.time())  # not silent: nobody waits for another one
-    stop(run.storage, "run-1", run.platform.open, wait_s=0.0)
+    stop(run.objects, "run-1", run.platform.open, wait_s=0.0)
     order = read_order(run.storage, scripted.KEYS, 0)
     assert order is not None
     assert order.step == last  # two heartbeats of 10 s later, where a worker has said how long its steps are

@@ -21,6 +21,7 @@ from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.functions import list_functions
 from funcpipe.runstate.generations import newest_record
 from funcpipe.runstate.heartbeats import newest_heartbeat
+from funcpipe.runstate.keyring import signed
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.resume import load_resume_point
 from funcpipe.runstate.spending import spent_so_far, told_requests, worker_reports
@@ -93,7 +94,7 @@ def prepared(
 def left_to_its_end(storage: MemoryStorage, functions: Counting) -> Keys:
     launch_detached(prepared(storage, functions, RunSettings(name=RUN)))
     functions.wait()
-    return Keys.of(newest_record(storage, RUN))
+    return Keys.of(newest_record(signed(storage), RUN))
 
 
 @pytest.mark.parametrize("reopen", [None, gone])
@@ -101,7 +102,7 @@ def test_a_run_that_has_finished_is_collected_with_its_own_bill(
     storage: MemoryStorage, functions: Counting, reopen: OpenPlatform | None
 ) -> None:
     keys = left_to_its_end(storage, functions)
-    reports = worker_reports(storage, keys)
+    reports = worker_reports(signed(storage), keys)
     ready = prepared(storage, functions, reopen=reopen)
     assert ready.has_finished
     seen: list[Progress] = []
@@ -167,10 +168,10 @@ def test_a_watcher_begins_from_what_the_run_has_cost_when_its_turn_comes(
 ) -> None:
     keys = left_to_its_end(storage, functions)
     ready, seen = prepared(storage, functions), list[Progress]()
-    beat = newest_heartbeat(storage, keys, "s0.r0")
+    beat = newest_heartbeat(signed(storage), keys, "s0.r0")
     assert beat is not None
     later = dataclasses.replace(beat, run_usd=5.0, run_s=500.0)
-    put_document(storage, keys.heartbeat("s0.r0", beat.attempt), later)  # another client has watched meanwhile
+    put_document(signed(storage), keys.heartbeat("s0.r0", beat.attempt), later)  # another client has watched meanwhile
     launch(ready, seen.append)
     assert seen[0].cost_usd >= 5.0
     assert seen[0].elapsed_s >= 500.0
@@ -185,18 +186,18 @@ def test_what_a_generation_has_cost_with_its_requests_is_on_the_bill_of_the_next
 
     with pytest.raises(RunInterrupted):
         launch(prepared(storage, functions, RunSettings(name=RUN), epochs=10_000), interrupt)
-    record = newest_record(storage, RUN)
+    record = newest_record(signed(storage), RUN)
     keys = Keys.of(record)
     for worker, puts in (("s0.r0", 1000), ("s1.r1", 500)):  # functions that are ended at once report nothing
         report = dataclasses.replace(REPORT, worker=worker, attempt=7, puts=puts)
-        put_document(storage, keys.worker_report(worker, 7), report)
-    spent_usd = spent_so_far(storage, record).spent_usd
-    invocations = len(list_functions(storage, keys))
-    step = load_resume_point(storage, record).step
+        put_document(signed(storage), keys.worker_report(worker, 7), report)
+    spent_usd = spent_so_far(signed(storage), record).spent_usd
+    invocations = len(list_functions(signed(storage), keys))
+    step = load_resume_point(signed(storage), record).step
     epochs = step // 3 + 2
     going_on = prepared(storage, functions, epochs=epochs)
     spec = functions.spec
-    requests_usd = spec.counted_usd(told_requests(storage, keys, worker_reports(storage, keys)))
+    requests_usd = spec.counted_usd(told_requests(signed(storage), keys, worker_reports(signed(storage), keys)))
     assert requests_usd >= 1500 * spec.price_put_usd
     expected_usd = spent_usd + requests_usd + invocations * spec.price_invocation_usd
     assert going_on.account.spent_usd == pytest.approx(expected_usd)

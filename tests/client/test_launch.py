@@ -17,6 +17,7 @@ from funcpipe.errors import PlanError, PlatformError, RunInterrupted
 from funcpipe.platforms.base import Handle
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.runstate.generations import list_generations, newest_record
+from funcpipe.runstate.keyring import signed
 from funcpipe.runstate.keys import Keys
 from funcpipe.testing.faults import FunctionFaults
 from funcpipe.testing.memory_storage import MemoryStorage
@@ -181,7 +182,7 @@ def test_a_resume_that_fails_to_start_can_be_tried_again(storage: MemoryStorage,
 
     with pytest.raises(KeyboardInterrupt):
         launch(prepared(storage, functions, RunSettings(name=RUN)), interrupt)
-    keys = Keys.of(newest_record(storage, RUN))
+    keys = Keys.of(newest_record(signed(storage), RUN))
     before = {key for key in storage.list("") if key.startswith(keys.prefix)}
     full = Full(load_spec("local"), storage)
     full.count = itertools.count()
@@ -192,4 +193,4 @@ def test_a_resume_that_fails_to_start_can_be_tried_again(storage: MemoryStorage,
         launch(ready)
     assert before <= set(storage.list(""))
     assert list_generations(storage, RUN) == (keys,)
-    assert Keys.of(newest_record(storage, RUN)) == keys
+    assert Keys.of(newest_record(signed(storage), RUN)) == keys

@@ -34,6 +34,7 @@ from funcpipe.platforms.base import Platform, StorageUrls
 from funcpipe.platforms.catalog import load_spec, open_storage
 from funcpipe.runstate.generations import newest_record
 from funcpipe.runstate.halt import halt_run
+from funcpipe.runstate.keyring import signed
 from funcpipe.runstate.keys import Keys
 from funcpipe.testing import chaos
 from funcpipe.testing.memory_storage import MemoryStorage
@@ -50,7 +51,7 @@ def never() -> Platform:
 
 def session(storage: Any, platform: ThreadPlatform | None = None, functions: Callable[[], Platform] = never) -> Session:
     reopen = (lambda url: platform.open(url)) if platform is not None else (lambda url: never())
-    return Session(storage=storage, storage_url="memory://", functions=functions, reopen=reopen)
+    return Session(storage=signed(storage), storage_url="memory://", functions=functions, reopen=reopen)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +62,7 @@ def halted() -> tuple[MemoryStorage, ThreadPlatform]:
 
     def order(progress: Progress) -> None:
         if progress.step == 3:
-            halt_run(storage, Keys.of(newest_record(storage, "run-1")), Halt(reason="enough", step=5))
+            halt_run(signed(storage), Keys.of(newest_record(signed(storage), "run-1")), Halt(reason="enough", step=5))
 
     site = session_on(Site(platform, storage, "memory://"), reopen=platform.open)
     with pytest.raises(RunHalted):

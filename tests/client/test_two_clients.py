@@ -20,9 +20,9 @@ from funcpipe.core import Halt, RunSettings
 from funcpipe.errors import RunHalted, RunInterrupted, RunTaken, RunUnknown
 from funcpipe.platforms.base import State
 from funcpipe.platforms.catalog import load_spec
-from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.functions import start_function
-from funcpipe.runstate.generations import list_generations, newest_record, reserve_generation
+from funcpipe.runstate.generations import list_generations, newest_record, reserve_generation, write_payload
+from funcpipe.runstate.keyring import signed
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import Lease
 from funcpipe.runstate.owner import CLIENT
@@ -151,7 +151,7 @@ def test_a_run_that_another_client_trains_is_not_cleaned(storage: MemoryStorage,
         with pytest.raises(RunTaken):
             clean(storage, RUN, functions.open)
         assert first.error is None
-        assert newest_record(storage, RUN).generation == 1
+        assert newest_record(signed(storage), RUN).generation == 1
     assert clean(storage, RUN, functions.open) > 0
     assert storage.list("") == ()
 
@@ -211,10 +211,10 @@ def test_functions_and_objects_of_a_client_that_died_while_it_started_are_no_orp
     storage: MemoryStorage, functions: ThreadPlatform
 ) -> None:
     dead = prepared(storage, functions, RunSettings(name=RUN))
-    keys, begun = reserve_generation(storage, RUN), []
+    keys, begun = reserve_generation(signed(storage), RUN), []
     for spec in upload(dead, keys):
-        put_document(storage, keys.payload(spec.worker), spec)
-        begun.append(start_function(functions, storage, keys, spec))
+        write_payload(signed(storage), keys, spec)
+        begun.append(start_function(functions, signed(storage), keys, spec))
     launch(prepared(storage, functions, RunSettings(name=RUN), epochs=2))
     assert all(functions.status(function.handle).state is not State.RUNNING for function in begun)
     assert storage.list("") == ()

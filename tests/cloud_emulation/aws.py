@@ -146,9 +146,9 @@ class AwsCloud(ThreadingHTTPServer):
     def _run(self, name: str, invocation: Invocation) -> None:
         template, stack = self._template(name)
         if lineage.length(invocation.trace) > lineage.LONGEST and not allows_loops(template, name):
-            self._write_failure(stack, name, invocation.request_id, lineage.DROPPED)
+            self._write_failure(stack, name, invocation, lineage.DROPPED)
         elif not self.limits.wait_for_room(name, oldest_s(template, name)):
-            self._write_failure(stack, name, invocation.request_id, b"null", "EventAgeExceeded")
+            self._write_failure(stack, name, invocation, b"null", "EventAgeExceeded")
         else:
             try:
                 self._serve(name, invocation, stack, tries=1 + retries(template, name))
@@ -169,7 +169,7 @@ class AwsCloud(ThreadingHTTPServer):
                     self.idle.append(environment)
             if attempt.status == "success":
                 return
-        self._write_failure(stack, name, attempt.request_id, attempt.answer)
+        self._write_failure(stack, name, attempt, attempt.answer)
 
     def _environment(self, function: Function) -> Environment:
         with self._lock:

@@ -43,12 +43,16 @@ def write_log(logs: Any, group: str, environment: Environment, invocation: Invoc
 
 
 def write_failure(
-    objects: Any, bucket: str, name: str, request: str, answer: bytes, condition: str = "RetriesExhausted"
+    objects: Any, bucket: str, name: str, invocation: Invocation, answer: bytes, condition: str = "RetriesExhausted"
 ) -> None:
-    """Write Lambda's record of an event that has failed, or for which there was no room (`EventAgeExceeded`)."""
+    """Write Lambda's record of an event that has failed, or for which there was no room (`EventAgeExceeded`).
+
+    It holds what the function was told (invocation-async-retain-records, 2025-12).
+    """
     record = {
         "version": "1.0",
-        "requestContext": {"requestId": request, "condition": condition},
+        "requestContext": {"requestId": invocation.request_id, "condition": condition},
+        "requestPayload": json.loads(invocation.payload),
         "responsePayload": json.loads(answer),
     }
     moment = time.strftime("%Y/%m/%d/%Y-%m-%dT%H.%M.%S", time.gmtime())

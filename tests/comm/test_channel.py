@@ -12,16 +12,18 @@ from hypothesis import strategies as st
 from funcpipe.comm.arrival_estimator import ArrivalEstimator
 from funcpipe.comm.channel import Channel
 from funcpipe.comm.codec import encode
+from funcpipe.comm.signature import Signature
 from funcpipe.core import Wire
 from funcpipe.errors import Cancelled, CorruptMessage, DeadlineExceeded, KeyMissing
 from funcpipe.platforms.base import OPEN, Gate
 from funcpipe.platforms.wrappers import Counted
 from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.testing.run_keys import RUN_KEY
 
 
 def channel(store: object, deadline_s: float = 5.0, cancel: threading.Event | None = None) -> Channel:
     estimator = ArrivalEstimator(deadline_s=deadline_s)
-    return Channel(store, estimator, cancel=cancel or threading.Event())  # type: ignore[arg-type]
+    return Channel(store, estimator, run_key=RUN_KEY, cancel=cancel or threading.Event())  # type: ignore[arg-type]
 
 
 def test_a_message_arrives_in_the_wire_format_or_exactly() -> None:
@@ -59,7 +61,7 @@ def test_a_wait_ends_when_it_is_cancelled() -> None:
 
 def test_a_corrupt_message_is_named_by_its_key() -> None:
     store = MemoryStorage()
-    store.put("a", b"nonsense of some length")
+    store.put("a", b"nonsense of some length that a message could have")
     with pytest.raises(CorruptMessage, match=r"^a: a message begins with"):
         channel(store).get("a")
 
@@ -82,19 +84,18 @@ class Clock:
 
 
 class Arriving(MemoryStorage):
-    """Its one object appears at `arrives_s`, of which it does not tell."""
+    """Whatever is asked for appears at `arrives_s`, of which it does not tell."""
 
     watches = False
 
     def __init__(self, clock: Clock, arrives_s: float) -> None:
         super().__init__()
         self.clock, self.arrives_s = clock, arrives_s
-        self.message = bytes(encode({"x": torch.ones(1)}))
 
     def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
         if self.clock.now_s < self.arrives_s:
             raise KeyMissing(key)
-        return self.message
+        return bytes(encode({"x": torch.ones(1)}, proof=Signature(RUN_KEY, key)))
 
     def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
         self.clock.now_s += timeout_s
@@ -108,7 +109,7 @@ def test_steady_arrivals_are_awaited_with_few_vain_requests_and_little_delay(
     clock = Clock()
     store = Arriving(clock, 0.0)
     counted = Counted(store)
-    steady = Channel(counted, ArrivalEstimator(deadline_s=60), cancel=threading.Event(), clock=clock)
+    steady = Channel(counted, ArrivalEstimator(deadline_s=60), run_key=RUN_KEY, cancel=threading.Event(), clock=clock)
     vain, late_s = [], []
     for step in range(100):
         before = counted.traffic.empty_gets
@@ -126,7 +127,7 @@ def test_steady_arrivals_are_awaited_with_few_vain_requests_and_little_delay(
 def test_what_comes_earlier_than_it_used_to_is_soon_expected_then() -> None:
     clock = Clock()
     store = Arriving(clock, 0.0)
-    steady = Channel(store, ArrivalEstimator(deadline_s=60), cancel=threading.Event(), clock=clock)
+    steady = Channel(store, ArrivalEstimator(deadline_s=60), run_key=RUN_KEY, cancel=threading.Event(), clock=clock)
     waited_s = []
     for step in range(30):
         store.arrives_s = clock.now_s + (10.0 if step < 8 else 1.0)
@@ -140,7 +141,7 @@ def test_a_message_far_later_than_expected_is_logged(caplog: pytest.LogCaptureFi
     caplog.set_level(logging.INFO, logger="funcpipe.comm.channel")
     clock = Clock()
     store = Arriving(clock, 0.0)
-    slow = Channel(store, ArrivalEstimator(deadline_s=60), cancel=threading.Event(), clock=clock)
+    slow = Channel(store, ArrivalEstimator(deadline_s=60), run_key=RUN_KEY, cancel=threading.Event(), clock=clock)
     for step, lasts_s in enumerate([12.0, 1.0, 1.0, 1.0, 4.0, 30.0]):
         store.arrives_s = clock.now_s + lasts_s
         slow.begin_step()
@@ -165,13 +166,14 @@ def test_a_message_that_arrives_damaged_is_read_again_and_logged(caplog: pytest.
     channel(store).put("a", {"x": torch.ones(16)})
     assert channel(store).get("a").tensors["x"].tolist() == [1] * 16
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
-    assert caplog.messages[0].startswith("reading again what arrived damaged: a: the checksum of a message")
+    said = "reading again what arrived damaged: a: a message of 192 bytes is not as it was written"
+    assert caplog.messages[0].startswith(said)
 
 
 def test_a_first_step_in_which_all_is_late_does_not_make_the_others_late() -> None:
     clock = Clock()
     store = Arriving(clock, 0.0)
-    steady = Channel(store, ArrivalEstimator(deadline_s=60), cancel=threading.Event(), clock=clock)
+    steady = Channel(store, ArrivalEstimator(deadline_s=60), run_key=RUN_KEY, cancel=threading.Event(), clock=clock)
     waited_s = []
     for step in range(6):
         store.arrives_s = clock.now_s + (5.0 if step == 0 else 1.0)
@@ -198,7 +200,7 @@ def test_bodies_move_one_at_a_time_while_requests_wait_side_by_side() -> None:
             return super().get(key)
 
     store = Slow()
-    store.put("a", bytes(encode({"x": torch.ones(1)})))
+    channel(store).put("a", {"x": torch.ones(1)})
     shared = channel(store)
     threads = [threading.Thread(target=shared.get, args=("a",)) for _ in range(3)]
     for thread in threads:

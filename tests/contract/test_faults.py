@@ -18,6 +18,7 @@ from funcpipe.platforms.aliyun.oss import OssStorage
 from funcpipe.platforms.aws.s3 import S3Storage
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.wrappers import Retried
+from funcpipe.testing.run_keys import RUN_KEY
 from tests.contract.conftest import S3Server
 from tests.contract.faulty_proxy import (
     Fault,
@@ -200,11 +201,11 @@ def test_what_is_too_large_for_one_put_is_refused_before_it_is_sent(spoilt: Spoi
 
 
 def test_a_changed_bit_is_noticed_by_the_reader_who_reads_again(spoilt: Spoilt) -> None:
-    channel = Channel(spoilt.retried, ArrivalEstimator(deadline_s=20), cancel=threading.Event())
+    channel = Channel(spoilt.retried, ArrivalEstimator(deadline_s=20), run_key=RUN_KEY, cancel=threading.Event())
     sent = torch.randn(100)
     channel.put("m", {"x": sent})
     spoilt.proxy.faults[:] = [flips_a_bit] * 2
     assert torch.equal(channel.get("m").tensors["x"], sent)
     spoilt.proxy.faults[:] = [flips_a_bit] * 3
-    with pytest.raises(CorruptMessage, match=r"^m: the checksum"):
+    with pytest.raises(CorruptMessage, match=r"^m: a message of 576 bytes is not as it was written"):
         channel.get("m")

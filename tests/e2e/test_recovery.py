@@ -26,6 +26,7 @@ from funcpipe.errors import RunHalted
 from funcpipe.platforms.catalog import open_platform, open_storage
 from funcpipe.runstate.functions import list_functions
 from funcpipe.runstate.generations import newest_record
+from funcpipe.runstate.keyring import signed
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.resume import load_resume_point
 from funcpipe.testing.processes import functions_of, hosts_of
@@ -154,7 +155,7 @@ def test_a_run_that_would_take_too_long_ends_and_goes_on_under_another_plan(tmp_
     with pytest.raises(RunHalted, match=r"run moved was ended: it would take longer than 10 s"):
         train(QUICK, storage=url, run="moved", epochs=10_000, loss=small.slow_loss, limits=RunLimits(deadline_s=10.0))
     storage = open_storage(url)
-    done = load_resume_point(storage, newest_record(storage, "moved")).step
+    done = load_resume_point(signed(storage), newest_record(signed(storage), "moved")).step
     assert done > 0
     epochs = done // 8 + 1
     other = even_plan(small.model(), small.sample(), stages=3, replicas=1, micro_batch=2, micro_batches=4)
@@ -169,8 +170,8 @@ def test_a_run_that_would_take_too_long_ends_and_goes_on_under_another_plan(tmp_
 def test_a_run_that_is_left_to_itself_can_be_collected(undisturbed: RunResult, tmp_path: Path) -> None:
     url = (tmp_path / "objects").as_uri()
     run = start(url)
-    record = newest_record(open_storage(url), run)
-    assert list_functions(open_storage(url), Keys.of(record))
+    record = newest_record(signed(open_storage(url)), run)
+    assert list_functions(signed(open_storage(url)), Keys.of(record))
     assert open_platform(record.platform).spec.name == "local"
     assert_same(train(QUICK, storage=url, resume=run), undisturbed)
     assert open_storage(url).list("") == ()

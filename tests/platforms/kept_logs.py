@@ -17,6 +17,7 @@ from funcpipe.core.log_lines import PRINTED, LogLine, merged
 from funcpipe.core.logs import BEGINS
 from funcpipe.platforms.base import Platform, State, Status, Storage
 from funcpipe.runstate.keys import Keys
+from funcpipe.testing.run_keys import NONCE
 from tests.e2e import small
 from tests.in_process import make_job
 
@@ -62,7 +63,7 @@ def train(platform: Platform, storage: Storage, url: str, plan: Plan, run: str, 
     torch.manual_seed(0)
     job = make_job(small.model(), plan, one_step, loss=loss, optimizer=small.optimizer)
     job = replace(job, prices=platform.spec)
-    (spec,) = upload(prepare(job, session_on(Site(platform, storage, url))), Keys(run))
+    (spec,) = upload(prepare(job, session_on(Site(platform, storage, url))), Keys(run, 0, NONCE))
     handle = platform.invoke(spec)
     while (status := platform.status(handle)).state is State.RUNNING:
         time.sleep(0.1)

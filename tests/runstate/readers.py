@@ -143,11 +143,11 @@ def _decode(data: bytes) -> None:
 
 
 def _seal_message(data: bytes) -> bytes:
-    head = struct.Struct("<4sIQ")
+    head = struct.Struct("<4sI28s")
     if len(data) < head.size:
         return data
     magic, length, _ = head.unpack_from(data)
-    return head.pack(magic, length, xxhash.xxh3_64_intdigest(data[head.size :])) + data[head.size :]
+    return head.pack(magic, length, xxhash.xxh3_64_digest(data[head.size :])) + data[head.size :]
 
 
 def _keys(data: bytes) -> None:

@@ -1,7 +1,7 @@
 """Any one object of a stopped run is damaged or lost: the run goes on, after the same or an earlier checkpoint."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -22,10 +22,12 @@ from funcpipe.platforms.base import OPEN, Gate, Platform
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.runstate.checkpoints import Checkpoints
 from funcpipe.runstate.functions import list_functions
-from funcpipe.runstate.generations import newest_record
+from funcpipe.runstate.generations import list_generations, newest_record
 from funcpipe.runstate.halt import halt_run
+from funcpipe.runstate.keyring import RUN_KEY, KeyFolder, signed
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.resume import load_first_tensors, load_resume_point
+from funcpipe.runstate.signed_storage import key_of
 from funcpipe.runstate.spending import spent_so_far
 from funcpipe.testing import chaos
 from funcpipe.testing.memory_storage import MemoryStorage
@@ -56,20 +58,25 @@ def job() -> Job:
 
 
 @pytest.fixture(scope="module")
-def stopped(job: Job) -> dict[str, bytes]:
-    """All objects of a run that was ordered to end after six of nine steps."""
+def stopped(job: Job) -> Iterator[dict[str, bytes]]:
+    """All objects of a run that was ordered to end after six of nine steps.
+
+    Its key is told in the environment: those who resume the run to its end delete what is kept of it.
+    """
     storage = MemoryStorage()
     platform = ThreadPlatform(load_spec("local"), storage)
 
     def order(progress: Progress) -> None:
         if progress.step == 1:
-            halt_run(storage, Keys.of(newest_record(storage, RUN)), Halt(reason="enough", step=6))
+            halt_run(signed(storage), Keys.of(newest_record(signed(storage), RUN)), Halt(reason="enough", step=6))
 
     slow = replace(job, loss=small.slow_loss)  # so that the order comes in time
     with pytest.raises(RunHalted):
         launch(prepare(slow, on(storage, platform), faults=FAULTS, settings=RunSettings(name=RUN)), order)
     platform.stop_all()
-    return {key: storage.get(key) for key in storage.list("")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(RUN_KEY, key_of(KeyFolder(), list_generations(storage, RUN)[0]).text)
+        yield {key: storage.get(key) for key in storage.list("")}
 
 
 def gone(url: str) -> Platform:
@@ -98,7 +105,7 @@ def damaged(objects: dict[str, bytes], key: str, damage: str) -> MemoryStorage:
 
 def states(objects: dict[str, bytes]) -> dict[int, dict[str, Tensor]]:
     """What the whole model had learned after each saved step."""
-    storage, found = filled(objects), {}
+    storage, found = signed(filled(objects)), dict[int, dict[str, Tensor]]()
     record = newest_record(storage, RUN)
     while (point := load_resume_point(storage, record)).state is not None:
         found[point.step] = dict(point.state.tensors)
@@ -114,7 +121,7 @@ def test_whatever_is_damaged_costs_one_checkpoint_at_most(stopped: dict[str, byt
     assert sorted(expected)[-2:] == [4, 6]
     earlier = set()
     for key in stopped:
-        storage = damaged(stopped, key, damage)
+        storage = signed(damaged(stopped, key, damage))
         record = newest_record(storage, RUN)
         point = load_resume_point(storage, record)
         assert point.state is not None, key
@@ -163,7 +170,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_begins_again_only_if_that_is_wa
     objects = {key: flipped(data) if "/checkpoints/s1/" in key else data for key, data in stopped.items()}
     storage = filled(objects)
     with pytest.raises(RunUnknown, match=r"no checkpoint can be read: .*checkpoints/s1.*--from-start"):
-        load_resume_point(storage, newest_record(storage, RUN))
+        load_resume_point(signed(storage), newest_record(signed(storage), RUN))
     session = session_on(Site(ThreadPlatform(load_spec("local"), storage), storage, "memory://"), reopen=gone)
     job = chaos.job()
     for parameter in job.graph.module.parameters():
@@ -172,7 +179,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_begins_again_only_if_that_is_wa
     assert prepared.resumed is not None
     assert (prepared.resumed.step, prepared.resumed.losses) == (0, ())
     assert prepared.account.spent_usd > 0
-    uploaded = load_first_tensors(storage, newest_record(storage, RUN))
+    uploaded = load_first_tensors(signed(storage), newest_record(signed(storage), RUN))
     for stage in prepared.stages:
         assert all(torch.equal(tensor, uploaded[name]) for name, tensor in stage.tensors.items())
         assert any(tensor.any() for tensor in stage.tensors.values())
@@ -180,17 +187,17 @@ def test_a_run_whose_checkpoints_are_all_damaged_begins_again_only_if_that_is_wa
 
 def test_a_record_of_which_no_copy_can_be_read_is_told(stopped: dict[str, bytes]) -> None:
     storage = filled(stopped)
-    keys = Keys.of(newest_record(storage, RUN))
+    keys = Keys.of(newest_record(signed(storage), RUN))
     for key in (keys.record, keys.record_copy):
         storage.put(key, flipped(stopped[key]))
     with pytest.raises(CorruptMessage, match=keys.record_copy):
-        newest_record(storage, RUN)
+        newest_record(signed(storage), RUN)
 
 
 def test_a_worker_whose_checkpoint_is_damaged_says_that_the_run_can_be_resumed(stopped: dict[str, bytes]) -> None:
     key = max(key for key in stopped if "/checkpoints/s0/" in key and key.endswith(".safetensors"))
     for damage in DAMAGES:
-        storage = damaged(stopped, key, damage)
+        storage = signed(damaged(stopped, key, damage))
         checkpoints = Checkpoints(storage, Keys.of(newest_record(storage, RUN)))
         with pytest.raises(RunUnknown, match=rf"worker s0\.r1 cannot restart.*{key}.*--resume {RUN}"):
             checkpoints.load_latest((0, 1))

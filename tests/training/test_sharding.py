@@ -25,6 +25,7 @@ from funcpipe.platforms.wrappers import Counted
 from funcpipe.scheduler.graph import build_graph
 from funcpipe.scheduler.tasks import Kind
 from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.testing.run_keys import RUN_KEY
 from funcpipe.training.gradients import FlatGradient
 from funcpipe.training.sharding import ShardedOptimizer, check_sharding
 from funcpipe.training.state_shards import combine_shards, unshard
@@ -213,7 +214,7 @@ def run(graph: Any, chosen: Any, flats: list[FlatGradient], order: list[int], me
     stores = [Counted(shared) for _ in flats]
     doers = []
     for replica, store in enumerate(stores):
-        channel = Channel(store, ArrivalEstimator(deadline_s=0.001), cancel=threading.Event())
+        channel = Channel(store, ArrivalEstimator(deadline_s=0.001), run_key=RUN_KEY, cancel=threading.Event())
         hook = {} if merged[replica] is None else {"after_merge": merged[replica]}
         doers.append(Synchronisation(channel, chosen, replica, str, **hook))
     pieces = [GradientChunks(flat.vector, chosen, flat.layout.head) for flat in flats]

@@ -20,6 +20,7 @@ from funcpipe.runstate.checkpoint_index import CheckpointIndex, CheckpointPart, 
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.resume import ResumePoint, load_resume_point
 from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.testing.run_keys import NONCE, signed_for_tests
 from funcpipe.training.state_shards import combine_shards, unshard, without_model
 from funcpipe.worker.setup import load_worker
 from tests.e2e.plans import even_plan
@@ -51,15 +52,16 @@ def job_of(plan: Plan, make: Callable[[Any], optim.Optimizer], epochs: int) -> J
 
 def run(job: Job, storage: MemoryStorage, resumed: ResumePoint | None = None) -> ResumePoint:
     """Train, and recover what the run has saved last."""
-    keys = Keys("run-1", 0 if resumed is None else resumed.keys.generation + 1)
+    keys = Keys("run-1", 0 if resumed is None else resumed.keys.generation + 1, NONCE)
     prepared = replace(prepared_run(job, storage, faults=EVERY_STEP), resumed=resumed)
     specs = list(upload(prepared, keys))
     with ThreadPoolExecutor(len(specs)) as pool:
-        for worker in [pool.submit(load_worker(spec, storage, open_platform).run) for spec in specs]:
+        for worker in [pool.submit(load_worker(spec, signed_for_tests(storage), open_platform).run) for spec in specs]:
             worker.result()
     record = RunRecord(
         run=keys.run,
         generation=keys.generation,
+        nonce=keys.nonce,
         plan=job.plan,
         platform="local:///unused",
         storage="file:///unused",
@@ -72,7 +74,7 @@ def run(job: Job, storage: MemoryStorage, resumed: ResumePoint | None = None) ->
         clip_grad_norm=None,
         losses=() if resumed is None else resumed.losses,
     )
-    found = load_resume_point(storage, record)
+    found = load_resume_point(signed_for_tests(storage), record)
     assert found.step == job.steps
     return found
 
@@ -137,8 +139,8 @@ def test_a_run_goes_on_with_other_replicas_and_cuts(replicas: int, stages: int) 
 def parts() -> tuple[Any, ...]:
     storage = MemoryStorage()
     job = job_of(plan_of(3, 1, sharded=True), MAKERS[0], 1)
-    specs = list(upload(prepared_run(job, storage), Keys("run-1")))
-    workers = [load_worker(spec, storage, open_platform) for spec in specs]
+    specs = list(upload(prepared_run(job, storage), Keys("run-1", 0, NONCE)))
+    workers = [load_worker(spec, signed_for_tests(storage), open_platform) for spec in specs]
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(lambda worker: worker.run(), workers))
     return tuple(worker.computation.state() for worker in workers)
@@ -158,8 +160,10 @@ def test_a_missing_part_is_found_out_and_no_part_holds_more_than_its_own() -> No
 def test_a_part_of_another_division_is_refused() -> None:
     first, second, _ = parts()
     storage = MemoryStorage()
-    specs = list(upload(prepared_run(job_of(plan_of(3, 1, sharded=True), MAKERS[0], 1), storage), Keys("run-1")))
-    computation = load_worker(specs[1], storage, open_platform).computation
+    specs = list(
+        upload(prepared_run(job_of(plan_of(3, 1, sharded=True), MAKERS[0], 1), storage), Keys("run-1", 0, NONCE))
+    )
+    computation = load_worker(specs[1], signed_for_tests(storage), open_platform).computation
     computation.restore(combine_shards([second, first]))
     with pytest.raises(CorruptMessage, match="does not match its stage: KeyError"):
         computation.restore(first)

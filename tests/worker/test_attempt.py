@@ -14,17 +14,19 @@ from funcpipe.core import FaultTolerance, Halt, HandOver, Heartbeat, LeaseDocume
 from funcpipe.errors import StorageBusy
 from funcpipe.platforms.base import OPEN, Gate, Invoked
 from funcpipe.runstate.documents import get_document, put_document
+from funcpipe.runstate.generations import write_payload
 from funcpipe.runstate.halt import read_halt
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import Lease
 from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.testing.run_keys import NONCE, signed_for_tests
 from funcpipe.worker.attempt import run_attempt
 from tests.e2e import small
 from tests.in_process import make_job, prepared_run
 from tests.recording import Recording
 
 S = TypeVar("S", bound=MemoryStorage)
-KEYS = Keys("run-1")
+KEYS = Keys("run-1", 0, NONCE)
 WORKER = "s0.r0"
 FAULTS = FaultTolerance(checkpoint_steps=4, heartbeat_s=0.001)
 
@@ -47,10 +49,10 @@ class Uploaded:
         for name, loss in (("trains", nn.functional.cross_entropy), ("fails", fails), ("exits", exits)):
             plan = small.plan(stages=1, replicas=1)
             job = make_job(small.model(), plan, small.data, loss=loss, optimizer=small.optimizer)
-            keys = Keys("run-1", len(self._specs))
+            keys = Keys("run-1", len(self._specs), NONCE)
             prepared = prepared_run(job, self._storage, platform_url=Recording().url, faults=FAULTS)
             (self._specs[name],) = upload(prepared, keys)
-            put_document(self._storage, keys.payload(WORKER), self._specs[name])
+            write_payload(signed_for_tests(self._storage), keys, self._specs[name])
 
     def spec(self, name: str = "trains") -> WorkerSpec:
         return replace(self._specs[name], generation=0)
@@ -78,7 +80,7 @@ def run(
 
 
 def report(storage: MemoryStorage, attempt: int = 0) -> WorkerReport:
-    return get_document(storage, WorkerReport, KEYS.worker_report(WORKER, attempt))
+    return get_document(signed_for_tests(storage), WorkerReport, KEYS.worker_report(WORKER, attempt))
 
 
 def test_a_worker_that_trains_to_the_end_logs_its_lease_checkpoints_and_end(
@@ -99,7 +101,7 @@ def test_a_later_attempt_restores_the_checkpoint_and_logs_from_which_step(
     uploaded: Uploaded, caplog: pytest.LogCaptureFixture
 ) -> None:
     storage = uploaded.fill(MemoryStorage())
-    put_document(storage, KEYS.halt, Halt(reason="enough", step=6))
+    put_document(signed_for_tests(storage), KEYS.halt, Halt(reason="enough", step=6))
     assert run(uploaded.spec(), storage, caplog)
     assert report(storage).outcome is Outcome.HALTED
     assert "obeys the order to end after step 6: enough" in lines(caplog, logging.INFO)
@@ -117,7 +119,7 @@ def test_an_attempt_that_was_superseded_writes_no_report_and_logs_by_whom(
     uploaded: Uploaded, caplog: pytest.LogCaptureFixture
 ) -> None:
     storage = uploaded.fill(MemoryStorage())
-    put_document(storage, KEYS.lease(WORKER, 1), LeaseDocument(holder="a later attempt"))
+    put_document(signed_for_tests(storage), KEYS.lease(WORKER, 1), LeaseDocument(holder="a later attempt"))
     assert run(uploaded.spec(), storage, caplog)
     assert not storage.list(KEYS.worker_reports)
     assert "lost the lease: attempt 1 of s0.r0 has begun" in lines(caplog, logging.WARNING)
@@ -128,7 +130,7 @@ def test_an_order_to_end_at_once_ends_the_worker_in_the_midst_of_a_step(
     uploaded: Uploaded, caplog: pytest.LogCaptureFixture
 ) -> None:
     storage = uploaded.fill(MemoryStorage())
-    put_document(storage, KEYS.halt, Halt(reason="enough"))
+    put_document(signed_for_tests(storage), KEYS.halt, Halt(reason="enough"))
     assert run(replace(uploaded.spec(), epochs=10_000), storage, caplog)
     assert report(storage).outcome is Outcome.HALTED
     assert "the run is to end at once: enough" in lines(caplog, logging.INFO)
@@ -144,7 +146,7 @@ def test_a_failure_is_logged_with_its_task_and_cause_and_ends_the_run(
     assert "the loss function fails" in lines(caplog, logging.ERROR)
     found = report(storage)
     assert (found.outcome, found.task, found.retryable) == (Outcome.FAILED, "forward.s0.r0.m0", False)
-    halt = read_halt(storage, KEYS)
+    halt = read_halt(signed_for_tests(storage), KEYS)
     assert halt is not None
     assert "ValueError: the loss function fails" in halt.reason
     assert f"ordered the run to end at once: {halt.reason}" in lines(caplog, logging.WARNING)
@@ -168,7 +170,7 @@ class SupersededLater(MemoryStorage):
     def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
         super().put(key, data, if_absent=if_absent, gate=gate)
         if key.startswith(f"{KEYS.checkpoints}s0/00000004") and key.endswith(".json"):
-            Lease(self, KEYS, WORKER, 1, fresh_s=1.0).take()
+            Lease(signed_for_tests(self), KEYS, WORKER, 1, fresh_s=1.0).take()
 
 
 def test_a_worker_whose_lease_is_lost_while_it_trains_stops_quietly(
@@ -196,7 +198,7 @@ def test_a_worker_gives_up_after_several_heartbeats_that_fail(
     found = report(storage)
     assert (found.outcome, found.retryable) == (Outcome.FAILED, True)
     assert "failed, 5 of 5: it is overloaded" in lines(caplog, logging.WARNING)
-    assert read_halt(storage, KEYS) is None
+    assert read_halt(signed_for_tests(storage), KEYS) is None
 
 
 def test_a_reached_limit_ends_the_run_after_a_step_that_all_hear_of(
@@ -215,10 +217,10 @@ def test_a_successor_takes_over_from_the_step_that_was_handed_over(
     uploaded: Uploaded, caplog: pytest.LogCaptureFixture
 ) -> None:
     storage = uploaded.fill(MemoryStorage())
-    put_document(storage, KEYS.hand_over(WORKER, 0), HandOver(step=0))
+    put_document(signed_for_tests(storage), KEYS.hand_over(WORKER, 0), HandOver(step=0))
     assert run(replace(uploaded.spec(), attempt=1, follows_within_s=60.0), storage, caplog)
     assert "takes over after step 0" in lines(caplog, logging.INFO)
-    assert get_document(storage, Heartbeat, KEYS.heartbeat(WORKER, 1)).step == 16
+    assert get_document(signed_for_tests(storage), Heartbeat, KEYS.heartbeat(WORKER, 1)).step == 16
 
 
 def test_a_successor_that_nobody_hands_over_to_takes_over_when_the_life_before_is_over(
@@ -254,4 +256,4 @@ def test_a_function_that_is_late_from_the_start_does_a_step_before_it_leaves(
     assert run(spec, storage, caplog, platform)
     assert report(storage).outcome is Outcome.HANDED_OVER
     assert [invoked.attempt for invoked in platform.invoked if isinstance(invoked, WorkerSpec)] == [1]
-    assert get_document(storage, HandOver, KEYS.hand_over(WORKER, 0)).step == 1
+    assert get_document(signed_for_tests(storage), HandOver, KEYS.hand_over(WORKER, 0)).step == 1

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -12,9 +13,11 @@ import funcpipe.profiler.remote.function
 import funcpipe.worker.attempt
 import funcpipe.worker.watchdog
 from funcpipe.core import ProbeSpec, WatchSpec, WorkerSpec, to_text
-from funcpipe.errors import FormatError, InvalidValue
+from funcpipe.errors import FormatError, InvalidValue, RunKeyMissing
+from funcpipe.runstate.keys import Keys
 from funcpipe.scheduler.tasks import Kind, Task
 from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.testing.run_keys import NONCE, RUN_KEY
 from funcpipe.worker import deferred_compiler, invocation
 from funcpipe.worker.synchronisation import Synchronisation
 from tests.core.test_run import spec
@@ -62,9 +65,18 @@ def test_the_format_says_what_the_function_is(
 def test_a_worker_that_fails_ends_with_exit_code_1() -> None:
     storage = MemoryStorage()  # without the worker's code
     with pytest.raises(SystemExit) as ended:
-        invoke(to_text(spec()), storage)
+        invoke(to_text(replace(spec(), nonce=NONCE, run_key=RUN_KEY.text)), storage)
     assert ended.value.code == 1
-    assert len(storage.list("run-1/g0000/reports/")) == 1
+    assert len(storage.list(Keys("run-1", 0, NONCE).worker_reports)) == 1
+
+
+def test_a_worker_that_is_told_no_key_or_another_run_s_does_nothing() -> None:
+    storage = MemoryStorage()
+    with pytest.raises(InvalidValue, match="run key must be 64 hexadecimal digits"):
+        invoke(to_text(replace(spec(), nonce=NONCE)), storage)
+    with pytest.raises(RunKeyMissing):
+        invoke(to_text(replace(spec(), nonce=NONCE, run_key="ab" * 32)), storage)
+    assert storage.list("") == ()
 
 
 def test_stand_ins_give_way_to_the_real_module_when_more_is_asked_of_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from funcpipe.core import FaultTolerance, RunSettings
 from funcpipe.errors import RunInterrupted
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.runstate.generations import newest_record
+from funcpipe.runstate.keyring import signed
 from funcpipe.runstate.keys import Keys
 from funcpipe.testing import chaos
 from funcpipe.testing.census import Census
@@ -48,7 +49,7 @@ def long_run(census: Census, platform: ThreadPlatform, settings: RunSettings) ->
 def test_losses_lie_in_few_objects_and_all_who_come_later_find_them(census: Census, platform: ThreadPlatform) -> None:
     late = long_run(census, platform, RunSettings(name=RUN))  # a model cannot be traced while threads train
     launch_detached(late)
-    keys = Keys.of(record := newest_record(census, RUN))
+    keys = Keys.of(record := newest_record(signed(census), RUN))
     census.wait(keys.step_summary("s2.r1", 0, MANY // 2), 60.0, threading.Event())
     seen: list[Progress] = []
     told = launch(replace(late, running=record), seen.append).losses

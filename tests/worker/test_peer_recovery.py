@@ -5,17 +5,20 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from funcpipe.core import FaultTolerance, HandOver, LeaseDocument, Restart, RunAccount, RunLimits, WorkerSpec
+from funcpipe.platforms.base import Storage
 from funcpipe.runstate.documents import get_document, put_document
 from funcpipe.runstate.functions import MAX_RESTARTS, list_functions
+from funcpipe.runstate.generations import write_payload
 from funcpipe.runstate.halt import read_halt
 from funcpipe.runstate.keys import Keys
 from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.testing.run_keys import NONCE, RUN_KEY, signed_for_tests
 from funcpipe.worker.peer_recovery import PeerRecovery
 from tests.e2e import small
 from tests.recording import Recording
 from tests.run_documents import BEAT
 
-KEYS = Keys("run-1")
+KEYS = Keys("run-1", 0, NONCE)
 FAULTS = FaultTolerance(heartbeat_s=1.0, lease_s=2.0, start_s=10.0, cold_start_s=0.5)
 SILENT_S = 2.0 + 3 * 1.0 + 2 * 0.5
 STARTING_S = 10.0 + 2 * 0.5
@@ -28,7 +31,7 @@ SO_FAR = RunAccount(spent_usd=1.5, elapsed_s=30.0, requests_usd=0.25)
 class Place:
     """A storage, a platform and a clock; `s0.r0` is waited for by `s1.r0` and by `s1.r1`."""
 
-    storage: MemoryStorage = field(default_factory=MemoryStorage)
+    storage: Storage = field(default_factory=lambda: signed_for_tests(MemoryStorage()))
     platform: Recording = field(default_factory=Recording)
     now_s: float = 0.0
 
@@ -47,6 +50,8 @@ class Place:
             epochs=1,
             seed=0,
             message_deadline_s=60.0,
+            nonce=NONCE,
+            run_key=RUN_KEY.text,
             faults=FAULTS,
             limits=RunLimits(max_usd=5.0),
         )
@@ -67,7 +72,7 @@ class Place:
 @pytest.fixture
 def place() -> Place:
     made = Place()
-    put_document(made.storage, KEYS.payload("s0.r0"), made.spec(0))
+    write_payload(made.storage, KEYS, made.spec(0))
     return made
 
 

@@ -5,15 +5,15 @@ import logging
 import pytest
 
 from funcpipe.core import RunAccount
-from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.functions import MAX_RESTARTS
+from funcpipe.runstate.generations import write_payload
 from tests.worker.test_peer_recovery import KEYS, SILENT_S, STARTING_S, Place
 
 
 @pytest.fixture
 def place() -> Place:
     made = Place()
-    put_document(made.storage, KEYS.payload("s0.r0"), made.spec(0))
+    write_payload(made.storage, KEYS, made.spec(0))
     made.lease(0)
     made.beat(0, 1)
     return made

@@ -20,6 +20,7 @@ from funcpipe.runstate.documents import get_document
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.replica_marks import digest_of, last_differences
 from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.testing.run_keys import NONCE, signed_for_tests
 from funcpipe.training.computation import Computation
 from funcpipe.worker.loop import Worker
 from funcpipe.worker.setup import load_worker
@@ -27,7 +28,7 @@ from tests.e2e import small
 from tests.in_process import make_job, prepared_run
 from tests.recording import Recording
 
-KEYS = Keys("run-1")
+KEYS = Keys("run-1", 0, NONCE)
 FAULTS = FaultTolerance(checkpoint_steps=4)
 
 
@@ -94,7 +95,7 @@ def train(
     made: list[Worker] = []
 
     def run(spec: WorkerSpec) -> Worker:
-        worker = load_worker(spec, storage, open_platform)
+        worker = load_worker(spec, signed_for_tests(storage), open_platform)
         made.append(worker)
         if unlike is not None and spec.worker == "s0.r1" and spec.attempt >= unlike_from:
             unlike(worker.computation)
@@ -116,8 +117,9 @@ def train(
 
 
 def marks(storage: Killing, worker: str) -> dict[str, str]:
-    keys = [key for key in storage.list(KEYS.progress(worker)) if storage.get(key)]
-    return {key[-8:]: get_document(storage, ReplicaMark, key).digest for key in keys}
+    own = signed_for_tests(storage)
+    keys = [key for key in own.list(KEYS.progress(worker)) if own.get(key)]
+    return {key[-8:]: get_document(own, ReplicaMark, key).digest for key in keys}
 
 
 def pairs() -> Iterator[Any]:
@@ -169,7 +171,7 @@ def test_a_replica_that_differs_is_told_and_goes_back_to_the_checkpoint(caplog: 
     for name, worker in workers.items():
         pairs = zip(worker.computation.parameters, expected[name].computation.parameters, strict=True)
         assert all(torch.allclose(one, other, atol=1e-4) for one, other in pairs)
-    (left,) = last_differences(storage, KEYS, stages=2, replicas=2, steps=worker.progress.steps)
+    (left,) = last_differences(signed_for_tests(storage), KEYS, stages=2, replicas=2, steps=worker.progress.steps)
     assert (left.stage, left.replica) == (0, 1)
 
 
@@ -182,5 +184,5 @@ def test_a_replica_that_differs_ends_the_run_if_that_is_wanted() -> None:
 def test_replicas_with_equal_processors_never_differ() -> None:
     storage = Killing()
     worker = train(storage, faults=dataclasses.replace(FAULTS, compare_steps=1))["s0.r1"]
-    assert last_differences(storage, KEYS, stages=2, replicas=2, steps=worker.progress.steps) == []
+    assert last_differences(signed_for_tests(storage), KEYS, stages=2, replicas=2, steps=worker.progress.steps) == []
     assert len(storage.list(KEYS.progress("s0.r1"))) == 2

@@ -16,13 +16,14 @@ from funcpipe.runstate.heartbeats import newest_heartbeat
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import Lease, last_attempt
 from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.testing.run_keys import NONCE, signed_for_tests
 from funcpipe.worker.attempt import run_attempt
 from tests.e2e import small
 from tests.in_process import make_job, prepared_run
 from tests.recording import Recording
 from tests.worker.test_attempt import fails
 
-KEYS = Keys("run-1")
+KEYS = Keys("run-1", 0, NONCE)
 WORKER = "s0.r0"
 FAULTS = FaultTolerance(checkpoint_steps=4, heartbeat_s=0.01)
 
@@ -37,7 +38,7 @@ class Superseded(MemoryStorage):
     def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
         if self.at is not None and key.startswith(self.at):
             self.at = None
-            Lease(self, KEYS, WORKER, 1, fresh_s=1.0).take()
+            Lease(signed_for_tests(self), KEYS, WORKER, 1, fresh_s=1.0).take()
         super().put(key, data, if_absent=if_absent, gate=gate)
 
 
@@ -67,13 +68,13 @@ def run(what: str, at: str) -> Superseded:
 def test_nobody_believes_how_a_superseded_attempt_has_ended(what: str, at: str) -> None:
     keys = {"report": KEYS.worker_report(WORKER, 0), "last entry": KEYS.lease(WORKER, 1)}
     storage = run(what, keys[at])
-    last = last_attempt(storage, KEYS, WORKER)
+    last = last_attempt(signed_for_tests(storage), KEYS, WORKER)
     assert last is not None
     assert (last.attempt, last.ended) == (1, None)
     assert storage.list(KEYS.worker_reports)  # it was written in the sleep between check and put
-    assert final_failures(storage, KEYS) == []
-    assert "is not told" in str(first_failure(storage, KEYS, "is not told"))
-    assert read_halt(storage, KEYS) is None
+    assert final_failures(signed_for_tests(storage), KEYS) == []
+    assert "is not told" in str(first_failure(signed_for_tests(storage), KEYS, "is not told"))
+    assert read_halt(signed_for_tests(storage), KEYS) is None
 
 
 @pytest.mark.parametrize("what", ["fails", "waits too long"])
@@ -81,7 +82,7 @@ def test_an_attempt_that_knows_it_was_superseded_does_not_even_report(what: str)
     at = KEYS.heartbeat(WORKER, 0) if what == "waits too long" else KEYS.lease(WORKER, 0)
     storage = run(what, at)
     assert not storage.list(KEYS.worker_reports)
-    assert read_halt(storage, KEYS) is None
+    assert read_halt(signed_for_tests(storage), KEYS) is None
 
 
 @pytest.mark.parametrize("what", ["fails", "waits too long", "finishes"])
@@ -91,13 +92,13 @@ def test_an_attempt_that_was_not_superseded_ends_the_worker_for_good(what: str) 
     for key, data in objects.items():
         storage.put(key, data)
     assert run_attempt(spec, storage, Recording().open, invoked=Invoked()) is (what == "finishes")
-    last = last_attempt(storage, KEYS, WORKER)
+    last = last_attempt(signed_for_tests(storage), KEYS, WORKER)
     assert last is not None
     assert (last.attempt, last.ended) == (0, Outcome.FINISHED if what == "finishes" else Outcome.FAILED)
-    halt = read_halt(storage, KEYS)
+    halt = read_halt(signed_for_tests(storage), KEYS)
     assert (halt is None) is (what == "finishes")
     assert run_attempt(dataclasses.replace(spec, attempt=1), storage, Recording().open, invoked=Invoked())
-    assert last_attempt(storage, KEYS, WORKER) == last
+    assert last_attempt(signed_for_tests(storage), KEYS, WORKER) == last
 
 
 def test_the_heartbeat_of_a_superseded_attempt_stays_and_replaces_none() -> None:
@@ -109,6 +110,6 @@ def test_the_heartbeat_of_a_superseded_attempt_stays_and_replaces_none() -> None
     assert run_attempt(dataclasses.replace(spec, attempt=1), storage, Recording().open, invoked=Invoked())
     assert storage.get(KEYS.heartbeat(WORKER, 0)) == b"of the attempt before"
     storage.put(KEYS.heartbeat(WORKER, 0), b"written when it woke up")
-    beat = newest_heartbeat(storage, KEYS, WORKER)
+    beat = newest_heartbeat(signed_for_tests(storage), KEYS, WORKER)
     assert beat is not None
     assert (beat.attempt, beat.step) == (1, 16)

@@ -18,6 +18,7 @@ from funcpipe.platforms.wrappers import Counted, RequestCounts
 from funcpipe.scheduler.graph import Graph, StepShape, build_graph
 from funcpipe.scheduler.tasks import Kind, Task, source_of
 from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.testing.run_keys import RUN_KEY
 from funcpipe.worker.synchronisation import Synchronisation
 from tests.scheduler.check import check
 
@@ -37,7 +38,7 @@ def synchronised(
     doers, pieces = [], []
     for replica, row in enumerate(result):
         stores.append(Counted(shared))
-        channel = Channel(stores[-1], ArrivalEstimator(deadline_s=0.001), cancel=threading.Event())
+        channel = Channel(stores[-1], ArrivalEstimator(deadline_s=0.001), run_key=RUN_KEY, cancel=threading.Event())
         doers.append(Synchronisation(channel, shape.pattern, replica, str))
         pieces.append(GradientChunks(row, shape.pattern))
     for position in possible_order(graph, order):
@@ -118,7 +119,7 @@ def test_a_parameter_server_gives_every_replica_numpy_s_sum(replicas: int, lengt
     storage = MemoryStorage()
     left = {(worker, i) for worker in range(chosen.workers) for i in range(len(transfers(chosen, worker)))}
     pieces = [GradientChunks(row, chosen) for row in vectors]
-    channel = Channel(storage, ArrivalEstimator(deadline_s=0.001), cancel=threading.Event())
+    channel = Channel(storage, ArrivalEstimator(deadline_s=0.001), run_key=RUN_KEY, cancel=threading.Event())
     doers = [Synchronisation(channel, chosen, worker, str) for worker in range(chosen.workers)]
     for worker in [*range(replicas), replicas, *range(replicas)]:
         for i, transfer in enumerate(transfers(chosen, worker)):

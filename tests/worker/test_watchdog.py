@@ -20,10 +20,12 @@ from funcpipe.client.site import Site
 from funcpipe.core import FaultTolerance, Outcome, RunSettings, WatchSpec
 from funcpipe.platforms.base import OPEN, Gate, State, Storage
 from funcpipe.platforms.catalog import load_spec
+from funcpipe.platforms.shared.key_wrap import KeyWrap
 from funcpipe.runstate.detached import list_detached, mark_detached
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.functions import list_functions
 from funcpipe.runstate.generations import newest_record
+from funcpipe.runstate.keyring import signed
 from funcpipe.runstate.keys import Keys
 from funcpipe.testing import chaos
 from funcpipe.testing.faults import FunctionFaults, FunctionKilled
@@ -36,7 +38,7 @@ from tests.run_documents import BEAT
 
 RUN = "run-1"
 FAULTS = FaultTolerance(heartbeat_s=0.05, lease_s=0.3, checkpoint_steps=2, start_s=1.0, keep=True)
-WATCH = WatchSpec(storage="memory://")
+WATCH = WatchSpec(storage="memory://", platform=ThreadPlatform.url)
 WRONG = Clocks(now=lambda: 0.0)
 """By the watchdog's clock no heartbeat is as old as it should be, so that it looks at each worker again."""
 
@@ -72,6 +74,22 @@ class Deadly(MemoryStorage):
         super().put(key, data, if_absent=if_absent, gate=gate)
 
 
+class Wrapping:
+    """Keys of runs are wrapped on their way to the watchdog, as in a cloud."""
+
+    secret = "of this deployment"
+
+    def wrap_key(self, run_key: str) -> str:
+        return KeyWrap(self.secret).wrap(run_key)
+
+    def unwrap_key(self, wrapped: str) -> str:
+        return KeyWrap(self.secret).unwrap(wrapped)
+
+
+class Threads(Wrapping, ThreadPlatform):
+    """Functions that are threads, on a platform that wraps keys."""
+
+
 class Place:
     """A storage, and a platform whose first functions can be killed."""
 
@@ -79,7 +97,7 @@ class Place:
         self.stages = stages
         self.storage = Deadly()
         self.faults = tuple(FunctionFaults() for _ in range(stages))
-        self.platform = ThreadPlatform(
+        self.platform = Threads(
             load_spec("local"),
             self.storage,
             faults_of=lambda number: self.faults[number] if number < stages else FunctionFaults(),
@@ -96,15 +114,15 @@ class Place:
         wait_until(lambda: all(self.status(f"s{victim}.r0") is State.FAILED for victim in victims))
 
     def status(self, worker: str, attempt: int = 0) -> State:
-        found = [f for f in list_functions(self.storage, keys_in(self.storage), worker) if f.attempt == attempt]
+        found = [f for f in list_functions(signed(self.storage), keys_in(self.storage), worker) if f.attempt == attempt]
         return self.platform.status(found[0].handle).state
 
-    def watch(self) -> None:
-        watch(WATCH, self.storage, self.platform.open, clocks=WRONG)
+    def watch(self, spec: WatchSpec = WATCH) -> None:
+        watch(spec, self.storage, self.platform.open, clocks=WRONG)
 
     def attempts(self) -> dict[str, int]:
         """How many functions each worker has been."""
-        return Counter(found.worker for found in list_functions(self.storage, keys_in(self.storage)))
+        return Counter(found.worker for found in list_functions(signed(self.storage), keys_in(self.storage)))
 
     def outcomes(self) -> set[Outcome | None]:
         return {worker.outcome for worker in status(self.storage, RUN).workers}
@@ -115,7 +133,7 @@ class Place:
 
 
 def keys_in(storage: Storage) -> Keys:
-    return Keys.of(newest_record(storage, RUN))
+    return Keys.of(newest_record(signed(storage), RUN))
 
 
 def wait_until(happened: Callable[[], bool]) -> None:
@@ -199,7 +217,7 @@ def test_a_run_that_is_resumed_or_deleted_is_watched_no_more(place: Place) -> No
     place.start(fatal="checkpoints/s0/00000004", victims=(0,))
     launch(place.prepared(RunSettings(resume=RUN)))
     assert place.storage.list("") == ()
-    mark_detached(place.storage, Keys(RUN, 0, "1a2b3c4d"))
+    mark_detached(place.storage, Keys(RUN, 0, "1a2b3c4d"), "")
     place.watch()
     assert place.storage.list("") == ()
 
@@ -224,7 +242,7 @@ class Counting(MemoryStorage):
         return super().list(prefix)
 
 
-class Idle(Recording):
+class Idle(Wrapping, Recording):
     """A platform that starts nothing."""
 
     def detach(self) -> None:
@@ -233,15 +251,17 @@ class Idle(Recording):
 
 def test_a_look_is_one_request_and_some_more_for_a_run_at_work() -> None:
     storage, platform = Counting(), Idle()
-    watch(WATCH, storage, platform.open)
+    spec = dataclasses.replace(WATCH, platform=platform.url)
+    watch(spec, storage, platform.open)
     assert storage.requests == {"list": 1}
     session = session_on(Site(platform, storage, "memory://"), reopen=platform.open)
     launch_detached(prepare(job(3), session, faults=FAULTS, settings=RunSettings(name=RUN)))
     keys = keys_in(storage)
     for stage in range(3):
         beat = dataclasses.replace(BEAT, worker=f"s{stage}.r0", sent_at_s=100.0)
-        put_document(storage, keys.heartbeat(beat.worker, beat.attempt), beat)
+        put_document(signed(storage), keys.heartbeat(beat.worker, beat.attempt), beat)
     storage.requests.clear()
-    watch(WATCH, storage, platform.open, clocks=Clocks(now=lambda: 100.0 + FAULTS.heartbeat_s / 2))
-    assert storage.requests == {"list": 2 + 3, "get": 3 + 3}  # marks, generations; record, order, payload; heartbeats
+    watch(spec, storage, platform.open, clocks=Clocks(now=lambda: 100.0 + FAULTS.heartbeat_s / 2))
+    assert storage.requests["list"] == 2 + 3  # marks, generations; heartbeats
+    assert storage.requests["get"] == 4 + 3  # the key in the mark, record, order, payload; heartbeats
     assert len(platform.invoked) == 3

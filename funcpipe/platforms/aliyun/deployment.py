@@ -13,9 +13,18 @@ from funcpipe.platforms.aliyun import template
 from funcpipe.platforms.aliyun.account import Account, code_of, explained
 from funcpipe.platforms.aliyun.bucket import Bucket
 from funcpipe.platforms.aliyun.log_service import LogService
-from funcpipe.platforms.aliyun.names import WATCHDOG, bucket_name, oss_endpoint, role_name, storage_at, storage_url
+from funcpipe.platforms.aliyun.names import (
+    WATCHDOG,
+    bucket_name,
+    oss_endpoint,
+    platform_url,
+    role_name,
+    storage_at,
+    storage_url,
+)
 from funcpipe.platforms.aliyun.template import Shape
 from funcpipe.platforms.shared.docker import Docker
+from funcpipe.platforms.shared.key_wrap import SECRET, new_secret
 from funcpipe.platforms.shared.package import Package
 
 _RAM = "2015-05-01"
@@ -158,16 +167,25 @@ class Deployer:
         """The names of the functions, in order of their sizes, followed by the watchdog."""
         bucket = bucket_name(shape.name, self._account.number, self._account.region)
         logs = template.log_properties(bucket)
-        names = []
+        names: list[str] = []
+        secret = self._secret(shape.name)
         for size in shape.sizes:
-            wanted = template.function_properties(shape, size, image=image, role=role, logs=logs)
+            wanted = template.function_properties(shape, size, image=image, role=role, logs=logs, secret=secret)
             names.append(self._ensure_function(wanted, template.async_properties()))
         if shape.watchdog:
-            wanted = template.watchdog_properties(shape, image=image, role=role, logs=logs)
+            wanted = template.watchdog_properties(shape, image=image, role=role, logs=logs, secret=secret)
             names.append(self._ensure_function(wanted, template.watchdog_events()))
             storage = storage_at(bucket, self._account.region, self._oss_of_functions)
-            self._ensure_timer(names[-1], template.timer_properties(storage))
+            platform = platform_url(shape.name, self._account.region, endpoint=self._account.endpoint)
+            self._ensure_timer(names[-1], template.timer_properties(storage, platform))
         return names
+
+    def _secret(self, name: str) -> str:
+        """The deployment's secret: the one that its functions have, or a new one."""
+        for function in self._account.deployed(name):
+            if found := (function.environment_variables or {}).get(SECRET):
+                return str(found)
+        return new_secret()
 
     def _ensure_function(self, wanted: Mapping[str, Any], events: Mapping[str, Any]) -> str:
         name: str = wanted["functionName"]

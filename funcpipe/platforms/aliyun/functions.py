@@ -1,9 +1,11 @@
 """Functions on Alibaba Function Compute: asynchronous tasks, which the service itself watches and stops."""
 
+import os
 import uuid
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from alibabacloud_fc20230330 import models
@@ -15,9 +17,10 @@ from funcpipe.core.log_lines import RawLine
 from funcpipe.errors import DeadlineExceeded, PlatformRefused
 from funcpipe.platforms.aliyun.account import Account, code_of, explained
 from funcpipe.platforms.aliyun.endings import status_of
-from funcpipe.platforms.aliyun.names import bucket_name, function_name, storage_by_domain, storage_url
+from funcpipe.platforms.aliyun.names import bucket_name, function_name, platform_url, storage_by_domain, storage_url
 from funcpipe.platforms.aliyun.run_logs import read_logs
 from funcpipe.platforms.base import Handle, State, Status, StorageUrls
+from funcpipe.platforms.shared.key_wrap import SECRET, KeyWrap, wrap_of_environment
 from funcpipe.platforms.shared.polling import STOP_WITHIN_S, Polling, Sight, payload_of
 from funcpipe.platforms.shared.room import Room, check_room
 
@@ -60,9 +63,7 @@ class AliyunPlatform:
     @property
     def url(self) -> str:
         """What `catalog.open_platform` opens it again by."""
-        endpoint = f"&endpoint={self._account.endpoint}" if self._account.endpoint else ""
-        domain = f"&domain={self._domain}" if self._domain else ""
-        return f"aliyun-fc://{self._deployment}?region={self._region}{endpoint}{domain}"
+        return platform_url(self._deployment, self._region, endpoint=self._account.endpoint, domain=self._domain)
 
     @property
     def storage_urls(self) -> StorageUrls:
@@ -76,6 +77,14 @@ class AliyunPlatform:
 
     def detach(self) -> None:
         """Nothing to do: functions run on by themselves."""
+
+    def wrap_key(self, run_key: str) -> str:
+        """The text of a run's key as only functions of this deployment can read it."""
+        return self._key_wrap.wrap(run_key)
+
+    def unwrap_key(self, wrapped: str) -> str:
+        """The inverse, in a function. Raises PlatformRefused for what was wrapped for another deployment."""
+        return self._key_wrap.unwrap(wrapped)
 
     def logs(self, run: str) -> Iterator[RawLine]:
         """What the log service has of the functions of `run`."""
@@ -111,7 +120,7 @@ class AliyunPlatform:
 
         While the service is busy it is asked again.
         """
-        payload = payload_of(worker, self._spec)
+        payload = payload_of(worker, self._spec, self.wrap_key)
         function, task = function_name(self._deployment, worker.size), f"task-{uuid.uuid4()}"
         self._polling.start(f"worker {worker.worker}", lambda: self._start(function, task, payload))
         return Handle(worker=worker.worker, name=f"{function}/{task}")
@@ -133,6 +142,16 @@ class AliyunPlatform:
             self._client.stop_async_task(function, task, models.StopAsyncTaskRequest())
         late = f"{handle.name} has not ended {STOP_WITHIN_S:g} s after it was told to"
         self._polling.await_end(lambda: self.status(handle), late)
+
+    @cached_property
+    def _key_wrap(self) -> KeyWrap:
+        """The deployment's, by its secret: a function's environment has it, and clients ask the service for that."""
+        if SECRET in os.environ:
+            return wrap_of_environment()
+        for function in self._account.deployed(self._deployment):
+            if secret := (function.environment_variables or {}).get(SECRET):
+                return KeyWrap(secret)
+        raise PlatformRefused(f"no function of {self._deployment} in {self._region} has a secret; {_DEPLOY}")
 
     def _start(self, function: str, task: str, payload: bytes) -> None:
         """Invoke a function as the task of that name, of which there is only one however often it is invoked."""

@@ -29,6 +29,12 @@ def roles_of(deployment: str, region: str) -> tuple[str, ...]:
     return role_name(deployment, region), f"{deployment}-functions"
 
 
+def platform_url(deployment: str, region: str, *, endpoint: str | None = None, domain: str | None = None) -> str:
+    """What `catalog.open_platform` opens a deployment by."""
+    options = {"endpoint": endpoint, "domain": domain}
+    return f"aliyun-fc://{deployment}?region={region}" + "".join(f"&{k}={v}" for k, v in options.items() if v)
+
+
 def storage_url(bucket: str, region: str, *, internal: bool) -> str:
     """Where runs keep their objects: over the network of the data centre for functions, from outside for clients."""
     return storage_at(bucket, region, oss_endpoint(region, internal=internal))

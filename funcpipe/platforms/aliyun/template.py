@@ -7,7 +7,8 @@ from typing import Any
 
 from funcpipe.core import FunctionSize, PlatformSpec, WatchSpec, checks, to_text
 from funcpipe.errors import InvalidValue
-from funcpipe.platforms.aliyun.names import function_name, watchdog_name
+from funcpipe.platforms.aliyun.names import function_name, platform_url, watchdog_name
+from funcpipe.platforms.shared.key_wrap import SECRET
 from funcpipe.platforms.shared.package import Package, make_package
 
 PORT = 9000
@@ -75,13 +76,15 @@ def container_package(extra: tuple[str, ...] = ()) -> Package:
     return make_package(_COMMAND, ("oss2", "alibabacloud_fc20230330"), extra)
 
 
-def function_properties(shape: Shape, size: FunctionSize, *, image: str, role: str, logs: Node | str) -> Node:
+def function_properties(
+    shape: Shape, size: FunctionSize, *, image: str, role: str, logs: Node | str, secret: str
+) -> Node:
     """A function as the API takes it; `logs` says where it logs to.
 
     Its Initializer hook is a request to the container, `/initialize`; the hook's handler, the API's example, is unused.
     """
     return {
-        **_container(image, role, logs),
+        **_container(image, role, logs, secret),
         "functionName": function_name(shape.name, size.name),
         "cpu": size.vcpu,
         "memorySize": size.memory_mb,
@@ -90,10 +93,10 @@ def function_properties(shape: Shape, size: FunctionSize, *, image: str, role: s
     }
 
 
-def watchdog_properties(shape: Shape, *, image: str, role: str, logs: Node | str) -> Node:
+def watchdog_properties(shape: Shape, *, image: str, role: str, logs: Node | str, secret: str) -> Node:
     """The function that looks after detached runs, as the API takes it: small, without the hook that loads torch."""
     return {
-        **_container(image, role, logs),
+        **_container(image, role, logs, secret),
         "functionName": watchdog_name(shape.name),
         "cpu": _WATCHDOG_VCPU,
         "memorySize": _WATCHDOG_MB,
@@ -101,7 +104,7 @@ def watchdog_properties(shape: Shape, *, image: str, role: str, logs: Node | str
     }
 
 
-def _container(image: str, role: str, logs: Node | str) -> Node:
+def _container(image: str, role: str, logs: Node | str, secret: str) -> Node:
     """What all functions have in common."""
     return {
         "runtime": "custom-container",
@@ -112,12 +115,17 @@ def _container(image: str, role: str, logs: Node | str) -> Node:
         "role": role,
         "logConfig": logs,
         "customContainerConfig": {"image": image, "port": PORT},
+        "environmentVariables": {SECRET: secret},
     }
 
 
-def timer_properties(storage: str) -> Node:
+def timer_properties(storage: str, platform: str) -> Node:
     """What invokes the watchdog every minute, as the tool takes it: `triggerConfig` is no text yet."""
-    config = {"cronExpression": "@every 1m", "enable": True, "payload": to_text(WatchSpec(storage=storage))}
+    config = {
+        "cronExpression": "@every 1m",
+        "enable": True,
+        "payload": to_text(WatchSpec(storage=storage, platform=platform)),
+    }
     return {"triggerName": TIMER, "triggerType": "timer", "qualifier": "LATEST", "triggerConfig": config}
 
 
@@ -145,18 +153,20 @@ def async_properties() -> Node:
 def tool_template(shape: Shape, *, region: str, image: str, role: str, storage: str) -> str:
     """The `s.yaml` for Serverless Devs (`s deploy`), written as JSON, which YAML includes.
 
-    The tool makes a project of the log service of its own. `storage` is the URL by which functions open the bucket.
+    The tool makes a project of the log service of its own, and takes the deployment's secret from the environment.
+    `storage` is the URL by which functions open the bucket.
     """
-    resources = {}
+    resources, secret = {}, f"${{env({SECRET})}}"
     for size in shape.sizes:
-        properties = function_properties(shape, size, image=image, role=role, logs="auto")
+        properties = function_properties(shape, size, image=image, role=role, logs="auto", secret=secret)
         resources[properties["functionName"]] = {
             "component": "fc3",
             "props": {"region": region, **properties, "asyncInvokeConfig": async_properties()},
         }
     if shape.watchdog:
-        properties = watchdog_properties(shape, image=image, role=role, logs="auto")
-        events = {"asyncInvokeConfig": watchdog_events(), "triggers": [timer_properties(storage)]}
+        properties = watchdog_properties(shape, image=image, role=role, logs="auto", secret=secret)
+        timer = timer_properties(storage, platform_url(shape.name, region))
+        events = {"asyncInvokeConfig": watchdog_events(), "triggers": [timer]}
         resources[properties["functionName"]] = {
             "component": "fc3",
             "props": {"region": region, **properties, **events},

@@ -11,9 +11,10 @@ from funcpipe.platforms.aws.account import Account, advice, explained
 from funcpipe.platforms.aws.functions import bucket_name
 from funcpipe.platforms.aws.image import Workshop, ensure_image, image_bytes
 from funcpipe.platforms.aws.quotas import BUILDS, notices
-from funcpipe.platforms.aws.resources import IMAGE_PARAMETER
+from funcpipe.platforms.aws.resources import IMAGE_PARAMETER, SECRET_PARAMETER, Node
 from funcpipe.platforms.aws.template import Shape, log_group, template_text
 from funcpipe.platforms.shared.docker import Docker
+from funcpipe.platforms.shared.key_wrap import new_secret
 from funcpipe.platforms.shared.package import Package
 
 _POLL_S = 5.0
@@ -167,12 +168,12 @@ class Deployer:
 
     def _change(self, change: Callable[..., object], name: str, text: str, *, image: str) -> Stack:
         """Create or update the stack and wait for the end."""
-        began_s = time.time()
+        began_s, before = time.time(), self._find(name)
         with explained(f"changing the stack {name}"):
             change(
                 StackName=name,
                 TemplateBody=text,
-                Parameters=[{"ParameterKey": IMAGE_PARAMETER, "ParameterValue": image}],
+                Parameters=[{"ParameterKey": IMAGE_PARAMETER, "ParameterValue": image}, _secret(before)],
                 Capabilities=["CAPABILITY_IAM"],
             )
         stack = self._settled(name)
@@ -223,6 +224,14 @@ class Deployer:
                         objects.delete_objects(Bucket=bucket, Delete={"Objects": keys, "Quiet": True})
             except objects.exceptions.NoSuchBucket:
                 return
+
+
+def _secret(stack: Stack | None) -> Node:
+    """The deployment's secret as a parameter: the one that it has, or a new one."""
+    given = {item["ParameterKey"] for item in (stack or {}).get("Parameters", ())}
+    if SECRET_PARAMETER in given:
+        return {"ParameterKey": SECRET_PARAMETER, "UsePreviousValue": True}
+    return {"ParameterKey": SECRET_PARAMETER, "ParameterValue": new_secret()}
 
 
 def _moves(stack: Stack) -> bool:

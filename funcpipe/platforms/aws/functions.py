@@ -1,9 +1,11 @@
 """Functions on AWS Lambda: invoked as events, watched through their deployment's logs and records of failures."""
 
+import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from funcpipe.core import Invocation, Plan, PlatformSpec, RequestCounts
@@ -25,6 +27,7 @@ from funcpipe.platforms.aws.template import (
 from funcpipe.platforms.aws.waking import invoke_awake, wake
 from funcpipe.platforms.base import Handle, State, Status, StorageUrls
 from funcpipe.platforms.request_meter import RequestMeter
+from funcpipe.platforms.shared.key_wrap import SECRET, KeyWrap, wrap_of_environment
 from funcpipe.platforms.shared.polling import STOP_WITHIN_S, Polling, Sight, payload_of
 from funcpipe.platforms.shared.room import Room, check_room
 
@@ -86,6 +89,14 @@ class AwsPlatform:
     def detach(self) -> None:
         """Nothing to do: functions run on by themselves."""
 
+    def wrap_key(self, run_key: str) -> str:
+        """The text of a run's key as only functions of this deployment can read it."""
+        return self._key_wrap.wrap(run_key)
+
+    def unwrap_key(self, wrapped: str) -> str:
+        """The inverse, in a function. Raises PlatformRefused for what was wrapped for another deployment."""
+        return self._key_wrap.unwrap(wrapped)
+
     def logs(self, run: str) -> Iterator[RawLine]:
         """What the deployment's log group has of the functions of `run`."""
         with explained(f"reading the logs of {run}"):
@@ -122,7 +133,7 @@ class AwsPlatform:
 
         While Lambda is busy it is asked again.
         """
-        payload = payload_of(worker, self._spec)
+        payload = payload_of(worker, self._spec, self.wrap_key)
         function = function_name(self._deployment, worker.memory_mb)
 
         def start() -> str:
@@ -157,6 +168,18 @@ class AwsPlatform:
         self._polling.await_end(lambda: self.status(handle), late)
         with explained(f"stopping {handle.name}"):
             self._objects.delete_object(Bucket=self._bucket, Key=key)
+
+    @cached_property
+    def _key_wrap(self) -> KeyWrap:
+        """The deployment's, by its secret: a function's environment has it, and clients ask Lambda for that."""
+        if SECRET in os.environ:
+            return wrap_of_environment()
+        for size in self._spec.sizes:
+            found = self._configuration(function_name(self._deployment, size.memory_mb))
+            secret = None if found is None else found.get("Environment", {}).get("Variables", {}).get(SECRET)
+            if secret:
+                return KeyWrap(secret)
+        raise PlatformRefused(f"no function of {self._deployment} in {self._region} has a secret; {_DEPLOY}")
 
     def _check_function(self, memory_mb: int, plan: Plan) -> None:
         if not LEAST_MEMORY_MB <= memory_mb <= MOST_MEMORY_MB:

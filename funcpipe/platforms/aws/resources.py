@@ -6,6 +6,7 @@ from typing import Any
 from funcpipe.errors import PlatformRefused
 
 IMAGE_PARAMETER = "ImageUri"
+SECRET_PARAMETER = "Secret"
 RUNS = "runs"
 """The prefix of the bucket under which runs keep their objects."""
 

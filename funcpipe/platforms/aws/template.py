@@ -9,6 +9,7 @@ from funcpipe.platforms.aws.resources import (
     IMAGE_PARAMETER,
     PUSH,
     RUNS,
+    SECRET_PARAMETER,
     Node,
     Rights,
     function,
@@ -16,6 +17,7 @@ from funcpipe.platforms.aws.resources import (
     objects,
     role,
 )
+from funcpipe.platforms.shared.key_wrap import SECRET
 from funcpipe.platforms.shared.package import MOST_IMAGE_BYTES
 
 LEAST_MEMORY_MB, MOST_MEMORY_MB = 128, 10_240
@@ -24,6 +26,7 @@ SOURCES = "sources"
 FAILURES = "aws/lambda/async"
 """Where Lambda puts its record of an asynchronous invocation that failed."""
 
+_ENVIRONMENT = {"FUNCPIPE_CONTROL": {"Fn::Sub": "s3://${Bucket}"}, SECRET: {"Ref": SECRET_PARAMETER}}
 _QUEUED_S = 120
 _WATCHDOG_MB = 256  # Python and boto3 take 70
 _WATCHDOG_S = 240  # several times what it takes until a silent function counts as lost
@@ -84,7 +87,10 @@ def template(shape: Shape) -> Node:
     return {
         "AWSTemplateFormatVersion": "2010-09-09",
         "Description": "funcpipe: functions that train, their image, their storage and their logs",
-        "Parameters": {IMAGE_PARAMETER: {"Type": "String", "Default": ""}},
+        "Parameters": {
+            IMAGE_PARAMETER: {"Type": "String", "Default": ""},
+            SECRET_PARAMETER: {"Type": "String", "NoEcho": True, "MinLength": 32},
+        },
         "Conditions": {"HasImage": {"Fn::Not": [{"Fn::Equals": [{"Ref": IMAGE_PARAMETER}, ""]}]}},
         "Resources": {
             "Bucket": _bucket(shape),
@@ -241,15 +247,17 @@ def _build(shape: Shape) -> Node:
 
 def _function(shape: Shape, memory_mb: int) -> Node:
     """A function that trains or measures."""
-    name, environment = function_name(shape.name, memory_mb), {"FUNCPIPE_CONTROL": {"Fn::Sub": "s3://${Bucket}"}}
-    return function(name, memory_mb, LIFETIME_S, role="FunctionRole", environment=environment)
+    name = function_name(shape.name, memory_mb)
+    return function(name, memory_mb, LIFETIME_S, role="FunctionRole", environment=_ENVIRONMENT)
 
 
 def _watchdog(shape: Shape) -> Node:
     """A small function that a rule invokes every minute with the payload of a watchdog, and what both may do."""
     storage = f"s3://${{Bucket}}/{RUNS}?region=${{AWS::Region}}"
     arn = {"Fn::GetAtt": ["Watchdog", "Arn"]}
-    target = {"Id": "watchdog", "Arn": arn, "Input": {"Fn::Sub": to_text(WatchSpec(storage=storage))}}
+    platform = f"aws-lambda://{shape.name}?region=${{AWS::Region}}"
+    spec = to_text(WatchSpec(storage=storage, platform=platform))
+    target = {"Id": "watchdog", "Arn": arn, "Input": {"Fn::Sub": spec}}
     return {
         "WatchdogRole": role("lambda.amazonaws.com", _watchdog_rights(shape)),
         "Watchdog": function(
@@ -257,7 +265,7 @@ def _watchdog(shape: Shape) -> Node:
             _WATCHDOG_MB,
             _WATCHDOG_S,
             role="WatchdogRole",
-            environment={"FUNCPIPE_CONTROL": {"Fn::Sub": "s3://${Bucket}"}},
+            environment=_ENVIRONMENT,
         ),
         "WatchdogInvocation": invocation("Watchdog", 60),
         "EveryMinute": {

@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from funcpipe.errors import WorkerFailed
 from funcpipe.platforms.base import Invoked
 from funcpipe.platforms.entry import function as entry
+from funcpipe.platforms.shared.key_wrap import unwrap_payload
 
 PORT = "FC_SERVER_PORT"
 """The environment variable with the port to listen on, 9000 without it."""
@@ -52,7 +53,7 @@ class Handler(BaseHTTPRequestHandler):
     def _invoke(self, payload: str, invoked: Invoked) -> None:
         self._take_credentials()
         try:
-            entry.run(payload, invoked)
+            entry.run(unwrap_payload(payload), invoked)
         except WorkerFailed as error:
             print(f"{type(error).__name__}: {error}", flush=True)
             self._answer(_FAILED, {"errorMessage": str(error), "errorType": type(error).__name__})

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from funcpipe.platforms.base import Invoked
 from funcpipe.platforms.catalog import open_storage
 from funcpipe.platforms.entry import function as entry
+from funcpipe.platforms.shared.key_wrap import unwrap_payload
 
 CONTROL = "FUNCPIPE_CONTROL"
 """The environment variable with the URL of the storage where clients ask functions to stop."""
@@ -34,5 +35,5 @@ def handler(event: dict[str, Any], context: Context) -> dict[str, str]:
         return {"invocation": context.aws_request_id}
     control = open_storage(os.environ[CONTROL], retry_s=0, meter=invoked.meter)
     with entry.StopWatch(control, context.aws_request_id):
-        entry.run(json.dumps(event), invoked)
+        entry.run(unwrap_payload(json.dumps(event)), invoked)
     return {"invocation": context.aws_request_id}

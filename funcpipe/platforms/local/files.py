@@ -35,13 +35,14 @@ _ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 class FileStorage:
     """Keys are paths below `root`. An object is written beside its place and moved there whole.
 
+    Links that others put into the folder are not followed: none leads a request out of it.
     Raises InvalidValue where the folder cannot be made. Every request is made once: a failure that may pass is
     StorageBusy, for others to try again.
     """
 
     def __init__(self, root: str | Path) -> None:
         self.watches = FolderWatch.available
-        self._root = os.path.abspath(root)
+        self._root = os.path.realpath(root)
         self._numbers = itertools.count()
         self._unfinished = os.path.join(self._root, _UNFINISHED)
         self._leftovers: list[str] = []
@@ -71,7 +72,7 @@ class FileStorage:
         path = self._path(key)
         with self._errors_of("read", path):
             try:
-                with open(path, "rb") as file, gate:
+                with open(path, "rb", opener=_open_no_link) as file, gate:
                     file.seek(start)
                     return file.read() if stop is None else file.read(max(stop - start, 0))
             except _ABSENT:
@@ -100,6 +101,8 @@ class FileStorage:
     def list(self, prefix: str) -> tuple[str, ...]:
         """The keys that begin with `prefix`, sorted."""
         folder = os.path.dirname(prefix)
+        if folder:
+            self._check_folder(self._path(folder))
         with self._errors_of("list", os.path.join(self._root, folder)):
             below = f"{folder}/" if folder else ""
             return tuple(sorted(key for key in self._below(below) if key.startswith(prefix)))
@@ -137,7 +140,14 @@ class FileStorage:
         parts = key.split("/")
         if any(part in ("", ".", "..", _UNFINISHED) for part in parts) or "\0" in key:
             raise StorageError(f"{key!r} is no key: it must be a relative path without empty, '.' or '..' parts")
-        return os.path.join(self._root, *parts)
+        path = os.path.join(self._root, *parts)
+        self._check_folder(os.path.dirname(path))
+        return path
+
+    @staticmethod
+    def _check_folder(folder: str) -> None:
+        if os.path.realpath(folder) != folder:
+            raise StorageError(f"{folder} leads through a link, which is not followed; remove the link")
 
     @contextlib.contextmanager
     def _unfinished_file(self) -> Iterator[tuple[str, io.FileIO]]:
@@ -187,6 +197,10 @@ class FileStorage:
             except FileNotFoundError:
                 os.makedirs(os.path.dirname(path), exist_ok=True)
         raise StorageBusy(f"the folder of {path} vanishes again and again")
+
+
+def _open_no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW)
 
 
 def _write_all(file: int, data: memoryview) -> None:

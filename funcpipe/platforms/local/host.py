@@ -78,7 +78,7 @@ class Host:
         self._selector = selector
         self._entry = _load(told.entry)
         self._functions: dict[str, _Function] = {}
-        self._storages: dict[str, str] = {}
+        self._runs: dict[str, WatchSpec] = {}
         self._watching: set[asyncio.Task[None]] = set()
         self._functions_end, self._own_end = os.pipe()
         self._client_runs, self._detached = True, False
@@ -136,7 +136,8 @@ class Host:
             raise PlatformError(f"{running} functions run, as many as {self._told.spec.name} allows at once")
         function_limits = None if self._limits is None else self._limits.of_function(size)
         function, told = self._start(worker, payload, function_limits), json.loads(payload)
-        self._storages[told["run"]] = told["storage"]
+        run, run_key = told["run"], told.get("run_key", "")
+        self._runs[run] = WatchSpec(storage=told["storage"], run=run, run_key=run_key, until_ended=True)
         handle = Handle(worker=worker, name=f"function {len(self._functions) + 1}, process {function.pid}")
         self._functions[handle.name] = function
         if function_limits is not None and function_limits.lifetime_s is not None:
@@ -158,18 +159,17 @@ class Host:
         return _Function(pid, function_limits, output)
 
     def _detach(self) -> None:
-        for run, storage in self._storages.items() if self._told.watches and not self._detached else ():
-            task = asyncio.get_running_loop().create_task(self._watch(run, storage))
+        for spec in self._runs.values() if self._told.watches and not self._detached else ():
+            task = asyncio.get_running_loop().create_task(self._watch(spec))
             self._watching.add(task)
             task.add_done_callback(self._watched)
         self._detached = True
 
-    async def _watch(self, run: str, storage: str) -> None:
+    async def _watch(self, spec: WatchSpec) -> None:
         """Keep a watchdog of the run, which ends when the run has; if it dies, another one takes its place."""
-        payload = to_text(WatchSpec(storage=storage, run=run, until_ended=True))
         for lost in range(1, _MOST_LOST + 1):
-            watchdog = self._start(_WATCHDOG, payload, None)
-            self._functions[f"{_WATCHDOG} {lost} of {run}"] = watchdog
+            watchdog = self._start(_WATCHDOG, to_text(spec), None)
+            self._functions[f"{_WATCHDOG} {lost} of {spec.run}"] = watchdog
             await watchdog.ended.wait()
             if watchdog.status.state is State.DONE:
                 return

@@ -22,7 +22,7 @@ from funcpipe.core.json_form import from_plain
 from funcpipe.core.log_lines import RawLine
 from funcpipe.errors import InvalidValue, PlanError, PlatformError
 from funcpipe.platforms.allocator import environment
-from funcpipe.platforms.base import Handle, Status
+from funcpipe.platforms.base import Handle, PlainKeys, Status
 from funcpipe.platforms.local.host import HostSpec
 from funcpipe.platforms.local.log_files import read_logs
 
@@ -35,7 +35,7 @@ _HOST = (
 )
 
 
-class LocalPlatform:
+class LocalPlatform(PlainKeys):
     """The functions of the host at `url`, `local:///folder/socket`; raises PlatformError where there is none.
 
     Logs are those of all hosts of this machine, whether they still run or not.

@@ -4,10 +4,10 @@ import itertools
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from funcpipe.core import Invocation, PlatformSpec, to_text
+from funcpipe.core import Invocation, PlatformSpec, WorkerSpec, to_text
 from funcpipe.core.backoff import Backoff
 from funcpipe.errors import DeadlineExceeded, PlatformBusy, PlatformRefused
 from funcpipe.platforms.base import State, Status
@@ -84,8 +84,10 @@ class Sight:
             self._lost_at_s = None
 
 
-def payload_of(worker: Invocation, spec: PlatformSpec) -> bytes:
-    """What a function is invoked with; raises PlatformRefused for more than the platform takes."""
+def payload_of(worker: Invocation, spec: PlatformSpec, wrap_key: Callable[[str], str]) -> bytes:
+    """What a function is invoked with, the run's key wrapped; raises PlatformRefused for more than it may be."""
+    if isinstance(worker, WorkerSpec):
+        worker = replace(worker, run_key=wrap_key(worker.run_key))
     payload = to_text(worker).encode()
     if len(payload) > spec.max_payload_bytes:
         raise PlatformRefused(

@@ -15,6 +15,7 @@ from funcpipe.platforms.aliyun.account import Account
 from funcpipe.platforms.aliyun.deployment import Deployer
 from funcpipe.platforms.aliyun.template import Shape, container_package, shape_of, tool_template
 from funcpipe.platforms.shared.docker import Docker
+from funcpipe.platforms.shared.key_wrap import SECRET
 from tests.cloud_emulation.aliyun import AliyunCloud
 from tests.contract.oss_server import OssServer
 from tests.platforms.aliyun.conftest import size
@@ -193,8 +194,8 @@ def test_the_tool_s_template_says_the_same_as_the_calls(
     found = deployer.deploy(shape(spec), PACKAGE)
     role = f"acs:ram::1000:role/{ROLE}"
     ((_, timer),) = [(name, trigger) for (name, _), trigger in cloud.triggers.items()]
-    storage = from_text(WatchSpec, json.loads(timer["triggerConfig"])["payload"], source="the timer").storage
-    text = tool_template(shape(spec), region="cn-test", image=found.image, role=role, storage=storage)
+    watch = watch_spec(timer["triggerConfig"])
+    text = tool_template(shape(spec), region="cn-test", image=found.image, role=role, storage=watch.storage)
     value = json.loads(text)
     assert (value["edition"], value["resources"].keys()) == ("3.0.0", cloud.functions.keys())
     for name, resource in value["resources"].items():
@@ -202,11 +203,38 @@ def test_the_tool_s_template_says_the_same_as_the_calls(
         assert properties.pop("region") == "cn-test"
         assert properties.pop("asyncInvokeConfig") == cloud.configs[name]
         for trigger in properties.pop("triggers", []):
-            assert {**trigger, "triggerConfig": json.dumps(trigger["triggerConfig"])} == timer
+            told = trigger.pop("triggerConfig")
+            assert watch_spec(json.dumps(told)) == replace(watch, platform="aliyun-fc://funcpipe?region=cn-test")
+            assert told | {"payload": ""} == json.loads(timer["triggerConfig"]) | {"payload": ""}
+            assert {**trigger, "triggerConfig": timer["triggerConfig"]} == timer
         assert properties.pop("logConfig") == "auto"  # the tool's own project
         expected = dict(cloud.functions[name])
         assert expected.pop("logConfig")["project"] == "funcpipe-1000-cn-test"
+        assert properties.pop("environmentVariables") == {SECRET: "${env(FUNCPIPE_SECRET)}"}
+        assert expected.pop("environmentVariables").keys() == {SECRET}
         assert {**properties, "state": "Active", "tags": []} == expected
+
+
+def watch_spec(config: str) -> WatchSpec:
+    """What a timer tells the watchdog."""
+    return from_text(WatchSpec, json.loads(config)["payload"], source="the timer")
+
+
+def secrets(cloud: AliyunCloud) -> set[str]:
+    """The secrets that functions have."""
+    return {function["environmentVariables"][SECRET] for function in cloud.functions.values()}
+
+
+def test_a_deployment_keeps_its_secret_and_shares_it_with_no_other(
+    deployer: Deployer, cloud: AliyunCloud, spec: PlatformSpec
+) -> None:
+    deployer.deploy(shape(spec), PACKAGE)
+    (secret,) = secrets(cloud)
+    assert len(secret) == 64
+    deployer.deploy(replace(shape(spec), sizes=(size(1, 1024),)), PACKAGE)
+    assert secrets(cloud) == {secret}
+    deployer.deploy(replace(shape(spec), name="other"), PACKAGE)
+    assert len(secrets(cloud)) == 2
 
 
 def test_the_role_may_pull_the_image_and_no_other(deployer: Deployer, cloud: AliyunCloud, spec: PlatformSpec) -> None:

@@ -26,6 +26,7 @@ from funcpipe.platforms.local.files import FileStorage
 from funcpipe.platforms.shared.polling import BUSY_FOR_S, Polling
 from funcpipe.runstate.documents import get_document
 from funcpipe.runstate.keys import Keys
+from funcpipe.testing.run_keys import NONCE, signed_for_tests
 from tests.cloud_emulation.aliyun import AliyunCloud
 from tests.e2e import small
 from tests.in_process import make_job, prepared_run, run_workers
@@ -46,7 +47,7 @@ def worker(platform: AliyunPlatform, url: str, loss: Callable[..., Tensor] = F.c
     work = replace(job(small.plan(1, 1), loss), prices=platform.spec)
     (spec,) = upload(
         prepared_run(work, open_storage(url), storage_url=url, platform_url="aliyun-fc://funcpipe?region=cn-test"),
-        Keys("run-1"),
+        Keys("run-1", 0, NONCE),
     )
     return spec
 
@@ -88,8 +89,8 @@ def test_a_worker_that_fails_is_a_failed_task_with_a_report(
     status = ended(platform, handle)
     assert (status.state, status.cause) == (State.FAILED, Cause.CRASHED)
     assert "WorkerFailed" in status.reason
-    key = Keys("run-1").worker_report("s0.r0", 0)
-    report = get_document(open_storage(url), WorkerReport, key)
+    key = Keys("run-1", 0, NONCE).worker_report("s0.r0", 0)
+    report = get_document(signed_for_tests(open_storage(url)), WorkerReport, key)
     assert "the loss function fails" in str(report.error)
     assert [line for line in cloud.lines if line.startswith("FC Invoke Start RequestId: ")]
 

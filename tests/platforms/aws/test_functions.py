@@ -21,8 +21,10 @@ from funcpipe.platforms.aws.deployment import Deployer
 from funcpipe.platforms.aws.functions import AwsPlatform
 from funcpipe.platforms.base import Cause, Handle, State, Status, Storage
 from funcpipe.platforms.catalog import load_spec, open_storage
+from funcpipe.platforms.shared.key_wrap import SECRET, KeyWrap
 from funcpipe.platforms.shared.polling import Polling
 from funcpipe.runstate.keys import Keys
+from funcpipe.testing.run_keys import NONCE, RUN_KEY
 from tests.cloud_emulation.aws import AwsCloud
 from tests.e2e import small
 from tests.in_process import make_job, prepared_run, run_workers
@@ -35,7 +37,7 @@ pytestmark = pytest.mark.slow
 def spec(storage: Storage, loss: Callable[..., Tensor] = torch.nn.functional.cross_entropy) -> WorkerSpec:
     torch.manual_seed(0)
     job = make_job(small.model(), small.plan(1, 1), small.data, loss=loss, optimizer=small.optimizer)
-    (found,) = upload(prepared_run(job, storage, storage_url=STORAGE, platform_url=PLATFORM), Keys("run-1"))
+    (found,) = upload(prepared_run(job, storage, storage_url=STORAGE, platform_url=PLATFORM), Keys("run-1", 0, NONCE))
     return found
 
 
@@ -73,6 +75,32 @@ def test_a_worker_that_fails_is_seen_once_and_not_retried(
     assert ended(AwsPlatform(load_spec("aws-lambda"), deployed, polling=OFTEN), handle).state is State.FAILED
     lines = [json.loads(line.split(" ", 3)[3]) for line in reports(deployed)]
     assert [line["record"]["requestId"] for line in lines] == [handle.name.split("/")[1]]
+
+
+def test_what_lambda_records_of_a_failed_invocation_does_not_tell_the_run_s_key(
+    platform: AwsPlatform, cloud: AwsCloud
+) -> None:
+    worker = spec(open_storage(STORAGE), small.failing_loss)
+    status = ended(platform, platform.invoke(worker))
+    assert status.state is State.FAILED
+    objects = {key: body(cloud, key) for key in keys(cloud)}
+    (record,) = [json.loads(data) for key, data in objects.items() if key.startswith("aws/lambda/async/")]
+    told = record["requestPayload"]
+    assert (told["run"], told["stage"]) == (worker.run, worker.stage)
+    assert KeyWrap(secret_of(cloud)).unwrap(told["run_key"]) == worker.run_key == RUN_KEY.text
+    for text in [*(data.decode("latin-1") for data in objects.values()), *cloud.lines, *reports(platform._account)]:
+        assert worker.run_key not in text
+        assert secret_of(cloud) not in text
+
+
+def body(cloud: AwsCloud, key: str) -> bytes:
+    found: bytes = cloud.client("s3").get_object(Bucket="funcpipe-123456789012-us-east-1", Key=key)["Body"].read()
+    return found
+
+
+def secret_of(cloud: AwsCloud) -> str:
+    found = cloud.client("lambda").get_function_configuration(FunctionName="funcpipe-1024")
+    return str(found["Environment"]["Variables"][SECRET])
 
 
 def test_a_function_whose_files_only_root_can_read_does_not_start(platform: AwsPlatform, cloud: AwsCloud) -> None:

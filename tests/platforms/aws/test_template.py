@@ -69,7 +69,8 @@ def test_a_watchdog_deletes_nothing_but_marks_and_only_its_rule_may_invoke_it() 
     assert permission["SourceArn"] == {"Fn::GetAtt": ["EveryMinute", "Arn"]}
     (target,) = made["EveryMinute"]["Properties"]["Targets"]
     storage = "s3://${Bucket}/runs?region=${AWS::Region}"
-    assert from_text(WatchSpec, target["Input"]["Fn::Sub"], source="the rule") == WatchSpec(storage=storage)
+    spec = WatchSpec(storage=storage, platform="aws-lambda://funcpipe?region=${AWS::Region}")
+    assert from_text(WatchSpec, target["Input"]["Fn::Sub"], source="the rule") == spec
     without = template(Shape(name="funcpipe", memory_mb=(1024, 10240), watchdog=False))["Resources"]
     assert made.keys() - without.keys() == {
         "Watchdog",
@@ -78,6 +79,14 @@ def test_a_watchdog_deletes_nothing_but_marks_and_only_its_rule_may_invoke_it() 
         "WatchdogPermission",
         "EveryMinute",
     }
+
+
+def test_a_deployment_s_secret_is_shown_nowhere_but_in_its_functions() -> None:
+    made = template(SHAPE)
+    assert made["Parameters"]["Secret"] == {"Type": "String", "NoEcho": True, "MinLength": 32}
+    for function in resources("AWS::Lambda::Function"):
+        assert function["Environment"]["Variables"]["FUNCPIPE_SECRET"] == {"Ref": "Secret"}
+    assert template_text(SHAPE).count('"Ref": "Secret"') == len(resources("AWS::Lambda::Function")) == 3
 
 
 def test_what_is_made_expires() -> None:

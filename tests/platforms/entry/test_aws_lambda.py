@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,13 +19,17 @@ from funcpipe.core import WorkerReport, to_text
 from funcpipe.platforms.aws.image import lambda_package
 from funcpipe.platforms.entry.function import stop_key
 from funcpipe.platforms.local.files import FileStorage
+from funcpipe.platforms.shared.key_wrap import SECRET, KeyWrap
 from funcpipe.runstate.checkpoints import Checkpoints
 from funcpipe.runstate.documents import get_document
 from funcpipe.runstate.keys import Keys
+from funcpipe.testing.run_keys import NONCE, signed_for_tests
 from tests.cloud_emulation.lambda_runtime import Function, Invocation, one_environment
 from tests.cloud_emulation.memory_group import MemoryGroup
 from tests.e2e import small
 from tests.in_process import make_job, prepared_run, run_workers
+
+DEPLOYMENT = "the secret of a deployment"
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +50,7 @@ def function(image: Path, tmp_path: Path) -> Function:
         handler="funcpipe.platforms.entry.aws_lambda.handler",
         memory_mb=1024,
         timeout_s=120,
-        environment={"FUNCPIPE_CONTROL": (tmp_path / "control").as_uri()},
+        environment={"FUNCPIPE_CONTROL": (tmp_path / "control").as_uri(), SECRET: DEPLOYMENT},
     )
 
 
@@ -57,9 +62,10 @@ def job(epochs: int = 1, loss: Callable[..., Tensor] = F.cross_entropy) -> Job:
 def invocation(number: int, storage: FileStorage, folder: Path, **options: Any) -> Invocation:
     (spec,) = upload(
         prepared_run(job(**options), storage, storage_url=folder.as_uri(), platform_url="aws-lambda://funcpipe"),
-        Keys(f"run-{number}"),
+        Keys(f"run-{number}", 0, NONCE),
     )
-    return Invocation(request_id=f"request-{number}", payload=to_text(spec).encode())
+    wrapped = replace(spec, run_key=KeyWrap(DEPLOYMENT).wrap(spec.run_key))
+    return Invocation(request_id=f"request-{number}", payload=to_text(wrapped).encode())
 
 
 def test_a_worker_trains_in_the_runtime_client_and_again_in_the_same_environment(
@@ -73,7 +79,7 @@ def test_a_worker_trains_in_the_runtime_client_and_again_in_the_same_environment
             assert (event.status, json.loads(event.answer)) == ("success", {"invocation": f"request-{number}"}), lines
     reference = run_workers(job(), FileStorage(tmp_path / "reference"))["s0.r0"].computation.state().state_dict()
     for number in range(2):
-        checkpoints = Checkpoints(storage, Keys(f"run-{number}"))
+        checkpoints = Checkpoints(signed_for_tests(storage), Keys(f"run-{number}", 0, NONCE))
         found = checkpoints.load(0, checkpoints.index().saved[0][-1][1]).state_dict()
         assert found.keys() == reference.keys()
         assert all(torch.equal(found[name], reference[name]) for name in found)
@@ -85,9 +91,23 @@ def test_a_worker_that_fails_is_a_failed_invocation_with_a_report(function: Func
         event = invocation(0, storage, tmp_path, loss=small.failing_loss)
         environment.run(event)
     assert (event.status, json.loads(event.answer)["errorType"]) == ("failure", "WorkerFailed")
-    key = Keys("run-0").worker_report("s0.r0", 0)
-    report = get_document(storage, WorkerReport, key)
+    key = Keys("run-0", 0, NONCE).worker_report("s0.r0", 0)
+    report = get_document(signed_for_tests(storage), WorkerReport, key)
     assert "the loss function fails" in str(report.error)
+
+
+def test_a_key_that_was_wrapped_for_another_deployment_is_refused(function: Function, tmp_path: Path) -> None:
+    event = invocation(0, FileStorage(tmp_path), tmp_path)
+    refusals = []
+    for environment in ({**function.environment, SECRET: "of another deployment"}, {"FUNCPIPE_CONTROL": "file:///"}):
+        with one_environment(replace(function, environment=environment)) as (one, _):
+            attempt = replace(event, ended=threading.Event())
+            one.run(attempt)
+        refusals.append((attempt.status, json.loads(attempt.answer)["errorMessage"]))
+    assert [status for status, _ in refusals] == ["failure", "failure"]
+    assert "was not wrapped for this deployment" in refusals[0][1]
+    assert "this deployment has no secret" in refusals[1][1]
+    assert not FileStorage(tmp_path).list(Keys("run-0", 0, NONCE).leases("s0.r0"))
 
 
 def test_a_function_that_is_told_to_stop_ends(function: Function, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from funcpipe.core import (
 )
 from funcpipe.core.log_lines import RawLine
 from funcpipe.errors import DeadlineExceeded, FormatError, InputError, ModelError, WorkerFailed
-from funcpipe.platforms.base import Cause, Handle, State, Status
+from funcpipe.platforms.base import Cause, Handle, PlainKeys, State, Status
 from funcpipe.platforms.catalog import load_spec, open_storage
 from funcpipe.platforms.entry import function as entry
 from funcpipe.profiler.measure import Times
@@ -64,7 +64,7 @@ def work(probe: ProbeSpec) -> Status:
 
 
 @dataclass
-class Scripted:
+class Scripted(PlainKeys):
     """A platform on which `act` does what a function would, and says how it ended."""
 
     spec: PlatformSpec

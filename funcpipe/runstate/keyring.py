@@ -1,0 +1,68 @@
+"""The keys of runs that were started on this machine: a file for each generation, which only its user may read.
+
+They lie in `$FUNCPIPE_KEY_DIR`, or in `funcpipe/keys` where the user's programs keep their state (`$XDG_STATE_HOME`,
+else `~/.local/state`). On another machine `$FUNCPIPE_RUN_KEY` tells the key of one run.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from funcpipe.core.run_key import RunKey
+from funcpipe.platforms.base import Storage
+from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.signed_storage import SignedStorage
+
+FOLDER = "FUNCPIPE_KEY_DIR"
+"""The environment variable with the folder of keys."""
+
+RUN_KEY = "FUNCPIPE_RUN_KEY"
+"""The environment variable with the key of one run."""
+
+
+class KeyFolder:
+    """The keys in a folder, and the one in the environment."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder or _default_folder()
+
+    def keep(self, keys: Keys, run_key: RunKey) -> None:
+        """Keep the key of a generation. Nobody else may read it."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = os.open(self._file(keys), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(file, "w", encoding="ascii") as opened:
+            opened.write(f"{run_key.text}\n")
+
+    def find(self, keys: Keys) -> RunKey | None:
+        """The key of a generation, if it is known here. Raises InvalidValue where that is no key."""
+        told = os.environ.get(RUN_KEY)
+        if told and (run_key := RunKey(told.strip())).fingerprint == keys.nonce:
+            return run_key
+        try:
+            run_key = RunKey(self._file(keys).read_text(encoding="ascii").strip())
+        except OSError:
+            return None
+        return run_key if run_key.fingerprint == keys.nonce else None
+
+    def forget(self, generations: Iterable[Keys]) -> None:
+        """Delete the keys of generations that are deleted."""
+        for keys in generations:
+            with contextlib.suppress(OSError):
+                self._file(keys).unlink(missing_ok=True)
+
+    def _file(self, keys: Keys) -> Path:
+        return self._folder / f"{keys.run}.{keys.generation:04d}-{keys.nonce}"
+
+
+def signed(storage: Storage) -> Storage:
+    """`storage` with the keys that are known on this machine."""
+    return SignedStorage(storage, KeyFolder())
+
+
+def _default_folder() -> Path:
+    told = os.environ.get(FOLDER)
+    if told:
+        return Path(told)
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "funcpipe" / "keys"

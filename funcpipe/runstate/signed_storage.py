@@ -1,0 +1,115 @@
+"""A storage in which the objects of a run are signed with the key of their generation.
+
+    run-1/g0000-3fa9c2d11b0c77e4/heartbeats/s0.r0/00000000     {"format": …}
+                                                               1d0a2f64…  the signature, as a line of text
+
+The name of a generation holds the fingerprint of its key, so everybody knows which key an object must be signed with.
+Messages are signed one by one by the channel that writes them, as they are read one by one. What clients tell each
+other of who owns a run, and marks for watchdogs, are not signed: nothing that they say is ever run or trained with.
+"""
+
+import threading
+from collections.abc import Sequence
+from typing import Protocol
+
+from funcpipe.comm.signature import PROOF_BYTES, Signature
+from funcpipe.core.run_key import RunKey
+from funcpipe.errors import CorruptMessage, RunKeyMissing
+from funcpipe.platforms.base import OPEN, Gate, Storage
+from funcpipe.runstate.keys import Keys, generation_of, is_message
+
+_LINE_BYTES = 2 * PROOF_BYTES + 1
+
+
+class Keyring(Protocol):
+    """Knows the keys of generations."""
+
+    def find(self, keys: Keys) -> RunKey | None:
+        """The key of the generation that `keys` name, if it is known here."""
+
+
+class OneKey:
+    """Knows the key of one generation, as its functions do."""
+
+    def __init__(self, run_key: RunKey) -> None:
+        self._run_key = run_key
+
+    def find(self, keys: Keys) -> RunKey | None:
+        """The key, if it is that generation's."""
+        return self._run_key if keys.nonce == self._run_key.fingerprint else None
+
+
+class SignedStorage:
+    """A storage that signs what is put, and refuses what was not signed with the key that `keyring` has.
+
+    Raises RunKeyMissing for objects of a generation whose key is not known.
+    """
+
+    def __init__(self, storage: Storage, keyring: Keyring) -> None:
+        self._storage = storage
+        self._keyring = keyring
+        self._known: dict[Keys, RunKey] = {}
+        self.watches = storage.watches
+
+    def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
+        """As the wrapped storage; a signature is added."""
+        signature = self._signature(key)
+        if signature is not None:
+            data = bytes(data) + signature.of(memoryview(data), 0).hex().encode() + b"\n"
+        self._storage.put(key, data, if_absent=if_absent, gate=gate)
+
+    def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
+        """As the wrapped storage, without the signature; raises CorruptMessage where it is not right.
+
+        With `stop`, the bytes are as they are, and the caller knows their hash.
+        """
+        data = self._storage.get(key, start=start, stop=stop, gate=gate)
+        signature = self._signature(key)
+        if signature is None or stop is not None:
+            return data
+        return _verified(key, data, signature)
+
+    def delete(self, key: str) -> None:
+        """As the wrapped storage."""
+        self._storage.delete(key)
+
+    def delete_many(self, keys: Sequence[str]) -> None:
+        """As the wrapped storage."""
+        self._storage.delete_many(keys)
+
+    def list(self, prefix: str) -> tuple[str, ...]:
+        """As the wrapped storage."""
+        return self._storage.list(prefix)
+
+    def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
+        """As the wrapped storage."""
+        self._storage.wait(key, timeout_s, cancel)
+
+    def _signature(self, key: str) -> Signature | None:
+        """What signs the object; None for those that are not signed here."""
+        generation = generation_of(key)
+        if generation is None or is_message(key):
+            return None
+        if generation not in self._known:
+            self._known[generation] = key_of(self._keyring, generation)
+        return Signature(self._known[generation], key)
+
+
+def key_of(keyring: Keyring, keys: Keys) -> RunKey:
+    """The key of a generation; raises RunKeyMissing."""
+    found = keyring.find(keys)
+    if found is None:
+        raise RunKeyMissing(keys.run)
+    return found
+
+
+def _verified(key: str, data: bytes, signature: Signature) -> bytes:
+    text, line = memoryview(data)[:-_LINE_BYTES], data[-_LINE_BYTES:]
+    try:
+        proof = bytes.fromhex(line.decode("ascii"))
+    except ValueError:
+        proof = b""
+    is_line = len(proof) == PROOF_BYTES and line == proof.hex().encode() + b"\n"  # in one spelling alone
+    if not is_line or not signature.holds(proof, text, 0):
+        raise CorruptMessage(f"{key} is not signed by its run: it is truncated, damaged, or somebody else's")
+    return bytes(text)

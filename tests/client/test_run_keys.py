@@ -1,0 +1,172 @@
+"""The key of a run from its start to its end: who has it, where it shows up, and when it goes."""
+
+import dataclasses
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from funcpipe.client.control import clean, status, stop
+from funcpipe.client.launch import launch, launch_detached
+from funcpipe.client.prepare import PreparedRun, prepare
+from funcpipe.client.results import Progress
+from funcpipe.client.session import session_on
+from funcpipe.client.site import Site
+from funcpipe.core import RunSettings
+from funcpipe.core.run_key import RunKey
+from funcpipe.errors import RunInterrupted, RunKeyMissing
+from funcpipe.platforms.base import OPEN, Gate
+from funcpipe.platforms.catalog import load_spec
+from funcpipe.runstate.functions import list_functions
+from funcpipe.runstate.generations import list_generations, newest_record
+from funcpipe.runstate.keyring import FOLDER, RUN_KEY, KeyFolder, signed
+from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.signed_storage import key_of
+from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.testing.thread_platform import ThreadPlatform
+from tests.client.threads import RUN, STEADY, job
+
+pytestmark = pytest.mark.usefixtures("traced")
+
+
+class Noting(MemoryStorage):
+    """A storage that notes all that was ever put."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, bytes]] = []
+
+    def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
+        self.seen.append((key, bytes(data)))
+        super().put(key, data, if_absent=if_absent, gate=gate)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where this machine keeps its keys; nothing is told in the environment."""
+    monkeypatch.delenv(RUN_KEY)
+    monkeypatch.setenv(FOLDER, str(tmp_path / "keys"))
+    return tmp_path / "keys"
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[RunKey]:
+    """The keys that are drawn."""
+    found: list[RunKey] = []
+    original = RunKey.new
+
+    def new() -> RunKey:
+        found.append(original())
+        return found[-1]
+
+    monkeypatch.setattr(RunKey, "new", new)
+    return found
+
+
+def prepared(storage: MemoryStorage, functions: ThreadPlatform, settings: RunSettings) -> PreparedRun:
+    session = session_on(Site(functions, storage, "memory://"), reopen=functions.open)
+    return prepare(job(), session, faults=STEADY, settings=settings)
+
+
+def interrupted(storage: MemoryStorage, functions: ThreadPlatform, *, keep: bool) -> None:
+    def interrupt(progress: Progress) -> None:
+        if progress.step == 3:
+            raise KeyboardInterrupt
+
+    session = session_on(Site(functions, storage, "memory://"), reopen=functions.open)
+    run = prepare(
+        dataclasses.replace(job(), epochs=10_000),
+        session,
+        faults=dataclasses.replace(STEADY, keep=keep),
+        settings=RunSettings(name=RUN),
+    )
+    with pytest.raises(RunInterrupted):
+        launch(run, interrupt)
+
+
+def shown(key: RunKey) -> tuple[bytes, ...]:
+    """How a key could show up."""
+    return key.text.encode(), key.text.upper().encode(), bytes.fromhex(key.text)
+
+
+def test_a_run_s_key_is_in_no_object_log_line_handle_or_representation(
+    folder: Path, drawn: list[RunKey], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    storage = Noting()
+    functions = ThreadPlatform(load_spec("local"), storage)
+    ready = prepared(storage, functions, RunSettings(name=RUN))
+    launch_detached(ready)
+    (key,) = drawn
+    record = newest_record(signed(storage), RUN)
+    handles = list_functions(signed(storage), Keys.of(record))
+    told = status(storage, RUN, functions.open)
+    watching = prepared(storage, functions, RunSettings(resume=RUN))
+    result = launch(watching)
+    functions.stop_all()
+    objects = b"\n".join(name.encode() + b"\n" + data for name, data in storage.seen)
+    assert Keys.of(record).nonce.encode() in objects
+    assert len(handles) == 6
+    texts = [caplog.text, *(f"{value!r} {value}" for value in (ready, watching, record, handles, told, result))]
+    for look in shown(key):
+        assert look not in objects
+        assert not any(look.decode("latin-1") in text for text in texts)
+    assert storage.list("") == ()
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_key_is_kept_as_long_as_its_run(
+    storage: MemoryStorage, functions: ThreadPlatform, folder: Path, keep: bool
+) -> None:
+    interrupted(storage, functions, keep=keep)
+    left = list_generations(storage, RUN)
+    assert len(left) == keep
+    assert [file.name for file in folder.iterdir()] == [f"{RUN}.0000-{keys.nonce}" for keys in left]
+    for keys in left:
+        assert clean(storage, RUN, functions.open) > 0
+        assert KeyFolder().find(keys) is None
+    assert list(folder.iterdir()) == []
+
+
+def test_each_generation_has_a_key_of_its_own_and_the_last_one_goes_with_the_result(
+    storage: MemoryStorage, functions: ThreadPlatform, folder: Path, drawn: list[RunKey]
+) -> None:
+    interrupted(storage, functions, keep=True)
+    (first,) = folder.iterdir()
+    seen: list[list[Path]] = []
+    result = launch(
+        prepared(storage, functions, RunSettings(resume=RUN, from_start=True)),
+        lambda progress: seen.append(list(folder.iterdir())),
+    )
+    assert len(drawn) == 2
+    assert all(len(files) == 1 and files != [first] for files in seen)
+    assert len(seen) == len(result.losses) > 0
+    assert list(folder.iterdir()) == []
+
+
+def test_another_machine_can_do_with_a_run_what_it_is_told_the_key_of(
+    storage: MemoryStorage, functions: ThreadPlatform, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted(storage, functions, keep=True)
+    key = key_of(KeyFolder(), list_generations(storage, RUN)[0]).text
+    before = {name: storage.get(name) for name in storage.list("")}
+    monkeypatch.setenv(FOLDER, str(tmp_path / "another machine"))
+    said = rf"the key of run {RUN} is not on this machine.*`funcpipe key {RUN}` prints it: set FUNCPIPE_RUN_KEY to that"
+    with pytest.raises(RunKeyMissing, match=said):
+        status(storage, RUN, functions.open)
+    with pytest.raises(RunKeyMissing, match=said):
+        stop(storage, RUN, functions.open)
+    with pytest.raises(RunKeyMissing, match=said):
+        prepared(storage, functions, RunSettings(resume=RUN, from_start=True))
+    with pytest.raises(RunKeyMissing, match=said):
+        prepared(storage, functions, RunSettings(name=RUN))
+    assert {name: storage.get(name) for name in storage.list("")} == before
+    monkeypatch.setenv(RUN_KEY, key)
+    assert status(storage, RUN, functions.open).saved_step > 0
+    result = launch(prepared(storage, functions, RunSettings(resume=RUN, from_start=True)))
+    assert storage.list("") == ()
+    again = launch(prepared(storage, functions, RunSettings(name=RUN)))
+    assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in result.state_dict().items())
+    assert list((tmp_path / "another machine").iterdir()) == []
