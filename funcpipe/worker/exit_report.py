@@ -30,7 +30,6 @@ class ExitReporter:
     ) -> None:
         self._spec = spec
         self._storage = storage
-        self._counted = counted
         self._lease = lease
         self._keys = Keys.of(spec)
         self._clock = clock

@@ -20,6 +20,7 @@ from funcpipe.core import Halt, RunSettings
 from funcpipe.errors import RunHalted, RunInterrupted, RunTaken, RunUnknown
 from funcpipe.platforms.base import State
 from funcpipe.platforms.catalog import load_spec
+from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.functions import start_function
 from funcpipe.runstate.generations import list_generations, newest_record, reserve_generation, write_payload
 from funcpipe.runstate.keyring import signed
@@ -242,7 +243,7 @@ def taking_over(storage: MemoryStorage) -> None:
 @pytest.mark.parametrize("act", [cleaning, taking_over])
 def test_who_loses_a_run_to_another_client_meanwhile_is_told_so(act: Callable[[MemoryStorage], None]) -> None:
     storage = TakenOver()
-    reserve_generation(storage, RUN)
-    put_document(storage, Keys(RUN).payload("s0.r0"), Halt(reason="an object of the run"))
+    keys = reserve_generation(signed(storage), RUN)
+    put_document(signed(storage), keys.payload("s0.r0"), Halt(reason="an object of the run"))
     with pytest.raises(RunTaken, match="another client, which has taken it over"):
         act(storage)
