@@ -13,8 +13,8 @@ from funcpipe.comm.arrival_estimator import ArrivalEstimator
 from funcpipe.comm.channel import Channel
 from funcpipe.comm.collectives import Pattern, Transfer, pattern, transfers
 from funcpipe.comm.gradient_chunks import GradientChunks
-from funcpipe.core import Routes, ScheduleKind, Streams, Sync
-from funcpipe.platforms.wrappers import Counted, RequestCounts
+from funcpipe.core import RequestCounts, Routes, ScheduleKind, Streams, Sync
+from funcpipe.platforms.wrappers import Counted
 from funcpipe.scheduler.graph import Graph, StepShape, build_graph
 from funcpipe.scheduler.tasks import Kind, Task, source_of
 from funcpipe.testing.memory_storage import MemoryStorage
