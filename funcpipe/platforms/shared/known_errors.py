@@ -22,10 +22,13 @@ class KnownError:
 
 
 def error_of(known: Iterable[KnownError], text: str, *, code: str, status: int, remedy: str | None) -> FuncPipeError:
-    """What an answer with this code and HTTP status is to funcpipe; its words suggest `remedy`, if they are known."""
+    """What an answer with this code and HTTP status is to funcpipe.
+
+    `remedy` is what its words suggest, if they are known, which goes before what its code suggests.
+    """
     found = next((one for one in known if re.search(one.code, code)), None)
     if found is not None and found.remedy:
-        return PlatformRefused(f"{text}; {found.remedy}")
+        return PlatformRefused(f"{text}; {remedy or found.remedy}")
     if found is not None or status >= 500 or status == _TOO_MANY_REQUESTS:
         return PlatformBusy(text)
     return PlatformError(text) if remedy is None else PlatformRefused(f"{text}; {remedy}")
