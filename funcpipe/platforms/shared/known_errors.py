@@ -1,10 +1,11 @@
-"""The errors of a cloud's services that funcpipe knows: what they mean to it, and what to do about them."""
+"""The errors of clouds that funcpipe knows: what they mean to it, and what to do about them."""
 
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from funcpipe.errors import FuncPipeError, PlatformBusy, PlatformError, PlatformRefused
+from funcpipe.platforms.base import Cause
 
 _TOO_MANY_REQUESTS = 429
 
@@ -21,6 +22,15 @@ class KnownError:
     source: str
     remedy: str = ""
     general: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class KnownEnding:
+    """What ended a function if the expression `text` is found in the type or message of its error; `source` has it."""
+
+    text: str
+    cause: Cause
+    source: str
 
 
 def error_of(known: Iterable[KnownError], text: str, *, code: str, status: int, remedy: str | None) -> FuncPipeError:
