@@ -51,4 +51,5 @@ def spent_with_requests(storage: Storage, record: RunRecord, prices: PlatformSpe
 def request_usd(reports: Sequence[WorkerReport], prices: PlatformSpec, *, functions: int) -> float:
     """Dollars for the storage requests in `reports`, and for the invocations of so many functions."""
     puts, gets = sum(report.puts for report in reports), sum(report.gets for report in reports)
-    return prices.request_usd(puts, gets) + functions * prices.price_invocation_usd
+    empty_gets = sum(report.empty_gets for report in reports)
+    return prices.request_usd(puts, gets, empty_gets) + functions * prices.price_invocation_usd
