@@ -122,7 +122,7 @@ def prepare(
         account = _account(job, session.storage, record, before)
     platform = before.platform or session.functions()
     if before.platform is None:
-        platform.check(job.plan)
+        platform.check(job.plan, run_s=_expected_s(job, before.resumed))
     if before.platform is None or before.resumed is None:
         faults = _within(platform.spec, faults)
     return PreparedRun(
@@ -147,6 +147,14 @@ def _account(job: Job, storage: Storage, record: RunRecord, before: EarlierRun) 
     if before.platform is not None:
         return spent_so_far(storage, record)
     return spent_with_requests(storage, record, job.prices)
+
+
+def _expected_s(job: Job, resumed: ResumePoint | None) -> float | None:
+    """What the steps that are left are expected to take; None if the plan has no estimate."""
+    estimate = job.plan.estimate
+    if estimate is None:
+        return None
+    return (job.steps - (0 if resumed is None else resumed.step)) * (estimate.iteration_s + estimate.overhead_s)
 
 
 def new_run_name() -> str:

@@ -130,7 +130,7 @@ class PlatformSpec:
 
     def counted_usd(self, counts: RequestCounts) -> float:
         """Dollars for the requests in `counts`. A listing costs as much as a put, at S3 and at OSS."""
-        return self.request_usd(counts.puts + counts.lists, counts.gets)
+        return self.request_usd(counts.puts + counts.lists, counts.gets, counts.empty_gets)
 
     def size(self, name: str) -> FunctionSize:
         """The size called `name`; raises InvalidValue with the names of all sizes."""

@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +14,7 @@ from funcpipe.core.json_form import to_plain
 from funcpipe.platforms.base import Handle, State, Status
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.generations import load_worker_specs
-from funcpipe.runstate.spending import told_requests, worker_reports
+from funcpipe.runstate.spending import request_usd, told_requests, worker_reports
 from tests.client.scripted import KEYS, Run, spec_with
 
 WORKERS = tuple(f"s{stage}.r{replica}" for stage in range(3) for replica in range(2))
@@ -61,6 +62,18 @@ def test_whoever_watched_the_bill_is_the_same() -> None:
     assert (from_start.functions, from_start.puts, from_start.gets) == (6, 12, 18)
     assert from_start.function_seconds == pytest.approx(6 * 7.0)
     assert from_start.compute_usd == pytest.approx(6 * 7.0 * USD_S)
+
+
+def test_objects_that_were_not_there_cost_what_the_platform_says() -> None:
+    run = Run()
+    run.start()
+    ended(run)
+    reports = worker_reports(run.storage, KEYS)
+    requests = told_requests(run.storage, KEYS, reports)  # each: two puts, and three gets, one of which found nothing
+    puts_usd = 12 * spec_with().price_put_usd + 6 * spec_with().price_invocation_usd
+    for price, gets_usd in ((None, 18 * 4e-7), (0.0, 12 * 4e-7), (1e-3, 12 * 4e-7 + 6 * 1e-3)):
+        prices = replace(spec_with(), price_get_usd=4e-7, price_empty_get_usd=price)
+        assert request_usd(requests, prices, functions=6) == pytest.approx(puts_usd + gets_usd)
 
 
 def test_functions_that_died_unwatched_count_until_their_last_sign_of_life() -> None:

@@ -17,7 +17,7 @@ from funcpipe.client.prepare import PreparedRun, prepare
 from funcpipe.client.results import Progress
 from funcpipe.client.session import Session, open_session, session_on
 from funcpipe.client.site import Site
-from funcpipe.core import FaultTolerance, Halt, Plan
+from funcpipe.core import Estimate, FaultTolerance, Halt, Plan
 from funcpipe.core.settings import settings_with
 from funcpipe.errors import (
     DataError,
@@ -159,6 +159,41 @@ def test_what_the_platform_refuses_leaves_nothing_in_storage() -> None:
     with pytest.raises(PlatformRefused, match="too many functions at once"):
         prepare(chaos.job(), session(storage, functions=lambda: platform))
     assert storage.list("") == ()
+
+
+class Asked(ThreadPlatform):
+    """A platform that notes what a run was expected to take."""
+
+    run_s: float | None = -1.0
+
+    def check(self, plan: Plan, *, run_s: float | None = None) -> None:
+        self.run_s = run_s
+
+
+def test_the_platform_is_told_what_the_steps_that_are_left_will_take(
+    halted: tuple[MemoryStorage, ThreadPlatform],
+) -> None:
+    storage, before = halted
+    asked, job = Asked(load_spec("local"), storage), chaos.job()
+    prepare(job, session(MemoryStorage(), functions=lambda: asked))
+    assert asked.run_s is None
+    estimate = Estimate(
+        iteration_s=2.0,
+        cost_usd=0.0,
+        compute_usd=0.0,
+        request_usd=0.0,
+        peak_memory_bytes=0,
+        puts=0,
+        gets=0,
+        bottleneck="compute",
+        stages=(),
+        overhead_s=0.5,
+    )
+    job = dataclasses.replace(job, plan=dataclasses.replace(job.plan, estimate=estimate))
+    prepare(job, session(MemoryStorage(), functions=lambda: asked))
+    assert asked.run_s == job.steps * 2.5
+    prepare(job, session(storage, before, lambda: asked), settings=RunSettings(resume="run-1"))
+    assert asked.run_s == (job.steps - 5) * 2.5
 
 
 def test_a_resumed_run_knows_what_it_has_learned_cost_and_taken(halted: tuple[MemoryStorage, ThreadPlatform]) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from funcpipe.errors import PlatformBusy, PlatformError, PlatformRefused
-from funcpipe.platforms.shared.polling import BUSY_FOR_S, START_WITHIN_S, Polling, Sight
+from funcpipe.platforms.shared.polling import BUSY_FOR_S, START_WITHIN_S, OutageTolerance, Polling
 
 
 @dataclass
@@ -66,21 +66,21 @@ def test_what_does_not_pass_is_not_tried_again(error: Exception) -> None:
 
 def test_functions_that_nobody_can_tell_of_for_a_while_are_not_lost(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    sight = Sight(clock.polling())
+    outages = OutageTolerance(clock.polling())
 
     def busy() -> None:
         raise PlatformBusy("too many requests")
 
     for _ in range(3):
-        sight.look(busy)
+        outages.ask(busy)
         clock.now_s += BUSY_FOR_S / 3 - 1
     assert len(caplog.messages) == 1
-    sight.look(lambda: None)
+    outages.ask(lambda: None)
     clock.now_s += BUSY_FOR_S
-    sight.look(busy)
+    outages.ask(busy)
     clock.now_s += BUSY_FOR_S
     with pytest.raises(PlatformBusy, match="too many requests"):
-        sight.look(busy)
+        outages.ask(busy)
 
 
 def test_a_function_that_the_cloud_does_not_know_is_told_at_once() -> None:
@@ -88,4 +88,4 @@ def test_a_function_that_the_cloud_does_not_know_is_told_at_once() -> None:
         raise PlatformError("no such task")
 
     with pytest.raises(PlatformError, match="no such task"):
-        Sight(Clock().polling()).look(unknown)
+        OutageTolerance(Clock().polling()).ask(unknown)

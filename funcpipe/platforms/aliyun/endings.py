@@ -1,43 +1,35 @@
 """How asynchronous tasks of Function Compute ended, from their states and the messages of their errors."""
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from funcpipe.core import MB
 from funcpipe.platforms.base import Cause, State, Status
+from funcpipe.platforms.shared.known_errors import KnownEnding
 
 _AT_WORK = {"Enqueued", "Dequeued", "Running", "Retrying", "Stopping"}
 _FULL = 0.95
 """The part of its memory that a killed process has used at least, as far as the service saw, if that was too little."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Ending:
-    """What a message that the expression `text` is found in says; `source` has it word for word."""
-
-    text: str
-    cause: Cause
-    source: str
-
-
 _ENDINGS = (
-    _Ending(
+    KnownEnding(
         r"Function time out after|Task timed out after",
         Cause.TIMED_OUT,
         "help.aliyun.com/zh/functioncompute/fc/function-time-out-after, 2026, and document_detail/52736.html, 2019",
     ),
-    _Ending(
+    KnownEnding(
         r"(?i)\boom\b|out of memory|memory (usage )?(limit|exceeds)",
         Cause.OUT_OF_MEMORY,
         "an assumption: the service's pages name no text of its own for it, see the next one",
     ),
-    _Ending(
+    KnownEnding(
         r"Process exited unexpectedly before completing request|Function instance exited unexpectedly",
         Cause.EXITED,
         "alibabacloud.com/help/en/functioncompute/fc-3-0/process-exited-unexpectedly-before-completing-request-message"
         ", 2025-01, where lack of memory is one of the causes; help.aliyun.com: errors of custom runtimes, 2026",
     ),
-    _Ending(
+    KnownEnding(
         r"Function instance health check failed on port|FunctionNotStarted",
         Cause.CRASHED,
         "help.aliyun.com: errors of custom runtimes, 2026; alibabacloud.com/help/doc-detail/209867.htm, 2025-08",

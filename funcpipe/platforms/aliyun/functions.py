@@ -20,9 +20,9 @@ from funcpipe.platforms.aliyun.endings import status_of
 from funcpipe.platforms.aliyun.names import bucket_name, function_name, platform_url, storage_by_domain, storage_url
 from funcpipe.platforms.aliyun.run_logs import read_logs
 from funcpipe.platforms.base import Handle, State, Status, StorageUrls
+from funcpipe.platforms.shared.capacity import Capacity, check_capacity
 from funcpipe.platforms.shared.key_wrap import SECRET, KeyWrap, wrap_of_environment
-from funcpipe.platforms.shared.polling import STOP_WITHIN_S, Polling, Sight, payload_of
-from funcpipe.platforms.shared.room import Room, check_room
+from funcpipe.platforms.shared.polling import STOP_WITHIN_S, OutageTolerance, Polling, payload_of
 
 POLLING = Polling(every_s=2.0)
 """Pause between two requests for a function's state, which are free."""
@@ -52,7 +52,7 @@ class AliyunPlatform:
         self._client: Any = account.functions
         self._deployment, self._domain = deployment, domain
         self._polling = polling
-        self._sight = Sight(polling)
+        self._outages = OutageTolerance(polling)
         self._known: dict[Handle, tuple[float, Status]] = {}
 
     @property
@@ -99,7 +99,7 @@ class AliyunPlatform:
         command = f"funcpipe deploy aliyun --name {self._deployment} --region {self._region} --sizes {','.join(sizes)}"
         for size in sizes:
             self._check_function(self._spec.size(size), command)
-        check_room(self._rooms(plan), lifetime_s=self._spec.lifetime_s, run_s=run_s)
+        check_capacity(self._capacities(plan), lifetime_s=self._spec.lifetime_s, run_s=run_s)
 
     def of_deployed_sizes(self) -> "AliyunPlatform":
         """The same, whose specification has only the sizes that there are functions of."""
@@ -130,7 +130,7 @@ class AliyunPlatform:
         asked_s, status = self._known.get(handle, (float("-inf"), Status(state=State.RUNNING)))
         if status.state is State.RUNNING and self._polling.is_due(asked_s):
             self._known[handle] = self._polling.clock(), status
-            self._sight.look(lambda: self._look(handle))
+            self._outages.ask(lambda: self._look(handle))
         return self._known[handle][1]
 
     def stop(self, handle: Handle) -> None:
@@ -176,24 +176,24 @@ class AliyunPlatform:
         status = status_of(found.status, found.task_error_message or "", memory.get(function))
         self._known[handle] = self._polling.clock(), status
 
-    def _rooms(self, plan: Plan) -> Iterator[Room]:
+    def _capacities(self, plan: Plan) -> Iterator[Capacity]:
         """Of each function that has a quota of its own, which it keeps for itself, and of the region for all others."""
         names = [function_name(self._deployment, stage.size) for stage in plan.stages] * plan.replicas
         needed = Counter(names)
         with explained("asking for quotas of functions"):
             quotas = dict(self._account.function_quotas())
         for name in needed.keys() & quotas.keys():
-            yield Room(
+            yield Capacity(
                 needed=needed.pop(name),
                 allowed=quotas[name],
-                place=f"{name} may have {quotas[name]} instances, its quota in {self._region}",
+                limit=f"{name} may have {quotas[name]} instances, its quota in {self._region}",
                 more=lambda wanted: f"set its quota to {wanted}, or to none, in the console of Function Compute",
             )
         left = self._spec.max_functions - sum(quotas.values())
-        yield Room(
+        yield Capacity(
             needed=needed.total(),
             allowed=max(left, 0),
-            place=f"an account has {self._spec.max_functions} instances in {self._region}"
+            limit=f"an account has {self._spec.max_functions} instances in {self._region}"
             + (f", of which its functions' quotas leave {left} to others" if quotas else ""),
             fewer="plan with --max-functions",
             more=lambda wanted: (

@@ -48,6 +48,7 @@ _KNOWN = (
     KnownError(
         code=r"^(Account|Service)?(Limit|Quota)ExceededException$",
         remedy=_MORE,
+        general=True,
         source="docs.aws.amazon.com/codebuild/latest/APIReference/API_StartBuild.html, "
         "docs.aws.amazon.com/AWSCloudFormation/latest/APIReference/API_CreateStack.html and "
         f"{_INVOKE}",
@@ -55,11 +56,13 @@ _KNOWN = (
     KnownError(
         code=r"^CodeStorageExceededException$",
         remedy=_MORE,
+        general=True,
         source="docs.aws.amazon.com/lambda/latest/api/API_CreateFunction.html, 2026-11",
     ),
     KnownError(
         code=r"^TooManyBuckets$",
         remedy=_MORE,
+        general=True,
         source="docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html, 2026-11",
     ),
     KnownError(

@@ -2,43 +2,34 @@
 
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from funcpipe.core import MB
 from funcpipe.platforms.base import Cause, State, Status
-
-
-@dataclass(frozen=True, slots=True)
-class _Ending:
-    """What the expression `text` means where it is found in an error's type or message; `source` has it."""
-
-    text: str
-    cause: Cause
-    source: str
-
+from funcpipe.platforms.shared.known_errors import KnownEnding
 
 _ENDINGS = (
-    _Ending(
+    KnownEnding(
         r"^Runtime\.OutOfMemory$",
         Cause.OUT_OF_MEMORY,
         "github.com/DataDog/datadog-lambda-extension/pull/776, 2025-08: what functions in Python end with; "
         "github.com/nasa-gcn/gcn.nasa.gov/pull/3628, 2026-06",
     ),
-    _Ending(
+    KnownEnding(
         r"Runtime exited with error: signal: killed", Cause.OUT_OF_MEMORY, "github.com/DataBiosphere/azul/issues/3485"
     ),
-    _Ending(
+    KnownEnding(
         r"^Sandbox\.Timedout$|Task timed out after [\d.]+ seconds",
         Cause.TIMED_OUT,
         "docs.aws.amazon.com/lambda/latest/dg/configuration-timeout.html and troubleshooting-invocation.html, 2026-11",
     ),
-    _Ending(
+    KnownEnding(
         r"Runtime exited with error: signal: ",
         Cause.CRASHED,
         "docs.aws.amazon.com/lambda/latest/dg/troubleshooting-invocation.html, 2026-11, for signals but that of memory",
     ),
-    _Ending(
+    KnownEnding(
         r"^Runtime\.ExitError$|Runtime exited without providing a reason",
         Cause.EXITED,
         "github.com/aws/aws-lambda-dotnet/issues/480, 2019-06; "

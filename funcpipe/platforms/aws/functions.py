@@ -13,7 +13,7 @@ from funcpipe.core.log_lines import RawLine
 from funcpipe.errors import PlatformRefused
 from funcpipe.platforms.aws import endings
 from funcpipe.platforms.aws.account import Account, explained
-from funcpipe.platforms.aws.quotas import room_of_account, room_of_function
+from funcpipe.platforms.aws.quotas import account_capacity, reserved_capacity
 from funcpipe.platforms.aws.resources import ARCHITECTURE, RUNS, check_processors
 from funcpipe.platforms.aws.run_logs import read_logs
 from funcpipe.platforms.aws.template import (
@@ -27,9 +27,9 @@ from funcpipe.platforms.aws.template import (
 from funcpipe.platforms.aws.waking import invoke_awake, wake
 from funcpipe.platforms.base import Handle, State, Status, StorageUrls
 from funcpipe.platforms.request_meter import RequestMeter
+from funcpipe.platforms.shared.capacity import Capacity, check_capacity
 from funcpipe.platforms.shared.key_wrap import SECRET, KeyWrap, wrap_of_environment
-from funcpipe.platforms.shared.polling import STOP_WITHIN_S, Polling, Sight, payload_of
-from funcpipe.platforms.shared.room import Room, check_room
+from funcpipe.platforms.shared.polling import STOP_WITHIN_S, OutageTolerance, Polling, payload_of
 
 POLLING = Polling(every_s=3.0)
 """Pause between two looks at logs and records: a listing, $0.006 an hour, and a search that is free."""
@@ -60,7 +60,7 @@ class AwsPlatform:
         self._account, self._region = account, account.region
         self._deployment = deployment
         self._polling = polling
-        self._sight = Sight(polling)
+        self._outages = OutageTolerance(polling)
         self._lambda: Any = account.client("lambda")
         self._objects: Any = account.client("s3")
         self._logs: Any = account.client("logs")
@@ -110,7 +110,7 @@ class AwsPlatform:
         """
         for memory in sorted({stage.memory_mb for stage in plan.stages}):
             self._check_function(memory, plan)
-        check_room(self._rooms(plan), lifetime_s=self._spec.lifetime_s, run_s=run_s)
+        check_capacity(self._capacities(plan), lifetime_s=self._spec.lifetime_s, run_s=run_s)
         self._wake(stage.memory_mb for stage in plan.stages)
 
     def of_deployed_sizes(self) -> "AwsPlatform":
@@ -150,7 +150,7 @@ class AwsPlatform:
         request = handle.name.split("/")[1]
         if request not in self._ended:
             self._open[handle] = None
-            self._sight.look(self._look)
+            self._outages.ask(self._look)
         return self._ended.get(request, _RUNNING)
 
     def stop(self, handle: Handle) -> None:
@@ -196,7 +196,7 @@ class AwsPlatform:
             raise PlatformRefused(f"{name} has {found['MemorySize']} MB: somebody changed it; run: {command}")
         check_processors(plan.platform, found.get("Architectures", [ARCHITECTURE])[0], functions=f"{name} has")
 
-    def _rooms(self, plan: Plan) -> Iterator[Room]:
+    def _capacities(self, plan: Plan) -> Iterator[Capacity]:
         """Of each function that has reserved concurrency, and of the account for all others."""
         names = [function_name(self._deployment, stage.memory_mb) for stage in plan.stages] * plan.replicas
         needed = Counter(names)
@@ -206,8 +206,8 @@ class AwsPlatform:
         for name, concurrency in own.items():
             if concurrency is not None:
                 reserved = concurrency["ReservedConcurrentExecutions"]
-                yield room_of_function(name, needed.pop(name), reserved, self._region)
-        yield room_of_account(needed.total(), unreserved, self._region)
+                yield reserved_capacity(name, needed.pop(name), reserved, self._region)
+        yield account_capacity(needed.total(), unreserved, self._region)
 
     def _wake(self, memory_mb: Iterable[int]) -> None:
         names = [function_name(self._deployment, memory) for memory in sorted(set(memory_mb))]

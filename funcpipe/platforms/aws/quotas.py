@@ -7,7 +7,7 @@ the codes are those that Service Quotas has.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from funcpipe.platforms.shared.room import Room
+from funcpipe.platforms.shared.capacity import Capacity
 
 _USUAL_FUNCTIONS = 1000
 _NEW_MB = 3008
@@ -33,23 +33,23 @@ CONCURRENCY = Quota(service="lambda", code="L-B99A9384", name="Concurrent execut
 BUILDS = Quota(service="codebuild", code="L-2DC20C30", name="Concurrently running builds for Linux/Medium environment")
 
 
-def room_of_account(needed: int, unreserved: int, region: str) -> Room:
+def account_capacity(needed: int, unreserved: int, region: str) -> Capacity:
     """Of the functions that share what no function of the account has reserved."""
-    return Room(
+    return Capacity(
         needed=needed,
         allowed=unreserved,
-        place=f"this account may run {unreserved} in {region}",
+        limit=f"this account may run {unreserved} in {region}",
         fewer="plan with --max-functions",
         more=lambda wanted: CONCURRENCY.request(wanted, region),
     )
 
 
-def room_of_function(name: str, needed: int, reserved: int, region: str) -> Room:
+def reserved_capacity(name: str, needed: int, reserved: int, region: str) -> Capacity:
     """Of a function that runs as often as is reserved for it, and no more often."""
-    return Room(
+    return Capacity(
         needed=needed,
         allowed=reserved,
-        place=f"{name} may run {reserved} times, its reserved concurrency in {region}",
+        limit=f"{name} may run {reserved} times, its reserved concurrency in {region}",
         more=lambda wanted: (
             f"reserve {wanted}: aws lambda put-function-concurrency --function-name {name} "
             f"--reserved-concurrent-executions {wanted} --region {region}"

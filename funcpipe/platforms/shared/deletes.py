@@ -16,11 +16,12 @@ def delete_each(delete: Callable[[str], None], keys: Sequence[str], *, at_once: 
             return error
         return None
 
-    if at_once == 1:  # as often as a local run deletes, a pool would cost more than the deletions
-        told([error for error in map(error_of, keys) if error is not None], len(keys))
-        return
-    with ThreadPoolExecutor(at_once) as pool:
-        told([error for error in pool.map(error_of, keys) if error is not None], len(keys))
+    if at_once == 1:
+        errors = [error_of(key) for key in keys]
+    else:
+        with ThreadPoolExecutor(at_once) as pool:
+            errors = list(pool.map(error_of, keys))
+    told([error for error in errors if error is not None], len(keys))
 
 
 def told(errors: Sequence[StorageError], objects: int) -> None:

@@ -22,7 +22,7 @@ START_WITHIN_S = 300.0
 """A function that a busy cloud has not started by then is given up."""
 
 BUSY_FOR_S = 600.0
-"""A cloud that does not tell for so long how functions fare has failed; until then they count as running."""
+"""A cloud that has not told the state of functions for so long has failed; until then they count as running."""
 
 _START_PAUSES = Backoff(first_s=2.0, most_s=20.0)
 
@@ -62,26 +62,26 @@ class Polling:
             self.sleep(self.every_s)
 
 
-class Sight:
-    """What a cloud tells of functions, which it may not tell for a while without their being lost."""
+class OutageTolerance:
+    """Bridges the time in which a cloud does not answer when asked for the states of functions."""
 
     def __init__(self, polling: Polling) -> None:
         self._polling = polling
-        self._lost_at_s: float | None = None
+        self._busy_since_s: float | None = None
 
-    def look(self, request: Callable[[], None]) -> None:
+    def ask(self, request: Callable[[], None]) -> None:
         """Make a request for the states of functions; PlatformBusy is raised only after BUSY_FOR_S of nothing else."""
         now_s = self._polling.clock()
         try:
             request()
         except PlatformBusy as error:
-            if self._lost_at_s is None:
-                self._lost_at_s = now_s
-                _log.warning("how functions fare cannot be told for now, they count as running: %s", error)
-            if now_s - self._lost_at_s >= BUSY_FOR_S:
+            if self._busy_since_s is None:
+                self._busy_since_s = now_s
+                _log.warning("the state of functions cannot be read for now, they count as running: %s", error)
+            if now_s - self._busy_since_s >= BUSY_FOR_S:
                 raise
         else:
-            self._lost_at_s = None
+            self._busy_since_s = None
 
 
 def payload_of(worker: Invocation, spec: PlatformSpec, wrap_key: Callable[[str], str]) -> bytes:
