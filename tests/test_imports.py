@@ -33,7 +33,14 @@ ROOMS = {
 ABOVE = ("client", "testing", "api", "cli", "__init__", "__main__")
 """From below to the top: each may import all rooms, and those of `ABOVE` that come before it."""
 
-BASE = ("platforms.base", "platforms.wrappers", "platforms.allocator", "platforms.memory", "platforms.processors")
+BASE = (
+    "platforms.base",
+    "platforms.request_meter",
+    "platforms.wrappers",
+    "platforms.allocator",
+    "platforms.memory",
+    "platforms.processors",
+)
 """The modules of `platforms` that rooms below it lean on: the Protocols, and what is made of nothing else."""
 
 WITH_TORCH = {"api", "cli", "client", "comm", "model", "profiler", "runstate", "testing", "training", "worker"}

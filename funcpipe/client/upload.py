@@ -64,4 +64,5 @@ def _account(prepared: PreparedRun, stage: int) -> RunAccount:
         usd_s=usd_s[stage],
         put_usd=prices.price_put_usd,
         get_usd=prices.price_get_usd,
+        empty_get_usd=prices.empty_get_usd,
     )

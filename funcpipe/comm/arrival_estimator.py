@@ -37,7 +37,7 @@ class ArrivalEstimator:
     is no later than usual, and never less than `least_s`. After a message that was there at the first request, the next
     is expected earlier by `early_share` of its time or by `early_trips` round trips, whichever is more.
 
-    A request costs `get_usd`, and the functions that a late message holds up `idle_usd_s` a second.
+    A request in vain costs `empty_get_usd`, and the functions that a late message holds up `idle_usd_s` a second.
     """
 
     deadline_s: float
@@ -48,7 +48,7 @@ class ArrivalEstimator:
     spread_share: float = 0.5
     early_share: float = 0.002
     early_trips: float = 1.5
-    get_usd: float = 0.0
+    empty_get_usd: float = 0.0
     idle_usd_s: float = 0.0
 
     def pause_s(self, since_s: float, due_s: float = 0.0, spread_s: float = 0.0, trip_s: float = 0.0) -> float:
@@ -70,7 +70,7 @@ class ArrivalEstimator:
         """The pause that costs least in a wait for what is `late_s` late already."""
         if not self.idle_usd_s:
             return _LEAST_LONG_S
-        return min(max(sqrt(2 * self.get_usd * late_s / self.idle_usd_s), _LEAST_LONG_S), _MOST_LONG_S)
+        return min(max(sqrt(2 * self.empty_get_usd * late_s / self.idle_usd_s), _LEAST_LONG_S), _MOST_LONG_S)
 
 
 @dataclass(frozen=True, slots=True)

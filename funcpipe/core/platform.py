@@ -123,10 +123,14 @@ class PlatformSpec:
             if name not in known:
                 raise InvalidValue("sources", name, "must name fields of a platform or of its sizes")
 
+    @property
+    def empty_get_usd(self) -> float:
+        """Dollars for asking for an object that is not there."""
+        return self.price_get_usd if self.price_empty_get_usd is None else self.price_empty_get_usd
+
     def request_usd(self, puts: float, gets: float, empty_gets: float = 0) -> float:
         """Dollars for storage requests; `empty_gets`, among the gets, found no object."""
-        empty_usd = self.price_get_usd if self.price_empty_get_usd is None else self.price_empty_get_usd
-        return puts * self.price_put_usd + (gets - empty_gets) * self.price_get_usd + empty_gets * empty_usd
+        return puts * self.price_put_usd + (gets - empty_gets) * self.price_get_usd + empty_gets * self.empty_get_usd
 
     def counted_usd(self, counts: RequestCounts) -> float:
         """Dollars for the requests in `counts`. A listing costs as much as a put, at S3 and at OSS."""

@@ -25,7 +25,8 @@ class RunAccount:
     """What a run had cost and taken when a function was invoked, and what functions and requests cost.
 
     It had cost `spent_usd`, and `requests_usd` for the requests of this generation. All functions of the run together
-    cost `run_usd_s` a second, this one costs `usd_s`; a put or a listing costs `put_usd`, a get `get_usd`.
+    cost `run_usd_s` a second, this one costs `usd_s`; a put or a listing costs `put_usd`, a get `get_usd`, or
+    `empty_get_usd` if there is no such object.
     """
 
     spent_usd: float = 0.0
@@ -35,6 +36,7 @@ class RunAccount:
     requests_usd: float = 0.0
     put_usd: float = 0.0
     get_usd: float = 0.0
+    empty_get_usd: float = 0.0
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -42,7 +44,9 @@ class RunAccount:
 
     def counted_usd(self, counts: RequestCounts) -> float:
         """Dollars for the requests in `counts`."""
-        return (counts.puts + counts.lists) * self.put_usd + counts.gets * self.get_usd
+        found = counts.gets - counts.empty_gets
+        puts = counts.puts + counts.lists
+        return puts * self.put_usd + found * self.get_usd + counts.empty_gets * self.empty_get_usd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,7 +91,9 @@ def load_worker(
 def _estimator(spec: WorkerSpec) -> ArrivalEstimator:
     """Who waits for long may hold up all functions of the run."""
     account = spec.account
-    return ArrivalEstimator(deadline_s=spec.message_deadline_s, get_usd=account.get_usd, idle_usd_s=account.run_usd_s)
+    return ArrivalEstimator(
+        deadline_s=spec.message_deadline_s, empty_get_usd=account.empty_get_usd, idle_usd_s=account.run_usd_s
+    )
 
 
 def _lifetime_s(spec: WorkerSpec, invoked: Invoked) -> float | None:

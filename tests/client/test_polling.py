@@ -98,6 +98,6 @@ def test_a_quiet_run_costs_few_requests(traced: None) -> None:
             assert asked.lists - before.lists < 60
             for replica in range(2):
                 report = StepReport(step=0, samples=4, loss_sum=1.0)
-                put_document(run.storage, KEYS.step_report(0, f"s2.r{replica}"), report)
+                put_document(ready.storage, KEYS.step_report(0, f"s2.r{replica}"), report)
             reports, waited = await_step(ready, reader, supervisor, 0, owner, polls)
         assert (len(reports), waited) == (2, False)

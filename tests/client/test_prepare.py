@@ -250,7 +250,7 @@ class InCloud(Recording):
 
 def test_a_deployment_brings_its_own_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cloud = InCloud(folder=tmp_path.as_uri())
-    monkeypatch.setattr("funcpipe.client.session.open_deployment", lambda url: cloud)
+    monkeypatch.setattr("funcpipe.client.session.open_deployment", lambda url, **_: cloud)
     with open_session("aws-lambda://x", None, RunSettings()) as found:
         assert found.lasts
         assert found.storage_url == "s3://bucket/runs"

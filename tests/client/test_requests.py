@@ -15,7 +15,8 @@ from funcpipe.core import Bill, FaultTolerance, Heartbeat, Outcome, RequestCount
 from funcpipe.errors import RunHalted
 from funcpipe.platforms.base import OPEN, Gate
 from funcpipe.platforms.catalog import load_spec
-from funcpipe.runstate.documents import decode_document
+from funcpipe.runstate.documents import get_document
+from funcpipe.runstate.keyring import signed
 from funcpipe.testing.faults import FunctionFaults
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
@@ -37,6 +38,7 @@ class Counting(MemoryStorage):
     def __init__(self) -> None:
         super().__init__()
         self.asked: Counter[str] = Counter()
+        self.last = MemoryStorage()
         self.told = RequestCounts()
         self._count = threading.Lock()
 
@@ -44,7 +46,8 @@ class Counting(MemoryStorage):
         self._ask("puts")
         super().put(key, data, if_absent=if_absent, gate=gate)
         if f"/heartbeats/{VICTIM}/00000000" in key:
-            self.told = decode_document(Heartbeat, bytes(data), source=key).requests
+            self.last.put(key, data)
+            self.told = get_document(signed(self.last), Heartbeat, key).requests
 
     def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
         self._ask("gets")

@@ -20,7 +20,7 @@ GET_USD, IDLE_USD_S = 4e-7, 8 * 2 * 1.66667e-5  # S3's, and eight functions of 2
 
 @pytest.mark.parametrize(("late_s", "idle_usd_s"), [(12.0, IDLE_USD_S / 8), (60.0, IDLE_USD_S), (900.0, IDLE_USD_S)])
 def test_a_long_wait_is_asked_about_as_often_as_costs_least(late_s: float, idle_usd_s: float) -> None:
-    estimator = ArrivalEstimator(deadline_s=3600, get_usd=GET_USD, idle_usd_s=idle_usd_s)
+    estimator = ArrivalEstimator(deadline_s=3600, empty_get_usd=GET_USD, idle_usd_s=idle_usd_s)
 
     def cost_usd(pause_s: float) -> float:
         return late_s / pause_s * GET_USD + pause_s / 2 * idle_usd_s
@@ -29,11 +29,13 @@ def test_a_long_wait_is_asked_about_as_often_as_costs_least(late_s: float, idle_
     assert estimator.pause_s(late_s) == pytest.approx(min(choices, key=cost_usd), abs=0.001)
 
 
-@pytest.mark.parametrize(("get_usd", "idle_usd_s", "pause_s"), [(0, 1, 0.2), (1, 1e-9, 1.0), (0, 0, 0.2), (1, 0, 0.2)])
+@pytest.mark.parametrize(
+    ("empty_get_usd", "idle_usd_s", "pause_s"), [(0, 1, 0.2), (1, 1e-9, 1.0), (0, 0, 0.2), (1, 0, 0.2)]
+)
 def test_a_long_wait_is_asked_about_every_fifth_of_a_second_to_every_second(
-    get_usd: float, idle_usd_s: float, pause_s: float
+    empty_get_usd: float, idle_usd_s: float, pause_s: float
 ) -> None:
-    estimator = ArrivalEstimator(deadline_s=3600, get_usd=get_usd, idle_usd_s=idle_usd_s)
+    estimator = ArrivalEstimator(deadline_s=3600, empty_get_usd=empty_get_usd, idle_usd_s=idle_usd_s)
     assert estimator.pause_s(100.0, due_s=1.0, spread_s=0.5) == pause_s
     assert estimator.pause_s(10.9, due_s=1.0) == estimator.most_s
 

@@ -14,6 +14,7 @@ from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.limits import BudgetGuard
 from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.testing.run_keys import NONCE, signed_for_tests
 from funcpipe.worker.loop import Worker
 from funcpipe.worker.progress import WorkerProgress
 from funcpipe.worker.setup import load_worker
@@ -21,9 +22,9 @@ from tests.e2e import small
 from tests.in_process import make_job, prepared_run
 from tests.recording import Recording
 
-KEYS = Keys("run-1")
-PUT_USD, GET_USD = 5e-6, 4e-7
-ACCOUNT = RunAccount(spent_usd=1.0, requests_usd=0.5, put_usd=PUT_USD, get_usd=GET_USD)
+KEYS = Keys("run-1", 0, NONCE)
+PUT_USD, GET_USD, EMPTY_USD = 5e-6, 4e-7, 1e-7
+ACCOUNT = RunAccount(spent_usd=1.0, requests_usd=0.5, put_usd=PUT_USD, get_usd=GET_USD, empty_get_usd=EMPTY_USD)
 
 
 def uploaded(storage: MemoryStorage, *, stages: int = 1, replicas: int = 1) -> list[WorkerSpec]:
@@ -42,8 +43,9 @@ def uploaded(storage: MemoryStorage, *, stages: int = 1, replicas: int = 1) -> l
 def loaded(invoked: Invoked, platform: Recording) -> Worker:
     storage = MemoryStorage()
     (spec,) = uploaded(storage)
-    put_document(storage, KEYS.payload(spec.worker), spec)
-    return load_worker(spec, storage, platform.open, invoked=invoked)
+    own = signed_for_tests(storage)
+    put_document(own, KEYS.payload(spec.worker), spec)
+    return load_worker(spec, own, platform.open, invoked=invoked)
 
 
 @pytest.mark.parametrize(
@@ -75,8 +77,8 @@ def progress_of(own: RequestCounts, *, workers: int) -> WorkerProgress:
 def test_a_function_estimates_what_the_requests_of_all_cost() -> None:
     progress = progress_of(RequestCounts(puts=30, lists=5, gets=90, empty_gets=40), workers=4)
     progress.record_messages(RequestCounts(puts=20, gets=40), RequestCounts(puts=100, gets=300))
-    own_usd = 35 * PUT_USD + 90 * GET_USD
-    others_usd = (100 + 3 * 15) * PUT_USD + (300 + 3 * 50) * GET_USD
+    own_usd = 35 * PUT_USD + 50 * GET_USD + 40 * EMPTY_USD
+    others_usd = (100 + 3 * 15) * PUT_USD + (300 + 3 * 10) * GET_USD + 3 * 40 * EMPTY_USD
     assert progress.run_requests_usd == pytest.approx(0.5 + own_usd + others_usd)
     assert progress.account.requests_usd == progress.run_requests_usd
     assert progress.account.spent_usd == pytest.approx(1.0)  # functions are free here

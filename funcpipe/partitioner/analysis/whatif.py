@@ -60,6 +60,7 @@ class Changes:
             ),
             price_put_usd=spec.price_put_usd * self.request_price,
             price_get_usd=spec.price_get_usd * self.request_price,
+            price_empty_get_usd=spec.empty_get_usd * self.request_price,
             **{name: value for name, value in given.items() if value is not None},
         )
 

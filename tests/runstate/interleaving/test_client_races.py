@@ -16,6 +16,7 @@ from funcpipe.runstate import owner
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.functions import start_function
 from funcpipe.runstate.generations import find_record, list_generations
+from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import Lease
 from funcpipe.testing import client_scenarios as meetings
 from funcpipe.testing.client_races import clients
@@ -64,12 +65,13 @@ def put_anyway(lease: Lease, number: int, entry: Any) -> bool:
 
 
 def any_record(storage: Storage, run: str) -> RunRecord:
-    """The record of the newest generation, even if that was deleted."""
-    records = [find_record(storage, keys) for keys in list_generations(storage, run)]
-    found = [record for record in records if record is not None]
-    if not found:
+    """The record of the newest generation, even if that was deleted, which counts before another of its number."""
+    found = [(keys, find_record(storage, keys)) for keys in list_generations(storage, run)]
+    left = storage.list(Keys(run).reservations)
+    records = [((keys.generation, keys.reservation not in left), record) for keys, record in found if record]
+    if not records:
         raise RunUnknown(run)
-    return found[-1]
+    return max(records, key=lambda each: each[0])[1]
 
 
 def keeping_payloads(storage: Any, keys: Any, open_platform: Any, *, for_good: bool = False) -> None:
