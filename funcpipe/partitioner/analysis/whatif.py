@@ -44,6 +44,7 @@ class Changes:
         names = (
             [size.name for size in spec.sizes] if self.sizes is None else [spec.size(name).name for name in self.sizes]
         )
+        empty = spec.price_empty_get_usd  # None, or 0, stays
         given = {name: getattr(self, name) for name in ("latency_s", "contention", "shared_bytes_s")}
         return replace(
             spec,
@@ -60,7 +61,7 @@ class Changes:
             ),
             price_put_usd=spec.price_put_usd * self.request_price,
             price_get_usd=spec.price_get_usd * self.request_price,
-            price_empty_get_usd=spec.empty_get_usd * self.request_price,
+            price_empty_get_usd=empty and empty * self.request_price,
             **{name: value for name, value in given.items() if value is not None},
         )
 
