@@ -36,6 +36,7 @@ ABOVE = ("client", "testing", "api", "cli", "__init__", "__main__")
 BASE = (
     "platforms.base",
     "platforms.request_meter",
+    "platforms.starting",
     "platforms.wrappers",
     "platforms.allocator",
     "platforms.memory",

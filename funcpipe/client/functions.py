@@ -151,7 +151,7 @@ def start_as_owner(
     It asks again once the function is recorded: who has taken over before that has perhaps not seen the function.
     """
     check_owner()
-    begun = start_function(platform, storage, keys, spec)
+    begun = start_function(platform, storage, keys, spec, patient=True)
     try:
         check_owner()
     except Superseded:

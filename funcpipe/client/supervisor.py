@@ -249,7 +249,10 @@ class Supervisor:
         attempt = 0 if newest is None else newest + 1
         _log.warning("run %s: restarts worker %s as attempt %d: it %s", self._keys.run, name, attempt, why)
         spent = {"spent_usd": self.cost_usd(), "elapsed_s": self.elapsed_s(), "requests_usd": self.requests_usd()}
-        self._invoke(worker, replace(worker.spec, attempt=attempt, account=replace(worker.spec.account, **spent)))
+        try:
+            self._invoke(worker, replace(worker.spec, attempt=attempt, account=replace(worker.spec.account, **spent)))
+        except PlatformError as error:
+            self._restart(worker, f"cannot be started: {error}")
 
     def _out_of_memory(self, worker: WatchedWorker, peak_bytes: int) -> None:
         """Restart the worker in a larger function, if that is wanted and there is one."""

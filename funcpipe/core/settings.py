@@ -33,7 +33,8 @@ class FaultTolerance:
     object of their own.
 
     A function hands over to a successor before it is `lifetime_s` old. It is expected to start within `cold_start_s`,
-    and counts as lost if nothing was heard of it for another `start_s`. It sends a heartbeat every `heartbeat_s`.
+    and counts as lost if nothing was heard of it for another `start_s`. It sends a heartbeat every `heartbeat_s`. After
+    `max_attempts` functions of one worker the run ends, and can be resumed: functions that start functions end at last.
     A lease that was checked within the last `lease_s` is not checked again before a write.
 
     The replicas of a stage compare hashes of their parameters at each checkpoint, and every `compare_steps` steps if
@@ -51,6 +52,7 @@ class FaultTolerance:
     lifetime_s: float | None = None
     cold_start_s: float = 0.0
     start_s: float = 60.0
+    max_attempts: int = 2000
     heartbeat_s: float = 10.0
     lease_s: float = 10.0
     compare_steps: int | None = None
@@ -65,6 +67,7 @@ class FaultTolerance:
         for name in ("failure_interval_s", "retained_bytes", "retained_objects", "start_s", "heartbeat_s", "lease_s"):
             checks.positive(name, getattr(self, name))
         checks.at_least("cold_start_s", self.cold_start_s, 0)
+        checks.at_least("max_attempts", self.max_attempts, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -143,7 +143,7 @@ class Platform(Protocol):
         """
 
     def invoke(self, worker: Invocation) -> Handle:
-        """Start a function and return at once."""
+        """Start a function and return at once. Raises PlatformBusy if it may be started later, or PlatformRefused."""
 
     def status(self, handle: Handle) -> Status:
         """The function's state."""

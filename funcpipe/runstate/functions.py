@@ -13,6 +13,7 @@ from funcpipe.core.backoff import Backoff
 from funcpipe.core.json_form import from_plain, to_plain
 from funcpipe.errors import PlatformError, Superseded
 from funcpipe.platforms.base import Handle, Platform, Storage
+from funcpipe.platforms.starting import invoke_patiently
 from funcpipe.runstate.documents import put_document, readable_documents
 from funcpipe.runstate.keys import Keys
 
@@ -45,13 +46,18 @@ class StartedFunction:
     started_at_s: float = 0.0
 
 
-def start_function(platform: Platform, storage: Storage, keys: Keys, spec: WorkerSpec) -> StartedFunction:
-    """Invoke a function for the attempt in `spec`, and record it; if that fails, the function is stopped."""
+def start_function(
+    platform: Platform, storage: Storage, keys: Keys, spec: WorkerSpec, *, patient: bool = False
+) -> StartedFunction:
+    """Invoke a function for the attempt in `spec`, and record it; if that fails, the function is stopped.
+
+    Who is `patient` waits while the platform is busy. Raises PlatformError or PlatformRefused.
+    """
     started_at_s = time.time()
     started = StartedFunction(
         worker=spec.worker,
         attempt=spec.attempt,
-        handle=platform.invoke(spec),
+        handle=invoke_patiently(platform, spec) if patient else platform.invoke(spec),
         usd_s=spec.account.usd_s,
         memory_mb=spec.memory_mb,
         started_at_s=started_at_s,

@@ -10,7 +10,7 @@ import torch
 from funcpipe.core import Outcome, WorkerSpec, from_text
 from funcpipe.core.logs import in_function
 from funcpipe.core.run_key import RunKey
-from funcpipe.errors import RunHalted, Superseded, TaskFailed
+from funcpipe.errors import RunHalted, Superseded, TaskFailed, WorkerFailed
 from funcpipe.platforms import allocator
 from funcpipe.platforms.base import Invoked, OpenPlatform, OpenStorage, Storage
 from funcpipe.runstate.lease import Lease
@@ -73,6 +73,7 @@ def _run(
 ) -> tuple[Outcome, BaseException | None]:
     """Run the attempt: how it ended, and the error if it failed. Raises Superseded."""
     try:
+        _check_attempts(spec)
         outcome = load_worker(spec, storage, open_platform, lease=lease, invoked=invoked, clock=clock).run()
     except Superseded:
         raise
@@ -85,3 +86,13 @@ def _run(
         return Outcome.FAILED, error
     _log.info("ends: %s", outcome.value)
     return outcome, None
+
+
+def _check_attempts(spec: WorkerSpec) -> None:
+    """Clouds would let functions that start functions go on for ever; here that ends. Raises WorkerFailed."""
+    most = spec.faults.max_attempts
+    if spec.attempt >= most:
+        raise WorkerFailed(
+            f"worker {spec.worker} has had {most} functions, as many as FaultTolerance.max_attempts allows; "
+            "resume the run to go on with as many again"
+        )

@@ -2,6 +2,9 @@
 
 predecessor   … step | starts successor | step | step | saves | hand-over document | ends
 successor              cold start, loads code and tensors, waits … | takes the lease | restores | step …
+
+A platform that cannot start a successor is asked again and again between steps. In the end the worker leaves without
+one, its stage saved, and a client, a peer or a watchdog restarts it.
 """
 
 import logging
@@ -10,7 +13,8 @@ import time
 from dataclasses import replace
 
 from funcpipe.core import HandOver, WorkerSpec
-from funcpipe.errors import KeyMissing
+from funcpipe.core.backoff import Backoff
+from funcpipe.errors import KeyMissing, PlatformError, PlatformRefused
 from funcpipe.platforms.base import OpenPlatform, Storage
 from funcpipe.runstate.documents import POLL_S, get_document, put_document
 from funcpipe.runstate.functions import start_for_worker
@@ -24,6 +28,9 @@ _RESERVE = 0.02
 
 _COLD_STARTS = 1.5
 """How many cold starts a successor is given to become ready."""
+
+_PAUSES = Backoff(first_s=2.0, most_s=20.0)
+"""The pauses before a successor that could not be started is tried again."""
 
 
 class Successor:
@@ -51,31 +58,41 @@ class Successor:
         self._open_platform = open_platform
         self._progress = progress
         self._started = False
+        self._tries = 0
+        self._try_at_s = 0.0
 
     def start_in_time(self, *, step_s: float, saving_s: float) -> None:
         """Start the successor, once, when it is time: it should be ready when this function leaves."""
         lifetime_s = self._lifetime_s
-        if lifetime_s is None or self._started or not step_s:
+        if lifetime_s is None or self._started or not step_s or self._progress.age_s < self._try_at_s:
             return
         ready_s = _COLD_STARTS * self._spec.faults.cold_start_s + 2 * step_s
         if self._progress.age_s + ready_s < self._leaves_at_s(lifetime_s, step_s, saving_s):
             return
-        self._started = True
+        self._tries += 1
         spec = self._next_spec(lifetime_s)
         _log.info("hand-over begins, at an age of %.1f s of %g s", self._progress.age_s, lifetime_s)
-        start_for_worker(self._open_platform(self._spec.platform), self._storage, self._keys, spec)
+        try:
+            start_for_worker(self._open_platform(self._spec.platform), self._storage, self._keys, spec)
+            self._started = True
+        except (PlatformError, PlatformRefused) as error:
+            _log.warning("no successor could be started, try %d: %s", self._tries, error)
+            self._try_at_s = self._progress.age_s + _PAUSES.pause_s(self._tries)
 
     def must_leave(self, *, step_s: float, saving_s: float) -> bool:
-        """Whether another step might not end within the function's lifetime. The successor was started by then."""
+        """Whether another step might not end within the function's lifetime. It has tried to start a successor."""
         lifetime_s = self._lifetime_s
-        if lifetime_s is None or not self._started:
+        if lifetime_s is None or not self._tries:
             return False
         return self._progress.age_s >= self._leaves_at_s(lifetime_s, step_s, saving_s)
 
     def hand_over(self, step: int) -> None:
         """Tell the successor that `step` steps are done and saved."""
         put_document(self._storage, self._keys.hand_over(self._spec.worker, self._spec.attempt), HandOver(step=step))
-        _log.info("handed over to attempt %d after step %d", self._spec.attempt + 1, step)
+        if self._started:
+            _log.info("handed over to attempt %d after step %d", self._spec.attempt + 1, step)
+        else:
+            _log.warning("leaves after step %d without a successor: others have to restart this worker", step)
 
     @staticmethod
     def _leaves_at_s(lifetime_s: float, step_s: float, saving_s: float) -> float:

@@ -20,7 +20,7 @@ from funcpipe.core import (
     WorkerSpec,
 )
 from funcpipe.core.log_lines import RawLine
-from funcpipe.errors import PlatformRefused
+from funcpipe.errors import PlatformError, PlatformRefused
 from funcpipe.platforms.base import Cause, Handle, PlainKeys, Platform, State, Status, Storage
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.runstate.documents import put_document
@@ -49,7 +49,10 @@ def spec_with(sizes_mb: tuple[int, ...] = SIZES_MB) -> PlatformSpec:
 
 @dataclass
 class Scripted(PlainKeys):
-    """A platform of which only the sizes `deployed_mb` can be run. `ended` holds the status of functions by name."""
+    """A platform of which only the sizes `deployed_mb` can be run, and that fails to start the next `busy` functions.
+
+    `ended` holds the status of functions by name.
+    """
 
     spec: PlatformSpec = field(default_factory=spec_with)
     url: str = "scripted://here"
@@ -57,6 +60,7 @@ class Scripted(PlainKeys):
     invoked: list[WorkerSpec] = field(default_factory=list)
     ended: dict[str, Status] = field(default_factory=dict)
     stopped: set[str] = field(default_factory=set)
+    busy: int = 0
 
     def check(self, plan: Plan, *, run_s: float | None = None) -> None:
         for stage in plan.stages:
@@ -65,6 +69,9 @@ class Scripted(PlainKeys):
 
     def invoke(self, worker: Invocation) -> Handle:
         assert isinstance(worker, WorkerSpec)
+        if self.busy:
+            self.busy -= 1
+            raise PlatformError("nobody answers")
         self.invoked.append(worker)
         return Handle(worker=worker.worker, name=f"{worker.worker}-{worker.attempt}")
 

@@ -159,6 +159,22 @@ def test_a_worker_that_dies_again_and_again_ends_the_run(monkeypatch: pytest.Mon
         supervisor.poll()
 
 
+def test_a_worker_whose_restart_the_platform_fails_to_start_is_restarted_later(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    restarts_pause(monkeypatch, 0.0)
+    run = Run()
+    supervisor = run.start()
+    run.platform.ended["s0.r0-0"] = FAILED
+    run.platform.busy = 2
+    assert supervisor.poll() == 6
+    assert (len(run.platform.invoked), run.platform.busy) == (7, 0)
+    assert "as attempt 0: it cannot be started: nobody answers" in caplog.text
+    run.platform.busy = 10
+    with pytest.raises(WorkerFailed, match=r"worker s0\.r0 cannot be started: nobody answers, 6 times without a step"):
+        supervisor.poll()
+
+
 def test_a_step_in_between_lets_a_worker_be_restarted_again() -> None:
     run = Run()
     supervisor = run.start()

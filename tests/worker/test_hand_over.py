@@ -1,19 +1,25 @@
 """A worker that leaves in time says all it has to say, however quick its successor is."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from funcpipe.client.upload import upload
-from funcpipe.core import Events, FaultTolerance, HandOver, Outcome, WorkerReport, WorkerSpec
-from funcpipe.platforms.base import OPEN, Gate, Invoked
+from funcpipe.core import Events, FaultTolerance, HandOver, Invocation, Outcome, WorkerReport, WorkerSpec
+from funcpipe.core.backoff import Backoff
+from funcpipe.errors import PlatformBusy, PlatformRefused
+from funcpipe.platforms.base import OPEN, Gate, Handle, Invoked
+from funcpipe.runstate.checkpoints import Checkpoints
 from funcpipe.runstate.documents import get_document
 from funcpipe.runstate.generations import write_payload
+from funcpipe.runstate.halt import read_halt
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import Lease
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.run_keys import NONCE, signed_for_tests
+from funcpipe.worker import hand_over
 from funcpipe.worker.attempt import run_attempt
 from tests.e2e import small
 from tests.in_process import make_job, prepared_run
@@ -32,9 +38,8 @@ class QuickSuccessor(MemoryStorage):
             Lease(signed_for_tests(self), KEYS, WORKER, 1, fresh_s=1.0).take()
 
 
-@pytest.mark.slow
-def test_a_worker_that_hands_over_is_not_cut_short_by_its_successor() -> None:
-    storage, platform = QuickSuccessor(), Recording()
+def first_attempt(storage: MemoryStorage, platform: Recording, *, epochs: int = 100, **faults: Any) -> WorkerSpec:
+    """The only worker of a run whose steps take a while."""
     torch.manual_seed(0)
     job = make_job(
         small.model(),
@@ -42,12 +47,19 @@ def test_a_worker_that_hands_over_is_not_cut_short_by_its_successor() -> None:
         small.data,
         loss=small.slow_loss,
         optimizer=small.optimizer,
-        epochs=100,
+        epochs=epochs,
     )
-    faults = FaultTolerance(lifetime_s=1.5, cold_start_s=0.1)
-    (spec,) = upload(prepared_run(job, storage, platform_url=platform.url, faults=faults), KEYS)
+    faults = {"lifetime_s": 1.5, "cold_start_s": 0.1} | faults
+    (spec,) = upload(prepared_run(job, storage, platform_url=platform.url, faults=FaultTolerance(**faults)), KEYS)
+    write_payload(signed_for_tests(storage), KEYS, spec)
+    return spec
+
+
+@pytest.mark.slow
+def test_a_worker_that_hands_over_is_not_cut_short_by_its_successor() -> None:
+    storage, platform = QuickSuccessor(), Recording()
+    spec = first_attempt(storage, platform)
     own = signed_for_tests(storage)
-    write_payload(own, KEYS, spec)
     assert run_attempt(spec, storage, platform.open, invoked=Invoked())
     successor = platform.invoked[-1]
     assert isinstance(successor, WorkerSpec)
@@ -57,3 +69,55 @@ def test_a_worker_that_hands_over_is_not_cut_short_by_its_successor() -> None:
     assert report.outcome is Outcome.HANDED_OVER
     events = get_document(own, Events, KEYS.trace(WORKER, 0)).events
     assert max(event.step for event in events) == step - 1
+
+
+def test_a_worker_whose_successor_cannot_be_started_tries_again_and_leaves_in_good_order_without(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hand_over, "_PAUSES", Backoff(first_s=0.1, most_s=0.1, draw=lambda: 1.0))
+    storage, platform = MemoryStorage(), Recording(fails=True)
+    spec = first_attempt(storage, platform, cold_start_s=0.4)
+    assert run_attempt(spec, storage, platform.open, invoked=Invoked())
+    own = signed_for_tests(storage)
+    assert platform.invoked == []
+    assert [text for text in caplog.messages if "try 2: no room" in text]
+    step = get_document(own, HandOver, KEYS.hand_over(WORKER, 0)).step
+    assert f"leaves after step {step} without a successor" in caplog.text
+    assert get_document(own, WorkerReport, KEYS.worker_report(WORKER, 0)).outcome is Outcome.HANDED_OVER
+    assert Checkpoints(own, KEYS).index().common_step(1, 1) == step
+
+
+def test_a_successor_that_could_not_be_started_at_first_is_started_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hand_over, "_PAUSES", Backoff(first_s=0.1, most_s=0.1, draw=lambda: 1.0))
+
+    class BusyAtFirst(Recording):
+        refused = 0
+
+        def invoke(self, worker: Invocation) -> Handle:
+            if self.refused < 2:
+                self.refused += 1
+                raise PlatformRefused("no room") if self.refused == 1 else PlatformBusy("no room")
+            return super().invoke(worker)
+
+    storage, platform = MemoryStorage(), BusyAtFirst()
+    spec = first_attempt(storage, platform, cold_start_s=0.4)
+    assert run_attempt(spec, storage, platform.open, invoked=Invoked())
+    (successor,) = platform.invoked
+    assert isinstance(successor, WorkerSpec)
+    assert successor.attempt == 1
+
+
+def test_functions_that_start_functions_end_at_last() -> None:
+    storage, platform = MemoryStorage(), Recording()
+    spec = replace(first_attempt(storage, platform, epochs=1, max_attempts=3), attempt=3)
+    assert not run_attempt(spec, storage, platform.open, invoked=Invoked())
+    own = signed_for_tests(storage)
+    report = get_document(own, WorkerReport, KEYS.worker_report(WORKER, 3))
+    said = "has had 3 functions, as many as FaultTolerance.max_attempts allows; resume the run"
+    assert said in str(report.error)
+    halt = read_halt(own, KEYS)
+    assert halt is not None
+    assert said in halt.reason
+    last = replace(spec, attempt=2)
+    storage.delete_many(storage.list(f"{KEYS.prefix}leases/") + storage.list(f"{KEYS.prefix}halt"))
+    assert run_attempt(last, storage, platform.open, invoked=Invoked())

@@ -116,13 +116,10 @@ class AliyunPlatform:
         )
 
     def invoke(self, worker: Invocation) -> Handle:
-        """Start a function and return at once; raises PlatformRefused for what the service would not run.
-
-        While the service is busy it is asked again.
-        """
+        """Start a function and return at once; raises PlatformBusy, or PlatformRefused for what would not run there."""
         payload = payload_of(worker, self._spec, self.wrap_key)
         function, task = function_name(self._deployment, worker.size), f"task-{uuid.uuid4()}"
-        self._polling.start(f"worker {worker.worker}", lambda: self._start(function, task, payload))
+        self._start(function, task, payload)
         return Handle(worker=worker.worker, name=f"{function}/{task}")
 
     def status(self, handle: Handle) -> Status:

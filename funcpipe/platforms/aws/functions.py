@@ -129,18 +129,11 @@ class AwsPlatform:
         )
 
     def invoke(self, worker: Invocation) -> Handle:
-        """Start a function and return at once; raises PlatformRefused for what Lambda would not run.
-
-        While Lambda is busy it is asked again.
-        """
+        """Start a function and return at once; raises PlatformBusy, or PlatformRefused for what would not run there."""
         payload = payload_of(worker, self._spec, self.wrap_key)
         function = function_name(self._deployment, worker.memory_mb)
-
-        def start() -> str:
-            with explained(f"invoking {function}"):
-                return invoke_awake(self._lambda, function, payload, self._polling)
-
-        request = self._polling.start(f"worker {worker.worker}", start)
+        with explained(f"invoking {function}"):
+            request = invoke_awake(self._lambda, function, payload, self._polling)
         handle = Handle(worker=worker.worker, name=f"{function}/{request}/{int(self._polling.clock())}")
         self._open[handle] = None
         return handle

@@ -1,30 +1,21 @@
 """What the clouds' platforms have in common: polling for the state of functions, and payloads that fit."""
 
-import itertools
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from funcpipe.core import Invocation, PlatformSpec, WorkerSpec, to_text
-from funcpipe.core.backoff import Backoff
 from funcpipe.errors import DeadlineExceeded, PlatformBusy, PlatformRefused
 from funcpipe.platforms.base import State, Status
 
 _log = logging.getLogger(__name__)
-_Result = TypeVar("_Result")
 
 STOP_WITHIN_S = 90.0
 """A function that was told to stop and has not ended by then is given up."""
 
-START_WITHIN_S = 300.0
-"""A function that a busy cloud has not started by then is given up."""
-
 BUSY_FOR_S = 600.0
 """A cloud that has not told the state of functions for so long has failed; until then they count as running."""
-
-_START_PAUSES = Backoff(first_s=2.0, most_s=20.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,20 +29,6 @@ class Polling:
     def is_due(self, asked_s: float) -> bool:
         """Whether what was asked at `asked_s` is to be asked again."""
         return self.clock() - asked_s >= self.every_s
-
-    def start(self, what: str, request: Callable[[], _Result]) -> _Result:
-        """Make the request that starts a function again, after a pause, while the cloud is busy: for START_WITHIN_S."""
-        until_s = self.clock() + START_WITHIN_S
-        for tries in itertools.count(1):
-            try:
-                return request()
-            except PlatformBusy as error:
-                left_s = until_s - self.clock()
-                if left_s <= 0:
-                    raise
-                _log.warning("%s cannot be started for now; tried again, for %.0f s more: %s", what, left_s, error)
-                self.sleep(max(_START_PAUSES.pause_s(tries), 0.1))
-        raise AssertionError("the count never ends")
 
     def await_end(self, status: Callable[[], Status], late: str) -> None:
         """Return when `status` tells that a function has ended; raises DeadlineExceeded, which says `late`."""
