@@ -158,7 +158,7 @@ class WorkerReport:
     """What an attempt of a worker reports when it ends: its outcome, what it used, and the error if it failed.
 
     `retryable` says whether another attempt may succeed; `out_of_memory` whether the failure was a lack of memory.
-    `instructions` are those of its processor that torch used.
+    It is billed for `alive_s`. `instructions` are those of its processor that torch used.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.report/1"

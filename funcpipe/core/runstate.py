@@ -180,9 +180,9 @@ class Busy:
 class Heartbeat:
     """The state of an attempt of a worker, written anew with every `beat`.
 
-    `alive_s` is the age of the attempt, `step_s` the duration of a step. `spent_usd` is what the worker has cost,
-    `run_usd` and `run_s` what the run has cost and taken; `run_requests_usd` is what the requests of the generation
-    have cost in addition, by this worker's estimate. `requests` are the attempt's own, with this heartbeat.
+    The attempt is billed for `alive_s` so far; `step_s` is the duration of a step. `spent_usd` is what the worker has
+    cost, `run_usd` and `run_s` what the run has cost and taken; `run_requests_usd` is what the requests of the
+    generation have cost in addition, by this worker's estimate. `requests` are the attempt's own, with this heartbeat.
     `saved_step` is the newest step whose checkpoint the worker knows of; `sent_at_s` is the time by its own clock.
     `instructions` are those of its processor that torch uses.
     """

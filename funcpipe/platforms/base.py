@@ -73,14 +73,21 @@ class OpenStorage(Protocol):
 class Invoked:
     """When a function was invoked: `at_s`, by its monotonic clock, before it has loaded anything.
 
-    Its platform ends it `lifetime_s` later, where it says so. `meter` counts the storage requests of the invocation,
-    and `memory` knows the most memory that it has used.
+    Its platform ends it `lifetime_s` later, where it says so, and bills it for `init_s` before it: the time to make its
+    environment ready, of which it is the first invocation. `meter` counts the storage requests of the invocation, and
+    `memory` knows the most memory that it has used.
     """
 
     at_s: float = field(default_factory=time.monotonic)
     lifetime_s: float | None = None
+    init_s: float = 0.0
     meter: RequestMeter = field(default_factory=RequestMeter)
     memory: PeakMemory = field(default_factory=PeakMemory)
+
+    @property
+    def billed_s(self) -> float:
+        """For how long it is billed so far."""
+        return self.init_s + time.monotonic() - self.at_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,7 +63,7 @@ class ExitReporter:
             outcome=outcome,
             started_at_s=self._started_at_s,
             ended_at_s=self._clock(),
-            alive_s=time.monotonic() - self._invoked.at_s,
+            alive_s=self._invoked.billed_s,
             usd_s=self._spec.account.usd_s,
             instructions=instruction_set(),
             puts=0,

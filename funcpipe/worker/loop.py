@@ -75,7 +75,7 @@ class Worker:
             self.lease,
             self.orders,
             describe=self._describe,
-            exceeded=lambda: self.budget.exceeded(self.progress.age_s),
+            exceeded=lambda: self.budget.exceeded(self.progress.billed_s),
             after_beat=self._check_peers,
             heartbeat_s=self.spec.faults.heartbeat_s,
             cancel=self.cancel,
@@ -172,7 +172,7 @@ class Worker:
         halt = self.budget.halt_before_exceeding(
             step=self.progress.done,
             steps=self.progress.steps,
-            age_s=self.progress.age_s,
+            age_s=self.progress.billed_s,
             step_s=self.interval.step_s,
             end_s=self.interval.checkpoint_s,
         )
@@ -194,7 +194,7 @@ class Worker:
             beat=beat,
             step=self.progress.done,
             steps=self.progress.steps,
-            alive_s=self.progress.age_s,
+            alive_s=self.progress.billed_s,
             step_s=self.interval.step_s,
             memory_bytes=self.progress.peak_memory_bytes,
             memory_mb=self.spec.memory_mb,

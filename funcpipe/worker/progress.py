@@ -31,6 +31,11 @@ class WorkerProgress:
         return time.monotonic() - self._invoked.at_s
 
     @property
+    def billed_s(self) -> float:
+        """Seconds that this function is billed for so far."""
+        return self._invoked.billed_s
+
+    @property
     def requests(self) -> RequestCounts:
         """The storage requests that this function has made."""
         return self._invoked.meter.counts
@@ -43,12 +48,12 @@ class WorkerProgress:
     @property
     def function_usd(self) -> float:
         """Dollars that this function has cost."""
-        return self.age_s * self._account.usd_s
+        return self.billed_s * self._account.usd_s
 
     @property
     def run_usd(self) -> float:
         """Dollars that the whole run has cost, but for the requests of this generation."""
-        return self.budget.spent_usd(self.age_s)
+        return self.budget.spent_usd(self.billed_s)
 
     @property
     def run_requests_usd(self) -> float:
@@ -58,7 +63,7 @@ class WorkerProgress:
     @property
     def run_s(self) -> float:
         """Seconds since the run began."""
-        return self._account.elapsed_s + self.age_s
+        return self._account.elapsed_s + self.billed_s
 
     @property
     def account(self) -> RunAccount:

@@ -66,7 +66,7 @@ def on_aws(
         )
         messages = [event["message"] for page in pages for event in page["events"]]
         found = [json.loads(text) for text in messages if text.startswith("{")]  # moto filters nothing
-        reports = [event["record"] for event in found if event["type"] == "platform.report"]
+        reports = [event["record"] for event in found if event.get("type") == "platform.report"]
         return [report["metrics"]["billedDurationMs"] / 1000 for report in reports]
 
     def left() -> Sequence[str]:

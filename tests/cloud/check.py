@@ -25,6 +25,7 @@ from funcpipe.platforms.base import Deployment, StorageUrls
 from funcpipe.platforms.catalog import open_storage
 from funcpipe.runstate.functions import list_functions
 from funcpipe.runstate.generations import list_generations
+from funcpipe.runstate.keyring import signed
 from funcpipe.testing.memory_storage import MemoryStorage
 from tests.cloud.digits import data, model, optimizer, paused_loss
 from tests.e2e.plans import even_plan
@@ -35,6 +36,9 @@ RUN, KILL_AT_STEP = "check", 3
 RUN_USD, MEASURE_USD = 0.10, 0.02
 CLOSE = 1e-4
 """The most that parameters may differ, relatively: processors differ from machine to machine, and so may last bits."""
+
+CLOSE_BILL = 0.2
+"""The most that our bill for functions may differ, relatively, from what the cloud has recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +72,7 @@ class Pace:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What the check has found."""
+    """What the check has found. Functions cost `ours_usd` by our bill, and `theirs_usd` by what the cloud bills."""
 
     measured: PlatformSpec
     result: RunResult
@@ -87,7 +91,9 @@ class Found:
             "no function handed over": handed_over,
             "no function was killed": killed,
             f"parameters differ by {self.difference:.1e}": self.difference <= CLOSE,
-            "the cloud has recorded nothing that it bills": self.theirs_usd > 0,
+            f"functions cost ${self.ours_usd:.6f} by our bill, ${self.theirs_usd:.6f} by the cloud's record": (
+                abs(self.ours_usd - self.theirs_usd) <= CLOSE_BILL * self.theirs_usd
+            ),
             f"left: {', '.join(self.left)}": not self.left,
         }
         return tuple(text for text, holds in facts.items() if not holds)
@@ -115,22 +121,22 @@ def check(cloud: CloudUnderTest, pace: Pace, *, max_usd: float, say: Callable[[s
     finally:
         cloud.destroy()
     equal, difference = compare(result, reference(cloud, pace))
-    invocations_usd = cloud.spec.price_invocation_usd * len(billed)
-    requests_usd = result.bill.puts * cloud.spec.price_put_usd + result.bill.gets * cloud.spec.price_get_usd
-    theirs_usd = sum(billed) * cloud.size.price_usd_s + invocations_usd + requests_usd
+    theirs_usd = sum(billed) * cloud.size.price_usd_s
     found = Found(
         measured=measured,
         result=result,
         equal=equal,
         difference=difference,
-        ours_usd=result.bill.cost_usd,
+        ours_usd=result.bill.compute_usd,
         theirs_usd=theirs_usd,
         left=tuple(cloud.left()),
     )
     say(f"parameters as of one process, bit for bit: {'yes' if equal else f'no, they differ by {difference:.1e}'}")
+    bill = result.bill
     say(
-        f"our bill ${found.ours_usd:.6f}; by the cloud's record of {len(billed)} invocations, {sum(billed):.1f} s "
-        f"billed, at list prices ${theirs_usd:.6f} (requests as the functions counted them)"
+        f"our bill: ${bill.cost_usd:.6f}, of which ${found.ours_usd:.6f} for {bill.functions} functions of "
+        f"{bill.function_seconds:.1f} s; the cloud's record: {len(billed)} invocations, for which it bills "
+        f"{sum(billed):.1f} s, ${theirs_usd:.6f} at list prices"
     )
     say(f"left: {', '.join(found.left) or 'nothing'}")
     return found
@@ -147,7 +153,7 @@ def train(cloud: CloudUnderTest, site: Site, pace: Pace, say: Callable[[str], No
         say(f"step {progress.step} of {progress.steps}: loss {progress.loss:.4f}, ${progress.cost_usd:.6f}")
         if progress.step >= KILL_AT_STEP and not killed:
             (keys,) = list_generations(site.storage, RUN)
-            *_, victim = list_functions(site.storage, keys)  # of the last stage, its last attempt
+            *_, victim = list_functions(signed(site.storage), keys)  # of the last stage, its last attempt
             killed.append(victim.handle.name)
             say(f"ending {victim.worker}, {victim.handle.name}")
             site.platform.stop(victim.handle)

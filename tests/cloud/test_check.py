@@ -35,12 +35,17 @@ def test_the_check_of_aws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         docker = Docker("a-docker-that-is-not-there")
         trial = accounts.on_aws(account, say=print, docker=docker, polling=OFTEN, sleep=lambda s: None)
         said: list[str] = []
-        found = check(trial, PACE, max_usd=BUDGET_USD, say=said.append)
+
+        def say(text: str) -> None:
+            print(text)
+            said.append(text)
+
+        found = check(trial, PACE, max_usd=BUDGET_USD, say=say)
         assert found.failures == ()
         assert found.equal
-        assert said[0].startswith("AWS Lambda, account 123456789012, us-east-1: this spends $0.2")
+        assert said[0].startswith("AWS Lambda, account 123456789012, us-east-1: this spends $0.37 at most, of $0.50")
         with pytest.raises(SystemExit, match=r"more than --max-usd 0\.01"):
-            check(trial, PACE, max_usd=0.01, say=said.append)
+            check(trial, PACE, max_usd=0.01, say=say)
         assert most_usd(trial) < BUDGET_USD
 
 

@@ -15,6 +15,7 @@ from funcpipe.platforms import allocator
 from funcpipe.platforms.local.files import FileStorage
 from funcpipe.runstate.documents import get_document
 from funcpipe.runstate.keys import Keys
+from funcpipe.testing.run_keys import NONCE, signed_for_tests
 from tests.e2e import small
 from tests.e2e.plans import even_plan
 from tests.in_process import make_job, prepared_run
@@ -44,6 +45,10 @@ for file in sys.argv[1:]:
 """
 
 
+def keys(number: int) -> Keys:
+    return Keys(f"run-{number}", 0, NONCE)
+
+
 def data() -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(0)
     return [(torch.randn(WIDE, generator=generator), torch.tensor(number % 10)) for number in range(16)]
@@ -58,7 +63,7 @@ def test_an_environment_has_its_memory_back_after_each_attempt_and_each_reports_
     plan = even_plan(model, (torch.zeros(2, WIDE),), stages=1, replicas=1, micro_batch=2, micro_batches=2)
     job = make_job(model, plan, data, loss=F.cross_entropy, optimizer=small.optimizer)
     for number in range(4):
-        (spec,) = upload(prepared_run(job, storage, storage_url=(tmp_path / "objects").as_uri()), Keys(f"run-{number}"))
+        (spec,) = upload(prepared_run(job, storage, storage_url=(tmp_path / "objects").as_uri()), keys(number))
         payloads.append(tmp_path / f"payload-{number}")
         payloads[-1].write_text(to_text(spec))
     command = [sys.executable, "-c", _ENVIRONMENT, *map(str, payloads)]
@@ -68,7 +73,8 @@ def test_an_environment_has_its_memory_back_after_each_attempt_and_each_reports_
     pages = [pages for _, pages in left]
     assert max(pages[1:]) <= 1.05 * pages[0]
     reports = [
-        get_document(storage, WorkerReport, Keys(f"run-{number}").worker_report("s0.r0", 0)) for number in range(4)
+        get_document(signed_for_tests(storage), WorkerReport, keys(number).worker_report("s0.r0", 0))
+        for number in range(4)
     ]
     assert {report.outcome for report in reports} == {Outcome.FINISHED}
     peaks = [report.peak_memory_bytes for report in reports]

@@ -9,6 +9,7 @@ November 2026), so its age counts from its arrival.
 import importlib
 import json
 import os
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from funcpipe.errors import WorkerFailed
@@ -26,6 +27,7 @@ _CREDENTIALS = {
 }
 _OF_TIMER = {"triggerName", "triggerTime", "payload"}
 _DONE, _FAILED = 200, 404
+_INIT = entry.InitTime()
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -36,16 +38,17 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Prepare the instance, or run a worker."""
-        invoked = Invoked()
+        began_s = time.monotonic()
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         request = self.headers.get("x-fc-request-id", "")
         match self.path:
             case "/initialize":
                 importlib.import_module("funcpipe.worker.attempt")  # torch loads before the first event
+                _INIT.add(time.monotonic() - began_s)
                 self._answer(_DONE, {"ready": True})
             case "/invoke":
                 print(f"FC Invoke Start RequestId: {request}", flush=True)
-                self._invoke(_payload(body.decode()), invoked)
+                self._invoke(_payload(body.decode()), Invoked(at_s=began_s, init_s=_INIT.take()))
                 print(f"FC Invoke End RequestId: {request}", flush=True)
             case path:
                 self._answer(_FAILED, {"errorMessage": f"there is no {path}", "errorType": "NotFound"})

@@ -1,6 +1,8 @@
 """A function that is told to stop, and one whose work fails."""
 
 import logging
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -106,6 +108,29 @@ def test_a_function_on_lambda_knows_when_it_was_invoked_and_when_it_will_be_ende
     assert invoked.lifetime_s == 123.456
     assert before_s <= invoked.at_s <= time.monotonic()
     assert invoked.meter.counts.gets == invoked.meter.counts.empty_gets == 1  # its own watch counts
+
+
+def test_the_first_invocation_of_an_environment_on_lambda_is_billed_for_its_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(aws_lambda.CONTROL, tmp_path.as_uri())
+    monkeypatch.setattr(aws_lambda, "_INIT", function.InitTime(2.5))
+    seen: list[Invoked] = []
+    monkeypatch.setattr(function, "run", lambda payload, invoked: seen.append(invoked))
+    for _ in range(2):
+        aws_lambda.handler({"format": "x"}, LambdaContext())
+    assert [invoked.init_s for invoked in seen] == [2.5, 0.0]
+    assert seen[0].billed_s >= 2.5 + time.monotonic() - seen[0].at_s - 0.1
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux")
+def test_a_process_knows_its_age() -> None:
+    code = (
+        "import time; time.sleep(0.3); from funcpipe.platforms.entry import function; print(function.process_age_s())"
+    )
+    began_s = time.monotonic()
+    age_s = float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    assert 0.3 <= age_s <= time.monotonic() - began_s + 0.02
 
 
 def test_a_function_is_as_old_as_its_invocation_and_not_as_its_imports(monkeypatch: pytest.MonkeyPatch) -> None:
