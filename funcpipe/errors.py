@@ -150,7 +150,8 @@ class RunKeyMissing(RunError):
     def __init__(self, run: str) -> None:
         super().__init__(
             f"the key of run {run} is not on this machine, so nothing that it says can be trusted; where it was "
-            f"started, `funcpipe key {run}` prints it: set FUNCPIPE_RUN_KEY to that here"
+            f"started, `funcpipe key {run}` prints it: set FUNCPIPE_RUN_KEY to that here; `funcpipe clean {run}` "
+            "deletes the run without it"
         )
         self.run = run
 

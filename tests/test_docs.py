@@ -1,6 +1,7 @@
 """Pages that follow from the code say what the code says."""
 
 import importlib.util
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -14,3 +15,13 @@ def test_the_page_of_files_is_up_to_date() -> None:
     file_tree = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(file_tree)
     assert (ROOT / "docs" / "files.md").read_text() == file_tree.page()
+
+
+def test_the_tests_that_pages_name_exist() -> None:
+    named = {
+        (page.name, name)
+        for page in (ROOT / "docs").glob("*.md")
+        for name in re.findall(r"`(?:tests/)?([a-z0-9_/]+/test_\w+\.py)`", page.read_text())
+    }
+    assert len(named) > 10
+    assert {(page, name) for page, name in named if not (ROOT / "tests" / name).exists()} == set()

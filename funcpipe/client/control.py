@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,7 +10,7 @@ from funcpipe.client.failures import final_failure
 from funcpipe.client.verdict import Verdict, judge
 from funcpipe.core import Busy, Halt, Outcome, RunRecord, WorkerReport, WorkerSpec
 from funcpipe.core.run_key import RunKey
-from funcpipe.errors import PlatformError, RunUnknown
+from funcpipe.errors import CorruptMessage, PlatformError, RunKeyMissing, RunUnknown
 from funcpipe.platforms.base import OpenPlatform, Storage
 from funcpipe.platforms.catalog import open_platform as open_by_url
 from funcpipe.runstate.checkpoints import Checkpoints
@@ -198,12 +198,19 @@ def end_functions(storage: Storage, keys: Keys, open_platform: OpenPlatform, *, 
     """End the functions of a generation, even of one that has no record, and let no watchdog restart them.
 
     Those of a platform that is gone have ended with it. With `for_good`, the generation is to be deleted: its payloads
-    go first, so that who starts a function too late to be seen here knows (`start_for_worker`).
+    go first, so that who starts a function too late to be seen here knows (`start_for_worker`). Those of a generation
+    whose key is not known here cannot be found: they end by themselves, once its objects are gone.
     """
     unmark_generation(storage, keys.prefix)
-    record, payloads = find_record(storage, keys), storage.list(keys.payloads)
-    specs = () if record is not None else tuple(readable_documents(storage, WorkerSpec, payloads))
-    url = record.platform if record is not None else next((spec.platform for spec in specs), None)
+    payloads = storage.list(keys.payloads)
+    try:
+        url = _platform_of(storage, keys, payloads)
+    except RunKeyMissing as error:
+        if not for_good:
+            raise
+        storage.delete_many(payloads)
+        _log.warning("run %s: functions of generation %d are left to end: %s", keys.run, keys.generation, error)
+        return
     if for_good:
         storage.delete_many(payloads)
     functions = list_functions(storage, keys)
@@ -214,6 +221,17 @@ def end_functions(storage: Storage, keys: Keys, open_platform: OpenPlatform, *, 
         stop_functions(open_platform(url), [function.handle for function in functions])
     except PlatformError as error:
         _log.info("run %s: its functions have ended with their platform: %s", keys.run, error)
+
+
+def _platform_of(storage: Storage, keys: Keys, payloads: Sequence[str]) -> str | None:
+    """The platform of a generation, by its record or else by a payload, if either can be read."""
+    try:
+        record = find_record(storage, keys)
+    except CorruptMessage:
+        record = None  # which was logged
+    if record is not None:
+        return record.platform
+    return next((spec.platform for spec in readable_documents(storage, WorkerSpec, payloads)), None)
 
 
 def _worker_status(record: RunRecord, number: int, life: WorkerLife) -> WorkerStatus:

@@ -27,7 +27,11 @@ def reserve_generation(storage: Storage, run: str) -> Keys:
     run_key = RunKey.new()
     keys = Keys(run, number, run_key.fingerprint)
     KeyFolder().keep(keys, run_key)
-    put_document(storage, keys.reservation, LeaseDocument(holder="client"), if_absent=True)
+    try:
+        put_document(storage, keys.reservation, LeaseDocument(holder="client"), if_absent=True)
+    except BaseException:
+        KeyFolder().forget([keys])
+        raise
     _log.info("generation %d of run %s begins", number, run)
     return keys
 

@@ -15,11 +15,11 @@ from funcpipe.client.session import session_on
 from funcpipe.client.site import Site
 from funcpipe.core import RunSettings
 from funcpipe.core.run_key import RunKey
-from funcpipe.errors import RunInterrupted, RunKeyMissing
+from funcpipe.errors import RunInterrupted, RunKeyMissing, StorageError
 from funcpipe.platforms.base import OPEN, Gate
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.runstate.functions import list_functions
-from funcpipe.runstate.generations import list_generations, newest_record
+from funcpipe.runstate.generations import list_generations, newest_record, reserve_generation
 from funcpipe.runstate.keyring import FOLDER, RUN_KEY, KeyFolder, signed
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.signed_storage import key_of
@@ -170,3 +170,37 @@ def test_another_machine_can_do_with_a_run_what_it_is_told_the_key_of(
     again = launch(prepared(storage, functions, RunSettings(name=RUN)))
     assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in result.state_dict().items())
     assert list((tmp_path / "another machine").iterdir()) == []
+
+
+def test_a_run_whose_key_is_gone_can_be_deleted_and_so_can_what_others_have_put_there(
+    storage: MemoryStorage,
+    functions: ThreadPlatform,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    interrupted(storage, functions, keep=True)
+    planted = Keys(RUN, 1, "0123456789abcdef")
+    for name in (planted.reservation, planted.payload("s0.r0"), planted.record):
+        storage.put(name, b"theirs")
+    with pytest.raises(RunKeyMissing, match=f"`funcpipe clean {RUN}` deletes the run without it"):
+        status(storage, RUN, functions.open)
+    assert clean(storage, RUN, functions.open) > 3
+    assert storage.list("") == ()
+    assert "functions of generation 1 are left to end" in caplog.text
+    interrupted(storage, functions, keep=True)
+    monkeypatch.setenv(FOLDER, str(tmp_path / "another machine"))
+    assert clean(storage, RUN, functions.open) > 0
+    assert storage.list("") == ()
+
+
+def test_no_key_is_left_of_a_run_that_could_not_begin(
+    functions: ThreadPlatform, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(MemoryStorage):
+        def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
+            raise StorageError("no space")
+
+    with pytest.raises(StorageError, match="no space"):
+        reserve_generation(Full(), RUN)
+    assert list(folder.iterdir()) == []

@@ -37,8 +37,8 @@ RUN_USD, MEASURE_USD = 0.10, 0.02
 CLOSE = 1e-4
 """The most that parameters may differ, relatively: processors differ from machine to machine, and so may last bits."""
 
-CLOSE_BILL = 0.2
-"""The most that our bill for functions may differ, relatively, from what the cloud has recorded."""
+CLOSE_BILL = 0.3
+"""The most that our bill for functions, which live some seconds each, may differ from what the cloud has recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)

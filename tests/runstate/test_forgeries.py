@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from funcpipe.client.control import clean, status, stop
+from funcpipe.client.control import status, stop
 from funcpipe.core import Halt, to_text
 from funcpipe.errors import CorruptMessage, RunKeyMissing
 from funcpipe.platforms.catalog import open_platform
@@ -43,7 +43,7 @@ def test_a_run_whose_key_is_not_known_says_nothing(monkeypatch: pytest.MonkeyPat
     write_record(by_another(storage), theirs, replace(RECORD, nonce=theirs.nonce))
     put_document(by_another(storage), theirs.reservation, ORDER)
     said = r"the key of run run-1 is not on this machine.*`funcpipe key run-1` prints it: set FUNCPIPE_RUN_KEY to that"
-    verbs: tuple[Callable[..., Any], ...] = (status, stop, clean)
+    verbs: tuple[Callable[..., Any], ...] = (status, stop)
     for verb in verbs:
         with pytest.raises(RunKeyMissing, match=said):
             verb(storage, "run-1", open_platform)
