@@ -195,7 +195,7 @@ class AwsCloud(ThreadingHTTPServer):
             timeout_s=self.timeout_s or settings["Timeout"],
             environment={
                 **settings["Environment"]["Variables"],
-                "AWS_ACCESS_KEY_ID": "test",
+                "AWS_ACCESS_KEY_ID": settings["Role"].rpartition("/")[2],  # by which a proxy knows whose requests are
                 "AWS_SECRET_ACCESS_KEY": "test",
                 **self.environment,
             },

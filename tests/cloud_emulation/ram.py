@@ -79,19 +79,22 @@ class Ram:
                 return f"the caller is not authorized to perform '{action}' on resource '{on}'"
         return None
 
-    def allows(self, role: str, action: str, resource: str) -> bool:
-        """Whether a statement without a condition lets the role do so."""
-        statements = [
+    def statements(self, role: str) -> list[dict[str, Any]]:
+        """The statements of all policies of a role."""
+        return [
             statement
             for policy in self.attached.get(role, ())
             for statement in json.loads(self.policies[policy].document)["Statement"]
         ]
+
+    def allows(self, role: str, action: str, resource: str, prefix: str = "") -> bool:
+        """Whether a statement lets the role do so; listings of objects are of those below a `prefix`."""
         return any(
             statement["Effect"] == "Allow"
-            and "Condition" not in statement
+            and _holds(statement.get("Condition", {}), prefix)
             and any(fnmatchcase(action, pattern) for pattern in statement["Action"])
             and any(fnmatchcase(resource, pattern) for pattern in statement["Resource"])
-            for statement in statements
+            for statement in self.statements(role)
         )
 
     def _of_role(self, call: str, role: str, query: Mapping[str, str]) -> Answer:
@@ -143,6 +146,13 @@ class Ram:
         left = [*attached, policy] if attaches else [name for name in attached if name != policy]
         self.attached[role] = left
         return Answer(200, {})
+
+
+def _holds(condition: Mapping[str, Mapping[str, list[str]]], prefix: str) -> bool:
+    """Whether the condition of a statement holds: none, or that a prefix is one of those named."""
+    assert condition.keys() <= {"StringLike"}
+    patterns = condition.get("StringLike", {"oss:Prefix": ["*"]})
+    return any(fnmatchcase(prefix, pattern) for pattern in patterns["oss:Prefix"])
 
 
 def _add_version(policy: Policy, query: Mapping[str, str]) -> Answer:

@@ -30,6 +30,7 @@ _ENVIRONMENT = {"FUNCPIPE_CONTROL": {"Fn::Sub": "s3://${Bucket}"}, SECRET: {"Ref
 _QUEUED_S = 120
 _WATCHDOG_MB = 256  # Python and boto3 take 70
 _WATCHDOG_S = 240  # several times what it takes until a silent function counts as lost
+_LOGGING = ("logs:CreateLogStream", "logs:PutLogEvents", "logs:FilterLogEvents")
 _EXPIRY_DAYS = {f"{RUNS}/": 7, f"{FAILURES}/": 7, "stops/": 1, f"{SOURCES}/": 1}
 
 
@@ -183,19 +184,18 @@ def _function_rights(shape: Shape) -> Rights:
         (["s3:GetObject", "s3:PutObject"], objects(FAILURES)),
         (["s3:ListBucket"], {"Fn::GetAtt": ["Bucket", "Arn"]}),
         (["lambda:InvokeFunction"], _functions(shape)),
-        (["logs:CreateLogStream", "logs:PutLogEvents", "logs:FilterLogEvents"], {"Fn::GetAtt": ["Logs", "Arn"]}),
+        (_LOGGING, {"Fn::GetAtt": ["Logs", "Arn"]}),
     ]
 
 
 def _watchdog_rights(shape: Shape) -> Rights:
-    """What a watchdog may do: read runs, start their functions and note that, and take marks away."""
+    """What a watchdog may do: read runs, start their functions and note that, stop these, and take marks away."""
     return [
-        (["s3:GetObject"], [objects(RUNS), objects("stops")]),
-        (["s3:PutObject"], [objects(RUNS), objects(FAILURES)]),
-        (["s3:DeleteObject"], objects(f"{RUNS}/{MARKS.strip('/')}")),
+        (["s3:GetObject", "s3:PutObject"], [objects(RUNS), objects("stops"), objects(FAILURES)]),
+        (["s3:DeleteObject"], [objects(f"{RUNS}/{MARKS.strip('/')}"), objects("stops")]),
         (["s3:ListBucket"], {"Fn::GetAtt": ["Bucket", "Arn"]}),
         (["lambda:InvokeFunction"], _functions(shape)),
-        (["logs:CreateLogStream", "logs:PutLogEvents"], {"Fn::GetAtt": ["Logs", "Arn"]}),
+        (_LOGGING, {"Fn::GetAtt": ["Logs", "Arn"]}),
     ]
 
 

@@ -60,11 +60,11 @@ def test_there_are_no_retries_and_failures_are_recorded() -> None:
         assert invocation["DestinationConfig"] == {"OnFailure": {"Destination": {"Fn::GetAtt": ["Bucket", "Arn"]}}}
 
 
-def test_a_watchdog_deletes_nothing_but_marks_and_only_its_rule_may_invoke_it() -> None:
+def test_a_watchdog_deletes_nothing_but_marks_and_its_words_to_stop_and_only_its_rule_may_invoke_it() -> None:
     made = template(SHAPE)["Resources"]
     statements = made["WatchdogRole"]["Properties"]["Policies"][0]["PolicyDocument"]["Statement"]
-    deletes = [statement["Resource"] for statement in statements if "s3:DeleteObject" in statement["Action"]]
-    assert deletes == [{"Fn::Sub": "${Bucket.Arn}/runs/_watch/*"}]
+    (deletes,) = [statement["Resource"] for statement in statements if "s3:DeleteObject" in statement["Action"]]
+    assert deletes == [{"Fn::Sub": "${Bucket.Arn}/runs/_watch/*"}, {"Fn::Sub": "${Bucket.Arn}/stops/*"}]
     (permission,) = resources("AWS::Lambda::Permission")
     assert permission["SourceArn"] == {"Fn::GetAtt": ["EveryMinute", "Arn"]}
     (target,) = made["EveryMinute"]["Properties"]["Targets"]

@@ -1,0 +1,122 @@
+"""The role of functions has the rights that they need, by what functions have asked for, and no others."""
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+import pytest
+
+from funcpipe.client.control import status
+from funcpipe.client.launch import launch, launch_detached
+from funcpipe.client.prepare import PreparedRun, prepare
+from funcpipe.client.session import session_on
+from funcpipe.client.site import Site
+from funcpipe.core import FaultTolerance, Outcome, PlatformSpec, RunSettings
+from funcpipe.platforms.aliyun.account import Account
+from funcpipe.platforms.aliyun.functions import AliyunPlatform
+from funcpipe.platforms.catalog import open_storage
+from funcpipe.platforms.shared.key_wrap import SECRET
+from tests.cloud_emulation.aliyun import AliyunCloud
+from tests.cloud_emulation.ram import PULLS, Ram
+from tests.cloud_emulation.recording_proxy import RecordingProxy, Request, recording_proxy
+from tests.contract.oss_server import REGION, OssServer
+from tests.e2e import small
+from tests.platforms.aliyun.conftest import EVERY_S, OFTEN, SIZE, sized
+from tests.platforms.aliyun.test_functions import worker
+from tests.platforms.hand_over import SHORT, assert_handed_over, long_job
+
+pytestmark = pytest.mark.slow
+
+ROLE = "funcpipe-functions-cn-test"
+BY_SERVICE = {"log:PostLogStoreLogs", "cr:GetAuthorizationToken", *PULLS}
+"""What Function Compute itself does as the role: it writes logs and pulls the image (`aliyun.template.rights`)."""
+
+
+class OfFunctions(AliyunPlatform):
+    """A platform whose URL, as functions are told it, leads through a proxy."""
+
+    told = ""
+
+    @property
+    def url(self) -> str:
+        return self.told
+
+
+def rights_of(request: Request) -> Iterator[tuple[str, str, str]]:
+    """The actions that a request to OSS or Function Compute is, what each is done to, and a listing's prefix."""
+    parts = request.path.strip("/").split("/", 1)
+    bucket = f"acs:oss:*:1000:{parts[0]}"
+    if request.action:
+        name, *task = request.path.split("/functions/")[1].split("/")
+        below = f"/{task[0]}/{task[1]}" if "async-tasks" in task else ""
+        yield f"fc:{request.action}", f"acs:fc:{REGION}:1000:functions/{name}{below}", ""
+    elif "delete" in request.options:
+        yield from (("oss:DeleteObject", f"{bucket}/{key}", "") for key in request.deleted_keys())
+    elif len(parts) == 1:
+        assert request.method == "GET"
+        yield "oss:ListObjects", bucket, request.options["prefix"]
+    else:
+        action = {"GET": "GetObject", "PUT": "PutObject", "DELETE": "DeleteObject"}[request.method]
+        yield f"oss:{action}", f"{bucket}/{parts[1]}", ""
+
+
+def table(ram: Ram, needed: set[tuple[str, str, str]]) -> Iterator[tuple[str, str, int]]:
+    """How many different requests have needed each right that the role has."""
+    for statement in ram.statements(ROLE):
+        for action in statement["Action"]:
+            for pattern in statement["Resource"]:
+                yield action, pattern, sum(a == action and fnmatchcase(to, pattern) for a, to, _ in needed)
+
+
+def test_functions_may_do_what_they_do_and_nothing_else(
+    deployed: Account,
+    spec: PlatformSpec,
+    url: str,
+    cloud: AliyunCloud,
+    oss: OssServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with ExitStack() as stack:
+        proxies = [stack.enter_context(recording_proxy(to)) for to in (oss.endpoint, cloud.endpoint)]
+        told = url.replace(oss.endpoint, proxies[0].endpoint)
+        site = Site(of_functions(deployed, spec, proxies[1]), open_storage(url), told)
+        hand_over_and_watch(site, spec, cloud)
+        (function,) = [cloud.functions[name] for name in cloud.functions if name.endswith(SIZE)]
+        monkeypatch.setenv(SECRET, function["environmentVariables"][SECRET])
+        asked = AliyunPlatform(spec, Account(region=REGION, endpoint=proxies[1].endpoint), polling=OFTEN)
+        asked.stop(asked.invoke(worker(asked, url, small.sleeping_loss)))  # as functions do when a run is deleted
+        needed = {right for proxy in proxies for request in proxy.seen for right in rights_of(request)}
+    found = list(table(cloud.ram, needed))
+    print("functions:", *(f"{action:26}{pattern:66}{count}" for action, pattern, count in found), sep="\n")
+    assert {right for right in needed if not cloud.ram.allows(ROLE, *right)} == set()
+    unused = {action for action, _, _ in found if action not in BY_SERVICE}
+    assert unused == {action for action, _, count in found if count}
+
+
+def of_functions(account: Account, spec: PlatformSpec, proxy: RecordingProxy) -> OfFunctions:
+    platform = OfFunctions(replace(spec, cold_start_s=1.0), account, polling=OFTEN)
+    platform.told = f"aliyun-fc://funcpipe?region={REGION}&endpoint={proxy.endpoint}"
+    return platform
+
+
+def hand_over_and_watch(site: Site, spec: PlatformSpec, cloud: AliyunCloud) -> None:
+    """A run whose functions hand over, and one that a watchdog restarts."""
+    job, storage = replace(long_job(sized(small.plan(1, 1))), prices=spec), site.storage
+    assert_handed_over(launch(prepare(job, session_on(site), faults=SHORT)), job)
+    faults = FaultTolerance(heartbeat_s=0.5, lease_s=1.0, checkpoint_steps=1)
+
+    def prepared(settings: RunSettings) -> PreparedRun:
+        return prepare(job, session_on(site), faults=faults, settings=settings)
+
+    launch_detached(prepared(RunSettings(name="left")))
+    while not [one for one in status(storage, "left").workers if one.step > 2]:
+        time.sleep(EVERY_S)
+    for instance in cloud.instances.values():
+        instance.kill()
+    time.sleep(3 * faults.heartbeat_s)
+    cloud.pass_a_minute()
+    while [one for one in status(storage, "left").workers if one.outcome is not Outcome.FINISHED]:
+        time.sleep(EVERY_S)
+    launch(prepared(RunSettings(resume="left")))
