@@ -1,9 +1,6 @@
 """A proxy that records who asks a cloud for what: by the credentials with which each request is signed."""
 
 import re
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.etree import ElementTree
@@ -66,18 +63,3 @@ class RecordingProxy(FaultyProxy):
         )
         exchange.body = lambda: body  # type: ignore[method-assign]  # it has been read
         exchange.relay()
-
-
-@contextmanager
-def recording_proxy(upstream: str) -> Iterator[RecordingProxy]:
-    """A proxy that answers as long as the context lasts."""
-    proxy = RecordingProxy(upstream)
-    thread = threading.Thread(target=proxy.serve_forever, args=(0.02,))
-    thread.start()
-    try:
-        yield proxy
-    finally:
-        proxy.over.set()
-        proxy.shutdown()
-        thread.join()
-        proxy.server_close()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 _OF_THE_CONNECTION = {"connection", "keep-alive", "transfer-encoding", "content-length", "expect"}
@@ -36,9 +37,12 @@ class FaultyProxy(ThreadingHTTPServer):
             return self.faults.pop(0) if self.faults else None
 
 
+_Proxy = TypeVar("_Proxy", bound=FaultyProxy)
+
+
 @contextmanager
-def faulty_proxy(upstream: str) -> Iterator[FaultyProxy]:
-    proxy = FaultyProxy(upstream)
+def answering(proxy: _Proxy) -> Iterator[_Proxy]:
+    """The proxy, which answers as long as the context lasts."""
     thread = threading.Thread(target=proxy.serve_forever, args=(0.02,))
     thread.start()
     try:

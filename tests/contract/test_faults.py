@@ -23,8 +23,8 @@ from tests.contract.conftest import S3Server
 from tests.contract.faulty_proxy import (
     Fault,
     FaultyProxy,
+    answering,
     breaks_off,
-    faulty_proxy,
     flips_a_bit,
     loses_the_answer,
     refuses,
@@ -100,7 +100,7 @@ def spoilt(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 
     plain = open_at(endpoint, SLOW_S)
     plain.put("k", CONTENT)
-    with faulty_proxy(endpoint) as proxy:
+    with answering(FaultyProxy(endpoint)) as proxy:
         yield Spoilt(proxy, open_at(proxy.endpoint, SLOW_S), plain, partial(open_at, proxy.endpoint))
 
 

@@ -1,34 +1,19 @@
 """Functions count as running while a busy cloud cannot tell."""
 
-from dataclasses import dataclass, field
-
 import pytest
 
 from funcpipe.errors import PlatformBusy, PlatformError
 from funcpipe.platforms.shared.polling import BUSY_FOR_S, OutageTolerance, Polling
+from tests.platforms.clock import Clock
 
 
-@dataclass
-class Clock:
-    """A clock that only pauses move."""
-
-    now_s: float = 1000.0
-    pauses: list[float] = field(default_factory=list)
-
-    def __call__(self) -> float:
-        return self.now_s
-
-    def sleep(self, seconds: float) -> None:
-        self.pauses.append(seconds)
-        self.now_s += seconds
-
-    def polling(self) -> Polling:
-        return Polling(every_s=1.0, clock=self, sleep=self.sleep)
+def polling_by(clock: Clock) -> Polling:
+    return Polling(every_s=1.0, clock=clock, sleep=clock.sleep)
 
 
 def test_functions_that_nobody_can_tell_of_for_a_while_are_not_lost(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    outages = OutageTolerance(clock.polling())
+    outages = OutageTolerance(polling_by(clock))
 
     def busy() -> None:
         raise PlatformBusy("too many requests")
@@ -50,4 +35,4 @@ def test_a_function_that_the_cloud_does_not_know_is_told_at_once() -> None:
         raise PlatformError("no such task")
 
     with pytest.raises(PlatformError, match="no such task"):
-        OutageTolerance(Clock().polling()).ask(unknown)
+        OutageTolerance(polling_by(Clock())).ask(unknown)

@@ -8,26 +8,12 @@ from funcpipe.core import Invocation, ProbeSpec
 from funcpipe.errors import PlatformBusy, PlatformError, PlatformRefused
 from funcpipe.platforms.base import Handle
 from funcpipe.platforms.starting import START_WITHIN_S, invoke_patiently
+from tests.platforms.clock import Clock
 from tests.recording import Recording
 
 WORKER = ProbeSpec(
     run="run-1", number=0, size="small", memory_mb=512, storage="memory://", platform="recording://here", time_s=1.0
 )
-
-
-@dataclass
-class Clock:
-    """A clock that only pauses move."""
-
-    now_s: float = 1000.0
-    pauses: list[float] = field(default_factory=list)
-
-    def __call__(self) -> float:
-        return self.now_s
-
-    def sleep(self, seconds: float) -> None:
-        self.pauses.append(seconds)
-        self.now_s += seconds
 
 
 @dataclass

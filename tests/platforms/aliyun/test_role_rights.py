@@ -20,7 +20,8 @@ from funcpipe.platforms.catalog import open_storage
 from funcpipe.platforms.shared.key_wrap import SECRET
 from tests.cloud_emulation.aliyun import AliyunCloud
 from tests.cloud_emulation.ram import PULLS, Ram
-from tests.cloud_emulation.recording_proxy import RecordingProxy, Request, recording_proxy
+from tests.cloud_emulation.recording_proxy import RecordingProxy, Request
+from tests.contract.faulty_proxy import answering
 from tests.contract.oss_server import REGION, OssServer
 from tests.e2e import small
 from tests.platforms.aliyun.conftest import EVERY_S, OFTEN, SIZE, sized
@@ -79,7 +80,7 @@ def test_functions_may_do_what_they_do_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with ExitStack() as stack:
-        proxies = [stack.enter_context(recording_proxy(to)) for to in (oss.endpoint, cloud.endpoint)]
+        proxies = [stack.enter_context(answering(RecordingProxy(to))) for to in (oss.endpoint, cloud.endpoint)]
         told = url.replace(oss.endpoint, proxies[0].endpoint)
         site = Site(of_functions(deployed, spec, proxies[1]), open_storage(url), told)
         hand_over_and_watch(site, spec, cloud)

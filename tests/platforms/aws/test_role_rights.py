@@ -25,7 +25,8 @@ from funcpipe.platforms.catalog import load_spec, open_storage
 from funcpipe.platforms.shared.key_wrap import SECRET
 from tests.cloud_emulation.aws import AwsCloud
 from tests.cloud_emulation.lambda_runtime import ACCOUNT, REGION
-from tests.cloud_emulation.recording_proxy import Request, recording_proxy
+from tests.cloud_emulation.recording_proxy import RecordingProxy, Request
+from tests.contract.faulty_proxy import answering
 from tests.e2e import small
 from tests.platforms.aws.conftest import EVERY_S, OFTEN, STORAGE
 from tests.platforms.aws.test_functions import spec
@@ -55,7 +56,7 @@ class Cloud:
 
     def __init__(self, cloud: AwsCloud, stack: ExitStack) -> None:
         self.cloud = cloud
-        self.proxies = [stack.enter_context(recording_proxy(url)) for url in (cloud.moto, cloud.endpoint)]
+        self.proxies = [stack.enter_context(answering(RecordingProxy(url))) for url in (cloud.moto, cloud.endpoint)]
         self.objects_url, self.lambda_url = (proxy.endpoint for proxy in self.proxies)
         cloud.environment |= {"AWS_ENDPOINT_URL": self.objects_url, "AWS_ENDPOINT_URL_LAMBDA": self.lambda_url}
 
@@ -68,9 +69,13 @@ class Cloud:
             for right in rights_of(request)
         }
 
+    def role_name(self, role: str) -> str:
+        roles = self.cloud.client("iam").list_roles()["Roles"]
+        (name,) = [found["RoleName"] for found in roles if f"-{role}-" in found["RoleName"]]
+        return str(name)
+
     def policy(self, role: str) -> dict[str, Any]:
-        iam = self.cloud.client("iam")
-        (name,) = [found["RoleName"] for found in iam.list_roles()["Roles"] if f"-{role}-" in found["RoleName"]]
+        iam, name = self.cloud.client("iam"), self.role_name(role)
         (policy,) = iam.list_role_policies(RoleName=name)["PolicyNames"]
         text = iam.get_role_policy(RoleName=name, PolicyName=policy)["PolicyDocument"]  # of moto's, not JSON
         document: dict[str, Any] = ast.literal_eval(text.replace(LOGS, f"{LOGS}:*"))
@@ -129,11 +134,9 @@ def unused(policy: dict[str, Any], needed: set[Right]) -> set[Right]:
 
 def stop_one(cloud: Cloud, role: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a function that finds the run deleted, or cannot record what it has started: it invokes one, and stops it."""
-    iam = cloud.cloud.client("iam")
-    (name,) = [found["RoleName"] for found in iam.list_roles()["Roles"] if f"-{role}-" in found["RoleName"]]
     function = cloud.cloud.client("lambda").get_function_configuration(FunctionName="funcpipe-1024")
     with monkeypatch.context() as patch:
-        patch.setenv("AWS_ACCESS_KEY_ID", name)
+        patch.setenv("AWS_ACCESS_KEY_ID", cloud.role_name(role))
         patch.setenv(SECRET, function["Environment"]["Variables"][SECRET])
         patch.setenv("AWS_ENDPOINT_URL", cloud.objects_url)
         patch.setenv("AWS_ENDPOINT_URL_LAMBDA", cloud.lambda_url)
