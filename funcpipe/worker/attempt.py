@@ -1,6 +1,5 @@
 """One attempt of a worker from its invocation to its exit report; a worker whose function dies gets another attempt."""
 
-import gc
 import logging
 import time
 from collections.abc import Callable
@@ -29,8 +28,6 @@ def main(payload: str, *, open_storage: OpenStorage, open_platform: OpenPlatform
     with in_function(run=spec.run, worker=spec.worker, attempt=spec.attempt, levels=spec.log_level):
         storage = open_storage(spec.storage, retry_s=spec.message_deadline_s, meter=invoked.meter)
         ended_well = run_attempt(spec, storage, open_platform, invoked=invoked)
-    gc.collect()
-    allocator.release()
     if not ended_well:
         raise SystemExit(1)
 

@@ -62,12 +62,16 @@ class Successor:
         self._try_at_s = 0.0
 
     def start_in_time(self, *, step_s: float, saving_s: float) -> None:
-        """Start the successor, once, when it is time: it should be ready when this function leaves."""
+        """Start the successor, once, when it is time: it should be ready when this function leaves.
+
+        None is needed where the run's last step ends before.
+        """
         lifetime_s = self._lifetime_s
         if lifetime_s is None or self._started or not step_s or self._progress.age_s < self._try_at_s:
             return
         ready_s = _COLD_STARTS * self._spec.faults.cold_start_s + 2 * step_s
-        if self._progress.age_s + ready_s < self._leaves_at_s(lifetime_s, step_s, saving_s):
+        leaves_at_s = self._leaves_at_s(lifetime_s, step_s, saving_s)
+        if self._progress.age_s + ready_s < leaves_at_s or self._ends_s(step_s, saving_s) < leaves_at_s:
             return
         self._tries += 1
         spec = self._next_spec(lifetime_s)
@@ -93,6 +97,10 @@ class Successor:
             _log.info("handed over to attempt %d after step %d", self._spec.attempt + 1, step)
         else:
             _log.warning("leaves after step %d without a successor: others have to restart this worker", step)
+
+    def _ends_s(self, step_s: float, saving_s: float) -> float:
+        """The age at which this function will have finished the run's last step and saved it."""
+        return self._progress.age_s + (self._progress.steps - self._progress.done) * step_s + saving_s
 
     @staticmethod
     def _leaves_at_s(lifetime_s: float, step_s: float, saving_s: float) -> float:

@@ -4,6 +4,7 @@ import io
 import os
 import stat
 import zipfile
+from configparser import ConfigParser
 from importlib import metadata
 from pathlib import Path, PurePosixPath
 
@@ -14,6 +15,7 @@ from funcpipe.errors import InvalidValue
 from funcpipe.platforms.shared.package import make_package, read_requirements
 from tests.cloud_emulation.images import unreadable
 
+ROOT = Path(__file__).parents[2]
 COMMAND = ("python", "-m", "somewhere")
 
 
@@ -32,6 +34,15 @@ def test_it_holds_funcpipe_and_pins_what_functions_need() -> None:
     assert start == 'ENTRYPOINT ["python", "-m", "somewhere"]'
     assert preload.startswith("ENV LD_PRELOAD=libtcmalloc_minimal.so.4 ")
     assert any("apt-get install --yes --no-install-recommends libtcmalloc-minimal4 " in line for line in made)
+
+
+def test_it_has_all_that_the_package_requires_now() -> None:
+    settings = ConfigParser()
+    settings.read(ROOT / "setup.cfg")
+    wanted = {line.split()[0] for line in settings["options"]["install_requires"].strip().splitlines()}
+    lines = make_package(COMMAND, ()).files["requirements.txt"].decode().splitlines()
+    missing = wanted - {"pyomo", "highspy", "rich"} - {line.partition("==")[0] for line in lines}
+    assert not missing, "what is installed here is of an earlier setup.cfg: `make setup` installs it anew"
 
 
 def test_the_digest_and_the_archive_follow_from_the_contents() -> None:

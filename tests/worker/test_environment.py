@@ -31,7 +31,7 @@ from funcpipe.platforms import allocator
 from funcpipe.platforms.entry import function
 for file in sys.argv[1:]:
     function.main(Path(file).read_text())
-    gc.collect()
+    function.let_go()
     from funcpipe.comm.channel import Channel
     from funcpipe.runstate.lease import Lease
     from funcpipe.training.computation import Computation

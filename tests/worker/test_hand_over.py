@@ -1,5 +1,6 @@
 """A worker that leaves in time says all it has to say, however quick its successor is."""
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -105,6 +106,15 @@ def test_a_successor_that_could_not_be_started_at_first_is_started_once(monkeypa
     (successor,) = platform.invoked
     assert isinstance(successor, WorkerSpec)
     assert successor.attempt == 1
+
+
+def test_a_worker_that_will_have_finished_in_time_starts_no_successor() -> None:
+    storage, platform = MemoryStorage(), Recording()
+    spec = first_attempt(storage, platform, epochs=1, lifetime_s=20.0, cold_start_s=12.0)
+    assert run_attempt(spec, storage, platform.open, invoked=Invoked(at_s=time.monotonic() - 3.0))
+    assert platform.invoked == []
+    report = get_document(signed_for_tests(storage), WorkerReport, KEYS.worker_report(WORKER, 0))
+    assert report.outcome is Outcome.FINISHED
 
 
 def test_functions_that_start_functions_end_at_last() -> None:

@@ -55,13 +55,13 @@ class Handler(BaseHTTPRequestHandler):
 
     def _invoke(self, payload: str, invoked: Invoked) -> None:
         self._take_credentials()
-        try:
-            entry.run(unwrap_payload(payload), invoked)
-        except WorkerFailed as error:
-            print(f"{type(error).__name__}: {error}", flush=True)
-            self._answer(_FAILED, {"errorMessage": str(error), "errorType": type(error).__name__})
-        else:
+        failure = _run(payload, invoked)
+        entry.let_go()
+        if failure is None:
             self._answer(_DONE, {"done": True})
+        else:
+            print(f"{WorkerFailed.__name__}: {failure}", flush=True)
+            self._answer(_FAILED, {"errorMessage": failure, "errorType": WorkerFailed.__name__})
 
     def _take_credentials(self) -> None:
         """Put the role's temporary credentials, which come with each event, where storage looks for them."""
@@ -80,6 +80,15 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """Say nothing: what matters is printed."""
+
+
+def _run(payload: str, invoked: Invoked) -> str | None:
+    """Run a worker; what is wrong if it failed."""
+    try:
+        entry.run(unwrap_payload(payload), invoked)
+    except WorkerFailed as error:
+        return str(error)
+    return None
 
 
 def _payload(event: str) -> str:

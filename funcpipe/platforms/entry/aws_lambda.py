@@ -34,7 +34,14 @@ def handler(event: dict[str, Any], context: Context) -> dict[str, str]:
     invoked = Invoked(lifetime_s=lifetime_s, init_s=_INIT.take())
     if not event:
         return {"invocation": context.aws_request_id}
-    control = open_storage(os.environ[CONTROL], retry_s=0, meter=invoked.meter)
-    with entry.StopWatch(control, context.aws_request_id):
-        entry.run(unwrap_payload(json.dumps(event)), invoked)
+    try:
+        _run(json.dumps(event), context.aws_request_id, invoked)
+    finally:
+        entry.let_go()
     return {"invocation": context.aws_request_id}
+
+
+def _run(payload: str, request: str, invoked: Invoked) -> None:
+    control = open_storage(os.environ[CONTROL], retry_s=0, meter=invoked.meter)
+    with entry.StopWatch(control, request):
+        entry.run(unwrap_payload(payload), invoked)
