@@ -15,7 +15,7 @@ import logging
 import math
 import threading
 from collections import deque
-from statistics import median
+from statistics import median, median_low
 
 from funcpipe.core import FaultTolerance, checks
 
@@ -110,11 +110,13 @@ class CheckpointInterval:
     def _steps_for_objects(self) -> int:
         """The power of two at which so few objects are kept, unless more steps are needed to pay for a checkpoint.
 
-        Until this worker has measured what a checkpoint costs it, the objects alone count.
+        Until this worker has measured two checkpoints, as the first one may be slow, the objects alone count.
         """
         allowed = self._faults.retained_objects / max(self._objects, 1) - LATE_STEPS
         few = 1 << math.floor(math.log2(min(max(allowed, 1.0), _MAX_STEPS)))
         with self._lock:
-            cost_s = median(self._costs_s) if self._costs_s else 0.0
-        paid = cost_s / (COST_SHARE * max(self.step_s, _SHORTEST_STEP_S))
+            costs_s = tuple(self._costs_s)
+        if len(costs_s) < 2:
+            return few
+        paid = median_low(costs_s) / (COST_SHARE * max(self.step_s, _SHORTEST_STEP_S))
         return max(few, 1 << math.ceil(math.log2(min(max(paid, 1.0), _MAX_STEPS))))

@@ -69,8 +69,10 @@ def test_few_objects_are_kept_as_far_as_checkpoints_stay_cheap(
     interval.record_step(1.0, 1, objects)
     few = interval.steps()
     assert few == 1 or (few + LATE_STEPS) * objects <= FaultTolerance().retained_objects < (2 * few + 4) * objects
-    interval.begin_checkpoint()
-    interval.record_cost(checkpoint_s)
+    for _ in range(2):
+        assert interval.steps() == few
+        interval.begin_checkpoint()
+        interval.record_cost(checkpoint_s)
     assert interval.steps() == expected
     assert expected == few or checkpoint_s <= COST_SHARE * expected * 1.0 < 2 * checkpoint_s
 
@@ -83,15 +85,23 @@ def test_failures_and_bytes_shorten_the_interval_further() -> None:
         assert interval.steps() == 4
 
 
-def test_one_slow_checkpoint_changes_nothing_for_long() -> None:
+@pytest.mark.parametrize("slow", [0, 1, 2])
+def test_one_slow_checkpoint_changes_nothing(slow: int) -> None:
     interval = CheckpointInterval(FaultTolerance(), replicas=1)
+    interval.estimate_checkpoint(1.0)
     interval.record_step(1.0, 1, 6)
-    for checkpoint_s in (0.01, 0.01, 60.0):
+    for number in range(3):
         interval.begin_checkpoint()
-        interval.record_checkpoint(checkpoint_s)
-        interval.record_cost(checkpoint_s)
-    assert interval.steps() == 8
-    assert interval.checkpoint_s == 60.0  # what a function that must leave in time reckons with
+        interval.record_cost(60.0 if number == slow else 0.01)
+        assert interval.steps() == 8
+
+
+def test_a_function_that_must_leave_in_time_reckons_with_its_last_write() -> None:
+    interval = CheckpointInterval(FaultTolerance(), replicas=1)
+    for written_s in (0.01, 60.0):
+        interval.begin_checkpoint()
+        interval.record_checkpoint(written_s)
+    assert interval.checkpoint_s == 60.0
 
 
 def test_all_that_a_checkpoint_costs_makes_the_interval_longer() -> None:
@@ -101,13 +111,17 @@ def test_all_that_a_checkpoint_costs_makes_the_interval_longer() -> None:
         interval.estimate_checkpoint(1.0)
         interval.record_step(0.1, 1, 6)
         interval.record_cost(100.0)  # of no checkpoint
-        interval.begin_checkpoint()
-    writer.record_checkpoint(0.01)
-    writer.record_cost(0.01)
+    for _ in range(2):
+        for interval in (writer, other):
+            interval.begin_checkpoint()
+        writer.record_checkpoint(0.01)
+        writer.record_cost(0.01)
     assert (writer.steps(), other.steps()) == (8, 8)
-    for interval in (writer, other):
-        for _ in range(4):  # marks, looks, deletions
-            interval.record_cost(0.005)
+    for _ in range(3):
+        for interval in (writer, other):
+            interval.begin_checkpoint()
+            for _ in range(4):  # marks, looks, deletions
+                interval.record_cost(0.005)
     assert (writer.steps(), other.steps()) == (16, 16)
     assert writer.checkpoint_s == 0.01
 
