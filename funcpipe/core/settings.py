@@ -28,9 +28,9 @@ class FaultTolerance:
 
     Each stage is checkpointed every `checkpoint_steps` steps. If that is None, the interval follows from measured
     times, for one failure of a function every `failure_interval_s`, and so that at most `retained_bytes` of messages
-    are kept for one worker to read again, and at most `retained_objects` messages of one worker, as far as checkpoints
-    do not take more than a fiftieth of the time for it. At most about `retained_objects` losses of one worker have an
-    object of their own.
+    are kept for one worker to read again, and at most `retained_objects` messages of one worker, as far as checkpoints,
+    with all that comes with them, do not take more than a fiftieth of a worker's time for it. At most about
+    `retained_objects` losses of one worker have an object of their own.
 
     A function hands over to a successor before it is `lifetime_s` old. It is expected to start within `cold_start_s`,
     and counts as lost if nothing was heard of it for another `start_s`. It sends a heartbeat every `heartbeat_s`. After

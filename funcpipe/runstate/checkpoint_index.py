@@ -9,8 +9,8 @@ stage 0 is saved as a whole after 4 steps. After 8 steps only replica 0 could re
 """
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 from funcpipe.core import WorkerId
 
@@ -40,12 +40,13 @@ class CheckpointIndex:
     """`saved` holds, for each stage, the step and manifest of each checkpoint or part of one, in ascending order.
 
     `done` holds how many steps each worker has certainly finished, including all its writes. A checkpoint of its stage
-    may be newer if another replica has written it.
+    may be newer if another replica has written it. `files` are the names of the other objects of each stage.
     """
 
     saved: Mapping[int, tuple[tuple[int, str], ...]]
     done: Mapping[WorkerId, int]
     first_step: int
+    files: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
     def saved_steps(self, stage: int) -> frozenset[int]:
         """The steps after which `stage` is saved as a whole, and the first step, where nothing needs to be saved."""
@@ -75,6 +76,11 @@ class CheckpointIndex:
         restarts = (self.restart_step((stage, replica)) for replica in range(replicas))
         oldest_needed = min([self.common_step(stages, replicas), *restarts, *last])
         return tuple(name for step, name in entries if step < oldest_needed)
+
+    def files_of(self, stage: int, manifests: Collection[str]) -> tuple[str, ...]:
+        """The files of the checkpoints of `stage` whose `manifests` have these names."""
+        prefixes = tuple(name.removesuffix("json") for name in manifests)
+        return tuple(name for name in self.files.get(stage, ()) if name.startswith(prefixes))
 
     def manifests(self, stage: int, step: int) -> tuple[str, ...]:
         """The manifests that together hold `stage` after `step` steps; empty if it is not completely saved."""

@@ -10,7 +10,7 @@ import hashlib
 import logging
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -59,6 +59,7 @@ class Checkpoints:
         self._storage = storage
         self._keys = keys
         self._file_bytes = file_bytes
+        self._marks: dict[str, frozenset[str]] = {}
 
     def save(
         self, stage: int, step: int, state: StageState, *, writer: str, part: CheckpointPart | None = None
@@ -115,13 +116,17 @@ class Checkpoints:
     def mark_done(self, worker: WorkerId, step: int, mark: ReplicaMark | None = None) -> None:
         """Record that `worker` has finished `step` steps, including all its writes, and what it holds.
 
-        The mark before is kept, so that slower replicas can compare theirs with it.
+        The mark before is kept, so that slower replicas can compare theirs with it. What attempts before have left is
+        listed once; one of them that puts another mark later, which does not count, leaves it there.
         """
         name = worker_name(*worker)
         key = self._keys.done(name, self._attempt, step)
         self._storage.put(key, b"" if mark is None else encode_document(mark))
-        earlier = [other for other in self._storage.list(self._keys.progress(name)) if other < key]
-        self._storage.delete_many(earlier[:-1])
+        marks = self._marks[name] if name in self._marks else frozenset(self._storage.list(self._keys.progress(name)))
+        outdated = sorted(other for other in marks if other < key)[:-1]
+        if outdated:
+            self._storage.delete_many(outdated)
+        self._marks[name] = marks.difference(outdated) | {key}
 
     def take_over_marks(self, worker: WorkerId) -> None:
         """From now on only marks of this attempt count for `worker`; its first tells what attempts before have done.
@@ -140,11 +145,13 @@ class Checkpoints:
             except KeyMissing:  # deleted by an attempt before, which still runs
                 continue
             self._storage.put(self._keys.done(name, self._attempt, step), mark)
+            self._marks.pop(name, None)
             told = step
 
     def index(self) -> CheckpointIndex:
         """What is saved, found with two requests."""
         saved: dict[int, list[tuple[int, str]]] = {}
+        files: dict[int, list[str]] = {}
         newest: dict[WorkerId, tuple[int, int]] = {}  # the attempt and the step of the mark that counts
         for key in self._storage.list(self._keys.all_progress):
             match = _DONE.fullmatch(key.removeprefix(self._keys.all_progress))
@@ -157,8 +164,11 @@ class Checkpoints:
             match = _MANIFEST.fullmatch(name)
             if match is not None and folder[1:].isdecimal():
                 saved.setdefault(int(folder[1:]), []).append((int(match[1]), name))
+            elif folder[1:].isdecimal():
+                files.setdefault(int(folder[1:]), []).append(name)
         entries = {stage: tuple(sorted(found)) for stage, found in saved.items()}
-        return CheckpointIndex(saved=entries, done=done, first_step=self._first_step)
+        names = {stage: tuple(found) for stage, found in files.items()}
+        return CheckpointIndex(saved=entries, files=names, done=done, first_step=self._first_step)
 
     def load_latest(self, worker: WorkerId) -> tuple[int, StageState | None]:
         """Where `worker` restarts: the step, and its state after it; the state is None if nothing was saved.
@@ -198,14 +208,15 @@ class Checkpoints:
             settings=settings_from_text(manifest.settings),
         )
 
-    def delete(self, stage: int, names: tuple[str, ...]) -> None:
-        """Delete checkpoints of `stage` by the names of their manifests, which are deleted first."""
+    def delete(self, stage: int, names: Collection[str], index: CheckpointIndex) -> None:
+        """Delete checkpoints of `stage` by the names of their manifests, which go first; then their files.
+
+        `index` knows all of these, as they were there before the manifests that it has found.
+        """
         if not names:
             return
-        found = self._storage.list(f"{self._keys.checkpoints}s{stage}/")
-        prefixes = tuple(self._keys.checkpoint(stage, name.removesuffix(".json")) + "." for name in names)
         self._storage.delete_many([self._keys.checkpoint(stage, name) for name in names])
-        self._storage.delete_many([key for key in found if key.startswith(prefixes)])
+        self._storage.delete_many([self._keys.checkpoint(stage, file) for file in index.files_of(stage, names)])
         _log.debug("deleted checkpoints %s of stage %d", ", ".join(names), stage)
 
     def _load_newest(self, worker: WorkerId) -> tuple[int, StageState | None]:

@@ -133,7 +133,13 @@ class _EveryStep:
         """After how many steps a checkpoint is due."""
         return 1
 
+    def begin_checkpoint(self) -> None:
+        """Nothing is learned from it."""
+
     def record_checkpoint(self, _: float) -> None:
+        """Nothing is learned from it."""
+
+    def record_cost(self, _: float) -> None:
         """Nothing is learned from it."""
 
 

@@ -5,13 +5,17 @@ Daly, A higher order estimate of the optimum checkpoint interval for restart dum
 
 Where failures are rare, that interval is so long that messages, which stay until a checkpoint covers them, pile up in
 the storage. So it is shortened to what `retained_bytes` and `retained_objects` allow. The number of objects is a matter
-of order, not of correctness: for it checkpoints may take `COST_SHARE` of the time, and no more.
+of order, not of correctness: for it checkpoints may take `COST_SHARE` of the time, and no more. All that comes with a
+checkpoint counts, in each worker: the seconds for which its steps stop, as for the write, and the processor time of
+what is done beside them: reading back, marks, looking for those of others, deletions. Requests that are waited for
+beside the steps cost nothing.
 """
 
 import logging
 import math
+import threading
 from collections import deque
-from statistics import median
+from statistics import median, median_low
 
 from funcpipe.core import FaultTolerance, checks
 
@@ -25,8 +29,8 @@ _SHORTEST_STEP_S = 1e-6
 COST_SHARE = 0.02
 """The share of time that checkpoints may take to keep the number of objects small."""
 
-_INTERVALS_KEPT = 2
-"""Messages of so many intervals, and of the steps at their ends, lie there where a reader is late to cover them."""
+LATE_STEPS = 4
+"""So many steps after a checkpoint is due, readers have saved theirs, and the messages that it covers are deleted."""
 
 
 def daly_s(*, checkpoint_s: float, failure_interval_s: float) -> float:
@@ -48,7 +52,8 @@ class CheckpointInterval:
         self._failure_interval_s = faults.failure_interval_s / replicas
         self._steps_s: deque[float] = deque(maxlen=_MEASURED_STEPS)
         self._received_bytes: deque[int] = deque(maxlen=_MEASURED_STEPS)
-        self._checkpoints_s: deque[float] = deque(maxlen=_MEASURED_CHECKPOINTS)
+        self._costs_s: deque[float] = deque(maxlen=_MEASURED_CHECKPOINTS)
+        self._lock = threading.Lock()  # costs are recorded in the background too
         self._objects = 0
         self._last_steps = 0
         self.checkpoint_s = 0.0
@@ -67,9 +72,19 @@ class CheckpointInterval:
         self.checkpoint_s = seconds
 
     def record_checkpoint(self, seconds: float) -> None:
-        """Record the time of a checkpoint."""
+        """Record the time in which a checkpoint was written."""
         self.checkpoint_s = seconds
-        self._checkpoints_s.append(seconds)
+
+    def begin_checkpoint(self) -> None:
+        """From now on, costs are those of another checkpoint."""
+        with self._lock:
+            self._costs_s.append(0.0)
+
+    def record_cost(self, seconds: float) -> None:
+        """Record what this worker has spent on the checkpoint that began last; before the first, it does not count."""
+        with self._lock:
+            if self._costs_s:
+                self._costs_s[-1] += seconds
 
     @property
     def step_s(self) -> float:
@@ -95,11 +110,13 @@ class CheckpointInterval:
     def _steps_for_objects(self) -> int:
         """The power of two at which so few objects are kept, unless more steps are needed to pay for a checkpoint.
 
-        Workers that save nothing, and those that have not yet measured what that takes, look at the objects alone.
+        Until this worker has measured two checkpoints, as the first one may be slow, the objects alone count.
         """
-        allowed = self._faults.retained_objects / max(self._objects, 1) / _INTERVALS_KEPT - 1
+        allowed = self._faults.retained_objects / max(self._objects, 1) - LATE_STEPS
         few = 1 << math.floor(math.log2(min(max(allowed, 1.0), _MAX_STEPS)))
-        if not self._checkpoints_s:
+        with self._lock:
+            costs_s = tuple(self._costs_s)
+        if len(costs_s) < 2:
             return few
-        paid = median(self._checkpoints_s) / (COST_SHARE * max(self.step_s, _SHORTEST_STEP_S))
+        paid = median_low(costs_s) / (COST_SHARE * max(self.step_s, _SHORTEST_STEP_S))
         return max(few, 1 << math.ceil(math.log2(min(max(paid, 1.0), _MAX_STEPS))))

@@ -99,11 +99,13 @@ class CheckpointManager:
 
         What readers have saved is looked for a step after a checkpoint is due, and again 1, 2, 4 … steps later, until
         all messages from before are deleted. `submit` runs its argument in the background, after everything that was
-        submitted before.
+        submitted before. What all of this costs is recorded, so that the interval follows from it.
         """
+        began_s, submit = time.monotonic(), self._measured(submit)
         every, compare_every = self._interval.steps(), self._spec.faults.compare_steps
         saves = done % every == 0 and done < self._steps
         if saves:
+            self._interval.begin_checkpoint()
             self.save(done, submit)
         if saves or (compare_every is not None and done % compare_every == 0):
             mark = self._mark(done)
@@ -112,6 +114,17 @@ class CheckpointManager:
         since = (done - 1) % every
         if since == 0 or (_is_power_of_two(since) and self._messages.keeps_before(done - 1 - since)):
             submit(self._delete_unneeded)
+        self._interval.record_cost(time.monotonic() - began_s)
+
+    def _measured(self, submit: Callable[[Callable[[], None]], None]) -> Callable[[Callable[[], None]], None]:
+        """As `submit`; the processor time of what runs in the background is a cost of checkpoints."""
+
+        def measured(work: Callable[[], None]) -> None:
+            began_s = time.thread_time()
+            work()
+            self._interval.record_cost(time.thread_time() - began_s)
+
+        return lambda work: submit(functools.partial(measured, work))
 
     def mark_done(self, done: int) -> None:
         """Record in storage that the worker has finished `done` steps, including all its writes."""
@@ -187,7 +200,7 @@ class CheckpointManager:
         _log.debug("deleted %d messages", len(keys))
         if self._spec.replica == 0:
             plan, stage = self._spec.plan, self._spec.stage
-            self._checkpoints.delete(stage, index.outdated(stage, len(plan.stages), plan.replicas))
+            self._checkpoints.delete(stage, index.outdated(stage, len(plan.stages), plan.replicas), index)
 
 
 def _is_power_of_two(number: int) -> bool:

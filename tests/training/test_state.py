@@ -220,7 +220,7 @@ def test_the_newest_and_those_that_others_lack_are_kept() -> None:
     assert [listing.restart_step(worker) for worker in ((0, 0), (0, 1), (1, 0), (1, 1), (1, 2))] == [8, 6, 4, 4, 0]
     assert [name[:8] for name in listing.outdated(0, 2, 2)] == ["00000002"]
     assert listing.outdated(1, 2, 2) == ()
-    checkpoints.delete(0, listing.outdated(0, 2, 2))
+    checkpoints.delete(0, listing.outdated(0, 2, 2), listing)
     assert [step for step, _ in checkpoints.index().saved[0]] == [4, 6, 8]
     assert not any("/s0/00000002" in key for key in storage.list("run-1/"))
 

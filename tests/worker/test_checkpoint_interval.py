@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from funcpipe.core import FaultTolerance, RunAccount, RunLimits
 from funcpipe.errors import InvalidValue
 from funcpipe.runstate.limits import BudgetGuard
-from funcpipe.worker.checkpoint_interval import COST_SHARE, CheckpointInterval, daly_s
+from funcpipe.worker.checkpoint_interval import COST_SHARE, LATE_STEPS, CheckpointInterval, daly_s
 
 
 def lost_share(interval_s: float, checkpoint_s: float, failure_interval_s: float) -> float:
@@ -49,9 +49,9 @@ def test_stages_save_at_steps_that_coincide(
 @pytest.mark.parametrize(
     ("objects", "checkpoint_s", "expected"),
     [
-        (4, 1e-6, 8),  # 100 objects are 25 steps: two intervals, and a step at the end of each
-        (5, 1e-6, 8),
-        (6, 1e-6, 4),
+        (4, 1e-6, 16),  # 100 objects are 25 steps: an interval, and those until readers have covered it
+        (5, 1e-6, 16),
+        (6, 1e-6, 8),
         (16, 1e-6, 2),
         (25, 1e-6, 1),
         (1000, 1e-6, 1),
@@ -68,8 +68,11 @@ def test_few_objects_are_kept_as_far_as_checkpoints_stay_cheap(
     interval.estimate_checkpoint(1000.0)
     interval.record_step(1.0, 1, objects)
     few = interval.steps()
-    assert few == 1 or 2 * (few + 1) * objects <= FaultTolerance().retained_objects
-    interval.record_checkpoint(checkpoint_s)
+    assert few == 1 or (few + LATE_STEPS) * objects <= FaultTolerance().retained_objects < (2 * few + 4) * objects
+    for _ in range(2):
+        assert interval.steps() == few
+        interval.begin_checkpoint()
+        interval.record_cost(checkpoint_s)
     assert interval.steps() == expected
     assert expected == few or checkpoint_s <= COST_SHARE * expected * 1.0 < 2 * checkpoint_s
 
@@ -82,13 +85,45 @@ def test_failures_and_bytes_shorten_the_interval_further() -> None:
         assert interval.steps() == 4
 
 
-def test_one_slow_checkpoint_changes_nothing_for_long() -> None:
+@pytest.mark.parametrize("slow", [0, 1, 2])
+def test_one_slow_checkpoint_changes_nothing(slow: int) -> None:
     interval = CheckpointInterval(FaultTolerance(), replicas=1)
-    interval.record_step(1.0, 1, 5)
-    for checkpoint_s in (0.01, 0.01, 60.0):
-        interval.record_checkpoint(checkpoint_s)
-    assert interval.steps() == 8
-    assert interval.checkpoint_s == 60.0  # what a function that must leave in time reckons with
+    interval.estimate_checkpoint(1.0)
+    interval.record_step(1.0, 1, 6)
+    for number in range(3):
+        interval.begin_checkpoint()
+        interval.record_cost(60.0 if number == slow else 0.01)
+        assert interval.steps() == 8
+
+
+def test_a_function_that_must_leave_in_time_reckons_with_its_last_write() -> None:
+    interval = CheckpointInterval(FaultTolerance(), replicas=1)
+    for written_s in (0.01, 60.0):
+        interval.begin_checkpoint()
+        interval.record_checkpoint(written_s)
+    assert interval.checkpoint_s == 60.0
+
+
+def test_all_that_a_checkpoint_costs_makes_the_interval_longer() -> None:
+    """The write alone would allow a checkpoint every 8 steps; the worker that does not write pays for the rest too."""
+    writer, other = (CheckpointInterval(FaultTolerance(), replicas=2) for _ in range(2))
+    for interval in (writer, other):
+        interval.estimate_checkpoint(1.0)
+        interval.record_step(0.1, 1, 6)
+        interval.record_cost(100.0)  # of no checkpoint
+    for _ in range(2):
+        for interval in (writer, other):
+            interval.begin_checkpoint()
+        writer.record_checkpoint(0.01)
+        writer.record_cost(0.01)
+    assert (writer.steps(), other.steps()) == (8, 8)
+    for _ in range(3):
+        for interval in (writer, other):
+            interval.begin_checkpoint()
+            for _ in range(4):  # marks, looks, deletions
+                interval.record_cost(0.005)
+    assert (writer.steps(), other.steps()) == (16, 16)
+    assert writer.checkpoint_s == 0.01
 
 
 def test_the_interval_may_be_chosen() -> None:

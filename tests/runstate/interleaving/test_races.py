@@ -1,12 +1,13 @@
 """What always holds while functions of a run meet at its storage: in all orders, within bounds."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from funcpipe.core import LeaseDocument, Outcome
+from funcpipe.runstate.checkpoint_index import CheckpointIndex
 from funcpipe.runstate.checkpoints import Checkpoints, UnpublishedCheckpoint
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.lease import Lease
@@ -81,10 +82,10 @@ class ManifestFirst(Checkpoints):
 class FilesFirst(Checkpoints):
     """Deletes the files of a checkpoint before its manifest."""
 
-    def delete(self, stage: int, names: tuple[str, ...]) -> None:
+    def delete(self, stage: int, names: Collection[str], index: CheckpointIndex) -> None:
         for name in names:
             self._storage.delete(self._keys.checkpoint(stage, name.replace(".json", ".0.safetensors")))
-        super().delete(stage, names)
+        super().delete(stage, names, index)
 
 
 def takers(lease: Callable[..., Lease]) -> Scenario:

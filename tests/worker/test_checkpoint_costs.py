@@ -1,0 +1,125 @@
+"""What a checkpoint costs a worker, and how many messages lie there until readers have covered them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from funcpipe.platforms.base import OPEN, Gate
+from funcpipe.runstate.lease import FencedStorage, Lease
+from funcpipe.testing import races
+from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.testing.races import FIRST, KEYS, SECOND, message, messages_of
+from funcpipe.testing.run_keys import signed_for_tests
+from funcpipe.worker import checkpoint_manager
+from funcpipe.worker.checkpoint_interval import LATE_STEPS
+from funcpipe.worker.checkpoint_manager import CheckpointManager
+
+EVERY = 8
+
+
+class Clock(MemoryStorage):
+    """A storage of which each request takes a second, and the clock that tells so."""
+
+    now_s = 0.0
+
+    def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
+        self.now_s += 1
+        super().put(key, data, if_absent=if_absent, gate=gate)
+
+    def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
+        self.now_s += 1
+        return super().get(key, start=start, stop=stop, gate=gate)
+
+    def list(self, prefix: str) -> tuple[str, ...]:
+        self.now_s += 1
+        return super().list(prefix)
+
+    def delete_many(self, keys: Sequence[str]) -> None:
+        self.now_s += 1
+        super().delete_many(keys)
+
+    def monotonic(self) -> float:
+        """As of the module `time`."""
+        return self.now_s
+
+    thread_time = monotonic
+
+
+class Recorded:
+    """An interval of EVERY steps, and the costs that it was told of."""
+
+    def __init__(self) -> None:
+        self.costs_s: list[float] = [0.0]
+
+    def steps(self) -> int:
+        return EVERY
+
+    def begin_checkpoint(self) -> None:
+        self.costs_s.append(0.0)
+
+    def record_checkpoint(self, seconds: float) -> None:
+        self.written_s = seconds
+
+    def record_cost(self, seconds: float) -> None:
+        self.costs_s[-1] += seconds
+
+
+def manager_on(storage: MemoryStorage, interval: Recorded, *, replica: int = 0, replicas: int = 1) -> CheckpointManager:
+    """What saves the first stage."""
+    made = races.spec_of((0, replica), 0)
+    spec = replace(made, plan=replace(made.plan, replicas=replicas, global_batch=replicas))
+    own = signed_for_tests(storage)
+    lease = Lease(own, KEYS, spec.worker, 0, fresh_s=1e9)
+    lease.take()
+    computation = races.Learned()
+    computation.parameters = ()  # type: ignore[attr-defined]
+    fenced = FencedStorage(own, lease)
+    return CheckpointManager(
+        spec,
+        fenced,
+        KEYS,
+        lease=lease,
+        computation=cast(Any, computation),
+        interval=cast(Any, interval),
+        steps=10 * EVERY,
+    )
+
+
+@pytest.mark.parametrize("replica", [0, 1])
+def test_all_that_is_asked_for_a_checkpoint_is_a_cost(replica: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By each worker, in the background too: the steps themselves ask for nothing here."""
+    clock, interval = Clock(), Recorded()
+    monkeypatch.setattr(checkpoint_manager, "time", clock)
+    manager = manager_on(clock, interval, replica=replica, replicas=2)
+    began_s = clock.now_s
+    background: list[Callable[[], None]] = []
+    for done in range(1, 2 * EVERY):
+        manager.after_step(done, background.append)
+        if done == EVERY:
+            stopped_s = interval.costs_s[-1]
+        for work in background:
+            work()
+        background.clear()
+    assert len(interval.costs_s) == 2
+    assert sum(interval.costs_s) == clock.now_s - began_s
+    if replica == 0:
+        assert interval.costs_s[1] > stopped_s == interval.written_s > 0
+    else:
+        assert interval.costs_s[1] > stopped_s == 0
+
+
+@pytest.mark.parametrize("late", [0, 1, 2])
+def test_an_interval_of_messages_is_kept_and_those_of_few_steps_more(late: int) -> None:
+    """A message is put in each step; its reader has saved its stage so many steps after the writer."""
+    storage, most = MemoryStorage(), 0
+    manager, own = manager_on(storage, Recorded()), signed_for_tests(storage)
+    for done in range(1, 4 * EVERY):
+        own.put(message(done - 1), b"")
+        most = max(most, len(storage.list(KEYS.messages("s0.r0"))))
+        manager.record_messages(done - 1, messages_of(FIRST, done - 1))
+        manager.after_step(done, lambda work: work())
+        if done % EVERY == late and done > late:
+            races.save(own, SECOND, done - late)
+    assert most == EVERY + late + 1 <= EVERY + LATE_STEPS
