@@ -32,7 +32,12 @@ class RequestCounts:
 
     def __add__(self, other: "RequestCounts") -> "RequestCounts":
         return RequestCounts(
-            **{item.name: getattr(self, item.name) + getattr(other, item.name) for item in fields(self)}
+            puts=self.puts + other.puts,
+            lists=self.lists + other.lists,
+            gets=self.gets + other.gets,
+            empty_gets=self.empty_gets + other.empty_gets,
+            sent_bytes=self.sent_bytes + other.sent_bytes,
+            received_bytes=self.received_bytes + other.received_bytes,
         )
 
 

@@ -6,6 +6,7 @@ import io
 import itertools
 import logging
 import os
+import stat
 import threading
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -102,7 +103,7 @@ class FileStorage:
         """The keys that begin with `prefix`, sorted."""
         folder = os.path.dirname(prefix)
         if folder:
-            self._check_folder(self._path(folder))
+            self._path(f"{folder}/any")
         with self._errors_of("list", os.path.join(self._root, folder)):
             below = f"{folder}/" if folder else ""
             return tuple(sorted(key for key in self._below(below) if key.startswith(prefix)))
@@ -140,14 +141,16 @@ class FileStorage:
         parts = key.split("/")
         if any(part in ("", ".", "..", _UNFINISHED) for part in parts) or "\0" in key:
             raise StorageError(f"{key!r} is no key: it must be a relative path without empty, '.' or '..' parts")
-        path = os.path.join(self._root, *parts)
-        self._check_folder(os.path.dirname(path))
-        return path
-
-    @staticmethod
-    def _check_folder(folder: str) -> None:
-        if os.path.realpath(folder) != folder:
-            raise StorageError(f"{folder} leads through a link, which is not followed; remove the link")
+        folder = self._root
+        for part in parts[:-1]:
+            folder = f"{folder}/{part}"
+            try:
+                mode = os.lstat(folder).st_mode
+            except OSError:
+                break  # it is made, or missed, with what lies in it
+            if stat.S_ISLNK(mode):
+                raise StorageError(f"{folder} leads through a link, which is not followed; remove the link")
+        return "/".join((self._root, *parts))
 
     @contextlib.contextmanager
     def _unfinished_file(self) -> Iterator[tuple[str, io.FileIO]]:
