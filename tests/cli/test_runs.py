@@ -106,7 +106,7 @@ def test_a_run_s_key_is_printed_and_lets_another_machine_look_after_the_run(
     assert main(["key", *about, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"run": "left", "key": key}
     monkeypatch.setenv("FUNCPIPE_KEY_DIR", str(tmp_path / "another machine"))
-    for words in (["status", *about], ["stop", *about, "--wait", "0"], ["clean", *about], ["key", *about]):
+    for words in (["status", *about], ["stop", *about, "--wait", "0"], ["key", *about]):
         assert main(words) == 1
         said = " ".join(capsys.readouterr().err.split())
         assert "the key of run left is not on this machine" in said
