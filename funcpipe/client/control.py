@@ -93,7 +93,7 @@ def status(
 
     If a worker seems silent, or the platform cannot be asked, this waits with `pause` until a heartbeat must have come.
     """
-    return _status(signed(storage), run, open_platform, clock=clock, pause=pause or time.sleep)
+    return _status(signed(storage), run, open_platform, clock=clock, pause=pause)
 
 
 def _status(
@@ -102,11 +102,11 @@ def _status(
     open_platform: OpenPlatform,
     *,
     clock: Callable[[], float] = time.time,
-    pause: Callable[[float], None] = time.sleep,
+    pause: Callable[[float], None] | None = None,
 ) -> RunStatus:
     record = newest_record(storage, run)
     keys = Keys.of(record)
-    life = find_life(storage, record, open_platform, clock=clock, pause=pause)
+    life = find_life(storage, record, open_platform, clock=clock, pause=pause or time.sleep)
     halt = read_halt(storage, keys)
     index = Checkpoints(storage, keys, first_step=record.first_step).index()
     saved_step = index.common_step(len(record.plan.stages), record.plan.replicas)

@@ -22,6 +22,7 @@ from funcpipe.client.prepare import PreparedRun, prepare
 from funcpipe.client.session import session_on
 from funcpipe.client.site import Site
 from funcpipe.core import FaultTolerance, Outcome, RunSettings, WatchSpec, WorkerSpec, from_text
+from funcpipe.core.backoff import Backoff
 from funcpipe.core.run_key import RunKey
 from funcpipe.errors import CorruptMessage, WorkerFailed
 from funcpipe.model.split import load_stage
@@ -229,9 +230,11 @@ def test_a_client_that_watches_a_run_restarts_no_worker_with_it(
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("place", [(1, STEADY)], indirect=True, ids=["one worker"])
 def test_a_client_that_has_started_a_run_restarts_no_worker_with_it(
-    place: Place, way: Callable[[MemoryStorage, str, bytes], None]
+    place: Place, way: Callable[[MemoryStorage, str, bytes], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It knows the payloads itself, and the code that they name is not there any more."""
+    at_once = Backoff(first_s=1.0, most_s=1.0, draw=lambda: 0.0)
+    monkeypatch.setattr("funcpipe.client.functions.RESTART_PAUSES", at_once)
     place.begin(stage=0, way=way)
     with pytest.raises(WorkerFailed, match=r"stage/s0\.bundle is not signed by its run"):
         launch(place.prepared(RunSettings(name=RUN)))
