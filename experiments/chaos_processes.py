@@ -82,6 +82,7 @@ def train(
         message_deadline_s=deadline_s,
         run=None if resume else RUN,
         resume=RUN if resume else None,
+        keep_model=False,
     )
     return result.state_dict(), max(result.bill.functions - plan.workers, 0)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import median
 
 from funcpipe.platforms.allocator import environment
+from funcpipe.training.recipe import Recipe
 
 STEPS = ("interpreter", "torch", "funcpipe", "storage", "bundle, optimiser", "first task", "first step")
 
@@ -122,8 +123,7 @@ def prepare(url: str) -> str:
     job = Job(
         graph=trace(model, digits.sample()),
         plan=plan,
-        loss=digits.loss,
-        optimizer=digits.optimizer,
+        recipe=Recipe(loss=digits.loss, optimizer=digits.optimizer),
         dataset=partial(TensorDataset, torch.rand(8, 1, 8, 8), torch.arange(8)),
         samples=8,
         epochs=1,

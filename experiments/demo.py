@@ -56,8 +56,7 @@ def run(module: ModuleType, output: Path, *, micro_batch: int, global_batch: int
     write_trace(predicted, output / "predicted.json")
 
     began_s = time.monotonic()
-    with render.training(quiet=False) as on_progress:
-        result = pipe.train(module.train_data, epochs=epochs, on_progress=on_progress)
+    result = pipe.train(module.train_data, epochs=epochs)
     trace = output / "observed.json"
     write_trace(result.trace, trace)
     console.print(

@@ -20,6 +20,7 @@ from funcpipe.model.graph import trace
 from funcpipe.testing.plans import even_stages
 from funcpipe.training.data import Batches
 from funcpipe.training.plain import train_in_one_process
+from funcpipe.training.recipe import Recipe
 
 SHAPES = ((1, 1), (3, 1), (1, 3), (2, 2), (3, 2))
 STEPS = 20
@@ -59,7 +60,9 @@ def differences(module: ModuleType, dtype: torch.dtype, stages: int, replicas: i
     assert len(steps) == STEPS
     graph = trace(model, (inputs[:MICRO_BATCH],))
     plain, control = (
-        train_in_one_process(model, graph, data, steps, loss=module.loss, optimizer=optimizer, seed=0, reverse=reverse)
+        train_in_one_process(
+            model, graph, data, steps, recipe=Recipe(loss=module.loss, optimizer=optimizer), seed=0, reverse=reverse
+        )
         for reverse in (False, True)
     )
     FuncPipe(model, loss_fn=module.loss, optimizer=optimizer).train(data, epochs=2, plan=plan)

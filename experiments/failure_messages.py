@@ -70,7 +70,7 @@ class Scene:
         """The words of a command that trains with `loss`."""
         data = ("--plan", str(self.plan), "--data", "funcpipe.testing.chaos:data", "--epochs", "200")
         own = ("--loss", f"experiments.failure_messages:{loss}", "--storage", self.url, "--quiet")
-        return ("train", "funcpipe.testing.chaos:model", *data, *own, "--checkpoint", "4", *words)
+        return ("train", "funcpipe.testing.chaos:model", *data, *own, "--checkpoint", "4", "--no-rehearsal", *words)
 
     def on(self, verb: str, run: str, *words: str) -> Words:
         """The words of a command on a run."""

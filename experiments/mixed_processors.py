@@ -135,7 +135,9 @@ def run(seed: int) -> str:
     draw, told, endings = random.Random(seed), Told(), []
     graph = trace(model(), (torch.zeros(2, 6),))
     plan = replace(chaos.job().plan, stages=even_stages([layer.name for layer in graph.layers], chaos.STAGES))
-    job = replace(chaos.job(), graph=graph, plan=plan, epochs=EPOCHS, loss=slow_loss)
+    job = replace(
+        chaos.job(), graph=graph, plan=plan, epochs=EPOCHS, recipe=replace(chaos.job().recipe, loss=slow_loss)
+    )
     logging.getLogger("funcpipe").addHandler(told)
     ended = threading.Event()
     with tempfile.TemporaryDirectory() as folder, mixed_platform() as platform:

@@ -32,6 +32,7 @@ from funcpipe.profiler import profile
 from funcpipe.testing.plans import even_stages
 from funcpipe.training.data import Batches, MapDataset, load_batch
 from funcpipe.training.plain import train_in_one_process
+from funcpipe.training.recipe import Recipe
 
 STAGES, MICRO_BATCHES, STEPS, SEED = 3, 2, 6, 0
 optimizer: Callable[..., torch.optim.Optimizer] = partial(torch.optim.SGD, lr=0.01)
@@ -195,7 +196,7 @@ def one_process(
     batches = Batches(samples=len(data), global_batch=plan.global_batch, micro_batch=plan.micro_batch, seed=SEED)
     steps = list(batches.epoch(0))
     trained = train_in_one_process(
-        model, graph, data, steps, loss=loss, optimizer=optimizer, seed=SEED, reverse=reverse
+        model, graph, data, steps, recipe=Recipe(loss=loss, optimizer=optimizer), seed=SEED, reverse=reverse
     )
     return dict(trained.state_dict())
 

@@ -21,6 +21,7 @@ from funcpipe.training.computation import Computation
 from funcpipe.training.data import Batches, Step
 from funcpipe.training.passes import Batch
 from funcpipe.training.plain import PlainTraining
+from funcpipe.training.recipe import Recipe
 from funcpipe.training.verify import Verification, verify_states
 
 STAGES, REPLICAS, STEPS = 3, 2, 3
@@ -80,7 +81,7 @@ class WrongShare(InTurn):
 
     def worker(self, stage: int, replica: int) -> Computation:
         made = super().worker(stage, replica)
-        made.passes._loss = lambda output, target: self.plain.loss(output, target) * (MICRO_BATCH / len(target))
+        made.passes._loss = lambda output, target: self.plain.recipe.loss(output, target) * (MICRO_BATCH / len(target))
         return made
 
 
@@ -117,7 +118,7 @@ class ScaledGradient(InTurn):
 
     def take_sum(self, stage: int, replica: int, total: Tensor) -> None:
         statistics = self.workers[stage][replica].flat.layout.head
-        if stage == 1 and self.workers[1][0]._step_number == 1:
+        if stage == 1 and self.workers[1][0]._step.number == 1:
             total = torch.cat([total[:statistics], total[statistics:] * 1.01])
         super().take_sum(stage, replica, total)
 
@@ -199,8 +200,7 @@ def training(optimizer: Optimizer) -> PlainTraining:
         graph=trace(model, (torch.stack([ids for ids, _ in samples[:2]]),)),
         dataset=samples,
         steps=tuple(Batches(samples=len(samples), global_batch=global_batch, micro_batch=MICRO_BATCH, seed=0).epoch(0)),
-        loss=F.cross_entropy,
-        optimizer=optimizer,
+        recipe=Recipe(loss=F.cross_entropy, optimizer=optimizer),
         seed=0,
     )
 

@@ -27,6 +27,7 @@ from torch.utils.data import TensorDataset
 from experiments.equality import even_plan
 from experiments.models import digits
 from funcpipe import FuncPipe
+from funcpipe.client.callbacks import EachStep
 from funcpipe.client.job import Job
 from funcpipe.client.launch import launch
 from funcpipe.client.prepare import prepare
@@ -48,6 +49,7 @@ from funcpipe.platforms.base import Platform
 from funcpipe.platforms.catalog import load_spec, open_storage
 from funcpipe.platforms.shared.docker import Docker
 from funcpipe.platforms.shared.polling import Polling
+from funcpipe.training.recipe import Recipe
 from tests.cloud_emulation.aliyun import aliyun_cloud
 from tests.cloud_emulation.aws import aws_cloud
 from tests.cloud_emulation.docker import RegistryDocker
@@ -80,11 +82,11 @@ def main() -> None:
 
 
 def on_local() -> RunResult:
-    return pipe().train(data, plan=plan("1024MB", 1024), on_progress=show)
+    return pipe().train(data, plan=plan("1024MB", 1024), callbacks=[EachStep(show)])
 
 
 def on_likeness() -> RunResult:
-    return pipe().train(data, plan=plan("1024MB", 1024), like="aws-lambda", on_progress=show)
+    return pipe().train(data, plan=plan("1024MB", 1024), like="aws-lambda", callbacks=[EachStep(show)])
 
 
 def on_aws() -> RunResult:
@@ -133,8 +135,7 @@ def train(platform: Platform, chosen: Plan, url: str) -> RunResult:
     job = Job(
         graph=trace(model(), dataset[: chosen.micro_batch][:1]),
         plan=chosen,
-        loss=digits.loss,
-        optimizer=digits.optimizer,
+        recipe=Recipe(loss=digits.loss, optimizer=digits.optimizer),
         dataset=data,
         samples=len(dataset),
         epochs=1,

@@ -18,6 +18,7 @@ import torch
 
 from experiments import handover
 from funcpipe import FuncPipe
+from funcpipe.client.callbacks import EachStep
 from funcpipe.client.results import Progress, RunResult
 from funcpipe.core import FaultTolerance, ModelProfile, TrainingSpec, read
 from funcpipe.partitioner.optimize import optimize
@@ -69,7 +70,7 @@ def train(on_progress: Callable[[Progress], None] = lambda progress: None) -> Ru
         plan=handover.plan(),
         faults=faults,
         message_deadline_s=60,
-        on_progress=on_progress,
+        callbacks=[EachStep(on_progress)],
     )
 
 

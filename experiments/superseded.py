@@ -57,7 +57,9 @@ def sleepers(seed: int, storage: MemoryStorage) -> ThreadPlatform:
 
 def train(platform: ThreadPlatform, storage: MemoryStorage) -> RunResult:
     """Train on `platform`; returns once no function runs any more."""
-    job = replace(chaos.job(), epochs=EPOCHS, loss=slow_loss, message_deadline_s=DEADLINE_S)
+    job = replace(
+        chaos.job(), epochs=EPOCHS, recipe=replace(chaos.job().recipe, loss=slow_loss), message_deadline_s=DEADLINE_S
+    )
     session = session_on(Site(platform, Retried(storage), "memory://here"), reopen=platform.open)
     try:
         return launch(prepare(job, session, faults=FAULTS, settings=RunSettings(name=chaos.RUN)))

@@ -38,6 +38,7 @@ from funcpipe.testing.plans import even_stages
 from funcpipe.testing.thread_platform import ThreadPlatform, one_at_a_time
 from funcpipe.training.data import load_batch
 from funcpipe.training.plain import detached_copy, train_in_one_process
+from funcpipe.training.recipe import Recipe
 
 BATCH, STAGES, MICRO_BATCH, GLOBAL_BATCH, SEED = 8, 3, 2, 4, 0
 MAX_PARAMETERS = 40_000_000
@@ -146,7 +147,7 @@ def _trained(made: Specimen, row: dict[str, Any]) -> dict[str, Any]:
     job = _job(graph, data)
     check_batch_sizes(graph, made.model, graph.signature.bind(first.args, first.kwargs), job.batches.micro_batch_sizes)
     steps = list(job.batches.epoch(0))
-    train = partial(train_in_one_process, made.model, graph, data, steps, loss=loss_of, optimizer=optimizer, seed=SEED)
+    train = partial(train_in_one_process, made.model, graph, data, steps, recipe=job.recipe, seed=SEED)
     in_order = bool(graph.carried.names)  # what a forward leaves for the next one would reach others in reverse order
     expected, control = train().state_dict(), train(reverse=not in_order).state_dict()
     site = Site(ThreadPlatform(load_spec("local"), storage := MemoryStorage()), storage, "memory://")
@@ -210,8 +211,7 @@ def _job(graph: LayerGraph, data: Rows) -> Job:
     return Job(
         graph=graph,
         plan=plan,
-        loss=loss_of,
-        optimizer=optimizer,
+        recipe=Recipe(loss=loss_of, optimizer=optimizer),
         dataset=lambda: data,
         samples=len(data),
         epochs=1,

@@ -12,13 +12,17 @@ from funcpipe.core import (
     Estimate,
     FaultTolerance,
     FunctionSize,
+    Interval,
+    JobEstimate,
     ModelProfile,
     OnDrift,
+    OnNan,
     OnOutOfMemory,
     OptimizerKind,
     Outcome,
     Plan,
     PlatformSpec,
+    Precision,
     Recompute,
     RequestCounts,
     RunLimits,
@@ -28,6 +32,8 @@ from funcpipe.core import (
     Sync,
     Trace,
     TrainingSpec,
+    Validation,
+    ValidationReport,
     Wire,
     WorkerReport,
     read,
@@ -47,6 +53,7 @@ from funcpipe.errors import (
     KeyExists,
     KeyMissing,
     ModelError,
+    NotFinite,
     PlanError,
     PlatformBusy,
     PlatformError,
@@ -69,8 +76,11 @@ from funcpipe.platforms.base import Cause, Deployment, Handle, Platform, State, 
 
 if TYPE_CHECKING:
     from funcpipe.api import FuncPipe
-    from funcpipe.client.control import RunStatus, WorkerStatus, clean, status, stop
+    from funcpipe.client.callbacks import Callback, EachStep, RunInfo
+    from funcpipe.client.control import clean, status, stop
+    from funcpipe.client.export import export
     from funcpipe.client.results import Progress, RunResult
+    from funcpipe.client.run_status import RunStatus, WorkerStatus
     from funcpipe.client.site import Site, open_site
     from funcpipe.client.verdict import Verdict
     from funcpipe.partitioner.problem.pins import Pins
@@ -78,11 +88,15 @@ if TYPE_CHECKING:
     from funcpipe.profiler.buckets import Bucket
     from funcpipe.runstate.liveness import WorkerState
     from funcpipe.scheduler.simulator.disturbances import Disturbances
+    from funcpipe.training.averaging import EMA, SWA
     from funcpipe.training.verify import Verification
 
 __all__ = [
+    "EMA",
+    "SWA",
     "Bill",
     "Bucket",
+    "Callback",
     "Cancelled",
     "Cause",
     "CorruptMessage",
@@ -91,6 +105,7 @@ __all__ = [
     "Deployment",
     "Disagreement",
     "Disturbances",
+    "EachStep",
     "Estimate",
     "FaultTolerance",
     "FormatError",
@@ -100,12 +115,16 @@ __all__ = [
     "Handle",
     "Infeasible",
     "InputError",
+    "Interval",
     "InvalidValue",
+    "JobEstimate",
     "KeyExists",
     "KeyMissing",
     "ModelError",
     "ModelProfile",
+    "NotFinite",
     "OnDrift",
+    "OnNan",
     "OnOutOfMemory",
     "OptimizerKind",
     "Outcome",
@@ -117,12 +136,14 @@ __all__ = [
     "PlatformError",
     "PlatformRefused",
     "PlatformSpec",
+    "Precision",
     "Progress",
     "Recompute",
     "ReplicasDiffer",
     "RequestCounts",
     "RunError",
     "RunHalted",
+    "RunInfo",
     "RunInterrupted",
     "RunKeyMissing",
     "RunLimits",
@@ -146,6 +167,8 @@ __all__ = [
     "TaskFailed",
     "Trace",
     "TrainingSpec",
+    "Validation",
+    "ValidationReport",
     "Verdict",
     "Verification",
     "Wire",
@@ -154,6 +177,7 @@ __all__ = [
     "WorkerState",
     "WorkerStatus",
     "clean",
+    "export",
     "load_spec",
     "open_deployment",
     "open_platform",
@@ -167,11 +191,15 @@ __all__ = [
 
 _LAZY = {
     "FuncPipe": "api",
-    "RunStatus": "client.control",
-    "WorkerStatus": "client.control",
+    "Callback": "client.callbacks",
+    "EachStep": "client.callbacks",
+    "RunInfo": "client.callbacks",
+    "RunStatus": "client.run_status",
+    "WorkerStatus": "client.run_status",
     "clean": "client.control",
     "status": "client.control",
     "stop": "client.control",
+    "export": "client.export",
     "Progress": "client.results",
     "RunResult": "client.results",
     "Site": "client.site",
@@ -185,12 +213,18 @@ _LAZY = {
     "Disturbances": "scheduler.simulator.disturbances",
     "Verdict": "client.verdict",
     "Verification": "training.verify",
+    "EMA": "training.averaging",
+    "SWA": "training.averaging",
     "WorkerState": "runstate.liveness",
 }
 """In which module of the package each name is that is loaded when it is first used."""
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from funcpipe.core.extras import version
+
+        return version()
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)

@@ -15,6 +15,7 @@
     │   └── SolverUnavailable   the chosen solver is not installed or not licensed
     └── RunError                something went wrong while functions ran; the command line exits with code 1
         ├── WorkerFailed        a function raised an exception, was killed or ran out of memory
+        │   └── NotFinite       losses, gradients or parameters became NaN or infinite: says where first, and what to do
         ├── TaskFailed          a task of a worker raised an exception, which is the cause of this one
         ├── DeadlineExceeded    something did not arrive or end in time: says what, and how long it was awaited
         ├── PlatformError       the platform failed to start, watch or stop functions, or to deploy
@@ -112,6 +113,10 @@ class WorkerFailed(RunError):
     """A function raised an exception, was killed, or ended without finishing its work."""
 
 
+class NotFinite(WorkerFailed):
+    """Losses, gradients or parameters became NaN or infinite; the message names step, stage and the way out."""
+
+
 class TaskFailed(RunError):
     """The task called `task` raised an exception, which is the `__cause__` of this one."""
 
@@ -142,6 +147,8 @@ class RunHalted(RunError):
 
 class RunUnknown(RunError):
     """There is no run of this name in the storage, or too little of it is left to continue."""
+
+    exit_code = 2
 
 
 class RunKeyMissing(RunError):

@@ -22,6 +22,7 @@ from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import load_spec, open_platform
 from funcpipe.runstate.keys import Keys
 from funcpipe.testing.run_keys import NONCE, signed_for_tests
+from funcpipe.training.recipe import Recipe
 from funcpipe.worker.loop import Worker
 from funcpipe.worker.setup import load_worker
 from tests.recording import Recording
@@ -43,8 +44,7 @@ def make_job(
     return Job(
         graph=trace(model, inputs),
         plan=plan,
-        loss=loss,
-        optimizer=optimizer,
+        recipe=Recipe(loss=loss, optimizer=optimizer, clip_grad_norm=clip_grad_norm),
         dataset=dataset,
         samples=len(samples),
         epochs=epochs,
@@ -52,7 +52,6 @@ def make_job(
         shuffle=True,
         message_deadline_s=deadline_s,
         prices=load_spec("local"),
-        clip_grad_norm=clip_grad_norm,
     )
 
 

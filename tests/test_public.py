@@ -14,10 +14,11 @@ from funcpipe import errors
 SOURCE = ast.parse(Path(funcpipe.__file__).read_text())
 
 NAMES = """
-FuncPipe RunResult Progress Verification status stop clean RunStatus Verdict WorkerStatus WorkerState
+FuncPipe RunResult Progress Verification status stop clean export RunStatus Verdict WorkerStatus WorkerState
 TrainingSpec Pins Plan Stage Estimate ModelProfile PlatformSpec FunctionSize Trace Bill RequestCounts
-Bucket Disturbances
-FaultTolerance RunLimits RunSettings OnDrift OnOutOfMemory Wire Sync ScheduleKind Recompute OptimizerKind
+Bucket Disturbances JobEstimate RunInfo Callback EachStep EMA SWA Interval
+FaultTolerance RunLimits RunSettings Validation ValidationReport OnDrift OnNan OnOutOfMemory
+Precision Wire Sync ScheduleKind Recompute OptimizerKind
 Outcome WorkerReport read write load_spec
 Storage Platform Deployment Handle Status State Cause StorageUrls
 Site open_site open_storage open_platform open_deployment

@@ -3,6 +3,7 @@
 import argparse
 from typing import Any
 
+from funcpipe.cli.numbers import positive
 from funcpipe.cli.options import add_verb
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -22,6 +23,13 @@ def add_deploy(verbs: Any) -> None:
     which.add_argument("--plan", metavar="FILE", help="make functions of the sizes of this plan")
     which.add_argument("--sizes", metavar="SIZE,SIZE", help="make functions of these sizes")
     verb.add_argument("--requirements", metavar="FILE", help="what the model imports, for pip, besides torch")
+    verb.add_argument(
+        "--data-bucket",
+        metavar="NAME[/PREFIX]",
+        action="append",
+        default=[],
+        help="let functions read the objects of a bucket, or those below a prefix, and nothing else; can be repeated",
+    )
     verb.add_argument("--repository", metavar="NAME", help="aliyun: the repository that the image is pushed to")
     verb.add_argument("--spec", metavar="FILE", help="aliyun: the platform specification that sizes come from")
     verb.add_argument(
@@ -75,7 +83,7 @@ def add_logs(verbs: Any) -> None:
     verb.add_argument("--level", choices=LEVELS, help="only lines of this level or above; what is printed is info")
     lately = verb.add_argument_group("of aws or aliyun")
     _add_name(lately)
-    lately.add_argument("--minutes", type=float, default=60.0, help="of the last so many (default: %(default)g)")
+    lately.add_argument("--minutes", type=positive, default=60.0, help="of the last so many (default: %(default)g)")
     lately.add_argument("--containing", metavar="TEXT", help="only lines with this text")
 
 

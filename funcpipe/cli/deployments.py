@@ -15,8 +15,10 @@ from funcpipe.cli import render
 from funcpipe.cli.files import write_file
 from funcpipe.cli.log_lines import is_wanted, run_lines
 from funcpipe.core import Plan, read
+from funcpipe.core.extras import needed_from
 from funcpipe.errors import InputError
 from funcpipe.platforms.catalog import load_spec
+from funcpipe.platforms.shared.data_buckets import data_bucket
 from funcpipe.platforms.shared.package import read_requirements
 
 
@@ -90,7 +92,8 @@ class Aws:
             if not re.fullmatch(r"\d+(MB)?", size, re.ASCII):
                 raise InputError(f"a size on AWS is its memory, such as 2048MB, got {size!r}")
         memory = tuple(sorted({int(size.removesuffix("MB")) for size in sizes}))
-        return Shape(name=options.name, memory_mb=memory, watchdog=not options.no_watchdog)
+        data = tuple(map(data_bucket, options.data_bucket))
+        return Shape(name=options.name, memory_mb=memory, watchdog=not options.no_watchdog, data=data)
 
 
 class Aliyun:
@@ -144,7 +147,10 @@ class Aliyun:
             )
         spec = load_spec(options.spec or "aliyun-fc")
         sizes, watchdog = _sizes(options), not options.no_watchdog
-        return shape_of(spec, name=options.name, sizes=sizes, repository=options.repository, watchdog=watchdog)
+        data = tuple(map(data_bucket, options.data_bucket))
+        return shape_of(
+            spec, name=options.name, sizes=sizes, repository=options.repository, watchdog=watchdog, data=data
+        )
 
 
 CLOUDS: dict[str, Callable[[], Cloud]] = {"aws": Aws, "aliyun": Aliyun}
@@ -184,10 +190,8 @@ def logs(options: argparse.Namespace) -> None:
 
 
 def _cloud(options: argparse.Namespace) -> Cloud:
-    try:
+    with needed_from(options.cloud):
         importlib.import_module(f"funcpipe.platforms.{options.cloud}.account")
-    except ModuleNotFoundError as error:
-        raise InputError(f"{error.name} is not installed; run: pip install 'funcpipe[{options.cloud}]'") from None
     return CLOUDS[options.cloud]()
 
 

@@ -1,11 +1,33 @@
-"""The user's own code, named on the command line as MODULE:FACTORY."""
+"""The user's own code, named on the command line as MODULE:FACTORY: found, called, and its mistakes told apart."""
 
 import importlib
+import importlib.util
 import os
 import sys
-from typing import Any
+import traceback
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from funcpipe.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def check_names(names: dict[str, str]) -> None:
+    """Raise InputError for what cannot be a factory of the user, by option, before anything is imported; data may be a
+    URL.
+    """
+    for option, text in names.items():
+        if option in ("--data", "--validation-data") and "://" in text:
+            continue
+        module, _, name = text.partition(":")
+        if not module or not name:
+            raise InputError(f"{option}: {text!r} must read MODULE:FACTORY, such as my_model:make")
+        _look_here()
+        top = module.partition(".")[0]
+        if top not in sys.modules and importlib.util.find_spec(top) is None:
+            raise InputError(f"{text}: there is no module {top!r} in {os.getcwd()} or among the installed ones")
 
 
 def load_factory(text: str) -> Any:
@@ -13,12 +35,7 @@ def load_factory(text: str) -> Any:
     module_name, _, name = text.partition(":")
     if not module_name or not name:
         raise InputError(f"{text!r} must read MODULE:FACTORY, such as my_model:make")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise InputError(f"{text}: the module {module_name} cannot be imported: {error}") from error
+    module = _imported(text, module_name)
     try:
         factory = getattr(module, name)
     except AttributeError:
@@ -26,3 +43,78 @@ def load_factory(text: str) -> Any:
     if not callable(factory):
         raise InputError(f"{text} is a {type(factory).__name__}; it must be something that can be called")
     return factory
+
+
+def load_data(text: str) -> Any:
+    """The dataset's factory that `MODULE:NAME` names; a URL stays one. Raises InputError."""
+    return text if "://" in text else load_factory(text)
+
+
+def make_model(text: str) -> "nn.Module":
+    """The module that the factory returns. Raises InputError if it returns something else, or fails."""
+    from torch import nn
+
+    model = made(text, "a function or class that makes the model")
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"{text}: the factory must return the model, a torch.nn.Module, but it returned "
+            f"{described(model)}; end it with `return model`"
+        )
+    return model
+
+
+def make_sample(text: str) -> Any:
+    """The inputs that the factory returns. Raises InputError if it returns none, or fails."""
+    sample = made(text, "a function that makes one micro-batch of inputs")
+    if sample is None or isinstance(sample, str | bytes | int | float) or callable(sample):
+        raise InputError(
+            f"{text}: the factory must return one micro-batch of inputs, a tensor, a tuple or a dict of tensors, "
+            f"but it returned {described(sample)}"
+        )
+    return sample
+
+
+def made(text: str, wanted: str) -> Any:
+    """What the factory named `text` returns, which is called without arguments; raises InputError where it fails."""
+    factory = load_factory(text)
+    nn = sys.modules.get("torch.nn")
+    if nn is not None and isinstance(factory, nn.Module):
+        raise InputError(
+            f"{text} is a module that is made already, but {wanted} is wanted: "
+            f"write `def make(): return {type(factory).__name__}(…)` and name that"
+        )
+    try:
+        return factory()
+    except Exception as error:
+        raise InputError(f"{text}: the factory, called without arguments, {_raised(error)}") from error
+
+
+def described(value: object) -> str:
+    """`value` in a message: None, or its kind."""
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def _imported(text: str, module_name: str) -> ModuleType:
+    _look_here()
+    try:
+        return importlib.import_module(module_name)
+    except ImportError as error:
+        raise InputError(f"{text}: the module {module_name} cannot be imported: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise InputError(f"{text}: the module {module_name} cannot be imported: it {_raised(error)}") from error
+
+
+def _raised(error: BaseException) -> str:
+    """What `error` was, and in which line of the user's code."""
+    said = f"raised {type(error).__name__}: {error}".rstrip(": ")
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [
+        frame for frame in frames if frame.filename not in (__file__, importlib.__file__) and frame.filename[0] != "<"
+    ]
+    return f"{said} ({own[-1].filename}, line {own[-1].lineno})" if own else said
+
+
+def _look_here() -> None:
+    """Let modules of the current folder be found."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())

@@ -10,12 +10,20 @@ from funcpipe.errors import RunInterrupted
 
 def what_happened(interrupt: KeyboardInterrupt) -> str:
     """The state in which `interrupt` left the run, if there was one, and what the user can do now."""
-    if not isinstance(interrupt, RunInterrupted):
+    told = _of_run(interrupt)
+    if told is None:
         return "interrupted"
-    run = interrupt.run
-    if interrupt.running:
-        return "\n".join([f"interrupted; run {run} goes on without this command", *commands(run, interrupt.storage)])
-    if interrupt.kept:
-        resume, *_, clean = commands(run, interrupt.storage, watch="resume it")
-        return "\n".join([f"interrupted; run {run} was stopped, and what it saved is kept", resume, clean])
+    run, storage = told.run, told.storage
+    if told.running:
+        return "\n".join([f"interrupted; run {run} goes on without this command", *commands(run, storage)])
+    if told.kept:
+        resume, *_, clean = commands(run, storage, watch="resume it")
+        return "\n".join([f"interrupted; run {run} was stopped, and what it saved is kept in {storage}", resume, clean])
     return f"interrupted; run {run} was stopped and its objects were deleted"
+
+
+def _of_run(interrupt: BaseException | None) -> RunInterrupted | None:
+    """What was said of the run, also where a second Ctrl-C came while this command closed what it had opened."""
+    while interrupt is not None and not isinstance(interrupt, RunInterrupted):
+        interrupt = interrupt.__context__
+    return interrupt

@@ -5,6 +5,8 @@ import importlib
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
+from funcpipe.cli.numbers import positive
+
 FACTORY = "MODULE:FACTORY"
 
 
@@ -55,7 +57,12 @@ def add_verb(verbs: Any, name: str, help_text: str, example: str, module: str) -
         )
         return function(options)
 
-    verb.set_defaults(run=run)
+    verb.set_defaults(run=run, verb=name)
+    verb.add_argument(
+        "--job",
+        metavar="FILE",
+        help="file with options of this and other verbs (default: funcpipe.toml, if it is here)",
+    )
     verb.add_argument("--json", action="store_true", help="print the result as JSON")
     volume = verb.add_mutually_exclusive_group()
     volume.add_argument(
@@ -96,7 +103,18 @@ def add_blocks(verb: argparse._ActionsContainer) -> None:
     )
 
 
+def add_precision(verb: argparse._ActionsContainer, *, default: str | None) -> None:
+    """What the layers compute in."""
+    also = "" if default else " (default: the plan's)"
+    verb.add_argument(
+        "--precision",
+        choices=["fp32", "bf16", "fp16"],
+        default=default,
+        help=f"compute in this format under autocast, with parameters in fp32{also}",
+    )
+
+
 def add_measuring(verb: argparse._ActionsContainer) -> None:
     """Functions that are started to measure something."""
     verb.add_argument("--like", metavar="NAME", help="give local functions the limits of this platform")
-    verb.add_argument("--max-usd", type=float, metavar="USD", help="spend no more than this on functions")
+    verb.add_argument("--max-usd", type=positive, metavar="USD", help="spend no more than this on functions")

@@ -1,12 +1,16 @@
 """The command line as a whole: its verbs, in the order in which they are used."""
 
 import argparse
+from collections.abc import Sequence
+from typing import Any
 
+from funcpipe.cli.completion import add_completion
 from funcpipe.cli.deploy_arguments import add_deploy, add_destroy, add_logs
+from funcpipe.cli.evaluate_options import add_evaluate, add_predict
 from funcpipe.cli.options import HelpFormatter
 from funcpipe.cli.plan_options import add_explain, add_optimize, add_profile, add_simulate
 from funcpipe.cli.platform_options import add_platforms
-from funcpipe.cli.run_options import add_clean, add_key, add_report, add_status, add_stop
+from funcpipe.cli.run_options import add_clean, add_export, add_key, add_report, add_status, add_stop
 from funcpipe.cli.train_options import add_train, add_verify
 
 _EPILOG = """\
@@ -19,6 +23,22 @@ Every verb reads and writes JSON files; `funcpipe VERB --help` lists its options
 Exit code: 0 done, 1 a run failed, 2 bad input."""
 
 
+class _Version(argparse.Action):
+    """Prints the version, which is looked up only then."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        from funcpipe import __version__
+
+        print(f"funcpipe {__version__}")
+        parser.exit()
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all verbs; `run` of what it returns is the function to call with it."""
     parser = argparse.ArgumentParser(
@@ -28,11 +48,12 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=HelpFormatter,
     )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
     verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB", prog="funcpipe")
     for add in (
-        *(add_profile, add_optimize, add_explain, add_simulate, add_train, add_verify),
-        *(add_status, add_stop, add_clean, add_key, add_report, add_platforms),
-        *(add_deploy, add_destroy, add_logs),
+        *(add_profile, add_optimize, add_explain, add_simulate, add_train, add_verify, add_evaluate, add_predict),
+        *(add_status, add_stop, add_clean, add_export, add_key, add_report, add_platforms),
+        *(add_deploy, add_destroy, add_logs, add_completion),
     ):
         add(verbs)
     return parser

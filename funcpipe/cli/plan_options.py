@@ -3,7 +3,8 @@
 import argparse
 from typing import Any
 
-from funcpipe.cli.options import FACTORY, add_blocks, add_choice, add_measuring, add_platform, add_verb
+from funcpipe.cli.numbers import not_negative, positive, whole
+from funcpipe.cli.options import FACTORY, add_blocks, add_choice, add_measuring, add_platform, add_precision, add_verb
 from funcpipe.core import OptimizerKind, Recompute, ScheduleKind, Sync, Wire
 from funcpipe.partitioner.catalog import PROFILED_LAYERS
 
@@ -14,7 +15,7 @@ def add_profile(verbs: Any) -> None:
         verbs,
         "profile",
         "measure the layers of a model",
-        "funcpipe profile experiments.models.digits:model --sample experiments.models.digits:sample \\\n"
+        "funcpipe profile funcpipe.examples.spirals:model --sample funcpipe.examples.spirals:sample \\\n"
         "    --micro-batch 16 --platform local -o profile.json",
         module="plan_verbs",
     )
@@ -26,12 +27,18 @@ def add_profile(verbs: Any) -> None:
         required=True,
         help="factory that returns one micro-batch of inputs: a tuple, or a dict of named arguments",
     )
-    model.add_argument("--micro-batch", type=int, default=4, metavar="N", help="samples per micro-batch")
-    model.add_argument("--repeats", type=int, default=5, metavar="N", help="how many times to time each layer")
     model.add_argument(
-        "--layers", type=int, default=PROFILED_LAYERS, metavar="N", help="fold light layers until N are left"
+        "--data",
+        metavar=FACTORY,
+        help="factory that returns the dataset to train on, or its URL: loading is measured too",
+    )
+    model.add_argument("--micro-batch", type=whole(), default=4, metavar="N", help="samples per micro-batch")
+    model.add_argument("--repeats", type=whole(), default=5, metavar="N", help="how many times to time each layer")
+    model.add_argument(
+        "--layers", type=whole(), default=PROFILED_LAYERS, metavar="N", help="fold light layers until N are left"
     )
     add_blocks(model)
+    add_precision(model, default="fp32")
     platform = verb.add_argument_group("platform")
     add_platform(platform, default="aws-lambda")
     platform.add_argument(
@@ -56,7 +63,7 @@ def add_optimize(verbs: Any) -> None:
     verb.add_argument("profile", metavar="PROFILE", help="profile to plan from, written by `funcpipe profile`")
     _add_goal(verb)
     _add_choices(verb).add_argument(
-        "--global-batch", type=int, required=True, metavar="N", help="samples per iteration, over all replicas"
+        "--global-batch", type=whole(), required=True, metavar="N", help="samples per iteration, over all replicas"
     )
     _add_pins(verb)
     add_platform(verb.add_argument_group("platform"), default=None)
@@ -68,7 +75,7 @@ def add_optimize(verbs: Any) -> None:
         help="`exact` for the built-in search with proof, or a solver: gurobi, scip, highs, "
         "or mip for the first of these that is installed; `paper` for the paper's own program; `auto` is exact",
     )
-    search.add_argument("--time-limit", type=float, metavar="SECONDS", help="stop searching after this time")
+    search.add_argument("--time-limit", type=positive, metavar="SECONDS", help="stop searching after this time")
     search.add_argument(
         "--policy",
         default="funcpipe",
@@ -97,13 +104,15 @@ def add_explain(verbs: Any) -> None:
         verbs,
         "explain",
         "say why a plan is the way it is",
-        "funcpipe explain plan.json --profile profile.json --time-value 3.84",
+        "funcpipe explain plan.json --profile profile.json",
         module="plan_verbs",
     )
     _add_plan(verb)
-    _add_goal(verb)
+    _add_goal(verb, "That of the plan, unless one of the first three says otherwise.")
     _add_choices(verb)
     _add_pins(verb)
+    unset = ("time_value", "optimizer", "wire", "wire_back", "recompute", "schedule", "sync")
+    verb.set_defaults(**dict.fromkeys(unset))  # then it is what the plan was made for
     add_platform(verb.add_argument_group("platform"), default=None)
 
 
@@ -132,17 +141,19 @@ def _add_plan(verb: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     return group
 
 
-def _add_goal(verb: argparse.ArgumentParser) -> None:
+def _add_goal(
+    verb: argparse.ArgumentParser, text: str = "The cheapest iteration, unless one of the first three says otherwise."
+) -> None:
     """What the plan is to be good at."""
-    group = verb.add_argument_group("goal", "The cheapest iteration, unless one of the first three says otherwise.")
+    group = verb.add_argument_group("goal", text)
     goal = group.add_mutually_exclusive_group()
     goal.add_argument(
-        "--time-value", type=float, default=0.0, metavar="USD_PER_HOUR", help="what saving an hour is worth"
+        "--time-value", type=not_negative, default=0.0, metavar="USD_PER_HOUR", help="what saving an hour is worth"
     )
-    goal.add_argument("--deadline", type=float, metavar="SECONDS", help="the cheapest iteration within this time")
-    goal.add_argument("--budget", type=float, metavar="USD", help="the fastest iteration within this budget")
+    goal.add_argument("--deadline", type=positive, metavar="SECONDS", help="the cheapest iteration within this time")
+    goal.add_argument("--budget", type=positive, metavar="USD", help="the fastest iteration within this budget")
     group.add_argument(
-        "--iterations", type=int, default=1, metavar="N", help="--deadline and --budget cover N iterations together"
+        "--iterations", type=whole(), default=1, metavar="N", help="--deadline and --budget cover N iterations together"
     )
 
 
@@ -171,6 +182,9 @@ def _add_choices(verb: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         "--shard-optimizer", action="store_true", help="divide the optimiser's state among replicas (ZeRO stage 1)"
     )
     group.add_argument(
+        "--averaged", action="store_true", help="leave room for an average of the parameters (train --ema)"
+    )
+    group.add_argument(
         "--replicas", metavar="N,N", help="degrees of data parallelism to consider (default: all that divide the batch)"
     )
     return group
@@ -190,20 +204,28 @@ def _add_pins(verb: argparse.ArgumentParser) -> None:
     pins.add_argument(
         "--size", action="append", default=[], metavar="LAYER=SIZE", help="run this layer on functions of this size"
     )
-    pins.add_argument("--memory", type=int, metavar="MB", help="give every function this much memory")
-    pins.add_argument("--max-memory", type=int, metavar="MB", help="give no function more memory than this")
-    pins.add_argument("--max-functions", type=int, metavar="N", help="run no more functions than this at once")
+    pins.add_argument("--memory", type=whole(), metavar="MB", help="give every function this much memory")
+    pins.add_argument("--max-memory", type=whole(), metavar="MB", help="give no function more memory than this")
+    pins.add_argument("--max-functions", type=whole(), metavar="N", help="run no more functions than this at once")
 
 
 def _add_disturbances(verb: argparse.ArgumentParser) -> None:
     group = verb.add_argument_group("disturbances")
     group.add_argument(
-        "--compute-jitter", type=float, default=0.0, metavar="SHARE", help="spread of compute times, 0.1 for 10%%"
+        "--compute-jitter",
+        type=not_negative,
+        default=0.0,
+        metavar="SHARE",
+        help="spread of compute times, 0.1 for 10%%",
     )
     group.add_argument(
-        "--transfer-jitter", type=float, default=0.0, metavar="SHARE", help="spread of transfer times, 0.1 for 10%%"
+        "--transfer-jitter",
+        type=not_negative,
+        default=0.0,
+        metavar="SHARE",
+        help="spread of transfer times, 0.1 for 10%%",
     )
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the jitter")
+    group.add_argument("--seed", type=whole(0), default=0, metavar="N", help="seed of the jitter")
     group.add_argument("--cold", action="store_true", help="start every function cold")
     group.add_argument(
         "--straggler",

@@ -5,11 +5,13 @@ Each function raises InputError for what it cannot read.
 
 import argparse
 import re
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from funcpipe.core import (
     ModelProfile,
     OptimizerKind,
+    Plan,
     PlatformSpec,
     Recompute,
     ScheduleKind,
@@ -34,8 +36,6 @@ def platform_spec(options: argparse.Namespace, measured: ModelProfile) -> Platfo
 
 def training_spec(options: argparse.Namespace, global_batch: int) -> TrainingSpec:
     """What is to be trained, and what the plan is to be good at."""
-    if options.iterations < 1:
-        raise InputError(f"--iterations must be at least 1, got {options.iterations}")
     return TrainingSpec(
         global_batch=global_batch,
         optimizer=OptimizerKind(options.optimizer),
@@ -45,11 +45,44 @@ def training_spec(options: argparse.Namespace, global_batch: int) -> TrainingSpe
         schedule=None if options.schedule == "auto" else ScheduleKind(options.schedule),
         sync=None if options.sync == "auto" else Sync(options.sync),
         shard_optimizer=options.shard_optimizer,
+        averaged=options.averaged,
         replicas=_degrees(options.replicas),
-        time_value=options.time_value,
-        deadline_s=None if options.deadline is None else options.deadline / options.iterations,
-        budget_usd=None if options.budget is None else options.budget / options.iterations,
+        **_goal(options),
     )
+
+
+def explained_spec(options: argparse.Namespace, plan: Plan) -> TrainingSpec:
+    """What `plan` was made for, with what the options say otherwise."""
+    made_for = plan.made_for or TrainingSpec(
+        global_batch=plan.global_batch,
+        optimizer=plan.optimizer,
+        wire=plan.wire,
+        wire_back=plan.wire_back,
+        shard_optimizer=plan.shard_optimizer,
+    )
+    given = {
+        name: getattr(options, name) for name in ("optimizer", "wire", "wire_back", "recompute", "schedule", "sync")
+    }
+    changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    for name, free in (("wire_back", "same"), ("schedule", "auto"), ("sync", "auto")):
+        if changed.get(name) == free:
+            changed[name] = None
+    if options.shard_optimizer:
+        changed["shard_optimizer"] = True
+    if options.replicas is not None:
+        changed["replicas"] = _degrees(options.replicas)
+    if not {options.time_value, options.deadline, options.budget} <= {None}:
+        changed |= _goal(options)
+    return replace(made_for, **changed)
+
+
+def _goal(options: argparse.Namespace) -> dict[str, Any]:
+    """What the plan is to be good at; deadline and budget are for one of the iterations."""
+    return {
+        "time_value": options.time_value or 0.0,
+        "deadline_s": None if options.deadline is None else options.deadline / options.iterations,
+        "budget_usd": None if options.budget is None else options.budget / options.iterations,
+    }
 
 
 def pins(options: argparse.Namespace) -> "Pins":

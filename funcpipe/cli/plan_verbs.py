@@ -8,8 +8,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from funcpipe.cli import plan_values, render
-from funcpipe.cli.factories import load_factory
+from funcpipe.cli.factories import check_names, load_data, make_model, make_sample
 from funcpipe.cli.files import write_file
+from funcpipe.cli.platform_verbs import check_site, open_named_site
 from funcpipe.core import ModelProfile, Plan, PlatformSpec, TrainingSpec, read, to_text, write, write_trace
 from funcpipe.core.json_form import to_plain
 from funcpipe.errors import InputError
@@ -23,19 +24,30 @@ if TYPE_CHECKING:
 
 def profile(options: argparse.Namespace) -> None:
     """Measure the layers of a model and write the profile."""
+    check_names({"the model": options.model, "--sample": options.sample})
+    spec = load_spec(options.spec or options.platform)
+    like = load_spec(options.like) if options.like else None
+    check_site(options.on, options)
     from funcpipe.api import FuncPipe
-    from funcpipe.cli.platform_verbs import open_named_site
 
-    model = load_factory(options.model)()
-    pipe = FuncPipe(model, loss_fn=_no_loss, optimizer=_no_optimizer, name=options.model, blocks=options.blocks)
-    sample = load_factory(options.sample)()
-    with open_named_site(options.on, options) as site, render.profiling(quiet=options.quiet) as progress:
+    model = make_model(options.model)
+    pipe = FuncPipe(
+        model,
+        loss_fn=_no_loss,
+        optimizer=_no_optimizer,
+        precision=options.precision,
+        name=options.model,
+        blocks=options.blocks,
+    )
+    sample = make_sample(options.sample)
+    with open_named_site(options.on, like) as site, render.profiling(quiet=options.quiet) as progress:
         measured = pipe.profile(
             sample,
-            platform=load_spec(options.spec or options.platform),
+            platform=spec,
             micro_batch=options.micro_batch,
             repeats=options.repeats,
             layers=options.layers,
+            dataset=None if options.data is None else load_data(options.data),
             on=site,
             max_usd=options.max_usd,
             progress=progress,
@@ -48,6 +60,12 @@ def optimize(options: argparse.Namespace) -> None:
     """Choose cuts, function sizes and replicas, and write the plan."""
     from funcpipe.partitioner.optimize import optimize as find_plan
 
+    if options.figure and not options.pareto:
+        raise InputError("--figure draws the plans that --pareto finds: give --pareto too, or leave --figure out")
+    if options.pareto and (options.policy, options.solver) != ("funcpipe", "auto"):
+        raise InputError("--pareto searches by itself: it cannot be combined with --policy or --solver")
+    if options.iterations > 1 and options.deadline is None and options.budget is None:
+        raise InputError("--iterations is what --deadline or --budget are for: give one of them, or leave it out")
     measured = read(ModelProfile, options.profile)
     spec = plan_values.platform_spec(options, measured)
     training = plan_values.training_spec(options, options.global_batch)
@@ -104,7 +122,7 @@ def explain(options: argparse.Namespace) -> None:
     from funcpipe.partitioner.analysis.explain_text import render as as_text
 
     plan, measured = read(Plan, options.plan), read(ModelProfile, options.profile)
-    spec, training = plan_values.platform_spec(options, measured), plan_values.training_spec(options, plan.global_batch)
+    spec, training = plan_values.platform_spec(options, measured), plan_values.explained_spec(options, plan)
     found = explain_plan(plan, measured, spec, training, pins=plan_values.pins(options))
     render.show(options.json, render.as_json(to_plain(found)), lambda console: console.print(as_text(found), end=""))
 
@@ -128,4 +146,7 @@ def _no_loss(output: Any, target: Any) -> "torch.Tensor":
 
 
 def _no_optimizer(parameters: Any) -> "torch.optim.Optimizer":
-    raise AssertionError("a profile needs no optimiser")
+    """The optimiser of a profile, which takes no step."""
+    import torch
+
+    return torch.optim.SGD(parameters, lr=0.0)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from funcpipe.cli import render
 from funcpipe.cli.files import write_file
-from funcpipe.core import to_text, write
+from funcpipe.core import PlatformSpec, to_text, write
 from funcpipe.errors import InputError
 from funcpipe.platforms.catalog import LOCAL, load_spec, spec_names
 
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 def platforms(options: argparse.Namespace) -> None:
     """List, show or measure platform specifications."""
+    if options.action == "list" and options.name is not None:
+        raise InputError(f"list takes no platform; did you mean: funcpipe platforms show {options.name}")
+    if options.action != "measure" and options.output is not None:
+        raise InputError(f"{options.action} writes no file; -o is for measure (with --json, a shell's > does it)")
     if options.action == "list":
         specs = [load_spec(name) for name in spec_names()]
         render.show(options.json, render.as_json([spec.name for spec in specs]), partial(render.platforms, specs))
@@ -29,22 +33,27 @@ def platforms(options: argparse.Namespace) -> None:
         render.show(options.json, to_text(spec), partial(render.platform, spec))
 
 
-def open_named_site(name: str | None, options: argparse.Namespace) -> "AbstractContextManager[Site | None]":
-    """The platform called `name`, with the limits of `--like`; None for this process."""
+def check_site(name: str | None, options: argparse.Namespace) -> None:
+    """Raise InputError for options of functions where no functions are started."""
+    if name is None and (options.like or options.max_usd is not None):
+        raise InputError("--like and --max-usd apply to functions; say where they run: --on local")
+
+
+def open_named_site(name: str | None, like: PlatformSpec | None) -> "AbstractContextManager[Site | None]":
+    """The platform called `name`, with the limits of `like`; None for this process."""
     if name is None:
-        if options.like or options.max_usd is not None:
-            raise InputError("--like and --max-usd apply to functions; say where they run: --on local")
         return nullcontext()
     from funcpipe.client.site import open_site
 
-    return open_site(name, like=load_spec(options.like) if options.like else None)
+    return open_site(name, like=like)
 
 
 def _measure(options: argparse.Namespace) -> None:
     """Write the specification of a platform with what functions measure there."""
     if options.output is None:
         raise InputError("say where to write the specification: -o FILE")
-    with open_named_site(options.name or LOCAL, options) as site:
+    like = load_spec(options.like) if options.like else None
+    with open_named_site(options.name or LOCAL, like) as site:
         assert site is not None, "it has a name"
         spec = site.measure(max_usd=options.max_usd)
     write_file(partial(write, spec), options.output)

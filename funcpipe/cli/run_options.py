@@ -1,8 +1,9 @@
-"""The options of status, stop, clean, key and report."""
+"""The options of status, stop, clean, export, key and report."""
 
 import argparse
 from typing import Any
 
+from funcpipe.cli.numbers import not_negative, whole
 from funcpipe.cli.options import add_verb
 
 _STORAGE = "--storage file:///tmp/runs"
@@ -32,7 +33,7 @@ def add_stop(verbs: Any) -> None:
     _add_run(verb)
     verb.add_argument(
         "--wait",
-        type=float,
+        type=not_negative,
         default=60.0,
         metavar="SECONDS",
         help="end the functions at once if they have not stopped after this time",
@@ -50,6 +51,25 @@ def add_clean(verbs: Any) -> None:
     )
     _add_run(verb)
     verb.add_argument("--take-over", action="store_true", help="even if another command trains the run")
+
+
+def add_export(verbs: Any) -> None:
+    """`funcpipe export`."""
+    verb = add_verb(
+        verbs,
+        "export",
+        "write the model of a run, as it was saved last, to a file",
+        f"funcpipe export RUN {_STORAGE} -o model.safetensors",
+        module="run_verbs",
+    )
+    _add_run(verb)
+    verb.add_argument("--step", type=whole(0), metavar="N", help="the model after N steps (default: the newest saved)")
+    verb.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="the file: .safetensors, or .pt or .pth with torch.save (default: model.safetensors)",
+    )
 
 
 def add_key(verbs: Any) -> None:

@@ -1,11 +1,13 @@
-"""The verbs for runs that are under way, were left, or have ended: status, stop, clean, key, report."""
+"""The verbs for runs that are under way, were left, or have ended: status, stop, clean, export, key, report."""
 
 import argparse
 from functools import partial
 
 from funcpipe.cli import render
 from funcpipe.cli.files import write_file
-from funcpipe.core import read_trace, to_text, write_side_by_side
+from funcpipe.cli.model_files import check_holds, check_model_file, free_model_file, write_model
+from funcpipe.core import Source, read_trace, to_text, write_side_by_side
+from funcpipe.errors import InputError
 from funcpipe.platforms.catalog import open_platform, open_storage
 
 
@@ -39,6 +41,21 @@ def clean(options: argparse.Namespace) -> None:
     )
 
 
+def export(options: argparse.Namespace) -> None:
+    """Write the model of a run to a file: of one that has finished, was stopped, or still trains."""
+    path = free_model_file() if options.output is None else str(options.output)
+    check_model_file(path)
+    from funcpipe.client.export import load_saved
+
+    saved = load_saved(options.name, storage=options.storage, step=options.step)
+    state = saved.state_dict()
+    check_holds(path, state)
+    write_model(state, path)
+    summary = {"run": saved.run, "step": saved.step, "steps": saved.steps, "model": path}
+    said = f"run {saved.run}: the model after step {saved.step} of {saved.steps}: {path}"
+    render.show(options.json, render.as_json(summary), lambda console: console.print(said, soft_wrap=True))
+
+
 def key(options: argparse.Namespace) -> None:
     """Print the key of a run's newest generation. Whoever has it may speak for the run."""
     from funcpipe.client.control import run_key
@@ -53,6 +70,21 @@ def report(options: argparse.Namespace) -> None:
     from funcpipe.report.gantt import draw
 
     predicted, observed = read_trace(options.predicted), read_trace(options.observed)
+    if (predicted.source, observed.source) == (Source.EXECUTED, Source.SIMULATED):
+        raise InputError(
+            f"{options.observed} is a prediction and {options.predicted} was observed: they are swapped; "
+            f"run: funcpipe report {options.predicted} --predicted {options.observed}"
+        )
+    if observed.source is Source.SIMULATED:
+        raise InputError(
+            f"{options.observed} is a prediction, written by `funcpipe simulate`; "
+            "name the trace of a run, written by `funcpipe train --trace FILE`"
+        )
+    if predicted.source is Source.EXECUTED:
+        raise InputError(
+            f"--predicted {options.predicted} was observed in a run; "
+            "name a prediction, written by `funcpipe simulate --trace FILE`"
+        )
     comparison = compare(predicted, observed)
     step = typical_step(observed)
     if options.figure:

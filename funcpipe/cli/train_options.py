@@ -3,7 +3,10 @@
 import argparse
 from typing import Any
 
-from funcpipe.cli.options import FACTORY, add_blocks, add_choice, add_verb
+from funcpipe.cli.numbers import positive, whole
+from funcpipe.cli.options import FACTORY, add_blocks, add_choice, add_precision, add_verb
+from funcpipe.cli.validation_options import add_validation
+from funcpipe.core import Interval
 
 
 def add_train(verbs: Any) -> None:
@@ -12,21 +15,51 @@ def add_train(verbs: Any) -> None:
         verbs,
         "train",
         "train a model on functions, by a plan",
-        "funcpipe train experiments.models.digits:model --plan plan.json \\\n"
-        "    --data experiments.models.digits:train_data --optimizer experiments.models.digits:optimizer --epochs 6",
+        "funcpipe train funcpipe.examples.spirals:model --plan plan.json \\\n"
+        "    --data funcpipe.examples.spirals:train_data --optimizer funcpipe.examples.spirals:optimizer --epochs 6",
         module="train_verbs",
     )
     training = _add_model(verb)
-    training.add_argument("--epochs", type=int, default=1, metavar="N", help="passes over the data")
-    _add_platform(verb)
+    training.add_argument("--epochs", type=whole(), default=1, metavar="N", help="passes over the data")
+    add_validation(verb)
+    add_platform(verb)
     _add_run(verb)
-    _add_message_deadline(_add_fault_tolerance(verb))
+    add_message_deadline(add_fault_tolerance(verb))
     limits = verb.add_argument_group("limits", "The run stops at a limit, and what it has saved can be resumed.")
-    limits.add_argument("--max-usd", type=float, metavar="USD", help="stop before the run costs more than this")
-    limits.add_argument("--deadline", type=float, metavar="SECONDS", help="stop before the run takes longer than this")
+    limits.add_argument("--max-usd", type=positive, metavar="USD", help="stop before the run costs more than this")
+    limits.add_argument(
+        "--deadline", type=positive, metavar="SECONDS", help="stop before the run takes longer than this"
+    )
+    limits.add_argument(
+        "--dry-run", action="store_true", help="say what the job is expected to take and to cost, and start nothing"
+    )
+    limits.add_argument(
+        "--yes",
+        action="store_true",
+        help="do not ask whether the expected cost is right, nor whether a limit will be reached before the last step",
+    )
     output = verb.add_argument_group("output")
+    output.add_argument(
+        "--log",
+        action="append",
+        default=[],
+        metavar="KIND:WHERE",
+        help="log all steps to csv:FILE, tensorboard:FOLDER, mlflow:URI or wandb:PROJECT; can be given several times",
+    )
     output.add_argument("--trace", metavar="FILE", help="write the events of the last steps, for `funcpipe report`")
-    output.add_argument("-o", "--output", metavar="FILE", help="write the trained state_dict, with torch.save")
+    output.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="write the trained state_dict: .safetensors, or .pt or .pth with torch.save (default: model.safetensors, "
+        "or a name with a number; none with --storage, which keeps the model for `funcpipe export`)",
+    )
+    training.add_argument(
+        "--ema", type=positive, metavar="DECAY", help="keep the exponential moving average of the parameters"
+    )
+    output.add_argument(
+        "--averaged-output", metavar="FILE", help="write the state_dict with those averages (--ema), as with -o"
+    )
 
 
 def add_verify(verbs: Any) -> None:
@@ -35,21 +68,21 @@ def add_verify(verbs: Any) -> None:
         verbs,
         "verify",
         "train a few steps on local functions and in one process, and compare every tensor",
-        "funcpipe verify experiments.models.digits:model --plan plan.json \\\n"
-        "    --data experiments.models.digits:train_data",
+        "funcpipe verify funcpipe.examples.spirals:model --plan plan.json \\\n"
+        "    --data funcpipe.examples.spirals:train_data",
         module="train_verbs",
     )
     _add_model(verb)
     comparison = verb.add_argument_group("comparison")
-    comparison.add_argument("--steps", type=int, default=3, metavar="N", help="steps to train")
+    comparison.add_argument("--steps", type=whole(), default=3, metavar="N", help="steps to train")
     comparison.add_argument(
         "--tolerance",
-        type=float,
+        type=positive,
         default=1e-4,
         metavar="SHARE",
         help="difference, as a share of what training changed, that counts as rounding",
     )
-    _add_message_deadline(verb.add_argument_group("fault tolerance"))
+    add_message_deadline(verb.add_argument_group("fault tolerance"))
 
 
 def _add_model(verb: argparse.ArgumentParser) -> argparse._ArgumentGroup:
@@ -58,7 +91,10 @@ def _add_model(verb: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     plan = verb.add_argument_group("plan and data")
     plan.add_argument("--plan", required=True, metavar="FILE", help="plan written by `funcpipe optimize`")
     plan.add_argument(
-        "--data", metavar=FACTORY, required=True, help="factory that returns the dataset; it is called in the functions"
+        "--data",
+        metavar=f"{FACTORY}|URL",
+        required=True,
+        help="factory that returns the dataset, called in the functions; or the URL of one, as s3://bucket/prefix",
     )
     add_blocks(plan)
     training = verb.add_argument_group("training")
@@ -74,18 +110,37 @@ def _add_model(verb: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         help="factory that takes the parameters and returns an optimiser (default: the plan's kind, with --lr)",
     )
     training.add_argument(
-        "--lr", type=float, default=0.01, metavar="RATE", help="learning rate where --optimizer is not given"
+        "--lr", type=positive, default=0.01, metavar="RATE", help="learning rate where --optimizer is not given"
     )
     training.add_argument(
-        "--clip-grad-norm", type=float, metavar="NORM", help="clip the norm of the whole model's gradient"
+        "--scheduler", metavar=FACTORY, help="factory that takes the optimiser and returns a learning-rate scheduler"
+    )
+    add_choice(
+        training, "--scheduler-interval", [interval.value for interval in Interval], "epoch", "when it is stepped"
     )
     training.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="seed of the weights, the order of the data and dropout"
+        "--clip-grad-norm", type=positive, metavar="NORM", help="clip the norm of the whole model's gradient"
+    )
+    add_precision(training, default=None)
+    add_choice(
+        training,
+        "--on-nan",
+        ["stop", "skip", "ignore"],
+        "stop",
+        "when a loss or gradients are NaN or infinite, end the run, skip that step, or train on",
+    )
+    training.add_argument(
+        "--seed",
+        type=whole(0, 2**63 - 1),
+        default=0,
+        metavar="N",
+        help="seed of the weights, the order of the data and dropout",
     )
     return training
 
 
-def _add_platform(verb: argparse.ArgumentParser) -> None:
+def add_platform(verb: argparse.ArgumentParser) -> None:
+    """Where functions run, and where the run's objects lie."""
     group = verb.add_argument_group("platform")
     group.add_argument(
         "--platform",
@@ -133,18 +188,32 @@ def _add_run(verb: argparse.ArgumentParser) -> None:
         help="with --resume, train again from the first step, with the parameters that were uploaded then",
     )
 
+    group.add_argument(
+        "--no-keep-model",
+        dest="keep_model",
+        action="store_false",
+        help="delete the run when it has finished (default: with --storage or a deployment, its model is kept)",
+    )
+    group.add_argument(
+        "--no-rehearsal",
+        dest="rehearse",
+        action="store_false",
+        help="start at once, without training on one micro-batch here to find mistakes",
+    )
 
-def _add_fault_tolerance(verb: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+
+def add_fault_tolerance(verb: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """How a run copes with failures; the group of the options."""
     group = verb.add_argument_group("fault tolerance")
     group.add_argument(
         "--checkpoint",
-        type=int,
+        type=whole(),
         metavar="N",
         help="save a checkpoint every N steps (default: an interval that suits the measured times)",
     )
     group.add_argument(
         "--failure-interval",
-        type=float,
+        type=positive,
         default=86_400.0,
         metavar="SECONDS",
         help="expected time between failures of a function, from which the checkpoint interval follows",
@@ -166,10 +235,11 @@ def _add_fault_tolerance(verb: argparse.ArgumentParser) -> argparse._ArgumentGro
     return group
 
 
-def _add_message_deadline(group: argparse._ArgumentGroup) -> None:
+def add_message_deadline(group: argparse._ArgumentGroup) -> None:
+    """How long a message is waited for."""
     group.add_argument(
         "--message-deadline",
-        type=float,
+        type=positive,
         default=300.0,
         metavar="SECONDS",
         help="end the run when a worker has waited this long for a message",

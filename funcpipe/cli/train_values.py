@@ -4,29 +4,39 @@ import argparse
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from funcpipe.cli.factories import load_factory
+from funcpipe.cli.factories import check_names, load_factory, make_model
 from funcpipe.core import FaultTolerance, OnDrift, OnOutOfMemory, OptimizerKind, Plan, RunLimits, RunSettings, read
+from funcpipe.errors import InputError
 from funcpipe.platforms.catalog import LOCAL, load_spec, open_deployment
 
 if TYPE_CHECKING:
     from funcpipe.api import FuncPipe
+    from funcpipe.training.averaging import EMA
 
 
 def plan_and_model(options: argparse.Namespace) -> "tuple[Plan, FuncPipe]":
     """The plan, and the model with its loss and optimiser."""
+    plan = read(Plan, options.plan)
+    check_names({"the model": options.model, "--data": options.data})
+    check_names({} if options.loss == "own" else {"--loss": options.loss})
+    check_names({"--optimizer": options.optimizer} if options.optimizer else {})
     import torch
 
     from funcpipe.api import FuncPipe
 
-    plan = read(Plan, options.plan)
     torch.manual_seed(options.seed)
-    model = load_factory(options.model)()
+    model = make_model(options.model)
     loss = None if options.loss == "own" else load_factory(options.loss)
     return plan, FuncPipe(
         model,
         loss_fn=loss,
         optimizer=_optimizer(options, plan),
         clip_grad_norm=options.clip_grad_norm,
+        scheduler=load_factory(options.scheduler) if options.scheduler else None,
+        scheduler_interval=options.scheduler_interval,
+        average=_average(options),
+        precision=options.precision or plan.precision,
+        on_nan=options.on_nan,
         name=options.model,
         blocks=options.blocks,
     )
@@ -44,11 +54,15 @@ def fault_tolerance(options: argparse.Namespace) -> FaultTolerance:
 
 def run_limits(options: argparse.Namespace) -> RunLimits:
     """What the run may cost, and how long it may take."""
-    return RunLimits(max_usd=options.max_usd, deadline_s=options.deadline)
+    return RunLimits(max_usd=options.max_usd, deadline_s=options.deadline, allow_partial=options.yes)
 
 
 def run_settings(options: argparse.Namespace) -> RunSettings:
     """The run's name, where it keeps its objects, and at whose prices it is billed."""
+    if options.from_start and options.resume is None:
+        raise InputError("--from-start says how to resume a run: give --resume RUN too, or leave it out")
+    if options.take_over and options.resume is None and options.run_name is None:
+        raise InputError("--take-over says what to do with a run that another command trains: give --resume RUN too")
     return RunSettings(
         name=options.run_name,
         storage=options.storage,
@@ -57,6 +71,8 @@ def run_settings(options: argparse.Namespace) -> RunSettings:
         prices=load_spec(options.spec) if options.spec else None,
         take_over=options.take_over,
         from_start=options.from_start,
+        keep_model=options.keep_model,
+        rehearse=options.rehearse,
     )
 
 
@@ -65,6 +81,16 @@ def storage_url(options: argparse.Namespace) -> str | None:
     if options.storage is not None or options.platform == LOCAL:
         return str(options.storage) if options.storage is not None else None
     return open_deployment(options.platform).storage_urls.client
+
+
+def _average(options: argparse.Namespace) -> "EMA | None":
+    """The average that is to be kept; verify knows of none."""
+    from funcpipe.training.averaging import EMA
+
+    decay, output = getattr(options, "ema", None), getattr(options, "averaged_output", None)
+    if output is not None and decay is None:
+        raise InputError("--averaged-output writes averages, and none are kept; add --ema 0.999")
+    return None if decay is None else EMA(decay=decay)
 
 
 def _optimizer(options: argparse.Namespace, plan: Plan) -> Any:

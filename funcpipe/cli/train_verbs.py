@@ -5,39 +5,62 @@ from functools import partial
 from typing import Any
 
 from funcpipe.cli import render
-from funcpipe.cli.factories import load_factory
+from funcpipe.cli.evaluate_verbs import validation_of
+from funcpipe.cli.factories import load_data
 from funcpipe.cli.files import write_file
+from funcpipe.cli.model_files import check_holds, check_model_file, free_model_file, write_somewhere
+from funcpipe.cli.train_cost import confirm, dry_run
 from funcpipe.cli.train_values import fault_tolerance, plan_and_model, run_limits, run_settings, storage_url
 from funcpipe.core import Plan, to_text, write_trace
 from funcpipe.errors import Disagreement
+from funcpipe.platforms.catalog import LOCAL
 
 
 def train(options: argparse.Namespace) -> None:
-    """Train a model on functions, by a plan."""
-    import torch
+    """Train a model on functions, by a plan.
 
+    The trained model is written to a file, unless the run keeps it in its storage and no file is wanted.
+    """
+    validation, output = validation_of(options), _model_file(options)
     plan, pipe = plan_and_model(options)
-    settings = _settings(options, plan)
+    if output is not None:
+        check_holds(output, pipe.model.state_dict())
+    if options.dry_run:
+        dry_run(options, plan, pipe, validation)
+        return
+    settings = _settings(options, plan) | {"validation": validation, "confirm": partial(confirm, options)}
     if options.detach:
-        run = pipe.start(load_factory(options.data), **settings)
+        run = pipe.start(load_data(options.data), **settings)
         render.show(options.json, render.as_json({"run": run}), partial(render.detached, run, storage_url(options)))
         return
-    with render.training(quiet=options.json or options.quiet) as on_progress:
-        result = pipe.train(load_factory(options.data), **settings, on_progress=on_progress)
+    from funcpipe.cli.train_loggers import callbacks
+
+    given = callbacks(options.log, quiet=options.json or options.quiet)
+    result = pipe.train(load_data(options.data), **settings, callbacks=given, progress=False)
     if options.trace:
         write_file(partial(write_trace, result.trace), options.trace)
-    if options.output:
-        write_file(partial(torch.save, result.state_dict()), options.output)
-    summary = {"run": result.run, "losses": result.losses, "cost_usd": result.bill.cost_usd, "trace": options.trace}
-    written = {"trace": options.trace, "state_dict": options.output}
-    render.show(options.json, render.as_json(summary), partial(render.training_result, result, written))
+    if output is not None:
+        write_somewhere(result.state_dict(), output, result.run)
+    if options.averaged_output:
+        write_somewhere(result.averaged_state_dict(), options.averaged_output, f"{result.run}-averaged")
+    if options.best:
+        write_somewhere(result.best_state_dict(), options.best, f"{result.run}-best")
+    summary: dict[str, Any] = {"run": result.run, "losses": result.losses, "cost_usd": result.bill.cost_usd}
+    summary |= {"trace": options.trace, "model": output, "skipped_steps": result.skipped_steps}
+    if result.validations:
+        summary["validations"] = [{"step": report.step, **report.values} for report in result.validations]
+        summary["best_step"] = result.best_step
+    written = {"trace": options.trace, "model": output}
+    written |= {"averaged": options.averaged_output, "best": options.best}
+    told = partial(render.training_result, result, written, _kept_in(options))
+    render.show(options.json, render.as_json(summary), told)
 
 
 def verify(options: argparse.Namespace) -> None:
     """Train a few steps on local functions and in one process, and compare every tensor."""
     plan, pipe = plan_and_model(options)
     found = pipe.verify(
-        load_factory(options.data),
+        load_data(options.data),
         steps=options.steps,
         plan=plan,
         seed=options.seed,
@@ -51,6 +74,29 @@ def verify(options: argparse.Namespace) -> None:
             f"the first layer that differs is {first.layer}: {first.name} is off by {first.difference:.2e}, "
             f"more than {found.allowed(first):.2e} of what training changed in it, the limit by {first.yardstick.value}"
         )
+
+
+def _model_file(options: argparse.Namespace) -> str | None:
+    """Where the trained model is written: where it was said, or where it would be lost otherwise.
+
+    In a deployment's own storage it would be: objects expire there.
+    """
+    check_model_file(options.averaged_output)
+    check_model_file(options.best)
+    if options.detach or options.output is not None or (options.keep_model and options.storage is not None):
+        check_model_file(options.output)
+        return str(options.output) if options.output is not None else None
+    return free_model_file()
+
+
+def _keeps_model(options: argparse.Namespace) -> bool:
+    """Whether the model stays in the run's storage."""
+    return options.keep_model and (options.storage is not None or options.platform != LOCAL)
+
+
+def _kept_in(options: argparse.Namespace) -> str | None:
+    """The storage in which the model stays, if it does."""
+    return storage_url(options) if _keeps_model(options) else None
 
 
 def _settings(options: argparse.Namespace, plan: Plan) -> dict[str, Any]:

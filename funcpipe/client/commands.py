@@ -23,6 +23,17 @@ def after_failure(run: str, storage: str, *, watch: str = "resume it") -> tuple[
     return resume, status, logs, clean
 
 
+def after_end(run: str, storage: str) -> tuple[str, ...]:
+    """For a run that has finished, whose model is kept in `storage`: what writes, continues and deletes it."""
+    where = f"{shlex.quote(run)} --storage {shlex.quote(storage)}"
+    *_, clean = commands(run, storage)
+    return (
+        f"  {'write it:':<11} funcpipe export {where} -o model.safetensors",
+        f"  {'train on:':<11} funcpipe train ... --resume {where} --epochs MORE",
+        clean,
+    )
+
+
 def after_removal(run: str, platform: str) -> tuple[str, ...]:
     """For a run whose objects were deleted: what shows the logs that its platform keeps."""
     where = "" if platform.startswith(f"{LOCAL}:") else f" --platform {shlex.quote(platform)}"

@@ -3,19 +3,19 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 from funcpipe.client.failures import final_failure
-from funcpipe.client.verdict import Verdict, judge
-from funcpipe.core import Busy, Halt, Outcome, RunRecord, WorkerReport, WorkerSpec
+from funcpipe.client.run_status import RunStatus, finished_status, worker_status
+from funcpipe.client.verdict import judge
+from funcpipe.core import Halt, Outcome, RunRecord, ValidationReport, WorkerReport, WorkerSpec
 from funcpipe.core.run_key import RunKey
 from funcpipe.errors import CorruptMessage, PlatformError, RunKeyMissing, RunUnknown
 from funcpipe.platforms.base import OpenPlatform, Storage
 from funcpipe.platforms.catalog import open_platform as open_by_url
-from funcpipe.runstate.checkpoints import Checkpoints
+from funcpipe.runstate.checkpoint_index import read_index
 from funcpipe.runstate.detached import unmark_generation
 from funcpipe.runstate.documents import POLL_S, find_readable_document, readable_documents
+from funcpipe.runstate.finished import find_finished
 from funcpipe.runstate.functions import list_functions, stop_functions
 from funcpipe.runstate.generations import find_record, list_generations, newest_record
 from funcpipe.runstate.halt import halt_run, read_halt
@@ -23,62 +23,15 @@ from funcpipe.runstate.keyring import KeyFolder, signed
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import is_superseded
 from funcpipe.runstate.limits import notice_steps
-from funcpipe.runstate.liveness import WorkerLife, WorkerState, find_life, read_heartbeats
+from funcpipe.runstate.liveness import find_life, read_heartbeats
 from funcpipe.runstate.owner import owned, told_if_taken
 from funcpipe.runstate.signed_storage import key_of
+from funcpipe.runstate.validation_reports import ValidationKeys, newest_report
 
 _log = logging.getLogger(__name__)
 
 _MOST_POLL_S = 2.0  # each look at whether all workers have ended is several requests
 _SETTLE_S = 1.0  # then objects are deleted that functions wrote while they were ended
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerStatus:
-    """What a worker is doing: `outcome` is None while it is at work.
-
-    It was last heard of `heard_s` ago, by the clock of its machine and the one of this machine; None is never.
-    """
-
-    worker: str
-    state: WorkerState
-    attempt: int
-    outcome: Outcome | None
-    step: int
-    saved_step: int
-    memory_bytes: int
-    memory_mb: int
-    spent_usd: float
-    heard_s: float | None
-    busy: tuple[Busy, ...]
-    error: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunStatus:
-    """What a run is doing, and what it has cost and taken since it was first started.
-
-    `explanation` says why the `verdict` is what it is; a resumed run would continue after `saved_step`. `halt` says why
-    the run ends early, if it does.
-    """
-
-    FORMAT: ClassVar[str] = "funcpipe.status/1"
-
-    run: str
-    generation: int
-    steps: int
-    run_usd: float
-    run_s: float
-    halt: str | None
-    verdict: Verdict
-    explanation: str
-    saved_step: int
-    workers: tuple[WorkerStatus, ...]
-
-    @property
-    def step(self) -> int:
-        """The steps that all workers have done."""
-        return min((worker.step for worker in self.workers), default=0)
 
 
 def status(
@@ -106,11 +59,19 @@ def _status(
 ) -> RunStatus:
     record = newest_record(storage, run)
     keys = Keys.of(record)
+    finished = find_finished(storage, keys)
+    if finished is not None:
+        return finished_status(record, finished, _newest_validation(storage, record))
     life = find_life(storage, record, open_platform, clock=clock, pause=pause or time.sleep)
     halt = read_halt(storage, keys)
-    index = Checkpoints(storage, keys, first_step=record.first_step).index()
+    index = read_index(storage, keys, first_step=record.first_step)
     saved_step = index.common_step(len(record.plan.stages), record.plan.replicas)
-    verdict, explanation = judge(record, life, halt, final_failure(storage, keys), saved_step=saved_step)
+    validation = _newest_validation(storage, record)
+    verdict, explanation = judge(
+        *(record, life, halt, final_failure(storage, keys)),
+        saved_step=saved_step,
+        stopped_step=None if validation is None or not validation.ends(record.first_step) else validation.step,
+    )
     beats = [worker.beat for worker in life.workers if worker.beat is not None]
     return RunStatus(
         run=run,
@@ -122,8 +83,14 @@ def _status(
         verdict=verdict,
         explanation=explanation,
         saved_step=saved_step,
-        workers=tuple(_worker_status(record, number, worker) for number, worker in enumerate(life.workers)),
+        workers=tuple(worker_status(record, number, worker) for number, worker in enumerate(life.workers)),
+        validation=validation,
     )
+
+
+def _newest_validation(storage: Storage, record: RunRecord) -> ValidationReport | None:
+    """The newest validation of the run, by whatever generation."""
+    return newest_report(storage, ValidationKeys.of(record)) or next(reversed(record.validations), None)
 
 
 def stop(
@@ -147,6 +114,8 @@ def end_early(storage: Storage, run: str, open_platform: OpenPlatform, *, wait_s
     """As `stop`, on a storage that is signed."""
     record = newest_record(storage, run)
     keys = Keys.of(record)
+    if find_finished(storage, keys) is not None:
+        return  # nothing of it runs, and nothing is to be written into what is kept
     beats = [beat for beat in read_heartbeats(storage, record) if beat is not None]
     specs = readable_documents(storage, WorkerSpec, storage.list(keys.payloads))
     heartbeat_s = max((spec.faults.heartbeat_s for spec in specs), default=0.0)
@@ -232,25 +201,6 @@ def _platform_of(storage: Storage, keys: Keys, payloads: Sequence[str]) -> str |
     if record is not None:
         return record.platform
     return next((spec.platform for spec in readable_documents(storage, WorkerSpec, payloads)), None)
-
-
-def _worker_status(record: RunRecord, number: int, life: WorkerLife) -> WorkerStatus:
-    beat, report = life.beat, life.report
-    stage = number // record.plan.replicas
-    return WorkerStatus(
-        worker=life.worker,
-        state=life.state,
-        attempt=life.attempt,
-        outcome=report.outcome if report is not None else None,
-        step=record.first_step if beat is None else beat.step,
-        saved_step=record.first_step if beat is None else beat.saved_step,
-        memory_bytes=0 if beat is None else beat.memory_bytes,
-        memory_mb=record.plan.stages[stage].memory_mb if beat is None else beat.memory_mb,
-        spent_usd=0.0 if beat is None else beat.spent_usd,
-        heard_s=None if life.heard_s is None else max(life.heard_s, 0.0),
-        busy=beat.busy if beat is not None and life.at_work else (),
-        error=report.error if report is not None else life.reason or None,
-    )
 
 
 def _all_ended(storage: Storage, keys: Keys, record: RunRecord) -> bool:

@@ -8,10 +8,11 @@ from funcpipe.client.ending import take_over
 from funcpipe.client.job import Job
 from funcpipe.client.session import Session
 from funcpipe.client.stages import PreparedStage
-from funcpipe.core import Plan, RunRecord, RunSettings
+from funcpipe.core import Plan, RunRecord, RunSettings, ShardOrder
 from funcpipe.errors import InvalidValue, PlanError, PlatformError, RunUnknown
 from funcpipe.model.split.bundle import CONSTANT
 from funcpipe.platforms.base import Platform, State, Storage
+from funcpipe.runstate.finished import find_finished
 from funcpipe.runstate.functions import list_functions
 from funcpipe.runstate.generations import newest_record
 from funcpipe.runstate.keys import Keys
@@ -68,10 +69,33 @@ def _check_same_job(job: Job, record: RunRecord) -> None:
         ("samples", record.samples, job.samples),
         ("seed", record.seed, job.seed),
         ("shuffle", record.shuffle, job.shuffle),
-        ("clip_grad_norm", record.clip_grad_norm, job.clip_grad_norm),
+        ("clip_grad_norm", record.clip_grad_norm, job.recipe.clip_grad_norm),
+        ("scheduler", record.lr_schedule, job.recipe.lr_schedule),
+        ("average", record.average, job.recipe.averaged_by),
+        ("precision", record.precision.value, job.recipe.precision.value),
     ):
         if before != now:
             raise PlanError(f"run {record.run} has {name} {before}, not {now}; resume it with what it was started with")
+
+
+def as_begun(job: Job, record: RunRecord) -> Job:
+    """`job`, which deals out samples that lie in shards as the run of `record` has begun to.
+
+    Raises PlanError if they lie in other shards now.
+    """
+    before, now = record.shard_order, job.shards
+    if now is None and before is None:
+        return job
+    if now is None or before is None or now.order.digest != before.digest:
+        raise PlanError(
+            f"run {record.run} has begun with samples that {_lie(before)}, and the data's now "
+            f"{_lie(None if now is None else now.order)}; resume it with the data that it was started with"
+        )
+    return job if now.order == before else replace(job, shards=replace(now, order=before))
+
+
+def _lie(order: ShardOrder | None) -> str:
+    return "lie in no shards" if order is None else f"lie in shards (of sizes {order.digest})"
 
 
 def earlier_run(
@@ -81,14 +105,21 @@ def earlier_run(
 
     Raises PlanError if it still runs by another plan, or is of another model.
     """
-    platform = running_on(session, record)
+    finished = find_finished(session.storage, Keys.of(record)) is not None
+    platform = None if finished else running_on(session, record)
     if platform is not None:
         if not _has_same_plan(job.plan, record):
             raise PlanError(f"run {record.run} still runs by another plan; end it first: funcpipe stop {record.run}")
         return EarlierRun(platform=platform)
     resumed = resume_point(session.storage, record, stages, from_start=from_start)
-    is_whole = resumed.step == record.steps == job.steps and _has_same_plan(job.plan, record)
-    if not is_whole or not all_finished(session.storage, record):
+    is_whole = record.steps == job.steps and (resumed.stopped or resumed.step == job.steps)
+    is_whole = is_whole and _has_same_plan(job.plan, record)
+    if resumed.step > job.steps:
+        raise PlanError(
+            f"run {record.run} has done {resumed.step} steps already, and {job.epochs} epochs are {job.steps}; epochs "
+            f"count from the beginning of the run, which was started for {record.epochs}: ask for more of them"
+        )
+    if not is_whole or not (finished or all_finished(session.storage, record)):
         _log.info("run %s: resumes after step %d of generation %d", record.run, resumed.step, record.generation)
         return EarlierRun(resumed=resumed)
     _log.info("run %s: has finished, and is collected as it is", record.run)
@@ -98,7 +129,7 @@ def earlier_run(
 def running_on(session: Session, record: RunRecord) -> Platform | None:
     """The platform on which functions of the run still run, if any do."""
     try:
-        platform = session.reopen(record.platform)
+        platform = _reopened(session, record)
         found = list_functions(session.storage, Keys.of(record))
         alive = any(platform.status(function.handle).state is State.RUNNING for function in found)
     except PlatformError as error:
@@ -110,9 +141,19 @@ def running_on(session: Session, record: RunRecord) -> Platform | None:
 def _last_platform(session: Session, record: RunRecord) -> Platform:
     """Where the functions of a run ran that has finished; where new ones would run, if that is gone."""
     try:
-        return session.reopen(record.platform)
+        return _reopened(session, record)
     except PlatformError:
         return session.functions()
+
+
+def _reopened(session: Session, record: RunRecord) -> Platform:
+    """The platform of the run, which has told its specification: a local host may end as soon as its functions have.
+
+    Raises PlatformError if it is gone.
+    """
+    platform = session.reopen(record.platform)
+    _log.debug("run %s: ran on platform %s", record.run, platform.spec.name)
+    return platform
 
 
 def _has_same_plan(plan: Plan, record: RunRecord) -> bool:

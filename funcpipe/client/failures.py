@@ -2,8 +2,10 @@
 
 from funcpipe.client.verdict import awaited_worker, clock_time, last_awaited, only_wait
 from funcpipe.core import Busy, Outcome, WorkerReport
-from funcpipe.errors import DeadlineExceeded, WorkerFailed
+from funcpipe.errors import DeadlineExceeded, NotFinite, WorkerFailed
 from funcpipe.platforms.base import Cause, Handle, State, Status, Storage
+from funcpipe.runstate.checkpoint_index import read_index
+from funcpipe.runstate.generations import find_record
 from funcpipe.runstate.heartbeats import newest_heartbeat
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import last_attempt
@@ -25,6 +27,8 @@ def first_failure(storage: Storage, keys: Keys, otherwise: str | None = None) ->
     if report is None or (otherwise is not None and _only_waited(report)):
         return WorkerFailed(f"run {keys.run}: {otherwise or 'failed'}")
     said = f"run {keys.run}: {_explain(storage, keys, report)}"
+    if _is_not_finite(report):
+        return NotFinite(said)
     return WorkerFailed(said if report.traceback is None else f"{said}\n\n{report.traceback}")
 
 
@@ -45,7 +49,14 @@ def awaited_by(storage: Storage, keys: Keys, waiter: str) -> str:
 
 
 def _blame(report: WorkerReport) -> tuple[bool, float]:
+    """Of numbers that are not finite, the last stage's come first: gradients go from there to the first."""
+    if _is_not_finite(report):
+        return False, -1.0 - Task.parse(report.task).stage if report.task else -1.0
     return _only_waited(report), report.ended_at_s
+
+
+def _is_not_finite(report: WorkerReport) -> bool:
+    return str(report.error).startswith(NotFinite.__name__)
 
 
 def _only_waited(report: WorkerReport) -> bool:
@@ -56,8 +67,24 @@ def _explain(storage: Storage, keys: Keys, report: WorkerReport) -> str:
     """What a failed attempt says, without its traceback."""
     if _only_waited(report):
         return _missing(storage, keys, report)
+    if _is_not_finite(report):
+        return _ended_by_numbers(storage, keys, report)
     where = f"in task {report.task}" if report.task else "outside its tasks"
     return f"worker {report.worker} failed {where}: {report.error}"
+
+
+def _ended_by_numbers(storage: Storage, keys: Keys, report: WorkerReport) -> str:
+    """Where numbers were first found not to be finite, what is saved from before, and what helps."""
+    said = f"{str(report.error).removeprefix(f'{NotFinite.__name__}: ')}, found by worker {report.worker}"
+    record = find_record(storage, keys)
+    if record is not None:
+        index = read_index(storage, keys, first_step=record.first_step)
+        saved = index.common_step(len(record.plan.stages), record.plan.replicas)
+        said += f"; the newest checkpoint is that after step {saved}" if saved else "; nothing is saved from before"
+    return (
+        f"{said}. Lower the learning rate, clip the gradient (clip_grad_norm), look at the samples of that step, or "
+        "leave such steps out: on_nan='skip' (--on-nan skip)"
+    )
 
 
 def _missing(storage: Storage, keys: Keys, report: WorkerReport) -> str:

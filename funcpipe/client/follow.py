@@ -3,13 +3,15 @@
 import functools
 import logging
 import time
+from dataclasses import replace
 
 from funcpipe.client.control import notice_of, order_end
 from funcpipe.client.failures import awaited_by
 from funcpipe.client.polling import StepPolls
 from funcpipe.client.prepare import PreparedRun
-from funcpipe.client.results import OnProgress, Progress, RunResult, collect
+from funcpipe.client.results import NOTHING_LEARNED, OnProgress, Progress, RunResult, collect
 from funcpipe.client.supervisor import POLL_S, Supervisor
+from funcpipe.client.validations import Validations, load_outputs
 from funcpipe.core import OnDrift, RunRecord, StepReport, prices_of, worker_name
 from funcpipe.errors import DeadlineExceeded, ReplicasDiffer
 from funcpipe.runstate.keys import Keys
@@ -18,6 +20,7 @@ from funcpipe.runstate.owner import Owner
 from funcpipe.runstate.replica_marks import last_differences
 from funcpipe.runstate.resume import ResumePoint
 from funcpipe.runstate.step_reports import StepReader
+from funcpipe.runstate.validation_reports import ValidationKeys, load_reports
 
 _log = logging.getLogger(__name__)
 
@@ -28,40 +31,63 @@ def follow(
     """Watch the run step by step until all its workers have ended; returns what it leaves."""
     job, known, reader = prepared.job, prepared.running or prepared.resumed, StepReader(prepared.storage, keys)
     polls, budget = StepPolls(prepared.faults.heartbeat_s), ClientBudget(prepared, keys)
+    due = Validations(prepared, keys, supervisor, owner, polls)
     losses = list(known.losses) if known is not None else []
-    samples, first, began_s = 0, len(losses), None
+    skipped = list(known.skipped_steps) if known is not None else []
+    validations = list(known.validations) if known is not None else []
+    first = prepared.first_step if prepared.running is None else prepared.running.first_step
+    samples, began_s = 0, None
+    told, ended = None, job.steps
     for step in range(first, job.steps):
+        if (report := due.after(step)) is not None:
+            validations.append(report)
+            if told is not None:
+                on_progress(replace(told, validation=report))
+            if report.stop:
+                ended = step
+                break
         reports, waited = await_step(prepared, reader, supervisor, step, owner, polls)
         supervisor.step_ended()
         cost_usd = supervisor.cost_usd() + supervisor.requests_usd()
         budget.keep(cost_usd, done=step + 1, step_s=polls.step_s)
         step_samples = sum(report.samples for report in reports)
         losses.append(sum(report.loss_sum for report in reports) / step_samples)
+        skipped += [step] if any(report.skipped for report in reports) else []
         if began_s is not None:
             samples += step_samples
         elif waited:  # the first step that this client saw end: from here on it knows how fast the run is
             began_s = time.monotonic()
-        on_progress(
-            Progress(
-                step=step + 1,
-                steps=job.steps,
-                loss=losses[-1],
-                samples_per_s=0.0 if began_s is None else samples / max(time.monotonic() - began_s, POLL_S),
-                cost_usd=cost_usd,
-                elapsed_s=supervisor.elapsed_s(),
-            )
+        told = Progress(
+            step=step + 1,
+            steps=job.steps,
+            loss=losses[-1],
+            samples_per_s=0.0 if began_s is None else samples / max(time.monotonic() - began_s, POLL_S),
+            cost_usd=cost_usd,
+            elapsed_s=supervisor.elapsed_s(),
+            skipped=len(skipped),
         )
+        on_progress(told)
+    else:
+        if (report := due.after(job.steps)) is not None:
+            validations.append(report)
+            if told is not None:
+                on_progress(replace(told, validation=report))
     supervisor.wait(job.message_deadline_s)
-    _compare_replicas(prepared, keys)
+    _compare_replicas(prepared, keys, ended)
     earlier_usd = prepared.running.spent_usd if prepared.running is not None else prepared.account.spent_usd
     return collect(
         prepared.storage,
         keys,
         job.plan,
         job.prices,
+        steps=ended,
         losses=tuple(losses),
+        skipped_steps=tuple(skipped),
         watched=supervisor.functions(),
         earlier_usd=earlier_usd,
+        validations=tuple(validations),
+        trained=None if job.epochs else NOTHING_LEARNED,
+        outputs=load_outputs(prepared.storage, keys, job),
     )
 
 
@@ -96,35 +122,44 @@ class ClientBudget:
 def collect_finished(prepared: PreparedRun, record: RunRecord, end: ResumePoint, on_progress: OnProgress) -> RunResult:
     """What a run has left whose functions have done all its steps and ended. `end` is what they had learned by then."""
     keys, account = Keys.of(record), prepared.account
-    for step in range(record.first_step, record.steps):
-        on_progress(
-            Progress(
-                step=step + 1,
-                steps=record.steps,
-                loss=end.losses[step],
-                samples_per_s=0.0,
-                cost_usd=account.spent_usd + account.requests_usd,
-                elapsed_s=account.elapsed_s,
-            )
+    reports = load_reports(prepared.storage, ValidationKeys.of(record))
+    validations = (*record.validations, *(report for report in reports if report.step <= end.step))
+    validated = {report.step: report for report in reports}
+    for step in range(record.first_step, end.step):
+        told = Progress(
+            step=step + 1,
+            steps=record.steps,
+            loss=end.losses[step - record.began_step],
+            samples_per_s=0.0,
+            cost_usd=account.spent_usd + account.requests_usd,
+            elapsed_s=account.elapsed_s,
+            skipped=sum(number <= step for number in end.skipped_steps),
         )
-    _compare_replicas(prepared, keys)
+        on_progress(told)
+        if told.step in validated:
+            on_progress(replace(told, validation=validated[told.step]))
+    _compare_replicas(prepared, keys, end.step)
     return collect(
         prepared.storage,
         keys,
         prepared.job.plan,
         prepared.job.prices,
+        steps=record.steps,
         losses=end.losses,
-        trained=end.state,
+        skipped_steps=end.skipped_steps,
+        trained=end.state if prepared.job.epochs else NOTHING_LEARNED,
+        outputs=load_outputs(prepared.storage, keys, prepared.job),
         earlier_usd=record.spent_usd,
+        validations=validations,
     )
 
 
-def _compare_replicas(prepared: PreparedRun, keys: Keys) -> None:
+def _compare_replicas(prepared: PreparedRun, keys: Keys, steps: int) -> None:
     """Tell which replicas do not hold, at the end, what the first one of their stage holds, which is the result."""
+    if not steps:
+        return
     plan = prepared.job.plan
-    differences = last_differences(
-        prepared.storage, keys, stages=len(plan.stages), replicas=plan.replicas, steps=prepared.job.steps
-    )
+    differences = last_differences(prepared.storage, keys, stages=len(plan.stages), replicas=plan.replicas, steps=steps)
     for found in differences:
         _log.warning("run %s: %s; the result is the first replica's", keys.run, found)
     if differences and prepared.faults.on_drift is OnDrift.FAIL:

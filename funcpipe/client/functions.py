@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from funcpipe.core import Heartbeat, Outcome, RequestCounts, WorkerSpec
@@ -39,6 +39,10 @@ class WatchedFunction:
     def seconds(self) -> float:
         """How long it has run, as far as is known here."""
         return self.age_s + self.watched_s()
+
+    def from_its_start(self) -> "WatchedFunction":
+        """As if this client had known of it from its start: it began while the client watched the run."""
+        return replace(self, since_s=self.since_s - self.age_s, age_s=0.0)
 
     def watched_s(self) -> float:
         """How much of that was since this client has known of it."""

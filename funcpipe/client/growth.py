@@ -8,6 +8,12 @@ from funcpipe.core import MB, FunctionSize, Plan
 from funcpipe.errors import InputError, PlanError, WorkerFailed
 from funcpipe.partitioner.cost.memory import WASTE
 
+LESS_MEMORY = (
+    "smaller micro-batches or --recompute auto need less, and so does less data in memory (funcpipe profile --data "
+    "tells how much it takes)"
+)
+"""What a user can do about a stage that does not fit."""
+
 
 def grown(
     plan: Plan,
@@ -37,7 +43,4 @@ def grown(
             refusals.append(f"{size.name}: {error}")
         else:
             return found
-    raise WorkerFailed(
-        f"{failure}; no larger function can run there ({'; '.join(refusals)}); "
-        "smaller micro-batches or --recompute auto need less"
-    )
+    raise WorkerFailed(f"{failure}; no larger function can run there ({'; '.join(refusals)}); " + LESS_MEMORY)

@@ -1,32 +1,42 @@
 """What is to be trained: a model as layers, its plan, its loss, its optimiser and its data."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from torch import nn
 
-from funcpipe.core import Plan, PlatformSpec, RunSettings, checks
+from funcpipe.client.continuation import Learned
+from funcpipe.client.evaluation import JobEvaluation, as_validation, make_evaluation
+from funcpipe.client.open_data import open_data, sendable
+from funcpipe.client.rehearsal import rehearse
+from funcpipe.core import Plan, PlatformSpec, RunSettings, Validation, checks
+from funcpipe.core.validation import LOSS
+from funcpipe.errors import InvalidValue
 from funcpipe.model.graph import LayerGraph, trace
 from funcpipe.model.graph.batch_sizes import check_batch_sizes
 from funcpipe.platforms.catalog import load_spec
-from funcpipe.training.adapters import DatasetFactory
 from funcpipe.training.data import Batches, MapDataset, load_batch
-from funcpipe.training.passes import LossFunction
+from funcpipe.training.data_source import Data, LoaderOptions
+from funcpipe.training.optimizers import ParameterShape, trainable_shapes
 from funcpipe.training.plain import PlainTraining
-from funcpipe.training.stage_optimizer import OptimizerFactory
+from funcpipe.training.recipe import Recipe, check_precision, no_optimizer
+from funcpipe.training.shards import ShardedSamples, sharded_samples
+from funcpipe.training.stored_data import PreparedData
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """What is to be trained, on what, and for how long.
 
-    `dataset` is called in every function that reads data. `prices` is the platform whose prices the bill is made with.
+    `dataset` is called in every function that reads data, unless it returns tensors that are in memory here already;
+    `loading` says how samples are loaded. `prices` is the platform whose prices the bill is made with.
+    `parameters` are the model's trainable ones, in its order. `shards` is how the samples lie in shards, if they do.
+    It is validated as `evaluation` says; a job of no epochs only evaluates.
     """
 
     graph: LayerGraph
     plan: Plan
-    loss: LossFunction
-    optimizer: OptimizerFactory
+    recipe: Recipe
     dataset: Callable[[], MapDataset]
     samples: int
     epochs: int
@@ -34,11 +44,10 @@ class Job:
     shuffle: bool
     message_deadline_s: float
     prices: PlatformSpec
-    clip_grad_norm: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.clip_grad_norm is not None:
-            checks.positive("clip_grad_norm", self.clip_grad_norm)
+    parameters: tuple[ParameterShape, ...] = ()
+    loading: LoaderOptions = field(default_factory=LoaderOptions)
+    shards: ShardedSamples | None = None
+    evaluation: JobEvaluation | None = None
 
     @property
     def batches(self) -> Batches:
@@ -49,12 +58,27 @@ class Job:
             micro_batch=self.plan.micro_batch,
             seed=self.seed,
             shuffle=self.shuffle,
+            shards=self.shards,
         )
 
     @property
     def steps(self) -> int:
         """Training steps of all epochs."""
         return self.epochs * self.batches.steps_per_epoch
+
+    @property
+    def trainable(self) -> tuple[ParameterShape, ...]:
+        """The model's trainable parameters, those of its graph where none are given."""
+        return self.parameters or trainable_shapes(self.graph.module)
+
+    def expected_s(self, done: int) -> float | None:
+        """What the steps after the first `done` are expected to take; None if the plan has no estimate."""
+        estimate = self.plan.estimate
+        return None if estimate is None else (self.steps - done) * (estimate.iteration_s + estimate.overhead_s)
+
+    def prepared_data(self) -> PreparedData:
+        """What is trained on, as it is sent. Raises DataError."""
+        return sendable(self.dataset, self.loading)
 
     def plain_training(self, model: nn.Module) -> PlainTraining:
         """The first epoch of this job as plain PyTorch does it to `model`, from which the graph was made."""
@@ -63,26 +87,25 @@ class Job:
             graph=self.graph,
             dataset=self.dataset(),
             steps=tuple(self.batches.epoch(0)),
-            loss=self.loss,
-            optimizer=self.optimizer,
+            recipe=self.recipe,
             seed=self.seed,
-            clip_grad_norm=self.clip_grad_norm,
-            rounding=max(wire.rounding for wire in (self.plan.wire, self.plan.gradient_wire)),
+            rounding=max(self.recipe.precision.rounding, self.plan.wire.rounding, self.plan.gradient_wire.rounding),
+            collate=self.loading.collate,
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Learner:
-    """A module with its loss and its optimiser; gradients are clipped to the norm `clip_grad_norm`, if it is given.
+    """A module, and how it learns.
 
-    `blocks` are the paths of modules to trace as one layer each, besides those of the plan.
+    `blocks` are the paths of modules to trace as one layer each, besides those of the plan. It goes on with what it has
+    `learned` before, if it has.
     """
 
     model: nn.Module
-    loss: LossFunction
-    optimizer: OptimizerFactory
-    clip_grad_norm: float | None = None
+    recipe: Recipe
     blocks: tuple[str, ...] = ()
+    learned: Learned | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,37 +117,81 @@ class SampleOrder:
     shuffle: bool = True
     steps: int | None = None
 
+    def __post_init__(self) -> None:
+        checks.whole("epochs", self.epochs, 1)
+        checks.whole("seed", self.seed, 0)
+        if self.steps is not None:
+            checks.whole("steps", self.steps, 1)
+
 
 def make_job(
     learner: Learner,
-    dataset: MapDataset | Callable[[], MapDataset],
+    dataset: Data,
     plan: Plan,
     order: SampleOrder,
     settings: RunSettings,
+    validation: Validation | Data | None = None,
 ) -> Job:
     """The job of training `learner` on `dataset`.
 
-    The module is traced, and compared with its layers for the batch sizes of the run; the dataset, or its factory, is
-    tried. Neither is changed. Raises ModelError or DataError.
+    `dataset` may be a factory of one, or the URL of one in object storage. The module is traced, and compared with its
+    layers for the batch sizes of the run; the dataset, or its factory, is tried, and the first micro-batch is trained
+    on and forgotten, if that is wanted. Neither is changed. Raises ModelError, DataError, or PlanError for a plan in
+    another precision.
     """
-    factory = dataset if callable(dataset) else DatasetFactory(dataset)
-    made = factory()
-    first = load_batch(made, range(min(plan.micro_batch, len(made))))
-    graph = trace(learner.model, first.args, first.kwargs, blocks=tuple({*learner.blocks, *plan.blocks}))
+    if learner.recipe.optimizer is no_optimizer:
+        no_optimizer([])
+    if plan.estimate is not None:
+        check_precision("plan", plan.precision, learner.recipe)
+    factory, source = open_data(dataset)
+    made = source.dataset
+    first = load_batch(made, range(min(plan.micro_batch, len(made))), source.options.collate)
+    samples = len(made) if order.steps is None else min(len(made), order.steps * plan.global_batch)
+    graph = trace(
+        learner.model,
+        first.args,
+        first.kwargs,
+        blocks=tuple({*learner.blocks, *plan.blocks}),
+        precision=learner.recipe.precision,
+    )
     job = Job(
         graph=graph,
         plan=plan,
-        loss=learner.loss,
-        optimizer=learner.optimizer,
+        recipe=learner.recipe,
         dataset=factory,
-        samples=len(made) if order.steps is None else min(len(made), order.steps * plan.global_batch),
-        epochs=order.epochs,
+        samples=samples,
+        epochs=order.epochs + (0 if learner.learned is None else learner.learned.epochs),
         seed=order.seed,
-        shuffle=order.shuffle,
+        shuffle=order.shuffle if source.shuffle is None else source.shuffle,
+        loading=source.options,
         message_deadline_s=settings.message_deadline_s,
         prices=settings.prices or load_spec(plan.platform),
-        clip_grad_norm=learner.clip_grad_norm,
+        parameters=trainable_shapes(learner.model),
+        shards=sharded_samples(
+            made, samples, dataset_samples=len(made), micro_batch=plan.micro_batch, replicas=plan.replicas
+        ),
     )
     inputs = graph.signature.bind(first.args, first.kwargs)
     check_batch_sizes(graph, learner.model, inputs, job.batches.micro_batch_sizes)
-    return job
+    if settings.rehearse:
+        rehearse(learner.model, learner.recipe, first, seed=order.seed)
+    return job if validation is None else _validated(job, learner, as_validation(validation))
+
+
+def _validated(job: Job, learner: Learner, validation: Validation) -> Job:
+    """`job` with the model in eval mode, which has the same blocks."""
+    known = (LOSS, *validation.metrics)
+    if job.recipe.scheduler is not None and job.recipe.scheduler_monitor not in known:
+        raise InvalidValue("scheduler_monitor", job.recipe.scheduler_monitor, f"must be one of {', '.join(known)}")
+    evaluation = make_evaluation(
+        learner.model,
+        validation.data,
+        job.plan,
+        loss=job.recipe.cast_loss,
+        metrics=validation.metrics,
+        blocks=job.graph.blocks,
+        precision=job.recipe.precision,
+        every=validation.interval(job.batches.steps_per_epoch),
+        monitor=validation.watched,
+    )
+    return replace(job, evaluation=evaluation)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from funcpipe.client.commands import after_failure, after_removal
 from funcpipe.client.ending import end_generation, end_leftovers
+from funcpipe.client.finish import collect_kept, finish
 from funcpipe.client.follow import collect_finished, follow
 from funcpipe.client.onlookers import OnlyOnce, look_on, still_there
 from funcpipe.client.prepare import PreparedRun
@@ -25,6 +26,7 @@ from funcpipe.errors import (
 )
 from funcpipe.platforms.local.log_files import kept_by_client
 from funcpipe.runstate.detached import mark_detached, unmark_run
+from funcpipe.runstate.finished import find_finished
 from funcpipe.runstate.generations import (
     delete_generation,
     load_worker_specs,
@@ -46,7 +48,8 @@ def launch(prepared: PreparedRun, on_progress: OnProgress = ignore_progress) -> 
     """Train, or watch the run if functions are training it already or have done so, and collect what it leaves.
 
     Raises WorkerFailed, RunHalted or DeadlineExceeded, naming run, worker and task. A worker that dies is restarted. At
-    the end no function runs and no object of the run is left, except what is kept of a failed run to resume it.
+    the end no function runs and no object of the run is left, except what is kept of a failed run to resume it, and the
+    model of one that has finished.
     Ctrl-C ends a run that was started here, and lets one that was only watched go on: RunInterrupted says which.
     """
     if prepared.running is not None:
@@ -56,9 +59,10 @@ def launch(prepared: PreparedRun, on_progress: OnProgress = ignore_progress) -> 
     try:
         with _told_what_next(prepared, kept=kept), kept_by_client(run), _owned(prepared) as owner:
             fenced, keys = _begin(prepared, owner)
-            with _objects_removed(owner, run, keep=kept), _supervisor(fenced, keys, owner, keep=kept) as supervisor:
+            with _removed_if_it_fails(owner, run, keep=kept), _supervisor(fenced, keys, owner, keep=kept) as supervisor:
                 _start(fenced, keys, supervisor)
                 result = follow(fenced, keys, supervisor, on_progress, owner)
+            finish(fenced, keys, owner, result)
     except KeyboardInterrupt:
         raise RunInterrupted(run, running=False, kept=kept, storage=prepared.storage_url) from None
     return _billed(prepared, result)
@@ -89,7 +93,7 @@ def _billed(prepared: PreparedRun, result: RunResult) -> RunResult:
 
 
 def _watch(prepared: PreparedRun, record: RunRecord, on_progress: OnProgress) -> RunResult:
-    """Follow a run that others have started, and remove its objects when it has finished, if it has not yet.
+    """Follow a run that others have started to its end, and keep or delete what it leaves; or read what was kept.
 
     One client at a time looks after the functions; others see how far the run comes, and wait for their turn.
     """
@@ -100,10 +104,13 @@ def _watch(prepared: PreparedRun, record: RunRecord, on_progress: OnProgress) ->
             try:
                 with kept_by_client(keys.run), _owned(prepared, watches=True) as owner:
                     still_there(prepared.storage, record)
+                    finished = find_finished(prepared.storage, keys)
+                    if finished is not None:
+                        return collect_kept(prepared, record, finished, told)
                     spent = spent_so_far(prepared.storage, record)  # until now, however long others have watched
                     fenced = replace(prepared, storage=owner.storage, account=spent)
                     result = _follow_to_end(fenced, record, keys, told, owner)
-                    owner.delete_run()
+                    finish(fenced, keys, owner, result)
                     return result
             except RunTaken as taken:
                 if not taken.watches:
@@ -206,13 +213,20 @@ def _record(prepared: PreparedRun, keys: Keys) -> RunRecord:
         samples=job.samples,
         epochs=job.epochs,
         steps=job.steps,
-        first_step=resumed.step if resumed is not None else 0,
+        first_step=prepared.first_step,
+        began_step=prepared.began_step,
         seed=job.seed,
         shuffle=job.shuffle,
-        clip_grad_norm=job.clip_grad_norm,
+        clip_grad_norm=job.recipe.clip_grad_norm,
+        lr_schedule=job.recipe.lr_schedule,
+        average=job.recipe.averaged_by,
+        precision=job.recipe.precision,
         losses=resumed.losses if resumed is not None else (),
+        skipped_steps=resumed.skipped_steps if resumed is not None else (),
         spent_usd=prepared.account.spent_usd,
         elapsed_s=prepared.account.elapsed_s,
+        shard_order=None if job.shards is None else job.shards.order,
+        validations=prepared.validations,
     )
 
 
@@ -231,8 +245,8 @@ def _told_what_next(prepared: PreparedRun, *, kept: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _objects_removed(owner: Owner, run: str, *, keep: bool) -> Iterator[None]:
-    """Delete every object of the run at the end; with `keep`, not of a run that has failed and can be resumed."""
+def _removed_if_it_fails(owner: Owner, run: str, *, keep: bool) -> Iterator[None]:
+    """Delete every object of a run that fails; with `keep` they stay, and the run can be resumed."""
     try:
         yield
     except Superseded:
@@ -242,5 +256,3 @@ def _objects_removed(owner: Owner, run: str, *, keep: bool) -> Iterator[None]:
             _log.info("run %s: its objects are deleted after %s", run, type(error).__name__)
             owner.delete_run()
         raise
-    _log.info("run %s: has finished; its objects are deleted", run)
-    owner.delete_run()

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import itertools
 import time
+from dataclasses import replace
 
 from funcpipe.client.polling import StepPolls
 from funcpipe.client.results import OnProgress, Progress
@@ -18,16 +19,20 @@ from funcpipe.runstate.step_reports import StepReader
 
 
 class OnlyOnce:
-    """Tells of each step once, although it is followed again."""
+    """Tells of each step once, and of each validation, although the run is followed again."""
 
     def __init__(self, on_progress: OnProgress) -> None:
         self._on_progress = on_progress
         self._step = 0
+        self._validated = 0
 
     def __call__(self, progress: Progress) -> None:
         """Tell of `progress`, unless it is known."""
         if progress.step > self._step:
             self._step = progress.step
+            self._on_progress(replace(progress, validation=None))
+        if progress.validation is not None and progress.validation.step > self._validated:
+            self._validated = progress.validation.step
             self._on_progress(progress)
 
 
@@ -47,7 +52,7 @@ def look_on(storage: Storage, record: RunRecord, on_progress: OnProgress) -> Non
     """
     losses, polls = list(record.losses), StepPolls(BEAT_S)
     reader, owner = StepReader(storage, Keys.of(record)), _OwnerLook(storage, record)
-    for step in itertools.count(len(losses)):
+    for step in itertools.count(record.first_step):
         with contextlib.suppress(_OwnerGone):
             reports, waited = polls.until(functools.partial(_reports, reader, record, step), owner.look)
             polls.step_ended(waited=waited)

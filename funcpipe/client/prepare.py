@@ -1,46 +1,52 @@
 """All checks of a run are made here, once: before an object is written, a function starts or a module is changed."""
 
 import logging
+import math
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from funcpipe.client.earlier_run import EarlierRun, as_uploaded, earlier_run, take_over_for
+from funcpipe.client.continuation import Learned
+from funcpipe.client.cost_limits import check_limits
+from funcpipe.client.earlier_run import EarlierRun, as_begun, as_uploaded, earlier_run, take_over_for
 from funcpipe.client.job import Job, Learner, SampleOrder, make_job
+from funcpipe.client.job_estimate import JobShape, estimate_job, within
 from funcpipe.client.session import Session
-from funcpipe.client.stages import PreparedStage
+from funcpipe.client.stages import PreparedStage, RunData, make_stages
 from funcpipe.core import (
     FaultTolerance,
+    JobEstimate,
     Plan,
     PlatformSpec,
-    Routes,
     RunAccount,
     RunLimits,
     RunRecord,
     RunSettings,
-    TensorProfile,
-    TiedParameter,
-    find_routes,
-    stages_of_layers,
+    Validation,
+    ValidationReport,
 )
 from funcpipe.core.settings import DEFAULT_FAULTS, DEFAULT_SETTINGS, NO_LIMITS
-from funcpipe.errors import PlanError
-from funcpipe.model.graph import LayerGraph
-from funcpipe.model.split import StageModule, dump_stage, split, stage_bounds
+from funcpipe.errors import InvalidValue
 from funcpipe.partitioner.cost.evaluate import size_of
 from funcpipe.platforms.base import OpenPlatform, Platform, Storage
 from funcpipe.platforms.catalog import open_platform
 from funcpipe.platforms.request_meter import RequestMeter
+from funcpipe.runstate.finished import find_finished
+from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.owner import refuse_if_owned
 from funcpipe.runstate.resume import ResumePoint
 from funcpipe.runstate.spending import spent_so_far, spent_with_requests
-from funcpipe.training.data import MapDataset
-from funcpipe.training.sharding import check_sharding
-from funcpipe.training.stage_job import StageJob
+from funcpipe.training.averaging import SWA
+from funcpipe.training.data_source import Data
+from funcpipe.training.recipe_trial import check_recipe
 from funcpipe.training.state import StageState, select_for_stage
 
 _log = logging.getLogger(__name__)
+
+
+Confirm = Callable[[JobEstimate | None], None]
+"""Is told, before functions start, what the job is expected to take; what it raises ends `train` or `start`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +55,10 @@ class PreparedRun:
 
     `account` is what it has cost and taken so far. It goes on from `resumed`, if that is given. `running` is the record
     of a run that functions on `platform` are still training, or have trained to its end if `resumed` is given too: it
-    is to be watched or collected, and nothing is to be started. `meter` counts what this client asks of the storage.
+    is to be watched or collected, and nothing is to be started. A new run begins with what was `learned` before, if
+    that is given. With `keeps_model` the model stays in the storage when the run has finished. `meter` counts what this
+    client asks of the storage. `estimate` is what the steps that are left are expected to take; None if the plan has
+    none.
     """
 
     job: Job
@@ -58,32 +67,74 @@ class PreparedRun:
     storage: Storage
     storage_url: str
     stages: tuple[PreparedStage, ...]
+    data: RunData
     faults: FaultTolerance
     limits: RunLimits
     account: RunAccount
     resumed: ResumePoint | None = None
     running: RunRecord | None = None
+    learned: Learned | None = None
+    keeps_model: bool = False
     reopen: OpenPlatform = open_platform
     meter: RequestMeter = field(default_factory=RequestMeter)
+    estimate: JobEstimate | None = None
 
     @property
     def has_finished(self) -> bool:
         """Whether all steps are done, so that what the run has left is only to be collected."""
         return self.running is not None and self.resumed is not None
 
+    @property
+    def first_step(self) -> int:
+        """The step that functions begin with that are to be started."""
+        return self.began_step if self.resumed is None else self.resumed.step
+
+    @property
+    def began_step(self) -> int:
+        """The step that the run has begun with, or begins with now."""
+        if self.resumed is not None:
+            return self.resumed.began_step
+        return 0 if self.learned is None else self.learned.epochs * self.job.batches.steps_per_epoch
+
+    def epochs_after(self, steps: int) -> int:
+        """How many epochs the run has begun once it has done `steps` steps; it may have ended early."""
+        began_step = self.began_step if self.running is None else self.running.began_step
+        return math.ceil((began_step + steps) / self.job.batches.steps_per_epoch)
+
+    def ask(self, confirm: Confirm | None) -> None:
+        """Let `confirm` say whether functions are to be started, if any are; it is told what that is to take."""
+        if confirm is not None and self.running is None:
+            confirm(self.estimate)
+
     def state_of(self, stage: int) -> StageState | None:
-        """What the stage of that number had learned when the run was saved, if it was."""
+        """What the stage of that number had learned when the run was saved, if it was, or before it."""
+        if self.resumed is None and self.learned is not None:
+            return self.learned.state_of(self.stages[stage].module)
         if self.resumed is None or self.resumed.state is None:
             return None
         return select_for_stage(self.resumed.state, self.stages[stage].module)
 
+    @property
+    def validations(self) -> tuple[ValidationReport, ...]:
+        """What validations of earlier generations have found."""
+        return () if self.resumed is None else self.resumed.validations
+
+    def best_of(self, stage: int) -> tuple[int, StageState] | None:
+        """The step of the best of these, and the stage of that number as it was then, if that is kept."""
+        if self.resumed is None or self.resumed.best is None:
+            return None
+        step = self.validations[-1].best_step
+        assert step is not None, "what is kept was the best"
+        return step, select_for_stage(self.resumed.best, self.stages[stage].module)
+
 
 def prepare_training(
     learner: Learner,
-    dataset: MapDataset | Callable[[], MapDataset],
+    dataset: Data,
     plan: Plan,
     order: SampleOrder,
     session: Session,
+    validation: Validation | Data | None = None,
     *,
     faults: FaultTolerance,
     limits: RunLimits,
@@ -93,8 +144,17 @@ def prepare_training(
     name = settings.resume or settings.name
     if name is not None and not settings.take_over:
         refuse_if_owned(session.storage, name)
-    job = make_job(learner, dataset, plan, order, settings)
-    return prepare(job, session, faults=faults, limits=limits, settings=settings)
+    job = make_job(learner, dataset, plan, order, settings, validation)
+    validated = validation is not None or order.steps is not None  # a few steps that are compared need none
+    return prepare(
+        job,
+        session,
+        faults=faults,
+        limits=limits,
+        settings=settings,
+        has_validation=validated,
+        learned=learner.learned,
+    )
 
 
 def prepare(
@@ -104,27 +164,45 @@ def prepare(
     faults: FaultTolerance = DEFAULT_FAULTS,
     limits: RunLimits = NO_LIMITS,
     settings: RunSettings = DEFAULT_SETTINGS,
+    has_validation: bool = False,
+    learned: Learned | None = None,
 ) -> PreparedRun:
-    """Check all that can be checked before `job` runs in `session`.
+    """Check all that can be checked before `job` runs in `session`; `has_validation` says whether it is validated.
+
+    A new run begins with what was `learned` before.
 
     Raises PlanError, DataError, ModelError or PlatformRefused for a job that cannot run, RunUnknown for a run that
     cannot be resumed, InvalidValue for a name that is taken, RunTaken for a run that another client owns, and
     StorageError where the storage cannot be reached.
     """
-    stages = _stages(job)
+    has_validation = has_validation or job.evaluation is not None
+    done, state = (0, None) if learned is None else (learned.epochs * job.batches.steps_per_epoch, learned.state)
+    _check_learning(job, has_validation=has_validation, done=done, state=state)
+    data = RunData.of(job)
+    stages = make_stages(job, data)
     _check_sizes(job.plan, session.like)
     record = take_over_for(job, session, settings)
+    if record is not None and (begun := as_begun(job, record)) is not job:
+        job, stages = begun, make_stages(begun, data)
     before, account = EarlierRun(), RunAccount()
     if record is not None:
         before = earlier_run(job, session, record, stages, from_start=settings.from_start)
         if before.platform is None and settings.from_start:
             stages = as_uploaded(session.storage, record, stages)
         account = _account(job, session.storage, record, before)
+        if before.resumed is not None:
+            done, state = before.resumed.step, before.resumed.state
+            _check_learning(job, has_validation=has_validation, done=done, state=state)
+    elif learned is not None:
+        learned.check(stage.module for stage in stages)
     platform = before.platform or session.functions()
     if before.platform is None:
-        platform.check(job.plan, run_s=_expected_s(job, before.resumed))
+        platform.check(job.plan, run_s=job.expected_s(done))
     if before.platform is None or before.resumed is None:
-        faults = _within(platform.spec, faults)
+        faults = within(platform.spec, faults)
+    estimate = _estimate(job, platform.spec, faults, before, account, learned if record is None else None)
+    if before.platform is None and estimate is not None:
+        check_limits(estimate, limits, elapsed_s=account.elapsed_s)
     return PreparedRun(
         job=job,
         name=settings.resume or settings.name or new_run_name(),
@@ -132,29 +210,57 @@ def prepare(
         storage=session.storage,
         storage_url=session.storage_url,
         stages=stages,
+        data=data,
         faults=replace(faults, keep=faults.keep or session.lasts),
         limits=limits,
         account=account,
         resumed=before.resumed,
         running=record if before.platform is not None else None,
+        learned=learned if record is None else None,
+        keeps_model=session.lasts and settings.keep_model,
         reopen=session.reopen,
         meter=session.meter,
+        estimate=estimate,
     )
+
+
+def _estimate(
+    job: Job,
+    functions: PlatformSpec,
+    faults: FaultTolerance,
+    before: EarlierRun,
+    account: RunAccount,
+    learned: Learned | None,
+) -> JobEstimate | None:
+    """What the steps that are left are expected to take, and all that the run has cost; None if the plan has none."""
+    if job.plan.estimate is None or len(job.plan.estimate.stages) != len(job.plan.stages):
+        return None
+    done = _done(job, before.resumed, learned)
+    left, evaluation = max(job.steps - done, 0), job.evaluation
+    shape = JobShape(
+        epochs=math.ceil(left / job.batches.steps_per_epoch),
+        steps=left,
+        forward_steps=0 if evaluation is None else evaluation.steps_left(job.plan, done=done, steps=job.steps),
+        earlier_usd=account.spent_usd + account.requests_usd,
+    )
+    return estimate_job(job.plan, shape, prices=job.prices, faults=faults, functions=functions)
 
 
 def _account(job: Job, storage: Storage, record: RunRecord, before: EarlierRun) -> RunAccount:
     """What the run has cost and taken. Requests of a generation count in it once the next one goes on."""
+    finished = find_finished(storage, Keys.of(record))
+    if finished is not None:
+        return RunAccount(spent_usd=finished.bill.cost_usd, elapsed_s=finished.elapsed_s)
     if before.platform is not None:
         return spent_so_far(storage, record)
     return spent_with_requests(storage, record, job.prices)
 
 
-def _expected_s(job: Job, resumed: ResumePoint | None) -> float | None:
-    """What the steps that are left are expected to take; None if the plan has no estimate."""
-    estimate = job.plan.estimate
-    if estimate is None:
-        return None
-    return (job.steps - (0 if resumed is None else resumed.step)) * (estimate.iteration_s + estimate.overhead_s)
+def _done(job: Job, resumed: ResumePoint | None, learned: Learned | None) -> int:
+    """How many steps are done."""
+    if resumed is not None:
+        return resumed.step
+    return 0 if learned is None else learned.epochs * job.batches.steps_per_epoch
 
 
 def new_run_name() -> str:
@@ -162,47 +268,23 @@ def new_run_name() -> str:
     return f"run-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
 
 
-def _stages(job: Job) -> tuple[PreparedStage, ...]:
-    """The stages of the job's plan, each with all that its functions need of the job."""
-    _ = job.batches  # which raises DataError if the data is not enough
-    bounds = stage_bounds(job.graph, job.plan)
-    _check_order(job)
-    routes = _routes(job.graph, stages_of_layers(bounds))
-    if job.plan.is_sharded:
-        if job.clip_grad_norm is not None:
-            raise PlanError(
-                "the plan divides the optimiser over replicas, each of which updates its split before the norm of "
-                "the whole gradient is known; train without clip_grad_norm, or plan without shard_optimizer"
-            )
-        check_sharding(job.optimizer, routes, dict(job.graph.module.named_parameters()))
-    return tuple(_prepared_stage(job, routes, stage) for stage in split(job.graph, bounds))
-
-
-def _check_order(job: Job) -> None:
-    """Raise PlanError if replicas would run micro-batches side by side of which each needs what the last one left."""
-    names = job.graph.carried.names
-    if names and job.plan.replicas > 1:
-        raise PlanError(
-            f"the plan has {job.plan.replicas} replicas, but each forward of {job.graph.name} leaves "
-            f"{', '.join(names)} for the next one, so that micro-batches must follow each other; "
-            "plan with replicas=(1,)"
-        )
-
-
-def _prepared_stage(job: Job, routes: Routes, stage: StageModule) -> PreparedStage:
-    reads_data = bool(stage.inputs) or stage.is_last
-    stage_job = StageJob(
-        routes=routes,
-        signature=job.graph.signature,
-        loss=job.loss,
-        optimizer=job.optimizer,
-        dataset=job.dataset if reads_data else None,
-        samples=job.samples,
-        shuffle=job.shuffle,
-        clip_grad_norm=job.clip_grad_norm,
+def _check_learning(job: Job, *, has_validation: bool, done: int, state: StageState | None) -> None:
+    """Raise InputError unless optimiser and schedule work, from `state` on, for what is left after `done` steps."""
+    if not job.epochs:
+        return
+    check_recipe(
+        job.recipe,
+        job.trainable,
+        steps=job.steps - done,
+        epochs=job.epochs - done // job.batches.steps_per_epoch,
+        has_validation=has_validation,
+        resumed=state,
     )
-    bundle, tensors = dump_stage(stage, stage_job)
-    return PreparedStage(module=stage, bundle=bundle, tensors=tensors)
+    average = job.recipe.average
+    if average is not None and not job.plan.averaged:
+        _log.warning("the plan leaves no room for the average of the parameters; plan with averaged (--averaged)")
+    if isinstance(average, SWA) and average.start_step > job.steps:
+        raise InvalidValue("start_step", average.start_step, f"must be at most {job.steps}, the steps of the run")
 
 
 def _check_sizes(plan: Plan, like: PlatformSpec | None) -> None:
@@ -210,24 +292,3 @@ def _check_sizes(plan: Plan, like: PlatformSpec | None) -> None:
     if like is not None:
         for stage in plan.stages:
             size_of(stage.size, like)
-
-
-def _within(spec: PlatformSpec, faults: FaultTolerance) -> FaultTolerance:
-    """`faults` within the limits of the platform."""
-    lifetime_s = min([s for s in (faults.lifetime_s, spec.lifetime_s) if s is not None], default=None)
-    return replace(faults, lifetime_s=lifetime_s, cold_start_s=max(faults.cold_start_s, spec.cold_start_s))
-
-
-def _routes(graph: LayerGraph, stage_of_layer: Sequence[int]) -> Routes:
-    tensors = [
-        TensorProfile(
-            name=value.name,
-            producer=value.producer,
-            consumers=value.consumers,
-            forward_bytes=value.bytes,
-            backward_bytes=value.bytes if value.differentiable else 0,
-        )
-        for value in graph.values
-    ]
-    ties = [TiedParameter(name=tie.names[0], layers=tie.layers, parameter_bytes=tie.bytes) for tie in graph.ties]
-    return find_routes(stage_of_layer, tensors, ties)

@@ -1,6 +1,6 @@
 """What a run tells its client while it goes on, and what it leaves: read from storage here, and nowhere else."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
@@ -15,16 +15,19 @@ from funcpipe.core import (
     RequestCounts,
     Source,
     Trace,
+    ValidationReport,
     WorkerReport,
     prices_of,
 )
-from funcpipe.errors import RunUnknown
+from funcpipe.errors import InvalidValue, RunUnknown
 from funcpipe.model.split.module_state import Attributes
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.checkpoints import Checkpoints
 from funcpipe.runstate.documents import readable_documents
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.spending import request_usd, told_requests, worker_reports
+from funcpipe.runstate.validation_reports import ValidationKeys
+from funcpipe.runstate.validations import BestModel
 from funcpipe.scheduler.simulator.clocks import aligned
 from funcpipe.training.state import StageState, merge_stages
 from funcpipe.training.state_shards import unshard
@@ -36,7 +39,9 @@ class Progress:
 
     `samples_per_s` is what this client has seen since the first step that it waited for. `cost_usd` is what the run has
     cost since it was first started: its functions' time, their requests as far as they have told, and this client's.
-    `elapsed_s` is how long it has taken.
+    `elapsed_s` is how long it has taken. Of the steps, `skipped` updated nothing, as their gradients were not finite.
+    `learning_rate` is that of the step, where it is known. Where the model was validated after the step, that is told
+    once more, with the `validation`; callbacks hear of it by `on_validation`.
     """
 
     step: int
@@ -45,6 +50,9 @@ class Progress:
     samples_per_s: float
     cost_usd: float
     elapsed_s: float = 0.0
+    skipped: int = 0
+    learning_rate: float | None = None
+    validation: ValidationReport | None = None
 
 
 OnProgress = Callable[[Progress], None]
@@ -58,7 +66,12 @@ def ignore_progress(progress: Progress) -> None:
 class RunResult:
     """What a run leaves: the mean loss of each step, the trained tensors under the model's names, what it took.
 
-    `attributes` are the Python attributes that forwards of the model change for the next ones, by module and name.
+    `attributes` are the Python attributes that forwards of the model change for the next ones, by module and name;
+    `averaged` are the tensors with the average over steps in place of what was averaged, empty without an average.
+    `learned` is all of the last checkpoint, with the state of the optimiser. `skipped_steps` are the numbers, from 0,
+    of steps that updated nothing, as their gradients were not finite. `callback_errors` are the exceptions that
+    callbacks have raised, of each the first. `validations` are in the order of their steps, and `best` the model of the
+    best of them, if that was kept. `outputs` are those of a model that predicts, for all samples in their order.
     """
 
     run: str
@@ -68,10 +81,41 @@ class RunResult:
     bill: Bill
     workers: tuple[WorkerReport, ...]
     attributes: Attributes = field(default_factory=dict)
+    averaged: dict[str, Tensor] = field(default_factory=dict)
+    learned: StageState | None = field(default=None, repr=False)
+    skipped_steps: tuple[int, ...] = ()
+    callback_errors: tuple[Exception, ...] = ()
+    validations: tuple[ValidationReport, ...] = ()
+    best: Mapping[str, Tensor] | None = None
+    outputs: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def best_step(self) -> int | None:
+        """After how many steps the validation was the best; None if there was none."""
+        return self.validations[-1].best_step if self.validations else None
+
+    def best_state_dict(self) -> dict[str, Tensor]:
+        """The parameters and buffers of the model with the best validation. Raises RunUnknown if it was not kept."""
+        if self.best is None:
+            raise RunUnknown(
+                f"run {self.run} has kept no best model; train with validation=Validation(data=…, keep_best=True)"
+            )
+        return {**self.tensors, **self.best}
 
     def state_dict(self) -> dict[str, Tensor]:
         """The trained model's parameters and buffers, for its `load_state_dict`."""
         return dict(self.tensors)
+
+    def with_all_of(self, tensors: Mapping[str, Tensor]) -> "RunResult":
+        """This result with all `tensors` of the trained model, those too that no function holds."""
+        averaged = {name: self.averaged.get(name, tensor) for name, tensor in tensors.items()}
+        return replace(self, tensors=dict(tensors), averaged=averaged if self.averaged else {})
+
+    def averaged_state_dict(self) -> dict[str, Tensor]:
+        """The averaged parameters, with what is not averaged as it was last. Raises InvalidValue without an average."""
+        if not self.averaged:
+            raise InvalidValue("average", None, "must be given to FuncPipe, such as average=EMA(decay=0.999)")
+        return dict(self.averaged)
 
 
 def collect(
@@ -80,27 +124,38 @@ def collect(
     plan: Plan,
     prices: PlatformSpec,
     *,
+    steps: int,
     losses: tuple[float, ...],
+    skipped_steps: tuple[int, ...] = (),
     watched: Sequence[WatchedFunction] = (),
     trained: StageState | None = None,
     earlier_usd: float,
+    validations: tuple[ValidationReport, ...] = (),
+    outputs: Mapping[str, Tensor] | None = None,
 ) -> RunResult:
-    """What a run leaves whose workers have all finished. `earlier_usd` is what it had cost before it was resumed.
+    """What a run leaves whose workers have all done `steps` steps; before it was resumed, it had cost `earlier_usd`.
 
     The bill counts all functions of the run, those too that this client has not `watched`, but not this client's own
-    requests, which are not over yet (`with_client`). What was learned is read from storage unless it is `trained`.
+    requests, which are not over yet (`with_client`). What was learned is read from storage unless it is `trained`, and
+    so is the best model of its `validations`.
     """
     reports = worker_reports(storage, keys)
     functions = [*watched, *unwatched_functions(storage, keys, watched)]
-    trained = trained or _trained(storage, keys, len(plan.stages), len(losses))
+    trained = trained or load_trained(storage, keys, len(plan.stages), steps)
     return RunResult(
         run=keys.run,
         losses=losses,
         tensors=trained.state_dict(),
-        trace=_trace(storage, keys, plan, prices),
+        trace=load_trace(storage, keys, plan, prices),
         bill=bill(functions, reports, told_requests(storage, keys, reports), prices, earlier_usd=earlier_usd),
         workers=reports,
         attributes=trained.attributes(),
+        averaged=trained.averaged_state_dict(),
+        learned=trained,
+        skipped_steps=skipped_steps,
+        validations=validations,
+        best=best_tensors(storage, keys, len(plan.stages), validations),
+        outputs=outputs or {},
     )
 
 
@@ -151,7 +206,24 @@ def with_client(made: Bill, client: RequestCounts, prices: PlatformSpec) -> Bill
     )
 
 
-def _trained(storage: Storage, keys: Keys, stages: int, steps: int) -> StageState:
+NOTHING_LEARNED = StageState(tensors={}, aliases={}, transient=frozenset(), settings={})
+"""What a run leaves that has only evaluated."""
+
+
+def best_tensors(
+    storage: Storage, keys: Keys, stages: int, validations: tuple[ValidationReport, ...]
+) -> dict[str, Tensor] | None:
+    """The best model of a run that was validated, if all of its stages are kept."""
+    step, model = validations[-1].best_step if validations else None, BestModel(storage, ValidationKeys.of(keys))
+    if step is None:
+        return None
+    states = [model.load(stage, step) for stage in range(stages)]
+    found = [state for state in states if state is not None]
+    return merge_stages(found).state_dict() if len(found) == stages else None
+
+
+def load_trained(storage: Storage, keys: Keys, stages: int, steps: int) -> StageState:
+    """The state of the whole model after `steps` steps. Raises RunUnknown if it was not saved."""
     checkpoints = Checkpoints(storage, keys)
     listing = checkpoints.index()
     names = [listing.manifests(stage, steps) for stage in range(stages)]
@@ -160,7 +232,7 @@ def _trained(storage: Storage, keys: Keys, stages: int, steps: int) -> StageStat
     return merge_stages([unshard(checkpoints.load_combined(stage, own)) for stage, own in enumerate(names)])
 
 
-def _trace(storage: Storage, keys: Keys, plan: Plan, prices: PlatformSpec) -> Trace:
+def load_trace(storage: Storage, keys: Keys, plan: Plan, prices: PlatformSpec) -> Trace:
     """The events of the last steps, by one clock that begins at second 0; of a step that was done again, the last."""
     newest: dict[tuple[int, int, int], tuple[int, list[Event]]] = {}
     for document in readable_documents(storage, Events, storage.list(keys.traces)):

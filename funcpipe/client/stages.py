@@ -1,10 +1,20 @@
-"""A stage of a run as it is sent to functions."""
+"""The stages and the data of a run as they are sent to functions."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from funcpipe.model.split import StageModule
+from funcpipe.client.job import Job
+from funcpipe.core import Routes, TensorProfile, TiedParameter, find_routes, stages_of_layers
+from funcpipe.errors import PlanError
+from funcpipe.model.graph import LayerGraph
+from funcpipe.model.split import StageModule, dump_stage, split, stage_bounds
+from funcpipe.model.split.matched import check_shared
+from funcpipe.training.evaluation import StageEvaluation
+from funcpipe.training.sharding import check_sharding
+from funcpipe.training.stage_job import StageJob
+from funcpipe.training.stored_data import PreparedData, of_evaluation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,3 +24,105 @@ class PreparedStage:
     module: StageModule
     bundle: bytes
     tensors: dict[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunData:
+    """The data of a run: what it trains on, and what it is evaluated on, as far as it does."""
+
+    training: PreparedData | None
+    evaluation: PreparedData | None
+
+    @classmethod
+    def of(cls, job: Job) -> "RunData":
+        """The data of `job`. Raises DataError if it cannot be sent."""
+        return cls(
+            training=job.prepared_data() if job.epochs else None,
+            evaluation=None if job.evaluation is None else job.evaluation.prepared_data(),
+        )
+
+    def objects(self) -> Iterator[tuple[str, bytes | memoryview]]:
+        """All its objects, by their names."""
+        if self.training is not None:
+            yield from self.training.objects()
+        if self.evaluation is not None:
+            yield from ((of_evaluation(name), contents) for name, contents in self.evaluation.objects())
+
+
+def make_stages(job: Job, data: RunData) -> tuple[PreparedStage, ...]:
+    """The stages of the job's plan, each with all that its functions need of the job.
+
+    Raises DataError, PlanError or ModelError for a job that cannot be cut into them.
+    """
+    if not job.epochs:
+        return tuple(_prepared_stage(job, one.routes, one.stage, data, one) for one in _evaluated(job, data))
+    _ = job.batches  # which raises DataError if the data is not enough
+    bounds = stage_bounds(job.graph, job.plan)
+    _check_order(job)
+    routes = _routes(job.graph, stages_of_layers(bounds))
+    if job.plan.is_sharded:
+        if job.recipe.exchanges_norms:
+            raise PlanError(
+                "the plan divides the optimiser over replicas, each of which updates its split before the norm of the "
+                "whole gradient is known; train without clip_grad_norm, precision='fp16' and on_nan='skip', or plan "
+                "without shard_optimizer"
+            )
+        check_sharding(job.recipe.optimizer, routes, dict(job.graph.module.named_parameters()))
+    stages = split(job.graph, bounds)
+    if job.evaluation is None:
+        return tuple(_prepared_stage(job, routes, stage, data, None) for stage in stages)
+    evaluated = _evaluated(job, data)
+    check_shared([one.stage for one in evaluated], stages)
+    return tuple(_prepared_stage(job, routes, stage, data, one) for stage, one in zip(stages, evaluated, strict=True))
+
+
+def _evaluated(job: Job, data: RunData) -> list[StageEvaluation]:
+    """The stages of the job's plan in eval mode."""
+    assert job.evaluation is not None, "the job evaluates"
+    assert data.evaluation is not None, "on data of its own"
+    return job.evaluation.stages(job.plan, data.evaluation.stored, _routes)
+
+
+def _check_order(job: Job) -> None:
+    """Raise PlanError if replicas would run micro-batches side by side of which each needs what the last one left."""
+    names = job.graph.carried.names
+    if names and job.plan.replicas > 1:
+        raise PlanError(
+            f"the plan has {job.plan.replicas} replicas, but each forward of {job.graph.name} leaves "
+            f"{', '.join(names)} for the next one, so that micro-batches must follow each other; "
+            "plan with replicas=(1,)"
+        )
+
+
+def _prepared_stage(
+    job: Job, routes: Routes, stage: StageModule, data: RunData, evaluation: StageEvaluation | None
+) -> PreparedStage:
+    training = data.training if stage.inputs or stage.is_last else None
+    stage_job = StageJob(
+        routes=routes,
+        signature=job.graph.signature,
+        recipe=job.recipe,
+        data=None if training is None else training.stored,
+        samples=job.samples,
+        shuffle=job.shuffle,
+        parameters=job.trainable,
+        shards=job.shards,
+        evaluation=evaluation,
+    )
+    bundle, tensors = dump_stage(stage, stage_job)
+    return PreparedStage(module=stage, bundle=bundle, tensors=tensors)
+
+
+def _routes(graph: LayerGraph, stage_of_layer: Sequence[int]) -> Routes:
+    tensors = [
+        TensorProfile(
+            name=value.name,
+            producer=value.producer,
+            consumers=value.consumers,
+            forward_bytes=value.bytes,
+            backward_bytes=value.bytes if value.differentiable else 0,
+        )
+        for value in graph.values
+    ]
+    ties = [TiedParameter(name=tie.names[0], layers=tie.layers, parameter_bytes=tie.bytes) for tie in graph.ties]
+    return find_routes(stage_of_layer, tensors, ties)

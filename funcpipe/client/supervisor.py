@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from funcpipe.client.failures import final_failures, first_failure, how_it_ended
 from funcpipe.client.functions import WatchedFunction, WatchedWorker, attached, await_end, joined, start_as_owner
-from funcpipe.client.growth import grown
+from funcpipe.client.growth import LESS_MEMORY, grown
 from funcpipe.core import MB, OnOutOfMemory, Outcome, PlatformSpec, RunAccount, WorkerReport, WorkerSpec, prices_of
 from funcpipe.errors import DeadlineExceeded, PlatformError, RunHalted, Superseded, WorkerFailed
 from funcpipe.platforms.base import Cause, Platform, State, Status, Storage
@@ -21,7 +21,7 @@ from funcpipe.runstate.detached import unmark_run
 from funcpipe.runstate.documents import find_document
 from funcpipe.runstate.functions import MAX_RESTARTS, OUT_OF_REACH_S, StartedFunction, list_functions, stop_functions
 from funcpipe.runstate.generations import write_payload
-from funcpipe.runstate.halt import read_halt
+from funcpipe.runstate.halt import read_halt_reason
 from funcpipe.runstate.heartbeats import newest_heartbeat
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import last_attempt, newest_attempt
@@ -144,9 +144,10 @@ class Supervisor:
         return self._account.spent_usd + watched
 
     def requests_usd(self) -> float:
-        """Dollars for what the functions have asked of the storage, as they last told, and for what this client has."""
+        """Dollars for invocations, for what functions have asked, as they last told, and for what this client has."""
         told = [counts for worker in self._workers.values() for counts in worker.requests.values()]
-        return self._prices.counted_usd(sum(told, self._meter.counts))
+        invoked_usd = len(self.functions()) * self._prices.price_invocation_usd
+        return self._prices.counted_usd(sum(told, self._meter.counts)) + invoked_usd
 
     def elapsed_s(self) -> float:
         """How long the run has taken, with what it had taken before."""
@@ -224,7 +225,9 @@ class Supervisor:
                 continue
             function = known.get(found.handle.name)
             if function is None:
-                function = joined(found, newest_heartbeat(self._storage, self._keys, worker.spec.worker))
+                function = joined(
+                    found, newest_heartbeat(self._storage, self._keys, worker.spec.worker)
+                ).from_its_start()
             worker.functions = [other for other in worker.functions if other is not function] + [function]
             worker.heard_s = time.monotonic()
             _log.info(
@@ -268,11 +271,10 @@ class Supervisor:
     def _grow(self, spec: WorkerSpec, failure: str) -> None:
         """Give the stage of `spec` a larger size from now on; raises WorkerFailed."""
         stage = spec.plan.stages[spec.stage]
-        remedy = "smaller micro-batches or --recompute auto need less"
         if not any(size.memory_mb > stage.memory_mb for size in self._prices.sizes):
-            raise WorkerFailed(f"{failure}; there is no larger function, {remedy}")
+            raise WorkerFailed(f"{failure}; there is no larger function, {LESS_MEMORY}")
         if spec.faults.on_oom is OnOutOfMemory.FAIL:
-            raise WorkerFailed(f"{failure}; --on-oom grow continues with a larger function, {remedy}")
+            raise WorkerFailed(f"{failure}; --on-oom grow continues with a larger function, {LESS_MEMORY}")
         replicas = [other for other in self._workers.values() if other.spec.stage == spec.stage]
         peak_bytes = max(other.peak_bytes for other in replicas)
         plan = grown(spec.plan, spec.stage, peak_bytes, self._prices.sizes, self._platform.check, failure=failure)
@@ -291,7 +293,6 @@ class Supervisor:
         if final_failures(self._storage, self._keys):
             raise first_failure(self._storage, self._keys)
         if all(worker.outcome is not None for worker in self._workers.values()):
-            halt = read_halt(self._storage, self._keys)
-            reason = halt.reason if halt is not None else "its order to end is gone"
+            reason = read_halt_reason(self._storage, self._keys)
             _log.warning("run %s: was ended: %s", self._keys.run, reason)
             raise RunHalted(f"run {self._keys.run} was ended: {reason}")

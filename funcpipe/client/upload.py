@@ -1,4 +1,4 @@
-"""What functions find in the storage when they start: the code and the tensors of their stages."""
+"""What functions find in the storage when they start: the data, and the code and the tensors of their stages."""
 
 import hashlib
 import logging
@@ -12,22 +12,29 @@ from funcpipe.runstate.checkpoints import Checkpoints
 from funcpipe.runstate.keyring import KeyFolder
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.signed_storage import key_of
+from funcpipe.runstate.validation_reports import ValidationKeys
+from funcpipe.runstate.validations import BestModel
 
 _log = logging.getLogger(__name__)
 
 
 def upload(prepared: PreparedRun, keys: Keys) -> Iterator[WorkerSpec]:
-    """Put each stage's code and tensors, and what it had learned; yields each worker's payload, stage by stage."""
+    """Put the data, and each stage's code, tensors and what it had learned; yields workers' payloads by stage."""
     job, storage, log_level = prepared.job, prepared.storage, logs.wanted_in_functions()
     run_key = key_of(KeyFolder(), keys).text
+    for name, contents in prepared.data.objects():
+        storage.put(keys.data(name), contents)
     for number, stage in enumerate(prepared.stages):
         storage.put(keys.bundle(number), stage.bundle)
         storage.put(keys.parameters(number), codec.encode(stage.tensors))
         _log.info("run %s: stage %d is uploaded, %d bytes of code", keys.run, number, len(stage.bundle))
         state = prepared.state_of(number)
-        first_step = 0 if prepared.resumed is None else prepared.resumed.step
+        first_step = prepared.first_step
         if state is not None:
             Checkpoints(storage, keys).save(number, first_step, state, writer="resumed")
+        best = prepared.best_of(number)
+        if best is not None:
+            BestModel(storage, ValidationKeys.of(keys)).save(number, best[0], best[1], writer="resumed")
         for replica in range(job.plan.replicas):
             yield WorkerSpec(
                 run=keys.run,
@@ -46,21 +53,29 @@ def upload(prepared: PreparedRun, keys: Keys) -> Iterator[WorkerSpec]:
                 seed=job.seed,
                 message_deadline_s=job.message_deadline_s,
                 first_step=first_step,
+                began_step=prepared.began_step,
                 faults=prepared.faults,
                 limits=prepared.limits,
                 account=_account(prepared, number),
                 log_level=log_level,
                 run_key=run_key,
+                validated=prepared.validations[-1] if prepared.validations else None,
             )
 
 
 def _account(prepared: PreparedRun, stage: int) -> RunAccount:
-    """What the run has cost and taken so far, and what it, a function of `stage` and requests cost."""
-    prices = prepared.job.prices
-    usd_s = prices_of(prepared.job.plan, prices).function_usd_s
+    """What the run has cost and taken so far, and what it, a function of `stage` and requests cost.
+
+    This client's own requests are in it, and the invocations of all functions.
+    """
+    prices, plan = prepared.job.prices, prepared.job.plan
+    usd_s = prices_of(plan, prices).function_usd_s
+    starting_usd = prices.counted_usd(prepared.meter.counts) + plan.workers * prices.price_invocation_usd
     return replace(
         prepared.account,
-        run_usd_s=sum(usd_s) * prepared.job.plan.replicas,
+        requests_usd=prepared.account.requests_usd + starting_usd,
+        invocation_usd=prices.price_invocation_usd,
+        run_usd_s=sum(usd_s) * plan.replicas,
         usd_s=usd_s[stage],
         put_usd=prices.price_put_usd,
         get_usd=prices.price_get_usd,

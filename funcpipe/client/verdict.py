@@ -30,14 +30,22 @@ class Verdict(Enum):
 
 
 def judge(
-    record: RunRecord, life: RunLife, halt: Halt | None, failure: str | None, *, saved_step: int
+    record: RunRecord,
+    life: RunLife,
+    halt: Halt | None,
+    failure: str | None,
+    *,
+    saved_step: int,
+    stopped_step: int | None = None,
 ) -> tuple[Verdict, str]:
-    """The verdict on a run, and why. `failure` is the one that has ended the run, if there is one."""
+    """The verdict on a run, and why. `failure` is the one that has ended the run, if there is one; a validation has
+    ended it after `stopped_step` steps, if one has.
+    """
     saved = f"step {saved_step} of {record.steps} is saved"
     if failure is not None:
         return Verdict.FAILED, f"{failure}; {saved}"
     if life.ended(WorkerState.FINISHED):
-        return Verdict.FINISHED, f"all {record.steps} steps are done"
+        return Verdict.FINISHED, how_finished(record, record.steps if stopped_step is None else stopped_step)
     if life.ended(WorkerState.FINISHED, WorkerState.HALTED):
         return Verdict.STOPPED, f"{'it was ended' if halt is None else halt.reason}; {saved}"
     if life.is_dead:
@@ -49,6 +57,13 @@ def judge(
         return Verdict.WAITING, f"for worker {worker} since {clock_time(since_s)}"
     done = min((record.first_step if w.beat is None else w.beat.step for w in life.workers), default=record.first_step)
     return Verdict.RUNNING, f"step {done} of {record.steps} is done"
+
+
+def how_finished(record: RunRecord, step: int) -> str:
+    """How a run has finished after `step` steps."""
+    if step < record.steps:
+        return f"it ended early, after step {step} of {record.steps}, as validations were no better"
+    return f"all {record.steps} steps are done"
 
 
 def describe_lost(worker: WorkerLife) -> str:

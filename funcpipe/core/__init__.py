@@ -1,8 +1,10 @@
 """The values that flow from profile to report: frozen, checked where they are made, written to JSON and read back."""
 
-from funcpipe.core.choices import OptimizerKind, Recompute, ScheduleKind, Sync, Wire
+from funcpipe.core.choices import Interval, OptimizerKind, Recompute, ScheduleKind, Sync, Wire
+from funcpipe.core.job_estimate import JobEstimate, JobItem
 from funcpipe.core.json_form import from_text, read, to_text, write
 from funcpipe.core.names import WorkerId, worker_name
+from funcpipe.core.numerics import OnNan, Precision
 from funcpipe.core.plan import (
     Estimate,
     Optimality,
@@ -16,9 +18,9 @@ from funcpipe.core.plan import (
 )
 from funcpipe.core.platform import LIST_KEYS, MB, FunctionSize, PlatformSpec, RequestCounts
 from funcpipe.core.probe import LayerReport, MachineReport, ProbeSpec
-from funcpipe.core.profile import LayerProfile, ModelProfile, ProfiledBucket, TensorProfile, TiedParameter
+from funcpipe.core.profile import DataProfile, LayerProfile, ModelProfile, ProfiledBucket, TensorProfile, TiedParameter
 from funcpipe.core.routes import ActivationRoute, GradientRoute, Routes, TieRoute, find_routes, stages_of_layers
-from funcpipe.core.run import Bill, Invocation, StepReport, StepSummary, WorkerReport, WorkerSpec
+from funcpipe.core.run import Bill, FinishedRun, Invocation, StepReport, StepSummary, WorkerReport, WorkerSpec
 from funcpipe.core.runstate import (
     Busy,
     FunctionDocument,
@@ -37,6 +39,7 @@ from funcpipe.core.runstate import (
     StoredFile,
 )
 from funcpipe.core.settings import FaultTolerance, OnDrift, OnOutOfMemory, RunLimits, RunSettings
+from funcpipe.core.shard_order import ShardOrder
 from funcpipe.core.trace import (
     Event,
     Events,
@@ -49,6 +52,7 @@ from funcpipe.core.trace import (
     write_side_by_side,
     write_trace,
 )
+from funcpipe.core.validation import Monitor, MonitorMode, Validation, ValidationReport
 from funcpipe.core.watch import MARKS, WatchSpec
 
 __all__ = [
@@ -58,10 +62,12 @@ __all__ = [
     "ActivationRoute",
     "Bill",
     "Busy",
+    "DataProfile",
     "Estimate",
     "Event",
     "Events",
     "FaultTolerance",
+    "FinishedRun",
     "FunctionDocument",
     "FunctionSize",
     "GradientRoute",
@@ -69,14 +75,20 @@ __all__ = [
     "HaltVerdict",
     "HandOver",
     "Heartbeat",
+    "Interval",
     "Invocation",
+    "JobEstimate",
+    "JobItem",
     "LayerProfile",
     "LayerReport",
     "LeaseDocument",
     "MachineReport",
     "Manifest",
     "ModelProfile",
+    "Monitor",
+    "MonitorMode",
     "OnDrift",
+    "OnNan",
     "OnOutOfMemory",
     "Optimality",
     "OptimizerKind",
@@ -84,6 +96,7 @@ __all__ = [
     "OwnerDocument",
     "Plan",
     "PlatformSpec",
+    "Precision",
     "Prices",
     "ProbeSpec",
     "ProfiledBucket",
@@ -98,6 +111,7 @@ __all__ = [
     "RunRecord",
     "RunSettings",
     "ScheduleKind",
+    "ShardOrder",
     "SolverReport",
     "Source",
     "Stage",
@@ -112,6 +126,8 @@ __all__ = [
     "TiedParameter",
     "Trace",
     "TrainingSpec",
+    "Validation",
+    "ValidationReport",
     "WatchSpec",
     "Wire",
     "WorkerId",

@@ -2,20 +2,47 @@
 
 import math
 from collections.abc import Sequence
+from enum import Enum
+from typing import TypeVar
 
 from funcpipe.errors import InvalidValue
 
+E = TypeVar("E", bound=Enum)
+
 
 def at_least(field: str, value: float, low: float) -> None:
-    """`value` is finite and not below `low`."""
-    if not math.isfinite(value) or value < low:
+    """`value` is a finite number and not below `low`."""
+    if not _is_number(value) or not math.isfinite(value) or value < low:
         raise InvalidValue(field, value, f"must be at least {low:g}")
 
 
 def positive(field: str, value: float) -> None:
-    """`value` is finite and above zero."""
-    if not math.isfinite(value) or value <= 0:
+    """`value` is a finite number and above zero."""
+    if not _is_number(value) or not math.isfinite(value) or value <= 0:
         raise InvalidValue(field, value, "must be above 0")
+
+
+def whole(field: str, value: int, low: int) -> None:
+    """`value` is a whole number and not below `low`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise InvalidValue(field, value, f"must be a whole number of at least {low}")
+
+
+def choose(owner: object, field: str, kind: type[Enum], *, optional: bool = False) -> None:
+    """Let `field` of the frozen dataclass `owner` be a member of `kind`; it may be its value, a string.
+
+    None stays None if the field is `optional`. Raises InvalidValue, with all choices.
+    """
+    value = getattr(owner, field)
+    if not isinstance(value, kind) and not (optional and value is None):
+        object.__setattr__(owner, field, choice(field, value, kind))
+
+
+def kind_of(field: str, value: object, kind: type) -> None:
+    """`value` is of the class `kind`."""
+    if not isinstance(value, kind):
+        article = "an" if kind.__name__[0] in "AEIOU" else "a"
+        raise InvalidValue(field, value, f"must be {article} {kind.__name__}")
 
 
 def filled(field: str, value: Sequence[object]) -> None:
@@ -31,3 +58,15 @@ def distinct(field: str, names: Sequence[str]) -> None:
         if name in seen:
             raise InvalidValue(field, name, "must not hold the same name twice")
         seen.add(name)
+
+
+def choice(field: str, value: object, kind: type[E]) -> E:
+    """`value` as a member of `kind`, which may be given by its text; raises InvalidValue, with all choices."""
+    try:
+        return kind(value)
+    except ValueError:
+        raise InvalidValue(field, value, f"must be one of {', '.join(str(one.value) for one in kind)}") from None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

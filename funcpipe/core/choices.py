@@ -1,4 +1,4 @@
-"""What a plan can choose from: number formats, optimisers, recomputation, schedules, ways of synchronising."""
+"""What a plan or a user can choose from: number formats, optimisers, recomputation, schedules, synchronisation."""
 
 from enum import Enum
 
@@ -33,9 +33,18 @@ class OptimizerKind(Enum):
         """How many values the optimiser keeps per parameter."""
         return {OptimizerKind.SGD: 0, OptimizerKind.MOMENTUM: 1, OptimizerKind.ADAM: 2}[self]
 
-    def values_each(self, replicas: int, *, sharded: bool) -> float:
-        """How many of them each replica of a stage keeps: all, or its share if they are `sharded`."""
-        return self.values_per_parameter / replicas if sharded else self.values_per_parameter
+    def values_each(self, replicas: int, *, sharded: bool, averaged: bool = False) -> float:
+        """How many values each replica of a stage keeps per parameter: all of the optimiser's, or its share if they are
+        `sharded`, and one more if the parameters are `averaged` over steps.
+        """
+        return self.values_per_parameter / (replicas if sharded else 1) + averaged
+
+
+class Interval(Enum):
+    """How often a learning-rate scheduler is stepped: after each training step, or at the end of each epoch."""
+
+    STEP = "step"
+    EPOCH = "epoch"
 
 
 class Recompute(Enum):

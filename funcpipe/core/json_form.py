@@ -45,7 +45,7 @@ def from_text(kind: type[D], text: str | bytes, *, source: str) -> D:
         raise FormatError(f"{source}: not JSON: {error}") from error
     if not isinstance(data, dict):
         raise FormatError(f"{source}: expected a JSON object, got {_shape(data)}")
-    _check_format(data.get("format"), kind.FORMAT, source)
+    check_format(data.get("format"), kind.FORMAT, source)
     fields = {key: item for key, item in data.items() if key != "format"}
     fields = getattr(kind, "upgrade", dict)(fields)
     return typing.cast(D, from_plain(kind, fields, source=source))
@@ -60,6 +60,8 @@ def read(kind: type[D], path: str | Path) -> D:
     """Read a document of `kind` from the file `path`."""
     try:
         text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise FormatError(f"{path}: cannot be read: there is no such file{_writer(kind.FORMAT)}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise FormatError(f"{path}: cannot be read: {error}") from error
     return from_text(kind, text, source=str(path))
@@ -175,15 +177,30 @@ def _join(field: str, name: str) -> str:
     return f"{field}.{name}" if field else name
 
 
-def _check_format(found: Any, expected: str, source: str) -> None:
+def check_format(found: Any, expected: str, source: str) -> None:
+    """Raise FormatError unless the field `format` of the document in `source` is `expected`."""
     if found == expected:
         return
     if found is None:
-        raise FormatError(f"{source}: field 'format' is missing; expected {expected!r}")
+        raise FormatError(f"{source}: field 'format' is missing; expected {expected!r}{_writer(expected)}")
     family, _, version = expected.partition("/")
     if isinstance(found, str) and found.startswith(family + "/"):
         raise FormatError(
             f"{source}: field 'format' is {found!r}, but this funcpipe reads version {version} ({expected!r}); "
             "write the file again with this version, or use the version that wrote it"
         )
-    raise FormatError(f"{source}: field 'format' is {found!r}, expected {expected!r}")
+    raise FormatError(f"{source}: field 'format' is {found!r}, expected {expected!r}{_writer(expected)}")
+
+
+_WRITERS = {
+    "funcpipe.profile": "a profile is written by `funcpipe profile`",
+    "funcpipe.plan": "a plan is written by `funcpipe optimize`",
+    "funcpipe.platform": "a platform's specification is written by `funcpipe platforms show NAME --json`",
+    "funcpipe.trace": "a trace is written by `funcpipe simulate --trace` and `funcpipe train --trace`",
+}
+
+
+def _writer(expected: str) -> str:
+    """What writes documents of this format, if users have such."""
+    writer = _WRITERS.get(expected.partition("/")[0])
+    return f"; {writer}" if writer else ""

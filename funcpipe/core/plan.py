@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from funcpipe.core import checks
 from funcpipe.core.choices import OptimizerKind, Recompute, ScheduleKind, Sync, Wire
+from funcpipe.core.numerics import Precision
 from funcpipe.errors import InvalidValue
 
 
@@ -47,14 +48,27 @@ class Optimality(Enum):
     FEASIBLE = "feasible"
 
 
+_CHOICES: dict[str, type[Enum]] = {
+    "optimizer": OptimizerKind,
+    "wire": Wire,
+    "wire_back": Wire,
+    "recompute": Recompute,
+    "schedule": ScheduleKind,
+    "sync": Sync,
+}
+"""The choices of a TrainingSpec, and those that a Plan has of them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSpec:
     """What the user wants trained and what it is worth.
 
-    `time_value` is what a saved hour is worth in dollars; `deadline_s` and `budget_usd` hold for one iteration, and at
-    most one of the two is given. `replicas` restricts the degrees of data parallelism; None admits all that divide the
-    batch. Where `schedule` or `sync` is None, the best is chosen. Gradients of activations travel as `wire_back` says,
-    or else as activations do. With `shard_optimizer`, the state of the optimiser is divided over replicas.
+    `time_value` is what a saved hour is worth in dollars; `deadline_s` and `budget_usd` hold for one iteration, and
+    at most one of the two is given. Choices may be given as strings, such as `wire="bf16"`. `replicas` restricts the
+    degrees of data parallelism; None admits all that divide the batch. Where `schedule` or `sync` is None, the best
+    is chosen. Gradients of activations travel as `wire_back` says, or else as activations do. With `shard_optimizer`,
+    the state of the optimiser is divided over replicas. `averaged` says that an average of the parameters over steps
+    is kept, which is one more copy of them.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.training/1"
@@ -67,16 +81,19 @@ class TrainingSpec:
     schedule: ScheduleKind | None = None
     sync: Sync | None = None
     shard_optimizer: bool = False
+    averaged: bool = False
     replicas: tuple[int, ...] | None = None
     time_value: float = 0.0
     deadline_s: float | None = None
     budget_usd: float | None = None
 
     def __post_init__(self) -> None:
-        checks.at_least("global_batch", self.global_batch, 1)
+        for field, kind in _CHOICES.items():
+            checks.choose(self, field, kind, optional=field in ("wire_back", "schedule", "sync"))
+        checks.whole("global_batch", self.global_batch, 1)
         checks.at_least("time_value", self.time_value, 0)
         for i, degree in enumerate(self.replicas or ()):
-            checks.at_least(f"replicas[{i}]", degree, 1)
+            checks.whole(f"replicas[{i}]", degree, 1)
         for field in ("deadline_s", "budget_usd"):
             if getattr(self, field) is not None:
                 checks.positive(field, getattr(self, field))
@@ -90,7 +107,8 @@ class TrainingSpec:
 class Stage:
     """The layers `first` up to, but not including, `stop`, and the size of the functions that run them.
 
-    `layers` names the layers of the model's graph, so that a plan can be checked against a model without its profile.
+    `layers` names the layers of the model's graph, and `parameter_bytes` is what their trainable parameters take, each
+    counted once; so a plan can be checked against a model without its profile. Older plans do not know the latter.
     """
 
     first: int
@@ -99,11 +117,12 @@ class Stage:
     memory_mb: int
     recompute: bool = False
     layers: tuple[str, ...] = ()
+    parameter_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        checks.at_least("first", self.first, 0)
-        checks.at_least("stop", self.stop, self.first + 1)
-        checks.at_least("memory_mb", self.memory_mb, 1)
+        checks.whole("first", self.first, 0)
+        checks.whole("stop", self.stop, self.first + 1)
+        checks.whole("memory_mb", self.memory_mb, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,11 +140,13 @@ class StageEstimate:
     backward_upload_s: float
     backward_download_s: float
     sync_s: float
+    load_s: float = 0.0
+    data_bytes: int = 0
 
     @property
     def memory_bytes(self) -> int:
         """What one function of the stage needs at its peak."""
-        return self.base_bytes + self.state_bytes + self.activation_bytes + self.waste_bytes
+        return self.base_bytes + self.state_bytes + self.activation_bytes + self.waste_bytes + self.data_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +194,9 @@ class Plan:
     Micro-batch m belongs to replica m mod `replicas` of every stage. Activations travel as `wire`; the gradients that
     stages return for them as `wire_back`, where that is given, else like activations. `streams` cuts a streamed
     synchronisation or an exchange; None stands for the usual cut. With `shard_optimizer`, each replica keeps the
-    optimiser's state of the split that it sums, and sends updated parameters in place of sums; `blocks` as in profiles.
+    optimiser's state of the split that it sums, and sends updated parameters in place of sums; `blocks` and
+    `precision` as in profiles. `averaged` says that memory was planned for an average of the parameters. `made_for` is
+    what was asked for when the plan was made; plans by hand or of old may lack it.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.plan/1"
@@ -191,14 +214,19 @@ class Plan:
     streams: Streams | None = None
     shard_optimizer: bool = False
     optimizer: OptimizerKind = OptimizerKind.SGD
+    averaged: bool = False
     estimate: Estimate | None = None
     solver: SolverReport | None = None
     blocks: tuple[str, ...] = ()
+    precision: Precision = Precision.FP32
+    made_for: TrainingSpec | None = None
 
     def __post_init__(self) -> None:
-        checks.at_least("global_batch", self.global_batch, 1)
-        checks.at_least("micro_batch", self.micro_batch, 1)
-        checks.at_least("replicas", self.replicas, 1)
+        for field in _CHOICES.keys() - {"recompute"}:
+            checks.choose(self, field, _CHOICES[field], optional=field == "wire_back")
+        checks.whole("global_batch", self.global_batch, 1)
+        checks.whole("micro_batch", self.micro_batch, 1)
+        checks.whole("replicas", self.replicas, 1)
         if self.global_batch % (self.micro_batch * self.replicas):
             rule = f"must be a multiple of micro_batch x replicas = {self.micro_batch} x {self.replicas}"
             raise InvalidValue("global_batch", self.global_batch, rule)
@@ -216,6 +244,11 @@ class Plan:
     def is_sharded(self) -> bool:
         """Whether there are replicas over which the optimiser's state is divided."""
         return self.shard_optimizer and self.replicas > 1
+
+    @property
+    def values_per_parameter(self) -> float:
+        """How many values each function keeps for a parameter, besides itself and its gradient."""
+        return self.optimizer.values_each(self.replicas, sharded=self.is_sharded, averaged=self.averaged)
 
     @property
     def gradient_wire(self) -> Wire:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from funcpipe.core import checks
+from funcpipe.core.numerics import Precision
 from funcpipe.errors import InvalidValue
 
 
@@ -103,6 +104,24 @@ class ProfiledBucket:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DataProfile:
+    """What loading takes in the functions that read data: those of stages with inputs of the model, and of the last.
+
+    `load_s` are seconds for one micro-batch, whatever the function's size; `batch_bytes` and `target_bytes` are those
+    of a loaded micro-batch, and of its target alone; `resident_bytes` is the memory of the dataset itself.
+    """
+
+    load_s: float
+    batch_bytes: int
+    target_bytes: int
+    resident_bytes: int
+
+    def __post_init__(self) -> None:
+        for field in ("load_s", "batch_bytes", "target_bytes", "resident_bytes"):
+            checks.at_least(field, getattr(self, field), 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProfile:
     """A model as a graph of layers in topological order, measured for one micro-batch size on some function sizes.
 
@@ -110,7 +129,9 @@ class ModelProfile:
     were scaled from measurements on another machine by the platform's vCPU curve. Where inputs of several lengths were
     measured, `buckets` says which: seconds and bytes sent are their mean, what a function must hold is the largest.
     `carried` names what a forward leaves for the next one: if there is anything, micro-batches must follow each other,
-    and plans have one replica. `blocks` are the paths of modules that were traced as one layer each.
+    and plans have one replica. `blocks` are the paths of modules that were traced as one layer each, `precision` is
+    what layers computed in. `data` is None where loading was not measured: then it is taken to need neither time nor
+    memory.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.profile/1"
@@ -127,6 +148,8 @@ class ModelProfile:
     carried: tuple[str, ...] = ()
     buckets: tuple[ProfiledBucket, ...] = ()
     blocks: tuple[str, ...] = ()
+    precision: Precision = Precision.FP32
+    data: DataProfile | None = None
 
     def __post_init__(self) -> None:
         checks.at_least("micro_batch", self.micro_batch, 1)
@@ -157,6 +180,17 @@ class ModelProfile:
             tie.parameter_bytes * max(0, sum(first <= layer < stop for layer in tie.layers) - 1) for tie in self.ties
         )
         return sum(layer.parameter_bytes for layer in self.layers[first:stop]) - repeated
+
+    def loads_data(self, first: int, stop: int) -> bool:
+        """Whether a stage [first, stop) loads data: it reads inputs of the model, or computes the loss."""
+        return stop == len(self.layers) or any(layer.input_bytes > 0 for layer in self.layers[first:stop])
+
+    def loaded_bytes(self, first: int, stop: int) -> int:
+        """What a stage [first, stop) keeps of a loaded micro-batch: inputs that it reads, targets for the loss."""
+        if self.data is None:
+            return 0
+        target_bytes = self.data.target_bytes if stop == len(self.layers) else 0
+        return sum(layer.input_bytes for layer in self.layers[first:stop]) + target_bytes
 
     def summed_bytes(self, first: int, stop: int) -> int:
         """Bytes of the parameters whose gradient a stage [first, stop) sums over its replicas.

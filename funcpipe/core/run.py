@@ -11,6 +11,7 @@ from funcpipe.core.plan import Plan
 from funcpipe.core.platform import RequestCounts
 from funcpipe.core.runstate import Outcome, RunAccount
 from funcpipe.core.settings import FaultTolerance, RunLimits
+from funcpipe.core.validation import ValidationReport
 from funcpipe.errors import InvalidValue
 
 
@@ -44,7 +45,8 @@ class WorkerSpec:
     the stage's code, which is loaded only if its SHA-256 is `bundle_sha256`; `parameters` is the key of the stage's
     tensors. The run ends when the worker has waited `message_deadline_s` for a message. The worker starts from the
     stage's newest checkpoint, or at `first_step` if there is none; a successor starts once its predecessor has handed
-    over, or after `follows_within_s`. `log_level` is what `core.logs.read_levels` reads,
+    over, or after `follows_within_s`. With no `epochs` it only evaluates. The run began after `began_step` steps,
+    and `validated` is the last validation of earlier generations. `log_level` is what `core.logs.read_levels` reads,
     `account` what the run had cost and taken. `nonce` is part of the keys of the generation, `run_key` the text of its
     RunKey, which is in no payload that lies in storage.
     """
@@ -73,13 +75,15 @@ class WorkerSpec:
     account: RunAccount = field(default_factory=RunAccount)
     log_level: str = "INFO"
     run_key: str = field(default="", repr=False)
+    began_step: int = 0
+    validated: ValidationReport | None = None
 
     def __post_init__(self) -> None:
         checks.filled("run", self.run)
         checks.at_least("attempt", self.attempt, 0)
         checks.at_least("stage", self.stage, 0)
         checks.at_least("replica", self.replica, 0)
-        checks.at_least("epochs", self.epochs, 1)
+        checks.at_least("epochs", self.epochs, 0)
         checks.at_least("first_step", self.first_step, 0)
         checks.positive("message_deadline_s", self.message_deadline_s)
 
@@ -113,24 +117,29 @@ class WorkerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """What one replica of the last stage reports after a step: its samples, and the sum of their losses."""
+    """What one replica of the last stage reports after a step: its samples, and the sum of their losses.
+
+    `skipped` says that no parameter was updated, as gradients were not finite.
+    """
 
     FORMAT: ClassVar[str] = "funcpipe.step/1"
 
     step: int
     samples: int
     loss_sum: float
+    skipped: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSummary:
-    """The reports of many steps of one replica of the last stage, in columns of equal length."""
+    """The reports of many steps of one replica of the last stage, in columns of equal length, and those `skipped`."""
 
     FORMAT: ClassVar[str] = "funcpipe.steps/1"
 
     steps: tuple[int, ...]
     samples: tuple[int, ...]
     loss_sums: tuple[float, ...]
+    skipped: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not len(self.steps) == len(self.samples) == len(self.loss_sums):
@@ -145,12 +154,16 @@ class StepSummary:
             steps=tuple(report.step for report in ordered),
             samples=tuple(report.samples for report in ordered),
             loss_sums=tuple(report.loss_sum for report in ordered),
+            skipped=tuple(report.step for report in ordered if report.skipped),
         )
 
     def reports(self) -> dict[int, StepReport]:
         """The reports by step."""
-        rows = zip(self.steps, self.samples, self.loss_sums, strict=True)
-        return {step: StepReport(step=step, samples=samples, loss_sum=total) for step, samples, total in rows}
+        rows, skipped = zip(self.steps, self.samples, self.loss_sums, strict=True), frozenset(self.skipped)
+        return {
+            step: StepReport(step=step, samples=samples, loss_sum=total, skipped=step in skipped)
+            for step, samples, total in rows
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,3 +236,22 @@ class Bill:
     def cost_usd(self) -> float:
         """Dollars for functions and requests together, from the start of the run."""
         return self.earlier_usd + self.compute_usd + self.request_usd
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedRun:
+    """What is kept of a run that has finished, beside its record, its last checkpoint and its trace.
+
+    `losses` are those of all its steps, of which `skipped_steps` updated nothing. `bill` lacks the last requests of the
+    client that made it. The run took `elapsed_s`. The files of the last checkpoint, with the optimiser's state, have
+    `kept_bytes`.
+    """
+
+    FORMAT: ClassVar[str] = "funcpipe.finished/1"
+
+    losses: tuple[float, ...]
+    bill: Bill
+    workers: tuple[WorkerReport, ...]
+    elapsed_s: float
+    kept_bytes: int
+    skipped_steps: tuple[int, ...] = ()

@@ -6,8 +6,11 @@ from enum import Enum
 from typing import ClassVar
 
 from funcpipe.core import checks
+from funcpipe.core.numerics import Precision
 from funcpipe.core.plan import Plan
 from funcpipe.core.platform import RequestCounts
+from funcpipe.core.shard_order import ShardOrder
+from funcpipe.core.validation import ValidationReport
 
 
 class Outcome(Enum):
@@ -26,7 +29,7 @@ class RunAccount:
 
     It had cost `spent_usd`, and `requests_usd` for the requests of this generation. All functions of the run together
     cost `run_usd_s` a second, this one costs `usd_s`; a put or a listing costs `put_usd`, a get `get_usd`, or
-    `empty_get_usd` if there is no such object.
+    `empty_get_usd` if there is no such object; to invoke a function costs `invocation_usd`.
     """
 
     spent_usd: float = 0.0
@@ -37,6 +40,7 @@ class RunAccount:
     put_usd: float = 0.0
     get_usd: float = 0.0
     empty_get_usd: float = 0.0
+    invocation_usd: float = 0.0
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -230,8 +234,12 @@ class FunctionDocument:
 class RunRecord:
     """The description of a run: all that is needed to watch it, stop it, or resume it under another plan.
 
-    `nonce` is part of the generation's keys. `platform` and `storage` are URLs. `losses` belong to the steps before
-    `first_step`, which earlier generations did; `spent_usd` and `elapsed_s` are what those cost and took.
+    `nonce` is part of the generation's keys. `platform` and `storage` are URLs. `losses` and `validations` belong to
+    the steps from `began_step` up to `first_step`, which earlier generations did, and of which `skipped_steps` updated
+    nothing; `spent_usd` and `elapsed_s` are what those cost and took. The steps before `began_step` were no part of
+    this run: it goes on with what a run before it had learned. `lr_schedule` and `average` say in words how the
+    learning rate is scheduled and the parameters are averaged; `precision` is what the layers compute in;
+    `shard_order` is there if the data lies in shards.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.run/1"
@@ -252,3 +260,10 @@ class RunRecord:
     spent_usd: float = 0.0
     elapsed_s: float = 0.0
     nonce: str = ""
+    lr_schedule: str | None = None
+    average: str | None = None
+    began_step: int = 0
+    precision: Precision = Precision.FP32
+    skipped_steps: tuple[int, ...] = ()
+    shard_order: ShardOrder | None = None
+    validations: tuple[ValidationReport, ...] = ()

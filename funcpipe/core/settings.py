@@ -1,11 +1,13 @@
 """What users set about a run: how it copes with failures, what it may cost, and where its objects lie."""
 
+import difflib
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, TypedDict
 
 from funcpipe.core import checks
 from funcpipe.core.platform import PlatformSpec
+from funcpipe.errors import InputError
 
 
 class OnOutOfMemory(Enum):
@@ -41,8 +43,8 @@ class FaultTolerance:
     that is set. `on_drift` says what a replica does that differs from the first one, as it may on another kind of
     processor: it goes back to the stage's checkpoint and repeats the steps since, or the run ends.
 
-    `on_oom` says what happens when a function runs out of memory. A run that fails is deleted from storage, unless
-    `keep` is set; what is kept can be resumed.
+    `on_oom` says what happens when a function runs out of memory: it and `on_drift` may be given as strings. A run
+    that fails or is stopped stays as it is in a storage that lasts, so that it can be resumed; with `keep`, in any.
     """
 
     checkpoint_steps: int | None = None
@@ -61,9 +63,13 @@ class FaultTolerance:
     keep: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("checkpoint_steps", "compare_steps", "lifetime_s"):
+        checks.choose(self, "on_drift", OnDrift)
+        checks.choose(self, "on_oom", OnOutOfMemory)
+        for name in ("checkpoint_steps", "compare_steps"):
             if getattr(self, name) is not None:
-                checks.positive(name, getattr(self, name))
+                checks.whole(name, getattr(self, name), 1)
+        if self.lifetime_s is not None:
+            checks.positive("lifetime_s", self.lifetime_s)
         for name in ("failure_interval_s", "retained_bytes", "retained_objects", "start_s", "heartbeat_s", "lease_s"):
             checks.positive(name, getattr(self, name))
         checks.at_least("cold_start_s", self.cold_start_s, 0)
@@ -72,10 +78,14 @@ class FaultTolerance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLimits:
-    """A run ends, and can be resumed, before it costs more than `max_usd` dollars or takes longer than `deadline_s`."""
+    """A run ends, and can be resumed, before it costs more than `max_usd` dollars or takes longer than `deadline_s`.
+
+    A run that is expected to reach a limit before its last step is not started, unless with `allow_partial`.
+    """
 
     max_usd: float | None = None
     deadline_s: float | None = None
+    allow_partial: bool = False
 
     def __post_init__(self) -> None:
         for name in ("max_usd", "deadline_s"):
@@ -91,6 +101,12 @@ class RunSettings:
     run is called `name`, or gets a name of its own; `resume` names a run in that storage to continue. A message that
     is not there after `message_deadline_s` ends the run. `prices` are by default those of the plan's platform.
 
+    A run whose storage lasts, being given or a deployment's own, keeps its model there when it has finished: what
+    `export` reads and `resume` continues for more epochs, until `clean` deletes it. Without `keep_model` it is deleted.
+
+    Before anything is started, one micro-batch is trained on here and forgotten, to find mistakes; not if `rehearse` is
+    False.
+
     With `take_over` a run that another client owns is ended, and then continued here. With `from_start` a run is
     resumed at its first step, from the parameters that were uploaded for it, whatever it has saved.
     """
@@ -102,6 +118,8 @@ class RunSettings:
     prices: PlatformSpec | None = None
     take_over: bool = False
     from_start: bool = False
+    keep_model: bool = True
+    rehearse: bool = True
 
     def __post_init__(self) -> None:
         checks.positive("message_deadline_s", self.message_deadline_s)
@@ -117,10 +135,19 @@ class RunKeywords(TypedDict, total=False):
     prices: PlatformSpec | None
     take_over: bool
     from_start: bool
+    keep_model: bool
+    rehearse: bool
 
 
 def settings_with(settings: RunSettings, keywords: RunKeywords) -> RunSettings:
     """`settings` with those that `keywords` give."""
+    checks.kind_of("settings", settings, RunSettings)
+    for key in keywords.keys() - RunKeywords.__annotations__.keys():
+        near = difflib.get_close_matches(
+            key, [*RunKeywords.__annotations__, "epochs", "dataset", "platform", "plan"], n=1
+        )
+        hint = f"; did you mean {near[0]}=?" if near else ""
+        raise InputError(f"{key}= is no setting of a run{hint}; there are {', '.join(RunKeywords.__annotations__)}")
     given: dict[str, Any] = {"name" if key == "run" else key: value for key, value in keywords.items()}
     return replace(settings, **given)
 

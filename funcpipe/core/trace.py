@@ -22,6 +22,7 @@ class Resource(Enum):
     UPLOAD = "upload"
     DOWNLOAD = "download"
     MERGE = "merge"
+    LOAD = "load"
 
     __hash__ = object.__hash__  # as in `scheduler.tasks.Kind`: large graphs look lanes up for every task
 
@@ -153,8 +154,7 @@ def read_trace(path: str | Path) -> Trace:
         document = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise FormatError(f"{source}: cannot be read: {error}") from error
-    if not isinstance(document, dict) or document.get("format") != TRACE_FORMAT:
-        raise FormatError(f"{source}: field 'format' must be {TRACE_FORMAT!r}")
+    json_form.check_format(document.get("format") if isinstance(document, dict) else None, TRACE_FORMAT, source)
     entries = document.get("traceEvents")
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise FormatError(f"{source}: field 'traceEvents' must be an array of objects")

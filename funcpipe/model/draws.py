@@ -7,16 +7,17 @@ of, and a traced model draws what the plain one does.
 """
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from funcpipe.errors import ModelError
-from funcpipe.model.seeds import layer_seed, reseed
+from funcpipe.model.seeds import SHARED_GENERATORS, layer_seed, reseed
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +27,21 @@ class Draws:
     names: tuple[str, ...]
     generators: frozenset[str]
 
-    def seeded(self, seed: tuple[int, int, int]) -> contextlib.AbstractContextManager[Any]:
+    @contextlib.contextmanager
+    def seeded(self, seed: tuple[int, int, int]) -> Iterator[None]:
         """Within this context the call draws its own random numbers; `seed` is that of run, step and micro-batch."""
-        if len(self.names) > 1:
-            return SeededOperators(seed, self.names)
-        reseed(layer_seed(*seed, self.names[0]), self.generators)
-        return contextlib.nullcontext()
+        with SHARED_GENERATORS.computing():
+            if len(self.names) > 1:
+                with SeededOperators(seed, self.names):
+                    yield
+            else:
+                reseed(layer_seed(*seed, self.names[0]), self.generators)
+                yield
+
+
+def is_from_torch(module: nn.Module) -> bool:
+    """Whether all code of `module` is torch's, which always draws from the same generators."""
+    return all(type(part).__module__.startswith("torch.nn") for part in module.modules())
 
 
 def module_draw(path: str, number: int) -> str:

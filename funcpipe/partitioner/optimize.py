@@ -36,7 +36,8 @@ def optimize(
     find = find_policy(policy, solver)
     problem, starts = merged_problem(profile, spec, training, pins=pins, layer_limit=layer_limit, edge_limit=edge_limit)
     plan = find(problem, time_limit_s=time_limit_s)
-    return unmerged(with_best_sync(plan, problem) if policy == "funcpipe" else plan, starts)
+    plan = unmerged(with_best_sync(plan, problem) if policy == "funcpipe" else plan, starts)
+    return with_origin(plan, profile, training)
 
 
 def merged_problem(
@@ -62,3 +63,11 @@ def unmerged(plan: Plan, starts: tuple[int, ...]) -> Plan:
     if solver is not None and len(starts) - 1 < starts[-1]:
         solver = replace(solver, merged_layers=len(starts) - 1)
     return replace(plan, stages=stages, solver=solver)
+
+
+def with_origin(plan: Plan, profile: ModelProfile, training: TrainingSpec) -> Plan:
+    """`plan`, which remembers what it was made from: the parameters of each stage, and what was asked for."""
+    stages = tuple(
+        replace(stage, parameter_bytes=profile.parameter_bytes(stage.first, stage.stop)) for stage in plan.stages
+    )
+    return replace(plan, stages=stages, made_for=training)

@@ -36,7 +36,10 @@ class Storage(Protocol):
         """Write an object; with `if_absent`, raise KeyExists rather than replace one."""
 
     def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
-        """The bytes [start, stop) of an object, to its end if `stop` is None or beyond it; raises KeyMissing."""
+        """The bytes [start, stop) of an object, to its end if `stop` is None or beyond it; raises KeyMissing.
+
+        A negative `start`, without `stop`, stands for the last bytes, or all if there are fewer.
+        """
 
     def delete(self, key: str) -> None:
         """Remove an object; a missing key is not an error."""

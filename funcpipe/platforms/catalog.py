@@ -3,9 +3,10 @@
 import os
 from dataclasses import replace
 from importlib import resources
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from funcpipe.core import PlatformSpec, from_text, read
+from funcpipe.core.extras import needed_from
 from funcpipe.errors import InvalidValue
 from funcpipe.platforms.base import Deployment, Platform, Storage
 from funcpipe.platforms.local.files import FileStorage
@@ -57,19 +58,36 @@ def _open_unretried(url: str) -> Storage:
         case "file" if parts.path and not parts.netloc and not options:
             return FileStorage(unquote(parts.path))
         case "s3" if parts.netloc and options.keys() <= {"endpoint", "region"} and all(options.values()):
-            from funcpipe.platforms.aws.s3 import S3Storage
+            with needed_from("aws"):
+                from funcpipe.platforms.aws.s3 import S3Storage
 
             return S3Storage(
                 parts.netloc, unquote(parts.path), endpoint=options.get("endpoint"), region=options.get("region")
             )
         case "oss" if parts.netloc and options.keys() in _OSS_OPTIONS and all(options.values()):
-            from funcpipe.platforms.aliyun.oss import OssStorage
+            with needed_from("aliyun"):
+                from funcpipe.platforms.aliyun.oss import OssStorage
 
             cname, region = "domain" in options, options["region"]
             endpoint = options["domain" if cname else "endpoint"]
             return OssStorage(parts.netloc, unquote(parts.path), endpoint=endpoint, region=region, cname=cname)
         case _:
-            raise InvalidValue("storage", url, "must be a URL such as file:///tmp/objects or s3://bucket/prefix")
+            raise InvalidValue("storage", url, _storage_rule(parts.scheme, url))
+
+
+def _storage_rule(scheme: str, url: str) -> str:
+    """How the URL of a storage must read, for who has written `url`."""
+    match scheme:
+        case "oss":
+            return "must read oss://BUCKET/PREFIX?endpoint=oss-REGION.aliyuncs.com&region=REGION"
+        case "s3":
+            return "must read s3://BUCKET/PREFIX, where ?region=REGION&endpoint=URL may follow"
+        case "file":
+            return "must read file:///FOLDER, with three slashes before an absolute path"
+        case "" if url:
+            return f"must be a URL, such as file://{quote(os.path.abspath(url))} or s3://bucket/prefix"
+        case _:
+            return "must be a URL such as file:///tmp/objects, s3://bucket/prefix or oss://bucket/prefix?endpoint=…&region=…"
 
 
 def open_platform(url: str, *, meter: RequestMeter | None = None) -> Platform:
@@ -95,13 +113,15 @@ def open_deployment(url: str, *, meter: RequestMeter | None = None) -> Deploymen
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     match parts.scheme:
         case "aws-lambda" if parts.netloc and not parts.path and options.keys() <= {"region"}:
-            from funcpipe.platforms.aws import account as aws
-            from funcpipe.platforms.aws.functions import AwsPlatform
+            with needed_from("aws"):
+                from funcpipe.platforms.aws import account as aws
+                from funcpipe.platforms.aws.functions import AwsPlatform
 
             return AwsPlatform(load_spec(parts.scheme), aws.Account(**options), deployment=parts.netloc, meter=meter)
         case "aliyun-fc" if parts.netloc and not parts.path and options.keys() <= {"region", "endpoint", "domain"}:
-            from funcpipe.platforms.aliyun import account as aliyun
-            from funcpipe.platforms.aliyun.functions import AliyunPlatform
+            with needed_from("aliyun"):
+                from funcpipe.platforms.aliyun import account as aliyun
+                from funcpipe.platforms.aliyun.functions import AliyunPlatform
 
             domain, spec = options.pop("domain", None), load_spec(parts.scheme)
             return AliyunPlatform(spec, aliyun.Account(**options), deployment=parts.netloc, domain=domain)

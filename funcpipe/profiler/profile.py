@@ -72,6 +72,7 @@ def profile(
         carried=graph.carried.names,
         estimated=on is None and spec.name != "local",
         blocks=graph.blocks,
+        precision=graph.precision,
     )
 
 

@@ -71,6 +71,8 @@ def compare(predicted: Trace, observed: Trace) -> Report:
     observed_s = _iteration_s(observed, steps)
     expected = _use(predicted, predicted.steps()[:1], predicted.duration_s)
     found = _use(observed, steps, observed_s)
+    unmeasured = {lane for lane in found if lane[1] is Resource.LOAD} - expected.keys()
+    expected = {**expected, **dict.fromkeys(unmeasured, _nothing(predicted))}
     if expected.keys() != found.keys():
         raise PlanError("the traces are not of the same plan: their stages or lanes differ")
     return Report(
@@ -92,8 +94,8 @@ def typical_step(observed: Trace) -> Trace:
 
 
 def _full_steps(trace: Trace) -> tuple[int, ...]:
-    """The steps with the most tasks."""
-    counts = Counter(event.step for event in trace.events)
+    """The steps with the most tasks; loads do not count, as the first and the last step have others."""
+    counts = Counter(event.step for event in trace.events if event.lane is not Resource.LOAD)
     most = max(counts.values())
     return tuple(sorted(step for step, count in counts.items() if count == most))
 
@@ -119,6 +121,12 @@ def _use(trace: Trace, steps: tuple[int, ...], iteration_s: float) -> Mapping[tu
         (stage, lane): _lane_use(list(by_step.values()), iteration_s, len(replicas[stage]), _tariff(trace, stage, lane))
         for (stage, lane), by_step in events.items()
     }
+
+
+def _nothing(predicted: Trace) -> LaneUse:
+    """The use of a lane that the profile knows nothing of, as loading is not always measured."""
+    no_usd = None if predicted.prices is None else 0.0
+    return LaneUse(busy_s=0.0, wait_s=0.0, idle_s=predicted.duration_s, usd=no_usd, idle_usd=no_usd)
 
 
 def _tariff(trace: Trace, stage: int, lane: Resource) -> tuple[float, float] | None:

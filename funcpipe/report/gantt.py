@@ -5,12 +5,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from funcpipe.core import Event, Resource, Trace, worker_name
+from funcpipe.core.extras import needed_from
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-LETTERS = "f forward, b backward, > and < transfers, s synchronisation, n norm, u update, . idle"
+LETTERS = "f forward, b backward, l load, > and < transfers, s synchronisation, n norm, u update, . idle"
 _COLOURS = {
+    "l": "tab:brown",
     "f": "tab:blue",
     "b": "tab:green",
     ">": "tab:orange",
@@ -21,6 +23,7 @@ _COLOURS = {
     "waiting": "lightgrey",
 }
 _NAMES = {
+    "l": "load",
     "f": "forward",
     "b": "backward",
     ">": "upload",
@@ -64,8 +67,9 @@ def draw(predicted: Trace, observed: Trace, path: str | Path) -> None:
 
     Needs matplotlib, which is imported only here.
     """
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
+    with needed_from("figures"):
+        from matplotlib.figure import Figure
+        from matplotlib.patches import Patch
 
     traces = {"predicted": predicted.from_zero(), "observed": observed.from_zero()}
     lanes = max(len(_rows(trace)) for trace in traces.values())

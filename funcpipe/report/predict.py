@@ -22,6 +22,7 @@ from funcpipe.partitioner.cost.arrays import Array
 from funcpipe.partitioner.cost.evaluate import column_of, plan_loads, plan_setting
 from funcpipe.partitioner.cost.formulas import lane_times
 from funcpipe.scheduler.graph import StepShape, build_graph
+from funcpipe.scheduler.loading import Loading
 from funcpipe.scheduler.simulator.costs import Cost, costs_of
 from funcpipe.scheduler.simulator.disturbances import Disturbances
 from funcpipe.scheduler.simulator.simulate import UNDISTURBED, play
@@ -73,8 +74,17 @@ def step_shape(plan: Plan, profile: ModelProfile, *, clipped: bool = False) -> S
         schedule=plan.schedule,
         sync=plan.sync,
         streams=plan.streams,
-        norms=clipped or plan.gradient_wire is Wire.FP16,
+        norms=clipped or plan.gradient_wire is Wire.FP16 or plan.precision.scales_loss,
+        loading=_loading(plan, profile),
     )
+
+
+def _loading(plan: Plan, profile: ModelProfile) -> Loading | None:
+    """What a step loads that is one of many; None where loading was not measured."""
+    if profile.data is None:
+        return None
+    stages = [number for number, stage in enumerate(plan.stages) if profile.loads_data(stage.first, stage.stop)]
+    return Loading(stages=frozenset(stages), following=plan.micro_batches)
 
 
 def task_cost(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Callable[[Task], Cost]:
@@ -85,7 +95,11 @@ def task_cost(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Callable
     payload = _payloads(plan, profile)
     parts_s = _parts_of_backwards(plan, profile, lanes.backward_s)
 
+    load_s = 0.0 if profile.data is None else profile.data.load_s
+
     def cost(task: Task) -> Cost:
+        if task.kind is Kind.LOAD:
+            return Cost(load_s)
         if task.kind is Kind.FORWARD:
             return Cost(float(lanes.forward_s[task.stage]))
         if task.kind is Kind.BACKWARD and task.part is None:

@@ -13,7 +13,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from funcpipe.core import WorkerId
+from funcpipe.platforms.base import Storage
+from funcpipe.runstate.keys import Keys
 
+_MANIFEST = re.compile(r"(\d{8})\.([a-z0-9.]+)\.json", re.ASCII)
+_DONE = re.compile(r"s(\d+)\.r(\d+)/(\d{8})\.(\d{8})", re.ASCII)
 _PART = re.compile(r"\d{8}\.(\d+)of(\d+)(m?)\..+", re.ASCII)
 
 
@@ -116,3 +120,26 @@ class CheckpointIndex:
             elif at == step:
                 whole = name
         return whole, parts
+
+
+def read_index(storage: Storage, keys: Keys, *, first_step: int) -> CheckpointIndex:
+    """What is saved of a generation that began at `first_step`, found with two requests."""
+    saved: dict[int, list[tuple[int, str]]] = {}
+    files: dict[int, list[str]] = {}
+    newest: dict[WorkerId, tuple[int, int]] = {}  # the attempt and the step of the mark that counts
+    for key in storage.list(keys.all_progress):
+        match = _DONE.fullmatch(key.removeprefix(keys.all_progress))
+        if match is not None:
+            worker = int(match[1]), int(match[2])
+            newest[worker] = max(newest.get(worker, (0, 0)), (int(match[3]), int(match[4])))
+    done = {worker: step for worker, (_, step) in newest.items()}
+    for key in storage.list(keys.checkpoints):
+        folder, _, name = key.removeprefix(keys.checkpoints).rpartition("/")
+        match = _MANIFEST.fullmatch(name)
+        if match is not None and folder[1:].isdecimal():
+            saved.setdefault(int(folder[1:]), []).append((int(match[1]), name))
+        elif folder[1:].isdecimal():
+            files.setdefault(int(folder[1:]), []).append(name)
+    entries = {stage: tuple(sorted(found)) for stage, found in saved.items()}
+    names = {stage: tuple(found) for stage, found in files.items()}
+    return CheckpointIndex(saved=entries, files=names, done=done, first_step=first_step)

@@ -8,7 +8,6 @@ A stage whose optimiser is divided over its replicas is saved in parts, each by 
 
 import hashlib
 import logging
-import re
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from funcpipe.core import Manifest, ReplicaMark, StoredFile, WorkerId, worker_na
 from funcpipe.errors import CorruptMessage, KeyMissing, RunUnknown
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.checkpoint_files import deserialised, in_files, serialised
-from funcpipe.runstate.checkpoint_index import CheckpointIndex, CheckpointPart
+from funcpipe.runstate.checkpoint_index import CheckpointIndex, CheckpointPart, read_index
 from funcpipe.runstate.documents import READS, encode_document, get_listed_document, put_document
 from funcpipe.runstate.keys import Keys
 from funcpipe.training.state import StageState, settings_from_text, settings_to_text
@@ -33,8 +32,6 @@ FILE_BYTES = 64 << 20
 _BLOCK_BYTES = 8 << 20
 """How much of a file is read back at a time."""
 
-_MANIFEST = re.compile(r"(\d{8})\.([a-z0-9.]+)\.json", re.ASCII)
-_DONE = re.compile(r"s(\d+)\.r(\d+)/(\d{8})\.(\d{8})", re.ASCII)
 _LOOKUPS = 5
 """How often the newest checkpoint is looked up, if others delete the one that was found before it is read."""
 
@@ -150,25 +147,7 @@ class Checkpoints:
 
     def index(self) -> CheckpointIndex:
         """What is saved, found with two requests."""
-        saved: dict[int, list[tuple[int, str]]] = {}
-        files: dict[int, list[str]] = {}
-        newest: dict[WorkerId, tuple[int, int]] = {}  # the attempt and the step of the mark that counts
-        for key in self._storage.list(self._keys.all_progress):
-            match = _DONE.fullmatch(key.removeprefix(self._keys.all_progress))
-            if match is not None:
-                worker = int(match[1]), int(match[2])
-                newest[worker] = max(newest.get(worker, (0, 0)), (int(match[3]), int(match[4])))
-        done = {worker: step for worker, (_, step) in newest.items()}
-        for key in self._storage.list(self._keys.checkpoints):
-            folder, _, name = key.removeprefix(self._keys.checkpoints).rpartition("/")
-            match = _MANIFEST.fullmatch(name)
-            if match is not None and folder[1:].isdecimal():
-                saved.setdefault(int(folder[1:]), []).append((int(match[1]), name))
-            elif folder[1:].isdecimal():
-                files.setdefault(int(folder[1:]), []).append(name)
-        entries = {stage: tuple(sorted(found)) for stage, found in saved.items()}
-        names = {stage: tuple(found) for stage, found in files.items()}
-        return CheckpointIndex(saved=entries, files=names, done=done, first_step=self._first_step)
+        return read_index(self._storage, self._keys, first_step=self._first_step)
 
     def load_latest(self, worker: WorkerId) -> tuple[int, StageState | None]:
         """Where `worker` restarts: the step, and its state after it; the state is None if nothing was saved.

@@ -34,6 +34,14 @@ def read_halt(storage: Storage, keys: Keys) -> Halt | None:
     return newest
 
 
+def read_halt_reason(storage: Storage, keys: Keys) -> str:
+    """Why the run was ended: by the order that counts, or by the newest, if it was found not to hold in the end."""
+    halt = read_halt(storage, keys)
+    for _, newest in () if halt is not None else _orders(storage, keys):
+        halt = newest
+    return "its functions have ended, and no order says why; its logs do" if halt is None else halt.reason
+
+
 def read_certain_halt(storage: Storage, keys: Keys) -> Halt | None:
     """The newest order to end the run that a client gave, or that somebody has found to hold."""
     certain = None

@@ -101,6 +101,11 @@ class Keys:
         """The record once more, in case the other one is lost."""
         return f"{self.reservation}.json"
 
+    @property
+    def finished(self) -> str:
+        """What is kept of the run once it has finished; with it, the generation has no functions and no messages."""
+        return self._key("finished.json")
+
     def reserved(self, key: str) -> "Keys | None":
         """The generation that `key`, a reservation or the copy of a record, tells of."""
         match = _GENERATION.fullmatch(key.removeprefix(self.reservations))
@@ -126,6 +131,10 @@ class Keys:
     def parameters(self, stage: int) -> str:
         """The tensors that a stage starts from."""
         return self._key("stage", f"s{stage}.tensors")
+
+    def data(self, name: str) -> str:
+        """An object of the run's data."""
+        return self._key("data", name)
 
     def payload(self, worker: str) -> str:
         """The invocation payload of the first attempt of `worker`."""

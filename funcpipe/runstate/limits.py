@@ -26,10 +26,24 @@ class BudgetGuard:
         self._account = account
         self._heartbeat_s = heartbeat_s
         self._requests_usd = requests_usd
+        self._overlapped_s = 0.0
+        self._overlaps_from_s = math.inf
+
+    def begin_overlap(self, age_s: float) -> None:
+        """At the age of `age_s`, this function has started a successor: from now on both are billed.
+
+        All workers hand over at about the same time, so that all of them are taken to run twice.
+        """
+        self._overlaps_from_s = age_s
+
+    def end_overlap(self, age_s: float) -> None:
+        """At the age of `age_s`, this function takes over from one that has run beside it until now."""
+        self._overlapped_s = age_s
 
     def spent_usd(self, age_s: float) -> float:
         """Dollars for functions when this one is `age_s` old, if all functions of the run have run since."""
-        return self._account.spent_usd + age_s * self._account.run_usd_s
+        beside_s = self._overlapped_s + max(age_s - self._overlaps_from_s, 0.0)
+        return self._account.spent_usd + (age_s + beside_s) * self._account.run_usd_s
 
     def requests_usd(self) -> float:
         """Dollars for the requests of the run's generation so far."""

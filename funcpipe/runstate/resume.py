@@ -11,13 +11,16 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from funcpipe.comm import codec
-from funcpipe.core import RunRecord, worker_name
+from funcpipe.core import FinishedRun, RunRecord, ValidationReport, worker_name
 from funcpipe.errors import CorruptMessage, KeyMissing, RunUnknown
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.checkpoint_index import CheckpointIndex
 from funcpipe.runstate.checkpoints import Checkpoints
+from funcpipe.runstate.finished import ended_step, find_finished
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.step_reports import load_reported
+from funcpipe.runstate.validation_reports import ValidationKeys, load_reports
+from funcpipe.runstate.validations import BestModel
 from funcpipe.training.state import StageState, merge_stages
 from funcpipe.training.state_shards import unshard
 
@@ -26,28 +29,36 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class ResumePoint:
-    """What the whole model had learned after `step` steps, and the loss of each.
+    """What the whole model had learned after `step` steps, the loss of each, and which of them updated nothing.
 
-    `state` is None if nothing was saved, so that training starts from the beginning.
+    `state` is None if nothing was saved, so that training starts from the beginning. The losses are those of the steps
+    from `began_step` on, where the run has begun. `validations` are those before `step`, whose `best` model is None if
+    it was not kept. With `stopped`, the run has ended early there, after the last of them.
     """
 
     keys: Keys
     step: int
     state: StageState | None
     losses: tuple[float, ...]
+    began_step: int = 0
+    skipped_steps: tuple[int, ...] = ()
+    validations: tuple[ValidationReport, ...] = ()
+    best: StageState | None = None
+    stopped: bool = False
 
 
 def load_resume_point(storage: Storage, record: RunRecord, *, from_start: bool = False) -> ResumePoint:
     """The newest point at which the run can be resumed, with its state; with `from_start`, its beginning.
 
-    Raises RunUnknown if all that the run has saved is damaged.
+    Raises RunUnknown if all that the run has saved is damaged, or if its beginning is not kept.
     """
-    keys = Keys.of(record)
+    keys, finished = Keys.of(record), find_finished(storage, Keys.of(record))
     if from_start:
+        _check_has_start(record, finished)
         return ResumePoint(keys=keys, step=0, state=None, losses=())
     checkpoints = Checkpoints(storage, keys, first_step=record.first_step)
     index, stages = checkpoints.index(), len(record.plan.stages)
-    reported = _reported_step(storage, record, index)
+    reported = _reported_step(storage, record, index) if finished is None else ended_step(record, finished.losses)
     damaged = []
     for step in index.common_steps(stages):
         manifests = [index.manifests(stage, step) for stage in range(stages)]
@@ -61,8 +72,30 @@ def load_resume_point(storage: Storage, record: RunRecord, *, from_start: bool =
             continue
         if step < reported:
             _log.warning("run %s: goes on after step %d, and repeats %d steps", keys.run, step, reported - step)
-        losses = _losses(storage, record, step)
-        return ResumePoint(keys=keys, step=step, state=merge_stages(states), losses=losses)
+        if finished is not None:
+            losses, skipped = finished.losses, finished.skipped_steps
+        else:
+            losses, skipped = _told(storage, record, step)
+        reports = load_reports(storage, ValidationKeys.of(record))
+        stopped = any(report.stop and report.step == step for report in reports)
+        own = (report for report in reports if report.step < step or (stopped and report.step == step))
+        validations = (*record.validations, *own)
+        return ResumePoint(
+            keys=keys,
+            step=step,
+            state=merge_stages(states),
+            losses=losses,
+            began_step=record.began_step,
+            skipped_steps=skipped,
+            validations=validations,
+            best=_best(storage, record, validations),
+            stopped=stopped,
+        )
+    if finished is not None:
+        raise RunUnknown(
+            f"run {keys.run} has finished, but its model cannot be read: {'; '.join(damaged) or 'it is gone'}; "
+            f"delete what is left (funcpipe clean {keys.run}), and train again"
+        )
     if damaged or record.first_step:
         raise RunUnknown(
             f"run {keys.run}: no checkpoint can be read: {'; '.join(damaged) or 'there is none'}; resume it with "
@@ -71,6 +104,30 @@ def load_resume_point(storage: Storage, record: RunRecord, *, from_start: bool =
     if reported:
         _log.warning("run %s: nothing is saved; it begins again, and repeats %d steps", keys.run, reported)
     return ResumePoint(keys=keys, step=0, state=None, losses=())
+
+
+def _check_has_start(record: RunRecord, finished: FinishedRun | None) -> None:
+    """Raise RunUnknown unless the parameters that the run began with are there, and all that it began with."""
+    if finished is not None:
+        raise RunUnknown(
+            f"run {record.run} has finished, and what it began with is not kept: it cannot be trained from its start; "
+            f"train a new run, or more epochs of this one (without --from-start, {record.epochs} are done)"
+        )
+    if record.began_step:
+        raise RunUnknown(
+            f"run {record.run} went on with an optimiser that had done {record.began_step} steps, which is kept with "
+            "no run: it cannot be trained from its start; resume it without --from-start"
+        )
+
+
+def _best(storage: Storage, record: RunRecord, validations: tuple[ValidationReport, ...]) -> StageState | None:
+    """The best model of these validations, if all of its stages are kept."""
+    step, model = validations[-1].best_step if validations else None, BestModel(storage, ValidationKeys.of(record))
+    if step is None:
+        return None
+    states = [model.load(stage, step) for stage in range(len(record.plan.stages))]
+    found = [state for state in states if state is not None]
+    return merge_stages(found) if len(found) == len(states) else None
 
 
 def _reported_step(storage: Storage, record: RunRecord, index: CheckpointIndex) -> int:
@@ -87,18 +144,22 @@ def _reported_step(storage: Storage, record: RunRecord, index: CheckpointIndex) 
     return min(done)
 
 
-def _losses(storage: Storage, record: RunRecord, step: int) -> tuple[float, ...]:
-    """The mean loss of each of the first `step` steps, of the replicas whose loss can be read; NaN if there is none."""
+def _told(storage: Storage, record: RunRecord, step: int) -> tuple[tuple[float, ...], tuple[int, ...]]:
+    """The mean loss of each of the first `step` steps, of the replicas whose loss can be read, NaN if there is none;
+    and those of the steps that updated nothing.
+    """
     keys, last = Keys.of(record), len(record.plan.stages) - 1
-    losses, replicas = list(record.losses[:step]), record.plan.replicas
+    losses, replicas = list(record.losses[: step - record.began_step]), record.plan.replicas
+    skipped = [number for number in record.skipped_steps if number < step]
     reported = [load_reported(storage, keys, worker_name(last, replica)).reports for replica in range(replicas)]
-    for number in range(len(losses), step):
+    for number in range(record.began_step + len(losses), step):
         reports = [own[number] for own in reported if number in own]
         if len(reports) < replicas:
             _log.warning("run %s: the loss of step %d is that of %d replicas", keys.run, number, len(reports))
         samples = sum(report.samples for report in reports)
         losses.append(sum(report.loss_sum for report in reports) / samples if samples else math.nan)
-    return tuple(losses)
+        skipped += [number] if any(report.skipped for report in reports) else []
+    return tuple(losses), tuple(skipped)
 
 
 def load_first_tensors(storage: Storage, record: RunRecord) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""The executor: runs one worker's part of a task graph, with threads for each of its four lanes."""
+"""The executor: runs one worker's part of a task graph, with threads for each of its lanes."""
 
 import threading
 import time
@@ -14,10 +14,14 @@ from funcpipe.scheduler.tasks import Task
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """How many bytes a task moved, and for how long it waited for an object that did not exist yet."""
+    """How many bytes a task moved, and for how long it waited for an object that did not exist yet.
+
+    `ago_s` is there if others did its work beside the lane: how many seconds ago that began and ended.
+    """
 
     payload_bytes: int = 0
     waited_s: float = 0.0
+    ago_s: tuple[float, float] | None = None
 
 
 def execute(
@@ -43,6 +47,7 @@ def execute(
         Resource.UPLOAD: open_requests,
         Resource.DOWNLOAD: open_requests if open_downloads is None else open_downloads,
         Resource.MERGE: 1,
+        Resource.LOAD: 1,
     }
     threads = [
         threading.Thread(target=execution.run_lane, args=(lane,), name=f"funcpipe-{resource.value}-{number}")
@@ -147,7 +152,9 @@ class _Execution:
             self.changed.notify_all()
 
     def _finish(self, position: int, start_s: float, result: TaskResult) -> None:
-        task = self.graph.tasks[position]
+        task, end_s = self.graph.tasks[position], self.clock()
+        if result.ago_s is not None:
+            start_s, end_s = end_s - result.ago_s[0], end_s - result.ago_s[1]
         event = Event(
             task=str(task),
             stage=task.stage,
@@ -155,7 +162,7 @@ class _Execution:
             lane=task.kind.resource,
             step=self.step,
             start_s=start_s,
-            end_s=max(self.clock(), start_s),
+            end_s=max(end_s, start_s),
             payload_bytes=result.payload_bytes,
             waited_s=result.waited_s,
         )

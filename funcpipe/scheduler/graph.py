@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from funcpipe.comm.collectives import Move, Pattern, pattern, transfers
 from funcpipe.core import Resource, Routes, ScheduleKind, Streams, Sync, TieRoute
+from funcpipe.scheduler.loading import Loading, stage_loads, with_loads
 from funcpipe.scheduler.pipeline import RECEIVES, Links, Pipeline, Tasks, find_links
 from funcpipe.scheduler.tasks import GETS, PUTS, RESOURCES, Kind, Lane, Task, source_of
 
@@ -49,7 +50,7 @@ class StepShape:
     """What the graph of a step depends on. `micro_batches` counts those of all replicas in this step.
 
     With `norms`, all stages exchange the norms of their gradients before they update. `streams` says how to cut the
-    synchronisation; None means the usual cut.
+    synchronisation; None means the usual cut. `loading` says what is loaded; None means nothing.
     """
 
     stages: int
@@ -60,6 +61,7 @@ class StepShape:
     sync: Sync
     norms: bool = False
     streams: Streams | None = None
+    loading: Loading | None = None
 
     @property
     def pattern(self) -> Pattern:
@@ -125,7 +127,16 @@ def _worker_tasks(shape: StepShape, links: Links, stage: int, replica: int) -> T
     gradients: tuple[Task, ...] = ()
     buckets = shape.pattern.streams.rounds - 1 if shape.replicas > 1 and not _adds_tied(shape, stage) else 0
     pipeline = Pipeline(links, shape.schedule, stage, shape.stages, replica, mine, buckets)
-    for task, needs in pipeline.tasks():
+    loads = stage_loads(
+        shape.loading,
+        shape.schedule,
+        stage=stage,
+        stages=shape.stages,
+        replica=replica,
+        replicas=shape.replicas,
+        mine=mine,
+    )
+    for task, needs in with_loads(pipeline.tasks(), loads):
         gradients = (task,) if task.kind is Kind.BACKWARD else gradients
         yield task, needs
     for task, needs in _add_tied(shape, stage, replica, gradients):

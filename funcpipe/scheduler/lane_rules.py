@@ -7,6 +7,7 @@ lane      which task is next                                      it has the lan
 ========  ======================================================  =====================================
 compute   the next in the graph's order                           from its start to its end
 merge     the next in the graph's order                           from its start to its end
+load      the next in the graph's order                           from its start to its end
 upload    the first in the graph's order of those that may start  as below
 download  the first in the graph's order whose object is there    as below
 ========  ======================================================  =====================================
@@ -42,6 +43,7 @@ class Order(Enum):
 ORDERS: Mapping[Resource, Order] = {
     Resource.COMPUTE: Order.STRICT,
     Resource.MERGE: Order.STRICT,
+    Resource.LOAD: Order.STRICT,
     Resource.UPLOAD: Order.OVERTAKING,
     Resource.DOWNLOAD: Order.ASKED,
 }

@@ -16,6 +16,7 @@ from funcpipe.errors import InvalidValue
 class Kind(Enum):
     """What a task does."""
 
+    LOAD = "load"
     FORWARD = "forward"
     BACKWARD = "backward"
     BUCKET = "bucket"
@@ -38,6 +39,8 @@ class Kind(Enum):
     PUT_NORM = "put-norm"
     GET_NORM = "get-norm"
     UPDATE = "update"
+    PUT_SCORES = "put-scores"
+    GET_SCORES = "get-scores"
 
     __hash__ = object.__hash__  # members are unique objects; Enum's own hash, in Python, dominates large graphs
 
@@ -58,12 +61,14 @@ class Kind(Enum):
             return Resource.UPLOAD
         if self is Kind.MERGE:
             return Resource.MERGE
+        if self is Kind.LOAD:
+            return Resource.LOAD
         return Resource.DOWNLOAD if self.is_get else Resource.COMPUTE
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """One of the things that a worker does at the same time as the others: compute, upload, download, merge."""
+    """One of the things that a worker does at the same time as the others: compute, upload, download, merge, load."""
 
     stage: int
     replica: int
@@ -75,8 +80,9 @@ class Task(NamedTuple):
 
     `micro_batch` counts over all replicas. `peer` is the other stage of a transfer between stages, or the other replica
     of a synchronisation. `part` numbers the objects that a stage writes for one micro-batch, the objects or rounds of a
-    synchronisation, or the routes of tied parameters. A *bucket* is the part of a worker's last backward that completes
-    the gradients of one round of the synchronisation; the rest of that backward gets the number after the last bucket.
+    synchronisation, or the routes of tied parameters; it is 1 in a load for the next step. A *bucket* is the part of a
+    worker's last backward that completes the gradients of one round of the synchronisation; the rest of that backward
+    gets the number after the last bucket.
     """
 
     kind: Kind
@@ -136,6 +142,8 @@ def source_of(get: Task) -> Task:
             return Task(Kind.PUT_TIED_SUM, get.peer, get.replica, part=get.part)
         case Kind.GET_NORM:
             return Task(Kind.PUT_NORM, get.peer, get.replica)
+        case Kind.GET_SCORES:
+            return Task(Kind.PUT_SCORES, get.peer, get.replica, part=get.part)
         case Kind.GET_SPLIT:
             return Task(Kind.PUT_SPLIT, get.stage, get.peer, part=get.part)
         case Kind.GET_MERGED:

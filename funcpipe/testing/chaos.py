@@ -38,6 +38,7 @@ from funcpipe.testing.faulty_threads import REQUESTS, SHORT_DEADLINE_S, threads
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.plans import even_stages
 from funcpipe.testing.thread_platform import ThreadPlatform
+from funcpipe.training.recipe import Recipe
 
 STAGES, REPLICAS, SAMPLES, EPOCHS = 3, 2, 24, 3
 DEADLINE_S = 60.0
@@ -89,8 +90,7 @@ def job(message_deadline_s: float = DEADLINE_S / 3) -> Job:
     return Job(
         graph=graph,
         plan=plan,
-        loss=nn.functional.cross_entropy,
-        optimizer=functools.partial(torch.optim.Adam, lr=0.01),
+        recipe=Recipe(loss=nn.functional.cross_entropy, optimizer=functools.partial(torch.optim.Adam, lr=0.01)),
         dataset=data,
         samples=SAMPLES,
         epochs=EPOCHS,

@@ -23,7 +23,7 @@ from funcpipe.client.control import clean
 from funcpipe.client.ending import take_over
 from funcpipe.client.prepare import PreparedRun
 from funcpipe.client.upload import upload
-from funcpipe.core import Invocation, RunAccount, RunLimits
+from funcpipe.core import Invocation, Precision, RunAccount, RunLimits
 from funcpipe.core.settings import DEFAULT_FAULTS
 from funcpipe.errors import KeyMissing, RunUnknown
 from funcpipe.platforms.base import Handle, PlainKeys, Platform, State, Status, Storage
@@ -55,7 +55,14 @@ NAP_S = 6.0
 _PRICES = load_spec(LOCAL)
 PLAN = replace(TWO_STAGES, stages=TWO_STAGES.stages[:1])
 _ORDER = {"samples": 1, "epochs": 1, "steps": 1, "seed": 0, "shuffle": False}
-_JOB = SimpleNamespace(plan=PLAN, prices=_PRICES, clip_grad_norm=None, message_deadline_s=60.0, **_ORDER)
+_JOB = SimpleNamespace(
+    plan=PLAN,
+    prices=_PRICES,
+    recipe=SimpleNamespace(clip_grad_norm=None, lr_schedule=None, averaged_by=None, precision=Precision.FP32),
+    message_deadline_s=60.0,
+    shards=None,
+    **_ORDER,
+)
 
 
 class ClientStorage(AskingStorage):
@@ -114,6 +121,7 @@ def prepared_run(storage: Storage, name: str, *, resumed: ResumePoint | None = N
         storage=storage,
         storage_url=f"memory://{name}",
         stages=cast(Any, (SimpleNamespace(bundle=b"code", tensors={}),)),
+        data=cast(Any, SimpleNamespace(objects=lambda: ())),
         faults=replace(DEFAULT_FAULTS, keep=keep),
         limits=RunLimits(),
         account=RunAccount(),

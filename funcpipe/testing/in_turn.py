@@ -15,7 +15,8 @@ from funcpipe.core.routes import Routes, find_routes, stages_of_layers
 from funcpipe.model.graph import LayerGraph
 from funcpipe.model.split import StageModule, dump_stage, load_stage, split
 from funcpipe.training.computation import Computation
-from funcpipe.training.data import Step, load_batch
+from funcpipe.training.data import Step
+from funcpipe.training.optimizers import trainable_shapes
 from funcpipe.training.passes import Batch
 from funcpipe.training.plain import PlainTraining
 from funcpipe.training.rng import SeededDataset
@@ -40,11 +41,12 @@ class InTurn:
         for step in self.plain.steps:
             for row in self.workers:
                 for worker in row:
-                    worker.begin_step(step, lambda indices, step=step: self.load(step, indices))  # type: ignore[misc]
+                    worker.begin_step(step, lambda m, step=step: self.load(step, step.micro_batches[m]))  # type: ignore[misc]
             for m in range(len(step.micro_batches)):
                 self.forward(step, m)
                 self.backward(step, m)
             self.synchronise(step)
+            self.exchange_norms()
             for s, row in enumerate(self.workers):
                 for r in range(len(row)):
                     self.update(step, s, r)
@@ -54,19 +56,20 @@ class InTurn:
         """The computation of one replica of a stage."""
         return Computation(
             self.modules[stage][replica],
-            loss=self.plain.loss,
-            optimizer=self.plain.optimizer,
+            recipe=self.plain.recipe,
             seed=self.plain.seed,
             recompute=False,
             replica=replica,
             replicas=self.replicas,
             stage_number=stage,
             ties=self.routes.ties,
+            whole=trainable_shapes(self.plain.model),
+            norm=self.plain.recipe.gradient_norm(),
         )
 
     def load(self, step: Step, indices: Sequence[int]) -> Batch:
         """The inputs and the target of a micro-batch."""
-        batch = load_batch(SeededDataset(self.plain.dataset, self.plain.seed, step.epoch), indices)
+        batch = SeededDataset(self.plain.dataset, self.plain.seed, step.epoch).batch(indices, self.plain.collate)
         return self.plain.graph.signature.bind(batch.args, batch.kwargs), batch.target
 
     def forward(self, step: Step, m: int) -> None:
@@ -106,6 +109,15 @@ class InTurn:
             sums = self.workers[tie.stages[0]][r].tied_sums(tie.parameters)
             for s in tie.stages[1:]:
                 self.take_tied_sum(s, r, {name: gradient.clone() for name, gradient in sums.items()})
+
+    def exchange_norms(self) -> None:
+        """Tell all stages the norm of each stage's gradient, if a step depends on it."""
+        for s, row in enumerate(self.workers):
+            for r, worker in enumerate(row):
+                if worker.norm.is_needed:
+                    worker.measure_norm()
+                    for other in self.workers:
+                        other[r].norm.add_stage(s, worker.norm.squares(s))
 
     def take_sum(self, stage: int, replica: int, total: Tensor) -> None:
         """Give one replica the sum of all replicas' gradients."""

@@ -27,6 +27,8 @@ class StorageContract:
         for key, data in (("k", _BODY), ("a/b-1/c_2.d", b"1"), ("empty", b"")):
             store.put(key, data)
             assert store.get(key) == data
+            for last in (1, 5, 263, 264, 400):
+                assert store.get(key, start=-last) == data[-last:]
             for start in (0, 1, 255, 263, 264, 300):
                 assert store.get(key, start=start) == data[start:]
                 for stop in (start, start + 1, start + 5, 400):

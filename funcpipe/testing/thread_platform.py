@@ -116,7 +116,9 @@ class ThreadPlatform(PlainKeys):
         spec = from_text(WorkerSpec, to_text(worker), source="the invocation payload")
         self._functions[name] = function
         if not lost:
-            function.thread = threading.Thread(target=self._run, args=(spec, function), name=name, daemon=True)
+            function.thread = threading.Thread(
+                target=self._run, args=(spec, function), name=f"{name} {spec.worker}", daemon=True
+            )
             function.thread.start()
         return Handle(worker=spec.worker, name=name)
 

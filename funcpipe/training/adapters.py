@@ -3,7 +3,7 @@
 A loss that the module computes itself, a dataset in place of a factory, and the kind of an optimiser.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from funcpipe.core import OptimizerKind
 from funcpipe.errors import DataError
 from funcpipe.training.data import MapDataset
-from funcpipe.training.passes import LossFunction
-from funcpipe.training.stage_optimizer import OptimizerFactory
+from funcpipe.training.optimizer_trial import made_optimizer, small_parameters, take_steps
+from funcpipe.training.optimizers import ParameterShape
+from funcpipe.training.recipe import LossFunction, OptimizerFactory
 
 
 def call_arguments(inputs: Tensor | tuple[Any, ...] | Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -54,12 +55,20 @@ class DatasetFactory:
         return self._dataset
 
 
-def optimizer_kind(factory: OptimizerFactory) -> OptimizerKind:
-    """The kind of optimiser by how many values it keeps per parameter, found by taking one step with it."""
-    parameter = nn.Parameter(torch.zeros(2, 3))
-    optimizer = factory([parameter])
-    parameter.grad = torch.ones_like(parameter)
-    optimizer.step()
-    tensors = [value for value in optimizer.state[parameter].values() if isinstance(value, Tensor)]
-    count = sum(value.shape == parameter.shape for value in tensors)
+def optimizer_kind(factory: OptimizerFactory, shapes: Sequence[ParameterShape] = ()) -> OptimizerKind:
+    """The kind of optimiser by how many values it keeps per parameter, found by taking one step with it.
+
+    `shapes` are the parameters of the model; the step is taken with small ones of these names. Raises InputError if
+    the optimiser cannot take it.
+    """
+    named = small_parameters(shapes) or [("weight", nn.Parameter(torch.zeros(2, 3)))]
+    optimizer = made_optimizer(factory, named)
+    take_steps(optimizer, named, steps=1)
+    count = max(_values_of(optimizer, parameter) for _, parameter in named)
     return min(OptimizerKind, key=lambda kind: (kind.values_per_parameter < count, kind.values_per_parameter))
+
+
+def _values_of(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> int:
+    """How many values the optimiser keeps for each element of `parameter`."""
+    kept = optimizer.state.get(parameter, {}).values()
+    return sum(isinstance(value, Tensor) and value.shape == parameter.shape for value in kept)

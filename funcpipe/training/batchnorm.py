@@ -62,6 +62,11 @@ class RunningStatistics:
         for average, total in zip(self._averages, summed, strict=True):
             average.finish_step(total)
 
+    def undo_step(self) -> None:
+        """Set the buffers to what they were before the step."""
+        for average in self._averages:
+            average.write(average.old, average.old_count)
+
     def _clear(self) -> None:
         for average in self._averages:
             average.clear()
@@ -113,7 +118,11 @@ class _Average:
             new = (self.old * self.old_count + added) / max(self.old_count + calls, 1)
         else:
             new = self.old * (1.0 - self.momentum) ** calls + added
+        self.write(new, self.old_count + calls)
+
+    def write(self, averages: Tensor, count: int) -> None:
+        """Set the buffers to `averages`, flattened, of `count` calls."""
         sizes = [buffer.numel() for buffer in self.buffers]
-        for buffer, part in zip(self.buffers, torch.split(new, sizes), strict=True):
+        for buffer, part in zip(self.buffers, torch.split(averages, sizes), strict=True):
             buffer.copy_(part.view_as(buffer))
-        self.count.fill_(self.old_count + calls)
+        self.count.fill_(count)

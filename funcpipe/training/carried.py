@@ -29,16 +29,26 @@ class _Values:
 class CarriedValues:
     """The attributes and buffers that the forwards of a stage leave for the next ones; most stages have none."""
 
-    def __init__(self, stage: StageModule, *, recompute: bool) -> None:
-        """With `recompute`, what each forward begins with is kept for its second run."""
+    def __init__(self, stage: StageModule, *, recompute: bool, undoes: bool = False) -> None:
+        """With `recompute`, what each forward begins with is kept for its second run; with `undoes`, what a step begins
+        with, so that `undo_step` can go back to it.
+        """
         self._stage = stage
         self._recompute = recompute
+        self._undoes = undoes
         self._any = bool(stage.carried.blocks or stage.carried.buffers)
         self._before: dict[int, _Values] = {}
+        self._start: _Values | None = None
 
     def begin_step(self) -> None:
         """Forget what the forwards of the step before began with."""
         self._before = {}
+        self._start = self._read() if self._any and self._undoes else None
+
+    def undo_step(self) -> None:
+        """Go back to what the step began with."""
+        if self._start is not None:
+            self._write(self._start)
 
     def before_forward(self, micro_batch: int) -> None:
         """Let the forward of `micro_batch` work on copies."""

@@ -5,19 +5,23 @@ the whole model; the optimiser and the running statistics take their step with t
 graph of the step allows gives the same bits.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torch import Tensor
 
 from funcpipe.comm.collectives import Pattern
-from funcpipe.core import TieRoute
+from funcpipe.core import OnNan, TieRoute
 from funcpipe.model.split import StageModule
+from funcpipe.training.averaging import WeightAverage
 from funcpipe.training.batchnorm import RunningStatistics
 from funcpipe.training.data import Step
+from funcpipe.training.finiteness import Finiteness
 from funcpipe.training.gradients import FlatGradient
 from funcpipe.training.norms import GradientNorm, sum_of_squares
-from funcpipe.training.passes import Batch, LossFunction, Passes
-from funcpipe.training.stage_optimizer import OptimizerFactory, StageOptimizer
+from funcpipe.training.optimizers import ParameterShape
+from funcpipe.training.passes import Batch, Passes
+from funcpipe.training.recipe import Recipe
+from funcpipe.training.stage_optimizer import StageOptimizer
 from funcpipe.training.state import StageState
 from funcpipe.training.ties import TiedParameters
 
@@ -29,8 +33,7 @@ class Computation:
         self,
         stage: StageModule,
         *,
-        loss: LossFunction,
-        optimizer: OptimizerFactory,
+        recipe: Recipe,
         seed: int,
         recompute: bool,
         replica: int,
@@ -39,33 +42,40 @@ class Computation:
         ties: Sequence[TieRoute] = (),
         norm: GradientNorm | None = None,
         shards: Pattern | None = None,
+        whole: Sequence[ParameterShape] = (),
     ) -> None:
         """Stage `stage_number` of the model, which sums the gradients of its parameters in `ties` with other stages.
 
         With `norm`, the step depends on the norm of all stages' gradients. With `shards`, the optimiser is divided over
-        the replicas as that pattern cuts the gradient.
+        the replicas as that pattern cuts the gradient. `whole` are the trainable parameters of the model, which the
+        optimiser's factory sees in every stage.
         """
         self._stage_number = stage_number
+        self._steps_done = 0
         self._replica = replica
         self._replicas = replicas
         parameters = [p for p in stage.parameters() if p.requires_grad]
         named = dict(stage.named_parameters(remove_duplicate=False))
         self.parameters = tuple(stage.parameters())
-        self.passes = Passes(stage, loss=loss, seed=seed, recompute=recompute)
+        trained = {name: p for name, p in stage.named_parameters() if p.requires_grad}
+        self._finiteness = Finiteness(recipe.on_nan, stage_number, trained)
+        self._undoes = recipe.on_nan is OnNan.SKIP
+        self.passes = Passes(stage, recipe=recipe, seed=seed, recompute=recompute, finiteness=self._finiteness)
         self.norm = norm or GradientNorm()
         self.tied = TiedParameters({common: named[name] for name, common in stage.shared.items()}, ties, stage_number)
         self._summed_here = [p for p in parameters if not self.tied.is_borrowed(p)]
         self._statistics = RunningStatistics(stage)
         self._flat = FlatGradient(self._summed_here, self._statistics.contributions()) if replicas > 1 else None
-        self._optimizer = StageOptimizer(stage, parameters, optimizer, seed=seed)
+        self._optimizer = StageOptimizer(stage, recipe, whole, seed=seed)
+        self._average = WeightAverage(recipe.average, stage) if recipe.average is not None else None
         if shards is not None:
             self._optimizer.divide(self.flat.layout, shards, replica)
 
-    def begin_step(self, step: Step, load: Callable[[Sequence[int]], Batch]) -> None:
-        """Start a step; `load` loads the samples at some indices, where the stage needs them."""
-        self._step_number = step.number
+    def begin_step(self, step: Step, take: Callable[[int], Batch]) -> None:
+        """Start a step; `take` gives what was loaded of a micro-batch, where the stage needs data."""
+        self._step = step
         own = range(self._replica, len(step.micro_batches), self._replicas)
-        self.passes.begin_step(step, own, load)
+        self.passes.begin_step(step, own, take)
         self._statistics.begin_step(len(step.micro_batches))
         if self._flat is not None:
             self._flat.begin_step()
@@ -104,6 +114,8 @@ class Computation:
 
     def update_split(self, round_number: int, values: Tensor) -> None:
         """Replace what this replica has summed in a round by the updated parameters, if the optimiser is divided."""
+        if self.is_sharded:
+            self._finiteness.check_split(values, self._step.number)
         self._optimizer.update_split(round_number, values)
 
     def tied_sums(self, names: Iterable[str]) -> dict[str, Tensor]:
@@ -119,20 +131,46 @@ class Computation:
         self.norm.add_stage(self._stage_number, own)
 
     def update(self) -> None:
-        """Take the step of the optimiser and of the running statistics, with the sums over the whole global batch."""
+        """Take the step of the optimiser and of the running statistics, with the sums over the whole global batch.
+
+        Raises NotFinite if these are not finite, and that is to end the run.
+        """
         statistics = self._unpack()
         self.tied.finish_step()
-        self._optimizer.step(self._step_number, gradient_factor=self.norm.finish_step())
-        self._statistics.finish_step(statistics)
-        self.passes.end_step()
+        if not self.is_sharded:
+            self._finiteness.check_gradients(self.norm, self._step.number)
+        self._optimizer.step(self._step, gradient_factor=self.norm.finish_step())
+        undo = self._undoes and self.norm.skipped
+        if undo:
+            self._statistics.undo_step()
+        else:
+            self._statistics.finish_step(statistics)
+        if self._average is not None:
+            self._average.update(self._step.number + 1)
+        self.passes.end_step(undo=undo)
+        self._steps_done = self._step.number + 1
+
+    def after_validation(self, values: Mapping[str, float]) -> None:
+        """Let the schedule know the results of a validation by name, between two steps and in all stages alike.
+
+        Raises DataError if the value that the schedule monitors is not there.
+        """
+        self._optimizer.after_validation(values)
 
     def state(self) -> StageState:
-        """What the stage has learned, between two steps; of a divided optimiser, this replica's shard."""
-        return self._optimizer.state(self.norm)
+        """What the stage has learned, between two steps; of a divided optimiser, this replica's shard.
+
+        Raises NotFinite if parameters are not finite, unless that is to be ignored.
+        """
+        self._finiteness.check_parameters(self._steps_done)
+        state = self._optimizer.state(self.norm)
+        return state if self._average is None else self._average.added_to(state)
 
     def restore(self, state: StageState) -> None:
         """Go back to `state`. Raises CorruptMessage if it is not this stage's."""
         self._optimizer.restore(state, self.norm)
+        if self._average is not None:
+            self._average.restore(state)
 
     def _unpack(self) -> list[Tensor]:
         """Give the parameters what the replicas have summed; the summed contributions to the running statistics."""

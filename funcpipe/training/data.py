@@ -5,16 +5,24 @@ micro-batches; the last of each may be shorter. With 10 samples in the order 7 0
 and micro-batches of 4:
 
     step 0: (7 0 3 9) (1 4)        step 1: (8 2 6 5)
+
+Of a dataset that lies in shards, `shards.py` makes the order.
 """
 
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+from torch import Tensor
 from torch.utils.data import default_collate
 
 from funcpipe.errors import DataError
+from funcpipe.platforms.request_meter import RequestMeter
+from funcpipe.training.shards import ShardedEpoch, ShardedSamples
+
+Collate = Callable[[list[Any]], Any]
+"""Makes one batch of samples: a tuple of the model's inputs and, last, the target, or a dictionary of arguments."""
 
 
 @runtime_checkable
@@ -28,6 +36,14 @@ class MapDataset(Sized, Protocol):
         """The sample at `index`."""
 
 
+@runtime_checkable
+class MeteredFactory(Protocol):
+    """A factory of a dataset that lies in object storage, of which the requests are counted where it is read."""
+
+    def open(self, meter: RequestMeter) -> MapDataset:
+        """The dataset; `meter` counts what it asks of the storage."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedBatch:
     """Collated samples: what the model is called with, and the target that its output is compared with."""
@@ -39,11 +55,12 @@ class LoadedBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One training step: the indices of the samples in each of its micro-batches."""
+    """One training step, maybe its epoch's last: the indices of the samples in each of its micro-batches."""
 
     number: int
     epoch: int
     micro_batches: tuple[tuple[int, ...], ...]
+    ends_epoch: bool = False
 
     @property
     def samples(self) -> int:
@@ -53,13 +70,17 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batches:
-    """How a dataset of `samples` samples is cut into steps; without `shuffle`, in the dataset's own order."""
+    """How a dataset of `samples` samples is cut into steps; without `shuffle`, in the dataset's own order.
+
+    With `shards`, the order is one that lets each replica read shards of its own.
+    """
 
     samples: int
     global_batch: int
     micro_batch: int
     seed: int
     shuffle: bool = True
+    shards: ShardedSamples | None = None
 
     def __post_init__(self) -> None:
         if self.samples < self.global_batch:
@@ -89,16 +110,29 @@ class Batches:
     def steps_from(self, first: int, epochs: int) -> Iterator[Step]:
         """The steps of `epochs` epochs of training, without the first `first` steps."""
         for epoch in range(first // self.steps_per_epoch, epochs):
-            yield from (step for step in self.epoch(epoch) if step.number >= first)
+            yield from self._steps(epoch, max(first - epoch * self.steps_per_epoch, 0))
 
     def epoch(self, epoch: int) -> tuple[Step, ...]:
         """The steps of one epoch, numbered from the start of training."""
-        order = sample_order(self.samples, self.seed, epoch) if self.shuffle else tuple(range(self.samples))
-        first = epoch * self.steps_per_epoch
-        return tuple(
-            Step(number=first + i, epoch=epoch, micro_batches=_cut(batch, self.micro_batch))
-            for i, batch in enumerate(_cut(order, self.global_batch))
-        )
+        return tuple(self._steps(epoch, 0))
+
+    def _steps(self, epoch: int, first: int) -> Iterator[Step]:
+        """The steps of one epoch, without its first `first`; each is made when it is asked for."""
+        batch = self._batches_of(epoch)
+        for number in range(first, self.steps_per_epoch):
+            yield Step(
+                number=epoch * self.steps_per_epoch + number,
+                epoch=epoch,
+                micro_batches=_cut(batch(number), self.micro_batch),
+                ends_epoch=number == self.steps_per_epoch - 1,
+            )
+
+    def _batches_of(self, epoch: int) -> Callable[[int], Sequence[int]]:
+        """What gives the samples of each global batch of an epoch, by its number."""
+        if self.shards is not None and self.shuffle:
+            return ShardedEpoch(self.shards, global_batch=self.global_batch, seed=self.seed, epoch=epoch).batch
+        order = sample_order(self.samples, self.seed, epoch) if self.shuffle else range(self.samples)
+        return lambda number: order[number * self.global_batch : (number + 1) * self.global_batch]
 
 
 def sample_order(samples: int, seed: int, epoch: int) -> tuple[int, ...]:
@@ -107,20 +141,65 @@ def sample_order(samples: int, seed: int, epoch: int) -> tuple[int, ...]:
     return tuple(torch.randperm(samples, generator=generator).tolist())
 
 
-def load_batch(dataset: MapDataset, indices: Sequence[int]) -> LoadedBatch:
-    """The samples at `indices` as one batch. Raises DataError for samples that are neither tuples nor dictionaries."""
+def load_batch(dataset: MapDataset, indices: Sequence[int], collate: Collate | None = None) -> LoadedBatch:
+    """The samples at `indices` as one batch, made by `collate` or as torch does without one. Raises DataError."""
     samples = [dataset[index] for index in indices]
+    return as_batch(collate_tensors(samples, indices) if collate is None else collate(samples))
+
+
+def collate_tensors(samples: list[Any], indices: Sequence[int]) -> Any:
+    """`samples`, which lie at `indices`, stacked as torch does it. Raises DataError if they differ in shape."""
     for index, sample in zip(indices, samples, strict=True):
-        if not isinstance(sample, Mapping) and not (isinstance(sample, tuple | list) and len(sample) > 1):
+        if not _is_sample(sample):
             raise DataError(
                 f"sample {index} of the dataset is a {type(sample).__name__}; each must be a tuple of the model's "
                 "inputs and, last, the target, or a dictionary of the model's arguments"
             )
-    batch = default_collate(samples)
+    try:
+        return default_collate(samples)
+    except (RuntimeError, TypeError) as error:
+        different = _different_shapes(samples)
+        if different is None:
+            raise
+        raise DataError(
+            f"samples {_few(indices)} of the dataset cannot be put into one batch: {different}; pad them to one shape "
+            "in the dataset, or give a DataLoader whose collate_fn pads them: DataLoader(dataset, collate_fn=...)"
+        ) from error
+
+
+def as_batch(batch: Any) -> LoadedBatch:
+    """A collated batch in the form that training uses. Raises DataError if it is neither a tuple nor a dictionary."""
     if isinstance(batch, Mapping):
         return LoadedBatch(kwargs=dict(batch))
+    if not _is_sample(batch):
+        raise DataError(
+            f"the collate_fn returns a {type(batch).__name__}; it must return a tuple of the model's inputs and, last, "
+            "the target, or a dictionary of the model's arguments"
+        )
     *inputs, target = batch
     return LoadedBatch(args=tuple(inputs), target=target)
+
+
+def _is_sample(value: Any) -> bool:
+    return isinstance(value, Mapping) or (isinstance(value, tuple | list) and len(value) > 1)
+
+
+def _different_shapes(samples: Sequence[Any]) -> str | None:
+    """In which tensor samples differ in shape, in words."""
+    keys = list(samples[0]) if isinstance(samples[0], Mapping) else range(len(samples[0]))
+    for key in keys:
+        try:
+            shapes = {tuple(sample[key].shape) for sample in samples if isinstance(sample[key], Tensor)}
+        except (KeyError, IndexError):
+            return f"they have no {key!r} in common"
+        if len(shapes) > 1:
+            found = ", ".join(str(shape) for shape in sorted(shapes)[:4])
+            return f"tensors {key!r} have the shapes {found}"
+    return None
+
+
+def _few(indices: Sequence[int]) -> str:
+    return ", ".join(map(str, indices[:4])) + (", …" if len(indices) > 4 else "")
 
 
 def _cut(items: Sequence[int], size: int) -> tuple[Any, ...]:

@@ -11,8 +11,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from funcpipe.core import OnNan
+from funcpipe.errors import NotFinite
+
 GROWTH_STEPS = 2000
 """Steps without an overflow after which the loss scale doubles, as in torch.amp.GradScaler."""
+
+_LEAST_FACTOR = 2.0**-14
+"""A loss scale below this has followed thirty overflows in a row: the gradient is not finite at any scale."""
 
 _EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_ adds it to the norm
 
@@ -39,18 +45,27 @@ class LossScale:
 class GradientNorm:
     """Collects the squared gradients of all stages in one worker, step by step, and derives the gradients' factor.
 
-    With neither clipping nor a loss scale nothing depends on the norm, and it is not measured.
+    Unless gradients are clipped, the loss is scaled, or steps that are not finite are left out, nothing depends on the
+    norm, and it is not measured. `skipped` says whether the last step was not taken, because its norm was not finite.
     """
 
-    def __init__(self, *, clip_grad_norm: float | None = None, loss_scale: LossScale | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        clip_grad_norm: float | None = None,
+        loss_scale: LossScale | None = None,
+        on_nan: OnNan = OnNan.IGNORE,
+    ) -> None:
         self._clip_grad_norm = clip_grad_norm
+        self._on_nan = on_nan
+        self.skipped = False
         self._squares: dict[int, float] = {}
         self.loss_scale = loss_scale
 
     @property
     def is_needed(self) -> bool:
         """Whether anything depends on the norm."""
-        return self._clip_grad_norm is not None or self.loss_scale is not None
+        return self._clip_grad_norm is not None or self.loss_scale is not None or self._on_nan is OnNan.SKIP
 
     @property
     def loss_factor(self) -> float:
@@ -65,16 +80,29 @@ class GradientNorm:
         """What was recorded of a stage."""
         return self._squares[stage]
 
+    @property
+    def not_finite(self) -> tuple[int, ...]:
+        """The stages whose gradients of this step are not finite, as far as norms are measured."""
+        return tuple(stage for stage, squares in sorted(self._squares.items()) if not math.isfinite(squares))
+
     def finish_step(self) -> float | None:
-        """The factor for the step's gradients; None after an overflow, when the step must be skipped."""
+        """The factor for the step's gradients; None if they are not finite and the step must be skipped.
+
+        Raises NotFinite if that is to end the run, and no loss scale makes them finite.
+        """
         squares, self._squares = self._squares, {}
         unscale = 1.0 / self.loss_factor
         norm = math.sqrt(_sum(squares.values())) * unscale if _finite(squares.values()) else math.nan
+        finite = math.isfinite(norm)
         if self.loss_scale is not None:
-            finite = math.isfinite(norm)
             self.loss_scale = self.loss_scale.after(finite=finite)
-            if not finite:
-                return None
+            if self.loss_scale.factor < _LEAST_FACTOR and self._on_nan is OnNan.STOP:
+                raise NotFinite(
+                    f"the gradient is not finite even with a loss scale of {self.loss_scale.factor * 2:.1g}"
+                )
+        self.skipped = not finite and (self.loss_scale is not None or self._on_nan is OnNan.SKIP)
+        if self.skipped:
+            return None
         if self._clip_grad_norm is None:
             return unscale
         clip = self._clip_grad_norm / (norm + _EPSILON)

@@ -7,7 +7,9 @@ A micro-batch m passes through a stage as follows; `receive` and `take` are the 
 Gradients of the parameters add up in `grad` over the backwards of a step, as they do in one process.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,14 +17,15 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from funcpipe.core import OnNan
 from funcpipe.errors import DataError
+from funcpipe.model.seeds import SHARED_GENERATORS
 from funcpipe.model.split import StageModule
 from funcpipe.training.carried import CarriedValues
 from funcpipe.training.data import Step
+from funcpipe.training.finiteness import Finiteness
+from funcpipe.training.recipe import Recipe
 from funcpipe.training.rng import seed_loss
-
-LossFunction = Callable[[Any, Any], Tensor]
-"""The mean loss over a batch, of the model's output and the target."""
 
 Batch = tuple[Mapping[str, Tensor], Any]
 """The model inputs of one micro-batch by name, and its target."""
@@ -32,12 +35,13 @@ Batch = tuple[Mapping[str, Tensor], Any]
 class _MicroBatch:
     """What a stage holds of one micro-batch between its forward and its backward.
 
-    `activations` are the values for later stages until they are sent; `roots` is where the gradients of those values
-    enter the backward; `gradients` holds them by the stage that returned them; `input_gradients` are those of
-    `received` until they are sent.
+    `batch` is what was loaded, if the forward runs again in the backward. `activations` are the values for later
+    stages until they are sent; `roots` is where the gradients of those values enter the backward; `gradients` holds
+    them by the stage that returned them; `input_gradients` are those of `received` until they are sent.
     """
 
     received: dict[str, Tensor] = field(default_factory=dict)
+    batch: Batch | None = None
     activations: dict[str, Tensor] = field(default_factory=dict)
     roots: dict[str, GradientEdge] = field(default_factory=dict)
     loss: Tensor | None = None
@@ -50,31 +54,39 @@ class Passes:
 
     The loss of a micro-batch is weighted by its share of the global batch's samples, so that the summed gradients are
     those of the loss averaged over the global batch, however the batch is cut. With `recompute`, activations are
-    dropped after the forward and computed again in the backward. `loss_sum` and `samples` add up over the step.
+    dropped after the forward and computed again in the backward. `loss_sum` and `samples` add up over the step. A loss
+    that is not finite ends the run, or makes all gradients of its step so, as `recipe.on_nan` says.
     """
 
-    def __init__(self, stage: StageModule, *, loss: LossFunction, seed: int, recompute: bool) -> None:
+    def __init__(
+        self, stage: StageModule, *, recipe: Recipe, seed: int, recompute: bool, finiteness: Finiteness
+    ) -> None:
         self._stage = stage
-        self._loss = loss
+        self._loss = recipe.cast_loss
+        self._skips = recipe.on_nan is OnNan.SKIP
+        self._finiteness = finiteness
         self._seed = seed
         self._recompute = recompute
-        self._carried = CarriedValues(stage, recompute=recompute)
+        self._draws_backwards = stage.may_draw_backwards
+        self._carried = CarriedValues(stage, recompute=recompute, undoes=self._skips)
         self._held: dict[int, _MicroBatch] = {}
         self.loss_sum = 0.0
         self.samples = 0
 
-    def begin_step(self, step: Step, micro_batches: Iterable[int], load: Callable[[Sequence[int]], Batch]) -> None:
-        """Start a step, of which this replica computes `micro_batches`; `load` loads the samples at some indices."""
+    def begin_step(self, step: Step, micro_batches: Iterable[int], take: Callable[[int], Batch]) -> None:
+        """Start a step, of which this replica computes `micro_batches`; `take` gives what was loaded of one of them."""
         self._step = step
-        self._load = load
+        self._take = take
         self._held = {m: _MicroBatch() for m in micro_batches}
         self._carried.begin_step()
         self.loss_sum = 0.0
         self.samples = 0
 
-    def end_step(self) -> None:
-        """Drop what is left of the step's micro-batches."""
+    def end_step(self, *, undo: bool = False) -> None:
+        """Drop what is left of the step's micro-batches; to `undo` the step, also what forwards leave for the next."""
         self._held = {}
+        if undo:
+            self._carried.undo_step()
 
     def receive_activation(self, micro_batch: int, tensors: Mapping[str, Tensor]) -> None:
         """Keep values from an earlier stage for the forward of `micro_batch`."""
@@ -91,6 +103,7 @@ class Passes:
         if held.loss is not None:
             self.samples += len(self._step.micro_batches[micro_batch])
             self.loss_sum += held.loss.item() * self._step.samples
+            self._finiteness.check_loss(held.loss.item(), self._step.number, micro_batch)
 
     def take_activations(self, micro_batch: int, names: Iterable[str]) -> dict[str, Tensor]:
         """The values `names` from the forward of `micro_batch`, to be sent; they are no longer held here."""
@@ -113,9 +126,12 @@ class Passes:
         gradients = _summed(held.gradients)
         seeds = [(root, gradients[name]) for name, root in held.roots.items() if name in gradients]
         if held.loss is not None and held.loss.requires_grad:
-            seeds.append((get_gradient_edge(held.loss), torch.full_like(held.loss, loss_factor)))
+            skip = self._skips and not math.isfinite(held.loss.item())  # by all stages, which see it in their norms
+            factor = math.nan if skip else loss_factor
+            seeds.append((get_gradient_edge(held.loss), torch.full_like(held.loss, factor)))
         if seeds:
-            torch.autograd.backward([root for root, _ in seeds], [gradient for _, gradient in seeds])
+            with SHARED_GENERATORS.computing() if self._draws_backwards else contextlib.nullcontext():
+                torch.autograd.backward([root for root, _ in seeds], [gradient for _, gradient in seeds])
         found = {name: tensor.grad for name, tensor in held.received.items() if tensor.grad is not None}
         self._held[micro_batch] = _MicroBatch(input_gradients=found)
 
@@ -129,14 +145,17 @@ class Passes:
         target: Any = None
         indices = self._step.micro_batches[micro_batch]
         if self._stage.inputs or self._stage.is_last:
-            inputs, target = self._load(indices)
+            inputs, target = batch = held.batch or self._take(micro_batch)
+            held.batch = batch if self._recompute else None
             values |= {name: inputs[name] for name in self._stage.inputs}
         sent, output = self._stage(values, (self._seed, self._step.number, micro_batch))
         held.activations = {name: tensor.detach() for name, tensor in sent.items()}
         held.roots = {name: get_gradient_edge(tensor) for name, tensor in sent.items() if tensor.requires_grad}
         if self._stage.is_last:
-            seed_loss(self._seed, self._step.number, micro_batch)
-            held.loss = self._mean_loss(output, target) * (len(indices) / self._step.samples)
+            with SHARED_GENERATORS.computing():
+                seed_loss(self._seed, self._step.number, micro_batch)
+                loss = self._mean_loss(output, target)
+            held.loss = loss * (len(indices) / self._step.samples)
 
     def _mean_loss(self, output: Any, target: Any) -> Tensor:
         loss = self._loss(output, target)

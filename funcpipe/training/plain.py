@@ -1,6 +1,7 @@
 """Training as plain PyTorch does it, in one process: what a run over functions must equal, up to rounding."""
 
 import copy
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,13 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from funcpipe.core import OnNan
 from funcpipe.model.graph import LayerGraph
-from funcpipe.model.graph.snapshot import reachable
+from funcpipe.model.graph.autocast import autocast_to
+from funcpipe.model.graph.snapshot import Snapshot, reachable
 from funcpipe.model.tensors import named_tensors
-from funcpipe.training.data import MapDataset, Step, load_batch
-from funcpipe.training.passes import LossFunction
+from funcpipe.training.data import Collate, MapDataset, Step
+from funcpipe.training.lr_schedule import LrSchedule
+from funcpipe.training.optimizers import plain_optimizer
+from funcpipe.training.recipe import Recipe
 from funcpipe.training.rng import SeededDataset, seed_loss, seeded
-from funcpipe.training.stage_optimizer import OptimizerFactory
 
 
 def train_in_one_process(
@@ -23,37 +27,58 @@ def train_in_one_process(
     dataset: MapDataset,
     steps: Sequence[Step],
     *,
-    loss: LossFunction,
-    optimizer: OptimizerFactory,
+    recipe: Recipe,
     seed: int,
-    clip_grad_norm: float | None = None,
     reverse: bool = False,
+    collate: Collate | None = None,
     after_backward: Callable[[nn.Module], None] = lambda model: None,
+    after_step: Callable[[nn.Module, Step], None] = lambda model, step: None,
 ) -> nn.Module:
     """A copy of `model` trained by plain PyTorch on the same micro-batches, drawing the same random numbers.
 
     With `reverse`, gradients are added up from the last micro-batch to the first, which shows the effect of rounding.
-    `after_backward` is called in each step when all gradients are there.
+    `after_backward` is called in each step when all gradients are there, `after_step` when it is done. Steps whose
+    gradients are not finite are left out if the recipe says so; nothing ends the training.
     """
     trained = detached_copy(model).train()
-    chosen = optimizer(trained.parameters())
+    chosen = plain_optimizer(recipe.optimizer, trained)
+    schedule = None if recipe.scheduler is None else LrSchedule(recipe, chosen)
+    scaler = torch.amp.GradScaler("cpu", enabled=recipe.precision.scales_loss)
+    skips = recipe.on_nan is OnNan.SKIP
     for step in steps:
         chosen.zero_grad()
+        before = Snapshot(trained) if skips else None
         order = list(enumerate(step.micro_batches))
         for number, indices in reversed(order) if reverse else order:
-            batch = load_batch(SeededDataset(dataset, seed, step.epoch), indices)
+            batch = SeededDataset(dataset, seed, step.epoch).batch(indices, collate)
             drawing = seeded(trained, graph, seed, step.number, number)
+            with autocast_to(recipe.precision):
+                with drawing:
+                    output = trained(*batch.args, **batch.kwargs)
+                seed_loss(seed, step.number, number)
+                share = recipe.loss(output, batch.target) * (len(indices) / step.samples)
+            if skips and not math.isfinite(share.item()):
+                share = share * math.nan
             with drawing:
-                output = trained(*batch.args, **batch.kwargs)
-            seed_loss(seed, step.number, number)
-            share = loss(output, batch.target) * (len(indices) / step.samples)
-            with drawing:
-                torch.autograd.backward(share)
+                torch.autograd.backward(scaler.scale(share))
+        scaler.unscale_(chosen)
         after_backward(trained)
-        if clip_grad_norm is not None:
-            nn.utils.clip_grad_norm_(trained.parameters(), clip_grad_norm)
-        chosen.step()
+        left_out = before is not None and not _has_finite_gradients(trained)
+        if recipe.clip_grad_norm is not None:
+            nn.utils.clip_grad_norm_(trained.parameters(), recipe.clip_grad_norm)
+        if scaler.is_enabled() or not left_out:
+            scaler.step(chosen)
+        scaler.update()
+        if before is not None and left_out:
+            before.restore()
+        if schedule is not None:
+            schedule.after_step(step)
+        after_step(trained, step)
     return trained
+
+
+def _has_finite_gradients(model: nn.Module) -> bool:
+    return all(bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None)
 
 
 def detached_copy(model: nn.Module) -> nn.Module:
@@ -85,11 +110,10 @@ class PlainTraining:
     graph: LayerGraph
     dataset: MapDataset
     steps: Sequence[Step]
-    loss: LossFunction
-    optimizer: OptimizerFactory
+    recipe: Recipe
     seed: int
-    clip_grad_norm: float | None = None
     rounding: float = 0.0
+    collate: Collate | None = None
 
     def run(self, number: int = 0, names: Collection[str] | None = None) -> PlainRun:
         """Train once; in runs other than number 0, from weights that are off by rounding, differently for each.
@@ -111,10 +135,9 @@ class PlainTraining:
             self.graph,
             self.dataset,
             self.steps,
-            loss=self.loss,
-            optimizer=self.optimizer,
+            recipe=self.recipe,
             seed=self.seed,
-            clip_grad_norm=self.clip_grad_norm,
+            collate=self.collate,
             after_backward=keep,
         )
         return PlainRun(start=_tensors(start, names), end=_tensors(end, names), gradients=tuple(gradients))

@@ -6,35 +6,57 @@ depend on which function computes what.
 """
 
 from collections import Counter
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from funcpipe.model.draws import DrawingOperators, module_draw, operator_draw
 from funcpipe.model.graph import LayerGraph
 from funcpipe.model.graph.program import WHOLE
-from funcpipe.model.seeds import layer_seed, reseed
-from funcpipe.training.data import MapDataset
+from funcpipe.model.seeds import SHARED_GENERATORS, layer_seed, reseed
+from funcpipe.training.data import Collate, LoadedBatch, MapDataset, as_batch, collate_tensors
+from funcpipe.training.tensor_table import TensorTable
 
 _ALL = ("torch", "numpy", "random")
 
 
 class SeededDataset:
-    """`dataset`, with the generators seeded before each sample: within an epoch, a sample is always the same."""
+    """`dataset`, with the generators seeded before each sample: within an epoch, a sample is always the same.
+
+    Samples that are tensors in memory draw nothing, and leave the generators to others.
+    """
 
     def __init__(self, dataset: MapDataset, seed: int, epoch: int) -> None:
         self._dataset = dataset
         self._seed = seed
         self._epoch = epoch
+        self._draws = type(dataset) not in (TensorDataset, TensorTable)
 
     def __len__(self) -> int:
         return len(self._dataset)
 
     def __getitem__(self, index: int) -> Any:
-        reseed(layer_seed(self._seed, self._epoch, index, "sample"), _ALL)
-        return self._dataset[index]
+        if not self._draws:
+            return self._dataset[index]
+        with SHARED_GENERATORS.loading():
+            reseed(layer_seed(self._seed, self._epoch, index, "sample"), _ALL)
+            return self._dataset[index]
+
+    def batch(self, indices: Sequence[int], collate: Collate | None = None) -> LoadedBatch:
+        """The samples at `indices` as one batch, made by `collate` or as torch does without one.
+
+        The generators are seeded for `collate` too, from the first of the samples. Raises DataError for samples or
+        batches that have no inputs and target.
+        """
+        samples = [self[index] for index in indices]
+        if collate is None:
+            return as_batch(collate_tensors(samples, indices))
+        with SHARED_GENERATORS.loading():
+            reseed(layer_seed(self._seed, self._epoch, indices[0], "batch"), _ALL)
+            return as_batch(collate(samples))
 
 
 def seed_loss(seed: int, step: int, micro_batch: int) -> None:

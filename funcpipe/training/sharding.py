@@ -12,7 +12,7 @@ It works for optimisers that update each element independently of all others, wh
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from funcpipe.core import Routes
 from funcpipe.errors import PlanError
 from funcpipe.training.gradients import Layout, is_absent
-
-_Factory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+from funcpipe.training.optimizers import call_factory
+from funcpipe.training.recipe import OptimizerFactory
 
 _TRIAL_SHAPE, _TRIAL_CUT = (31, 33), 500
 _TRIAL_GRADIENTS = (1.0, 1e4, 1e-4, 0.0, 1.0)
@@ -117,7 +117,7 @@ def _segments(layout: Layout, start: int, stop: int) -> Iterator[tuple[slice, Se
         yield slice(first - start, last - start), segment
 
 
-def check_sharding(factory: _Factory, routes: Routes, parameters: Mapping[str, Tensor] = {}) -> None:
+def check_sharding(factory: OptimizerFactory, routes: Routes, parameters: Mapping[str, Tensor] = {}) -> None:
     """Raise PlanError unless the optimiser made by `factory` can be divided over the replicas of each stage."""
     for name, parameter in parameters.items():
         if parameter.is_complex() and parameter.requires_grad:
@@ -132,14 +132,14 @@ def check_sharding(factory: _Factory, routes: Routes, parameters: Mapping[str, T
             f"{', '.join(map(str, others))} share {routes.ties[0].parameters[0]}; keep its layers together "
             "(--together), or plan without shard_optimizer"
         )
-    _check_element_wise(factory)
+    _check_element_wise(factory, next((name for name, p in parameters.items() if p.requires_grad), "weight"))
 
 
-def _check_element_wise(factory: _Factory) -> None:
+def _check_element_wise(factory: OptimizerFactory, name: str) -> None:
     """Raise PlanError unless a parameter updated whole and the same one updated in two parts have the same bits."""
     try:
         with torch.random.fork_rng(devices=[]):
-            same = _same_in_parts(factory)
+            same = _same_in_parts(factory, name)
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
         raise PlanError(_refusal(f"it fails on a part of a parameter ({type(error).__name__}: {error})")) from error
     if not same:
@@ -153,14 +153,14 @@ def _refusal(fact: str) -> str:
     )
 
 
-def _same_in_parts(factory: _Factory) -> bool:
+def _same_in_parts(factory: OptimizerFactory, name: str) -> bool:
     torch.manual_seed(0)
     whole = nn.Parameter(torch.randn(_TRIAL_SHAPE))
     parted = nn.Parameter(whole.detach().clone())
-    expected = factory([whole])
+    expected = call_factory(factory, [(name, whole)])
     layout = Layout([parted], [])
     ranges = ((_TRIAL_CUT, layout.elements), (0, _TRIAL_CUT))
-    found = ShardedOptimizer(factory([parted]), layout, ranges)
+    found = ShardedOptimizer(call_factory(factory, [(name, parted)]), layout, ranges)
     for size in _TRIAL_GRADIENTS:
         gradient = size * torch.randn(_TRIAL_SHAPE)
         whole.grad = gradient.clone()

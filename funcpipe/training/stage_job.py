@@ -1,36 +1,46 @@
 """What a stage's code bundle holds besides its module, and how a function makes its parts of that."""
 
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from funcpipe.comm import codec
 from funcpipe.comm.collectives import pattern
-from funcpipe.core import Plan, Routes, Wire, WorkerSpec
+from funcpipe.core import Routes, Wire, WorkerSpec
 from funcpipe.errors import CorruptMessage
 from funcpipe.model.graph import Signature
 from funcpipe.model.split import StageModule, load_stage
 from funcpipe.platforms.base import Storage
+from funcpipe.platforms.request_meter import RequestMeter
 from funcpipe.training.computation import Computation
-from funcpipe.training.data import Batches, MapDataset, load_batch
-from funcpipe.training.norms import GradientNorm, LossScale
-from funcpipe.training.passes import Batch, LossFunction
-from funcpipe.training.rng import SeededDataset
-from funcpipe.training.stage_optimizer import OptimizerFactory
+from funcpipe.training.data import Batches, LoadedBatch
+from funcpipe.training.data_source import DataSource
+from funcpipe.training.evaluation import StageEvaluation
+from funcpipe.training.loading import Loader, Order, what_is_needed
+from funcpipe.training.optimizers import ParameterShape
+from funcpipe.training.passes import Batch
+from funcpipe.training.recipe import Recipe
+from funcpipe.training.shards import ShardedSamples
+from funcpipe.training.stored_data import StoredData, of_evaluation
 
 
 @dataclass(frozen=True)
 class StageJob:
-    """What a stage needs to train. `dataset` makes the dataset, in the stages that need it."""
+    """What a stage needs to train. `data` says what data it loads, if it loads any.
+
+    `parameters` are the trainable ones of the whole model. With an `evaluation` it is validated, or only evaluated if
+    it trains no epochs.
+    """
 
     routes: Routes
     signature: Signature
-    loss: LossFunction
-    optimizer: OptimizerFactory
-    dataset: Callable[[], MapDataset] | None
+    recipe: Recipe
+    data: StoredData | None
     samples: int
     shuffle: bool
-    clip_grad_norm: float | None = None
+    parameters: tuple[ParameterShape, ...] = ()
+    shards: ShardedSamples | None = None
+    evaluation: StageEvaluation | None = None
 
     def batches(self, spec: WorkerSpec) -> Batches:
         """How the dataset is cut into steps and micro-batches."""
@@ -40,41 +50,62 @@ class StageJob:
             micro_batch=spec.plan.micro_batch,
             seed=spec.seed,
             shuffle=self.shuffle,
+            shards=self.shards,
         )
 
     def computation(self, stage: StageModule, spec: WorkerSpec) -> Computation:
         """The computation of the worker of `spec` with its module `stage`."""
         plan = spec.plan
+        if not spec.epochs:  # nothing is summed where nothing is trained
+            plan = replace(plan, replicas=1, shard_optimizer=False)
         return Computation(
             stage,
-            loss=self.loss,
-            optimizer=self.optimizer,
+            recipe=self.recipe,
             seed=spec.seed,
             recompute=plan.stages[spec.stage].recompute,
             replica=spec.replica,
             replicas=plan.replicas,
             stage_number=spec.stage,
             ties=self.routes.ties,
-            norm=self._norm(plan),
+            norm=self.recipe.gradient_norm(small_range=plan.gradient_wire is Wire.FP16),
+            whole=self.parameters,
             shards=pattern(plan.sync, plan.replicas, plan.streams) if plan.is_sharded else None,
         )
 
-    def loader(self, seed: int) -> Callable[[int, Sequence[int]], Batch]:
-        """Makes the dataset; a function that loads, in an epoch, the samples at some indices."""
-        if self.dataset is None:
-            return _no_data
-        dataset = self.dataset()
+    def loader(
+        self,
+        stage: StageModule,
+        spec: WorkerSpec,
+        storage: Storage,
+        key_of: Callable[[str], str],
+        meter: RequestMeter,
+    ) -> Loader | None:
+        """Loads the micro-batches of the worker of `spec` with its module `stage`; None if it loads no data.
 
-        def load(epoch: int, indices: Sequence[int]) -> Batch:
-            loaded = load_batch(SeededDataset(dataset, seed, epoch), indices)
-            return self.signature.bind(loaded.args, loaded.kwargs), loaded.target
+        `key_of` gives the keys of the objects of the data, which are read from `storage`; `meter` counts what a dataset
+        in object storage asks for besides.
+        """
+        if self.data is None:
+            return None
+        order = Order(self.batches(spec), epochs=spec.epochs, replica=spec.replica, replicas=spec.plan.replicas)
+        keep = what_is_needed(stage, self.signature.bind)
+        return _loader(self.data.open(storage, key_of, meter), order, keep, spec.seed)
 
-        return load
+    def evaluation_loader(
+        self, spec: WorkerSpec, storage: Storage, key_of: Callable[[str], str], meter: RequestMeter
+    ) -> Loader | None:
+        """The same for what the stage is evaluated on."""
+        own = self.evaluation
+        assert own is not None, "the stage is not evaluated"
+        if own.data is None:
+            return None
+        source = own.data.open(storage, lambda name: key_of(of_evaluation(name)), meter)
+        order = Order(own.batches(spec.plan), epochs=1, replica=spec.replica, replicas=spec.plan.replicas)
+        return _loader(source, order, what_is_needed(own.stage, own.signature.bind), spec.seed)
 
-    def _norm(self, plan: Plan) -> GradientNorm:
-        """With a loss scale where gradients travel in 16-bit floats of small range, and with clipping as asked for."""
-        loss_scale = LossScale() if plan.gradient_wire is Wire.FP16 else None
-        return GradientNorm(clip_grad_norm=self.clip_grad_norm, loss_scale=loss_scale)
+
+def _loader(source: DataSource, order: Order, keep: Callable[[LoadedBatch], Batch], seed: int) -> Loader:
+    return Loader(source.dataset, source.options, order, seed=seed, keep=keep)
 
 
 def load_bundle(spec: WorkerSpec, storage: Storage) -> tuple[StageModule, StageJob]:
@@ -84,7 +115,3 @@ def load_bundle(spec: WorkerSpec, storage: Storage) -> tuple[StageModule, StageJ
         raise CorruptMessage(f"{spec.bundle} is not the code that the invocation names: its SHA-256 differs")
     stage, job = load_stage(bundle, codec.decode(storage.get(spec.parameters)))
     return stage, job
-
-
-def _no_data(epoch: int, indices: Sequence[int]) -> Batch:
-    raise AssertionError("only stages that read data or compute the loss have a dataset")

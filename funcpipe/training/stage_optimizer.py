@@ -1,20 +1,29 @@
 """The optimiser of one stage, whole or divided over the replicas, and the state that checkpoints hold."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-import torch
 from torch import Tensor, nn
 
 from funcpipe.comm.collectives import Pattern, cut
-from funcpipe.model.seeds import layer_seed, reseed
+from funcpipe.model.seeds import SHARED_GENERATORS, layer_seed, reseed
 from funcpipe.model.split import StageModule
+from funcpipe.training.data import Step
 from funcpipe.training.gradients import Layout
+from funcpipe.training.lr_schedule import LrSchedule
 from funcpipe.training.norms import GradientNorm
+from funcpipe.training.optimizers import ParameterShape, stage_optimizer
+from funcpipe.training.recipe import Recipe
 from funcpipe.training.sharding import ShardedOptimizer
-from funcpipe.training.state import StageState, capture_state, restore_state
+from funcpipe.training.state import (
+    SCHEDULER,
+    StageState,
+    capture_state,
+    mismatch_is_corrupt,
+    restore_state,
+    tensor_names,
+    with_settings,
+)
 from funcpipe.training.state_shards import capture_shard, restore_shard
-
-OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
 class StageOptimizer:
@@ -24,14 +33,16 @@ class StageOptimizer:
     do for `step`.
     """
 
-    def __init__(
-        self, stage: StageModule, parameters: Sequence[nn.Parameter], factory: OptimizerFactory, *, seed: int
-    ) -> None:
-        """`parameters` are those that require gradients; a stage may have none."""
+    def __init__(self, stage: StageModule, recipe: Recipe, whole: Sequence[ParameterShape] = (), *, seed: int) -> None:
+        """`whole` are the trainable parameters of the model; the stage may have none of them."""
         self._stage = stage
-        self._parameters = parameters
         self._seed = seed
-        self._optimizer = factory(parameters) if parameters else None
+        own = _trainable(stage, {shape.name for shape in whole})
+        self._parameters = tuple(own.values())
+        self._optimizer = stage_optimizer(recipe.optimizer, own, whole) if own else None
+        self._schedule: LrSchedule | None = None
+        if self._optimizer is not None and recipe.scheduler is not None:
+            self._schedule = LrSchedule(recipe, self._optimizer)
         self._sharded: ShardedOptimizer | None = None
 
     def divide(self, layout: Layout, pattern: Pattern, replica: int) -> None:
@@ -56,21 +67,33 @@ class StageOptimizer:
         if self._sharded is not None:
             self._sharded.update(round_number, values)
 
-    def step(self, number: int, *, gradient_factor: float | None) -> None:
-        """Take step `number` with the gradients times `gradient_factor`, or skip it if that is None."""
-        if self._optimizer is None or self._sharded is not None:
-            return
-        if gradient_factor is not None:
-            reseed(layer_seed(self._seed, number, 0, "optimizer"))
-            self._scale_gradients(gradient_factor)
-            self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+    def step(self, step: Step, *, gradient_factor: float | None) -> None:
+        """Take `step` with the gradients times `gradient_factor`, or skip it if that is None; then the schedule's."""
+        if self._optimizer is not None and self._sharded is None:
+            if gradient_factor is not None:
+                self._scale_gradients(gradient_factor)
+                with SHARED_GENERATORS.computing():
+                    reseed(layer_seed(self._seed, step.number, 0, "optimizer"))
+                    self._optimizer.step()
+            self._optimizer.zero_grad(set_to_none=True)
+        if self._schedule is not None:
+            self._schedule.after_step(step)
+
+    def after_validation(self, values: Mapping[str, float]) -> None:
+        """Tell the schedule the results of a validation, by name. Raises DataError if the one it needs is not there."""
+        if self._schedule is not None:
+            self._schedule.after_validation(values)
 
     def state(self, norm: GradientNorm) -> StageState:
         """What the stage has learned, between two steps; of a divided optimiser, this replica's shard."""
         if self._sharded is not None:
-            return capture_shard(self._stage, self._sharded, norm)
-        return capture_state(self._stage, self._optimizer, norm)
+            state = capture_shard(self._stage, self._sharded, norm)
+        else:
+            state = capture_state(self._stage, self._optimizer, norm)
+        if self._schedule is None:
+            return state
+        tensors: dict[str, Tensor] = {}
+        return with_settings(state, {SCHEDULER: self._schedule.capture(tensors)}, tensors)
 
     def restore(self, state: StageState, norm: GradientNorm) -> None:
         """Go back to `state`. Raises CorruptMessage if it is not this stage's."""
@@ -78,8 +101,22 @@ class StageOptimizer:
             restore_shard(state, self._stage, self._sharded, norm)
         else:
             restore_state(state, self._stage, self._optimizer, norm)
+        if self._schedule is not None and SCHEDULER in state.settings:
+            with mismatch_is_corrupt():
+                self._schedule.restore(state.settings[SCHEDULER], state.tensors)
 
     def _scale_gradients(self, factor: float) -> None:
         for parameter in self._parameters:
             if factor != 1.0 and parameter.grad is not None:
                 parameter.grad.mul_(factor)
+
+
+def _trainable(stage: StageModule, known: Collection[str]) -> dict[str, nn.Parameter]:
+    """The trainable parameters of `stage`, each under that of its names that is `known`."""
+    names, aliases = tensor_names(stage)
+    other = {first: alias for alias, first in aliases.items() if alias in known}
+    return {
+        name if name in known else other.get(name, name): tensor
+        for name, tensor in names.items()
+        if isinstance(tensor, nn.Parameter) and tensor.requires_grad
+    }

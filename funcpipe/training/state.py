@@ -8,7 +8,7 @@ a run can be resumed under another plan.
 import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,21 +19,27 @@ from funcpipe.model.split import StageModule
 from funcpipe.model.split.module_state import Attributes, decode_attributes, read_attributes, write_attributes
 from funcpipe.model.tensors import named_tensors
 from funcpipe.training.norms import GradientNorm, LossScale
-from funcpipe.training.state_tree import join_tensors, rename_tensors, split_tensors, tensor_names_in
+from funcpipe.training.state_groups import OPTIMIZER, capture_optimizer, restore_optimizer, select_optimizer
+from funcpipe.training.state_tree import rename_tensors, tensor_names_in
 
-MODEL, OPTIMIZER = "model/", "optimizer/"
+MODEL, AVERAGED = "model/", "averaged/"
 
 ATTRIBUTES = "attributes"
 """The setting that holds the Python attributes that forwards leave for the next ones, in stages that have any."""
 
+SCHEDULER, AVERAGE = "scheduler", "average"
+"""The settings of the learning-rate scheduler and of the average of the parameters, in runs that have them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageState:
-    """`tensors` holds the model's tensors under "model/NAME" and the optimiser's under "optimizer/PARAMETER/…".
+    """`tensors` holds the model's tensors under "model/NAME" and the optimiser's under "optimizer/PARAMETER/…"; the
+    average of a tensor over steps is under "averaged/NAME", and what a scheduler keeps under "scheduler/…".
 
     `aliases` maps a shared tensor's other names to the one it is stored under; `transient` names the buffers that are
-    not in a `state_dict`. `settings` is plain JSON: the optimiser's state and parameter groups, the loss scale, and the
-    Python attributes that a forward leaves for the next one; tensors in those are under "state/…".
+    not in a `state_dict`. `settings` is plain JSON: the optimiser's state and parameter groups, the loss scale, the
+    scheduler's state, how many steps the average is of, and the Python attributes that a forward leaves for the next
+    one; tensors in those are under "state/…".
     """
 
     tensors: Mapping[str, Tensor]
@@ -43,8 +49,17 @@ class StageState:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The stage's part of the model's `state_dict`, shared tensors under all their names."""
+        return self._named({})
+
+    def averaged_state_dict(self) -> dict[str, Tensor]:
+        """The same with the averages of what is averaged; nothing if there is no average."""
+        length = len(AVERAGED)
+        averaged = {name[length:]: tensor for name, tensor in self.tensors.items() if name.startswith(AVERAGED)}
+        return self._named(averaged) if averaged else {}
+
+    def _named(self, changed: Mapping[str, Tensor]) -> dict[str, Tensor]:
         names = [name.removeprefix(MODEL) for name in self.tensors if name.startswith(MODEL)]
-        held = {name: self.tensors[MODEL + name] for name in names}
+        held = {name: self.tensors[MODEL + name] for name in names} | dict(changed)
         held |= {alias: held[name] for alias, name in self.aliases.items()}
         return {name: tensor for name, tensor in held.items() if name not in self.transient}
 
@@ -63,19 +78,7 @@ def capture_state(stage: nn.Module, optimizer: torch.optim.Optimizer | None, nor
     if isinstance(stage, StageModule) and stage.carried.blocks:
         settings[ATTRIBUTES] = read_attributes(stage, stage.carried.blocks, stage.carried.attributes, tensors)
     if optimizer is not None:
-        settings["optimizer"] = {
-            "state": {
-                name_of[id(p)]: split_tensors(state, f"{OPTIMIZER}{name_of[id(p)]}", tensors)
-                for p, state in optimizer.state.items()
-            },
-            "groups": [
-                {
-                    "parameters": [name_of[id(p)] for p in group["params"]],
-                    "settings": split_tensors(group_settings(group), f"{OPTIMIZER}group/{i}", tensors),
-                }
-                for i, group in enumerate(optimizer.param_groups)
-            ],
-        }
+        settings["optimizer"] = capture_optimizer(optimizer, name_of, tensors)
     if norm.loss_scale is not None:
         settings["loss_scale"] = [norm.loss_scale.factor, norm.loss_scale.good_steps]
     return StageState(tensors=tensors, aliases=aliases, transient=_transient(stage), settings=settings)
@@ -92,8 +95,9 @@ def restore_state(
                 tensor.copy_(state.tensors[MODEL + name])
         if isinstance(stage, StageModule) and stage.carried.blocks:
             write_attributes(stage, decode_attributes(state.settings[ATTRIBUTES], state.tensors))
-        if optimizer is not None:
-            _restore_optimizer(state, optimizer, {id(tensor): name for name, tensor in names.items()})
+        if optimizer is not None and state.settings["optimizer"] is not None:
+            name_of = {id(tensor): name for name, tensor in names.items()}
+            restore_optimizer(state.settings["optimizer"], optimizer, name_of, state.tensors)
         if norm.loss_scale is not None and state.settings["loss_scale"] is not None:
             norm.loss_scale = LossScale(*state.settings["loss_scale"])
 
@@ -107,6 +111,11 @@ def mismatch_is_corrupt() -> Iterator[None]:
         raise CorruptMessage(f"a checkpoint does not match its stage: {type(error).__name__}: {error}") from error
 
 
+def with_settings(state: StageState, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> StageState:
+    """`state` with more settings and tensors."""
+    return replace(state, settings={**state.settings, **settings}, tensors={**state.tensors, **tensors})
+
+
 def merge_stages(states: Sequence[StageState]) -> StageState:
     """The state of the whole model, from the states of all its stages in order."""
     kept = [state.settings["optimizer"] for state in states if state.settings["optimizer"] is not None]
@@ -117,8 +126,11 @@ def merge_stages(states: Sequence[StageState]) -> StageState:
         tensors |= moved.tensors
         groups += moved.settings["optimizer"]["groups"] if moved.settings["optimizer"] is not None else []
     optimizer = {"state": {n: s for part in kept for n, s in part["state"].items()}, "groups": groups}
-    settings = {"optimizer": optimizer if kept else None, "loss_scale": states[0].settings["loss_scale"]}
+    settings: dict[str, Any] = {"optimizer": optimizer if kept else None}
+    settings["loss_scale"] = states[0].settings["loss_scale"]
     attributes = {path: tree for state in states for path, tree in state.settings.get(ATTRIBUTES, {}).items()}
+    alike = (SCHEDULER, AVERAGE)  # the same in all stages that have it
+    settings |= {name: state.settings[name] for state in states for name in alike if name in state.settings}
     return StageState(
         tensors=tensors,
         aliases={alias: name for state in states for alias, name in state.aliases.items()},
@@ -144,9 +156,12 @@ def select_for_stage(whole: StageState, stage: nn.Module) -> StageState:
     tensors = {MODEL + name: whole.tensors[MODEL + stored] for name, stored in source.items()}
     optimizer = whole.settings["optimizer"]
     if optimizer is not None:
-        optimizer = _select_optimizer(optimizer, source)
-        tensors |= {name: whole.tensors[name] for name in tensor_names_in(optimizer)}
-    settings = {"optimizer": optimizer, "loss_scale": whole.settings["loss_scale"]}
+        optimizer = select_optimizer(optimizer, source)
+    settings = {**whole.settings, "optimizer": optimizer}
+    settings.pop(ATTRIBUTES, None)
+    tensors |= {name: whole.tensors[name] for part in settings.values() for name in tensor_names_in(part)}
+    averaged = {AVERAGED + name: AVERAGED + stored for name, stored in source.items()}
+    tensors |= {name: whole.tensors[stored] for name, stored in averaged.items() if stored in whole.tensors}
     if isinstance(stage, StageModule) and stage.carried.blocks:
         settings[ATTRIBUTES] = _select_attributes(whole, stage.carried.blocks)
         tensors |= {name: whole.tensors[name] for name in tensor_names_in(settings[ATTRIBUTES])}
@@ -164,7 +179,8 @@ def settings_from_text(text: str) -> Mapping[str, Any]:
         settings = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise CorruptMessage(f"the settings of a checkpoint are not JSON: {error}") from error
-    if not isinstance(settings, dict) or settings.keys() - {ATTRIBUTES} != {"optimizer", "loss_scale"}:
+    optional = {ATTRIBUTES, SCHEDULER, AVERAGE}
+    if not isinstance(settings, dict) or settings.keys() - optional != {"optimizer", "loss_scale"}:
         raise CorruptMessage("the settings of a checkpoint must hold an optimizer and a loss_scale")
     return settings
 
@@ -195,43 +211,6 @@ def _transient(stage: nn.Module) -> frozenset[str]:
     return frozenset(buffers - named_tensors(stage).keys())
 
 
-def _restore_optimizer(state: StageState, optimizer: torch.optim.Optimizer, name_of: Mapping[int, str]) -> None:
-    saved = state.settings["optimizer"]
-    if saved is None:
-        return
-    restore_groups(state, optimizer, [[name_of[id(p)] for p in group["params"]] for group in optimizer.param_groups])
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            if name_of[id(p)] in saved["state"]:
-                optimizer.state[p] = join_tensors(saved["state"][name_of[id(p)]], state.tensors)
-
-
-def restore_groups(state: StageState, optimizer: torch.optim.Optimizer, names: Sequence[Sequence[str]]) -> None:
-    """Give the parameter groups of `optimizer` their saved settings; `names` lists each group's parameters by name."""
-    groups = state.settings["optimizer"]["groups"]
-    settings_of = {name: group["settings"] for group in groups for name in group["parameters"]}
-    for group, own in zip(optimizer.param_groups, names, strict=True):
-        found = [join_tensors(settings_of[name], state.tensors) for name in own]
-        if any(other != found[0] for other in found):
-            raise PlanError(
-                "parameters that had different optimiser settings are now in one group; keep the optimiser as it was"
-            )
-        group.update(found[0])
-
-
-def _select_optimizer(optimizer: Mapping[str, Any], source: Mapping[str, str]) -> dict[str, Any]:
-    known = {name for group in optimizer["groups"] for name in group["parameters"]}
-    stored_as = {name: stored for name, stored in source.items() if stored in known}
-    return {
-        "state": {name: optimizer["state"][s] for name, s in stored_as.items() if s in optimizer["state"]},
-        "groups": [
-            {"parameters": own, "settings": group["settings"]}
-            for group in optimizer["groups"]
-            if (own := [name for name, stored in stored_as.items() if stored in group["parameters"]])
-        ],
-    }
-
-
 def _select_attributes(whole: StageState, blocks: Sequence[str]) -> dict[str, Any]:
     saved = whole.settings.get(ATTRIBUTES, {})
     missing = [path for path in blocks if path not in saved]
@@ -248,8 +227,3 @@ def _with_stage_in_group_names(state: StageState, number: int) -> StageState:
     tensors = {renamed.get(name, name): tensor for name, tensor in state.tensors.items()}
     settings = {**state.settings, "optimizer": rename_tensors(state.settings["optimizer"], renamed)}
     return StageState(tensors=tensors, aliases=state.aliases, transient=state.transient, settings=settings)
-
-
-def group_settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a parameter group, without its parameters."""
-    return {name: value for name, value in group.items() if name != "params"}

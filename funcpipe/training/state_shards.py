@@ -21,16 +21,16 @@ from funcpipe.model.split.module_state import PREFIX
 from funcpipe.training.norms import GradientNorm
 from funcpipe.training.sharding import ShardedOptimizer, cut_state
 from funcpipe.training.state import (
+    AVERAGED,
     MODEL,
-    OPTIMIZER,
+    SCHEDULER,
     StageState,
     capture_state,
-    group_settings,
     mismatch_is_corrupt,
-    restore_groups,
     restore_state,
     tensor_names,
 )
+from funcpipe.training.state_groups import OPTIMIZER, capture_groups, restore_groups
 from funcpipe.training.state_tree import join_tensors, split_tensors
 
 
@@ -46,20 +46,16 @@ def capture_shard(stage: nn.Module, sharded: ShardedOptimizer, norm: GradientNor
             name = name_of[id(segment.parameter)]
             plain = split_tensors(kept, f"{OPTIMIZER}{name}/{segment.start}", tensors)
             shards.setdefault(name, []).append([segment.start, segment.stop, plain])
-    groups = [
-        {
-            "parameters": [name_of[id(p)] for p in parameters],
-            "settings": split_tensors(group_settings(group), f"{OPTIMIZER}group/{i}", tensors),
-        }
-        for i, (group, parameters) in enumerate(zip(sharded.optimizer.param_groups, sharded.groups, strict=True))
-    ]
+    names = [[name_of[id(p)] for p in parameters] for parameters in sharded.groups]
+    groups = capture_groups(sharded.optimizer, names, tensors)
     settings = {**state.settings, "optimizer": {"state": {}, "groups": groups, "shards": shards}}
     return replace(state, tensors=tensors, settings=settings)
 
 
 def without_model(shard: StageState) -> StageState:
-    """`shard` without the model's tensors, which another replica saves."""
-    return replace(shard, tensors={name: t for name, t in shard.tensors.items() if not name.startswith(MODEL)})
+    """`shard` without the model's tensors and their averages, which another replica saves."""
+    tensors = {name: t for name, t in shard.tensors.items() if not name.startswith((MODEL, AVERAGED))}
+    return replace(shard, tensors=tensors)
 
 
 def combine_shards(shards: Sequence[StageState]) -> StageState:
@@ -85,9 +81,8 @@ def unshard(combined: StageState) -> StageState:
     optimizer = combined.settings["optimizer"]
     if optimizer is None or "shards" not in optimizer:
         return combined
-    tensors = {
-        name: t for name, t in combined.tensors.items() if name.startswith((MODEL, PREFIX, f"{OPTIMIZER}group/"))
-    }
+    kept = (MODEL, AVERAGED, f"{SCHEDULER}/", PREFIX, f"{OPTIMIZER}group/")
+    tensors = {name: t for name, t in combined.tensors.items() if name.startswith(kept)}
     state = {}
     with mismatch_is_corrupt():
         for name, segments in optimizer["shards"].items():
@@ -109,7 +104,8 @@ def restore_shard(state: StageState, stage: nn.Module, sharded: ShardedOptimizer
         return
     name_of = _name_of(stage)
     with mismatch_is_corrupt():
-        restore_groups(state, sharded.optimizer, [[name_of[id(p)] for p in own] for own in sharded.groups])
+        names = [[name_of[id(p)] for p in own] for own in sharded.groups]
+        restore_groups(saved["groups"], sharded.optimizer, names, state.tensors)
         shards = saved.get("shards", {})
         for segment in sharded.segments:
             name = name_of[id(segment.parameter)]

@@ -8,6 +8,7 @@ Checkpoints hold tensors in safetensors files and everything else as JSON, so no
 and puts `t` into `tensors` under "optimizer/w/exp_avg"; `join_tensors` is the inverse.
 """
 
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -26,14 +27,19 @@ def split_tensors(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         return {"tensor": name}
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+    if type(value) in (dict, OrderedDict, defaultdict) and all(isinstance(key, str) for key in value):
         return {"dict": {key: split_tensors(item, f"{name}/{key}", tensors) for key, item in value.items()}}
-    if isinstance(value, list | tuple):
+    if type(value) in (list, tuple):
         items = [split_tensors(item, f"{name}/{i}", tensors) for i, item in enumerate(value)]
         return {type(value).__name__: items}
+    if type(value) in (dict, Counter) and all(isinstance(key, int | float | str) for key in value):
+        pairs = [[key, split_tensors(item, f"{name}/{i}", tensors)] for i, (key, item) in enumerate(value.items())]
+        return {"pairs" if type(value) is dict else "counter": pairs}
+    owner = name.partition("/")[0].replace("optimizer", "optimiser")
     raise ModelError(
-        f"the optimiser keeps a {type(value).__name__} ({name}), which a checkpoint cannot hold: "
-        "only tensors, numbers, strings, lists, tuples and dictionaries with string keys can be saved"
+        f"the {owner} keeps a {type(value).__name__} ({name}), which a checkpoint cannot hold: only tensors, numbers, "
+        "strings, lists, tuples, counters and dictionaries of these can be saved; keep it elsewhere, or leave it out "
+        "of the state"
     )
 
 
@@ -51,6 +57,10 @@ def join_tensors(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
             return [join_tensors(item, tensors) for item in content]
         case "tuple":
             return tuple(join_tensors(item, tensors) for item in content)
+        case "pairs":
+            return {key: join_tensors(item, tensors) for key, item in content}
+        case "counter":
+            return Counter({key: join_tensors(item, tensors) for key, item in content})
         case _:
             raise TypeError(f"unknown kind {kind!r}")
 

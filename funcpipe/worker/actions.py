@@ -1,6 +1,6 @@
 """What a worker does for each kind of task: a call of its computation, a message through its channel, or both."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from funcpipe.scheduler.execute import TaskResult
 from funcpipe.scheduler.tasks import Kind, Task, source_of
 from funcpipe.training.computation import Computation
 from funcpipe.training.data import Step
-from funcpipe.training.passes import Batch
+from funcpipe.training.loading import Loader
 from funcpipe.worker.synchronisation import Synchronisation, result_of
 
 
@@ -26,11 +26,20 @@ class Actions:
     """
 
     def __init__(
-        self, computation: Computation, channel: Channel, keys: Keys, routes: Routes, plan: Plan, replica: int
+        self,
+        computation: Computation,
+        channel: Channel,
+        keys: Keys,
+        routes: Routes,
+        plan: Plan,
+        replica: int,
+        loader: Loader | None = None,
     ) -> None:
+        """`loader` is there where the stage loads data."""
         self._computation = computation
         self._passes = computation.passes
         self._channel = channel
+        self._loader = loader
         self._keys = keys
         self._wire, self._gradient_wire = plan.wire, plan.gradient_wire
         self._routes = _RouteTable(routes)
@@ -39,6 +48,7 @@ class Actions:
         self._step = -1
         self._chunks: GradientChunks | None = None
         self._actions: Mapping[Kind, Callable[[Task], TaskResult]] = {
+            Kind.LOAD: self._load,
             Kind.FORWARD: self._forward,
             Kind.BUCKET: self._bucket,
             Kind.BACKWARD: self._backward,
@@ -67,17 +77,25 @@ class Actions:
         """Repeat steps in which earlier attempts have put messages with the keys `written`."""
         self._channel.adopt(written)
 
-    def begin_step(self, step: Step, load: Callable[[Sequence[int]], Batch]) -> None:
-        """Start `step`; `load` loads the samples at some indices."""
+    def begin_step(self, step: Step) -> None:
+        """Start `step`."""
         self._step = step.number
         self._chunks = None
         self._channel.begin_step()
-        self._computation.begin_step(step, load)
+        self._computation.begin_step(step, lambda micro_batch: self._loads.take(step.number, micro_batch))
 
     def run(self, task: Task) -> TaskResult:
         """Run `task`."""
         torch.get_num_threads()  # makes torch apply its number of threads to this lane's thread too
         return self._actions[task.kind](task)
+
+    @property
+    def _loads(self) -> Loader:
+        assert self._loader is not None, "only stages that read data or compute the loss load data"
+        return self._loader
+
+    def _load(self, task: Task) -> TaskResult:
+        return TaskResult(ago_s=self._loads.load(self._step + (task.part or 0), _required(task.micro_batch)))
 
     def _forward(self, task: Task) -> TaskResult:
         self._computation.forward(_required(task.micro_batch))

@@ -33,6 +33,16 @@ _PAUSES = Backoff(first_s=2.0, most_s=20.0)
 """The pauses before a successor that could not be started is tried again."""
 
 
+def overlap_s(cold_start_s: float, step_s: float) -> float:
+    """How long before a function leaves it starts its successor, so that that is ready in time."""
+    return _COLD_STARTS * cold_start_s + 2 * step_s
+
+
+def leaves_at_s(lifetime_s: float, step_s: float, saving_s: float) -> float:
+    """The age at which a function leaves: two more steps, and a checkpoint twice as slow, still end in time."""
+    return lifetime_s * (1 - _RESERVE) - 2 * step_s - 2 * saving_s
+
+
 class Successor:
     """When a function starts its successor, and when it must leave.
 
@@ -61,17 +71,17 @@ class Successor:
         self._tries = 0
         self._try_at_s = 0.0
 
-    def start_in_time(self, *, step_s: float, saving_s: float) -> None:
+    def start_in_time(self, *, step_s: float, saving_s: float, left_s: float = 0.0) -> None:
         """Start the successor, once, when it is time: it should be ready when this function leaves.
 
-        None is needed where the run's last step ends before.
+        None is needed where the run's last step ends before, after `left_s` that a validation still takes.
         """
         lifetime_s = self._lifetime_s
         if lifetime_s is None or self._started or not step_s or self._progress.age_s < self._try_at_s:
             return
-        ready_s = _COLD_STARTS * self._spec.faults.cold_start_s + 2 * step_s
-        leaves_at_s = self._leaves_at_s(lifetime_s, step_s, saving_s)
-        if self._progress.age_s + ready_s < leaves_at_s or self._ends_s(step_s, saving_s) < leaves_at_s:
+        ready_s = overlap_s(self._spec.faults.cold_start_s, step_s)
+        leaves_s = self._leaves_at_s(lifetime_s, step_s, saving_s)
+        if self._progress.age_s + ready_s < leaves_s or self._ends_s(step_s, saving_s) + left_s < leaves_s:
             return
         self._tries += 1
         spec = self._next_spec(lifetime_s)
@@ -79,6 +89,7 @@ class Successor:
         try:
             start_for_worker(self._open_platform(self._spec.platform), self._storage, self._keys, spec)
             self._started = True
+            self._progress.budget.begin_overlap(self._progress.billed_s)
         except (PlatformError, PlatformRefused) as error:
             _log.warning("no successor could be started, try %d: %s", self._tries, error)
             self._try_at_s = self._progress.age_s + _PAUSES.pause_s(self._tries)
@@ -104,11 +115,11 @@ class Successor:
 
     @staticmethod
     def _leaves_at_s(lifetime_s: float, step_s: float, saving_s: float) -> float:
-        return lifetime_s * (1 - _RESERVE) - 2 * step_s - 2 * saving_s
+        return leaves_at_s(lifetime_s, step_s, saving_s)
 
     def _next_spec(self, lifetime_s: float) -> WorkerSpec:
         left_s = max(lifetime_s - self._progress.age_s, POLL_S)
-        account = self._progress.account
+        account = self._progress.successor_account
         return replace(self._spec, attempt=self._spec.attempt + 1, follows_within_s=left_s, account=account)
 
 

@@ -1,5 +1,6 @@
 """The loop of a worker: become the worker, train its stage step by step, save it, and finish, halt or hand over."""
 
+import contextlib
 import logging
 import threading
 import time
@@ -26,6 +27,7 @@ from funcpipe.worker.heartbeat import HeartbeatThread
 from funcpipe.worker.peer_recovery import PeerRecovery
 from funcpipe.worker.progress import WorkerProgress
 from funcpipe.worker.step_runner import StepRunner
+from funcpipe.worker.validation import Validator
 
 _log = logging.getLogger(__name__)
 
@@ -54,6 +56,7 @@ class Worker:
     peers: PeerRecovery
     cancel: threading.Event
     clock: Callable[[], float]
+    validator: Validator | None = None
 
     @property
     def computation(self) -> Computation:
@@ -66,6 +69,8 @@ class Worker:
         Raises Superseded if another function is or becomes the worker, RunHalted if the run is to end at once.
         """
         await_predecessor(self.spec, self.storage, self.keys)
+        if self.spec.attempt and self.spec.follows_within_s is not None:
+            self.budget.end_overlap(self.progress.billed_s)
         self.lease.take()
         if (reason := self.orders.look()) is not None:
             raise RunHalted(reason)
@@ -81,7 +86,7 @@ class Worker:
             cancel=self.cancel,
         )
         try:
-            with heartbeat, Background() as background:
+            with heartbeat, Background() as background, self.runner.loader or contextlib.nullcontext():
                 return self._train(heartbeat, background)
         except (TaskFailed, Cancelled) as error:
             if isinstance(error.__cause__, Superseded):
@@ -120,7 +125,8 @@ class Worker:
     def _run_until_drift(self, background: Background, trace: _Trace) -> Outcome | None:
         """Run steps to the end; None if this replica has other parameters than the first and must go back."""
         for step in self.batches.steps_from(self.progress.done, self.spec.epochs):
-            if (outcome := self._end_early(background)) is not None:
+            outcome = self._end_early(background) or self._validate(background)
+            if outcome is not None:
                 return outcome
             began_s = time.monotonic()
             trace.append(self.runner.run(step, background))
@@ -136,7 +142,27 @@ class Worker:
             if self._has_drifted():
                 return None
         self._save_last(background)
-        return Outcome.FINISHED
+        return self._validate(background) or Outcome.FINISHED
+
+    def _validate(self, background: Background) -> Outcome | None:
+        """Validate if that is due; how the worker ends before it has, or because of what was found.
+
+        What was saved after these steps is from before the validation: who restarts there begins with it.
+        """
+        if self.validator is None or not self.validator.is_due(self.progress.done):
+            return None
+        found = self.validator.run(
+            self.progress.done, lambda batch_s, left_s: self._end_early(background, batch_s=batch_s, left_s=left_s)
+        )
+        if isinstance(found, Outcome):
+            return found
+        self.validator.keep_best(found, self.computation.state)
+        if found.stop:
+            _log.info("ends early: no validation was better since step %s", found.best_step)
+            self._save_last(background)
+            return Outcome.FINISHED
+        self.computation.after_validation(found.values)
+        return None
 
     def _has_drifted(self) -> bool:
         """Whether the replica must go back. Raises ReplicasDiffer if the run is to end then."""
@@ -148,20 +174,25 @@ class Worker:
         _log.warning("%s", drift)
         return self.progress.done < self.progress.steps  # the run's result is the first replica's
 
-    def _end_early(self, background: Background) -> Outcome | None:
-        """Save the stage if the worker must end before the next step; None if it can go on."""
+    def _end_early(self, background: Background, *, batch_s: float = 0.0, left_s: float = 0.0) -> Outcome | None:
+        """Save the stage if the worker must end before the next step; None if it can go on.
+
+        In a validation, before its next batch: batches take `batch_s` each, and `left_s` together.
+        """
         if self.orders.end_before(self.progress.done):
             self._save_last(background)
             return Outcome.HALTED
-        step_s, saving_s = self.interval.step_s, self.interval.checkpoint_s
-        self.successor.start_in_time(step_s=step_s, saving_s=saving_s)
+        step_s, saving_s = max(self.interval.step_s, batch_s), self.interval.checkpoint_s
+        self.successor.start_in_time(step_s=step_s, saving_s=saving_s, left_s=left_s)
         if self.successor.must_leave(step_s=step_s, saving_s=saving_s):
             self._save_last(background, leaving=True)
             return Outcome.HANDED_OVER
         return None
 
     def _save_last(self, background: Background, *, leaving: bool = False) -> None:
-        """Save the stage, and wait until everything of its steps is written."""
+        """Save the stage, unless it learns nothing, and wait until everything of its steps is written."""
+        if not self.progress.steps:
+            return
         self.checkpoints.save(self.progress.done, leaving=leaving)
         background.flush()
         self._has_drifted()
@@ -174,7 +205,7 @@ class Worker:
             steps=self.progress.steps,
             age_s=self.progress.billed_s,
             step_s=self.interval.step_s,
-            end_s=self.interval.checkpoint_s,
+            end_s=self.interval.checkpoint_s + (0.0 if self.validator is None else self.validator.took_s),
         )
         is_behind = self.progress.done < self.checkpoints.repeated_until  # and would order what others have passed
         if halt is not None and not is_behind:

@@ -70,6 +70,12 @@ class WorkerProgress:
         """What a function is told that is invoked now."""
         return replace(self._account, spent_usd=self.run_usd, elapsed_s=self.run_s, requests_usd=self.run_requests_usd)
 
+    @property
+    def successor_account(self) -> RunAccount:
+        """What a successor is told that is invoked now, and with it those of all other workers."""
+        account = self.account
+        return replace(account, requests_usd=account.requests_usd + self._workers * account.invocation_usd)
+
     def record_messages(self, own: RequestCounts, others: RequestCounts) -> None:
         """Record the messages of a step: those that this worker, and those that all others, have put and got."""
         self._own += own

@@ -1,20 +1,26 @@
 """Makes a worker: downloads its code and tensors, and connects its parts."""
 
+import functools
 import logging
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from funcpipe.comm.arrival_estimator import ArrivalEstimator
 from funcpipe.comm.channel import Channel
 from funcpipe.core import WorkerSpec
 from funcpipe.core.run_key import RunKey
+from funcpipe.model.split import StageModule
 from funcpipe.platforms.base import Invoked, OpenPlatform, Storage
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import FencedStorage, Lease
 from funcpipe.training.computation import Computation
+from funcpipe.training.evaluation import StageEvaluation
+from funcpipe.training.loading import Loader
 from funcpipe.training.stage_job import StageJob, load_bundle
 from funcpipe.worker.actions import Actions
+from funcpipe.worker.batch_runner import BatchRunner
 from funcpipe.worker.checkpoint_interval import CheckpointInterval
 from funcpipe.worker.checkpoint_manager import CheckpointManager
 from funcpipe.worker.halt_orders import HaltOrders
@@ -26,6 +32,7 @@ from funcpipe.worker.progress import WorkerProgress
 from funcpipe.worker.step_graph import StepGraphs
 from funcpipe.worker.step_reporter import StepReporter
 from funcpipe.worker.step_runner import StepRunner
+from funcpipe.worker.validation import Validator
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +72,13 @@ def load_worker(
     interval.estimate_checkpoint(loaded_s)
     cancel = threading.Event()
     channel = Channel(fenced, _estimator(spec), run_key=RunKey(spec.run_key), cancel=cancel)
-    runner = _runner(spec, job, job.computation(stage, spec), fenced, channel, cancel, clock)
+    loader = job.loader(stage, spec, storage, keys.data, invoked.meter)
+    runner = _runner(spec, job, job.computation(stage, spec), loader, fenced, channel, cancel, clock)
+    validator = None
+    if job.evaluation is not None:
+        channel = Channel(fenced, _estimator(spec), run_key=RunKey(spec.run_key), cancel=cancel)
+        open_loader = functools.cache(partial(job.evaluation_loader, spec, storage, keys.data, invoked.meter))
+        validator = _validator(spec, job.evaluation, stage, fenced, channel, runner, progress, open_loader)
     checkpoints = CheckpointManager(
         spec, fenced, keys, lease=lease, computation=runner.computation, interval=interval, steps=progress.steps
     )
@@ -83,8 +96,41 @@ def load_worker(
         budget=budget,
         successor=Successor(spec, fenced, keys, open_platform, progress, lifetime_s=_lifetime_s(spec, invoked)),
         peers=PeerRecovery(spec, fenced, keys, open_platform),
+        validator=validator,
         cancel=cancel,
         clock=clock,
+    )
+
+
+def _validator(
+    spec: WorkerSpec,
+    evaluation: StageEvaluation,
+    stage: StageModule,
+    fenced: Storage,
+    channel: Channel,
+    runner: StepRunner,
+    progress: WorkerProgress,
+    open_loader: Callable[[], Loader | None],
+) -> Validator:
+    batches = BatchRunner(
+        spec,
+        evaluation,
+        fenced,
+        channel,
+        trained=stage,
+        lanes=runner.lanes,
+        cancel=runner.cancel,
+        record=progress.record_messages,
+        clock=runner.clock,
+    )
+    return Validator(
+        spec,
+        evaluation,
+        fenced,
+        batches,
+        open_loader=open_loader,
+        lanes=runner.lanes,
+        cancel=runner.cancel,
     )
 
 
@@ -105,6 +151,7 @@ def _runner(
     spec: WorkerSpec,
     job: StageJob,
     computation: Computation,
+    loader: Loader | None,
     fenced: Storage,
     channel: Channel,
     cancel: threading.Event,
@@ -113,12 +160,14 @@ def _runner(
     keys = Keys.of(spec)
     return StepRunner(
         spec=spec,
-        graphs=StepGraphs(spec, keys, job.routes, job.batches(spec), norms=computation.norm.is_needed),
+        graphs=StepGraphs(
+            spec, keys, job.routes, job.batches(spec), norms=computation.norm.is_needed, loads=loader is not None
+        ),
         computation=computation,
-        actions=Actions(computation, channel, keys, job.routes, spec.plan, spec.replica),
+        actions=Actions(computation, channel, keys, job.routes, spec.plan, spec.replica, loader),
         lanes=LaneMonitor(),
         reporter=StepReporter(spec, fenced, keys),
-        load=job.loader(spec.seed),
+        loader=loader,
         cancel=cancel,
         clock=clock,
     )

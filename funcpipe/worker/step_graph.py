@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from funcpipe.core import RequestCounts, Routes, WorkerId, WorkerSpec
 from funcpipe.runstate.keys import Keys
 from funcpipe.scheduler.graph import Graph, StepShape, build_graph
+from funcpipe.scheduler.loading import Loading
 from funcpipe.scheduler.tasks import Task
 from funcpipe.training.data import Batches
 from funcpipe.worker.message_gc import StepMessages, most_objects, readers_of, upstream_of
@@ -31,21 +32,31 @@ class StepGraph:
 class StepGraphs:
     """The graphs of one worker's steps. A graph depends only on the number of micro-batches, so few are made."""
 
-    def __init__(self, spec: WorkerSpec, keys: Keys, routes: Routes, batches: Batches, *, norms: bool) -> None:
-        """With `norms`, stages exchange the norms of their gradients in every step."""
+    def __init__(
+        self, spec: WorkerSpec, keys: Keys, routes: Routes, batches: Batches, *, norms: bool, loads: bool
+    ) -> None:
+        """With `norms`, stages exchange the norms of their gradients in every step. `loads` tells that this stage loads
+        data; what other stages load does not concern it.
+        """
         self._spec = spec
         self._keys = keys
         self._routes = routes
         self._batches = batches
         self._norms = norms
-        self._made: dict[int, StepGraph] = {}
+        self._loads = loads
+        self._steps = spec.epochs * batches.steps_per_epoch
+        self._made: dict[tuple[int, Loading | None], StepGraph] = {}
 
-    def of_step(self, step: int) -> StepGraph:
-        """The worker's part of `step`."""
+    def of_step(self, step: int, *, is_loaded: bool = True) -> StepGraph:
+        """The worker's part of `step`; unless `is_loaded`, nothing of the step was loaded in the step before."""
         micro_batches = self._batches.micro_batches_of(step)
-        if micro_batches not in self._made:
-            self._made[micro_batches] = self._make(micro_batches)
-        return self._made[micro_batches]
+        following = self._batches.micro_batches_of(step + 1) if step + 1 < self._steps else 0
+        stages = frozenset({self._spec.stage})
+        loading = Loading(stages=stages, following=following, is_loaded=is_loaded) if self._loads else None
+        made = self._made.get((micro_batches, loading))
+        if made is None:
+            made = self._made[micro_batches, loading] = self._make(micro_batches, loading)
+        return made
 
     def messages_of(self, step: int) -> StepMessages:
         """The messages that the worker puts in `step`."""
@@ -53,7 +64,7 @@ class StepGraphs:
         keys = {self._keys.message(self._spec.worker, step, str(put)): by for put, by in part.readers.items()}
         return StepMessages(readers=keys, upstream=part.upstream, most=part.most_objects)
 
-    def _make(self, micro_batches: int) -> StepGraph:
+    def _make(self, micro_batches: int, loading: Loading | None) -> StepGraph:
         plan, worker = self._spec.plan, (self._spec.stage, self._spec.replica)
         graph = build_graph(
             StepShape(
@@ -65,6 +76,7 @@ class StepGraphs:
                 sync=plan.sync,
                 norms=self._norms,
                 streams=plan.streams,
+                loading=loading,
             )
         )
         return StepGraph(

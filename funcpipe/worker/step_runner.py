@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from funcpipe.comm.collectives import open_downloads
@@ -12,7 +12,7 @@ from funcpipe.core.logs import at_step
 from funcpipe.scheduler.execute import execute
 from funcpipe.training.computation import Computation
 from funcpipe.training.data import Step
-from funcpipe.training.passes import Batch
+from funcpipe.training.loading import Loader
 from funcpipe.worker.actions import Actions
 from funcpipe.worker.background import Background
 from funcpipe.worker.lane_monitor import LaneMonitor
@@ -27,7 +27,7 @@ OPEN_UPLOADS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class StepRunner:
-    """What the steps of one worker need. `load` loads, in an epoch, the samples at some indices."""
+    """What the steps of one worker need. `loader` loads its micro-batches, if its stage reads data."""
 
     spec: WorkerSpec
     graphs: StepGraphs
@@ -35,7 +35,7 @@ class StepRunner:
     actions: Actions
     lanes: LaneMonitor
     reporter: StepReporter
-    load: Callable[[int, Sequence[int]], Batch]
+    loader: Loader | None
     cancel: threading.Event
     clock: Callable[[], float]
 
@@ -43,9 +43,10 @@ class StepRunner:
         """Run `step`; its events. The last stage reports its loss. Raises TaskFailed or Cancelled."""
         at_step(step.number)
         began_s = time.monotonic()
-        self.actions.begin_step(step, lambda indices: self.load(step.epoch, indices))
+        is_loaded = self.loader is not None and self.loader.begin_step(step.number)
+        self.actions.begin_step(step)
         events = execute(
-            self.graphs.of_step(step.number).graph,
+            self.graphs.of_step(step.number, is_loaded=is_loaded).graph,
             self.lanes.watched(self.actions.run),
             step=step.number,
             cancel=self.cancel,
@@ -55,7 +56,8 @@ class StepRunner:
         )
         if self.spec.stage == len(self.spec.plan.stages) - 1:
             passes = self.computation.passes
-            report = StepReport(step=step.number, samples=passes.samples, loss_sum=passes.loss_sum)
+            skipped = self.computation.norm.skipped
+            report = StepReport(step=step.number, samples=passes.samples, loss_sum=passes.loss_sum, skipped=skipped)
             background.submit(lambda: self.reporter.write(report))
         _log.debug("ran %d tasks in %.3f s", len(events), time.monotonic() - began_s)
         return tuple(replace(event, attempt=self.spec.attempt) for event in events)

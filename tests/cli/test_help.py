@@ -1,15 +1,20 @@
 """Help pages, and how the command sets up the log."""
 
+import importlib
 import logging
+import re
 
 import pytest
 
+import funcpipe
 from funcpipe.cli import main
+from funcpipe.cli.job_file import verbs_of
+from funcpipe.cli.parser import build_parser
 from funcpipe.partitioner.catalog import solvers
 
 VERBS = (
     *("profile", "optimize", "explain", "simulate", "train", "verify", "report", "platforms"),
-    *("status", "stop", "clean", "key", "deploy", "destroy", "logs"),
+    *("status", "stop", "clean", "key", "deploy", "destroy", "logs", "completion"),
 )
 
 
@@ -20,7 +25,34 @@ def test_every_verb_has_help_with_an_example(verb: str, capsys: pytest.CaptureFi
     assert ended.value.code == 0
     text = capsys.readouterr().out
     assert text.startswith(f"usage: funcpipe {verb} [options]")
-    assert f"example:\n  funcpipe {verb}" in text
+    assert f"example:\n  funcpipe {verb}" in text or f"$(funcpipe {verb} " in text
+
+
+def test_what_examples_name_is_in_the_package() -> None:
+    pages = [verb.format_help() for verb in verbs_of(build_parser()).values()]
+    named = {name for page in pages for name in re.findall(r"([\w.]+:\w+)", page.partition("example:")[2])}
+    ours = {name for name in named if name.startswith("funcpipe.")}
+    assert len(ours) >= 4
+    for name in ours:
+        module, _, factory = name.partition(":")
+        assert callable(getattr(importlib.import_module(module), factory))
+    assert not {name for name in named - ours if not name.startswith(("aws-lambda", "file"))}
+
+
+def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"funcpipe {funcpipe.__version__}\n"
+    assert re.fullmatch(r"\d+\.\d+\.\d+.*", funcpipe.__version__)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_a_shell_completes_verbs_and_options(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert "--global-batch" in script
+    assert "simulate" in script
 
 
 def help_of(*words: str, capsys: pytest.CaptureFixture[str]) -> str:

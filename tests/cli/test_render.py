@@ -11,7 +11,7 @@ from rich.console import Console
 
 from funcpipe.cli import render
 from funcpipe.cli.render.table import Column, print_table
-from funcpipe.client.control import RunStatus, WorkerStatus
+from funcpipe.client.run_status import RunStatus, WorkerStatus
 from funcpipe.client.verdict import Verdict
 from funcpipe.core import (
     Busy,

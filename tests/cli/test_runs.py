@@ -13,13 +13,14 @@ from funcpipe.api import FuncPipe
 from funcpipe.cli import main
 from funcpipe.cli.parser import build_parser
 from funcpipe.cli.train_values import plan_and_model
-from funcpipe.core import Busy, OptimizerKind, write
+from funcpipe.core import Busy, Interval, OptimizerKind, write
 from funcpipe.core.run_key import RunKey
 from funcpipe.errors import RunInterrupted
 from funcpipe.platforms.catalog import open_storage
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.generations import list_generations, reserve_generation, write_record
 from funcpipe.runstate.keyring import signed
+from funcpipe.training.averaging import EMA
 from funcpipe.training.verify import TensorDifference, Verification
 from tests.e2e import small
 from tests.run_documents import BEAT, RECORD
@@ -90,7 +91,7 @@ def test_a_run_is_shown_stopped_and_deleted(
     assert "ends early: it was stopped" in capsys.readouterr().out
     assert main(["clean", "left", "--storage", storage_url]) == 0
     assert "run left: 6 objects deleted" in capsys.readouterr().out
-    assert main(["status", "left", "--storage", storage_url]) == 1
+    assert main(["status", "left", "--storage", storage_url]) == 2
     assert "left" in capsys.readouterr().err
 
 
@@ -115,7 +116,7 @@ def test_a_run_s_key_is_printed_and_lets_another_machine_look_after_the_run(
     assert main(["status", *about]) == 3
     assert main(["clean", *about]) == 0
     assert open_storage(storage_url).list("") == ()
-    assert main(["key", *about]) == 1
+    assert main(["key", *about]) == 2
 
 
 @pytest.mark.usefixtures("plan")
@@ -145,7 +146,7 @@ def test_a_run_that_is_left_on_a_deployment_lies_in_its_bucket(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
     monkeypatch.setattr("funcpipe.platforms.aws.account.Account.number", "123456789012", raising=False)
-    assert main([*TRAIN, "--detach", "--platform", "aws-lambda://funcpipe?region=us-east-1"]) == 0
+    assert main([*TRAIN, "--detach", "--yes", "--platform", "aws-lambda://funcpipe?region=us-east-1"]) == 0
     assert "s3://funcpipe-123456789012-us-east-1/runs?region=us-east-1" in capsys.readouterr().out
 
 
@@ -161,8 +162,8 @@ def test_a_run_that_is_left_on_a_deployment_lies_in_its_bucket(
         ),
         (
             RunInterrupted("run-1", running=False, kept=True, storage="file:///runs"),
-            "interrupted; run run-1 was stopped, and what it saved is kept resume it: funcpipe train ... "
-            "--resume run-1 --storage file:///runs delete it: funcpipe clean run-1 --storage file:///runs",
+            "interrupted; run run-1 was stopped, and what it saved is kept in file:///runs resume it: funcpipe train "
+            "... --resume run-1 --storage file:///runs delete it: funcpipe clean run-1 --storage file:///runs",
         ),
         (
             RunInterrupted("run-1", running=False, kept=False, storage="file:///runs"),
@@ -199,6 +200,37 @@ def test_a_plan_that_trains_something_else_fails(
     assert "the first layer that differs is 0: 0.weight is off by 5.00e-01, more than 1.00e-04 of what" in shown.err
 
 
+def schedule(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    return torch.optim.lr_scheduler.StepLR(optimizer, 2)
+
+
+@pytest.mark.usefixtures("plan")
+def test_schedule_and_average_are_the_ones_that_were_named() -> None:
+    words = ["--scheduler", "tests.cli.test_runs:schedule", "--scheduler-interval", "step", "--ema", "0.9"]
+    _, pipe = plan_and_model(build_parser().parse_args([*TRAIN, *words]))
+    recipe = pipe._recipe
+    assert recipe.scheduler is not None
+    assert recipe.scheduler.__name__ == "schedule"
+    assert (recipe.scheduler_interval, recipe.average) == (Interval.STEP, EMA(decay=0.9))
+    _, pipe = plan_and_model(build_parser().parse_args(TRAIN))
+    assert (pipe._recipe.scheduler, pipe._recipe.average) == (None, None)
+
+
+@pytest.mark.usefixtures("plan")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--averaged-output", "out.pt"], "--averaged-output writes averages, and none are kept; add --ema 0.999"),
+        (["--ema", "1.5"], "decay must be between 0 and 1, got 1.5"),
+    ],
+)
+def test_a_wrong_recipe_is_refused_at_once(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*TRAIN, *words]) == 2
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert "Traceback" not in shown
+
+
 @pytest.mark.usefixtures("plan")
 @pytest.mark.parametrize(
     ("kind", "words", "expected"),
@@ -214,5 +246,5 @@ def test_the_optimiser_is_the_one_that_was_named_or_else_the_plan_s(
 ) -> None:
     write(replace(small.plan(2, 1), optimizer=kind), "plan.json")
     _, pipe = plan_and_model(build_parser().parse_args([*TRAIN, *words]))
-    optimizer = pipe._optimizer([nn.Parameter(torch.zeros(1))])
+    optimizer = pipe._recipe.optimizer([nn.Parameter(torch.zeros(1))])
     assert {name: optimizer.defaults[name] for name in expected} == expected

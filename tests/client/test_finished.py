@@ -4,6 +4,7 @@ import dataclasses
 import math
 import threading
 from collections.abc import Iterator
+from typing import cast
 
 import pytest
 import torch
@@ -13,9 +14,9 @@ from funcpipe.client.prepare import PreparedRun, prepare
 from funcpipe.client.results import Progress
 from funcpipe.client.session import session_on
 from funcpipe.client.site import Site
-from funcpipe.core import Invocation, Outcome, RunSettings, WorkerReport
+from funcpipe.core import Invocation, Outcome, PlatformSpec, RunSettings, WorkerReport
 from funcpipe.errors import PlanError, PlatformError, RunInterrupted
-from funcpipe.platforms.base import Handle, OpenPlatform, Platform
+from funcpipe.platforms.base import Handle, OpenPlatform, PlainKeys, Platform
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.functions import list_functions
@@ -76,6 +77,20 @@ def gone(url: str) -> Platform:
     raise PlatformError(f"there is no platform {url} any more")
 
 
+class EndedHost(PlainKeys):
+    """A local host that has ended: it can be named, but answers nothing."""
+
+    url = "local:///ended"
+
+    @property
+    def spec(self) -> PlatformSpec:
+        raise PlatformError(f"there is no host of local functions at {self.url} any more")
+
+
+def ended(url: str) -> Platform:
+    return cast(Platform, EndedHost())
+
+
 def prepared(
     storage: MemoryStorage,
     functions: Counting,
@@ -97,7 +112,7 @@ def left_to_its_end(storage: MemoryStorage, functions: Counting) -> Keys:
     return Keys.of(newest_record(signed(storage), RUN))
 
 
-@pytest.mark.parametrize("reopen", [None, gone])
+@pytest.mark.parametrize("reopen", [None, gone, ended])
 def test_a_run_that_has_finished_is_collected_with_its_own_bill(
     storage: MemoryStorage, functions: Counting, reopen: OpenPlatform | None
 ) -> None:

@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from funcpipe.client.control import RunStatus, status
+from funcpipe.client.control import status
 from funcpipe.client.job import Job
 from funcpipe.client.launch import launch, launch_detached
 from funcpipe.client.prepare import PreparedRun, prepare
+from funcpipe.client.run_status import RunStatus
 from funcpipe.client.session import session_on
 from funcpipe.client.site import Site
 from funcpipe.core import FaultTolerance, Outcome, RunSettings, WatchSpec, WorkerSpec, from_text

@@ -18,10 +18,12 @@ from funcpipe.client.results import Progress
 from funcpipe.client.session import Session, open_session, session_on
 from funcpipe.client.site import Site
 from funcpipe.core import Estimate, FaultTolerance, Halt, Plan
+from funcpipe.core.plan import StageEstimate
 from funcpipe.core.settings import settings_with
 from funcpipe.errors import (
     DataError,
     FuncPipeError,
+    InputError,
     InvalidValue,
     ModelError,
     PlanError,
@@ -70,6 +72,12 @@ def halted() -> tuple[MemoryStorage, ThreadPlatform]:
     return storage, platform
 
 
+LANES = (
+    *("forward_s", "forward_upload_s", "forward_download_s", "backward_s", "backward_upload_s"),
+    *("backward_download_s", "sync_s"),
+)
+
+
 def resumed(halted: tuple[MemoryStorage, ThreadPlatform], job: Any) -> PreparedRun:
     storage, platform = halted
     return prepare(job, session(storage, platform), settings=RunSettings(resume="run-1"))
@@ -81,7 +89,10 @@ def resumed(halted: tuple[MemoryStorage, ThreadPlatform], job: Any) -> PreparedR
         ({"seed": 99}, "run run-1 has seed 0, not 99; resume it with what it was started with"),
         ({"samples": 16}, "run run-1 has samples 24, not 16"),
         ({"shuffle": False}, "run run-1 has shuffle True, not False"),
-        ({"clip_grad_norm": 1.0}, "run run-1 has clip_grad_norm None, not 1.0"),
+        (
+            {"recipe": dataclasses.replace(chaos.job().recipe, clip_grad_norm=1.0)},
+            "run run-1 has clip_grad_norm None, not 1.0",
+        ),
     ],
 )
 def test_a_run_is_resumed_only_as_it_began(
@@ -129,9 +140,9 @@ def test_a_job_that_cannot_run_writes_nothing_and_opens_no_platform() -> None:
 
     sharded = dataclasses.replace(job.plan, shard_optimizer=True)
     for wrong, error in (
-        (dataclasses.replace(job, loss=unsendable), ModelError),
+        (dataclasses.replace(job, recipe=dataclasses.replace(job.recipe, loss=unsendable)), ModelError),
         (dataclasses.replace(job, samples=3), DataError),
-        (dataclasses.replace(job, plan=sharded, clip_grad_norm=1.0), PlanError),
+        (dataclasses.replace(job, plan=sharded, recipe=dataclasses.replace(job.recipe, clip_grad_norm=1.0)), PlanError),
     ):
         with pytest.raises(error):
             prepare(wrong, session(storage))
@@ -177,6 +188,8 @@ def test_the_platform_is_told_what_the_steps_that_are_left_will_take(
     asked, job = Asked(load_spec("local"), storage), chaos.job()
     prepare(job, session(MemoryStorage(), functions=lambda: asked))
     assert asked.run_s is None
+    seconds: dict[str, Any] = dict.fromkeys(LANES, 0.1)
+    stage = StageEstimate(base_bytes=1, state_bytes=8, activation_bytes=1, waste_bytes=0, **seconds)
     estimate = Estimate(
         iteration_s=2.0,
         cost_usd=0.0,
@@ -186,7 +199,7 @@ def test_the_platform_is_told_what_the_steps_that_are_left_will_take(
         puts=0,
         gets=0,
         bottleneck="compute",
-        stages=(),
+        stages=(stage,) * len(job.plan.stages),
         overhead_s=0.5,
     )
     job = dataclasses.replace(job, plan=dataclasses.replace(job.plan, estimate=estimate))
@@ -222,7 +235,10 @@ def test_an_optimiser_that_cannot_be_divided_is_refused() -> None:
     job = chaos.job()
     plan = dataclasses.replace(job.plan, shard_optimizer=True)
     with pytest.raises(PlanError, match="the state of this optimiser cannot be divided over replicas"):
-        prepare(dataclasses.replace(job, plan=plan, optimizer=WholeNorm), session(MemoryStorage()))
+        prepare(
+            dataclasses.replace(job, plan=plan, recipe=dataclasses.replace(job.recipe, optimizer=WholeNorm)),
+            session(MemoryStorage()),
+        )
 
 
 class WholeNorm(torch.optim.SGD):
@@ -287,7 +303,7 @@ def test_settings_may_be_given_by_keyword() -> None:
     given = settings_with(RunSettings(storage="file:///a", name="x"), {"run": "y", "message_deadline_s": 5.0})
     assert given == RunSettings(name="y", storage="file:///a", message_deadline_s=5.0)
     pipe = FuncPipe(small.model(), loss_fn=F.cross_entropy, optimizer=small.optimizer)
-    with pytest.raises(TypeError, match="storge"):
+    with pytest.raises(InputError, match="storge= is no setting of a run; did you mean storage="):
         pipe.train(small.data, plan=small.plan(), storge="file:///a")  # type: ignore[call-arg]
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from funcpipe.client.functions import WatchedWorker
 from funcpipe.client.results import bill
+from funcpipe.client.supervisor import Supervisor
 from funcpipe.core import FaultTolerance, Halt, OnOutOfMemory, Outcome, RequestCounts, RunAccount, WorkerSpec
 from funcpipe.core.backoff import Backoff
 from funcpipe.errors import DeadlineExceeded, PlatformError, RunHalted, WorkerFailed
@@ -196,6 +197,27 @@ def test_a_successor_is_watched_in_place_of_the_function_that_handed_over() -> N
     run.platform.ended["s0.r0-1"] = DONE
     run.report("s0.r0", Outcome.FINISHED, attempt=1)
     assert supervisor.poll() == 5
+
+
+def test_what_a_successor_took_beside_its_predecessor_is_in_the_cost() -> None:
+    """It is known only from when it takes over, but is billed from its start, and so counts for the limit."""
+    run = Run()
+    supervisor = run.start()
+    told = get_document(run.storage, WorkerSpec, KEYS.payload("s0.r0"))
+    start_function(run.platform, run.storage, KEYS, replace(told, attempt=1))
+    run.platform.ended["s0.r0-0"] = DONE
+    run.report("s0.r0", Outcome.HANDED_OVER)
+    run.beat("s0.r0", attempt=1, alive_s=1000.0)
+    supervisor.poll()
+    assert supervisor.cost_usd() == pytest.approx(1000.0 * 1024e-8, rel=0.02)
+
+
+def test_the_cost_of_requests_has_the_invocations() -> None:
+    run = Run()
+    dear = replace(spec_with(), price_invocation_usd=1.0, price_put_usd=0.0, price_get_usd=0.0)
+    supervisor = Supervisor(run.platform, run.storage, KEYS, prices=dear, account=run.account)
+    run.start(supervisor)
+    assert supervisor.requests_usd() == 6.0
 
 
 def test_a_function_that_is_never_heard_of_is_replaced() -> None:

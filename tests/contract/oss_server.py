@@ -77,7 +77,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, body)
             return
         first, _, last = wanted.removeprefix("bytes=").partition("-")
-        start, stop = int(first), min(int(last) + 1 if last else len(body), len(body))
+        start, stop = int(first or 0), min(int(last) + 1 if last else len(body), len(body))
+        if not first:
+            start, stop = max(len(body) - int(last), 0), len(body)
         if start >= len(body):
             strict = self.headers.get("x-oss-range-behavior") == "standard"
             if strict:

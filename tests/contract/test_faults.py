@@ -19,7 +19,6 @@ from funcpipe.platforms.aws.s3 import S3Storage
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.wrappers import Retried
 from funcpipe.testing.run_keys import RUN_KEY
-from tests.contract.conftest import S3Server
 from tests.contract.faulty_proxy import (
     Fault,
     FaultyProxy,
@@ -33,6 +32,7 @@ from tests.contract.faulty_proxy import (
 )
 from tests.contract.oss_server import ACCESS_KEY, REGION, SECRET_KEY, OssServer
 from tests.retries import retried
+from tests.s3_servers import S3Server
 
 pytestmark = pytest.mark.slow
 

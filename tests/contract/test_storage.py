@@ -16,8 +16,8 @@ from funcpipe.platforms.local.throttle import OwnPace, Throttled
 from funcpipe.platforms.wrappers import Counted
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.storage_contract import StorageContract
-from tests.contract.conftest import S3Server
 from tests.contract.oss_server import ACCESS_KEY, REGION, SECRET_KEY, OssServer
+from tests.s3_servers import S3Server
 
 BACK_ENDS: dict[str, Callable[[Path], Storage]] = {
     "memory": lambda folder: MemoryStorage(),

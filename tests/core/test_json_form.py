@@ -67,7 +67,7 @@ def document() -> dict[str, Any]:
         ({"format": None}, "plan.json: field 'format' is missing"),
         ({"replicas": "2"}, "plan.json: field 'replicas' must be an integer, got \"2\""),
         ({"replicas": True}, "plan.json: field 'replicas' must be an integer, got true"),
-        ({"replicas": 0}, "plan.json: field 'replicas' must be at least 1, got 0"),
+        ({"replicas": 0}, "plan.json: field 'replicas' must be a whole number of at least 1, got 0"),
         (
             {"replicas": 3},
             "plan.json: field 'global_batch' must be a multiple of micro_batch x replicas = 4 x 3, got 64",
@@ -77,7 +77,7 @@ def document() -> dict[str, Any]:
         ({"stages": {}}, "plan.json: field 'stages' must be an array, got {}"),
         (
             {"stages": [{"first": 0, "stop": 0, "size": "a", "memory_mb": 1}]},
-            "field 'stages[0].stop' must be at least 1",
+            "field 'stages[0].stop' must be a whole number of at least 1",
         ),
         ({"stages": [{"first": 0, "stop": 2, "memory_mb": 1}]}, "field 'stages[0].size' is missing"),
         ({"stages": [{"first": 1, "stop": 2, "size": "a", "memory_mb": 1}]}, "field 'stages[0].first' must be 0"),
@@ -163,7 +163,7 @@ def test_files_are_written_and_read(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert read(Plan, path) == example()
-    with pytest.raises(FormatError, match=r"nowhere.json: cannot be read: .*No such file"):
+    with pytest.raises(FormatError, match=r"nowhere.json: cannot be read: there is no such file; a plan is written by"):
         read(Plan, tmp_path / "nowhere.json")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(FormatError, match="binary: cannot be read"):

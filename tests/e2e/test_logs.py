@@ -10,7 +10,9 @@ import torch
 
 from funcpipe.api import FuncPipe
 from funcpipe.cli import main
+from funcpipe.client.callbacks import EachStep
 from funcpipe.client.results import Progress
+from funcpipe.core import RunSettings
 from funcpipe.core.logs import BEGINS
 from funcpipe.platforms.local.log_files import FOLDER
 from funcpipe.testing.processes import functions_of
@@ -33,7 +35,8 @@ def test_a_killed_worker_s_restart_and_its_cause_are_in_the_log_in_order(
 
     torch.manual_seed(5)
     pipe = FuncPipe(small.model(), loss_fn=small.gated_loss, optimizer=small.optimizer)
-    pipe.train(small.data, plan=small.plan(2, 1), run="run-1", on_progress=kill_one, message_deadline_s=60)
+    settings = RunSettings(name="run-1", message_deadline_s=60, rehearse=False)  # which would count the calls of a loss
+    pipe.train(small.data, plan=small.plan(2, 1), callbacks=[EachStep(kill_one)], settings=settings)
     assert main(["logs", "run-1", "--json"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["time_s"] for line in lines] == sorted(line["time_s"] for line in lines)

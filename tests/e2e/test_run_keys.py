@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from funcpipe import FaultTolerance, FuncPipe, Progress, RunInterrupted, clean, open_storage, status
+from funcpipe.client.callbacks import EachStep
 from funcpipe.runstate.generations import list_generations
 from funcpipe.runstate.keyring import FOLDER, RUN_KEY, KeyFolder
 from funcpipe.runstate.signed_storage import key_of
@@ -49,7 +50,7 @@ def test_a_run_s_key_is_in_no_object_log_or_command_line(
             run="told",
             faults=QUICK,
             message_deadline_s=60,
-            on_progress=look,
+            callbacks=[EachStep(look)],
         )
     (keys,) = list_generations(open_storage(url), "told")
     key = key_of(KeyFolder(), keys).text

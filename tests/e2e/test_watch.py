@@ -18,6 +18,7 @@ from funcpipe import (
     status,
     stop,
 )
+from funcpipe.client.callbacks import EachStep
 from tests.e2e import small
 
 STEADY = FaultTolerance(heartbeat_s=0.2, lease_s=60.0, checkpoint_steps=4)
@@ -53,7 +54,7 @@ def test_an_interrupted_watcher_leaves_the_run_its_module_and_what_was_spent_alo
                     storage=url,
                     resume="watched",
                     message_deadline_s=60,
-                    on_progress=interrupt,
+                    callbacks=[EachStep(interrupt)],
                 )
         assert all(torch.equal(before[name], tensor) for name, tensor in watcher.model.state_dict().items())
         live = status(storage, "watched")

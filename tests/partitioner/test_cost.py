@@ -72,6 +72,14 @@ def plan(*cuts: tuple[int, int, str, bool], replicas: int = 1, batch: int = 8, s
     )
 
 
+@pytest.mark.parametrize(("sharded", "copies"), [(False, 2 + 2 + 1), (True, 2 + 1 + 1)])
+def test_an_average_takes_the_memory_of_one_more_copy_of_the_parameters(sharded: bool, copies: int) -> None:
+    both = replace(plan((0, 3, "1024MB", False), replicas=2), optimizer=OptimizerKind.ADAM, shard_optimizer=sharded)
+    without, averaged = evaluate(both, PROFILE, SPEC), evaluate(replace(both, averaged=True), PROFILE, SPEC)
+    assert averaged.peak_memory_bytes - without.peak_memory_bytes == 24_000_000
+    assert replace(both, averaged=True).values_per_parameter == copies - 2
+
+
 def test_one_stage_computes_and_nothing_else() -> None:
     estimate = evaluate(plan((0, 3, "1024MB", False)), PROFILE, SPEC)
     assert estimate.iteration_s == pytest.approx(4 * (7 + 14))

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from funcpipe.api import FuncPipe
-from funcpipe.core import FunctionSize, ModelProfile, PlatformSpec
+from funcpipe.core import FunctionSize, ModelProfile, PlatformSpec, Precision
 from funcpipe.errors import DataError, InvalidValue, RunError
 from funcpipe.model.graph import trace
 from funcpipe.model.split.cut import stage_of
@@ -133,6 +133,20 @@ def test_activations_are_what_autograd_holds_in_a_plain_run() -> None:
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             model(x)
         assert sum(layer.activation_bytes for layer in found.layers) == sum(held.values())
+
+
+def test_a_profile_in_bf16_counts_what_bf16_sends_and_saves_and_keeps_parameters_in_fp32() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
+    args = (torch.randn(2, 8),)
+    plain, cast = (
+        profile(trace(model, args, precision=precision), args, spec=SPEC, micro_batch=2, repeats=1)
+        for precision in (Precision.FP32, Precision.BF16)
+    )
+    assert (plain.precision, cast.precision) == (Precision.FP32, Precision.BF16)
+    assert [tensor.forward_bytes for tensor in plain.tensors] == [2 * 8 * 4]
+    assert [tensor.forward_bytes for tensor in cast.tensors] == [2 * 8 * 2]
+    assert [one.parameter_bytes for one in cast.layers] == [one.parameter_bytes for one in plain.layers]
+    assert cast.layers[1].activation_bytes == 2 * 8 * 2 + 8 * 4 * 2  # its input, and its weight in bf16
 
 
 def test_seconds_scale_with_processors_and_add_up() -> None:

@@ -70,7 +70,7 @@ def stopped(job: Job) -> Iterator[dict[str, bytes]]:
         if progress.step == 1:
             halt_run(signed(storage), Keys.of(newest_record(signed(storage), RUN)), Halt(reason="enough", step=6))
 
-    slow = replace(job, loss=small.slow_loss)  # so that the order comes in time
+    slow = replace(job, recipe=replace(job.recipe, loss=small.slow_loss))  # so that the order comes in time
     with pytest.raises(RunHalted):
         launch(prepare(slow, on(storage, platform), faults=FAULTS, settings=RunSettings(name=RUN)), order)
     platform.stop_all()

@@ -92,6 +92,8 @@ def all_found(storage: Storage, stop: int) -> bool:
 def test_a_summary_keeps_what_was_reported_whatever_the_order() -> None:
     made = StepSummary.of([report(3), report(1)])
     assert made == StepSummary(steps=(1, 3), samples=(5, 5), loss_sums=(1 / 2, 1 / 4))
+    skipping = [dataclasses.replace(report(2), skipped=True), report(3)]
+    assert list(StepSummary.of(skipping).reports().values()) == skipping
     assert made.reports() == {1: report(1), 3: report(3)}
 
 

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from funcpipe.core import Routes, ScheduleKind, Streams, Sync, TensorProfile, TiedParameter, find_routes
 from funcpipe.scheduler.graph import StepShape
+from funcpipe.scheduler.loading import Loading
 
 
 def drawn(*what: object) -> float:
@@ -49,6 +50,15 @@ def routes(draw: st.DrawFn, stages: int) -> Routes:
 
 
 @st.composite
+def loadings(draw: st.DrawFn, stages: int) -> Loading | None:
+    """Nothing, or what some stages load."""
+    loading = draw(st.sets(st.integers(0, stages - 1)))
+    if not loading:
+        return None
+    return Loading(stages=frozenset(loading), following=draw(st.integers(0, 9)), is_loaded=draw(st.booleans()))
+
+
+@st.composite
 def shapes(draw: st.DrawFn) -> StepShape:
     stages = draw(st.integers(1, 5))
     return StepShape(
@@ -58,6 +68,7 @@ def shapes(draw: st.DrawFn) -> StepShape:
         routes=draw(st.just(chain_routes(stages)) | routes(stages)),
         schedule=draw(st.sampled_from(ScheduleKind)),
         sync=draw(st.sampled_from(Sync)),
+        loading=draw(loadings(stages)),
         streams=draw(st.none() | st.builds(Streams, st.integers(1, 6), st.integers(1, 4), st.integers(1, 6))),
         norms=draw(st.booleans()),
     )

@@ -28,6 +28,7 @@ from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.plans import even_stages
 from funcpipe.testing.thread_platform import ThreadPlatform
 from funcpipe.training.plain import train_in_one_process
+from funcpipe.training.recipe import Recipe
 from tests.training import stateful
 
 FAULTS = FaultTolerance(heartbeat_s=0.2, lease_s=1.0, start_s=2.0, checkpoint_steps=2, keep=True)
@@ -67,8 +68,7 @@ def job(chosen: Plan) -> Job:
     return Job(
         graph=traced()[1],
         plan=chosen,
-        loss=nn.functional.cross_entropy,
-        optimizer=adam,
+        recipe=Recipe(loss=nn.functional.cross_entropy, optimizer=adam),
         dataset=data,
         samples=SAMPLES,
         epochs=1,
@@ -83,7 +83,9 @@ def job(chosen: Plan) -> Job:
 def in_one_process() -> nn.Module:
     model, graph = traced()
     steps = job(plan(1)).batches.epoch(0)
-    return train_in_one_process(model, graph, data(), steps, loss=nn.functional.cross_entropy, optimizer=adam, seed=0)
+    return train_in_one_process(
+        model, graph, data(), steps, recipe=Recipe(loss=nn.functional.cross_entropy, optimizer=adam), seed=0
+    )
 
 
 def train(

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from funcpipe.model.graph import trace
 from funcpipe.training.data import Step
 from funcpipe.training.plain import train_in_one_process
+from funcpipe.training.recipe import Recipe
 from funcpipe.training.verify import compare_states
 
 SGD = partial(torch.optim.SGD, lr=0.1)
@@ -30,7 +31,13 @@ def train(seed: int = 0, *, clip: float | None = None, reverse: bool = False) ->
     graph = trace(model(), (torch.zeros(2, 3),))
     loss = nn.functional.mse_loss
     trained = train_in_one_process(
-        model(), graph, data(), STEPS, loss=loss, optimizer=SGD, seed=seed, clip_grad_norm=clip, reverse=reverse
+        model(),
+        graph,
+        data(),
+        STEPS,
+        recipe=Recipe(loss=loss, optimizer=SGD, clip_grad_norm=clip),
+        seed=seed,
+        reverse=reverse,
     )
     return trained.state_dict()
 
@@ -66,7 +73,7 @@ def test_a_model_that_was_called_before_is_trained_like_one_that_was_not() -> No
     called(torch.ones(2, 3))
     graph, loss = trace(called, (torch.zeros(2, 3),)), nn.functional.mse_loss
     states = [
-        train_in_one_process(made, graph, data(), STEPS, loss=loss, optimizer=SGD, seed=0).state_dict()
+        train_in_one_process(made, graph, data(), STEPS, recipe=Recipe(loss=loss, optimizer=SGD), seed=0).state_dict()
         for made in (fresh, called)
     ]
     assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
@@ -123,5 +130,5 @@ def test_training_in_one_process_does_what_a_loop_of_ones_own_does_where_kernels
         torch.autograd.backward(loss(own(picture[None]), target[None]) / 2)
     optimizer.step()
     graph = trace(Tokens(), (torch.zeros(2, 1, 3, 3),))
-    trained = train_in_one_process(Tokens(), graph, pictures, steps, loss=loss, optimizer=SGD, seed=0)
+    trained = train_in_one_process(Tokens(), graph, pictures, steps, recipe=Recipe(loss=loss, optimizer=SGD), seed=0)
     assert all(torch.equal(tensor, own.state_dict()[name]) for name, tensor in trained.state_dict().items())

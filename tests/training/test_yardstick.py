@@ -15,6 +15,7 @@ from funcpipe.testing.in_turn import InTurn, even_bounds
 from funcpipe.training.computation import Computation
 from funcpipe.training.data import Batches, Step
 from funcpipe.training.plain import PlainTraining
+from funcpipe.training.recipe import Recipe
 from funcpipe.training.verify import Verification, Yardstick, verify_states
 
 Optimizer = Callable[[Any], torch.optim.Optimizer]
@@ -49,8 +50,7 @@ def training(optimizer: Optimizer, *, model: nn.Module | None = None, seed: int 
         graph=trace(chosen, (torch.zeros(4, 4, 6),)),
         dataset=data,
         steps=tuple(Batches(samples=len(data), global_batch=16, micro_batch=4, seed=0).epoch(0)),
-        loss=F.cross_entropy,
-        optimizer=optimizer,
+        recipe=Recipe(loss=F.cross_entropy, optimizer=optimizer),
         seed=0,
     )
 

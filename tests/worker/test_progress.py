@@ -93,3 +93,26 @@ def test_requests_count_towards_the_limit_as_fast_as_they_are_made() -> None:
     assert asked.exceeded(20.0, ahead_s=13.0) == "it would cost more than $1"
     assert asked.halt_before_exceeding(step=1, steps=100, age_s=20.0, step_s=1.0, end_s=1.0) is None
     assert asked.halt_before_exceeding(step=1, steps=100, age_s=20.0, step_s=1.0, end_s=3.0) is not None
+
+
+def test_two_functions_of_a_worker_that_hand_over_are_both_counted() -> None:
+    """Predecessor and successor run side by side, and both are billed."""
+    account = replace(ACCOUNT, requests_usd=0.0, run_usd_s=0.5)
+    before = BudgetGuard(RunLimits(max_usd=100.0), account, 10.0)
+    assert before.spent_usd(20.0) == pytest.approx(1.0 + 20 * 0.5)
+    before.begin_overlap(20.0)
+    assert before.spent_usd(30.0) == pytest.approx(1.0 + (20 + 2 * 10) * 0.5)
+    after = BudgetGuard(RunLimits(max_usd=100.0), replace(account, spent_usd=before.spent_usd(20.0)), 10.0)
+    after.end_overlap(10.0)
+    assert after.spent_usd(10.0) == before.spent_usd(30.0)
+    assert after.spent_usd(40.0) == pytest.approx(before.spent_usd(30.0) + 30 * 0.5)
+
+
+def test_a_successor_is_told_of_its_invocation_s_price() -> None:
+    storage = MemoryStorage()
+    first, *_ = uploaded(storage, stages=2, replicas=2)
+    spec = replace(first, account=replace(ACCOUNT, invocation_usd=0.01))
+    progress = WorkerProgress(spec, Invoked(), steps=10)
+    told = progress.successor_account
+    assert told.requests_usd == pytest.approx(progress.run_requests_usd + 4 * 0.01)
+    assert progress.run_requests_usd >= ACCOUNT.requests_usd

@@ -2,23 +2,34 @@
 
 from funcpipe.cli.render.output import as_json, show
 from funcpipe.cli.render.plans import front, plan, platform, platforms, profile, simulation, what_if
-from funcpipe.cli.render.progress import profiling, training
-from funcpipe.cli.render.runs import comparison, detached, run_status, training_result, verification
+from funcpipe.cli.render.progress import profiling
+from funcpipe.cli.render.runs import (
+    comparison,
+    detached,
+    evaluation,
+    job_estimate,
+    predictions,
+    run_status,
+    training_result,
+    verification,
+)
 
 __all__ = [
     "as_json",
     "comparison",
     "detached",
+    "evaluation",
     "front",
+    "job_estimate",
     "plan",
     "platform",
     "platforms",
+    "predictions",
     "profile",
     "profiling",
     "run_status",
     "show",
     "simulation",
-    "training",
     "training_result",
     "verification",
     "what_if",

@@ -35,6 +35,11 @@ def profile(measured: ModelProfile, path: str, console: Console) -> None:
     title = f"{measured.model}: {len(measured.layers)} layers, micro-batch {measured.micro_batch}"
     print_table(console, title, columns, rows)
     kind = "estimated for" if measured.estimated else "measured on"
+    if measured.data is not None:
+        console.print(
+            f"loading a micro-batch: {measured.data.load_s * 1e3:.2f} ms, {measured.data.batch_bytes / MB:.2f} MB; "
+            f"the dataset takes {measured.data.resident_bytes / MB:.0f} MB"
+        )
     console.print(f"times {kind} {measured.platform} {measured.sizes[-1]}; written to {path}")
 
 

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from funcpipe.cli.render.table import Column, print_table
-from funcpipe.client.commands import after_failure, commands
-from funcpipe.core import MB
+from funcpipe.client.commands import after_end, after_failure, commands
+from funcpipe.core import MB, JobEstimate
 
 if TYPE_CHECKING:
-    from funcpipe.client.control import RunStatus, WorkerStatus
+    from funcpipe.api.evaluating import EvaluationResult
     from funcpipe.client.results import RunResult
+    from funcpipe.client.run_status import RunStatus, WorkerStatus
     from funcpipe.report.compare import Report
     from funcpipe.training.verify import Verification
 
@@ -23,8 +24,28 @@ def detached(run: str, storage: str | None, console: Console) -> None:
         console.print(command, soft_wrap=True)
 
 
-def training_result(result: "RunResult", written: Mapping[str, str | None], console: Console) -> None:
-    """What a run took, and the files that were `written`."""
+def job_estimate(found: JobEstimate, max_usd: float | None, console: Console) -> None:
+    """What a job is expected to take: in one line, and item by item."""
+    console.print(found.line(max_usd), soft_wrap=True)
+    columns = (Column("item", text=True), Column("count"), Column("s"), Column("functions $"), Column("requests $"))
+    rows = [
+        (
+            name.replace("_", "-"),
+            str(item.count),
+            f"{item.seconds:.1f}" if item.seconds else "-",
+            f"{item.functions_usd:.6f}",
+            f"{item.requests_usd:.6f}",
+        )
+        for name, item in found.items.items()
+        if item.count
+    ]
+    print_table(console, "", columns, rows)
+
+
+def training_result(
+    result: "RunResult", written: Mapping[str, str | None], kept_in: str | None, console: Console
+) -> None:
+    """What a run took, the files that were `written`, and the storage in which its model is kept, if it is."""
     bill = result.bill
     console.print(
         f"{result.run}: loss {result.losses[0]:.4f} -> {result.losses[-1]:.4f} in {len(result.losses)} steps; "
@@ -32,9 +53,37 @@ def training_result(result: "RunResult", written: Mapping[str, str | None], cons
         f"{bill.puts} puts, {bill.lists} lists, {bill.gets} gets: "
         f"${bill.cost_usd:.6f} at the prices of {bill.platform}"
     )
+    if result.skipped_steps:
+        steps = ", ".join(str(step + 1) for step in result.skipped_steps)
+        console.print(f"skipped, as their gradients were not finite: {len(result.skipped_steps)} steps: {steps}")
+    for report in result.validations:
+        best = " (best)" if report.step == result.best_step else ""
+        console.print(f"after step {report.step}: {_values(report.values)}{best}")
+    if result.validations and result.validations[-1].stop:
+        console.print(f"ended early: {result.validations[-1].waited} validations were no better")
     for what, path in written.items():
         if path:
             console.print(f"{what}: {path}", soft_wrap=True)
+    if kept_in is not None:
+        console.print(f"the model is kept in {kept_in}", soft_wrap=True, markup=False)
+        for command in after_end(result.run, kept_in):
+            console.print(command, soft_wrap=True, markup=False)
+
+
+def evaluation(found: "EvaluationResult", console: Console) -> None:
+    """What an evaluation has found, and what it took."""
+    console.print(f"{found.run}: {found.samples} samples: {_values({'loss': found.loss, **found.metrics})}")
+    bill = found.bill
+    console.print(f"{bill.functions} functions, {bill.function_seconds:.1f} s: ${bill.cost_usd:.6f} at {bill.platform}")
+
+
+def predictions(shapes: Mapping[str, list[int]], path: str, console: Console) -> None:
+    """Which outputs were written to the file at `path`."""
+    console.print(f"{path}: {', '.join(f'{name} {shape}' for name, shape in shapes.items())}", soft_wrap=True)
+
+
+def _values(values: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4f}" for name, value in values.items())
 
 
 def run_status(found: "RunStatus", storage: str, console: Console) -> None:
@@ -63,7 +112,8 @@ def run_status(found: "RunStatus", storage: str, console: Console) -> None:
         console.print(f"ends early: {found.halt}", markup=False)
     if found.verdict.value in ("dead", "failed", "stopped", "finished"):
         watch = "collect it" if found.verdict.value == "finished" else "resume it"
-        for command in after_failure(found.run, storage, watch=watch):
+        told = after_end(found.run, storage) if found.kept else after_failure(found.run, storage, watch=watch)
+        for command in told:
             console.print(command, soft_wrap=True, markup=False)
 
 

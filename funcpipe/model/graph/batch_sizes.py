@@ -6,8 +6,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from funcpipe.errors import DataError, ModelError
+from funcpipe.model.graph.autocast import autocast_to
 from funcpipe.model.graph.equivalence import Example, difference_of, example, observation
-from funcpipe.model.graph.isolation import training_mode
+from funcpipe.model.graph.isolation import evaluation_mode, training_mode
 from funcpipe.model.graph.program import Ref, compile_nodes, plain, resolve, run
 from funcpipe.model.graph.signature import resized
 from funcpipe.model.graph.source_location import source_location
@@ -15,10 +16,13 @@ from funcpipe.model.graph.tracers import flatten_output
 from funcpipe.model.graph.values import LayerGraph
 
 
-def check_batch_sizes(graph: LayerGraph, model: nn.Module, inputs: Mapping[str, Tensor], sizes: Iterable[int]) -> None:
+def check_batch_sizes(
+    graph: LayerGraph, model: nn.Module, inputs: Mapping[str, Tensor], sizes: Iterable[int], *, training: bool = True
+) -> None:
     """Raise ModelError or DataError unless `graph` computes what `model` does for batches of each of `sizes`.
 
-    The batches are cut from `inputs`, or repeat them. What code makes of a batch size is not always seen by tracing.
+    The graph is that of the model in training, or else in eval mode. The batches are cut from `inputs`, or repeat them.
+    What code makes of a batch size is not always seen by tracing.
     """
     for size in sorted(set(sizes) - graph.compared):
         given = resized(inputs, size)
@@ -30,7 +34,7 @@ def check_batch_sizes(graph: LayerGraph, model: nn.Module, inputs: Mapping[str, 
                 f"the run would have micro-batches of {size}, for which the layers of {graph.name} are not right; "
                 f"choose a global batch and micro-batches that divide the number of samples. {error}"
             ) from error
-        with training_mode(model):
+        with training_mode(model) if training else evaluation_mode(model), autocast_to(graph.precision, cached=False):
             try:
                 plainly = _example(model, graph, given, size)
             except Exception as error:

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from funcpipe.model.graph.expectations import expect_number
 from funcpipe.model.graph.gradient_code import gradient_code_refused
 from funcpipe.model.graph.program import attribute
-from funcpipe.model.graph.scopes import replace_scopes
+from funcpipe.model.graph.scopes import dissolve_scopes
 from funcpipe.model.graph.signature import batch_of
 from funcpipe.model.graph.tracers import (
     SYMBOLIC,
@@ -45,7 +45,7 @@ def trace_export(request: TraceRequest) -> Traced:
     with _called_with_tensors(request) as output, silenced, gradient_code_refused(), _Limited():
         program = torch.export.export(request.model, tensors, dynamic_shapes=dynamic, strict=False)
     exported = program.module(check_guards=False)
-    replace_scopes(exported)
+    dissolve_scopes(exported)
     graph = exported.graph
     modules = dict(request.model.named_modules(remove_duplicate=False))
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]

@@ -4,10 +4,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import torch.fx
-from torch import nn
 
 from funcpipe.errors import ModelError
-from funcpipe.model.draws import Draws, module_draw, operator_draw
+from funcpipe.model.draws import Draws, is_from_torch, module_draw, operator_draw
 from funcpipe.model.graph.isolation import GENERATORS
 from funcpipe.model.graph.observe import NodeRecord
 from funcpipe.model.graph.program import attribute
@@ -27,18 +26,13 @@ def mark_draws(module: torch.fx.GraphModule, runs: Sequence[Mapping[str, NodeRec
         if node.op == "call_module":
             path = str(node.target)
             calls[path] += 1
-            generators = used if _is_from_torch(attribute(module, path)) else frozenset(GENERATORS)
+            generators = used if is_from_torch(attribute(module, path)) else frozenset(GENERATORS)
             if generators:
                 node.meta["draws"] = Draws((module_draw(path, calls[path]),), generators)
         elif used:
             count = _operators_that_draw(node, records)
             node.meta["draws"] = Draws(tuple(operator_draw(draws + i + 1) for i in range(count)), used)
             draws += count
-
-
-def _is_from_torch(module: nn.Module) -> bool:
-    """Whether all code of `module` is torch's, which always draws from the same generators."""
-    return all(type(part).__module__.startswith("torch.nn") for part in module.modules())
 
 
 def _operators_that_draw(node: torch.fx.Node, records: Sequence[NodeRecord]) -> int:

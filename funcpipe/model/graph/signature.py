@@ -74,7 +74,12 @@ def signature_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
     try:
         bound = forward.bind(*args, **kwargs)
     except TypeError as error:
-        raise ModelError(f"{type(model).__name__} cannot be called with the sample: {error}") from error
+        given = [*(f"input {number}" for number in range(len(args))), *map(str, kwargs)]
+        raise ModelError(
+            f"{type(model).__name__} cannot be called with the sample: {error}; the sample holds {', '.join(given)}, "
+            f"and forward takes {forward}. A sample of a dataset is a tuple of the inputs and, last, the target, or a "
+            "dictionary of all arguments by name"
+        ) from error
     leaves, tree = flatten(dict(bound.arguments))
     paths = [path[1:] for path in tree.paths("")]
     names = tuple(path if isinstance(leaf, Tensor) else None for path, leaf in zip(paths, leaves, strict=True))

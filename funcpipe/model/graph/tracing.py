@@ -8,8 +8,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from funcpipe.core import Precision
 from funcpipe.errors import ModelError
 from funcpipe.model.graph.assemble import assemble
+from funcpipe.model.graph.autocast import autocast_to
 from funcpipe.model.graph.batchnorm import statistics_of
 from funcpipe.model.graph.blocks import block_notes, closed_blocks, next_blocks, one_layer_note
 from funcpipe.model.graph.carried import carried_state
@@ -24,6 +26,7 @@ from funcpipe.model.graph.fx_tracer import trace_fx
 from funcpipe.model.graph.input_checks import holds, needed_guards
 from funcpipe.model.graph.isolation import (
     as_if_exporting,
+    evaluation_mode,
     forward_only,
     preserve_state,
     training_mode,
@@ -51,8 +54,11 @@ def trace(
     sample_kwargs: Mapping[str, Any] = {},
     *,
     blocks: Sequence[str] = (),
+    precision: Precision = Precision.FP32,
+    training: bool = True,
 ) -> LayerGraph:
-    """The layers of `model`, as it runs in training on inputs like `sample` and `sample_kwargs`.
+    """The layers of `model`, as it runs in training, or else in eval mode, on inputs like `sample` and
+    `sample_kwargs`, with autocast to `precision` around it.
 
     Later inputs may have another batch size, and other lengths where the graph can follow them. The graph checks what
     it takes for granted about them, and raises DataError where it would not be right. `blocks` are paths of modules
@@ -62,7 +68,7 @@ def trace(
     signature = signature_of(model, sample, sample_kwargs)
     inputs = signature.bind(sample, sample_kwargs)
     _check_model(model, blocks)
-    with training_mode(model):
+    with training_mode(model) if training else evaluation_mode(model), autocast_to(precision, cached=False):
         start = read_state(model)
         runs = ExampleRuns(model, signature, inputs)
         changed = {name for one in runs.pair for name in (*one.result.buffers, *one.result.written)}
@@ -88,10 +94,11 @@ def trace(
             notes=(*graph.notes, *found.notes, *carried.notes),
             compared=found.compared,
             blocks=tuple(sorted(found.request.blocks)),
+            precision=precision,
         )
         graph = replace(graph, notes=(*graph.notes, *one_layer_note(graph)))
     for note in graph.notes:
-        _log.warning("%s: %s", graph.name, note)
+        _log.log(logging.WARNING if training else logging.DEBUG, "%s: %s", graph.name, note)
     return graph
 
 

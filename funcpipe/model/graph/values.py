@@ -10,6 +10,7 @@ import torch
 import torch.fx
 from torch import Tensor, nn
 
+from funcpipe.core import Precision
 from funcpipe.model.graph.program import attribute, state_name
 from funcpipe.model.graph.signature import Signature
 from funcpipe.model.graph.tree import Tree
@@ -145,7 +146,7 @@ class LayerGraph:
     buffers, `tied_names` those of each parameter or buffer that has several; `training` says of every module whether it
     was in training mode. `compared` are the batch sizes for which it was compared with the model. `blocks` are the
     modules that were made one layer each, by the user or because they cannot be divided; traced with these blocks, the
-    model has the same layers again.
+    model has the same layers again. `precision` is what it was traced in, and what the layers compute in.
     """
 
     name: str
@@ -167,6 +168,7 @@ class LayerGraph:
     notes: tuple[str, ...] = ()
     compared: frozenset[int] = frozenset()
     blocks: tuple[str, ...] = ()
+    precision: Precision = Precision.FP32
 
     @property
     def tracer(self) -> str:

@@ -31,16 +31,31 @@ def dump_stage(stage: StageModule, extra: Any) -> tuple[bytes, dict[str, Tensor]
     A tensor that several names or objects refer to is stored once, so that ties survive. The bundle includes the user's
     own Python modules. Raises ModelError if something cannot be pickled.
     """
-    buffer = io.BytesIO()
-    pickler = _Pickler(buffer, {id(t): name for name, t in _named_tensors(stage)})
     try:
-        with _user_modules_by_value():
-            pickler.dump((stage, extra))
+        return _dump((stage, extra), {id(t): name for name, t in _named_tensors(stage)})
     except Exception as error:
         raise ModelError(
             f"the stage cannot be sent to another process: {type(error).__name__}: {error}; "
             "create that object inside a function instead of keeping it on the model, the loss or the data set"
         ) from error
+
+
+def dump_value(value: Any) -> tuple[bytes, dict[str, Tensor]]:
+    """`value` as a bundle without the contents of its tensors, and these by name. Raises what pickling raises."""
+    return _dump(value, {})
+
+
+def load_value(bundle: bytes, tensors: Mapping[str, Tensor]) -> Any:
+    """What `dump_value` wrote. Runs code from `bundle`: check its digest first."""
+    with LOADING:
+        return _Unpickler(io.BytesIO(bundle), tensors).load()
+
+
+def _dump(value: Any, names: Mapping[int, str]) -> tuple[bytes, dict[str, Tensor]]:
+    buffer = io.BytesIO()
+    pickler = _Pickler(buffer, names)
+    with _user_modules_by_value():
+        pickler.dump(value)
     return buffer.getvalue(), pickler.tensors
 
 
@@ -48,8 +63,7 @@ def load_stage(bundle: bytes, tensors: Mapping[str, Tensor]) -> tuple[StageModul
     """The stage and the extra that `dump_stage` wrote, holding `tensors`. Runs code from `bundle`: check its digest
     first.
     """
-    with LOADING:
-        stage, extra = _Unpickler(io.BytesIO(bundle), tensors).load()
+    stage, extra = load_value(bundle, tensors)
     stage.train()
     return stage, extra
 

@@ -44,6 +44,7 @@ def stage_bounds(graph: LayerGraph, plan: Plan) -> tuple[tuple[int, int], ...]:
                 f"the plan{whose} is for another model: stage {i} expects {planned} where {graph.name} has {found}; "
                 "profile this model and plan again"
             )
+        _check_parameters(graph, plan, i, first, stop)
         bounds.append((first, stop))
         first = stop
     if first != len(graph.layers):
@@ -52,6 +53,20 @@ def stage_bounds(graph: LayerGraph, plan: Plan) -> tuple[tuple[int, int], ...]:
             f"continues with {graph.layers[first].name!r}; profile this model and plan again"
         )
     return tuple(bounds)
+
+
+def _check_parameters(graph: LayerGraph, plan: Plan, number: int, first: int, stop: int) -> None:
+    """Raise PlanError if the plan knows how large the stage's parameters are, and here they are not."""
+    planned = plan.stages[number].parameter_bytes
+    tensors = [tensor for layer in graph.layers[first:stop] for tensor in graph.tensors_of(layer).values()]
+    trainable = {id(t): t for t in tensors if isinstance(t, nn.Parameter) and t.requires_grad}
+    found = sum(tensor.nbytes for tensor in trainable.values())
+    if planned is not None and found != planned:
+        whose = f" ({plan.model})" if plan.model else ""
+        raise PlanError(
+            f"the plan{whose} is for another model: the trainable parameters of stage {number} take {planned} bytes "
+            f"there, those of {graph.name} {found} bytes; profile this model and plan again"
+        )
 
 
 def _difference(planned: Sequence[str], found: Sequence[str]) -> tuple[str, str]:

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from funcpipe.model.draws import is_from_torch
 from funcpipe.model.graph.expectations import expect_sizes
-from funcpipe.model.graph.program import WHOLE, Call, resolve, run
+from funcpipe.model.graph.program import WHOLE, Call, attribute, resolve, run
 from funcpipe.model.graph.tree import Tree, flatten, tree_map
 from funcpipe.model.graph.values import NOTHING_CARRIED, Carried, Crossing, Statistic, Value
 from funcpipe.model.graph.whole_model import share_contents
@@ -103,6 +104,13 @@ class StageModule(nn.Module):
         if not self.is_last:
             return sent, None
         return sent, program.output_tree.unflatten(iter(resolve(list(program.outputs), env)))
+
+    @property
+    def may_draw_backwards(self) -> bool:
+        """Whether a backward may draw random numbers: code of the user's runs there again under its own checkpoints."""
+        seeded = [call for layer in self.program.layers for call in layer.calls if call.draws is not None]
+        modules = [attribute(self, call.target) for call in seeded if call.op == "call_module"]
+        return any(not is_from_torch(module) for module in modules)
 
     def train(self, mode: bool = True) -> "StageModule":
         """Training mode, except for modules that the user had put in eval mode; or eval mode for all."""

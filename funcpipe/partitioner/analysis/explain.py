@@ -55,13 +55,15 @@ class StageExplanation:
     download_s: float
     sync_s: float
     smaller: Smaller | None
+    load_s: float = 0.0
+    data_bytes: int = 0
 
     @property
     def needs_bytes(self) -> int:
         """All that one function holds at its peak."""
         held = self.base_bytes + self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
         held += self.sync_buffer_bytes + self.constant_bytes + self.activation_bytes + self.workspace_bytes
-        return held + self.waste_bytes
+        return held + self.waste_bytes + self.data_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +108,7 @@ def _stage(plan: Plan, number: int, problem: Problem) -> StageExplanation:
     stage, estimate = plan.stages[number], plan.estimate.stages[number]
     layers = problem.profile.layers[stage.first : stage.stop]
     parameters = problem.profile.parameter_bytes(stage.first, stage.stop)
-    optimizer = round(plan.optimizer.values_each(plan.replicas, sharded=plan.is_sharded) * parameters)
+    optimizer = round(plan.values_per_parameter * parameters)
     constant = sum(layer.constant_bytes for layer in layers)
     workspace = max(layer.workspace_bytes for layer in layers)
     each = plan.micro_batches // plan.replicas
@@ -129,6 +131,8 @@ def _stage(plan: Plan, number: int, problem: Problem) -> StageExplanation:
         download_s=each * (estimate.forward_download_s + estimate.backward_download_s),
         sync_s=estimate.sync_s,
         smaller=_smaller(plan, number, problem),
+        load_s=each * estimate.load_s,
+        data_bytes=estimate.data_bytes,
     )
 
 

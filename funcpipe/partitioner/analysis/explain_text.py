@@ -54,11 +54,13 @@ def _stage_lines(number: int, stage: StageExplanation, unit: str) -> Iterator[st
         "activations": stage.activation_bytes,
         "workspace": stage.workspace_bytes,
         "waste": stage.waste_bytes,
+        "data": stage.data_bytes,
     }
     filled = " + ".join(f"{name} {size / MB:.0f}" for name, size in parts.items() if size)
     yield f"  memory   {stage.needs_bytes / MB:.0f} of {stage.memory_mb} MB = {filled}"
+    load = f"load {stage.load_s:.3g} s, " if stage.load_s else ""
     yield (
-        f"  lanes    compute {stage.compute_s:.3g} s, upload {stage.upload_s:.3g} s, "
+        f"  lanes    {load}compute {stage.compute_s:.3g} s, upload {stage.upload_s:.3g} s, "
         f"download {stage.download_s:.3g} s, then synchronisation {stage.sync_s:.3g} s"
     )
     if stage.smaller is None:

@@ -8,7 +8,7 @@ from typing import ClassVar
 from funcpipe.core import ModelProfile, Optimality, Plan, PlatformSpec, TrainingSpec
 from funcpipe.errors import Infeasible, InvalidValue
 from funcpipe.partitioner.catalog import PLANNED_LAYERS
-from funcpipe.partitioner.optimize import merged_problem, unmerged
+from funcpipe.partitioner.optimize import merged_problem, unmerged, with_origin
 from funcpipe.partitioner.problem.pins import NO_PINS, Pins
 from funcpipe.partitioner.problem.problem import Goal, Problem
 from funcpipe.partitioner.search.exact import time_limit
@@ -63,7 +63,7 @@ def pareto_front(
     free = replace(training, time_value=0.0, deadline_s=None, budget_usd=None)
     problem, starts = merged_problem(profile, spec, free, pins=pins, layer_limit=layer_limit)
     found, complete = _search(problem, started_s, time_limit_s)
-    plans = tuple(unmerged(some.plan(problem), starts) for some in found)
+    plans = tuple(with_origin(unmerged(some.plan(problem), starts), profile, training) for some in found)
     points = [(some.iteration_s, some.cost_usd) for some in found]
     return Front(
         model=profile.model,

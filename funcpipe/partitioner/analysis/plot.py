@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from funcpipe.core.extras import needed_from
 from funcpipe.partitioner.analysis.front import Front
 
 
@@ -10,7 +11,8 @@ def plot_front(front: Front, path: str | Path) -> None:
 
     Needs matplotlib, which is imported only here.
     """
-    from matplotlib.figure import Figure
+    with needed_from("figures"):
+        from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.add_subplot()

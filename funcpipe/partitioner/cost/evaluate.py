@@ -43,6 +43,7 @@ def evaluate(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Estimate:
     """
     setting, loads = plan_setting(plan, profile, spec), plan_loads(plan, profile, spec)
     lanes, sync_s = lane_times(loads, setting, workers=plan.workers), sync_times(loads, setting, workers=plan.workers)
+    load_s = loads.loads_data * (0.0 if profile.data is None else profile.data.load_s)
     memory = memory_use(loads, setting, setting.held_micro_batches(len(plan.stages)))
     stages = stage_costs(loads, lanes, sync_s, setting)
     whole = plan_costs(stages._replace(share=setting.round_shares(len(plan.stages))), setting)
@@ -57,8 +58,8 @@ def evaluate(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Estimate:
         peak_memory_bytes=int(memory.total_bytes.max()),
         puts=int(puts.sum()),
         gets=int(gets.sum()),
-        bottleneck=_bottleneck(lanes, sync_s, setting),
-        stages=_stage_estimates(lanes, sync_s, memory),
+        bottleneck=_bottleneck(lanes, sync_s, loads, setting),
+        stages=_stage_estimates(lanes, sync_s, memory, load_s),
         overhead_s=hand_over_s / steps,
         overhead_usd=dollars(usd_s, hand_over_s, start_usd) / steps,
     )
@@ -69,8 +70,9 @@ def check_memory(plan: Plan, estimate: Estimate) -> None:
     for i, (stage, needs) in enumerate(zip(plan.stages, estimate.stages, strict=True)):
         needs_mb = needs.memory_bytes / 2**20
         if needs_mb > stage.memory_mb:
+            data = f", {needs.data_bytes / 2**20:.0f} of them for data" if needs.data_bytes else ""
             raise PlanError(
-                f"stage {i} needs {needs_mb:.0f} MB, its function has {stage.memory_mb}; "
+                f"stage {i} needs {needs_mb:.0f} MB{data}, its function has {stage.memory_mb}; "
                 "choose a larger function, cut the stage, or let it recompute"
             )
 
@@ -80,7 +82,7 @@ def plan_setting(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Setti
     return Setting(
         micro_batches=plan.micro_batches,
         replicas=plan.replicas,
-        values_per_parameter=plan.optimizer.values_each(plan.replicas, sharded=plan.is_sharded),
+        values_per_parameter=plan.values_per_parameter,
         sync=plan.sync,
         wire_ratio=plan.wire.ratio,
         gradient_wire_ratio=plan.gradient_wire.ratio,
@@ -89,6 +91,7 @@ def plan_setting(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Setti
         streams=plan.streams,
         schedule=plan.schedule,
         sharded=plan.is_sharded,
+        data=profile.data,
     )
 
 
@@ -114,12 +117,22 @@ def plan_loads(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Loads:
         input_bytes=inputs + traffic.forward_in_bytes,
         held_input_bytes=held_inputs_bytes(*_borders(plan.stages), profile),
         workspace_bytes=_most_workspace_bytes(plan.stages, profile),
+        **loading_of(*_borders(plan.stages), profile),
         recompute=np.array([stage.recompute for stage in plan.stages]),
         traffic=traffic,
         upload_bytes_s=np.array([size.upload_bytes_s for size in sizes]),
         download_bytes_s=np.array([size.download_bytes_s for size in sizes]),
         price_usd_s=np.array([size.price_usd_s for size in sizes]),
     )
+
+
+def loading_of(first: IntArray, stop: IntArray, profile: ModelProfile) -> dict[str, Array]:
+    """Whether stages [first, stop) load data, and what they keep of a micro-batch: the fields of `Loads` of it."""
+    stages = list(zip(first.tolist(), stop.tolist(), strict=True))
+    return {
+        "loads_data": np.array([profile.loads_data(*stage) for stage in stages], dtype=np.float64),
+        "loaded_bytes": np.array([profile.loaded_bytes(*stage) for stage in stages], dtype=np.float64),
+    }
 
 
 def held_inputs_bytes(first: IntArray, stop: IntArray, profile: ModelProfile) -> Array:
@@ -217,7 +230,7 @@ def _most_workspace_bytes(stages: Sequence[Stage], profile: ModelProfile) -> Arr
     return np.array([max(workspace[stage.first : stage.stop]) for stage in stages], dtype=np.float64)
 
 
-def _bottleneck(lanes: Lanes, sync_s: Array, setting: Setting) -> str:
+def _bottleneck(lanes: Lanes, sync_s: Array, loads: Loads, setting: Setting) -> str:
     """The lane that is busy longest in an iteration, for example 'stage 1 compute'."""
     each = setting.micro_batches_each
     busy_s = {
@@ -225,12 +238,13 @@ def _bottleneck(lanes: Lanes, sync_s: Array, setting: Setting) -> str:
         "upload": each * (lanes.forward_upload_s + lanes.backward_upload_s),
         "download": each * (lanes.forward_download_s + lanes.backward_download_s),
         "synchronisation": sync_s,
+        "load": setting.loading_s * loads.loads_data,
     }
     what = max(busy_s, key=lambda name: float(busy_s[name].max()))
     return f"stage {int(busy_s[what].argmax())} {what}"
 
 
-def _stage_estimates(lanes: Lanes, sync_s: Array, memory: MemoryUse) -> tuple[StageEstimate, ...]:
+def _stage_estimates(lanes: Lanes, sync_s: Array, memory: MemoryUse, load_s: Array) -> tuple[StageEstimate, ...]:
     return tuple(
         StageEstimate(
             base_bytes=int(memory.base_bytes[i]),
@@ -244,6 +258,8 @@ def _stage_estimates(lanes: Lanes, sync_s: Array, memory: MemoryUse) -> tuple[St
             backward_upload_s=float(lanes.backward_upload_s[i]),
             backward_download_s=float(lanes.backward_download_s[i]),
             sync_s=float(sync_s[i]),
+            load_s=float(load_s[i]),
+            data_bytes=int(memory.data_bytes[i]),
         )
         for i in range(len(sync_s))
     )

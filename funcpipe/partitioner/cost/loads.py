@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from funcpipe.core import PlatformSpec, ScheduleKind, Streams, Sync
+from funcpipe.core import DataProfile, PlatformSpec, ScheduleKind, Streams, Sync
 from funcpipe.partitioner.cost.arrays import Array, BoolArray
 from funcpipe.partitioner.cost.ties import Ties
 from funcpipe.scheduler.schedules import in_flight
@@ -41,7 +41,8 @@ class Loads:
     `layer_parameter_bytes` is the sum over layers, in which `ties` occur more than once. `input_bytes` is all that a
     stage keeps of a micro-batch under recomputation: what it reads from other stages and of the model's inputs;
     `held_input_bytes` is what it keeps of that without recomputation, in addition to `activation_bytes`;
-    `workspace_bytes` is the largest amount that any of its layers needs in addition while it runs.
+    `workspace_bytes` is the largest amount that any of its layers needs in addition while it runs. `loads_data` is 1
+    for stages that load data, 0 for others; `loaded_bytes` is what they keep of a loaded micro-batch.
     """
 
     forward_s: Array
@@ -53,6 +54,8 @@ class Loads:
     input_bytes: Array
     held_input_bytes: Array
     workspace_bytes: Array
+    loads_data: Array
+    loaded_bytes: Array
     recompute: BoolArray
     traffic: StageTraffic
     upload_bytes_s: Array
@@ -76,7 +79,7 @@ class Setting:
 
     `values_per_parameter` is what each function keeps for the optimiser. `gradient_wire_ratio` is the wire ratio of the
     gradients that stages return, where it differs from that of activations. Where the optimiser is `sharded` over
-    replicas, no stage may share parameters with another one.
+    replicas, no stage may share parameters with another one. `data` is None where loading was not measured.
     """
 
     micro_batches: int
@@ -90,11 +93,17 @@ class Setting:
     gradient_wire_ratio: float | None = None
     streams: Streams | None = None
     sharded: bool = False
+    data: DataProfile | None = None
 
     @property
     def micro_batches_each(self) -> int:
         """Micro-batches that each replica works through."""
         return self.micro_batches // self.replicas
+
+    @property
+    def loading_s(self) -> float:
+        """The least seconds of an iteration: what a function needs to load the data of its micro-batches."""
+        return 0.0 if self.data is None else self.micro_batches_each * self.data.load_s
 
     @property
     def repeats(self) -> int:

@@ -1,6 +1,6 @@
 """What a function of each stage needs at its peak, element by element as in `formulas`.
 
-    base + state + activations + waste
+    base + state + activations + waste + data
 
 >>> state_bytes(copies=2, buffers=2, parameter_bytes=100, summed_bytes=100, constant_bytes=7)  # SGD, with replicas
 407
@@ -13,6 +13,7 @@ import numpy as np
 
 from funcpipe.partitioner.cost.arrays import Array, BoolArray
 from funcpipe.partitioner.cost.loads import Loads, Setting
+from funcpipe.scheduler.loading import SPARE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,11 +24,12 @@ class MemoryUse:
     state_bytes: Array
     activation_bytes: Array
     waste_bytes: Array
+    data_bytes: Array
 
     @property
     def total_bytes(self) -> Array:
         """All of it."""
-        return self.base_bytes + self.state_bytes + self.activation_bytes + self.waste_bytes
+        return self.base_bytes + self.state_bytes + self.activation_bytes + self.waste_bytes + self.data_bytes
 
 
 WASTE = 1 / 8
@@ -62,6 +64,19 @@ def waste_bytes(activation_bytes: Any) -> Any:
     return WASTE * activation_bytes
 
 
+def data_bytes(loads: Loads, setting: Setting, held: Array | float) -> Array:
+    """What stages that load data hold of it: the dataset, the batch that is being loaded, and those that are loaded.
+
+    These are as many as `scheduler.loading` lets a stage load that holds `held` micro-batches at once.
+    """
+    if setting.data is None:
+        return np.zeros_like(loads.loads_data)
+    ahead = np.minimum(setting.micro_batches_each, held + 1) + SPARE
+    dataset_bytes = setting.data.resident_bytes + setting.data.batch_bytes
+    total: Array = loads.loads_data * (dataset_bytes + ahead * loads.loaded_bytes)
+    return total
+
+
 def memory_use(loads: Loads, setting: Setting, held: Array | float) -> MemoryUse:
     """Peak bytes of stages that hold `held` micro-batches at once.
 
@@ -84,6 +99,7 @@ def memory_use(loads: Loads, setting: Setting, held: Array | float) -> MemoryUse
         state_bytes=state + np.zeros_like(kept),
         activation_bytes=activation_bytes,
         waste_bytes=waste_bytes(activation_bytes),
+        data_bytes=data_bytes(loads, setting, held) + np.zeros_like(kept),
     )
 
 

@@ -84,10 +84,13 @@ class PlanTail(NamedTuple):
         """No stages yet."""
         return cls(*np.zeros((len(cls._fields), plans)))
 
-    def iteration_s(self, *, repeats: int, seconds_per_work: float) -> Array:
-        """Seconds of an iteration, once the first stage is in. No shorter than the processors need for all the work."""
+    def iteration_s(self, *, repeats: int, seconds_per_work: float, loading_s: float = 0.0) -> Array:
+        """Seconds of an iteration, once the first stage is in.
+
+        No shorter than the processors need for all the work, and functions to load their data, which takes `loading_s`.
+        """
         ended: Array = ended_s(self.forward_s, self.forward_lane_s, self.finish_s, repeats)
-        return np.maximum(ended, seconds_per_work * self.work_s)
+        return np.maximum(np.maximum(ended, seconds_per_work * self.work_s), loading_s)
 
 
 def with_stage(tail: PlanTail, stage: StageCosts, *, repeats: int) -> PlanTail:
@@ -150,7 +153,9 @@ def plan_costs(stages: StageCosts, setting: Setting) -> PlanCosts:
     for stage in reversed(range(shape[-1])):
         tail = with_stage(tail, StageCosts(*(column[..., stage] for column in columns)), repeats=setting.repeats)
     return PlanCosts(
-        iteration_s=tail.iteration_s(repeats=setting.repeats, seconds_per_work=setting.seconds_per_work),
+        iteration_s=tail.iteration_s(
+            repeats=setting.repeats, seconds_per_work=setting.seconds_per_work, loading_s=setting.loading_s
+        ),
         price_usd_s=tail.price_usd_s,
         request_usd=tail.request_usd,
     )

@@ -64,7 +64,7 @@ def build_model(programme: StageProgramme, linear: bool) -> pyo.ConcreteModel:
     m.options = pyo.RangeSet(0, len(programme.options) - 1)
     m.layers = pyo.RangeSet(0, programme.graph.layers - 1)
     m.taken = pyo.Var(m.options, domain=pyo.Binary)
-    m.iteration_s = pyo.Var(bounds=(0, programme.longest_s))
+    m.iteration_s = pyo.Var(bounds=(programme.setting.loading_s, programme.longest_s))
     _add_path(m, programme)
     _add_lanes(m, programme)
     _add_time(m, programme)

@@ -4,6 +4,7 @@ import itertools
 import time
 
 from funcpipe.core import Plan
+from funcpipe.core.extras import install
 from funcpipe.errors import SolverUnavailable
 from funcpipe.partitioner.policies.common import best_of, fitted
 from funcpipe.partitioner.problem.problem import Problem, report
@@ -21,7 +22,7 @@ def bayes(problem: Problem, *, time_limit_s: float | None = None, trials: int = 
     try:
         import optuna
     except ImportError as error:
-        raise SolverUnavailable("the policy bayes needs Optuna; try pip install optuna") from error
+        raise SolverUnavailable(f"the policy bayes needs Optuna; run: {install('bayesian')}") from error
     started_s = time.monotonic()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed, multivariate=True))

@@ -15,7 +15,7 @@ import numpy as np
 
 from funcpipe.core import LayerProfile, ModelProfile, Recompute
 from funcpipe.partitioner.cost.arrays import Array, BoolArray, IntArray
-from funcpipe.partitioner.cost.evaluate import column_of, held_inputs_bytes
+from funcpipe.partitioner.cost.evaluate import column_of, held_inputs_bytes, loading_of
 from funcpipe.partitioner.cost.formulas import lane_times, stage_costs, sync_times
 from funcpipe.partitioner.cost.loads import Loads, Setting, StageTraffic
 from funcpipe.partitioner.cost.memory import admitted, memory_use
@@ -187,6 +187,7 @@ def edge_loads(problem: Problem, graph: StageGraph) -> Loads:
         input_bytes=inputs + traffic.forward_in_bytes,
         held_input_bytes=held_inputs_bytes(graph.first, graph.stop, profile)[:, None],
         workspace_bytes=_most_workspace_bytes(profile, graph)[:, None],
+        **{name: column[:, None] for name, column in loading_of(graph.first, graph.stop, profile).items()},
         recompute=np.zeros((len(graph.first), len(sizes)), dtype=bool),
         traffic=traffic,
         upload_bytes_s=np.array([[size.upload_bytes_s for size in sizes]]),

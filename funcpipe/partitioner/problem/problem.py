@@ -97,10 +97,12 @@ class Problem:
             column_of(size.name, self.profile)
         micro_batch, batch = self.profile.micro_batch, self.training.global_batch
         if batch % micro_batch:
+            lower = batch // micro_batch * micro_batch
+            nearest = (
+                f"the nearest that are: {lower} and {lower + micro_batch}" if lower else f"the least: {micro_batch}"
+            )
             raise PlanError(
-                f"the global batch {batch} is not a multiple of the profile's micro-batch {micro_batch}; "
-                f"the nearest that are: {batch // micro_batch * micro_batch or micro_batch} and "
-                f"{-(-batch // micro_batch) * micro_batch}"
+                f"the global batch {batch} is not a multiple of the profile's micro-batch {micro_batch}; {nearest}"
             )
         asked = [set(degrees) for degrees in (self.training.replicas, self.pins.replicas) if degrees is not None]
         if self.profile.carried and not all(1 in degrees for degrees in asked):
@@ -221,7 +223,9 @@ class Problem:
         return Setting(
             micro_batches=self.micro_batches,
             replicas=replicas,
-            values_per_parameter=self.training.optimizer.values_each(replicas, sharded=sharded),
+            values_per_parameter=self.training.optimizer.values_each(
+                replicas, sharded=sharded, averaged=self.training.averaged
+            ),
             sync=sync,
             wire_ratio=self.training.wire.ratio,
             gradient_wire_ratio=None if self.training.wire_back is None else self.training.wire_back.ratio,
@@ -230,6 +234,7 @@ class Problem:
             schedule=schedule,
             streams=streams,
             sharded=sharded,
+            data=self.profile.data,
         )
 
     def plan(self, setting: Setting, choices: Sequence[StageChoice]) -> Plan:
@@ -260,7 +265,9 @@ class Problem:
             model=self.profile.model,
             platform=self.spec.name,
             optimizer=self.training.optimizer,
+            averaged=self.training.averaged,
             blocks=self.profile.blocks,
+            precision=self.profile.precision,
         )
         return replace(plan, estimate=evaluate(plan, self.profile, self.spec))
 

@@ -196,4 +196,7 @@ def _halved(profile: ModelProfile) -> ModelProfile:
         for layer in profile.layers
     )
     tensors = tuple(replace(tensor, forward_bytes=tensor.forward_bytes // 2) for tensor in profile.tensors)
-    return replace(profile, micro_batch=profile.micro_batch // 2, layers=layers, tensors=tensors)
+    data = profile.data
+    if data is not None:
+        data = replace(data, batch_bytes=data.batch_bytes // 2, target_bytes=data.target_bytes // 2)
+    return replace(profile, micro_batch=profile.micro_batch // 2, layers=layers, tensors=tensors, data=data)

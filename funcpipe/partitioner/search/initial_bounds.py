@@ -58,7 +58,7 @@ def initial_bounds(network: OptionNetwork) -> InitialBounds | None:
     fastest_s = float((least[network.start, _SECONDS] + lanes_s).min())
     if not np.isfinite(fastest_s):
         return None
-    fastest_s = max(fastest_s, _SHORTEST_S)
+    fastest_s = max(fastest_s, network.setting.loading_s, _SHORTEST_S)
     slowest_s = max(_slowest_s(network), fastest_s)
     slope = max(float(price.mean()), 1e-12) / slowest_s
     slopes = np.geomspace(slope / 4, slope * 4 * (slowest_s / fastest_s) ** 2, _SLOPES)

@@ -158,7 +158,9 @@ def path_costs(network: OptionNetwork, paths: IntArray) -> PathCosts:
         tail = PlanTail(*(np.where(here, new, old) for new, old in zip(longer, tail, strict=True)))
         stages = stages + here
     plan = PlanCosts(
-        iteration_s=tail.iteration_s(repeats=repeats, seconds_per_work=network.setting.seconds_per_work),
+        iteration_s=tail.iteration_s(
+            repeats=repeats, seconds_per_work=network.setting.seconds_per_work, loading_s=network.setting.loading_s
+        ),
         price_usd_s=tail.price_usd_s,
         request_usd=tail.request_usd,
     )

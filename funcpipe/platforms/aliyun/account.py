@@ -15,7 +15,7 @@ from darabonba.exceptions import DaraException, UnretryableException
 from darabonba.policy.retry import RetryOptions
 from darabonba.runtime import RuntimeOptions
 
-from funcpipe.errors import FuncPipeError, InvalidValue, PlatformBusy, PlatformRefused
+from funcpipe.errors import FuncPipeError, InputError, InvalidValue, PlatformBusy, PlatformRefused
 from funcpipe.platforms.aliyun.names import roles_of
 from funcpipe.platforms.shared.known_errors import KnownError, error_of
 
@@ -74,6 +74,12 @@ class AccessKeys:
     token: str | None = field(repr=False)
 
 
+NO_REGION = (
+    "the region is not known: give it in the URL, as in aliyun-fc://NAME?region=cn-hangzhou, in the environment, as "
+    "ALIBABA_CLOUD_REGION, or by --region, which deploy, destroy and logs have"
+)
+
+
 class Account:
     """Who is at work, and where. Credentials are the environment's OSS_ACCESS_KEY_ID and OSS_ACCESS_KEY_SECRET.
 
@@ -83,7 +89,7 @@ class Account:
     def __init__(self, *, region: str | None = None, endpoint: str | None = None) -> None:
         found = region or os.environ.get("ALIBABA_CLOUD_REGION")
         if not found:
-            raise InvalidValue("region", found, "must be given: --region or ALIBABA_CLOUD_REGION")
+            raise InputError(NO_REGION)
         if not all(os.environ.get(name) for name in _KEYS):
             raise PlatformRefused(
                 f"there are no credentials for Alibaba Cloud; set {' and '.join(_KEYS)}, and "

@@ -77,9 +77,12 @@ class OssStorage:
     def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
         """The bytes [start, stop) of an object; raises KeyMissing."""
         wanted: Mapping[str, Any] = {}
-        if start > 0 or stop is not None:
+        if start != 0 or stop is not None:
             last = None if stop is None else max(stop - 1, start)
-            wanted = {"byte_range": (start, last), "headers": {"x-oss-range-behavior": "standard"}}
+            wanted = {
+                "byte_range": (start, last) if start >= 0 else (None, -start),
+                "headers": {"x-oss-range-behavior": "standard"},
+            }
         with self._errors_of(key):
             try:
                 answer = self._bucket.get_object(self._prefix + key, **wanted)

@@ -8,6 +8,7 @@ from typing import Any
 from funcpipe.core import FunctionSize, PlatformSpec, WatchSpec, checks, to_text
 from funcpipe.errors import InvalidValue
 from funcpipe.platforms.aliyun.names import function_name, platform_url, watchdog_name
+from funcpipe.platforms.shared.data_buckets import DataBucket
 from funcpipe.platforms.shared.key_wrap import SECRET
 from funcpipe.platforms.shared.package import Package, make_package
 
@@ -40,7 +41,7 @@ Node = dict[str, Any]
 class Shape:
     """A deployment: its name, the sizes of its functions, the repository of their image (without a tag).
 
-    With a `watchdog`, detached runs are looked after every minute.
+    With a `watchdog`, detached runs are looked after every minute. Functions may read `data`.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Shape:
     repository: str
     lifetime_s: int = _MOST_LIFETIME_S
     watchdog: bool = True
+    data: tuple[DataBucket, ...] = ()
 
     def __post_init__(self) -> None:
         if not (self.name.isascii() and self.name.replace("-", "").isalnum() and self.name.islower()):
@@ -65,10 +67,18 @@ class Shape:
             _check(size)
 
 
-def shape_of(spec: PlatformSpec, *, name: str, sizes: tuple[str, ...], repository: str, watchdog: bool = True) -> Shape:
+def shape_of(
+    spec: PlatformSpec,
+    *,
+    name: str,
+    sizes: tuple[str, ...],
+    repository: str,
+    watchdog: bool = True,
+    data: tuple[DataBucket, ...] = (),
+) -> Shape:
     """The deployment of the sizes of `spec` with these names."""
     found = tuple(spec.size(size) for size in sizes)
-    return Shape(name=name, sizes=found, repository=repository, watchdog=watchdog)
+    return Shape(name=name, sizes=found, repository=repository, watchdog=watchdog, data=data)
 
 
 def container_package(extra: tuple[str, ...] = ()) -> Package:
@@ -212,8 +222,23 @@ def rights(shape: Shape, bucket: str, region: str, account: str) -> str:
             "Resource": [f"acs:log:{region}:{account}:project/{bucket}/logstore/*"],
         },
         *_pulling(shape.repository, region, account),
+        *(statement for one in shape.data for statement in _reading(one, account)),
     ]
     return json.dumps({"Version": "1", "Statement": statements})
+
+
+def _reading(data: DataBucket, account: str) -> list[Mapping[str, object]]:
+    """To read the objects of a bucket of data, and list them."""
+    place = f"acs:oss:*:{account}:"
+    return [
+        {"Effect": "Allow", "Action": ["oss:GetObject"], "Resource": [place + data.objects]},
+        {
+            "Effect": "Allow",
+            "Action": ["oss:ListObjects"],
+            "Resource": [place + data.name],
+            "Condition": {"StringLike": {"oss:Prefix": [data.below]}},
+        },
+    ]
 
 
 def _pulling(repository: str, region: str, account: str) -> list[Mapping[str, object]]:

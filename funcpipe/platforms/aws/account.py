@@ -18,7 +18,7 @@ from botocore.exceptions import (
     ProfileNotFound,
 )
 
-from funcpipe.errors import FuncPipeError, InvalidValue, PlatformBusy, PlatformError, PlatformRefused
+from funcpipe.errors import FuncPipeError, InputError, InvalidValue, PlatformBusy, PlatformError, PlatformRefused
 from funcpipe.platforms.aws.quotas import BUILDS
 from funcpipe.platforms.shared.known_errors import KnownError, error_of
 
@@ -82,6 +82,13 @@ _THROTTLES = {
 """Why Lambda says TooManyRequestsException: the `Reason` beside it (the type ThrottleReason of Lambda's API)."""
 
 
+NO_REGION = (
+    "the region is not known: give it in the URL, as in aws-lambda://NAME?region=eu-central-1, in "
+    "the environment, as AWS_REGION, in a profile of the AWS command, or by "
+    "--region, which deploy, destroy and logs have"
+)
+
+
 class Account:
     """Who is at work, and where. Credentials come from where boto3 finds them.
 
@@ -95,7 +102,7 @@ class Account:
             self._session = boto3.session.Session(region_name=region)
         found = region or self._session.region_name
         if found is None:
-            raise InvalidValue("region", found, "must be given: --region, AWS_REGION or the profile's")
+            raise InputError(NO_REGION)
         known = self._session.get_available_regions("lambda")
         if endpoint is None and found not in known:
             raise InvalidValue("region", found, f"must be one of {', '.join(known)}")

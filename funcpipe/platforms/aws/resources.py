@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from funcpipe.errors import PlatformRefused
+from funcpipe.platforms.shared.data_buckets import DataBucket
 
 IMAGE_PARAMETER = "ImageUri"
 SECRET_PARAMETER = "Secret"
@@ -26,8 +27,8 @@ ARCHITECTURE = "x86_64"
 _PLANNED_FOR = {"aws-lambda": "x86_64", "aws-lambda-arm": "arm64"}
 
 Node = dict[str, Any]
-Rights = Sequence[tuple[Sequence[str], object]]
-"""Actions, and beside them what they may be done to."""
+Rights = Sequence[tuple[Sequence[str], object] | tuple[Sequence[str], object, Node]]
+"""Actions, beside them what they may be done to, and on which condition, if there is one."""
 
 
 def check_processors(platform: str, found: str, *, functions: str) -> None:
@@ -58,13 +59,23 @@ def role(service: str, rights: Rights) -> Node:
 
 def policy(rights: Rights) -> Node:
     """A policy that allows each of the actions to be done to the resources beside them, and nothing else."""
-    statements = [{"Effect": "Allow", "Action": list(actions), "Resource": to} for actions, to in rights]
+    statements = [
+        {"Effect": "Allow", "Action": list(actions), "Resource": to, **({"Condition": only[0]} if only else {})}
+        for actions, to, *only in rights
+    ]
     return {"Version": "2012-10-17", "Statement": statements}
 
 
 def objects(prefix: str) -> Node:
     """All objects of the bucket below a prefix."""
     return {"Fn::Sub": f"${{Bucket.Arn}}/{prefix}/*"}
+
+
+def reading(bucket: DataBucket) -> Rights:
+    """To read the objects of a bucket of data, and list them."""
+    arn = "arn:${AWS::Partition}:s3:::"
+    listing = (["s3:ListBucket"], {"Fn::Sub": arn + bucket.name}, {"StringLike": {"s3:prefix": [bucket.below]}})
+    return [(["s3:GetObject"], {"Fn::Sub": arn + bucket.objects}), listing]
 
 
 def function(name: str, memory_mb: int, timeout_s: int, *, role: str, environment: Node) -> Node:

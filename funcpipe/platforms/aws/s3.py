@@ -153,4 +153,6 @@ class S3Storage:
 
 
 def _range(start: int, stop: int | None) -> str:
+    if start < 0:
+        return f"bytes={start}"
     return f"bytes={start}-" if stop is None else f"bytes={start}-{max(stop - 1, start)}"

@@ -15,8 +15,10 @@ from funcpipe.platforms.aws.resources import (
     function,
     invocation,
     objects,
+    reading,
     role,
 )
+from funcpipe.platforms.shared.data_buckets import DataBucket
 from funcpipe.platforms.shared.key_wrap import SECRET
 from funcpipe.platforms.shared.package import MOST_IMAGE_BYTES
 
@@ -38,13 +40,14 @@ _EXPIRY_DAYS = {f"{RUNS}/": 7, f"{FAILURES}/": 7, "stops/": 1, f"{SOURCES}/": 1}
 class Shape:
     """What a deployment consists of: its name, which is the stack's, and a function of each memory size.
 
-    With a `watchdog`, detached runs are looked after every minute.
+    With a `watchdog`, detached runs are looked after every minute. Functions that train may read `data`.
     """
 
     name: str
     memory_mb: tuple[int, ...]
     log_days: int = 14
     watchdog: bool = True
+    data: tuple[DataBucket, ...] = ()
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -185,6 +188,7 @@ def _function_rights(shape: Shape) -> Rights:
         (["s3:ListBucket"], {"Fn::GetAtt": ["Bucket", "Arn"]}),
         (["lambda:InvokeFunction"], _functions(shape)),
         (_LOGGING, {"Fn::GetAtt": ["Logs", "Arn"]}),
+        *(right for bucket in shape.data for right in reading(bucket)),
     ]
 
 

@@ -74,7 +74,7 @@ class FileStorage:
         with self._errors_of("read", path):
             try:
                 with open(path, "rb", opener=_open_no_link) as file, gate:
-                    file.seek(start)
+                    file.seek(start if start >= 0 else max(os.fstat(file.fileno()).st_size + start, 0))
                     return file.read() if stop is None else file.read(max(stop - start, 0))
             except _ABSENT:
                 raise KeyMissing(key) from None

@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 from funcpipe.core import PlatformSpec, WatchSpec, from_text, to_text
 from funcpipe.core.json_form import to_plain
 from funcpipe.errors import InvalidValue, PlatformError
-from funcpipe.platforms.base import Handle, State, Status
+from funcpipe.platforms.base import Handle, Invoked, State, Status
 from funcpipe.platforms.local.cgroup import Groups
 from funcpipe.platforms.local.function import fork, kill, status_of
 from funcpipe.platforms.local.limits import FunctionLimits, ImposedLimits
@@ -189,10 +189,12 @@ class Host:
         self._selector.close()
         os.dup2(os.open(os.devnull, os.O_RDONLY), CLIENT)
         output.enter_function()
-        if function_limits is not None:
-            function_limits.impose()
-            payload = function_limits.payload(payload)
-        self._entry(payload)
+        if function_limits is None:
+            self._entry(payload)
+            return
+        init_s = function_limits.impose()
+        payload = function_limits.payload(payload)
+        self._entry(payload, *([Invoked(init_s=init_s)] if init_s else []))
 
     def _warnings(self) -> list[str]:
         """What the client has not yet been told about limits that do not hold and logs that are not kept."""
@@ -258,9 +260,9 @@ class Host:
             self._over.set()
 
 
-def _load(entry: str) -> Callable[[str], None]:
+def _load(entry: str) -> Callable[..., None]:
     module, _, name = entry.partition(":")
-    function: Callable[[str], None] = getattr(importlib.import_module(module), name)
+    function: Callable[..., None] = getattr(importlib.import_module(module), name)
     return function
 
 

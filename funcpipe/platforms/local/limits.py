@@ -28,17 +28,27 @@ class FunctionLimits:
     @property
     def lifetime_s(self) -> float | None:
         """How long after its invocation the function is to be killed."""
-        return None if self._spec.lifetime_s is None else self._spec.cold_start_s + self._spec.lifetime_s
+        return None if self._spec.lifetime_s is None else self._cold_start_s + self._spec.lifetime_s
+
+    @property
+    def _cold_start_s(self) -> float:
+        """That of the size, as far as it is known; the specification's is that of its slowest size."""
+        own_s = self._size.cold_start_s
+        return self._spec.cold_start_s if own_s is None else min(own_s, self._spec.cold_start_s)
 
     def payload(self, text: str) -> str:
         """The invocation payload, with the function's link to its storage."""
         told = json.loads(text)
         return json.dumps(told | {"storage": self._link.on(told["storage"])})
 
-    def impose(self) -> None:
-        """Take the limits on, in the function, and be as slow to start as it would be on the platform."""
+    def impose(self) -> float:
+        """Take the limits on, in the function, and be as slow to start as it would be on the platform.
+
+        Returns for how long the function is billed so far: platforms bill the start of an environment.
+        """
         self.group.join()
-        time.sleep(self._spec.cold_start_s)
+        time.sleep(self._cold_start_s)
+        return self._cold_start_s
 
     def explain(self, status: Status, *, late: bool) -> Status:
         """The function's last status, with the limit that ended it; `late` if it was killed at the end of its life."""

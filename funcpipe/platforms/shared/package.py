@@ -13,10 +13,11 @@ from importlib.resources.abc import Traversable
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 
+from funcpipe.core.extras import requirements
 from funcpipe.errors import InvalidValue
 from funcpipe.platforms.allocator import PACKAGE, variables
 
-_ONLY_FOR_PLANNING = {"pyomo", "highspy", "rich"}
+_ONLY_FOR_PLANNING = {"pyomo", "highspy", "rich", "shtab"}
 _TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the first moment that zip knows: equal files make equal archives
 _FILE_MODE, _FOLDER_MODE = 0o644, 0o755
@@ -93,9 +94,7 @@ def read_requirements(path: str | None) -> tuple[str, ...]:
 
 def _own_requirements() -> list[str]:
     """The distributions that a worker needs, in the versions installed here: bundles load where they were made."""
-    found = [
-        re.split(r"[^\w.-]", text, maxsplit=1)[0] for text in metadata.requires("funcpipe") or () if ";" not in text
-    ]
+    found = [re.split(r"[^\w.-]", text, maxsplit=1)[0] for text in requirements() if ";" not in text]
     return [_pinned(name) for name in found if name not in _ONLY_FOR_PLANNING]
 
 

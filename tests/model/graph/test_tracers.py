@@ -14,7 +14,6 @@ from torch._ops import HigherOrderOperator
 from funcpipe.errors import DataError, ModelError
 from funcpipe.model.graph import export_tracer, trace
 from funcpipe.model.graph.batch_sizes import check_batch_sizes
-from funcpipe.model.graph.scopes import with_autocast_set, with_gradients_set
 from tests.model.graph.check import check
 
 
@@ -89,15 +88,31 @@ class SetsGradientsAndCasts(AsksForTensors):
             return x.float() / largest + product.float().mean(1, keepdim=True)
 
 
-def test_parts_without_gradients_or_with_casts_are_exported_without_what_loads_the_compiler() -> None:
+def test_parts_without_gradients_or_with_casts_are_exported_as_calls_that_note_it() -> None:
     graph = check(SetsGradientsAndCasts(), (torch.randn(3, 4),))
     assert graph.tracer == "export"
-    targets = {node.target for layer in graph.layers for node in layer.nodes}
-    assert {with_gradients_set, with_autocast_set} <= targets
-    parts = [part for part in graph.module.modules() if isinstance(part, torch.fx.GraphModule)]
-    inside = {node.target for part in parts if part is not graph.module for node in part.graph.nodes}
-    assert with_autocast_set in inside
-    assert not [target for target in targets | inside if isinstance(target, HigherOrderOperator)]
+    nodes = [node for layer in graph.layers for node in layer.nodes]
+    casts = (("cpu", torch.bfloat16),)
+    scopes = [(node.meta.get("no_grad", False), node.meta.get("autocast", ())) for node in nodes]
+    assert {(False, ()), (True, ()), (True, casts), (False, casts)} == set(scopes)
+    assert not [node for node in nodes if isinstance(node.target, HigherOrderOperator)]
+
+
+class CastsAll(AsksForTensors):
+    """All layers under autocast, one of them in an island without."""
+
+    def forward(self, x: Tensor) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            x = self.a(x)
+            with torch.autocast("cpu", enabled=False):
+                x = self.between(x.float())
+            return self.b(x)
+
+
+def test_autocast_around_layers_that_are_exported_does_not_hide_them() -> None:
+    graph = check(CastsAll(), (torch.randn(3, 4),))
+    assert graph.tracer == "export"
+    assert [layer.name for layer in graph.layers] == ["a", "b"]
 
 
 class EachSample(Two):

@@ -1,5 +1,6 @@
 """A plan's stages are found in the model it was made for, and in no other."""
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -49,6 +50,18 @@ def test_stages_hold_the_layers_that_the_plan_names() -> None:
 def test_a_plan_for_another_model_is_refused(stages: list[tuple[str, ...]], message: str) -> None:
     with pytest.raises(PlanError, match=message):
         stage_bounds(chain(2, 3, 4, 5), plan(*stages))
+
+
+def test_a_plan_for_another_width_of_the_model_is_refused() -> None:
+    made = plan(("0", "1"), ("2",))
+    sizes = (4 * (6 + 3 + 12 + 4), 4 * (20 + 5))
+    stages = tuple(replace(stage, parameter_bytes=size) for stage, size in zip(made.stages, sizes, strict=True))
+    made = replace(made, stages=stages)
+    assert stage_bounds(chain(2, 3, 4, 5), made) == ((0, 2), (2, 3))
+    with pytest.raises(
+        PlanError, match=r"trainable parameters of stage 1 take 100 bytes there, .* Sequential 120 bytes"
+    ):
+        stage_bounds(chain(2, 3, 4, 6), made)
 
 
 @pytest.mark.parametrize("bounds", [[(0, 2)], [(0, 1), (2, 3)], [(0, 0), (0, 3)], [(0, 4)]])

@@ -85,5 +85,5 @@ def test_clients_of_a_platform_with_a_domain_use_it_and_functions_do_not(cloud: 
 
 @pytest.mark.parametrize("options", ["domain=http://a", "region=cn-test", "endpoint=http://a&domain=http://b&region=c"])
 def test_a_storage_has_a_region_and_either_endpoint_or_domain(options: str) -> None:
-    with pytest.raises(InvalidValue, match="must be a URL such as file:///"):
+    with pytest.raises(InvalidValue, match="storage must read oss://BUCKET/PREFIX"):
         open_storage(f"oss://bucket/runs?{options}")

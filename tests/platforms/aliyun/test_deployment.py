@@ -14,6 +14,7 @@ from funcpipe.platforms.aliyun import template
 from funcpipe.platforms.aliyun.account import Account
 from funcpipe.platforms.aliyun.deployment import Deployer
 from funcpipe.platforms.aliyun.template import Shape, container_package, shape_of, tool_template
+from funcpipe.platforms.shared.data_buckets import data_bucket
 from funcpipe.platforms.shared.docker import Docker
 from funcpipe.platforms.shared.key_wrap import SECRET
 from tests.cloud_emulation.aliyun import AliyunCloud
@@ -256,6 +257,26 @@ def test_functions_that_cannot_be_invoked_are_deployed_again(
     deployer.deploy(shape(spec), PACKAGE)
     assert changes(cloud)[done:] == ["UpdateFunction"]
     assert cloud.functions["funcpipe-1vCPU-2048MB"]["state"] == "Active"
+
+
+def test_functions_may_read_buckets_of_data_and_nothing_else(
+    deployer: Deployer, cloud: AliyunCloud, spec: PlatformSpec
+) -> None:
+    data = (data_bucket("oss://images/train/"), data_bucket("texts"))
+    deployer.deploy(replace(shape(spec), data=data), PACKAGE)
+    images, texts = "acs:oss:*:1000:images", "acs:oss:*:1000:texts"
+    for action, resource, prefix, may in (
+        ("oss:GetObject", f"{images}/train/a.mds", "", True),
+        ("oss:GetObject", f"{texts}/a.parquet", "", True),
+        ("oss:ListObjects", images, "train/", True),
+        ("oss:ListObjects", texts, "", True),
+        ("oss:GetObject", f"{images}/trained/a.mds", "", False),
+        ("oss:ListObjects", images, "", False),
+        ("oss:PutObject", f"{images}/train/a.mds", "", False),
+        ("oss:DeleteObject", f"{texts}/a.parquet", "", False),
+        ("oss:GetObject", "acs:oss:*:1000:others/a.mds", "", False),
+    ):
+        assert cloud.ram.allows(ROLE, action, resource, prefix) is may, (action, resource)
 
 
 def test_rights_name_their_resources(spec: PlatformSpec) -> None:

@@ -106,7 +106,7 @@ def secret_of(cloud: AwsCloud) -> str:
 
 def test_a_function_whose_files_only_root_can_read_does_not_start(platform: AwsPlatform, cloud: AwsCloud) -> None:
     (image,) = cloud.folder.iterdir()
-    (image / "funcpipe" / "api.py").chmod(0o600)
+    (image / "funcpipe" / "errors.py").chmod(0o600)
     status = ended(platform, platform.invoke(spec(open_storage(STORAGE))))
     assert status.state is State.FAILED
     assert "Runtime.ImportModuleError" in status.reason

@@ -58,7 +58,7 @@ def test_a_run_without_its_client_is_watched_stopped_and_removed(
     write(small.plan(1, 1), tmp_path / "plan.json")
     words = ["train", "tests.e2e.small:model", "--data", "tests.e2e.small:data", "--plan", str(tmp_path / "plan.json")]
     words += ["--loss", "tests.e2e.small:slow_loss", "--epochs", "1000", "--platform", PLATFORM, "--storage", STORAGE]
-    client = [sys.executable, "-m", "funcpipe", *words, "--run", "left", "--detach"]
+    client = [sys.executable, "-m", "funcpipe", *words, "--run", "left", "--yes", "--detach"]
     subprocess.run(client, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
     def said(verb: str) -> dict[str, Any]:

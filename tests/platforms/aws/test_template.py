@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from funcpipe.core import WatchSpec, from_text
 from funcpipe.errors import InvalidValue
 from funcpipe.platforms.aws.template import Shape, template, template_text
+from funcpipe.platforms.shared.data_buckets import data_bucket
 
-SHAPE = Shape(name="funcpipe", memory_mb=(1024, 10240))
+DATA = (data_bucket("s3://images/train/"), data_bucket("texts"))
+SHAPE = Shape(name="funcpipe", memory_mb=(1024, 10240), data=DATA)
 
 
 def resources(kind: str) -> list[dict[str, Any]]:
@@ -43,6 +45,43 @@ def test_rights_name_their_resources() -> None:
                     assert statement["Action"] == ["ecr:GetAuthorizationToken"]
                 else:
                     assert "*" not in json.dumps(statement["Resource"]).replace('/*"', "").replace("funcpipe-*", "")
+
+
+def test_functions_that_train_may_read_buckets_of_data_and_nothing_else() -> None:
+    plain = template(Shape(name="funcpipe", memory_mb=(1024, 10240)))["Resources"]
+    for name, found in template(SHAPE)["Resources"].items():
+        if name != "FunctionRole":
+            assert found == plain[name]
+    before, after = (
+        [json.dumps(statement) for statement in role["Properties"]["Policies"][0]["PolicyDocument"]["Statement"]]
+        for role in (plain["FunctionRole"], template(SHAPE)["Resources"]["FunctionRole"])
+    )
+    assert after[: len(before)] == before
+    arn = "arn:${AWS::Partition}:s3:::"
+    assert [json.loads(statement) for statement in after[len(before) :]] == [
+        {"Effect": "Allow", "Action": ["s3:GetObject"], "Resource": {"Fn::Sub": f"{arn}images/train/*"}},
+        {
+            "Effect": "Allow",
+            "Action": ["s3:ListBucket"],
+            "Resource": {"Fn::Sub": f"{arn}images"},
+            "Condition": {"StringLike": {"s3:prefix": ["train/*"]}},
+        },
+        {"Effect": "Allow", "Action": ["s3:GetObject"], "Resource": {"Fn::Sub": f"{arn}texts/*"}},
+        {
+            "Effect": "Allow",
+            "Action": ["s3:ListBucket"],
+            "Resource": {"Fn::Sub": f"{arn}texts"},
+            "Condition": {"StringLike": {"s3:prefix": ["*"]}},
+        },
+    ]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "Images", "a*", "images/*", "images/${aws:username}", "images/a?b", "images\u00e9"]
+)
+def test_buckets_of_data_are_named_without_wildcards(text: str) -> None:
+    with pytest.raises(InvalidValue, match=r"must be a bucket's name, with or without|must be letters, digits"):
+        data_bucket(text)
 
 
 def test_builds_may_do_all_that_a_push_does() -> None:

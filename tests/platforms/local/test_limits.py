@@ -12,7 +12,7 @@ import pytest
 
 from funcpipe.core import MB, FunctionSize, PlatformSpec, WorkerSpec
 from funcpipe.errors import PlanError, PlatformError
-from funcpipe.platforms.base import Cause, State, Status
+from funcpipe.platforms.base import Cause, Invoked, State, Status
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.platforms.local.cgroup import Groups
 from funcpipe.platforms.local.limits import ImposedLimits
@@ -51,8 +51,9 @@ def burn(payload: str) -> None:
     Path(json.loads(payload)["run"]).write_text(str(share))
 
 
-def tell(payload: str) -> None:
-    Path(json.loads(payload)["run"]).write_text(payload)
+def tell(payload: str, invoked: Invoked | None = None) -> None:
+    told = json.loads(payload)
+    Path(told["run"]).write_text(json.dumps(told | {"init_s": 0.0 if invoked is None else invoked.init_s}))
 
 
 def spec(**changes: object) -> PlatformSpec:
@@ -108,7 +109,9 @@ def test_a_function_sees_its_storage_over_its_link_and_starts_cold(tmp_path: Pat
     assert run(tell, spec(cold_start_s=0.3), tmp_path).state is State.DONE
     assert time.monotonic() - began_s > 0.3
     link = Link(latency_s=0.01, upload_bytes_s=1e7, download_bytes_s=2e7)
-    assert json.loads((tmp_path / "said").read_text())["storage"] == link.on(tmp_path.as_uri())
+    told = json.loads((tmp_path / "said").read_text())
+    assert told["storage"] == link.on(tmp_path.as_uri())
+    assert told["init_s"] == 0.3  # which is billed
 
 
 def test_a_payload_that_is_too_large_is_refused_before_a_function_starts(tmp_path: Path) -> None:

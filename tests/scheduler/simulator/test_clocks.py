@@ -19,6 +19,7 @@ def run(shape: StepShape, latency_s: float = 0.04) -> tuple[Event, ...]:
     cost = {
         Resource.COMPUTE: Cost(0.3),
         Resource.MERGE: Cost(0.01),
+        Resource.LOAD: Cost(0.02),
         Resource.UPLOAD: Cost(latency_s),
         Resource.DOWNLOAD: Cost(latency_s),
     }

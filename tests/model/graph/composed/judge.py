@@ -29,6 +29,7 @@ from funcpipe.platforms.catalog import load_spec
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.plans import even_stages
 from funcpipe.testing.thread_platform import ThreadPlatform, one_at_a_time
+from funcpipe.training import recipe as training
 from funcpipe.training.data import load_batch
 from funcpipe.training.plain import train_in_one_process
 from tests.model.graph.composed import plain, tricky
@@ -214,8 +215,7 @@ def _difference(model: nn.Module, graph: LayerGraph, data: Data, replicas: int) 
     job = Job(
         graph=graph,
         plan=plan,
-        loss=loss_of,
-        optimizer=optimizer,
+        recipe=training.Recipe(loss=loss_of, optimizer=optimizer),
         dataset=lambda: data,
         samples=SAMPLES,
         epochs=1,
@@ -225,7 +225,9 @@ def _difference(model: nn.Module, graph: LayerGraph, data: Data, replicas: int) 
         prices=load_spec("local"),
     )
     steps = list(job.batches.epoch(0))
-    expected = train_in_one_process(model, graph, data, steps, loss=loss_of, optimizer=optimizer, seed=SEED)
+    expected = train_in_one_process(
+        model, graph, data, steps, recipe=training.Recipe(loss=loss_of, optimizer=optimizer), seed=SEED
+    )
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     site = Site(ThreadPlatform(load_spec("local"), storage := MemoryStorage()), storage, "memory://")
     with one_at_a_time():

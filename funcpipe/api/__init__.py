@@ -1,0 +1,5 @@
+"""An ordinary module, its loss and its optimiser, with the verbs around them: profile, optimize, simulate, train."""
+
+from funcpipe.api.training import FuncPipe
+
+__all__ = ["FuncPipe"]

@@ -1,0 +1,141 @@
+"""The verbs for a model that is not trained: evaluate it on data, or predict with it, over functions."""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor
+
+from funcpipe.api.planning import Planning
+from funcpipe.client import arguments
+from funcpipe.client.evaluation import make_evaluation
+from funcpipe.client.job import Job
+from funcpipe.client.launch import launch
+from funcpipe.client.prepare import prepare
+from funcpipe.client.results import RunResult
+from funcpipe.client.session import open_session
+from funcpipe.core import Bill, FaultTolerance, Monitor, Plan, PlatformSpec, RunLimits, RunSettings, WorkerReport
+from funcpipe.core.settings import DEFAULT_FAULTS, DEFAULT_SETTINGS, NO_LIMITS, RunKeywords, settings_with
+from funcpipe.core.validation import LOSS
+from funcpipe.platforms.catalog import LOCAL, load_spec
+from funcpipe.training.adapters import loss_of_output
+from funcpipe.training.data_source import Data
+from funcpipe.training.recipe import LossFunction, Recipe, check_precision
+
+_NOT_TRAINED = Recipe(loss=loss_of_output, optimizer=functools.partial(torch.optim.SGD, lr=0.0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationResult:
+    """What an evaluation has found over all `samples`: the mean `loss`, and each metric by its name; what it took."""
+
+    run: str
+    samples: int
+    loss: float
+    metrics: Mapping[str, float]
+    bill: Bill
+    workers: tuple[WorkerReport, ...]
+
+
+class Evaluating(Planning):
+    """A module that need not be trained; `FuncPipe` says what it is made of."""
+
+    def evaluate(
+        self,
+        data: Data,
+        *,
+        metrics: Mapping[str, Any] | None = None,
+        platform: str = LOCAL,
+        like: str | PlatformSpec | None = None,
+        plan: Plan | None = None,
+        seed: int = 0,
+        faults: FaultTolerance = DEFAULT_FAULTS,
+        limits: RunLimits = NO_LIMITS,
+        settings: RunSettings = DEFAULT_SETTINGS,
+        **keywords: Unpack[RunKeywords],
+    ) -> EvaluationResult:
+        """The mean loss and `metrics` of the module in eval mode over `data`, as one process would find them.
+
+        `plan` is one of `optimize_forward`, or one for training. The other arguments are those of `train`, and it
+        raises what `train` raises. The module is not changed, and no optimiser is needed.
+        """
+        result = self._evaluated(
+            data, self._recipe.cast_loss, metrics or {}, platform, like, plan, seed, faults, limits, settings, keywords
+        )
+        (report,) = result.validations
+        values = dict(report.values)
+        loss = values.pop(LOSS)
+        return EvaluationResult(
+            run=result.run, samples=report.samples, loss=loss, metrics=values, bill=result.bill, workers=result.workers
+        )
+
+    def predict(
+        self,
+        data: Data,
+        *,
+        platform: str = LOCAL,
+        like: str | PlatformSpec | None = None,
+        plan: Plan | None = None,
+        seed: int = 0,
+        faults: FaultTolerance = DEFAULT_FAULTS,
+        limits: RunLimits = NO_LIMITS,
+        settings: RunSettings = DEFAULT_SETTINGS,
+        **keywords: Unpack[RunKeywords],
+    ) -> dict[str, Tensor]:
+        """The outputs of the module in eval mode for all samples of `data`, in their order.
+
+        An output that is one tensor is called `output`; others have the names of its items or attributes. Samples are
+        as in training: what follows the inputs, the target, is not read. All outputs must fit in this process's
+        memory. The other arguments are those of `evaluate`. Raises DataError for outputs that are no tensors, or whose
+        first dimension is not the batch.
+        """
+        result = self._evaluated(data, None, {}, platform, like, plan, seed, faults, limits, settings, keywords)
+        return dict(result.outputs)
+
+    def _evaluated(
+        self,
+        data: Data,
+        loss: LossFunction | None,
+        metrics: Mapping[str, Any],
+        platform: str,
+        like: str | PlatformSpec | None,
+        plan: Plan | None,
+        seed: int,
+        faults: FaultTolerance,
+        limits: RunLimits,
+        settings: RunSettings,
+        keywords: RunKeywords,
+    ) -> RunResult:
+        arguments.check_run(faults, limits)
+        chosen = self._planned(plan)
+        if chosen.estimate is not None:
+            check_precision("plan", chosen.precision, self._recipe)
+        settings = settings_with(settings, keywords)
+        with open_session(platform, like, settings) as session:
+            evaluation = make_evaluation(
+                self.model,
+                data,
+                chosen,
+                loss=loss,
+                metrics=metrics,
+                blocks=tuple({*self._blocks, *chosen.blocks}),
+                precision=self._recipe.precision,
+                monitor=Monitor(keep_best=False),
+                keep_outputs=loss is None,
+            )
+            job = Job(
+                graph=evaluation.graph,
+                plan=replace(chosen, shard_optimizer=False),
+                recipe=replace(_NOT_TRAINED, loss=self._recipe.loss, precision=self._recipe.precision),
+                dataset=evaluation.dataset,
+                samples=chosen.global_batch,  # of which none is trained on
+                epochs=0,
+                seed=seed,
+                shuffle=False,
+                message_deadline_s=settings.message_deadline_s,
+                prices=settings.prices or self._spec or load_spec(chosen.platform),
+                evaluation=evaluation,
+            )
+            return launch(prepare(job, session, faults=faults, limits=limits, settings=settings))

@@ -1,0 +1,230 @@
+"""The verbs that look ahead: profile, optimize, simulate, estimate."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Unpack
+
+from torch import Tensor, nn
+
+from funcpipe.client import arguments
+from funcpipe.client.arguments import AnySpec, choices, given, spec_of
+from funcpipe.client.data_profile import profile_data
+from funcpipe.client.job_estimate import estimate_job, job_shape
+from funcpipe.client.profiling import profile_buckets
+from funcpipe.client.site import Site
+from funcpipe.core import (
+    FaultTolerance,
+    JobEstimate,
+    ModelProfile,
+    Plan,
+    PlatformSpec,
+    Recompute,
+    ScheduleKind,
+    Sync,
+    Trace,
+    TrainingSpec,
+    Validation,
+    Wire,
+)
+from funcpipe.core.settings import DEFAULT_FAULTS
+from funcpipe.partitioner.catalog import PROFILED_LAYERS
+from funcpipe.partitioner.optimize import optimize
+from funcpipe.partitioner.problem.forward_only import forward_only
+from funcpipe.partitioner.problem.merge import merge_layers
+from funcpipe.partitioner.problem.pins import NO_PINS, Pins
+from funcpipe.profiler import REPEATS, Bucket, buckets_of
+from funcpipe.report.predict import predict
+from funcpipe.scheduler.simulator.disturbances import Disturbances
+from funcpipe.scheduler.simulator.simulate import UNDISTURBED
+from funcpipe.training.adapters import loss_of_output, optimizer_kind
+from funcpipe.training.data_source import Data
+from funcpipe.training.optimizers import trainable_shapes
+from funcpipe.training.recipe import (
+    LossFunction,
+    OptimizerFactory,
+    RecipeKeywords,
+    check_precision,
+    no_optimizer,
+    recipe_with,
+)
+from funcpipe.training.recipe_trial import check_recipe
+
+
+class Planning:
+    """A module with its loss and its optimiser, its profile and its plan; `FuncPipe` says what they are."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        loss_fn: LossFunction | None = None,
+        optimizer: OptimizerFactory = no_optimizer,
+        name: str | None = None,
+        blocks: Sequence[str] = (),
+        **learning: Unpack[RecipeKeywords],
+    ) -> None:
+        arguments.check_learner(model, loss_fn=loss_fn, blocks=blocks)
+        self.model = model
+        self.name = name or type(model).__name__
+        self._recipe = recipe_with(loss_fn or loss_of_output, optimizer, learning)
+        if optimizer is not no_optimizer:
+            check_recipe(self._recipe, trainable_shapes(model))
+        self._blocks = tuple(blocks)
+        self._profile: ModelProfile | None = None
+        self._spec: PlatformSpec | None = None
+        self._plan: Plan | None = None
+
+    def profile(
+        self,
+        sample_inputs: Tensor | tuple[Any, ...] | Mapping[str, Any] | list[Bucket],
+        *,
+        platform: str | PlatformSpec = "aws-lambda",
+        micro_batch: int = 4,
+        sample_target: Any = None,
+        layers: int = PROFILED_LAYERS,
+        repeats: int = REPEATS,
+        dataset: Data | None = None,
+        on: Site | None = None,
+        max_usd: float | None = None,
+        progress: Callable[[str, float], None] | None = None,
+    ) -> ModelProfile:
+        """Measure the module's layers for micro-batches of `micro_batch` samples.
+
+        They are timed in this process and scaled to the function sizes of `platform`; or, if an open site is given as
+        `on`, in functions of every size of its platform, for at most `max_usd` dollars.
+
+        `sample_inputs` are what the module is called with, by position or by name; with a `sample_target` the loss is
+        measured too. For data of several lengths it is a list of Buckets. Each layer is timed `repeats` times, and more
+        often on a machine that is busy with other work. With the `dataset` that `train` will get, loading is measured
+        too: its seconds, and what it takes of functions' memory. Light neighbouring layers are merged until `layers`
+        are left. Raises ModelError for a module that cannot be divided into layers.
+        """
+        arguments.check_profiling(sample_inputs, on, micro_batch=micro_batch, repeats=repeats, layers=layers)
+        spec = spec_of(platform if on is None else on.platform.spec)
+        measured = profile_buckets(
+            self.model,
+            buckets_of(sample_inputs, sample_target),
+            recipe=self._recipe,
+            blocks=self._blocks,
+            on=on,
+            max_usd=max_usd,
+            spec=spec,
+            micro_batch=micro_batch,
+            repeats=repeats,
+            progress=progress,
+        )
+        data = None if dataset is None else profile_data(dataset, micro_batch)
+        self._profile, self._spec = replace(merge_layers(measured, layers), data=data), spec
+        return self._profile
+
+    def optimize(
+        self,
+        *,
+        global_batch: int,
+        time_value: float = 0.0,
+        deadline_s: float | None = None,
+        budget_usd: float | None = None,
+        replicas: Sequence[int] | int | None = None,
+        wire: Wire | str = Wire.FP32,
+        recompute: Recompute | str = Recompute.AUTO,
+        wire_back: Wire | str | None = None,
+        schedule: ScheduleKind | str | None = None,
+        sync: Sync | str | None = None,
+        shard_optimizer: bool = False,
+        pins: Pins = NO_PINS,
+        policy: str = "funcpipe",
+        solver: str = "auto",
+        time_limit_s: float | None = None,
+        profile: ModelProfile | None = None,
+        spec: AnySpec | None = None,
+    ) -> Plan:
+        """The best plan for the profiled module: the cheapest one if an hour saved is worth `time_value` dollars.
+
+        With `deadline_s` it is the cheapest whose iteration takes no longer, with `budget_usd` the fastest whose
+        iteration costs no more. `pins` are decisions that the plan must follow. Unless `schedule` and `sync` are given,
+        the best ones are chosen. Activations travel in the format `wire`, their gradients in `wire_back`, by default
+        the same. `shard_optimizer` divides the optimiser's state over replicas. Raises Infeasible if no plan fits.
+        """
+        training = TrainingSpec(
+            global_batch=global_batch,
+            optimizer=optimizer_kind(self._recipe.optimizer, trainable_shapes(self.model)),
+            **choices(wire=wire, recompute=recompute, wire_back=wire_back, schedule=schedule, sync=sync),
+            shard_optimizer=shard_optimizer,
+            averaged=self._recipe.average is not None,
+            replicas=_counts(replicas),
+            time_value=time_value,
+            deadline_s=deadline_s,
+            budget_usd=budget_usd,
+        )
+        arguments.check_planning(pins, time_limit_s)
+        measured, platform = self._profiled(profile, spec)
+        self._plan = optimize(
+            measured, platform, training, pins=pins, policy=policy, solver=solver, time_limit_s=time_limit_s
+        )
+        return self._plan
+
+    def optimize_forward(
+        self,
+        *,
+        global_batch: int,
+        time_value: float = 0.0,
+        deadline_s: float | None = None,
+        budget_usd: float | None = None,
+        replicas: Sequence[int] | int | None = None,
+        wire: Wire | str = Wire.FP32,
+        profile: ModelProfile | None = None,
+        spec: AnySpec | None = None,
+    ) -> Plan:
+        """The best plan for `evaluate` and `predict`, which run forwards alone, in batches of `global_batch` samples.
+
+        No gradients and no state of an optimiser take memory, and nothing is summed over replicas. The other arguments
+        are those of `optimize`. The plan is not kept for `train`. Raises Infeasible if no plan fits.
+        """
+        measured, platform = self._profiled(profile, spec)
+        wanted = TrainingSpec(
+            global_batch=global_batch,
+            **choices(wire=wire),
+            recompute=Recompute.NEVER,
+            replicas=_counts(replicas),
+            time_value=time_value,
+            deadline_s=deadline_s,
+            budget_usd=budget_usd,
+        )
+        return optimize(forward_only(measured), platform, wanted)
+
+    def simulate(self, plan: Plan | None = None, *, disturbances: Disturbances = UNDISTURBED) -> Trace:
+        """One iteration of the plan on a virtual clock, with `disturbances` such as noise, stragglers and failures."""
+        clipped = self._recipe.exchanges_norms
+        return predict(self._planned(plan), *self._profiled(None, None), disturbances=disturbances, clipped=clipped)
+
+    def estimate(
+        self,
+        data: int | Data,
+        *,
+        epochs: int = 1,
+        platform: str | PlatformSpec | None = None,
+        plan: Plan | None = None,
+        faults: FaultTolerance = DEFAULT_FAULTS,
+        prices: PlatformSpec | None = None,
+        validation: Validation | Data | None = None,
+    ) -> JobEstimate:
+        """What training on `data`, or on so many samples, is expected to take: seconds and dollars, item by item.
+
+        Functions start and live as those of `platform`, by default the plan's. With `validation` it is validated
+        meanwhile. Starts nothing. Raises PlanError for a plan without an estimate.
+        """
+        chosen = self._planned(plan)
+        shape = job_shape(chosen, data, epochs, validation)
+        return estimate_job(chosen, shape, prices=prices or self._spec, faults=faults, functions=platform)
+
+    def _profiled(self, profile: ModelProfile | None, spec: AnySpec | None) -> tuple[ModelProfile, PlatformSpec]:
+        measured = given("profile", profile or self._profile, ModelProfile)
+        check_precision("profile", measured.precision, self._recipe)
+        return measured, spec_of(spec or self._spec or measured.platform)
+
+    def _planned(self, plan: Plan | None) -> Plan:
+        return given("plan", plan or self._plan, Plan)
+
+
+def _counts(replicas: Sequence[int] | int | None) -> tuple[int, ...] | None:
+    return None if replicas is None else (replicas,) if isinstance(replicas, int) else tuple(replicas)

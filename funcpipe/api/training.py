@@ -1,0 +1,191 @@
+"""A module to be trained over functions, and the verbs that run it: train, start, verify."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Unpack
+
+from funcpipe.api.evaluating import Evaluating
+from funcpipe.client import arguments
+from funcpipe.client.callbacks import Callback, Callbacks, run_info
+from funcpipe.client.continuation import Learned, write_back
+from funcpipe.client.export import load_into
+from funcpipe.client.job import Learner, SampleOrder
+from funcpipe.client.launch import launch, launch_detached
+from funcpipe.client.prepare import Confirm, PreparedRun, prepare_training
+from funcpipe.client.results import RunResult
+from funcpipe.client.session import Session, open_session
+from funcpipe.core import (
+    FaultTolerance,
+    Plan,
+    PlatformSpec,
+    RunLimits,
+    RunSettings,
+    Validation,
+    checks,
+)
+from funcpipe.core.settings import DEFAULT_FAULTS, DEFAULT_SETTINGS, NO_LIMITS, RunKeywords, settings_with
+from funcpipe.errors import InvalidValue
+from funcpipe.loggers import with_bar
+from funcpipe.model.tensors import named_tensors, saved_state
+from funcpipe.platforms.base import Storage
+from funcpipe.platforms.catalog import LOCAL
+from funcpipe.training.data_source import Data
+from funcpipe.training.verify import TOLERANCE, Verification, verify_states
+
+
+class FuncPipe(Evaluating):
+    """A module to be trained over functions.
+
+    `loss_fn` takes the module's output and the targets and returns the mean over the samples it is given; None stands
+    for a module that computes its own loss, which is the `loss` of its output. `optimizer` takes parameters and returns
+    a torch optimiser, for example `partial(torch.optim.SGD, lr=0.1)`; if its argument is called `named_parameters`, it
+    is given pairs of full name and parameter. `scheduler` takes the optimiser and returns a scheduler of
+    torch.optim.lr_scheduler, which is stepped at the end of each epoch, or after each training step if
+    `scheduler_interval` is "step"; a ReduceLROnPlateau after each validation, with its `scheduler_monitor`. Before
+    each step the gradient of the whole model is scaled down to the norm `clip_grad_norm`, if it is larger. `average`,
+    an EMA or SWA, keeps an average of the parameters, which is `averaged` in the result of `train`. `blocks` are paths
+    of modules that become one layer each, whatever is inside. Module and loss compute in `precision`, "bf16" and "fp16"
+    as under `torch.autocast`. A step with NaN or infinite numbers ends the run, is left out, or is taken all the same:
+    `on_nan` is "stop", "skip" or "ignore". Training updates `model`. Raises InputError for an optimiser or a scheduler
+    that cannot be made, or cannot be saved and continued.
+    """
+
+    _learned: Learned | None = None
+
+    def train(
+        self,
+        dataset: Data,
+        *,
+        epochs: int = 1,
+        platform: str = LOCAL,
+        like: str | PlatformSpec | None = None,
+        plan: Plan | None = None,
+        seed: int = 0,
+        shuffle: bool = True,
+        validation: Validation | Data | None = None,
+        faults: FaultTolerance = DEFAULT_FAULTS,
+        limits: RunLimits = NO_LIMITS,
+        settings: RunSettings = DEFAULT_SETTINGS,
+        callbacks: Sequence[Callback] = (),
+        progress: bool = True,
+        confirm: Confirm | None = None,
+        **keywords: Unpack[RunKeywords],
+    ) -> RunResult:
+        """Train the module over functions, as one process would, and load the result into it.
+
+        Called again, it goes on: `epochs` more, with its optimiser, order of data and seeds where they were (`reset`).
+        `dataset` holds tuples of the module's inputs and, last, the target, or dictionaries of its arguments; or it is
+        a factory of such a dataset, which is called inside the functions, or the URL of one in object storage, such as
+        `s3://bucket/prefix` (see `funcpipe.data`). On the local platform functions are as fast
+        as this machine, and unlimited; `like` another platform they have its memory, processors, links and lifetime.
+        Other platforms are what `funcpipe deploy` made, by URL: `aws-lambda://NAME?region=…`, `aliyun-fc://…`.
+
+        With `validation` the model is validated meanwhile, by default after every epoch: see `Validation`.
+
+        `faults` says how the run copes with failures, `limits` what it may cost, `settings` what it is called and where
+        its objects lie; each setting may be given by keyword (see `RunSettings`; `run` is the name). A run that is
+        resumed goes on by whatever plan; if its functions still run, it is watched, as it was started.
+
+        `callbacks` are told what happens, see `Callback` and `funcpipe.loggers`; with `progress` a bar is shown on a
+        terminal or in a notebook. `confirm` is told the job's estimate before anything starts, and may raise.
+
+        Raises PlanError, DataError, ModelError, PlatformRefused, RunTaken or RunUnknown before any function starts;
+        WorkerFailed, RunHalted or DeadlineExceeded afterwards; RunInterrupted when Ctrl-C ends it, or ends watching.
+        The module changes only if the run succeeds.
+        """
+        settings, order = settings_with(settings, keywords), SampleOrder(epochs=epochs, seed=seed, shuffle=shuffle)
+        with open_session(platform, like, settings) as session:
+            prepared = self._prepare(
+                session, dataset, plan, order, validation, faults=faults, limits=limits, settings=settings
+            )
+            prepared.ask(confirm)
+            told = Callbacks(with_bar(callbacks, progress))
+            with told.of_run(run_info(prepared)):
+                result = launch(prepared, told)
+                self._learned = write_back(result, self.model, prepared.epochs_after(len(result.losses)))
+                return told.ended(replace(result.with_all_of(saved_state(self.model)), learned=None))
+
+    def reset(self) -> None:
+        """Forget the optimiser and the epochs of earlier calls of `train`; the module's weights stay as they are."""
+        self._learned = None
+
+    def load(self, run: str, *, storage: str | Storage, step: int | None = None) -> int:
+        """Load what `funcpipe.export` reads; returns its step. Then `train` begins with a new optimiser."""
+        self._learned = None
+        return load_into(self.model, run, storage=storage, step=step)
+
+    def start(
+        self,
+        dataset: Data,
+        *,
+        epochs: int = 1,
+        platform: str = LOCAL,
+        like: str | PlatformSpec | None = None,
+        plan: Plan | None = None,
+        seed: int = 0,
+        shuffle: bool = True,
+        validation: Validation | Data | None = None,
+        faults: FaultTolerance = DEFAULT_FAULTS,
+        limits: RunLimits = NO_LIMITS,
+        settings: RunSettings = DEFAULT_SETTINGS,
+        confirm: Confirm | None = None,
+        **keywords: Unpack[RunKeywords],
+    ) -> str:
+        """Do what `train` does, but leave the run to itself once its functions are started; returns the run's name.
+
+        On the local platform it needs a `storage`. `train` with `resume` watches it, and collects what it leaves.
+        """
+        settings, order = settings_with(settings, keywords), SampleOrder(epochs=epochs, seed=seed, shuffle=shuffle)
+        with open_session(platform, like, settings, silent=True) as session:
+            if not session.lasts:
+                raise InvalidValue("storage", settings.storage, "must be given for a run that is left to itself")
+            prepared = self._prepare(
+                session, dataset, plan, order, validation, faults=faults, limits=limits, settings=settings
+            )
+            prepared.ask(confirm)
+            return launch_detached(prepared)
+
+    def verify(
+        self,
+        dataset: Data,
+        *,
+        steps: int = 3,
+        plan: Plan | None = None,
+        seed: int = 0,
+        tolerance: float = TOLERANCE,
+        message_deadline_s: float = DEFAULT_SETTINGS.message_deadline_s,
+    ) -> Verification:
+        """Train for `steps` steps over local functions and in one process, and compare; the module stays as it is.
+
+        Raises what `train` raises.
+        """
+        checks.positive("tolerance", tolerance)
+        settings, order = RunSettings(message_deadline_s=message_deadline_s), SampleOrder(seed=seed, steps=steps)
+        with open_session(LOCAL, None, settings) as session:
+            prepared = self._prepare(session, dataset, plan, order, settings=settings)
+            job = prepared.job
+            found = named_tensors(self.model) | launch(prepared).tensors
+        run = job.plain_training(self.model).run
+        return verify_states(job.graph, found, run, steps=job.steps, tolerance=tolerance)
+
+    def _prepare(
+        self,
+        session: Session,
+        dataset: Data,
+        plan: Plan | None,
+        order: SampleOrder,
+        validation: Validation | Data | None = None,
+        *,
+        faults: FaultTolerance = DEFAULT_FAULTS,
+        limits: RunLimits = NO_LIMITS,
+        settings: RunSettings,
+    ) -> PreparedRun:
+        arguments.check_run(faults, limits)
+        anew = order.steps or settings.resume or settings.take_over
+        learned = None if anew else self._learned
+        learner = Learner(model=self.model, recipe=self._recipe, blocks=self._blocks, learned=learned)
+        priced = replace(settings, prices=settings.prices or self._spec)
+        chosen = self._planned(plan)
+        return prepare_training(
+            learner, dataset, chosen, order, session, validation, faults=faults, limits=limits, settings=priced
+        )

@@ -1,0 +1,83 @@
+"""Checks of what a user gives to FuncPipe: what looks right and is of another kind is told apart at once."""
+
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import Any, TypeVar
+
+from torch import nn
+
+from funcpipe.client.site import Site
+from funcpipe.core import FaultTolerance, PlatformSpec, RunLimits, checks
+from funcpipe.errors import InvalidValue, PlanError
+from funcpipe.partitioner.problem.pins import Pins
+from funcpipe.platforms.catalog import load_spec
+
+T = TypeVar("T")
+
+AnySpec = str | PlatformSpec
+"""A platform's specification, or its name."""
+
+
+def check_learner(model: object, *, loss_fn: Callable[..., Any] | None, blocks: Sequence[str]) -> None:
+    """Raise InvalidValue unless these are a module that is made already, a function, and paths of modules."""
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        raise InvalidValue(
+            "model", model.__name__, f"must be a module, not its class: FuncPipe({model.__name__}(…), …)"
+        )
+    if not isinstance(model, nn.Module):
+        way_out = ": call it, FuncPipe(make(), …)" if callable(model) else ""
+        raise InvalidValue("model", model, f"must be a torch.nn.Module{way_out}")
+    if loss_fn is not None and not callable(loss_fn):
+        raise InvalidValue("loss_fn", loss_fn, "must be a function of output and target, or None")
+    if isinstance(loss_fn, type):
+        raise InvalidValue(
+            "loss_fn", loss_fn.__name__, f"must be a function, not a class: loss_fn={loss_fn.__name__}()"
+        )
+    if isinstance(blocks, str):
+        raise InvalidValue("blocks", blocks, f"must be a sequence of paths: blocks=[{blocks!r}]")
+
+
+def check_profiling(sample: object, on: object, *, micro_batch: int, repeats: int, layers: int) -> None:
+    """Raise InvalidValue for what cannot be the inputs of a module, or a site, or a number of these."""
+    if sample is None or isinstance(sample, str | bytes | int | float) or callable(sample):
+        rule = "must be one micro-batch of inputs: a tensor, a tuple of tensors, or a dict of them by name"
+        raise InvalidValue("sample_inputs", sample, rule)
+    if on is not None and not isinstance(on, Site):
+        raise InvalidValue("on", on, "must be an open Site: with open_site('local') as site: profile(…, on=site)")
+    for field, value in (("micro_batch", micro_batch), ("repeats", repeats), ("layers", layers)):
+        checks.whole(field, value, 1)
+
+
+def check_planning(pins: object, time_limit_s: float | None) -> None:
+    """Raise InvalidValue unless these are pins and a time."""
+    checks.kind_of("pins", pins, Pins)
+    if time_limit_s is not None:
+        checks.positive("time_limit_s", time_limit_s)
+
+
+def check_run(faults: object, limits: object) -> None:
+    """Raise InvalidValue unless these are what a run takes."""
+    checks.kind_of("faults", faults, FaultTolerance)
+    checks.kind_of("limits", limits, RunLimits)
+
+
+def choices(**given: Enum | str | None) -> dict[str, Any]:
+    """Choices of a TrainingSpec, which reads strings itself; `auto` is None but for `recompute`, which has it."""
+    return {name: None if value == "auto" and name != "recompute" else value for name, value in given.items()}
+
+
+def spec_of(platform: AnySpec) -> PlatformSpec:
+    """The specification of a platform that is given itself or by its name. Raises InvalidValue."""
+    if isinstance(platform, str):
+        return load_spec(platform)
+    checks.kind_of("platform", platform, PlatformSpec)
+    return platform
+
+
+def given(field: str, value: T | None, kind: type[T]) -> T:
+    """The profile or the plan; raises PlanError if there is none yet, InvalidValue if it is something else."""
+    if value is None:
+        verb = {"profile": "profile", "plan": "optimize"}[field]
+        raise PlanError(f"there is no {field} yet; call {verb}() first, or give one")
+    checks.kind_of(field, value, kind)
+    return value

@@ -1,0 +1,25 @@
+"""Limits of cost and time that a job is expected to reach are refused before it starts."""
+
+from funcpipe.core import JobEstimate, RunLimits
+from funcpipe.core.job_estimate import time_text
+from funcpipe.errors import PlanError
+
+
+def check_limits(estimate: JobEstimate, limits: RunLimits, *, elapsed_s: float = 0.0) -> None:
+    """Raise PlanError if the run, which has taken `elapsed_s` before, is expected to reach a limit before its end."""
+    if limits.allow_partial:
+        return
+    way_out = (
+        "raise the limit, train for fewer epochs, or train as far as the limit allows, to be resumed later: --yes "
+        "(in Python: RunLimits(allow_partial=True))"
+    )
+    if limits.max_usd is not None and estimate.cost_usd > limits.max_usd:
+        raise PlanError(
+            f"the job is expected to cost more than the limit of ${limits.max_usd:g}: {estimate.line()}; {way_out}"
+        )
+    seconds = elapsed_s + estimate.seconds
+    if limits.deadline_s is not None and seconds > limits.deadline_s:
+        raise PlanError(
+            f"the job is expected to take {time_text(seconds)}, longer than the limit of "
+            f"{time_text(limits.deadline_s)}: {estimate.line()}; {way_out}"
+        )

@@ -1,0 +1,85 @@
+"""What loading takes, measured in this process with a few micro-batches: seconds and memory."""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from funcpipe.client.open_data import open_data
+from funcpipe.core import DataProfile
+from funcpipe.errors import DataError
+from funcpipe.model.graph.isolation import preserve_state
+from funcpipe.model.graph.tree import flatten
+from funcpipe.training.adapters import DatasetFactory
+from funcpipe.training.data import LoadedBatch
+from funcpipe.training.data_source import DataSource, is_factory
+from funcpipe.training.rng import SeededDataset
+from funcpipe.training.stored_data import prepare_data
+from funcpipe.training.tensor_table import as_table
+
+BATCHES = 5
+"""How many micro-batches are loaded to measure, after a first one; they are spread over the dataset."""
+
+
+def profile_data(
+    dataset: Any, micro_batch: int, *, batches: int = BATCHES, clock: Callable[[], float] = time.perf_counter
+) -> DataProfile:
+    """Load some micro-batches of `dataset`, which is what `train` takes: seconds are their median.
+
+    Processes of a DataLoader load as many at once. The memory of a factory's dataset is what this process grows by when
+    it makes it, that of a dataset given itself what it takes to send. Raises DataError.
+    """
+    before = _resident_bytes()
+    _, source = open_data(dataset)
+    grown = max(0, _resident_bytes() - before)
+    if len(source.dataset) < micro_batch:
+        raise DataError(
+            f"the dataset has {len(source.dataset)} samples, too few for one micro-batch of {micro_batch}; "
+            "profile with a smaller micro_batch or give more data"
+        )
+    resident_bytes = grown if isinstance(dataset, str) or is_factory(dataset) else _sent_bytes(source)
+    seeded, seconds = SeededDataset(source.dataset, 0, 0), []
+    with preserve_state(torch.nn.Module()):
+        for indices in _spread(len(source.dataset), micro_batch, batches + 1):
+            began_s = clock()
+            loaded = seeded.batch(indices, source.options.collate)
+            seconds.append(clock() - began_s)
+    return DataProfile(
+        load_s=statistics.median(seconds[1:]) / max(1, source.options.workers),
+        batch_bytes=_bytes(loaded),
+        target_bytes=sum(tensor.nbytes for tensor in _tensors(loaded.target)),
+        resident_bytes=resident_bytes,
+    )
+
+
+def _spread(samples: int, micro_batch: int, batches: int) -> Iterator[range]:
+    last = samples - micro_batch
+    for number in range(batches):
+        first = last * number // max(1, batches - 1)
+        yield range(first, first + micro_batch)
+
+
+def _sent_bytes(source: DataSource) -> int:
+    """What functions hold of a dataset that is sent: its shards, or its pickle and what was pickled."""
+    table = as_table(source.dataset)
+    if table is not None:
+        return table.form.kept_bytes
+    prepared = prepare_data(DatasetFactory(source.dataset), source.options, table=None)
+    return 2 * (len(prepared.bundle) + sum(tensor.nbytes for tensor in prepared.tensors.values()))
+
+
+def _bytes(loaded: LoadedBatch) -> int:
+    return sum(tensor.nbytes for tensor in _tensors((loaded.args, dict(loaded.kwargs), loaded.target)))
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in flatten(value)[0] if isinstance(leaf, Tensor)]
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * 4096

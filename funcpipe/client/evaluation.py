@@ -1,0 +1,152 @@
+"""What a job evaluates, between its steps or instead of them: the model in eval mode, tried here before it is sent."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from funcpipe.client.open_data import open_data, sendable
+from funcpipe.core import Monitor, Plan, Precision, Routes, Validation, stages_of_layers
+from funcpipe.errors import DataError, FuncPipeError
+from funcpipe.model.graph import LayerGraph, trace
+from funcpipe.model.graph.autocast import autocast_to
+from funcpipe.model.graph.batch_sizes import check_batch_sizes
+from funcpipe.model.graph.isolation import evaluation_mode, preserve_state
+from funcpipe.model.split import StageModule, split
+from funcpipe.model.split.matched import matched_bounds
+from funcpipe.training.data import LoadedBatch, MapDataset, Step, load_batch
+from funcpipe.training.data_source import Data, LoaderOptions
+from funcpipe.training.evaluation import StageEvaluation, evaluation_batches, named_outputs
+from funcpipe.training.recipe import LossFunction
+from funcpipe.training.scores import Scores, made_metrics
+from funcpipe.training.stored_data import PreparedData, StoredData
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobEvaluation:
+    """The model in eval mode as layers, and what it is evaluated on.
+
+    A run is validated `every` so many steps, and judged by `monitor`; `every` is 0 where nothing is trained. Without
+    `loss`, outputs are compared with nothing.
+    """
+
+    graph: LayerGraph
+    dataset: Callable[[], MapDataset]
+    samples: int
+    loss: LossFunction | None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    every: int = 0
+    monitor: Monitor = field(default_factory=Monitor)
+    keep_outputs: bool = False
+    loading: LoaderOptions = field(default_factory=LoaderOptions)
+
+    def batches(self, plan: Plan) -> tuple[Step, ...]:
+        """The batches of the data, in its own order."""
+        return evaluation_batches(self.samples, plan).epoch(0)
+
+    def steps_left(self, plan: Plan, *, done: int, steps: int) -> int:
+        """How many batches a run still evaluates that has done `done` of its `steps` steps."""
+        times = max(steps // self.every - done // self.every, 0) if self.every else 1
+        return times * len(self.batches(plan))
+
+    def prepared_data(self) -> PreparedData:
+        """What is evaluated on, as it is sent. Raises DataError."""
+        return sendable(self.dataset, self.loading)
+
+    def stages(
+        self, plan: Plan, data: StoredData, routes_of: Callable[[LayerGraph, tuple[int, ...]], Routes]
+    ) -> list[StageEvaluation]:
+        """The stages of `plan` in eval mode, which load `data`. Raises PlanError if the plan does not fit."""
+        bounds = matched_bounds(self.graph, plan)
+        routes = routes_of(self.graph, tuple(stages_of_layers(bounds)))
+        return [self._stage(stage, routes, data) for stage in split(self.graph, bounds)]
+
+    def _stage(self, stage: StageModule, routes: Routes, data: StoredData) -> StageEvaluation:
+        return StageEvaluation(
+            stage=stage,
+            routes=routes,
+            signature=self.graph.signature,
+            data=data if stage.inputs or stage.is_last else None,
+            samples=self.samples,
+            metrics=self.metrics if stage.is_last else {},
+            loss=self.loss if stage.is_last else None,
+            every=self.every,
+            monitor=self.monitor,
+            keep_outputs=self.keep_outputs,
+        )
+
+
+def as_validation(given: Validation | Data) -> Validation:
+    """Data alone is validated on after every epoch, without metrics."""
+    return given if isinstance(given, Validation) else Validation(data=given)
+
+
+def make_evaluation(
+    model: nn.Module,
+    data: Data,
+    plan: Plan,
+    *,
+    loss: LossFunction | None,
+    metrics: Mapping[str, Any],
+    blocks: tuple[str, ...],
+    precision: Precision = Precision.FP32,
+    every: int = 0,
+    monitor: Monitor | None = None,
+    keep_outputs: bool = False,
+) -> JobEvaluation:
+    """Trace `model` in eval mode and `precision`, and try it, the loss and the metrics on the first samples of `data`.
+
+    The model is not changed. Raises ModelError, DataError or InvalidValue.
+    """
+    metrics = made_metrics(metrics)
+    factory, source = open_data(data)
+    made = source.dataset
+    if not len(made):
+        raise DataError("the data to evaluate on has no samples")
+    first = load_batch(made, range(min(plan.micro_batch, len(made))), source.options.collate)
+    graph = trace(model, first.args, first.kwargs, blocks=blocks, precision=precision, training=False)
+    if graph.carried.names:
+        raise DataError(
+            f"each forward of {graph.name} in eval mode leaves {', '.join(graph.carried.names)} for the next one, so "
+            "that a validation would change what is trained; do that only where self.training is set"
+        )
+    evaluation = JobEvaluation(
+        graph=graph,
+        dataset=factory,
+        samples=len(made),
+        loss=loss,
+        metrics=metrics,
+        every=every,
+        monitor=monitor or Monitor(),
+        keep_outputs=keep_outputs,
+        loading=source.options,
+    )
+    dealt = evaluation_batches(len(made), plan)
+    inputs = graph.signature.bind(first.args, first.kwargs)
+    check_batch_sizes(graph, model, inputs, dealt.micro_batch_sizes, training=False)
+    _try(model, graph, first, Scores(loss, metrics), min(plan.micro_batch, len(made)), keep_outputs=keep_outputs)
+    return evaluation
+
+
+def _try(
+    model: nn.Module, graph: LayerGraph, batch: LoadedBatch, scores: Scores, samples: int, *, keep_outputs: bool
+) -> None:
+    """Measure one micro-batch as functions will. Raises DataError for a loss or a metric that fails on it."""
+    with preserve_state(model), evaluation_mode(model), torch.no_grad(), warnings.catch_warnings():
+        with autocast_to(graph.precision):
+            output = model(*batch.args, **batch.kwargs)
+        if keep_outputs:
+            named_outputs(output, samples)
+        warnings.simplefilter("ignore")  # of metrics that have seen so few samples
+        try:
+            scores.add(output, batch.target, samples)
+            scores.values([scores.part()], loss="loss")
+        except FuncPipeError:
+            raise
+        except Exception as error:
+            raise DataError(
+                f"the loss or a metric fails on the first {samples} samples: {type(error).__name__}: {error}"
+            ) from error

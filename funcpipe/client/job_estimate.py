@@ -1,0 +1,297 @@
+"""What a whole job is expected to take: from the plan's estimate of one iteration to seconds and dollars of all of it.
+
+The cost model knows what a step takes, and what its messages cost. Around the steps there is what this module adds: the
+functions' starts, hand-overs and checkpoints, by the same rules by which functions decide on them; the requests with
+which workers stay alive and find each other; and those of the client. How many requests each of these makes was counted
+(`experiments.job_estimate` prints the estimates beside bills).
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+from funcpipe.client.evaluation import as_validation
+from funcpipe.client.open_data import open_data
+from funcpipe.core import (
+    Estimate,
+    FaultTolerance,
+    FunctionSize,
+    JobEstimate,
+    JobItem,
+    Plan,
+    PlatformSpec,
+    Validation,
+    checks,
+    prices_of,
+)
+from funcpipe.errors import PlanError
+from funcpipe.partitioner.cost.evaluate import hand_over_time_s, size_of
+from funcpipe.platforms.catalog import load_spec
+from funcpipe.runstate.owner import BEAT_S
+from funcpipe.training.data import Batches
+from funcpipe.training.data_source import Data
+from funcpipe.training.evaluation import evaluation_batches
+from funcpipe.worker.checkpoint_interval import CheckpointInterval
+from funcpipe.worker.hand_over import leaves_at_s, overlap_s
+
+_EMPTY_GETS = 1.5
+"""How often a message is asked for in vain before it is there."""
+
+_LOAD_REQUESTS = 8
+"""Of a function, one after another, before its first task: lease, orders, code, tensors, checkpoints, payloads."""
+
+_END_REQUESTS = 8
+"""Of a function, one after another, after its last task: checkpoint, marks, trace, heartbeat, lease, report."""
+
+_LOAD_CPU_S = 0.6
+"""Seconds of one processor to load a stage's code, make its optimiser, and warm up in the first step."""
+
+_POLL_S = 0.2
+"""Pause between two looks of a successor at its predecessor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobShape:
+    """How much is to be done: `steps` steps of `epochs` epochs are left, and `forward_steps` that validate.
+
+    A forward-only step takes `forward_step_s`; None stands for the part of an iteration that its forwards take. What
+    the run has cost before is `earlier_usd`.
+    """
+
+    epochs: int
+    steps: int
+    forward_steps: int = 0
+    forward_step_s: float | None = None
+    earlier_usd: float = 0.0
+
+
+def job_shape(
+    plan: Plan,
+    data: int | Data,
+    epochs: int,
+    validation: Validation | Data | None = None,
+) -> JobShape:
+    """The shape of a whole job on `data`, or on so many samples; raises DataError if they do not fill one batch."""
+    checks.at_least("epochs", epochs, 1)
+    batches = Batches(
+        samples=data if isinstance(data, int) else len(open_data(data)[1].dataset),
+        global_batch=plan.global_batch,
+        micro_batch=plan.micro_batch,
+        seed=0,
+        shuffle=False,
+    )
+    steps, forward_steps = epochs * batches.steps_per_epoch, 0
+    if validation is not None:
+        wanted = as_validation(validation)
+        held_out = len(open_data(wanted.data)[1].dataset)
+        each = evaluation_batches(held_out, plan).steps_per_epoch
+        forward_steps = steps // wanted.interval(batches.steps_per_epoch) * each
+    return JobShape(epochs=epochs, steps=steps, forward_steps=forward_steps)
+
+
+def within(spec: PlatformSpec, faults: FaultTolerance) -> FaultTolerance:
+    """`faults` within the limits of a platform."""
+    lifetime_s = min([s for s in (faults.lifetime_s, spec.lifetime_s) if s is not None], default=None)
+    return replace(faults, lifetime_s=lifetime_s, cold_start_s=max(faults.cold_start_s, spec.cold_start_s))
+
+
+def estimate_job(
+    plan: Plan,
+    shape: JobShape,
+    *,
+    faults: FaultTolerance,
+    prices: PlatformSpec | None = None,
+    functions: PlatformSpec | str | None = None,
+) -> JobEstimate:
+    """What the job of `shape` is expected to take by `plan`, in functions that start and live as those of `functions`.
+
+    `prices` are by default those of the plan's platform, and so are functions. Raises PlanError for a plan without an
+    estimate.
+    """
+    if plan.estimate is None or len(plan.estimate.stages) != len(plan.stages):
+        raise PlanError(
+            "the plan has no estimate of an iteration by its stages; plans that `funcpipe optimize` writes have one"
+        )
+    billed = prices or load_spec(plan.platform)
+    spec = load_spec(functions) if isinstance(functions, str) else functions or billed
+    return _JobCosts(plan, plan.estimate, shape, billed, within(spec, faults), spec).estimate()
+
+
+class _JobCosts:
+    """The items of one estimate, and what they have in common."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        iteration: Estimate,
+        shape: JobShape,
+        prices: PlatformSpec,
+        faults: FaultTolerance,
+        functions: PlatformSpec,
+    ) -> None:
+        self._plan, self._iteration, self._shape, self._faults = plan, iteration, shape, faults
+        self._prices, self._functions = prices, functions
+        self._sizes = [size_of(stage.size, prices) for stage in plan.stages]
+        self._usd_s = sum(prices_of(plan, prices).function_usd_s) * plan.replicas
+        copies = 2 + plan.optimizer.values_each(plan.replicas, sharded=plan.is_sharded)
+        self._parameter_bytes = [stage.state_bytes / copies for stage in iteration.stages]
+        self._saved_bytes = [parameters * (copies - 1) for parameters in self._parameter_bytes]
+        self._save_s = self._slowest_s(self._saved_bytes, up=True) + 2 * prices.latency_s
+        pause_s = self._slowest_s(self._saved_bytes, up=True) + self._slowest_s(self._saved_bytes, up=False)
+        self._pause_s = hand_over_time_s(pause_s, prices.latency_s)
+        self._step_s = iteration.iteration_s
+        self._checkpoint_steps = self._interval()
+
+    def estimate(self) -> JobEstimate:
+        """All items; the time that everything takes decides how often functions beat and the client looks."""
+        plan, shape = self._plan, self._shape
+        start, training, validation = self._start(), self._training(), self._validation()
+        checkpoints = self._checkpoints()
+        worked_s = training.seconds + validation.seconds + checkpoints.seconds
+        hand_overs = self._hand_overs(start.seconds, worked_s)
+        total_s = start.seconds + worked_s + hand_overs.seconds
+        return JobEstimate(
+            platform=self._prices.name,
+            epochs=shape.epochs,
+            steps=shape.steps,
+            start=start,
+            training=training,
+            validation=validation,
+            hand_overs=hand_overs,
+            checkpoints=checkpoints,
+            watching=JobItem(
+                count=round(plan.workers * total_s / self._faults.heartbeat_s),
+                requests_usd=plan.workers * self._watching_usd(total_s),
+            ),
+            client=JobItem(count=shape.steps, requests_usd=self._client_usd(total_s)),
+            earlier_usd=shape.earlier_usd,
+        )
+
+    def _start(self) -> JobItem:
+        """All functions wait for the one that starts and loads most slowly; and each ends with a report."""
+        known_s = {size.name: size.cold_start_s for size in self._functions.sizes if size.cold_start_s is not None}
+        slowest_s = self._functions.cold_start_s
+        own_s = [min(known_s.get(size.name, slowest_s), slowest_s) for size in self._sizes]
+        loads_s = [
+            size_bytes / size.download_bytes_s + _LOAD_CPU_S / min(size.vcpu, 1.0)
+            for size, size_bytes in self._by_size(self._parameter_bytes)
+        ]
+        requests_s = (_LOAD_REQUESTS + _END_REQUESTS) * self._prices.latency_s
+        seconds = max(cold_s + load_s for cold_s, load_s in zip(own_s, loads_s, strict=True)) + requests_s
+        return JobItem(
+            count=self._plan.workers,
+            seconds=seconds,
+            functions_usd=seconds * self._usd_s,
+            requests_usd=self._plan.workers * self._one_start_usd(),
+        )
+
+    def _one_start_usd(self) -> float:
+        """Dollars of one function's beginning and end: leases, code, tensors, lists, the last marks, trace, report."""
+        spec = self._prices
+        return spec.price_invocation_usd + spec.request_usd(puts=6 + 3, gets=2 + 16, empty_gets=8)
+
+    def _training(self) -> JobItem:
+        steps, iteration, spec = self._shape.steps, self._iteration, self._prices
+        empty = _EMPTY_GETS * iteration.gets
+        reports_usd = self._plan.replicas * spec.price_put_usd
+        each_usd = spec.request_usd(iteration.puts, iteration.gets + empty, empty) + reports_usd
+        seconds = steps * self._step_s
+        return JobItem(count=steps, seconds=seconds, functions_usd=seconds * self._usd_s, requests_usd=steps * each_usd)
+
+    def _validation(self) -> JobItem:
+        """Steps that only run forwards: half of the messages, and no sums of gradients."""
+        steps, iteration = self._shape.forward_steps, self._iteration
+        step_s = self._shape.forward_step_s
+        if step_s is None:
+            stages = iteration.stages
+            both_s = max(sum(stage.forward_s + stage.backward_s for stage in stages), 1e-12)
+            step_s = self._step_s * sum(stage.forward_s for stage in stages) / both_s
+        seconds = steps * step_s
+        links = self._plan.micro_batches * (len(self._plan.stages) - 1)
+        gets = (1 + _EMPTY_GETS) * links
+        usd = steps * self._prices.request_usd(links + self._plan.replicas, gets, _EMPTY_GETS * links)
+        return JobItem(count=steps, seconds=seconds, functions_usd=seconds * self._usd_s, requests_usd=usd)
+
+    def _interval(self) -> int:
+        """Steps between two checkpoints, by the rule that functions follow."""
+        interval = CheckpointInterval(self._faults, replicas=self._plan.replicas)
+        workers, micro_batches = self._plan.workers, self._plan.micro_batches
+        received_bytes = max(
+            (stage.forward_download_s + stage.backward_download_s) * size.download_bytes_s
+            for stage, size in zip(self._iteration.stages, self._sizes, strict=True)
+        )
+        each_bytes = received_bytes * micro_batches / self._plan.replicas
+        interval.record_step(self._step_s, round(each_bytes), math.ceil(self._iteration.puts / workers))
+        interval.estimate_checkpoint(self._save_s)
+        for _ in range(2):
+            interval.begin_checkpoint()
+            interval.record_cost(self._save_s)
+        return interval.steps()
+
+    def _checkpoints(self) -> JobItem:
+        """Those that are due, and the last one of all stages."""
+        plan, spec = self._plan, self._prices
+        count = (self._shape.steps - 1) // self._checkpoint_steps + 1 if self._shape.steps else 0
+        savers = plan.workers if plan.is_sharded else len(plan.stages)
+        files = sum(max(1, math.ceil(saved / (64 << 20))) for saved in self._saved_bytes) * savers / len(plan.stages)
+        saved_usd = spec.request_usd(puts=files + savers, gets=2 * files + savers, empty_gets=0)
+        marked_usd = plan.workers * spec.request_usd(
+            puts=1 + 2.5, gets=3, empty_gets=1
+        )  # a list costs as much as a put
+        seconds = count * self._save_s
+        return JobItem(
+            count=count,
+            seconds=seconds,
+            functions_usd=seconds * self._usd_s,
+            requests_usd=count * (saved_usd + marked_usd),
+        )
+
+    def _hand_overs(self, start_s: float, worked_s: float) -> JobItem:
+        """Functions that live `lifetime_s` start successors, which run beside them until they are ready."""
+        lifetime_s = self._faults.lifetime_s
+        steps = self._shape.steps + self._shape.forward_steps
+        if lifetime_s is None or not steps:
+            return JobItem()
+        beside_s = overlap_s(self._faults.cold_start_s, self._step_s)
+        leaves_s = leaves_at_s(lifetime_s, self._step_s, self._save_s)
+        cold_s = self._faults.cold_start_s  # which is over when a lifetime begins
+        left_s = worked_s - max(leaves_s - start_s + cold_s, self._step_s)
+        lives = max(0, math.ceil(left_s / max(leaves_s - beside_s + cold_s - self._pause_s, self._step_s)))
+        lives = min(lives, steps - 1)
+        workers, spec = self._plan.workers, self._prices
+        polls = max(beside_s / _POLL_S, 0)
+        one_usd = self._one_start_usd() + spec.request_usd(puts=8, gets=8 + polls, empty_gets=4 + polls)
+        return JobItem(
+            count=lives * workers,
+            seconds=lives * self._pause_s,
+            functions_usd=lives * (self._pause_s + beside_s) * self._usd_s,
+            requests_usd=lives * workers * one_usd,
+        )
+
+    def _watching_usd(self, total_s: float) -> float:
+        """Dollars of one worker's heartbeats, its looks for orders, and its looks at its lease before writes."""
+        beats, checks = total_s / self._faults.heartbeat_s, total_s / self._faults.lease_s
+        found, empty = beats + checks, 2 * beats + checks
+        return self._prices.request_usd(puts=beats, gets=found + empty, empty_gets=empty)
+
+    def _client_usd(self, total_s: float) -> float:
+        """Dollars of what a client asks for that starts the run, watches it, and collects what it leaves."""
+        plan, spec, stages = self._plan, self._prices, len(self._plan.stages)
+        every_s = min(max(self._step_s / 2, 0.2 if self._step_s < 0.4 else 0.0), 5.0, self._faults.heartbeat_s)
+        polls = min(self._shape.steps * 2.5, total_s / max(every_s, 0.05))  # in vain
+        found = self._shape.steps * plan.replicas
+        beats = total_s / self._faults.heartbeat_s * plan.workers  # each is looked for by a list, and read
+        owner = total_s / min(BEAT_S, self._faults.heartbeat_s)
+        files = sum(max(1, math.ceil(saved / (64 << 20))) for saved in self._saved_bytes)
+        puts = 12 + 2 * plan.workers + 2 * stages + owner + (25 + plan.workers + beats + polls / 16)
+        gets = found + polls + beats + 2 * owner + 10 + 12 * plan.workers + stages + files
+        return spec.request_usd(puts, gets, polls + owner + 3.5 * plan.workers)
+
+    def _by_size(self, stage_bytes: list[float]) -> list[tuple[FunctionSize, float]]:
+        return list(zip(self._sizes, stage_bytes, strict=True))
+
+    def _slowest_s(self, stage_bytes: list[float], *, up: bool) -> float:
+        """How long the slowest stage moves its bytes."""
+        return max(
+            size_bytes / (size.upload_bytes_s if up else size.download_bytes_s)
+            for size, size_bytes in self._by_size(stage_bytes)
+        )

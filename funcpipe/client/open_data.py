@@ -1,0 +1,28 @@
+"""Data as users give it: opened here, to look at it, and as what functions call to open it there."""
+
+from collections.abc import Callable
+
+from funcpipe.data.sources import from_url
+from funcpipe.training.adapters import DatasetFactory
+from funcpipe.training.data import MapDataset, MeteredFactory
+from funcpipe.training.data_source import Data, DataSource, LoaderOptions, SourceFactory, data_source, is_factory
+from funcpipe.training.stored_data import PreparedData, prepare_data
+from funcpipe.training.tensor_table import as_table
+
+
+def open_data(given: Data) -> tuple[Callable[[], MapDataset], DataSource]:
+    """A factory of the dataset for functions, and the dataset itself with how it is loaded.
+
+    Raises DataError for what cannot be loaded sample by sample, StorageError if it cannot be read.
+    """
+    data = from_url(given) if isinstance(given, str) else given
+    if not is_factory(data):
+        source = data_source(data)
+        return DatasetFactory(source.dataset), source
+    return data if isinstance(data, MeteredFactory) else SourceFactory(data), data_source(data())
+
+
+def sendable(factory: Callable[[], MapDataset], options: LoaderOptions) -> PreparedData:
+    """The data as it is sent: the contents of tensors in memory, the code of anything else. Raises DataError."""
+    table = as_table(factory()) if isinstance(factory, DatasetFactory) else None
+    return prepare_data(factory, options, table=table)

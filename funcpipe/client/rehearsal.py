@@ -1,0 +1,196 @@
+"""The first step at home: one micro-batch through model, loss, backward and optimiser, before any function starts.
+
+What is wrong with them is told here, for nothing. The model, its gradients and the random number generators are
+afterwards what they were. No more than the gradients and a few of the parameters are held besides the model.
+"""
+
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from funcpipe.client.rehearsal_loss import OFF, check_is_mean, described, loss_of, names_of
+from funcpipe.errors import DataError, ModelError
+from funcpipe.model.graph.autocast import autocast_to
+from funcpipe.model.graph.isolation import GENERATORS, preserve_gradients, preserve_state, training_mode
+from funcpipe.model.graph.source_location import source_location
+from funcpipe.model.graph.tree import tree_map
+from funcpipe.model.seeds import layer_seed, reseed
+from funcpipe.training.data import LoadedBatch
+from funcpipe.training.optimizers import ParameterShape, stage_optimizer, trainable_shapes
+from funcpipe.training.recipe import Recipe
+
+_log = logging.getLogger(__name__)
+
+_AT_A_TIME_BYTES = 64 << 20
+"""About how many bytes of parameters are copied at a time, to be updated."""
+
+
+def rehearse(model: nn.Module, recipe: Recipe, batch: LoadedBatch, *, seed: int) -> None:
+    """Train `model` on `batch`, the first samples of the dataset in its own order, and forget it.
+
+    Raises DataError for samples or a loss that cannot be trained with, ModelError for the model or its optimiser.
+    """
+    began_s = time.monotonic()
+    with training_mode(model), preserve_state(model), _preserved(recipe.loss), preserve_gradients(model):
+        reseed(layer_seed(seed, 0, 0, "rehearsal"), GENERATORS)
+        with autocast_to(recipe.precision):
+            output = _forward(model, batch)
+            loss = loss_of(recipe.loss, output, batch.target, seed=seed)
+        if not math.isfinite(loss.item()):
+            raise _not_finite(model, batch, output, loss.item())
+        check_is_mean(recipe.loss, output, batch.target, loss, seed=seed)
+        _backward(model, loss)
+        del output, loss
+        _update(model, recipe, seed=seed)
+    _log.info("one micro-batch was trained on here in %.2f s, and nothing is wrong with it", time.monotonic() - began_s)
+
+
+@contextlib.contextmanager
+def _preserved(loss: Any) -> Iterator[None]:
+    """Leave a loss that is a module as it is."""
+    with preserve_state(loss) if isinstance(loss, nn.Module) else contextlib.nullcontext():
+        yield
+
+
+def _forward(model: nn.Module, batch: LoadedBatch) -> Any:
+    args, kwargs = tree_map(batch.args, _copied), tree_map(dict(batch.kwargs), _copied)
+    try:
+        with torch.enable_grad():
+            return model(*args, **kwargs)
+    except Exception as error:
+        raise ModelError(f"the model fails on the first micro-batch: {source_location(model, error)[1]}") from error
+
+
+def _copied(value: Any) -> Any:
+    """A copy of a tensor, which the model may write into."""
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _backward(model: nn.Module, loss: Tensor) -> None:
+    """Leave the gradients of `loss` in the parameters of `model`."""
+    number = loss.item()
+    try:
+        torch.autograd.backward(loss)
+    except Exception as error:
+        raise ModelError(
+            f"the backward pass of the first micro-batch fails: {source_location(model, error)[1]}"
+        ) from error
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    if not found:
+        raise ModelError(
+            "no parameter of the model gets a gradient from the loss: what leads from them to the loss is cut off, as "
+            "by detach(), item() or torch.no_grad(), or it does not use them"
+        )
+    for name, gradient in found.items():
+        if gradient.dtype is not torch.float16 and not is_finite(gradient):
+            raise ModelError(
+                f"the gradient of {name} on the first micro-batch is not finite, although the loss is {number:.6g}: "
+                f"look for the square root of 0, a norm of 0 or 0/0 behind torch.where in what uses it; {OFF}"
+            )
+
+
+def _update(model: nn.Module, recipe: Recipe, *, seed: int) -> None:
+    """Have the optimiser update copies of the parameters, some at a time."""
+    shapes, chunk = trainable_shapes(model), dict[str, nn.Parameter]()
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        copy = nn.Parameter(parameter.detach().clone())
+        copy.grad, parameter.grad = parameter.grad, None
+        chunk[name] = copy
+        if sum(other.nbytes for other in chunk.values()) >= _AT_A_TIME_BYTES:
+            _step(chunk, recipe, shapes, seed=seed)
+            chunk = {}
+    if chunk:
+        _step(chunk, recipe, shapes, seed=seed)
+
+
+def _step(parameters: dict[str, nn.Parameter], recipe: Recipe, shapes: Sequence[ParameterShape], *, seed: int) -> None:
+    try:
+        optimizer = stage_optimizer(recipe.optimizer, parameters, shapes)
+    except Exception as error:
+        raise ModelError(
+            f"the optimiser cannot be made: {type(error).__name__}: {error}. It must be a factory that takes "
+            "parameters, those of one stage at a time, such as functools.partial(torch.optim.Adam, lr=0.001)"
+        ) from error
+    reseed(layer_seed(seed, 0, 0, "optimizer"))
+    try:
+        optimizer.step()
+    except Exception as error:
+        raise ModelError(
+            f"the optimiser {type(optimizer).__name__} fails in its first step: {type(error).__name__}: {error}; "
+            "choose one whose step() needs nothing but the gradients"
+        ) from error
+    for name, parameter in parameters.items():
+        if not is_finite(parameter):
+            raise ModelError(
+                f"the first step of the optimiser {type(optimizer).__name__} makes {name} NaN or infinite: "
+                f"its settings are {_settings(optimizer)}; choose a smaller learning rate. {OFF}"
+            )
+
+
+def _settings(optimizer: torch.optim.Optimizer) -> str:
+    group = optimizer.param_groups[0] if optimizer.param_groups else {}
+    return ", ".join(f"{name}={value}" for name, value in group.items() if name != "params" and value is not None)
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether all elements are finite; most often one sum tells."""
+    values = tensor.detach()
+    values = values.coalesce().values() if values.layout is torch.sparse_coo else values
+    return bool(torch.isfinite(values.sum())) or bool(torch.isfinite(values).all())
+
+
+def _not_finite(model: nn.Module, batch: LoadedBatch, output: Any, number: float) -> DataError | ModelError:
+    """Why the loss of the first micro-batch is not finite: the data, the model, or the loss itself."""
+    said = f"the loss of the first micro-batch is {number}"
+    for name, tensor in names_of({**dict(enumerate(batch.args)), **batch.kwargs}, "input"):
+        if tensor.is_floating_point() and not is_finite(tensor):
+            return DataError(f"{said}: {_bad_samples(name, tensor)}; mend or leave out such samples. {OFF}")
+    for name, tensor in names_of(batch.target, "target"):
+        if tensor.is_floating_point() and not is_finite(tensor):
+            return DataError(f"{said}: {_bad_samples(name, tensor)}; mend or leave out such samples. {OFF}")
+    first = _first_not_finite(model, batch)
+    if first is not None:
+        return ModelError(f"{said}: the first module whose output is not finite is {first}. {OFF}")
+    return ModelError(
+        f"{said}, although the model's output is finite ({described(output)}): the loss function makes it so, as "
+        f"log(0), a division by 0 or a mean over nothing would. {OFF}"
+    )
+
+
+def _bad_samples(name: str, tensor: Tensor) -> str:
+    """Which samples of the first micro-batch are not finite in one tensor, by their number in the dataset."""
+    bad = ~torch.isfinite(tensor)
+    rows = bad.reshape(len(bad), -1).any(1).nonzero().flatten().tolist() if tensor.dim() else [0]
+    what = "NaN" if torch.isnan(tensor).any() else "an infinity"
+    return f"{name} holds {what} in {int(bad.sum())} of {bad.numel()} values, first in sample {rows[0]} of the dataset"
+
+
+def _first_not_finite(model: nn.Module, batch: LoadedBatch) -> str | None:
+    """The first module whose output is not finite, if there is one; the model runs once more to find it."""
+    found: list[str] = []
+    handles = []
+
+    def look(path: str) -> Any:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            tensors = [tensor for _, tensor in names_of(output, "")]
+            if not found and not all(is_finite(t) for t in tensors if t.is_floating_point()):
+                found.append(f"{path} ({type(module).__name__})" if path else type(module).__name__)
+
+        return hook
+
+    for path, module in model.named_modules():
+        handles.append(module.register_forward_hook(look(path)))
+    try:
+        _forward(model, batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found[0] if found else None

@@ -1,0 +1,51 @@
+"""The distribution's name, and what is said where a library is missing that only some users need."""
+
+import contextlib
+from collections.abc import Iterator
+from importlib import metadata
+
+from funcpipe.errors import InputError
+
+DISTRIBUTION = "funcpipe-torch"
+"""What the package is called on the package index; its import name is `funcpipe`."""
+
+
+_FORMER = "funcpipe"
+"""What a checkout may still be installed as; on the package index this is somebody else's package."""
+
+
+def version() -> str:
+    """The version that is installed; `0+unknown` where the package is only found on the path."""
+    found = _installed()
+    return "0+unknown" if found is None else found.version
+
+
+def requirements() -> tuple[str, ...]:
+    """What the installed distribution requires, extras included, as pip reads it."""
+    found = _installed()
+    return () if found is None else tuple(found.requires or ())
+
+
+def _installed() -> metadata.Distribution | None:
+    for name in (DISTRIBUTION, _FORMER):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found = metadata.distribution(name)
+            if any(entry.value == "funcpipe.cli:main" for entry in found.entry_points):
+                return found
+    return None
+
+
+def install(extra: str) -> str:
+    """The command that installs the libraries of `extra`."""
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
+
+
+@contextlib.contextmanager
+def needed_from(extra: str) -> Iterator[None]:
+    """Raise InputError, which says how to install them, if libraries of `extra` cannot be imported in this context."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "funcpipe":
+            raise
+        raise InputError(f"{error.name} is not installed; run: {install(extra)}") from None

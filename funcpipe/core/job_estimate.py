@@ -1,0 +1,115 @@
+"""What a whole job is expected to take, before it is started: seconds and dollars, item by item."""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from funcpipe.core import checks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobItem:
+    """One item of an estimate: what happens `count` times, and lasts `seconds` in all.
+
+    `functions_usd` pays for the functions' time, `requests_usd` for requests and invocations.
+    """
+
+    count: int = 0
+    seconds: float = 0.0
+    functions_usd: float = 0.0
+    requests_usd: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("count", "seconds", "functions_usd", "requests_usd"):
+            checks.at_least(name, getattr(self, name), 0)
+
+    @property
+    def cost_usd(self) -> float:
+        """Dollars of the item."""
+        return self.functions_usd + self.requests_usd
+
+
+NOTHING = JobItem()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEstimate:
+    """What `steps` steps, as far as they are left, are expected to take at the prices of `platform`.
+
+    `start` counts functions: their cold starts, and loading code and tensors. `training` counts steps, with the
+    messages of activations, gradients and sums; `validation` forward-only steps. `hand_overs` counts functions that
+    take the place of others, `checkpoints` those of all stages. `watching` counts seconds: heartbeats, leases and empty
+    requests of functions, besides their work. `client` counts the client's own requests. What the run has cost before
+    is `earlier_usd`. Logs and the watchdog of a deployment are not in it.
+    """
+
+    FORMAT: ClassVar[str] = "funcpipe.job-estimate/1"
+
+    platform: str
+    epochs: int
+    steps: int
+    start: JobItem
+    training: JobItem
+    validation: JobItem = field(default=NOTHING)
+    hand_overs: JobItem = field(default=NOTHING)
+    checkpoints: JobItem = field(default=NOTHING)
+    watching: JobItem = field(default=NOTHING)
+    client: JobItem = field(default=NOTHING)
+    earlier_usd: float = 0.0
+
+    @property
+    def items(self) -> dict[str, JobItem]:
+        """All items by name."""
+        names = ("start", "training", "validation", "hand_overs", "checkpoints", "watching", "client")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def seconds(self) -> float:
+        """From the first function's start to the last one's end."""
+        return sum(item.seconds for item in self.items.values())
+
+    @property
+    def functions_usd(self) -> float:
+        """Dollars for the time of functions."""
+        return sum(item.functions_usd for item in self.items.values())
+
+    @property
+    def requests_usd(self) -> float:
+        """Dollars for requests and invocations."""
+        return sum(item.requests_usd for item in self.items.values())
+
+    @property
+    def cost_usd(self) -> float:
+        """Dollars for all that is left, and all that the run has cost before."""
+        return self.functions_usd + self.requests_usd + self.earlier_usd
+
+    def line(self, max_usd: float | None = None) -> str:
+        """The estimate in one line, with the limit `max_usd` if there is one."""
+        parts = [counted(self.epochs, "epoch"), counted(self.steps, "step"), f"about {time_text(self.seconds)}"]
+        if self.cost_usd:
+            items = [f"functions {usd_text(self.functions_usd)}", f"requests {usd_text(self.requests_usd)}"]
+            items += [f"so far {usd_text(self.earlier_usd)}"] if self.earlier_usd else []
+            parts.append(f"${usd_text(self.cost_usd)} on {self.platform} ({', '.join(items)})")
+        else:
+            parts.append(f"no cost on {self.platform}")
+        if max_usd is not None:
+            parts.append(f"cap ${max_usd:g}")
+        return ", ".join(parts)
+
+
+def counted(number: int, what: str) -> str:
+    """A number of things: '1 step', '2 steps'."""
+    return f"{number} {what}" + ("" if number == 1 else "s")
+
+
+def time_text(seconds: float) -> str:
+    """A time as people say it, to two digits or so."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def usd_text(usd: float) -> str:
+    """Dollars to cents, or to two digits if there are fewer than ten cents."""
+    return f"{usd:.2f}" if usd >= 0.1 or not usd else f"{usd:.2g}" if usd >= 1e-4 else f"{usd:.6f}"

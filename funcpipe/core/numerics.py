@@ -1,0 +1,36 @@
+"""The number format that a model computes in, and what follows when a step's numbers are not finite."""
+
+from enum import Enum
+
+
+class Precision(Enum):
+    """What the forward and the loss compute in: `bf16` and `fp16` as under `torch.autocast`, with parameters in fp32.
+
+    With `fp16` the loss is scaled, as by torch.amp.GradScaler.
+    """
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    FP16 = "fp16"
+
+    @property
+    def rounding(self) -> float:
+        """The share of a number that its last digit is, where that is more than fp32's; else 0."""
+        return {Precision.FP32: 0.0, Precision.BF16: 2.0**-7, Precision.FP16: 2.0**-10}[self]
+
+    @property
+    def scales_loss(self) -> bool:
+        """Whether gradients would be lost unless the loss is scaled."""
+        return self is Precision.FP16
+
+
+class OnNan(Enum):
+    """What follows when the loss or the gradient of a step is NaN or infinite.
+
+    `STOP` ends the run and keeps what is saved; `SKIP` leaves the step out, in all stages alike; `IGNORE` goes on with
+    such numbers, as plain PyTorch does.
+    """
+
+    STOP = "stop"
+    SKIP = "skip"
+    IGNORE = "ignore"

@@ -1,0 +1,150 @@
+"""When a run is validated, on what, and what its validations decide: the best step, and whether it ends early."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, ClassVar
+
+from funcpipe.core import checks
+from funcpipe.errors import InvalidValue
+
+LOSS = "val_loss"
+"""The name of the mean loss among the values of a validation."""
+
+
+def is_due(step: int, *, every: int, began_step: int) -> bool:
+    """Whether a run that began after `began_step` steps is validated after `step` of them, before the next one.
+
+    It is, `every` so many steps; what trains nothing, which has no such number, is evaluated at once.
+    """
+    return step % every == 0 and step > began_step if every else step == 0
+
+
+class MonitorMode(Enum):
+    """Whether the monitored value is better the smaller or the larger it is."""
+
+    MIN = "min"
+    MAX = "max"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Monitor:
+    """The value that tells the best validation, and after how many worse ones the run ends.
+
+    A validation is better than the best one if its value differs by more than `min_delta`. After `patience`
+    validations in a row that are not, the run ends; None is never. With `keep_best` the model of the best one is kept.
+    """
+
+    name: str = LOSS
+    mode: MonitorMode = MonitorMode.MIN
+    patience: int | None = None
+    min_delta: float = 0.0
+    keep_best: bool = True
+
+    def __post_init__(self) -> None:
+        checks.at_least("min_delta", self.min_delta, 0)
+        if self.patience is not None:
+            checks.at_least("patience", self.patience, 1)
+
+    def is_better(self, value: float, best: float | None) -> bool:
+        """Whether `value` beats `best`; what is no number beats nothing, and is beaten by any number."""
+        if math.isnan(value):
+            return False
+        if best is None or math.isnan(best):
+            return True
+        return (best - value if self.mode is MonitorMode.MIN else value - best) > self.min_delta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidationReport:
+    """What a validation after `step` steps has found: the mean loss as `val_loss`, and each metric by its name.
+
+    `best_step` is the step of the best validation so far, with the monitored value `best_value`, None while there has
+    been no number; `waited` validations since were no better. With `stop` the run ends here.
+    """
+
+    FORMAT: ClassVar[str] = "funcpipe.validation/1"
+
+    step: int
+    samples: int
+    values: Mapping[str, float]
+    best_step: int | None = None
+    best_value: float | None = None
+    waited: int = 0
+    stop: bool = False
+
+    def ends(self, first_step: int) -> bool:
+        """Whether functions that have begun after `first_step` steps end here: not where an earlier run has ended."""
+        return self.stop and self.step > first_step
+
+
+def judged(
+    monitor: Monitor, before: ValidationReport | None, *, step: int, samples: int, values: Mapping[str, float]
+) -> ValidationReport:
+    """The report of a validation that follows the one `before`: a function of these alone, so that all agree."""
+    value = values.get(monitor.name, math.nan)  # which a model that only predicts lacks
+    best = None if before is None else before.best_value
+    if monitor.is_better(value, best):
+        return ValidationReport(step=step, samples=samples, values=values, best_step=step, best_value=value)
+    waited = 1 if before is None or before.stop else before.waited + 1  # a run that ended early and goes on waits anew
+    return ValidationReport(
+        step=step,
+        samples=samples,
+        values=values,
+        best_step=None if before is None else before.best_step,
+        best_value=best,
+        waited=waited,
+        stop=monitor.patience is not None and waited >= monitor.patience,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validation:
+    """Validate a run on `data`, data as `train` takes it, every so many steps or epochs; by default every epoch.
+
+    `metrics` maps names to torchmetrics, factories of them, or functions of the output and the target that return the
+    mean over the samples they are given. The others are those of `Monitor`: the validation with the best `monitor`,
+    `val_loss` or the name of a metric, is kept, and after `patience` validations without a better one the run ends.
+    """
+
+    data: Any
+    every_steps: int | None = None
+    every_epochs: int | None = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    monitor: str = LOSS
+    mode: MonitorMode | str = MonitorMode.MIN
+    patience: int | None = None
+    min_delta: float = 0.0
+    keep_best: bool = True
+
+    def __post_init__(self) -> None:
+        if self.every_steps is not None and self.every_epochs is not None:
+            every = (self.every_steps, self.every_epochs)
+            raise InvalidValue("every_steps, every_epochs", every, "must not both be given")
+        for name in ("every_steps", "every_epochs"):
+            if getattr(self, name) is not None:
+                checks.at_least(name, getattr(self, name), 1)
+        if LOSS in self.metrics:
+            raise InvalidValue("metrics", LOSS, "is the name of the loss; call the metric something else")
+        known = (LOSS, *self.metrics)
+        if self.monitor not in known:
+            raise InvalidValue("monitor", self.monitor, f"must be one of {', '.join(known)}")
+        if self.mode not in ("min", "max") and not isinstance(self.mode, MonitorMode):
+            raise InvalidValue("mode", self.mode, "must be min or max")
+        _ = self.watched
+
+    @property
+    def watched(self) -> Monitor:
+        """What decides which validation is the best, and when to end."""
+        return Monitor(
+            name=self.monitor,
+            mode=MonitorMode(self.mode),
+            patience=self.patience,
+            min_delta=self.min_delta,
+            keep_best=self.keep_best,
+        )
+
+    def interval(self, steps_per_epoch: int) -> int:
+        """The number of steps between two validations."""
+        return self.every_steps or (self.every_epochs or 1) * steps_per_epoch

@@ -1,0 +1,105 @@
+"""The factories that users call, one for each format, and the one that finds the format out."""
+
+import json
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from funcpipe.data.dataset import Transform
+from funcpipe.data.factory import CACHE_MB, DataFactory
+from funcpipe.data.framed import INDEX
+from funcpipe.data.litdata_format import LitDataFormat
+from funcpipe.data.mds_format import MdsFormat
+from funcpipe.data.parquet_format import ParquetFormat
+from funcpipe.data.shard_format import Shard, ShardFormat
+from funcpipe.data.webdataset_format import WebDatasetFormat
+from funcpipe.errors import DataError, KeyMissing
+from funcpipe.platforms.base import Storage
+
+
+def mds(
+    url: str, *, transform: Transform | None = None, cache_mb: float = CACHE_MB, shuffle_shards: int | None = None
+) -> DataFactory:
+    """A dataset of MosaicML Streaming, in the folder that `MDSWriter` has written.
+
+    Samples are dictionaries by the names of columns, or what `transform` makes of one: a tuple of the model's inputs
+    and, last, the target, or a dictionary of the model's arguments. Each function keeps up to `cache_mb` megabytes of
+    shards (of 2^20 bytes); samples are shuffled in `shuffle_shards` shards at a time.
+    """
+    return DataFactory(
+        url=url, find=MdsFormat().index, transform=transform, cache_mb=cache_mb, shuffle_shards=shuffle_shards
+    )
+
+
+def litdata(
+    url: str, *, transform: Transform | None = None, cache_mb: float = CACHE_MB, shuffle_shards: int | None = None
+) -> DataFactory:
+    """A dataset of LitData, in the folder that `litdata.optimize` has written; see `mds` for the rest."""
+    return DataFactory(
+        url=url, find=LitDataFormat().index, transform=transform, cache_mb=cache_mb, shuffle_shards=shuffle_shards
+    )
+
+
+def parquet(
+    url: str,
+    *,
+    columns: Sequence[str] | None = None,
+    output: str | None = "torch",
+    transform: Transform | None = None,
+    cache_mb: float = CACHE_MB,
+    shuffle_shards: int | None = None,
+) -> DataFactory:
+    """The rows of all Parquet files below a URL, as samples of Hugging Face `datasets` in the format `output`.
+
+    A row group is a shard. Of its columns only `columns` are read, by default all. See `mds` for the rest.
+    """
+    chosen = ParquetFormat(columns=None if columns is None else tuple(columns), output=output)
+    return DataFactory(
+        url=url, find=chosen.index, transform=transform, cache_mb=cache_mb, shuffle_shards=shuffle_shards
+    )
+
+
+def webdataset(
+    url: str,
+    *,
+    index: str = INDEX,
+    images: str = "PIL",
+    transform: Transform | None = None,
+    cache_mb: float = CACHE_MB,
+    shuffle_shards: int | None = None,
+) -> DataFactory:
+    """The tar files of WebDataset below a URL that the object `index` names, an index of `wids`.
+
+    Samples are dictionaries by extension (`{"jpg": …, "cls": 3, "__key__": …}`), which need a `transform`. Pictures
+    become what `images` says: PIL or numpy. See `mds` for the rest.
+    """
+    chosen = WebDatasetFormat(index_key=index, images=images)
+    return DataFactory(
+        url=url, find=chosen.index, transform=transform, cache_mb=cache_mb, shuffle_shards=shuffle_shards
+    )
+
+
+def from_url(url: str) -> DataFactory:
+    """The dataset at `url`, in whichever format lies there: MDS, LitData, WebDataset with an index, or Parquet."""
+    if not urlsplit(url).scheme:
+        raise DataError(f"{url!r} is no URL of a dataset; give one such as s3://bucket/prefix or file:///folder")
+    return DataFactory(url=url, find=_find)
+
+
+def _find(storage: Storage, url: str) -> tuple[Sequence[Shard], ShardFormat]:
+    """The shards of a dataset, and its format by what lies there."""
+    try:
+        index = json.loads(storage.get(INDEX))
+    except KeyMissing:
+        if any(key.endswith(".parquet") for key in storage.list("")):
+            return ParquetFormat().index(storage, url)
+        raise DataError(
+            f"{url}: there is neither an {INDEX} (of MosaicML Streaming, LitData or wids) nor a file that ends in "
+            ".parquet; give the folder of such a dataset, or a factory of another"
+        ) from None
+    except ValueError as error:
+        raise DataError(f"{url}: {INDEX} is not JSON: {error}") from error
+    known: dict[str, ShardFormat] = {"shards": MdsFormat(), "chunks": LitDataFormat(), "shardlist": WebDatasetFormat()}
+    for name, shard_format in known.items():
+        if name in index:
+            return shard_format.index(storage, url)
+    raise DataError(f"{url}: {INDEX} is of no format that is known: it has none of {', '.join(known)}")

@@ -1,0 +1,13 @@
+"""The numbers of a step that all loggers keep, under the same names."""
+
+from funcpipe.client.results import Progress
+
+
+def step_values(progress: Progress) -> dict[str, float]:
+    """The loss of a step, and what the run has reached and cost so far; what is not known is left out."""
+    values = {"loss": progress.loss, "cost_usd": progress.cost_usd, "elapsed_s": progress.elapsed_s}
+    if progress.samples_per_s:
+        values["samples_per_s"] = progress.samples_per_s
+    if progress.learning_rate is not None:
+        values["learning_rate"] = progress.learning_rate
+    return values

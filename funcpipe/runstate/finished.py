@@ -1,0 +1,63 @@
+"""What is kept of a run that has finished: its model, as its last checkpoint, and what it took.
+
+    run-1/generations/0000-3fa9c2d1          run-1/g0000-3fa9c2d1/finished.json
+    run-1/generations/0000-3fa9c2d1.json     run-1/g0000-3fa9c2d1/checkpoints/s0/00000042.s0.r0.a00000000.json
+    run-1/g0000-3fa9c2d1/run.json            run-1/g0000-3fa9c2d1/traces/s0.r0/00000000
+
+Once `finished.json` is there, all else is deleted: messages, code, payloads, leases, heartbeats, reports, earlier
+checkpoints.
+"""
+
+import logging
+from collections.abc import Sequence
+
+from funcpipe.core import FinishedRun, Manifest, RunRecord
+from funcpipe.platforms.base import Storage
+from funcpipe.runstate.checkpoint_index import read_index
+from funcpipe.runstate.detached import unmark_run
+from funcpipe.runstate.documents import find_document, get_listed_document, put_document
+from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.validation_reports import ValidationKeys
+
+_log = logging.getLogger(__name__)
+
+
+def find_finished(storage: Storage, keys: Keys) -> FinishedRun | None:
+    """What is kept of a generation that has finished and was collected; None if it was not. Raises CorruptMessage."""
+    return find_document(storage, FinishedRun, keys.finished)
+
+
+def ended_step(record: RunRecord, losses: Sequence[float]) -> int:
+    """After how many steps a run has finished that has these losses: its last one, or earlier after a validation."""
+    return record.began_step + len(losses)
+
+
+def last_checkpoint(storage: Storage, record: RunRecord, step: int) -> tuple[tuple[str, ...], int]:
+    """The keys of all parts of the checkpoint after the run's last `step`, and how many bytes its files have."""
+    keys, found, size = Keys.of(record), list[str](), 0
+    index = read_index(storage, keys, first_step=record.first_step)
+    for stage in range(len(record.plan.stages)):
+        for name in index.manifests(stage, step):
+            key = keys.checkpoint(stage, name)
+            files = get_listed_document(storage, Manifest, key).files
+            found += [key, *(keys.checkpoint(stage, file.name) for file in files)]
+            size += sum(file.bytes for file in files)
+    return tuple(found), size
+
+
+def keep_only_model(storage: Storage, record: RunRecord, finished: FinishedRun, checkpoint: tuple[str, ...]) -> None:
+    """Delete all of a finished run's generation but what is kept, of which the `checkpoint` is one part.
+
+    Whoever dies on the way leaves a run that counts as finished, with objects that nobody reads.
+    """
+    keys = Keys.of(record)
+    put_document(storage, keys.finished, finished)
+    unmark_run(storage, keys.run)
+    kept = {keys.record, keys.finished, *checkpoint}
+    own = ValidationKeys.of(record)
+    folders = (keys.traces, own.reports, own.best.checkpoints)
+    others = [key for key in storage.list(keys.prefix) if key not in kept and not key.startswith(folders)]
+    payloads = [key for key in others if key.startswith(keys.payloads)]
+    storage.delete_many(payloads)  # first, so that who starts a function too late knows
+    storage.delete_many([key for key in others if not key.startswith(keys.payloads)])
+    _log.info("run %s: has finished; %d objects are deleted, its model is kept", keys.run, len(others))

@@ -1,0 +1,212 @@
+"""How a function loads its micro-batches: torch's DataLoader, asked for one after the other, ahead of the computation.
+
+A stage that reads inputs of the model, or computes the loss, has a `Loader`. Tasks of the load lane tell it what to
+load, and forwards take that. Samples depend on (seed, epoch, index) alone, so whoever loads them gets the same.
+"""
+
+import logging
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.context import ForkServerContext
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import cloudpickle
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from funcpipe.model.split import StageModule
+from funcpipe.training.data import Batches, Collate, LoadedBatch, MapDataset
+from funcpipe.training.data_source import LoaderOptions
+from funcpipe.training.passes import Batch
+from funcpipe.training.rng import SeededDataset
+from funcpipe.training.tensor_table import TensorTable
+
+_log = logging.getLogger(__name__)
+
+
+class Request(NamedTuple):
+    """One micro-batch of a step: the epoch and the indices of its samples."""
+
+    step: int
+    micro_batch: int
+    epoch: int
+    indices: tuple[int, ...]
+
+
+_Loaded = tuple[tuple[int, int], Batch, tuple[float, float]]
+"""The place of a micro-batch, what is kept of it, and when loading it began and ended, by the machine's clock."""
+
+
+class Order:
+    """The micro-batches of one replica, in order of training."""
+
+    def __init__(self, batches: Batches, *, epochs: int, replica: int, replicas: int) -> None:
+        self._batches = batches
+        self._epochs = epochs
+        self._replica = replica
+        self._replicas = replicas
+
+    def starting_at(self, step: int, micro_batch: int) -> Iterator[Request]:
+        """The micro-batches from `micro_batch` of `step` on."""
+        for item in self._batches.steps_from(step, self._epochs):
+            for m in range(self._replica, len(item.micro_batches), self._replicas):
+                if item.number > step or m >= micro_batch:
+                    yield Request(item.number, m, item.epoch, item.micro_batches[m])
+
+
+class Loader:
+    """Loads micro-batches, and keeps them until they are taken. A context manager: its processes end with it."""
+
+    def __init__(
+        self,
+        dataset: MapDataset,
+        options: LoaderOptions,
+        order: Order,
+        *,
+        seed: int,
+        keep: Callable[[LoadedBatch], Batch],
+    ) -> None:
+        """`keep` picks, of a loaded micro-batch, what the stage needs."""
+        self._samples = _Samples(dataset, options.collate, seed, keep)
+        self._options = options
+        self._workers = _processes(options, dataset)
+        self._order = order
+        self._coming: Iterator[_Loaded] | None = None
+        self._next: Iterator[Request] = iter(())
+        self._kept: dict[tuple[int, int], Batch] = {}
+        self._ended_s = 0.0
+
+    def __enter__(self) -> "Loader":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._coming = None
+        self._kept = {}
+
+    def begin_step(self, step: int) -> bool:
+        """Whether micro-batches of `step` are loaded already; those of other steps are dropped."""
+        self._kept = {place: batch for place, batch in self._kept.items() if place[0] == step}
+        return bool(self._kept)
+
+    def load(self, step: int, micro_batch: int) -> tuple[float, float] | None:
+        """Load a micro-batch. Asked for in order, they are prefetched; out of order, loading begins anew there.
+
+        If processes load: how many seconds ago they had loaded those before it, or began it, and ended.
+        """
+        wanted = step, micro_batch
+        expected = next(self._next, None)
+        if self._coming is None or expected is None or expected[:2] != wanted:
+            self._next = self._order.starting_at(*wanted)
+            next(self._next)
+            self._coming = iter(self._loader(step, micro_batch))
+        place, batch, (began_s, ended_s) = next(self._coming)
+        assert place == wanted, f"the loader has loaded micro-batch {place}, not {wanted}"
+        self._kept[place] = batch
+        if not self._workers:
+            return None
+        began_s, now_s = max(began_s, self._ended_s), time.monotonic()
+        self._ended_s = max(ended_s, began_s)
+        return now_s - began_s, now_s - self._ended_s
+
+    def take(self, step: int, micro_batch: int) -> Batch:
+        """A micro-batch that was loaded; it is no longer kept here."""
+        return self._kept.pop((step, micro_batch))
+
+    def _loader(self, step: int, micro_batch: int) -> DataLoader[Any]:
+        options: dict[str, Any] = {}
+        if self._workers:
+            options = {
+                "prefetch_factor": self._options.prefetch_factor,
+                "worker_init_fn": self._options.worker_init_fn and _ByValue(self._options.worker_init_fn),
+                "multiprocessing_context": _start_method(),
+            }
+        return DataLoader(
+            _ByValue(self._samples) if self._workers else self._samples,  # type: ignore[arg-type]
+            batch_sampler=_Requests(self._order, step, micro_batch),  # type: ignore[arg-type]  # a request is a batch
+            collate_fn=_as_it_is,
+            num_workers=self._workers,
+            generator=torch.Generator(),  # torch draws the seeds of processes from the global one otherwise
+            **options,
+        )
+
+
+class _Requests:
+    """The requests from one place on, again and again: what a DataLoader takes for batches of indices."""
+
+    def __init__(self, order: Order, step: int, micro_batch: int) -> None:
+        self._order, self._step, self._micro_batch = order, step, micro_batch
+
+    def __iter__(self) -> Iterator[Request]:
+        return self._order.starting_at(self._step, self._micro_batch)
+
+
+class _Samples(Dataset[Any]):
+    """What a DataLoader fetches: for a request the whole micro-batch, seeded and collated."""
+
+    def __init__(
+        self, dataset: MapDataset, collate: Collate | None, seed: int, keep: Callable[[LoadedBatch], Batch]
+    ) -> None:
+        self._dataset = dataset
+        self._collate = collate
+        self._seed = seed
+        self._keep = keep
+
+    def __getitems__(self, request: Request) -> _Loaded:
+        """The micro-batch that is asked for."""
+        began_s = time.monotonic()
+        seeded = SeededDataset(self._dataset, self._seed, request.epoch)
+        batch = self._keep(seeded.batch(request.indices, self._collate))
+        return (request.step, request.micro_batch), batch, (began_s, time.monotonic())
+
+
+class _ByValue:
+    """A data set or a function for another process: users' classes, which need not be importable, go by value."""
+
+    def __init__(self, wrapped: Any) -> None:
+        self._wrapped = wrapped
+
+    def __reduce__(self) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
+        return cloudpickle.loads, (cloudpickle.dumps(self._wrapped),)
+
+
+def _start_method() -> ForkServerContext:
+    """How processes start that load: forked by a server of one thread, as forking a process of many may stall it."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", __name__])
+    return context
+
+
+def what_is_needed(stage: StageModule, bind: Callable[..., Any]) -> Callable[[LoadedBatch], Batch]:
+    """Picks, of a loaded micro-batch, the inputs that `stage` reads, and the target where it computes the loss.
+
+    `bind` gives the model's inputs their names.
+    """
+
+    def keep(loaded: LoadedBatch) -> Batch:
+        inputs = bind(loaded.args, loaded.kwargs)
+        return {name: inputs[name] for name in stage.inputs}, loaded.target if stage.is_last else None
+
+    return keep
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _processes(options: LoaderOptions, dataset: MapDataset) -> int:
+    """How many processes load: as asked for, where there can be any and they are of use."""
+    reads_storage = isinstance(dataset, TensorTable) or hasattr(dataset, "shard_sizes")
+    if not options.workers or reads_storage:  # whose client cannot fork, and whose requests are counted here
+        return 0
+    try:
+        _start_method().Lock()
+    except (OSError, ImportError, ValueError) as error:
+        _log.warning(
+            "loads in a thread, as this platform has nothing that %d processes need: %s", options.workers, error
+        )
+        return 0
+    return options.workers

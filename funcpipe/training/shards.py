@@ -1,0 +1,163 @@
+"""The order of samples that lie in shards: each replica reads shards of its own, and few of them at a time.
+
+A dataset says how it is divided by an attribute `shard_sizes`, the number of samples in each shard. The shards are
+shuffled by (seed, epoch) and laid end to end. All full global batches take their samples from the front, the short
+last one takes the tail. What the full ones take is cut into one piece for each lane, and a lane's samples are
+shuffled in windows of a few shards, one window after the other. With shards A … F of 4 samples, 2 lanes, windows of 2
+shards, a global batch of 8 and micro-batches of 4:
+
+    shuffled shards    D A F | C E B      a bar is where lane 0 ends and lane 1 begins
+    lane 0             (d a d a a d d a) (f f f f)
+    lane 1             (e c c e c e e c) (b b b b)
+    step 0             (d a d a) (e c c e)      step 1    (a d d a) (c e e c)      step 2    (f f f f) (b b b b)
+
+Micro-batch m comes from lane m mod lanes, and goes to replica m mod replicas. So a replica reads one lane if there are
+as many lanes as replicas; only a shard that a bar cuts in two is read by two.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+
+from funcpipe.core.shard_order import ShardOrder
+from funcpipe.errors import DataError
+from funcpipe.model.seeds import layer_seed
+
+WINDOW = 8
+"""In how many shards a lane shuffles at a time, for a dataset that does not say `shuffle_shards`."""
+
+_Indices = np.ndarray[tuple[int], np.dtype[np.int64]]
+
+
+@runtime_checkable
+class Sharded(Protocol):
+    """A dataset that lies in shards: how many samples each of them holds, in the order of their indices.
+
+    It may have an attribute `shuffle_shards` too: in how many shards at a time samples are shuffled.
+    """
+
+    @property
+    def shard_sizes(self) -> Sequence[int]:
+        """The number of samples in each shard."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardedSamples:
+    """The sizes of a dataset's shards, and the order in which their samples are dealt out."""
+
+    sizes: tuple[int, ...]
+    order: ShardOrder
+
+
+def sharded_samples(
+    dataset: object, samples: int, *, dataset_samples: int, micro_batch: int, replicas: int
+) -> ShardedSamples | None:
+    """How the first `samples` of `dataset` are dealt out in a run that begins; None if it does not say of shards.
+
+    Raises DataError if the shards do not hold the `dataset_samples` that it has.
+    """
+    if not isinstance(dataset, Sharded):
+        return None
+    sizes = tuple(int(size) for size in dataset.shard_sizes)
+    if sum(sizes) != dataset_samples or min(sizes, default=0) < 0:
+        raise DataError(
+            f"the dataset has {dataset_samples} samples, but its shard_sizes add up to {sum(sizes)}; they must say how "
+            "many samples lie in each shard, in the order of their indices"
+        )
+    window = int(getattr(dataset, "shuffle_shards", WINDOW))
+    ends = np.minimum(np.cumsum(sizes), samples)
+    kept = tuple(size for size in np.diff(ends, prepend=0).tolist() if size)
+    return ShardedSamples(
+        sizes=kept,
+        order=ShardOrder(lanes=replicas, micro_batch=micro_batch, window=window, digest=_digest(kept)),
+    )
+
+
+def _digest(sizes: Sequence[int]) -> str:
+    return hashlib.sha256(np.asarray(sizes, np.dtype("<i8")).tobytes()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class _Lane:
+    """A piece of the shuffled shards, from `start` to `stop` of their samples; each step takes `width` of them."""
+
+    number: int
+    start: int
+    stop: int
+    width: int
+
+
+class ShardedEpoch:
+    """The order of one epoch's samples; only the windows that are read from are made."""
+
+    def __init__(self, shards: ShardedSamples, *, global_batch: int, seed: int, epoch: int) -> None:
+        sizes = np.asarray(shards.sizes, np.int64)
+        shuffled = torch.randperm(len(sizes), generator=_generator(seed, epoch, 0, "shards")).numpy()
+        self._order, self._seed, self._epoch = shards.order, seed, epoch
+        self._global_batch, self._samples = global_batch, int(sizes.sum())
+        self._firsts = (np.cumsum(sizes) - sizes)[shuffled]  # the index of each shard's first sample
+        self._ends = np.cumsum(sizes[shuffled])  # where each shard ends, when they lie end to end
+        self._lanes = self._cut(self._samples // global_batch)
+        self._windows: dict[int, tuple[int, _Indices]] = {}  # of each lane the newest: its number, and what it holds
+
+    def batch(self, number: int) -> tuple[int, ...]:
+        """The samples of the epoch's global batch of that number."""
+        first = number * self._global_batch
+        if first + self._global_batch > self._samples:
+            return tuple(self._at(first, self._samples).tolist())
+        taken = [iter(self._take(lane, number)) for lane in self._lanes]
+        return tuple(next(taken[self._lane_of(position)]) for position in range(self._global_batch))
+
+    def _cut(self, steps: int) -> tuple[_Lane, ...]:
+        lane_of = [self._lane_of(position) for position in range(self._global_batch)]
+        lanes, start = list[_Lane](), 0
+        for number in range(max(lane_of) + 1):
+            width = lane_of.count(number)
+            lanes.append(_Lane(number=number, start=start, stop=start + steps * width, width=width))
+            start = lanes[-1].stop
+        return tuple(lanes)
+
+    def _lane_of(self, position: int) -> int:
+        """The lane that the sample at a position of a global batch comes from."""
+        return position // self._order.micro_batch % self._order.lanes
+
+    def _take(self, lane: _Lane, number: int) -> list[int]:
+        """What a lane gives to the global batch of that number."""
+        begin, stop = lane.start + number * lane.width, lane.start + (number + 1) * lane.width
+        taken: list[int] = []
+        while begin < stop:
+            window, first, after = self._window_at(lane, begin)
+            taken += self._shuffled(lane, window, first, after)[begin - first : min(stop, after) - first].tolist()
+            begin = after
+        return taken
+
+    def _window_at(self, lane: _Lane, place: int) -> tuple[int, int, int]:
+        """The number of the window that `place` lies in, and where it begins and ends."""
+        first_shard, shard = np.searchsorted(self._ends, [lane.start, place], side="right").tolist()
+        window = (shard - first_shard) // self._order.window
+        begin = first_shard + window * self._order.window
+        last = min(begin + self._order.window, len(self._ends)) - 1
+        first = max(lane.start, int(self._ends[begin - 1]) if begin else 0)
+        return window, first, min(lane.stop, int(self._ends[last]))
+
+    def _shuffled(self, lane: _Lane, window: int, first: int, after: int) -> _Indices:
+        if self._windows.get(lane.number, (None,))[0] != window:
+            generator = _generator(self._seed, self._epoch, lane.number, f"window {window}")
+            samples = self._at(first, after)[torch.randperm(after - first, generator=generator).numpy()]
+            self._windows[lane.number] = window, samples
+        return self._windows[lane.number][1]
+
+    def _at(self, first: int, after: int) -> _Indices:
+        """The indices of the samples that lie at [first, after) of the shuffled shards."""
+        places = np.arange(first, after)
+        shards = np.searchsorted(self._ends, places, side="right")
+        starts = np.concatenate([[0], self._ends[:-1]])[shards] if len(places) else places
+        return np.asarray(self._firsts[shards] + places - starts, np.int64)
+
+
+def _generator(seed: int, epoch: int, lane: int, name: str) -> torch.Generator:
+    return torch.Generator().manual_seed(layer_seed(seed, epoch, lane, name))

@@ -1,0 +1,233 @@
+"""A worker's part in a validation: its stage's forwards over the data, batch by batch, and what all of them found.
+
+A validation after k steps comes between step k - 1 and step k, and after the checkpoint of k steps. So an attempt that
+restarts from that checkpoint begins with the validation again, unless its report is there: that is written once, and
+every worker reads it before it goes on. In the middle of a validation, an attempt goes on with the first batch that its
+replica of the last stage has not measured.
+
+    s0   batch 0 | batch 1 | batch 2 …            reads the report | step k
+    s1      batch 0, part 0 | batch 1, part 1 … → all parts → report | step k
+"""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from funcpipe.core import Outcome, ValidationReport, WorkerSpec, worker_name
+from funcpipe.core.backoff import Backoff
+from funcpipe.core.validation import LOSS, is_due, judged
+from funcpipe.errors import Cancelled, DeadlineExceeded, KeyMissing
+from funcpipe.platforms.base import Storage
+from funcpipe.runstate.checkpoints import Checkpoints
+from funcpipe.runstate.documents import get_document
+from funcpipe.runstate.validation_reports import ValidationKeys, find_report, load_reports, put_report
+from funcpipe.runstate.validations import BestModel, get_part, put_part
+from funcpipe.scheduler.execute import TaskResult
+from funcpipe.scheduler.tasks import Kind, Task
+from funcpipe.training.data import Step
+from funcpipe.training.evaluation import StageEvaluation, evaluating
+from funcpipe.training.loading import Loader
+from funcpipe.training.passes import Batch
+from funcpipe.training.scores import Part
+from funcpipe.training.state import StageState
+from funcpipe.worker.batch_runner import BatchRunner
+from funcpipe.worker.lane_monitor import LaneMonitor
+
+_log = logging.getLogger(__name__)
+
+BATCHES_AHEAD = 8
+"""How many batches a stage may be ahead of what the last stage has measured: their messages lie in the storage."""
+
+_PAUSES = Backoff(first_s=0.02, most_s=1.0)
+
+Leave = Callable[[float, float], Outcome | None]
+"""Called between batches with the seconds of a batch and of all that are left: how the worker must end now, if so."""
+
+
+class _Left(Exception):
+    """The worker must end in the middle of a validation."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome.value)
+        self.outcome = outcome
+
+
+class Validator:
+    """The validations of one worker. `open_loader` gives what loads its micro-batches, if its stage reads data."""
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        evaluation: StageEvaluation,
+        storage: Storage,
+        runner: BatchRunner,
+        *,
+        open_loader: Callable[[], Loader | None],
+        lanes: LaneMonitor,
+        cancel: threading.Event,
+    ) -> None:
+        self._spec = spec
+        self._evaluation = evaluation
+        self._storage = storage
+        self._keys = ValidationKeys.of(spec)
+        self._runner = runner
+        self._open_loader = open_loader
+        self._lanes = lanes
+        self._cancel = cancel
+        self._last = len(spec.plan.stages) - 1
+        self._parts: dict[str, Part] = {}
+        self._batches = evaluation.batches(spec.plan).epoch(0)
+        self._batch_s = 0.0
+        self.took_s = 0.0
+
+    def is_due(self, step: int) -> bool:
+        """Whether the run is to be validated after `step` steps, and no earlier generation has done that."""
+        known = self._spec.validated
+        due = is_due(step, every=self._evaluation.every, began_step=self._spec.began_step)
+        return due and (known is None or known.step < step)
+
+    def run(self, step: int, leave: Leave) -> ValidationReport | Outcome:
+        """Validate after `step` steps, or find out what others have; how the worker must end, if it must before.
+
+        Raises DeadlineExceeded if nobody gets on with the validation for `message_deadline_s`.
+        """
+        began_s = time.monotonic()
+        report = find_report(self._storage, self._keys, step)
+        if report is None:
+            try:
+                report = self._validate(step, leave)
+            except _Left as left:
+                return left.outcome
+            self.took_s = time.monotonic() - began_s
+        self._delete_messages()
+        _log.info("validated after step %d: %s", step, dict(report.values))
+        return report
+
+    def keep_best(self, report: ValidationReport, state: Callable[[], StageState]) -> None:
+        """Keep the stage's `state` if `report` is that of the best validation; what was the best before goes.
+
+        A model stays as long as the run may be resumed at a step at which it is the best.
+        """
+        if self._spec.replica or not self._evaluation.monitor.keep_best or report.best_step != report.step:
+            return
+        best = BestModel(self._storage, self._keys)
+        writer = f"{self._spec.worker}.a{self._spec.attempt:08d}"
+        best.save(self._spec.stage, report.step, state(), writer=writer)
+        plan = self._spec.plan
+        index = Checkpoints(self._storage, self._keys, first_step=self._spec.first_step).index()
+        until = index.common_step(len(plan.stages), plan.replicas)
+        bests = [one.step for one in load_reports(self._storage, self._keys) if one.best_step == one.step < until]
+        if bests:
+            best.delete_before(self._spec.stage, max(bests))
+
+    def _validate(self, step: int, leave: Leave) -> ValidationReport:
+        spec, own = self._spec, worker_name(self._last, self._spec.replica)
+        prefix = self._keys.parts(step, own)
+        first = len(self._storage.list(prefix))
+        self._runner.adopt(self._keys.batch_messages(spec.worker))
+        _log.info("validates after step %d, from batch %d of %d", step, first, len(self._batches))
+        loader = self._open_loader()
+        with evaluating(self._evaluation.stage, self._runner.trained), loader or contextlib.nullcontext():
+            for batch in self._batches[first:]:
+                self._look(leave, self._batch_s, self._batch_s * (len(self._batches) - batch.number))
+                began_s = time.monotonic()
+                if spec.stage != self._last and batch.number >= BATCHES_AHEAD:
+                    measured = self._batches[batch.number - BATCHES_AHEAD]
+                    self._await(step, self._keys.part(step, own, measured.number), spec.replica, leave)
+                    self._runner.delete(step, measured)
+                self._run_batch(step, batch, loader)
+                self._batch_s = max(self._batch_s, time.monotonic() - began_s)
+        if spec.stage == self._last and not spec.replica:
+            return self._report(step, leave)
+        self._await(step, self._keys.report(step), 0, leave)
+        return get_document(self._storage, ValidationReport, self._keys.report(step))
+
+    def _run_batch(self, step: int, batch: Step, loader: Loader | None) -> None:
+        def load(micro_batch: int) -> Batch:
+            assert loader is not None, "only stages that read data or measure load data"
+            loader.load(batch.number, micro_batch)
+            return loader.take(batch.number, micro_batch)
+
+        evaluation = self._runner.run(step, batch, load)
+        if self._spec.stage != self._last:
+            return
+        assert evaluation.scores is not None, "the last stage measures"
+        key = self._keys.part(step, self._spec.worker, batch.number)
+        if evaluation.outputs:  # before the part, which tells that the batch is done
+            put_part(self._storage, self._keys.output(self._spec.replica, batch.number), evaluation.outputs)
+        self._parts[key] = evaluation.scores.part()
+        put_part(self._storage, key, self._parts[key])
+
+    def _report(self, step: int, leave: Leave) -> ValidationReport:
+        """Combine the parts of all replicas, in the order of batches and replicas, and write the report."""
+        replicas = range(self._spec.plan.replicas)
+        for replica in replicas[1:]:
+            newest = self._keys.part(step, worker_name(self._last, replica), len(self._batches) - 1)
+            self._await(step, newest, replica, leave)
+        keys = [
+            self._keys.part(step, worker_name(self._last, replica), batch.number)
+            for batch in self._batches
+            for replica in replicas
+        ]
+        parts = [self._parts[key] if key in self._parts else get_part(self._storage, key) for key in keys]
+        self._parts = {}
+        samples, values = self._runner.scores.values(parts, loss=LOSS)
+        report = judged(self._evaluation.monitor, self._before(step), step=step, samples=samples, values=values)
+        report = put_report(self._storage, self._keys, report)
+        own = self._keys.parts_of(step)
+        outdated = [key for key in self._storage.list(self._keys.all_parts) if key < own]
+        if outdated:
+            self._storage.delete_many(outdated)
+        return report
+
+    def _before(self, step: int) -> ValidationReport | None:
+        """The report of the validation before this one, which an earlier generation may have made."""
+        before, known = self._evaluation.previous(step), self._spec.validated
+        earlier = before <= self._spec.began_step or before < self._spec.first_step
+        if earlier or (known is not None and known.step == before):
+            return known
+        return get_document(self._storage, ValidationReport, self._keys.report(before))
+
+    def _await(self, step: int, key: str, replica: int, leave: Leave) -> None:
+        """Wait for what `replica` of the last stage is to write under `key`."""
+        get = Task(Kind.GET_SCORES, self._spec.stage, replica, peer=self._last)
+
+        def wait(task: Task) -> TaskResult:
+            self._wait(step, key, leave)
+            return TaskResult()
+
+        self._lanes.watched(wait)(get)
+
+    def _wait(self, step: int, key: str, leave: Leave) -> None:
+        seen, tries, deadline_s = -1, 0, self._spec.message_deadline_s
+        until_s = time.monotonic() + deadline_s
+        while True:
+            with contextlib.suppress(KeyMissing):
+                self._storage.get(key)
+                return
+            self._look(leave, self._batch_s, 0.0)
+            if time.monotonic() > until_s:
+                parts = len(self._storage.list(self._keys.parts_of(step)))
+                if parts == seen:
+                    raise DeadlineExceeded(f"{key} has not come, and no batch was measured within {deadline_s:g} s")
+                seen, until_s = parts, time.monotonic() + deadline_s
+            tries += 1
+            self._storage.wait(key, 1.0 if self._storage.watches else _PAUSES.pause_s(tries), self._cancel)
+            if self._cancel.is_set():
+                raise Cancelled(f"stopped waiting for {key}")
+
+    def _look(self, leave: Leave, batch_s: float, left_s: float) -> None:
+        if self._cancel.is_set():
+            raise Cancelled("stopped from outside")
+        outcome = leave(batch_s, left_s)
+        if outcome is not None:
+            raise _Left(outcome)
+
+    def _delete_messages(self) -> None:
+        """Delete what is left of this worker's messages: every batch is measured."""
+        if self._spec.stage != self._last:
+            left = self._storage.list(self._keys.batch_messages(self._spec.worker))
+            if left:
+                self._storage.delete_many(left)

@@ -1,0 +1,337 @@
+"""Mistakes that people make in a shell: each ends with exit code 2, the fact, the values and a way out."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from funcpipe.cli import main
+from funcpipe.core import MB, LayerProfile, ModelProfile, Source, TensorProfile, read_trace, write, write_trace
+from funcpipe.platforms.catalog import load_spec
+
+MODEL, SAMPLE, DATA = "tests.e2e.small:model", "tests.e2e.small:sample", "tests.e2e.small:data"
+
+USER_CODE = """
+import torch
+from torch import nn
+def none(*_): return None
+def three(): return 3
+def fails(): raise RuntimeError("boom")
+def needs(x): return x
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(4, 3)
+    def forward(self, x): return self.a(x)
+net = Net()
+some = [1, 2]
+"""
+
+
+@pytest.fixture(scope="module")
+def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a profile, a plan, traces of both kinds, and modules of a user that cannot be used."""
+    folder = tmp_path_factory.mktemp("documents")
+    spec = load_spec("local")
+    layers = tuple(
+        LayerProfile(
+            name=f"layer{i}",
+            parameter_bytes=4_000_000,
+            activation_bytes=3_000_000,
+            forward_s=(0.02,) * len(spec.sizes),
+            backward_s=(0.04,) * len(spec.sizes),
+        )
+        for i in range(3)
+    )
+    tensors = tuple(
+        TensorProfile(name=f"t{i}", producer=i, consumers=(i + 1,), forward_bytes=10**5, backward_bytes=10**5)
+        for i in range(2)
+    )
+    measured = ModelProfile(
+        model="chain",
+        micro_batch=2,
+        platform="local",
+        sizes=tuple(size.name for size in spec.sizes),
+        base_memory_bytes=100 * MB,
+        layers=layers,
+        tensors=tensors,
+    )
+    write(measured, folder / "profile.json")
+    (folder / "wrong_code.py").write_text(USER_CODE)
+    (folder / "broken_code.py").write_text("def f(:\n")
+    (folder / "leaving_code.py").write_text("import sys; sys.exit(3)\n")
+    (folder / "failing_code.py").write_text("raise ValueError('at import')\n")
+    (folder / "notes.txt").write_text("mine")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main(["optimize", "profile.json", "--global-batch", "8", "-q"]) == 0
+        assert main(["simulate", "plan.json", "--profile", "profile.json", "--trace", "predicted.json"]) == 0
+        write_trace(replace(read_trace("predicted.json"), source=Source.EXECUTED), "observed.json")
+    return folder
+
+
+@pytest.fixture
+def here(documents: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "ALIBABA_CLOUD_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(documents / "nowhere"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(documents)
+    return documents
+
+
+PROFILE = f"profile {MODEL} --sample {SAMPLE}"
+OPTIMIZE = "optimize profile.json --global-batch 8"
+SIMULATE = "simulate plan.json --profile profile.json"
+TRAIN = f"train {MODEL} --plan plan.json --data {DATA}"
+VERIFY = f"verify {MODEL} --plan plan.json --data {DATA}"
+NONE = "--storage file:///tmp/funcpipe-no-such-folder"
+AWS = "deploy aws --region eu-central-1 --template-only t.yaml"
+WHOLE, ABOVE, LEAST = "must be a whole number from", "must be above 0", "must be at least 0"
+
+MISTAKES = {
+    # verbs and names
+    "nonsense": "invalid choice: 'nonsense'",
+    "optimise profile.json": "invalid choice: 'optimise'",
+    "": "the following arguments are required: VERB",
+    "profile": "arguments are required: MODULE:FACTORY, --sample",
+    f"profile {MODEL}": "required: --sample",
+    f"profile {MODEL} --sample nothing": "--sample: 'nothing' must read MODULE:FACTORY",
+    f"profile no_module_here:make --sample {SAMPLE}": "there is no module 'no_module_here' in",
+    f"profile tests.e2e.small:nothing --sample {SAMPLE}": "has no 'nothing'",
+    f"profile broken_code:f --sample {SAMPLE}": "it raised SyntaxError",
+    f"profile leaving_code:f --sample {SAMPLE}": "it raised SystemExit: 3",
+    f"profile failing_code:f --sample {SAMPLE}": "raised ValueError: at import",
+    # factories
+    f"profile wrong_code:none --sample {SAMPLE}": "must return the model, a torch.nn.Module, but it returned None",
+    f"profile wrong_code:three --sample {SAMPLE}": "but it returned a int",
+    f"profile wrong_code:fails --sample {SAMPLE}": "raised RuntimeError: boom",
+    f"profile wrong_code:needs --sample {SAMPLE}": "missing 1 required positional argument",
+    f"profile wrong_code:net --sample {SAMPLE}": "a module that is made already, but a function or class",
+    f"profile wrong_code:some --sample {SAMPLE}": "is a list; it must be something that can be called",
+    "profile wrong_code:Net --sample wrong_code:none": "must return one micro-batch of inputs",
+    "profile wrong_code:Net --sample wrong_code:fails": "raised RuntimeError: boom",
+    f"train wrong_code:none --plan plan.json --data {DATA}": "but it returned None",
+    # validation
+    f"{TRAIN} --patience 3": "needs a dataset to validate on",
+    f"{TRAIN} --metric a=b:c --validation-data nothing": "--validation-data: 'nothing' must read MODULE:FACTORY",
+    f"{TRAIN} --metric broken --validation-data {DATA}": "--metric",
+    f"{TRAIN} --validation-data {DATA} --monitor accuracy": "monitor must be one of val_loss",
+    f"{TRAIN} --validation-data {DATA} --validate-steps 0": WHOLE,
+    f"{TRAIN} --validation-data {DATA} --validate-steps 1 --validate-epochs 1": "not allowed with argument",
+    f"{TRAIN} --validation-data {DATA} --min-delta -1": LEAST,
+    f"{TRAIN} --validation-data {DATA} --best plan.json": "plan.json",
+    f"evaluate {MODEL} --plan plan.json --data nothing": "--data: 'nothing' must read MODULE:FACTORY",
+    f"evaluate {MODEL} --plan plan.json --data {DATA} --weights notes.txt": "notes.txt is no state_dict of the model",
+    f"predict {MODEL} --plan plan.json --data {DATA} -o plan.json": "plan.json is read by this command",
+    f"predict {MODEL} --plan plan.json --data {DATA} -o o.safetensors --max-usd 0": ABOVE,
+    # ranges
+    f"{PROFILE} --micro-batch -3": f"argument --micro-batch: {WHOLE} 1 to 1000000000, got '-3'",
+    f"{PROFILE} --micro-batch 0": WHOLE,
+    f"{PROFILE} --micro-batch 1.5": WHOLE,
+    f"{PROFILE} --micro-batch x": WHOLE,
+    f"{PROFILE} --micro-batch 99999999999999999999999": WHOLE,
+    f"{PROFILE} --repeats 0": WHOLE,
+    f"{PROFILE} --layers -2": WHOLE,
+    f"{PROFILE} --on local --max-usd nan": ABOVE,
+    f"{PROFILE} --on local --max-usd -1": ABOVE,
+    "optimize profile.json --global-batch 0": WHOLE,
+    "optimize profile.json --global-batch -8": WHOLE,
+    "optimize profile.json --global-batch 1e3": WHOLE,
+    "optimize profile.json --global-batch 1000000000000000000000": WHOLE,
+    "optimize profile.json --global-batch 7": "the nearest that are: 6 and 8",
+    "optimize profile.json --global-batch 1": "not a multiple of the profile's micro-batch 2; the least: 2",
+    f"{OPTIMIZE} --time-value -1": LEAST,
+    f"{OPTIMIZE} --time-value inf": LEAST,
+    f"{OPTIMIZE} --deadline nan": ABOVE,
+    f"{OPTIMIZE} --budget 0": ABOVE,
+    f"{OPTIMIZE} --iterations 0": WHOLE,
+    f"{OPTIMIZE} --memory -1": WHOLE,
+    f"{OPTIMIZE} --max-memory 0": WHOLE,
+    f"{OPTIMIZE} --max-functions -2": WHOLE,
+    f"{OPTIMIZE} --time-limit -1": ABOVE,
+    f"{OPTIMIZE} --replicas 0": "replicas[0] must be a whole number of at least 1, got 0",
+    f"{OPTIMIZE} --replicas ,": "whole numbers separated by commas",
+    f"{OPTIMIZE} --replicas 3": "possible degrees: 1, 2, 4",
+    f"{SIMULATE} --compute-jitter -1": LEAST,
+    f"{SIMULATE} --transfer-jitter nan": LEAST,
+    f"{SIMULATE} --seed -1": WHOLE,
+    f"{TRAIN} --epochs 0": WHOLE,
+    f"{TRAIN} --epochs -1": WHOLE,
+    f"{TRAIN} --lr 0": ABOVE,
+    f"{TRAIN} --lr nan": ABOVE,
+    f"{TRAIN} --clip-grad-norm 0": ABOVE,
+    f"{TRAIN} --seed -1": WHOLE,
+    f"{TRAIN} --checkpoint 0": WHOLE,
+    f"{TRAIN} --failure-interval 0": ABOVE,
+    f"{TRAIN} --max-usd 0": ABOVE,
+    f"{TRAIN} --max-usd -5": ABOVE,
+    f"{TRAIN} --deadline 0": ABOVE,
+    f"{TRAIN} --message-deadline 0": ABOVE,
+    f"{VERIFY} --steps 0": WHOLE,
+    f"{VERIFY} --tolerance -1": ABOVE,
+    f"stop x {NONE} --wait -1": LEAST,
+    "logs aws --minutes -5": ABOVE,
+    # choices
+    f"{OPTIMIZE} --wire bf61": "choose from 'fp32', 'bf16', 'fp16'",
+    f"{OPTIMIZE} --schedule 1fib": "'1f1b'",
+    f"{OPTIMIZE} --sync x": "'three-phase'",
+    f"{OPTIMIZE} --optimizer adamw": "'adam'",
+    f"{OPTIMIZE} --solver abacus": "solver must be one of auto, exact",
+    f"{OPTIMIZE} --policy gpip": "policy must be one of funcpipe",
+    f"{OPTIMIZE} --platform mars": "platform must be one of",
+    f"{OPTIMIZE} --cut nowhere": "must name a layer of chain",
+    f"{OPTIMIZE} --size layer1": "--size takes LAYER=SIZE, got 'layer1'",
+    f"{OPTIMIZE} --size layer1=9MB": "must be one of 1024MB",
+    f"{OPTIMIZE} --memory 5": "leaves no size of local",
+    f"{TRAIN} --on-oom explode": "choose from 'fail', 'grow'",
+    "logs x --level loud": "choose from 'debug'",
+    "deploy mars": "choose from 'aws', 'aliyun'",
+    "platforms sho": "choose from 'list', 'show', 'measure'",
+    "platforms show mars": "platform must be one of",
+    "completion fish": "choose from 'bash', 'zsh'",
+    # what does not go together
+    f"{OPTIMIZE} --figure f.png": "--figure draws the plans that --pareto finds",
+    f"{OPTIMIZE} --pareto --policy pipedream": "--pareto searches by itself",
+    f"{OPTIMIZE} --iterations 5": "--iterations is what --deadline or --budget are for",
+    f"{OPTIMIZE} --budget 1 --deadline 1": "not allowed with argument",
+    f"{OPTIMIZE} --wire fp16 --shard-optimizer": "wire_back must be fp32 or bf16 with shard_optimizer",
+    f"{PROFILE} --max-usd 1": "say where they run: --on local",
+    f"{TRAIN} --from-start": "--from-start says how to resume a run",
+    f"{TRAIN} --take-over": "--take-over says what to do",
+    f"{TRAIN} --detach": "storage must be given",
+    f"{TRAIN} --resume x": "resume needs the storage",
+    "platforms list local": "did you mean: funcpipe platforms show local",
+    "platforms show local -o x.json": "writes no file",
+    "platforms measure": "say where to write the specification: -o FILE",
+    f"{AWS} --sizes 2048MB --plan plan.json": "not allowed with argument",
+    # documents
+    "optimize plan.json --global-batch 8": "expected 'funcpipe.profile/1'; a profile is written by `funcpipe profile`",
+    "optimize nowhere.json --global-batch 8": "there is no such file; a profile is written by `funcpipe profile`",
+    "optimize notes.txt --global-batch 8": "notes.txt: not JSON",
+    "optimize . --global-batch 8": "Is a directory",
+    "explain profile.json --profile profile.json": "a plan is written by `funcpipe optimize`",
+    "simulate predicted.json --profile profile.json": "expected 'funcpipe.plan/1'",
+    f"train {MODEL} --plan profile.json --data {DATA}": "expected 'funcpipe.plan/1'",
+    f"train {MODEL} --plan nowhere.json --data {DATA}": "there is no such file; a plan is written by",
+    f"{OPTIMIZE} --spec plan.json": "expected 'funcpipe.platform/1'",
+    "report predicted.json --predicted observed.json": "they are swapped; run: funcpipe report observed.json",
+    "report observed.json --predicted observed.json": "name a prediction, written by `funcpipe simulate",
+    "report predicted.json --predicted predicted.json": "name the trace of a run",
+    "report plan.json --predicted predicted.json": "a trace is written by",
+    "deploy aws --plan nowhere.json --region eu-central-1 --template-only t.yaml": "a plan is written by",
+    # outputs
+    f"{OPTIMIZE} -o profile.json": "profile.json is read by this command and would be lost",
+    f"{OPTIMIZE} -o observed.json": "observed.json is there already, and is a trace of funcpipe: it is not replaced",
+    f"{OPTIMIZE} -o notes.txt": "notes.txt is there already, and is no plan of funcpipe",
+    f"{OPTIMIZE} -o no/plan.json": "there is no folder no",
+    f"{OPTIMIZE} -o .": ". cannot be written",
+    f"{OPTIMIZE} --pareto --figure f.xyz": "f.xyz cannot be drawn: its name must end with .png",
+    f"{SIMULATE} --trace plan.json": "plan.json is read by this command",
+    f"{TRAIN} --trace profile.json": "is a profile of funcpipe: it is not replaced",
+    f"{TRAIN} -o same.json --trace same.json": "same.json is named twice as an output",
+    "report observed.json --predicted predicted.json --perfetto observed.json": "is read by this command",
+    "report observed.json --predicted predicted.json --figure f.xyz": "must end with .png",
+    "report observed.json --predicted predicted.json --perfetto no/x": "there is no folder no",
+    # runs and where they lie
+    f"{TRAIN} --storage oss://bucket/x": "must read oss://BUCKET/PREFIX?endpoint=oss-REGION.aliyuncs.com&region=REGION",
+    f"{TRAIN} --storage /tmp/x": "must be a URL, such as file:///tmp/x or",
+    f"{TRAIN} --storage s3://": "must read s3://BUCKET/PREFIX",
+    f"{TRAIN} --storage file://x/y": "must read file:///FOLDER, with three slashes",
+    f"{TRAIN} --storage http://x": "must be a URL such as",
+    f"{TRAIN} --storage s3://u:p@bucket/x": "must not hold credentials",
+    f"{TRAIN} --run a/b": "run must be at most 63 small letters, digits and dashes, got 'a/b'",
+    f"{TRAIN} --platform mars": "platform must be local, or a deployment such as",
+    f"{TRAIN} --platform aws-lambda": "the region is not known: give it in the URL",
+    f"{TRAIN} --like mars": "platform must be one of",
+    "status": "arguments are required: RUN, --storage",
+    f"status x {NONE}": "there is no run 'x'",
+    f"stop x {NONE}": "there is no run 'x'",
+    f"clean x {NONE}": "there is no run 'x'",
+    f"key x {NONE}": "there is no run 'x'",
+    f"status ../x {NONE}": "small letters, digits and dashes",
+    "status x --storage nowhere": "storage must be a URL, such as file:///",
+    "logs x": "there are no logs of a run 'x' on this machine",
+    "logs aws": "the region is not known",
+    "deploy aws --sizes 2048MB": "the region is not known",
+    f"{AWS} --sizes x": "a size on AWS is its memory, such as 2048MB",
+    f"{AWS} --sizes 5MB": "memory must be 128 to 10240 MB",
+    f"{AWS} --sizes 2048MB --name a_b": "name must be small letters, digits and dashes",
+    f"{AWS}": "say which functions to make",
+    "destroy mars": "invalid choice: 'mars'",
+}
+
+
+@pytest.mark.parametrize("command", MISTAKES)
+def test_a_mistake_is_told_with_exit_code_2(command: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path.name: path.read_bytes() for path in here.iterdir() if path.is_file()}
+    try:
+        code = main(command.split())
+    except SystemExit as ended:  # of argparse
+        code = int(ended.code or 0)
+    told = capsys.readouterr().err
+    assert code == 2
+    assert MISTAKES[command] in told
+    assert "Traceback" not in told
+    assert {path.name: path.read_bytes() for path in here.iterdir() if path.is_file()} == before
+
+
+def test_an_output_replaces_one_of_its_own_kind(here: Path, tmp_path: Path) -> None:
+    other = str(tmp_path / "plan.json")
+    for _ in range(2):
+        assert main([*OPTIMIZE.split(), "-q", "-o", other]) == 0
+    Path(other).write_bytes(b"")
+    assert main([*OPTIMIZE.split(), "-q", "-o", other]) == 0
+
+
+def test_explain_judges_by_what_the_plan_was_made_for(
+    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "plan.json")
+    assert main([*OPTIMIZE.split(), "--time-value", "300", "-o", path, "-q"]) == 0
+
+    def explained(*words: str) -> dict[str, Any]:
+        capsys.readouterr()
+        assert main(["explain", path, "--profile", "profile.json", "--json", *words]) == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    assert explained()["second"]["worse_by"] >= 0
+    assert explained() == explained("--time-value", "300")
+    assert explained("--time-value", "0")["objective"] < explained()["objective"]
+    assert explained("--deadline", "1000")["plan"]["estimate"] == explained()["plan"]["estimate"]
+
+
+@pytest.mark.parametrize("verb", ["platforms", OPTIMIZE + " -o new.json", SIMULATE + " --gantt", "--help"])
+def test_a_terminal_that_lacks_characters_is_no_error(verb: str, here: Path, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    words = verb.replace("new.json", str(tmp_path / "new.json")).split()
+    done = subprocess.run([sys.executable, "-m", "funcpipe", *words], env=environment, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout
+
+
+@pytest.mark.parametrize(
+    "command", [f"train {MODEL} --plan nowhere.json --data {DATA}", f"profile no_module_here:f --sample {SAMPLE}"]
+)
+def test_what_is_missing_is_told_before_torch_is_loaded(command: str, here: Path) -> None:
+    code = f"import sys; from funcpipe.cli import main; print(main({command.split()!r}), 'torch' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["2", "False"]
+
+
+def test_looking_after_a_run_loads_no_torch(here: Path) -> None:
+    code = (
+        "import sys; from funcpipe.cli import main;"
+        f"print(*[main([verb, 'x', *{NONE.split()!r}]) for verb in ('status', 'stop', 'clean', 'key')],"
+        "'torch' in sys.modules)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["2", "2", "2", "2", "False"]

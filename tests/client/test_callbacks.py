@@ -1,0 +1,119 @@
+"""Callbacks hear of everything in order, and what they raise costs the run nothing."""
+
+import logging
+
+import pytest
+
+from funcpipe.client.callbacks import Callback, Callbacks, EachStep, RunInfo, run_info
+from funcpipe.client.launch import launch, launch_detached
+from funcpipe.client.prepare import prepare
+from funcpipe.client.results import Progress, RunResult
+from funcpipe.client.session import session_on
+from funcpipe.client.site import Site
+from funcpipe.core import RunSettings
+from funcpipe.errors import RunHalted
+from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.testing.thread_platform import ThreadPlatform
+from tests.client.threads import RUN, STEADY, job
+
+pytestmark = pytest.mark.usefixtures("traced")
+
+
+class Recorder(Callback):
+    """Notes what it hears of, and raises an error at the step `fails_at`."""
+
+    def __init__(self, fails_at: int | None = None) -> None:
+        self.heard: list[str] = []
+        self.fails_at = fails_at
+        self.info: RunInfo | None = None
+
+    def on_start(self, run: RunInfo) -> None:
+        self.info = run
+        self.heard.append(f"start after {len(run.losses)}")
+
+    def on_step(self, progress: Progress) -> None:
+        if progress.step == self.fails_at:
+            raise ValueError(f"cannot log step {progress.step}")
+        self.heard.append(f"step {progress.step}")
+
+    def on_end(self, result: RunResult) -> None:
+        self.heard.append(f"end after {len(result.losses)}")
+
+    def on_error(self, error: BaseException) -> None:
+        self.heard.append(type(error).__name__)
+
+
+def train(
+    storage: MemoryStorage, functions: ThreadPlatform, *callbacks: Callback, settings: RunSettings | None = None
+) -> RunResult:
+    """As `FuncPipe.train` does it."""
+    site = session_on(Site(functions, storage, "memory://"), reopen=functions.open)
+    prepared = prepare(job(), site, faults=STEADY, settings=settings or RunSettings(name=RUN))
+    told = Callbacks(callbacks)
+    with told.of_run(run_info(prepared)):
+        return told.ended(launch(prepared, told))
+
+
+STEPS = [f"step {number}" for number in range(1, 10)]
+
+
+def test_a_callback_hears_of_everything_in_order(storage: MemoryStorage, functions: ThreadPlatform) -> None:
+    recorder = Recorder()
+    result = train(storage, functions, recorder)
+    assert recorder.heard == ["start after 0", *STEPS, "end after 9"]
+    assert result.callback_errors == ()
+    assert recorder.info is not None
+    assert (recorder.info.run, recorder.info.steps, recorder.info.resumed) == (RUN, 9, False)
+
+
+def test_an_exception_in_a_callback_loses_nothing(
+    storage: MemoryStorage, functions: ThreadPlatform, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing, other = Recorder(fails_at=3), Recorder()
+    with caplog.at_level(logging.ERROR):
+        result = train(storage, functions, failing, other)
+    assert len(result.losses) == 9
+    assert [str(error) for error in result.callback_errors] == ["cannot log step 3"]
+    assert failing.heard == ["start after 0", "step 1", "step 2", "end after 9"]
+    assert other.heard == ["start after 0", *STEPS, "end after 9"]
+    (record,) = [record for record in caplog.records if record.name == "funcpipe.client.callbacks"]
+    assert record.message == "Recorder.on_step has failed, and is not called again; the run goes on"
+    assert record.exc_info is not None
+    assert "cannot log step 3" in str(record.exc_info[1])
+
+
+def test_a_run_that_was_left_to_itself_is_told_of_from_its_start_and_once(
+    storage: MemoryStorage, functions: ThreadPlatform
+) -> None:
+    site = session_on(Site(functions, storage, "memory://"), reopen=functions.open)
+    launch_detached(prepare(job(), site, faults=STEADY, settings=RunSettings(name=RUN)))
+    recorder = Recorder()
+    train(storage, functions, recorder, settings=RunSettings(resume=RUN))
+    assert recorder.heard == ["start after 0", *STEPS, "end after 9"]
+    assert recorder.info is not None
+    assert recorder.info.resumed
+
+
+def test_callbacks_hear_of_a_failure_and_cannot_hide_it() -> None:
+    recorder, failing = Recorder(), Recorder(fails_at=1)
+    info = RunInfo(run=RUN, plan=job().plan, epochs=1, steps=9, samples=24, storage="memory://")
+    told = Callbacks([failing, recorder])
+
+    def fail() -> None:
+        with told.of_run(info):
+            told(Progress(step=1, steps=9, loss=1.0, samples_per_s=0.0, cost_usd=0.0))
+            told.validated(1, {"val_loss": 1.0})
+            raise RunHalted("was ended")
+
+    with pytest.raises(RunHalted):
+        fail()
+    assert recorder.heard == ["start after 0", "step 1", "RunHalted"]
+    assert failing.heard == ["start after 0", "RunHalted"]
+
+
+def test_a_function_is_called_with_each_step() -> None:
+    seen: list[int] = []
+    EachStep(lambda progress: seen.append(progress.step)).on_step(
+        Progress(step=4, steps=9, loss=1.0, samples_per_s=0.0, cost_usd=0.0)
+    )
+    assert seen == [4]

@@ -1,0 +1,84 @@
+"""Checks of fields, and choices that are given as strings."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from funcpipe.core import (
+    FaultTolerance,
+    OnDrift,
+    OnOutOfMemory,
+    OptimizerKind,
+    Recompute,
+    ScheduleKind,
+    Sync,
+    TrainingSpec,
+    Wire,
+    checks,
+    from_text,
+    to_text,
+)
+from funcpipe.core.settings import RunKeywords, RunSettings, settings_with
+from funcpipe.errors import InputError, InvalidValue
+from tests.e2e.small import plan
+
+
+@pytest.mark.parametrize("value", [0, -1, math.nan, math.inf, "1", None, True])
+def test_a_positive_number_is_one(value: Any) -> None:
+    with pytest.raises(InvalidValue, match=r"x must be above 0, got"):
+        checks.positive("x", value)
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, "1", None, True])
+def test_a_whole_number_is_one(value: Any) -> None:
+    with pytest.raises(InvalidValue, match=r"x must be a whole number of at least 1, got"):
+        checks.whole("x", value, 1)
+
+
+def test_choices_may_be_strings() -> None:
+    given: dict[str, Any] = {
+        "optimizer": "adam",
+        "wire": "bf16",
+        "wire_back": "fp32",
+        "recompute": "never",
+        "schedule": "1f1b",
+        "sync": "streamed",
+    }
+    expected = TrainingSpec(
+        global_batch=8,
+        optimizer=OptimizerKind.ADAM,
+        wire=Wire.BF16,
+        wire_back=Wire.FP32,
+        recompute=Recompute.NEVER,
+        schedule=ScheduleKind.ONE_F_ONE_B,
+        sync=Sync.STREAMED,
+    )
+    assert TrainingSpec(global_batch=8, **given) == expected
+    faults: dict[str, Any] = {"on_oom": "grow", "on_drift": "fail"}
+    assert FaultTolerance(**faults) == FaultTolerance(on_oom=OnOutOfMemory.GROW, on_drift=OnDrift.FAIL)
+
+
+@pytest.mark.parametrize("field", ["optimizer", "wire", "wire_back", "recompute", "schedule", "sync"])
+def test_a_choice_that_there_is_not_is_told_with_those_that_there_are(field: str) -> None:
+    given: dict[str, Any] = {field: "bf61"}
+    with pytest.raises(InvalidValue, match=rf"{field} must be one of .*, got 'bf61'"):
+        TrainingSpec(global_batch=8, **given)
+
+
+def test_a_plan_remembers_what_it_was_made_for_and_older_plans_are_read() -> None:
+    made_for = TrainingSpec(global_batch=8, time_value=3.84, schedule=ScheduleKind.GPIPE)
+    made = replace(plan(), made_for=made_for)
+    assert from_text(type(made), to_text(made), source="plan.json") == made
+    old = to_text(plan()).replace('"made_for": null', '"unused": null').replace('"parameter_bytes": null,', "")
+    with pytest.warns(UserWarning, match="unused"):
+        assert from_text(type(made), old, source="plan.json").made_for is None
+
+
+def test_a_setting_that_there_is_not_is_told_with_the_nearest() -> None:
+    typo: Any = {"epoch": 3}
+    with pytest.raises(InputError, match=r"epoch= is no setting of a run; did you mean epochs=\?; there are run,"):
+        settings_with(RunSettings(), typo)
+    keywords: RunKeywords = {"run": "a", "storage": "file:///b"}
+    assert settings_with(RunSettings(), keywords) == RunSettings(name="a", storage="file:///b")

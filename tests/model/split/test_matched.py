@@ -1,0 +1,94 @@
+"""Stages of a model in eval mode, cut where a plan cuts the model in training."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from funcpipe.core import Plan, ScheduleKind, Sync, Wire
+from funcpipe.errors import ModelError, PlanError
+from funcpipe.model.graph import trace
+from funcpipe.model.split import split, stage_bounds
+from funcpipe.model.split.matched import check_shared, matched_bounds
+from funcpipe.testing.plans import even_stages
+
+
+def plan(names: list[str], stages: int) -> Plan:
+    return Plan(
+        global_batch=4,
+        micro_batch=2,
+        replicas=1,
+        schedule=ScheduleKind.GPIPE,
+        sync=Sync.PIPELINED,
+        wire=Wire.FP32,
+        platform="local",
+        stages=even_stages(names, stages),
+    )
+
+
+class Modes(nn.Module):
+    """Calls `order` in training and `other` in eval mode."""
+
+    def __init__(self, order: str, other: str) -> None:
+        super().__init__()
+        self.order, self.other = order, other
+        self.a, self.b, self.c, self.d = (nn.Linear(4, 4) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Through the layers, with a dropout that is no module."""
+        for name in self.order if self.training else self.other:
+            x = functional.dropout(getattr(self, name)(x), 0.5, self.training)
+        return x
+
+
+def bounds(model: nn.Module, stages: int) -> tuple[tuple[int, int], ...]:
+    trained = trace(model, (torch.zeros(2, 4),))
+    own = plan([layer.name for layer in trained.layers], stages)
+    evaluated = trace(model, (torch.zeros(2, 4),), training=False)
+    found = matched_bounds(evaluated, own)
+    check_shared(split(evaluated, found), split(trained, stage_bounds(trained, own)))
+    return found
+
+
+def test_layers_go_to_the_stage_that_has_them_in_training() -> None:
+    assert bounds(Modes("abcd", "abcd"), 2) == ((0, 2), (2, 4))
+    assert bounds(Modes("abcd", "acd"), 2) == ((0, 1), (1, 3))
+    assert bounds(Modes("abcd", "bd"), 2) == ((0, 1), (1, 2))
+
+
+def test_the_stages_in_eval_mode_compute_what_the_model_does_and_share_its_parameters() -> None:
+    model = Modes("abcd", "acd")
+    graph = trace(model, (torch.zeros(2, 4),), training=False)
+    assert model.training
+    one, two = split(graph, ((0, 1), (1, 3)))
+    inputs = torch.randn(3, 4)
+    sent, _ = one({"x": inputs})
+    _, output = two(sent)
+    model.eval()
+    assert torch.equal(output, model(inputs))
+    assert {id(p) for p in (*one.parameters(), *two.parameters())} < {id(p) for p in model.parameters()}
+
+
+def test_a_plan_that_does_not_fit_the_model_in_eval_mode_is_refused_with_the_way_out() -> None:
+    with pytest.raises(PlanError, match=r"in eval mode, stage 1 .'c' to 'd'. has no layers; profile this model"):
+        bounds(Modes("abcd", "ab"), 2)
+    with pytest.raises(PlanError, match="in eval mode, layer 'a' of stage 0 comes after layers of stage 1"):
+        bounds(Modes("abcd", "bcda"), 2)
+
+
+class Late(nn.Module):
+    """Uses, in eval mode alone, the parameter of the first layer once more at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Through both layers."""
+        x = self.b(self.a(x))
+        return x if self.training else x + self.a.bias
+
+
+def test_a_stage_that_needs_a_parameter_of_another_in_eval_mode_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"in eval mode, stage 1 of the model uses a\.bias, which it does not hold"):
+        bounds(Late(), 2)

@@ -1,0 +1,51 @@
+"""The generators of a process: in one hand at a time, and computing goes before loading."""
+
+import threading
+
+from funcpipe.model.seeds import Generators
+
+
+def test_who_computes_goes_before_who_loads() -> None:
+    generators, order = Generators(), list[str]()
+    has_it, may_end = threading.Event(), threading.Event()
+
+    def load(name: str) -> None:
+        with generators.loading():
+            order.append(name)
+            has_it.set()
+            may_end.wait(10)
+
+    def compute() -> None:
+        with generators.computing(), generators.computing(), generators.loading():
+            order.append("compute")
+
+    first = threading.Thread(target=load, args=("load 1",))
+    first.start()
+    assert has_it.wait(10)
+    others = [threading.Thread(target=load, args=("load 2",)), threading.Thread(target=compute)]
+    others[1].start()
+    while not generators._computing:
+        pass  # until it waits
+    others[0].start()
+    may_end.set()
+    for thread in (first, *others):
+        thread.join(10)
+    assert order == ["load 1", "compute", "load 2"]
+
+
+def test_a_forked_process_finds_them_free() -> None:
+    generators = Generators()
+    with generators.loading():
+        forked = Generators()
+        forked.__dict__.update(vars(generators))
+        forked.forget()
+        taken: list[bool] = []
+
+        def take() -> None:
+            with forked.computing():
+                taken.append(True)
+
+        thread = threading.Thread(target=take)
+        thread.start()
+        thread.join(10)
+    assert taken == [True]

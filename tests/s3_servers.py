@@ -1,0 +1,48 @@
+"""S3 servers that tests use: how to reach one, and make buckets there."""
+
+import functools
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import boto3
+import pytest
+
+
+@dataclass(frozen=True)
+class S3Server:
+    endpoint: str
+    access_key: str
+    secret_key: str
+
+    def use(self, patch: pytest.MonkeyPatch) -> None:
+        patch.setenv("AWS_ACCESS_KEY_ID", self.access_key)
+        patch.setenv("AWS_SECRET_ACCESS_KEY", self.secret_key)
+        patch.delenv("AWS_SESSION_TOKEN", raising=False)
+        patch.delenv("AWS_PROFILE", raising=False)
+
+    def make_bucket(self, name: str) -> None:
+        """Make the bucket be there; its credentials are in use."""
+        client = _client(self.endpoint, self.access_key, self.secret_key)
+        if name not in {bucket["Name"] for bucket in client.list_buckets()["Buckets"]}:
+            client.create_bucket(Bucket=name)
+
+
+@functools.cache
+def _client(endpoint: str, access_key: str, secret_key: str) -> Any:
+    """One for each server: to make one takes longer than most tests."""
+    return boto3.session.Session().client(
+        "s3",
+        endpoint_url=endpoint,
+        region_name="us-east-1",
+        aws_access_key_id=access_key,
+        aws_secret_access_key=secret_key,
+    )
+
+
+def real_server() -> S3Server | None:
+    """The one that `make s3-server` starts, if the environment names it."""
+    endpoint = os.environ.get("FUNCPIPE_TEST_S3")
+    if endpoint is None:
+        return None
+    return S3Server(endpoint, os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"])

@@ -1,0 +1,144 @@
+"""The loss and metrics of a validation: parts, however the data is dealt, combine to what one pass would measure."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torchmetrics
+import torchmetrics.classification
+import torchmetrics.regression
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from funcpipe.errors import DataError, InvalidValue
+from funcpipe.training.scores import Part, Scores, is_torchmetric, made_metrics
+
+CLASSES = 3
+
+METRICS: dict[str, Callable[[], Any]] = {
+    "sum": lambda: torchmetrics.classification.MulticlassAccuracy(CLASSES, average="macro"),
+    "cat": lambda: torchmetrics.classification.MulticlassAUROC(CLASSES),
+    "confusion": lambda: torchmetrics.classification.MulticlassMatthewsCorrCoef(CLASSES),
+}
+
+
+class Largest(torchmetrics.Metric):
+    """The largest, the smallest and the mean of the outputs, in states that are reduced by max, min and mean."""
+
+    most: Tensor
+    least: Tensor
+    level: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("most", torch.tensor(-1e9), dist_reduce_fx="max")
+        self.add_state("least", torch.tensor(1e9), dist_reduce_fx="min")
+        self.add_state("level", torch.tensor(0.0, dtype=torch.float64), dist_reduce_fx="mean")
+
+    def update(self, output: Tensor, target: Tensor) -> None:
+        """Add a batch."""
+        self.most = torch.maximum(self.most, output.max())
+        self.least = torch.minimum(self.least, output.min())
+        self.level = ((self._update_count - 1) * self.level + output.double().mean()) / self._update_count
+
+    def compute(self) -> Tensor:
+        """One number of all three."""
+        return self.most - 2 * self.least + self.level
+
+
+def batches(count: int, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
+    draw = torch.Generator().manual_seed(seed)
+    sizes = [1 + i % 4 for i in range(count)]
+    return [
+        (torch.randn(size, CLASSES, generator=draw), torch.randint(0, CLASSES, (size,), generator=draw))
+        for size in sizes
+    ]
+
+
+def parts_of(scores: Scores, dealt: Sequence[Sequence[tuple[Tensor, Tensor]]]) -> list[Part]:
+    parts = []
+    for own in dealt:
+        scores.begin()
+        for output, target in own:
+            scores.add(output, target, len(target))
+        parts.append(scores.part())
+    return parts
+
+
+def error(output: Tensor, target: Tensor) -> Tensor:
+    return (output.argmax(1) != target).double().mean()
+
+
+def no_metric() -> dict[str, int]:
+    return {"a": 1}
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.integers(0, 5))
+def test_parts_combine_to_one_pass_however_batches_are_dealt(owners: list[int], seed: int) -> None:
+    data = [*batches(12, seed), *batches(len(owners), seed + 1)]
+    owner = [*range(4), *[0] * 8, *owners]
+    dealt = [[one for one, own in zip(data, owner, strict=True) if own == part] for part in (*range(4), 4)]
+    given_metrics = {name: make() for name, make in METRICS.items()}
+    scores = Scores(nn.functional.cross_entropy, {**given_metrics, "extremes": Largest, "error": error})
+    samples, values = scores.values(parts_of(scores, dealt), loss="val_loss")
+    outputs, targets = torch.cat([o for o, _ in data]), torch.cat([t for _, t in data])
+    assert samples == len(targets)
+    assert values["val_loss"] == pytest.approx(nn.functional.cross_entropy(outputs, targets).item(), rel=1e-5)
+    assert values["error"] == pytest.approx(error(outputs, targets).item(), abs=1e-12)
+    for name, metric in given_metrics.items():
+        for output, target in data:
+            metric.update(output, target)
+        assert values[name] == pytest.approx(float(metric.compute()), abs=1e-6)
+    extremes = Largest()
+    for output, target in data:
+        extremes.update(output, target)
+    assert values["extremes"] == pytest.approx(float(extremes.compute()), abs=1e-6)
+
+
+def test_a_state_without_a_reduction_is_stacked_as_its_metric_expects() -> None:
+    draw = torch.Generator().manual_seed(3)
+    data = [(torch.randn(6, generator=draw), torch.randn(6, generator=draw)) for _ in range(5)]
+    scores = Scores(None, {"pearson": torchmetrics.regression.PearsonCorrCoef})
+    _, values = scores.values(parts_of(scores, [data[:2], data[2:3], data[3:]]), loss="loss")
+    metric = torchmetrics.regression.PearsonCorrCoef()
+    for output, target in data:
+        metric.update(output, target)
+    assert values == {"pearson": pytest.approx(float(metric.compute()), abs=1e-5)}
+
+
+def test_metrics_are_torchmetrics_factories_of_them_or_functions_and_the_users_are_left_alone() -> None:
+    given_one = torchmetrics.classification.MulticlassAccuracy(CLASSES)
+    made = made_metrics({"one": given_one, "made": METRICS["sum"], "class": Largest, "function": error})
+    assert [is_torchmetric(metric) for metric in made.values()] == [True, True, True, False]
+    assert made["one"] is not given_one
+    scores = Scores(None, {"one": given_one})
+    parts_of(scores, [batches(2)])
+    assert given_one._update_count == 0
+
+
+@pytest.mark.parametrize(
+    ("metrics", "why"),
+    [
+        ({"a": 3}, "must be a torchmetric, a factory of one, or a function"),
+        ({"a": no_metric}, "makes a dict, not a torchmetric"),
+        ({"a/b": error}, "must be names without slashes"),
+        ({"a": torchmetrics.MinMaxMetric(Largest())}, "keeps its state in other metrics"),
+    ],
+)
+def test_what_is_no_metric_is_refused(metrics: dict[str, Any], why: str) -> None:
+    with pytest.raises(InvalidValue, match=why):
+        made_metrics(metrics)
+
+
+def test_a_loss_or_metric_that_is_not_one_number_is_refused() -> None:
+    output, target = batches(2)[1]
+    with pytest.raises(DataError, match=r"the loss function must give one number.*shape \(2,\)"):
+        Scores(lambda o, t: nn.functional.cross_entropy(o, t, reduction="none"), {}).add(output, target, 2)
+    with pytest.raises(DataError, match="the metric x must give one number"):
+        Scores(None, {"x": lambda o, t: {"a": 1}}).add(output, target, 2)
+    each = Scores(None, {"x": torchmetrics.classification.MulticlassAccuracy(CLASSES, average=None)})
+    with pytest.raises(DataError, match=r"the metric x must give one number.*shape \(3,\)"):
+        each.values(parts_of(each, [batches(3)]), loss="loss")
