@@ -214,7 +214,7 @@ class Planning:
         meanwhile. Starts nothing. Raises PlanError for a plan without an estimate.
         """
         chosen = self._planned(plan)
-        shape = job_shape(chosen, data, epochs, validation)
+        shape = job_shape(chosen, data, epochs, validation, averaged=self._recipe.average is not None)
         return estimate_job(chosen, shape, prices=prices or self._spec, faults=faults, functions=platform)
 
     def _profiled(self, profile: ModelProfile | None, spec: AnySpec | None) -> tuple[ModelProfile, PlatformSpec]:

@@ -39,6 +39,20 @@ class RunInfo:
     began_step: int = 0
 
     @property
+    def settings(self) -> dict[str, int | str]:
+        """What loggers keep of the run as its settings, under the names that all of them use."""
+        return {
+            "epochs": self.epochs,
+            "steps": self.steps,
+            "samples": self.samples,
+            "global_batch": self.plan.global_batch,
+            "stages": len(self.plan.stages),
+            "replicas": self.plan.replicas,
+            "platform": self.plan.platform,
+            "model": self.plan.model,
+        }
+
+    @property
     def done(self) -> int:
         """The last step that was done before."""
         return self.began_step + len(self.losses)

@@ -7,6 +7,7 @@ which workers stay alive and find each other; and those of the client. How many 
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from funcpipe.client.evaluation import as_validation
@@ -34,7 +35,7 @@ from funcpipe.worker.checkpoint_interval import CheckpointInterval
 from funcpipe.worker.hand_over import leaves_at_s, overlap_s
 
 _EMPTY_GETS = 1.5
-"""How often a message is asked for in vain before it is there."""
+"""How often a message is asked for before it is there."""
 
 _LOAD_REQUESTS = 8
 """Of a function, one after another, before its first task: lease, orders, code, tensors, checkpoints, payloads."""
@@ -53,22 +54,20 @@ _POLL_S = 0.2
 class JobShape:
     """How much is to be done: `steps` steps of `epochs` epochs are left, and `forward_steps` that validate.
 
-    A forward-only step takes `forward_step_s`; None stands for the part of an iteration that its forwards take. What
-    the run has cost before is `earlier_usd`.
+    A forward-only step takes `forward_step_s`; None stands for the part of an iteration that its forwards take. With
+    `averaged`, checkpoints hold an average of the parameters too. What the run has cost before is `earlier_usd`.
     """
 
     epochs: int
     steps: int
     forward_steps: int = 0
     forward_step_s: float | None = None
+    averaged: bool = False
     earlier_usd: float = 0.0
 
 
 def job_shape(
-    plan: Plan,
-    data: int | Data,
-    epochs: int,
-    validation: Validation | Data | None = None,
+    plan: Plan, data: int | Data, epochs: int, validation: Validation | Data | None = None, *, averaged: bool = False
 ) -> JobShape:
     """The shape of a whole job on `data`, or on so many samples; raises DataError if they do not fill one batch."""
     checks.at_least("epochs", epochs, 1)
@@ -85,7 +84,7 @@ def job_shape(
         held_out = len(open_data(wanted.data)[1].dataset)
         each = evaluation_batches(held_out, plan).steps_per_epoch
         forward_steps = steps // wanted.interval(batches.steps_per_epoch) * each
-    return JobShape(epochs=epochs, steps=steps, forward_steps=forward_steps)
+    return JobShape(epochs=epochs, steps=steps, forward_steps=forward_steps, averaged=averaged)
 
 
 def within(spec: PlatformSpec, faults: FaultTolerance) -> FaultTolerance:
@@ -132,9 +131,9 @@ class _JobCosts:
         self._prices, self._functions = prices, functions
         self._sizes = [size_of(stage.size, prices) for stage in plan.stages]
         self._usd_s = sum(prices_of(plan, prices).function_usd_s) * plan.replicas
-        copies = 2 + plan.optimizer.values_each(plan.replicas, sharded=plan.is_sharded)
-        self._parameter_bytes = [stage.state_bytes / copies for stage in iteration.stages]
-        self._saved_bytes = [parameters * (copies - 1) for parameters in self._parameter_bytes]
+        values = plan.optimizer.values_each(plan.replicas, sharded=plan.is_sharded, averaged=shape.averaged)
+        self._parameter_bytes = list(self._parameters())
+        self._saved_bytes = [held_bytes * (1 + values) for held_bytes in self._parameter_bytes]
         self._save_s = self._slowest_s(self._saved_bytes, up=True) + 2 * prices.latency_s
         pause_s = self._slowest_s(self._saved_bytes, up=True) + self._slowest_s(self._saved_bytes, up=False)
         self._pause_s = hand_over_time_s(pause_s, prices.latency_s)
@@ -199,17 +198,21 @@ class _JobCosts:
 
     def _validation(self) -> JobItem:
         """Steps that only run forwards: half of the messages, and no sums of gradients."""
-        steps, iteration = self._shape.forward_steps, self._iteration
-        step_s = self._shape.forward_step_s
+        steps, step_s, iteration = self._shape.forward_steps, self._shape.forward_step_s, self._iteration
         if step_s is None:
             stages = iteration.stages
             both_s = max(sum(stage.forward_s + stage.backward_s for stage in stages), 1e-12)
             step_s = self._step_s * sum(stage.forward_s for stage in stages) / both_s
-        seconds = steps * step_s
-        links = self._plan.micro_batches * (len(self._plan.stages) - 1)
+        seconds, links = steps * step_s, self._plan.micro_batches * (len(self._plan.stages) - 1)
         gets = (1 + _EMPTY_GETS) * links
         usd = steps * self._prices.request_usd(links + self._plan.replicas, gets, _EMPTY_GETS * links)
         return JobItem(count=steps, seconds=seconds, functions_usd=seconds * self._usd_s, requests_usd=usd)
+
+    def _parameters(self) -> Iterator[float]:
+        """The bytes of each stage's parameters; those of a plan that does not say so are a part of its state."""
+        copies = 2 + self._plan.values_per_parameter
+        for planned, stage in zip(self._plan.stages, self._iteration.stages, strict=True):
+            yield stage.state_bytes / copies if planned.parameter_bytes is None else planned.parameter_bytes
 
     def _interval(self) -> int:
         """Steps between two checkpoints, by the rule that functions follow."""
@@ -232,18 +235,12 @@ class _JobCosts:
         plan, spec = self._plan, self._prices
         count = (self._shape.steps - 1) // self._checkpoint_steps + 1 if self._shape.steps else 0
         savers = plan.workers if plan.is_sharded else len(plan.stages)
-        files = sum(max(1, math.ceil(saved / (64 << 20))) for saved in self._saved_bytes) * savers / len(plan.stages)
+        files = self._files() * savers / len(plan.stages)
         saved_usd = spec.request_usd(puts=files + savers, gets=2 * files + savers, empty_gets=0)
-        marked_usd = plan.workers * spec.request_usd(
-            puts=1 + 2.5, gets=3, empty_gets=1
-        )  # a list costs as much as a put
+        marked_usd = plan.workers * spec.request_usd(puts=1 + 2.5, gets=3, empty_gets=1)  # a list costs what a put does
         seconds = count * self._save_s
-        return JobItem(
-            count=count,
-            seconds=seconds,
-            functions_usd=seconds * self._usd_s,
-            requests_usd=count * (saved_usd + marked_usd),
-        )
+        usd = count * (saved_usd + marked_usd)
+        return JobItem(count=count, seconds=seconds, functions_usd=seconds * self._usd_s, requests_usd=usd)
 
     def _hand_overs(self, start_s: float, worked_s: float) -> JobItem:
         """Functions that live `lifetime_s` start successors, which run beside them until they are ready."""
@@ -267,6 +264,10 @@ class _JobCosts:
             requests_usd=lives * workers * one_usd,
         )
 
+    def _files(self) -> int:
+        """The files of one checkpoint of all stages."""
+        return sum(max(1, math.ceil(saved / (64 << 20))) for saved in self._saved_bytes)
+
     def _watching_usd(self, total_s: float) -> float:
         """Dollars of one worker's heartbeats, its looks for orders, and its looks at its lease before writes."""
         beats, checks = total_s / self._faults.heartbeat_s, total_s / self._faults.lease_s
@@ -281,9 +282,8 @@ class _JobCosts:
         found = self._shape.steps * plan.replicas
         beats = total_s / self._faults.heartbeat_s * plan.workers  # each is looked for by a list, and read
         owner = total_s / min(BEAT_S, self._faults.heartbeat_s)
-        files = sum(max(1, math.ceil(saved / (64 << 20))) for saved in self._saved_bytes)
         puts = 12 + 2 * plan.workers + 2 * stages + owner + (25 + plan.workers + beats + polls / 16)
-        gets = found + polls + beats + 2 * owner + 10 + 12 * plan.workers + stages + files
+        gets = found + polls + beats + 2 * owner + 10 + 12 * plan.workers + stages + self._files()
         return spec.request_usd(puts, gets, polls + owner + 3.5 * plan.workers)
 
     def _by_size(self, stage_bytes: list[float]) -> list[tuple[FunctionSize, float]]:

@@ -241,6 +241,7 @@ def _estimate(
         epochs=math.ceil(left / job.batches.steps_per_epoch),
         steps=left,
         forward_steps=0 if evaluation is None else evaluation.steps_left(job.plan, done=done, steps=job.steps),
+        averaged=job.recipe.average is not None,
         earlier_usd=account.spent_usd + account.requests_usd,
     )
     return estimate_job(job.plan, shape, prices=job.prices, faults=faults, functions=functions)

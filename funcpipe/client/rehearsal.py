@@ -5,6 +5,7 @@ afterwards what they were. No more than the gradients and a few of the parameter
 """
 
 import contextlib
+import itertools
 import logging
 import math
 import time
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from funcpipe.client.rehearsal_loss import OFF, check_is_mean, described, loss_of, names_of
+from funcpipe.core import OnNan
 from funcpipe.errors import DataError, ModelError
 from funcpipe.model.graph.autocast import autocast_to
 from funcpipe.model.graph.isolation import GENERATORS, preserve_gradients, preserve_state, training_mode
@@ -34,18 +36,24 @@ _AT_A_TIME_BYTES = 64 << 20
 def rehearse(model: nn.Module, recipe: Recipe, batch: LoadedBatch, *, seed: int) -> None:
     """Train `model` on `batch`, the first samples of the dataset in its own order, and forget it.
 
-    Raises DataError for samples or a loss that cannot be trained with, ModelError for the model or its optimiser.
+    Raises DataError for samples or a loss that cannot be trained with, ModelError for the model or its optimiser. Where
+    a run goes on with numbers that are not finite, a loss that is not is only a warning.
     """
     began_s = time.monotonic()
+    stops = recipe.on_nan is OnNan.STOP
     with training_mode(model), preserve_state(model), _preserved(recipe.loss), preserve_gradients(model):
         reseed(layer_seed(seed, 0, 0, "rehearsal"), GENERATORS)
         with autocast_to(recipe.precision):
             output = _forward(model, batch)
             loss = loss_of(recipe.loss, output, batch.target, seed=seed)
         if not math.isfinite(loss.item()):
-            raise _not_finite(model, batch, output, loss.item())
-        check_is_mean(recipe.loss, output, batch.target, loss, seed=seed)
-        _backward(model, loss)
+            kind, said = _not_finite(model, batch, output, loss.item())
+            if stops:
+                raise kind(f"{said}. {OFF}")
+            _log.warning("%s. The run goes on in spite of it: on_nan is %r", said, recipe.on_nan.value)
+        else:
+            check_is_mean(recipe.loss, output, batch.target, loss, seed=seed)
+        _backward(model, loss, stops=stops)
         del output, loss
         _update(model, recipe, seed=seed)
     _log.info("one micro-batch was trained on here in %.2f s, and nothing is wrong with it", time.monotonic() - began_s)
@@ -72,8 +80,8 @@ def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
 
 
-def _backward(model: nn.Module, loss: Tensor) -> None:
-    """Leave the gradients of `loss` in the parameters of `model`."""
+def _backward(model: nn.Module, loss: Tensor, *, stops: bool) -> None:
+    """Leave the gradients of `loss` in the parameters of `model`; they must be finite if a run `stops` otherwise."""
     number = loss.item()
     try:
         torch.autograd.backward(loss)
@@ -87,7 +95,7 @@ def _backward(model: nn.Module, loss: Tensor) -> None:
             "no parameter of the model gets a gradient from the loss: what leads from them to the loss is cut off, as "
             "by detach(), item() or torch.no_grad(), or it does not use them"
         )
-    for name, gradient in found.items():
+    for name, gradient in found.items() if stops else ():
         if gradient.dtype is not torch.float16 and not is_finite(gradient):
             raise ModelError(
                 f"the gradient of {name} on the first micro-batch is not finite, although the loss is {number:.6g}: "
@@ -128,7 +136,7 @@ def _step(parameters: dict[str, nn.Parameter], recipe: Recipe, shapes: Sequence[
             "choose one whose step() needs nothing but the gradients"
         ) from error
     for name, parameter in parameters.items():
-        if not is_finite(parameter):
+        if recipe.on_nan is OnNan.STOP and not is_finite(parameter):
             raise ModelError(
                 f"the first step of the optimiser {type(optimizer).__name__} makes {name} NaN or infinite: "
                 f"its settings are {_settings(optimizer)}; choose a smaller learning rate. {OFF}"
@@ -147,21 +155,21 @@ def is_finite(tensor: Tensor) -> bool:
     return bool(torch.isfinite(values.sum())) or bool(torch.isfinite(values).all())
 
 
-def _not_finite(model: nn.Module, batch: LoadedBatch, output: Any, number: float) -> DataError | ModelError:
-    """Why the loss of the first micro-batch is not finite: the data, the model, or the loss itself."""
+def _not_finite(
+    model: nn.Module, batch: LoadedBatch, output: Any, number: float
+) -> tuple[type[DataError | ModelError], str]:
+    """Why the loss of the first micro-batch is not finite, the data, the model or the loss itself, and its error."""
     said = f"the loss of the first micro-batch is {number}"
-    for name, tensor in names_of({**dict(enumerate(batch.args)), **batch.kwargs}, "input"):
+    inputs = names_of({**dict(enumerate(batch.args)), **batch.kwargs}, "input")
+    for name, tensor in itertools.chain(inputs, names_of(batch.target, "target")):
         if tensor.is_floating_point() and not is_finite(tensor):
-            return DataError(f"{said}: {_bad_samples(name, tensor)}; mend or leave out such samples. {OFF}")
-    for name, tensor in names_of(batch.target, "target"):
-        if tensor.is_floating_point() and not is_finite(tensor):
-            return DataError(f"{said}: {_bad_samples(name, tensor)}; mend or leave out such samples. {OFF}")
+            return DataError, f"{said}: {_bad_samples(name, tensor)}; mend or leave out such samples"
     first = _first_not_finite(model, batch)
     if first is not None:
-        return ModelError(f"{said}: the first module whose output is not finite is {first}. {OFF}")
-    return ModelError(
+        return ModelError, f"{said}: the first module whose output is not finite is {first}"
+    return ModelError, (
         f"{said}, although the model's output is finite ({described(output)}): the loss function makes it so, as "
-        f"log(0), a division by 0 or a mean over nothing would. {OFF}"
+        "log(0), a division by 0 or a mean over nothing would"
     )
 
 

@@ -70,17 +70,7 @@ class MLflowLogger(Callback):
 
     def _begin(self, experiment: str, run: RunInfo) -> str:
         made = self._client.create_run(experiment, run_name=run.run, tags={_TAG: run.run.replace("'", "")})
-        settings = {
-            "epochs": run.epochs,
-            "steps": run.steps,
-            "samples": run.samples,
-            "global_batch": run.plan.global_batch,
-            "stages": len(run.plan.stages),
-            "replicas": run.plan.replicas,
-            "platform": run.plan.platform,
-            "model": run.plan.model,
-        }
-        for name, value in settings.items():
+        for name, value in run.settings.items():
             self._client.log_param(made.info.run_id, name, value)
         return str(made.info.run_id)
 

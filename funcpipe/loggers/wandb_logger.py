@@ -51,16 +51,7 @@ class WandbLogger(Callback):
             resume="allow",
             dir=str(self._directory),
             mode=self._mode,
-            config={
-                "epochs": run.epochs,
-                "steps": run.steps,
-                "samples": run.samples,
-                "global_batch": run.plan.global_batch,
-                "stages": len(run.plan.stages),
-                "replicas": run.plan.replicas,
-                "platform": run.plan.platform,
-                "model": run.plan.model,
-            },
+            config=run.settings,
         )
         self._step = max(self._step, (self._run.step or 1) - 1)  # W&B says which step comes next
         self._known = self._step

@@ -80,7 +80,7 @@ class Successor:
         if lifetime_s is None or self._started or not step_s or self._progress.age_s < self._try_at_s:
             return
         ready_s = overlap_s(self._spec.faults.cold_start_s, step_s)
-        leaves_s = self._leaves_at_s(lifetime_s, step_s, saving_s)
+        leaves_s = leaves_at_s(lifetime_s, step_s, saving_s)
         if self._progress.age_s + ready_s < leaves_s or self._ends_s(step_s, saving_s) + left_s < leaves_s:
             return
         self._tries += 1
@@ -99,7 +99,7 @@ class Successor:
         lifetime_s = self._lifetime_s
         if lifetime_s is None or not self._tries:
             return False
-        return self._progress.age_s >= self._leaves_at_s(lifetime_s, step_s, saving_s)
+        return self._progress.age_s >= leaves_at_s(lifetime_s, step_s, saving_s)
 
     def hand_over(self, step: int) -> None:
         """Tell the successor that `step` steps are done and saved."""
@@ -112,10 +112,6 @@ class Successor:
     def _ends_s(self, step_s: float, saving_s: float) -> float:
         """The age at which this function will have finished the run's last step and saved it."""
         return self._progress.age_s + (self._progress.steps - self._progress.done) * step_s + saving_s
-
-    @staticmethod
-    def _leaves_at_s(lifetime_s: float, step_s: float, saving_s: float) -> float:
-        return leaves_at_s(lifetime_s, step_s, saving_s)
 
     def _next_spec(self, lifetime_s: float) -> WorkerSpec:
         left_s = max(lifetime_s - self._progress.age_s, POLL_S)

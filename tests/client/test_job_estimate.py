@@ -95,6 +95,22 @@ def test_steps_start_checkpoints_and_hand_overs_add_up() -> None:
     assert from_text(JobEstimate, to_text(found), source="test") == found
 
 
+def test_an_average_of_the_parameters_is_saved_too() -> None:
+    shape, faults = JobShape(epochs=4, steps=100), FaultTolerance(checkpoint_steps=10)
+    averaged = estimate_job(plan(), replace(shape, averaged=True), faults=faults)
+    assert averaged.checkpoints.seconds - expected().checkpoints.seconds == pytest.approx(
+        10 * 70e6 / SIZE.upload_bytes_s
+    )
+
+
+def test_parameters_are_those_that_the_plan_knows() -> None:
+    stages = tuple(replace(stage, parameter_bytes=50_000_000) for stage in plan().stages)
+    known = estimate_job(
+        replace(plan(), stages=stages), JobShape(epochs=4, steps=100), faults=FaultTolerance(checkpoint_steps=10)
+    )
+    assert known.checkpoints.seconds == pytest.approx(10 * (150e6 / SIZE.upload_bytes_s + 2 * SPEC.latency_s))
+
+
 def test_functions_without_a_lifetime_never_hand_over_and_short_lives_do_so_more_often() -> None:
     assert expected(steps=50).hand_overs == JobItem()
     endless = replace(SPEC, lifetime_s=None)

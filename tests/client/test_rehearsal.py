@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from funcpipe import DataError, FuncPipeError, InputError, ModelError
 from funcpipe.client.rehearsal import rehearse
+from funcpipe.core import OnNan
 from funcpipe.model.graph.isolation import generator_states
 from funcpipe.training.adapters import loss_of_output
 from funcpipe.training.data import LoadedBatch
@@ -163,6 +164,17 @@ def test_what_can_be_trained_with_is_not_refused_and_nothing_is_changed(loss: Lo
     assert generator_states() == draws
     assert [module.training for module in model.modules()] == modes
     assert torch.equal(inputs, INPUTS)
+
+
+@pytest.mark.parametrize("on_nan", [OnNan.SKIP, OnNan.IGNORE])
+def test_a_loss_that_is_not_finite_is_a_warning_where_runs_go_on_with_it(
+    on_nan: OnNan, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe = Recipe(loss=F.cross_entropy, optimizer=SGD, on_nan=on_nan)
+    batch = LoadedBatch(args=(replaced(INPUTS, torch.nan),), target=CLASSES)
+    rehearse(Net(), recipe, batch, seed=0)
+    assert "first in sample 2 of the dataset; mend or leave out such samples. The run goes on" in caplog.text
+    assert f"on_nan is {on_nan.value!r}" in caplog.text
 
 
 class Output:
