@@ -10,6 +10,7 @@ from funcpipe.platforms.aws.image import lambda_package
 from funcpipe.platforms.aws.template import Shape
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import load_spec, open_storage
+from funcpipe.platforms.shared.data_buckets import DataBucket
 from funcpipe.platforms.shared.docker import Docker
 from funcpipe.platforms.shared.polling import Polling
 from tests.cloud_emulation.aws import AwsCloud, aws_cloud
@@ -43,14 +44,21 @@ def account(cloud: AwsCloud) -> Account:
     return Account(region=REGION, endpoint=cloud.endpoint)
 
 
-@pytest.fixture
-def deployed(cloud: AwsCloud, account: Account, monkeypatch: pytest.MonkeyPatch) -> Account:
+def deploy(
+    cloud: AwsCloud, account: Account, monkeypatch: pytest.MonkeyPatch, *, data: tuple[DataBucket, ...] = ()
+) -> None:
+    """Make functions of 1024 MB in the account, which may read `data`."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", cloud.moto)  # for the storage, whose URL is the same in functions
     monkeypatch.setenv("AWS_ENDPOINT_URL_LAMBDA", cloud.endpoint)
     cloud.environment["AWS_ENDPOINT_URL_LAMBDA"] = cloud.endpoint
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    shape = Shape(name="funcpipe", memory_mb=(1024,))
+    shape = Shape(name="funcpipe", memory_mb=(1024,), data=data)
     Deployer(account, sleep=lambda s: None, docker=Docker("a-docker-that-is-not-there")).deploy(shape, lambda_package())
+
+
+@pytest.fixture
+def deployed(cloud: AwsCloud, account: Account, monkeypatch: pytest.MonkeyPatch) -> Account:
+    deploy(cloud, account, monkeypatch)
     return account
 
 
