@@ -1,6 +1,7 @@
 """Logs the steps of a run for TensorBoard."""
 
 import importlib
+import logging
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -71,5 +72,11 @@ def _logged_steps(folder: str) -> set[int]:
 
     if not os.path.isdir(folder):
         return set()
-    events = EventAccumulator(folder, size_guidance={"scalars": 0}).Reload()
+    log = logging.getLogger("tensorboard")
+    level = log.level
+    log.setLevel(logging.ERROR)  # it warns of steps that were hidden on purpose
+    try:
+        events = EventAccumulator(folder, size_guidance={"scalars": 0}).Reload()
+    finally:
+        log.setLevel(level)
     return {event.step for event in events.Scalars("loss")} if "loss" in events.Tags()["scalars"] else set()

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from funcpipe.comm import codec
 from funcpipe.core import FinishedRun, RunRecord, ValidationReport, worker_name
+from funcpipe.core.job_estimate import counted
 from funcpipe.errors import CorruptMessage, KeyMissing, RunUnknown
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.checkpoint_index import CheckpointIndex
@@ -71,7 +72,8 @@ def load_resume_point(storage: Storage, record: RunRecord, *, from_start: bool =
             damaged.append(str(error))
             continue
         if step < reported:
-            _log.warning("run %s: goes on after step %d, and repeats %d steps", keys.run, step, reported - step)
+            again = counted(reported - step, "step")
+            _log.warning("run %s: goes on after step %d, and repeats %s", keys.run, step, again)
         if finished is not None:
             losses, skipped = finished.losses, finished.skipped_steps
         else:
@@ -102,7 +104,7 @@ def load_resume_point(storage: Storage, record: RunRecord, *, from_start: bool =
             "--from-start (in Python: from_start=True) to train again from the parameters that were uploaded"
         )
     if reported:
-        _log.warning("run %s: nothing is saved; it begins again, and repeats %d steps", keys.run, reported)
+        _log.warning("run %s: nothing is saved; it begins again, and repeats %s", keys.run, counted(reported, "step"))
     return ResumePoint(keys=keys, step=0, state=None, losses=())
 
 
