@@ -106,6 +106,9 @@ class Learned:
     def __init__(self) -> None:
         self.value = value_after(0)
 
+    def check_finite(self) -> None:
+        """Nothing: a whole number is finite."""
+
     def state(self) -> StageState:
         """The number, as the state of a stage."""
         return state_of(self.value)

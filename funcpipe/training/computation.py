@@ -157,12 +157,16 @@ class Computation:
         """
         self._optimizer.after_validation(values)
 
+    def check_finite(self) -> None:
+        """Raise NotFinite if parameters are not finite, between two steps, unless that is to be ignored."""
+        self._finiteness.check_parameters(self._steps_done)
+
     def state(self) -> StageState:
         """What the stage has learned, between two steps; of a divided optimiser, this replica's shard.
 
         Raises NotFinite if parameters are not finite, unless that is to be ignored.
         """
-        self._finiteness.check_parameters(self._steps_done)
+        self.check_finite()
         state = self._optimizer.state(self.norm)
         return state if self._average is None else self._average.added_to(state)
 

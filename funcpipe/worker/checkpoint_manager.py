@@ -161,6 +161,7 @@ class CheckpointManager:
         if self._saved_step == done > self._spec.first_step and not (sharded and leaving and not first):
             return
         if not (first or sharded or leaving):
+            self._computation.check_finite()  # as the replica that saves does, before either begins another step
             return
         began_s = time.monotonic()
         self._lease.check_now()

@@ -5,6 +5,8 @@ import functools
 import json
 import math
 import re
+import time
+from typing import Any
 
 import pytest
 import torch
@@ -28,6 +30,7 @@ from funcpipe.testing.thread_platform import ThreadPlatform
 from funcpipe.training.finiteness import Finiteness
 from funcpipe.training.plain import train_in_one_process
 from funcpipe.training.recipe import LossFunction, Recipe
+from funcpipe.worker.checkpoint_manager import CheckpointManager
 from tests.client.threads import job as quick_job
 
 FAULTS = FaultTolerance(heartbeat_s=0.05, lease_s=30.0, checkpoint_steps=1, keep=True)
@@ -178,6 +181,20 @@ def test_gradients_and_parameters_that_are_no_numbers_end_the_run_before_they_ar
     with pytest.raises(NotFinite, match=re.escape(said)) as caught:
         World().run(dataclasses.replace(quick_job(), recipe=recipe))
     assert "; nothing is saved from before. " in str(caught.value)
+
+
+def test_the_same_is_told_when_the_replica_that_saves_is_the_slower_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    save = CheckpointManager.save
+
+    def late(manager: CheckpointManager, *args: Any, **options: Any) -> None:
+        if manager._spec.replica == 0:
+            time.sleep(0.5)
+        save(manager, *args, **options)
+
+    monkeypatch.setattr(CheckpointManager, "save", late)
+    recipe = Recipe(loss=far, optimizer=functools.partial(torch.optim.SGD, lr=1e30))
+    with pytest.raises(NotFinite, match="after step 1 the value of "):
+        World().run(dataclasses.replace(quick_job(), recipe=recipe))
 
 
 def test_a_model_may_hold_parameters_that_are_no_numbers_from_the_start() -> None:

@@ -20,7 +20,7 @@ from funcpipe.runstate.keyring import signed
 from funcpipe.testing.faults import FunctionFaults
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
-from funcpipe.worker.hand_over import Successor
+from funcpipe.worker import hand_over
 from tests.client.threads import RUN, job
 
 pytestmark = pytest.mark.usefixtures("traced")
@@ -109,7 +109,7 @@ def test_the_bill_of_a_run_has_all_its_requests(storage: Counting) -> None:
 def test_the_bill_of_a_run_whose_functions_hand_over_has_all_requests_of_all_attempts(
     storage: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Successor, "_leaves_at_s", staticmethod(lambda *_: 0.0))  # after one step each
+    monkeypatch.setattr(hand_over, "leaves_at_s", lambda *_: 0.0)  # after one step each
     functions = ThreadPlatform(PRICES, storage)
     result = launch(prepared(storage, functions, faults=replace(STEADY, lifetime_s=600.0)))
     assert sum(report.outcome is Outcome.HANDED_OVER for report in result.workers) == (len(result.losses) - 1) * 6
