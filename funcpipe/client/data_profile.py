@@ -15,7 +15,7 @@ from funcpipe.errors import DataError
 from funcpipe.model.graph.isolation import preserve_state
 from funcpipe.model.graph.tree import flatten
 from funcpipe.training.adapters import DatasetFactory
-from funcpipe.training.data import LoadedBatch
+from funcpipe.training.data import LoadedBatch, calling_the_users
 from funcpipe.training.data_source import DataSource, is_factory
 from funcpipe.training.rng import SeededDataset
 from funcpipe.training.stored_data import prepare_data
@@ -46,7 +46,8 @@ def profile_data(
     with preserve_state(torch.nn.Module()):
         for indices in _spread(len(source.dataset), micro_batch, batches + 1):
             began_s = clock()
-            loaded = seeded.batch(indices, source.options.collate)
+            with calling_the_users(f"samples {indices[0]} to {indices[-1]} of the dataset cannot be loaded"):
+                loaded = seeded.batch(indices, source.options.collate)
             seconds.append(clock() - began_s)
     return DataProfile(
         load_s=statistics.median(seconds[1:]) / max(1, source.options.workers),

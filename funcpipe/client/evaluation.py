@@ -104,8 +104,6 @@ def make_evaluation(
     metrics = made_metrics(metrics)
     factory, source = open_data(data)
     made = source.dataset
-    if not len(made):
-        raise DataError("the data to evaluate on has no samples")
     first = load_batch(made, range(min(plan.micro_batch, len(made))), source.options.collate)
     graph = trace(model, first.args, first.kwargs, blocks=blocks, precision=precision, training=False)
     if graph.carried.names:

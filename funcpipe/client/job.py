@@ -146,6 +146,8 @@ def make_job(
     factory, source = open_data(dataset)
     made = source.dataset
     first = load_batch(made, range(min(plan.micro_batch, len(made))), source.options.collate)
+    if not hasattr(made, "shard_sizes"):
+        load_batch(made, [len(made) - 1], source.options.collate)  # as long as it says
     samples = len(made) if order.steps is None else min(len(made), order.steps * plan.global_batch)
     graph = trace(
         learner.model,

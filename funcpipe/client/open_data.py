@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from funcpipe.data.sources import from_url
 from funcpipe.training.adapters import DatasetFactory
-from funcpipe.training.data import MapDataset, MeteredFactory
+from funcpipe.training.data import MapDataset, MeteredFactory, calling_the_users
 from funcpipe.training.data_source import Data, DataSource, LoaderOptions, SourceFactory, data_source, is_factory
 from funcpipe.training.stored_data import PreparedData, prepare_data
 from funcpipe.training.tensor_table import as_table
@@ -19,7 +19,9 @@ def open_data(given: Data) -> tuple[Callable[[], MapDataset], DataSource]:
     if not is_factory(data):
         source = data_source(data)
         return DatasetFactory(source.dataset), source
-    return data if isinstance(data, MeteredFactory) else SourceFactory(data), data_source(data())
+    with calling_the_users("the factory of the data, called without arguments, fails"):
+        made = data()
+    return data if isinstance(data, MeteredFactory) else SourceFactory(data), data_source(made)
 
 
 def sendable(factory: Callable[[], MapDataset], options: LoaderOptions) -> PreparedData:

@@ -9,6 +9,7 @@ and micro-batches of 4:
 Of a dataset that lies in shards, `shards.py` makes the order.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from funcpipe.errors import DataError
+from funcpipe.errors import DataError, FuncPipeError
 from funcpipe.platforms.request_meter import RequestMeter
 from funcpipe.training.shards import ShardedEpoch, ShardedSamples
 
@@ -141,10 +142,30 @@ def sample_order(samples: int, seed: int, epoch: int) -> tuple[int, ...]:
     return tuple(torch.randperm(samples, generator=generator).tolist())
 
 
+@contextlib.contextmanager
+def calling_the_users(what: str) -> Iterator[None]:
+    """Raise DataError, which begins with `what`, for any error of code that is not funcpipe's own."""
+    try:
+        yield
+    except FuncPipeError:
+        raise
+    except Exception as error:
+        raise DataError(f"{what}: {type(error).__name__}: {error}".rstrip(": ")) from error
+
+
 def load_batch(dataset: MapDataset, indices: Sequence[int], collate: Collate | None = None) -> LoadedBatch:
-    """The samples at `indices` as one batch, made by `collate` or as torch does without one. Raises DataError."""
-    samples = [dataset[index] for index in indices]
-    return as_batch(collate_tensors(samples, indices) if collate is None else collate(samples))
+    """The samples at `indices` as one batch, made by `collate` or as torch does without one.
+
+    Raises DataError, also for whatever the dataset or `collate` raise.
+    """
+    samples = []
+    for index in indices:
+        with calling_the_users(f"sample {index} of the dataset, which has {len(dataset)}, cannot be read"):
+            samples.append(dataset[index])
+    if collate is None:
+        return as_batch(collate_tensors(samples, indices))
+    with calling_the_users(f"the collate_fn fails on samples {_few(indices)} of the dataset"):
+        return as_batch(collate(samples))
 
 
 def collate_tensors(samples: list[Any], indices: Sequence[int]) -> Any:
@@ -159,11 +180,11 @@ def collate_tensors(samples: list[Any], indices: Sequence[int]) -> Any:
         return default_collate(samples)
     except (RuntimeError, TypeError) as error:
         different = _different_shapes(samples)
-        if different is None:
-            raise
+        way_out = "return tensors, arrays or numbers" if different is None else "pad them to one shape"
         raise DataError(
-            f"samples {_few(indices)} of the dataset cannot be put into one batch: {different}; pad them to one shape "
-            "in the dataset, or give a DataLoader whose collate_fn pads them: DataLoader(dataset, collate_fn=...)"
+            f"samples {_few(indices)} of the dataset cannot be put into one batch: {different or error}; {way_out} in "
+            "the dataset, or give a DataLoader whose collate_fn makes a batch of them: "
+            "DataLoader(dataset, collate_fn=...)"
         ) from error
 
 

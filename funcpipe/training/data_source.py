@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard, cast
 
+import cloudpickle
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -73,6 +74,10 @@ def data_source(given: Any) -> DataSource:
         prefetch_factor=given.prefetch_factor,
         worker_init_fn=given.worker_init_fn,
     )
+    if options.workers and not hasattr(dataset, "shard_sizes"):
+        _check_picklable("dataset", dataset)
+        _check_picklable("worker_init_fn", options.worker_init_fn)
+        _check_picklable("collate_fn", options.collate)
     return DataSource(dataset=dataset, options=options, shuffle=_shuffles(given))
 
 
@@ -106,19 +111,41 @@ def _map_style(dataset: Any) -> MapDataset:
             f"the data is a dictionary of {', '.join(map(repr, list(dataset)[:4]))}; give a dataset with a sample "
             "at each index, for example torch.utils.data.TensorDataset(inputs, targets), or a list of dictionaries"
         )
+    if dataset is None:
+        raise DataError("the data is None; give a dataset, or a factory that returns one")
     if not hasattr(type(dataset), "__getitem__"):
         raise DataError(
             f"{what} has no __getitem__; give a map-style dataset, which returns the sample at an index, "
             "or write the samples as shards and read these by funcpipe.data (docs/data.md)"
         )
     try:
-        len(dataset)
+        samples = len(dataset)
     except (TypeError, NotImplementedError) as error:
         raise DataError(
             f"{what} does not tell how many samples it has: {error}; give a map-style dataset with __len__"
         ) from error
+    if not samples:
+        raise DataError(f"the dataset, a {what}, has no samples; give one with at least a global batch of them")
     found: MapDataset = dataset
     return found
+
+
+def _check_picklable(what: str, value: Any) -> None:
+    """Raise DataError for what cannot be given to processes that load."""
+    try:
+        cloudpickle.dump(value, _Nowhere())
+    except Exception as error:
+        raise DataError(
+            f"the DataLoader has num_workers, but its {what} cannot be given to processes: {type(error).__name__}: "
+            f"{error}; open files, locks and the like where a sample is read, or give a DataLoader without num_workers"
+        ) from error
+
+
+class _Nowhere:
+    """A file that keeps nothing of what is written."""
+
+    def write(self, data: bytes) -> int:
+        return len(data)
 
 
 def _shuffles(loader: DataLoader[Any]) -> bool:
