@@ -31,7 +31,7 @@ def loss_of(loss: LossFunction, output: Any, target: Any, *, seed: int) -> Tenso
     except FuncPipeError:
         raise
     except Exception as error:
-        first = (str(error).strip() or "no message").splitlines()[0]
+        first = (str(error).strip() or "no message").splitlines()[0].rstrip(".")
         raise DataError(
             f"the loss function fails on the first micro-batch{_line(error)}: {type(error).__name__}: {first}. The "
             f"model's output is {described(output)}, the target is {described(target)}{_hint(output, target)}"
