@@ -61,9 +61,11 @@ class Planning:
         optimizer: OptimizerFactory = no_optimizer,
         name: str | None = None,
         blocks: Sequence[str] = (),
+        compile: bool = False,
         **learning: Unpack[RecipeKeywords],
     ) -> None:
         arguments.check_learner(model, loss_fn=loss_fn, blocks=blocks)
+        arguments.check_eager(model, loss_fn, compile=compile)
         self.model = model
         self.name = name or type(model).__name__
         self._recipe = recipe_with(loss_fn or loss_of_output, optimizer, learning)

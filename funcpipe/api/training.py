@@ -46,7 +46,8 @@ class FuncPipe(Evaluating):
     an EMA or SWA, keeps an average of the parameters, which is `averaged` in the result of `train`. `blocks` are paths
     of modules that become one layer each, whatever is inside. Module and loss compute in `precision`, "bf16" and "fp16"
     as under `torch.autocast`. A step with NaN or infinite numbers ends the run, is left out, or is taken all the same:
-    `on_nan` is "stop", "skip" or "ignore". Training updates `model`. Raises InputError for an optimiser or a scheduler
+    `on_nan` is "stop", "skip" or "ignore". Stages run eagerly: `compile=True` and a model or a loss that torch.compile
+    has wrapped are refused. Training updates `model`. Raises InputError for these, and for an optimiser or a scheduler
     that cannot be made, or cannot be saved and continued.
     """
 

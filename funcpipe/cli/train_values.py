@@ -39,6 +39,7 @@ def plan_and_model(options: argparse.Namespace) -> "tuple[Plan, FuncPipe]":
         on_nan=options.on_nan,
         name=options.model,
         blocks=options.blocks,
+        compile=options.compile,
     )
 
 

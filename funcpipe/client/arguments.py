@@ -1,5 +1,6 @@
 """Checks of what a user gives to FuncPipe: what looks right and is of another kind is told apart at once."""
 
+import sys
 from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, TypeVar
@@ -16,6 +17,13 @@ T = TypeVar("T")
 
 AnySpec = str | PlatformSpec
 """A platform's specification, or its name."""
+
+_EAGER = "functions run stages eagerly, as they have no C++ compiler (docs/training.md, Compiled stages)"
+_MEASURED = (
+    "With one, compiling took 14 to 37 s at each start of a function, ran small models at 1.0 to 1.2 times the speed, "
+    "and gave other bits (experiments/compiled_stages.py)"
+)
+_WAY_OUT = "Leave that out, or give what torch.compile was given, compiled._orig_mod, which has the same weights"
 
 
 def check_learner(model: object, *, loss_fn: Callable[..., Any] | None, blocks: Sequence[str]) -> None:
@@ -35,6 +43,34 @@ def check_learner(model: object, *, loss_fn: Callable[..., Any] | None, blocks: 
         )
     if isinstance(blocks, str):
         raise InvalidValue("blocks", blocks, f"must be a sequence of paths: blocks=[{blocks!r}]")
+
+
+def check_eager(model: nn.Module, loss_fn: object, *, compile: object) -> None:
+    """Raise InvalidValue for `compile`, and for a model, a module in it or a loss that torch.compile has wrapped."""
+    if compile is not False:
+        raise InvalidValue("compile", compile, f"must be left out: {_EAGER}. {_MEASURED}")
+    for field, value in (("model", model), ("loss_fn", loss_fn)):
+        modules = value.named_modules() if isinstance(value, nn.Module) else ()
+        for path, module in modules:
+            if how := _compiled(module):
+                raise InvalidValue(f"{field}.{path}".rstrip("."), how, f"must not be compiled: {_EAGER}. {_WAY_OUT}")
+    if _is_compiled(loss_fn):
+        raise InvalidValue("loss_fn", loss_fn, f"must not be compiled: {_EAGER}. {_WAY_OUT}")
+
+
+def _compiled(module: nn.Module) -> str | None:
+    """How a module has been compiled, apart from what is in it."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")  # whose import is slow; without it nothing is compiled
+    if dynamo is not None and isinstance(module, dynamo.OptimizedModule):
+        return "torch.compile(module)"
+    if module._compiled_call_impl is not None:
+        return "module.compile()"
+    return "@torch.compile of its forward" if _is_compiled(module.forward) else None
+
+
+def _is_compiled(function: object) -> bool:
+    marked = hasattr(function, "_torchdynamo_orig_callable")
+    return marked and not hasattr(function, "_torchdynamo_disable")  # as torch.compiler.disable marks what it wraps
 
 
 def check_profiling(sample: object, on: object, *, micro_batch: int, repeats: int, layers: int) -> None:
