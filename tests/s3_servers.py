@@ -2,11 +2,15 @@
 
 import functools
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import boto3
 import pytest
+
+from tests.cloud_emulation.moto import moto_endpoint
 
 
 @dataclass(frozen=True)
@@ -46,3 +50,13 @@ def real_server() -> S3Server | None:
     if endpoint is None:
         return None
     return S3Server(endpoint, os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"])
+
+
+@contextmanager
+def any_server() -> Iterator[S3Server]:
+    """The real one, or else moto's."""
+    if (real := real_server()) is not None:
+        yield real
+        return
+    with moto_endpoint() as endpoint:
+        yield S3Server(endpoint, "test", "test")

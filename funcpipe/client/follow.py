@@ -65,6 +65,7 @@ def follow(
             cost_usd=cost_usd,
             elapsed_s=supervisor.elapsed_s(),
             skipped=len(skipped),
+            learning_rate=reports[0].learning_rate,
         )
         on_progress(told)
     else:
@@ -134,6 +135,7 @@ def collect_finished(prepared: PreparedRun, record: RunRecord, end: ResumePoint,
             cost_usd=account.spent_usd + account.requests_usd,
             elapsed_s=account.elapsed_s,
             skipped=sum(number <= step for number in end.skipped_steps),
+            learning_rate=end.learning_rates.get(step),
         )
         on_progress(told)
         if told.step in validated:

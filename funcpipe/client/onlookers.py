@@ -66,6 +66,7 @@ def look_on(storage: Storage, record: RunRecord, on_progress: OnProgress) -> Non
                     samples_per_s=0.0,
                     cost_usd=account.spent_usd + account.requests_usd,
                     elapsed_s=account.elapsed_s,
+                    learning_rate=reports[0].learning_rate,
                 )
             )
             continue

@@ -40,8 +40,9 @@ class Progress:
     `samples_per_s` is what this client has seen since the first step that it waited for. `cost_usd` is what the run has
     cost since it was first started: its functions' time, their requests as far as they have told, and this client's.
     `elapsed_s` is how long it has taken. Of the steps, `skipped` updated nothing, as their gradients were not finite.
-    `learning_rate` is that of the step, where it is known. Where the model was validated after the step, that is told
-    once more, with the `validation`; callbacks hear of it by `on_validation`.
+    `learning_rate` is that of the optimiser's first parameter group in the step; None where it is not known, as of a
+    run that was collected before, or if the last stage trains no parameters. Where the model was validated after the
+    step, that is told once more, with the `validation`; callbacks hear of it by `on_validation`.
     """
 
     step: int

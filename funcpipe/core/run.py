@@ -119,7 +119,8 @@ class WorkerSpec:
 class StepReport:
     """What one replica of the last stage reports after a step: its samples, and the sum of their losses.
 
-    `skipped` says that no parameter was updated, as gradients were not finite.
+    `skipped` says that no parameter was updated, as gradients were not finite. `learning_rate` is that of the
+    optimiser's first group in the step; None if the stage trains no parameters, or the optimiser has no such rate.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.step/1"
@@ -128,11 +129,15 @@ class StepReport:
     samples: int
     loss_sum: float
     skipped: bool = False
+    learning_rate: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSummary:
-    """The reports of many steps of one replica of the last stage, in columns of equal length, and those `skipped`."""
+    """The reports of many steps of one replica of the last stage, in columns of equal length, and those `skipped`.
+
+    `learning_rates` is empty if no report has one.
+    """
 
     FORMAT: ClassVar[str] = "funcpipe.steps/1"
 
@@ -140,29 +145,34 @@ class StepSummary:
     samples: tuple[int, ...]
     loss_sums: tuple[float, ...]
     skipped: tuple[int, ...] = ()
+    learning_rates: tuple[float | None, ...] = ()
 
     def __post_init__(self) -> None:
         if not len(self.steps) == len(self.samples) == len(self.loss_sums):
             lengths = len(self.steps), len(self.samples), len(self.loss_sums)
             raise InvalidValue("steps", lengths, "must have as many entries as samples and loss_sums")
+        if len(self.learning_rates) not in (0, len(self.steps)):
+            raise InvalidValue("learning_rates", len(self.learning_rates), "must be as many as steps, or none")
 
     @classmethod
     def of(cls, reports: Iterable[StepReport]) -> "StepSummary":
         """The summary of `reports`, in the order of their steps."""
         ordered = sorted(reports, key=lambda report: report.step)
+        rates = tuple(report.learning_rate for report in ordered)
         return cls(
             steps=tuple(report.step for report in ordered),
             samples=tuple(report.samples for report in ordered),
             loss_sums=tuple(report.loss_sum for report in ordered),
             skipped=tuple(report.step for report in ordered if report.skipped),
+            learning_rates=rates if any(rate is not None for rate in rates) else (),
         )
 
     def reports(self) -> dict[int, StepReport]:
         """The reports by step."""
-        rows, skipped = zip(self.steps, self.samples, self.loss_sums, strict=True), frozenset(self.skipped)
+        skipped, rates = frozenset(self.skipped), self.learning_rates or (None,) * len(self.steps)
         return {
-            step: StepReport(step=step, samples=samples, loss_sum=total, skipped=step in skipped)
-            for step, samples, total in rows
+            step: StepReport(step=step, samples=samples, loss_sum=total, skipped=step in skipped, learning_rate=rate)
+            for step, samples, total, rate in zip(self.steps, self.samples, self.loss_sums, rates, strict=True)
         }
 
 

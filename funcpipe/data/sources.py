@@ -50,7 +50,8 @@ def parquet(
 ) -> DataFactory:
     """The rows of all Parquet files below a URL, as samples of Hugging Face `datasets` in the format `output`.
 
-    A row group is a shard. Of its columns only `columns` are read, by default all. See `mds` for the rest.
+    A row group is a shard. Of its columns only `columns` are read, by default all. With an `output` other than None,
+    `datasets` cuts the zeros off the end of bytes: read columns of bytes with None. See `mds` for the rest.
     """
     chosen = ParquetFormat(columns=None if columns is None else tuple(columns), output=output)
     return DataFactory(

@@ -6,7 +6,8 @@ loss that can be read nowhere is unknown; and what the run has cost is what the 
 
 import logging
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -34,7 +35,8 @@ class ResumePoint:
 
     `state` is None if nothing was saved, so that training starts from the beginning. The losses are those of the steps
     from `began_step` on, where the run has begun. `validations` are those before `step`, whose `best` model is None if
-    it was not kept. With `stopped`, the run has ended early there, after the last of them.
+    it was not kept. With `stopped`, the run has ended early there, after the last of them. `learning_rates` are those
+    of the newest generation's steps, as far as they were told.
     """
 
     keys: Keys
@@ -43,6 +45,7 @@ class ResumePoint:
     losses: tuple[float, ...]
     began_step: int = 0
     skipped_steps: tuple[int, ...] = ()
+    learning_rates: Mapping[int, float] = field(default_factory=dict)
     validations: tuple[ValidationReport, ...] = ()
     best: StageState | None = None
     stopped: bool = False
@@ -75,9 +78,9 @@ def load_resume_point(storage: Storage, record: RunRecord, *, from_start: bool =
             again = counted(reported - step, "step")
             _log.warning("run %s: goes on after step %d, and repeats %s", keys.run, step, again)
         if finished is not None:
-            losses, skipped = finished.losses, finished.skipped_steps
+            losses, skipped, rates = finished.losses, finished.skipped_steps, dict[int, float]()
         else:
-            losses, skipped = _told(storage, record, step)
+            losses, skipped, rates = _told(storage, record, step)
         reports = load_reports(storage, ValidationKeys.of(record))
         stopped = any(report.stop and report.step == step for report in reports)
         own = (report for report in reports if report.step < step or (stopped and report.step == step))
@@ -89,6 +92,7 @@ def load_resume_point(storage: Storage, record: RunRecord, *, from_start: bool =
             losses=losses,
             began_step=record.began_step,
             skipped_steps=skipped,
+            learning_rates=rates,
             validations=validations,
             best=_best(storage, record, validations),
             stopped=stopped,
@@ -146,9 +150,11 @@ def _reported_step(storage: Storage, record: RunRecord, index: CheckpointIndex) 
     return min(done)
 
 
-def _told(storage: Storage, record: RunRecord, step: int) -> tuple[tuple[float, ...], tuple[int, ...]]:
+def _told(
+    storage: Storage, record: RunRecord, step: int
+) -> tuple[tuple[float, ...], tuple[int, ...], dict[int, float]]:
     """The mean loss of each of the first `step` steps, of the replicas whose loss can be read, NaN if there is none;
-    and those of the steps that updated nothing.
+    those of the steps that updated nothing; and the learning rates of this generation's steps.
     """
     keys, last = Keys.of(record), len(record.plan.stages) - 1
     losses, replicas = list(record.losses[: step - record.began_step]), record.plan.replicas
@@ -161,7 +167,10 @@ def _told(storage: Storage, record: RunRecord, step: int) -> tuple[tuple[float, 
         samples = sum(report.samples for report in reports)
         losses.append(sum(report.loss_sum for report in reports) / samples if samples else math.nan)
         skipped += [number] if any(report.skipped for report in reports) else []
-    return tuple(losses), tuple(skipped)
+    rates = {
+        number: rate for own in reported for number, told in own.items() if (rate := told.learning_rate) is not None
+    }
+    return tuple(losses), tuple(skipped), rates
 
 
 def load_first_tensors(storage: Storage, record: RunRecord) -> dict[str, Tensor]:

@@ -112,6 +112,11 @@ class Computation:
         """Whether this replica keeps only a part of the optimiser's state."""
         return self._optimizer.is_sharded
 
+    @property
+    def learning_rate(self) -> float | None:
+        """That of the optimiser's first group in the last step; None if there is none."""
+        return self._optimizer.learning_rate
+
     def update_split(self, round_number: int, values: Tensor) -> None:
         """Replace what this replica has summed in a round by the updated parameters, if the optimiser is divided."""
         if self.is_sharded:

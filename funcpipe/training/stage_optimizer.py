@@ -30,8 +30,11 @@ class StageOptimizer:
     """Updates the parameters of one replica of a stage, with the gradients of the whole global batch.
 
     A divided optimiser updates this replica's split as soon as its sum is known (`update_split`), and leaves nothing to
-    do for `step`.
+    do for `step`. `learning_rate` is that of the first parameter group in the last step; None before the first one, if
+    the stage has nothing to train, or if the optimiser has no such rate.
     """
+
+    learning_rate: float | None = None
 
     def __init__(self, stage: StageModule, recipe: Recipe, whole: Sequence[ParameterShape] = (), *, seed: int) -> None:
         """`whole` are the trainable parameters of the model; the stage may have none of them."""
@@ -69,6 +72,9 @@ class StageOptimizer:
 
     def step(self, step: Step, *, gradient_factor: float | None) -> None:
         """Take `step` with the gradients times `gradient_factor`, or skip it if that is None; then the schedule's."""
+        if self._optimizer is not None:
+            rate = self._optimizer.param_groups[0].get("lr")
+            self.learning_rate = None if rate is None else float(rate)
         if self._optimizer is not None and self._sharded is None:
             if gradient_factor is not None:
                 self._scale_gradients(gradient_factor)

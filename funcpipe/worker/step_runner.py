@@ -56,8 +56,13 @@ class StepRunner:
         )
         if self.spec.stage == len(self.spec.plan.stages) - 1:
             passes = self.computation.passes
-            skipped = self.computation.norm.skipped
-            report = StepReport(step=step.number, samples=passes.samples, loss_sum=passes.loss_sum, skipped=skipped)
+            report = StepReport(
+                step=step.number,
+                samples=passes.samples,
+                loss_sum=passes.loss_sum,
+                skipped=self.computation.norm.skipped,
+                learning_rate=self.computation.learning_rate,
+            )
             background.submit(lambda: self.reporter.write(report))
         _log.debug("ran %d tasks in %.3f s", len(events), time.monotonic() - began_s)
         return tuple(replace(event, attempt=self.spec.attempt) for event in events)

@@ -132,6 +132,7 @@ def test_a_run_that_has_finished_is_collected_with_its_own_bill(
     assert result.bill.earlier_usd == 0.0
     assert result.workers == reports
     assert [progress.step for progress in seen] == list(range(1, STEPS + 1))
+    assert {progress.learning_rate for progress in seen} == {0.01}
     assert seen[0].cost_usd >= ready.account.spent_usd > 0
     assert {event.stage for event in result.trace.events} == {0, 1, 2}
     assert storage.list("") == ()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from funcpipe.client.job import Job
 from funcpipe.client.launch import launch
 from funcpipe.client.prepare import prepare
-from funcpipe.client.results import RunResult
+from funcpipe.client.results import OnProgress, Progress, RunResult, ignore_progress
 from funcpipe.client.session import session_on
 from funcpipe.client.site import Site
 from funcpipe.core import FaultTolerance, Interval, Plan, RunSettings, ScheduleKind, Sync, Wire
@@ -93,6 +93,7 @@ def run(
     platform: ThreadPlatform | None = None,
     storage: MemoryStorage | None = None,
     before: ThreadPlatform | None = None,
+    on_progress: OnProgress = ignore_progress,
 ) -> RunResult:
     """Train, or go on with the run in `storage`, whose functions ran on `before`."""
     storage = storage or MemoryStorage()
@@ -100,7 +101,7 @@ def run(
     where = session_on(Site(platform, storage, "memory://"), reopen=(before or platform).open)
     settings = RunSettings(resume=RUN) if before is not None else RunSettings(name=RUN)
     try:
-        return launch(prepare(made, where, faults=faults, settings=settings))
+        return launch(prepare(made, where, faults=faults, settings=settings), on_progress)
     finally:
         platform.stop_all()
 
@@ -129,6 +130,29 @@ def plainly() -> dict[str, Tensor]:
 
 def test_a_quiet_run_equals_torch_s_own_loop() -> None:
     assert difference(quiet(), plainly()) < 1e-12
+
+
+@pytest.mark.parametrize(("scheduler", "interval"), [("sequence", Interval.STEP), ("step", Interval.EPOCH)])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_callbacks_hear_the_learning_rate_of_each_step(scheduler: str, interval: Interval, sharded: bool) -> None:
+    heard: list[float | None] = []
+    made = job(sharded=sharded, scheduler=SCHEDULERS[scheduler], scheduler_interval=interval)
+    run(made, on_progress=lambda progress: heard.append(progress.learning_rate))
+    by_step = interval is Interval.STEP
+    assert tuple(heard) == train_plainly(all_steps(), SCHEDULERS[scheduler], by_step=by_step).rates
+    assert len(set(heard)) > 1
+
+
+def test_the_curve_of_the_learning_rate_goes_on_in_a_resumed_run() -> None:
+    before, storage = halted()
+    heard: dict[int, float | None] = {}
+
+    def hear(progress: Progress) -> None:
+        heard[progress.step - 1] = progress.learning_rate
+
+    run(job(), storage=storage, before=before, on_progress=hear)
+    rates = train_plainly(all_steps(), SCHEDULERS[SCHEDULER]).rates
+    assert heard == {step: rates[step] for step in range(4, len(rates))}
 
 
 @pytest.mark.parametrize(("moment", "sharded"), [(40, False), (90, True), (140, False)])

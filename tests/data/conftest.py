@@ -7,19 +7,15 @@ from pathlib import Path
 import pytest
 
 from funcpipe.platforms.catalog import open_storage
-from tests.cloud_emulation.moto import moto_endpoint
-from tests.s3_servers import S3Server, real_server
+from tests.s3_servers import S3Server, any_server
 
 Upload = Callable[[Path], str]
 
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[S3Server]:
-    if (real := real_server()) is not None:
-        yield real
-        return
-    with moto_endpoint() as endpoint:
-        yield S3Server(endpoint, "test", "test")
+    with any_server() as server:
+        yield server
 
 
 @pytest.fixture

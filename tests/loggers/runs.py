@@ -37,7 +37,13 @@ def info(*, known: int = 0, resumed: bool = False, run: str = RUN) -> RunInfo:
 
 def progress(step: int) -> Progress:
     return Progress(
-        step=step, steps=len(LOSSES), loss=LOSSES[step - 1], samples_per_s=8.0, cost_usd=0.01 * step, elapsed_s=step
+        step=step,
+        steps=len(LOSSES),
+        loss=LOSSES[step - 1],
+        samples_per_s=8.0,
+        cost_usd=0.01 * step,
+        elapsed_s=step,
+        learning_rate=0.5**step,
     )
 
 

@@ -25,6 +25,7 @@ def test_a_resumed_run_goes_on_and_steps_that_are_trained_again_are_there_once(t
     assert logged(path) == EXPECTED
     assert [row["val_loss"] for row in rows(path)] == ["", "0.25", "", "0.125", "", repr(1 / 12)]
     assert {row["samples_per_s"] for row in rows(path)} == {"8.0"}
+    assert [float(row["learning_rate"]) for row in rows(path)] == [0.5**step for step in range(1, 7)]
 
 
 def test_steps_that_were_done_while_nobody_logged_have_their_loss(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from funcpipe.core import FaultTolerance, StepReport, StepSummary
-from funcpipe.errors import CorruptMessage, KeyMissing, Superseded
+from funcpipe.core.json_form import from_text
+from funcpipe.errors import CorruptMessage, FormatError, KeyMissing, Superseded
 from funcpipe.platforms.base import OPEN, Gate, Storage
 from funcpipe.runstate.lease import FencedStorage, Lease
 from funcpipe.runstate.step_reports import LOOK_EVERY, StepReader, load_reported
@@ -95,6 +96,17 @@ def test_a_summary_keeps_what_was_reported_whatever_the_order() -> None:
     skipping = [dataclasses.replace(report(2), skipped=True), report(3)]
     assert list(StepSummary.of(skipping).reports().values()) == skipping
     assert made.reports() == {1: report(1), 3: report(3)}
+    with_rates = [dataclasses.replace(report(2), learning_rate=0.1), report(3)]
+    assert list(StepSummary.of(with_rates).reports().values()) == with_rates
+
+
+def test_reports_of_versions_that_told_no_learning_rate_are_read() -> None:
+    text = '{"format": "funcpipe.step/1", "step": 1, "samples": 5, "loss_sum": 0.5, "skipped": false}'
+    assert from_text(StepReport, text, source="step") == report(1)
+    text = '{"format": "funcpipe.steps/1", "steps": [1], "samples": [5], "loss_sums": [0.5], "skipped": []}'
+    assert from_text(StepSummary, text, source="steps").reports() == {1: report(1)}
+    with pytest.raises(FormatError, match=r"'learning_rates' must be as many as steps, or none, got 2"):
+        from_text(StepSummary, text.replace("]}", '], "learning_rates": [0.1, 0.2]}'), source="steps")
 
 
 @pytest.mark.parametrize("stop", range(1, 4 * EVERY + 2))
