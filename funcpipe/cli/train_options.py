@@ -122,9 +122,6 @@ def _add_model(verb: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         "--clip-grad-norm", type=positive, metavar="NORM", help="clip the norm of the whole model's gradient"
     )
     add_precision(training, default=None)
-    training.add_argument(
-        "--compile", action="store_true", help="refused, with what torch.compile would gain and cost in functions"
-    )
     add_choice(
         training,
         "--on-nan",

@@ -39,7 +39,6 @@ def plan_and_model(options: argparse.Namespace) -> "tuple[Plan, FuncPipe]":
         on_nan=options.on_nan,
         name=options.model,
         blocks=options.blocks,
-        compile=options.compile,
     )
 
 

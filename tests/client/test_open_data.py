@@ -92,9 +92,7 @@ class Locked(Dataset[Any]):
 
 
 def test_what_cannot_be_given_to_processes_that_load_is_refused_here() -> None:
-    message = (
-        r"num_workers, but its {} cannot be given to processes: TypeError: cannot pickle '_th.*out num_workers"
-    )
+    message = r"num_workers, but its {} cannot be given to processes: TypeError: cannot pickle '_th.*out num_workers"
     with pytest.raises(DataError, match=message.format("dataset")):
         open_data(lambda: DataLoader(Locked(), num_workers=2))
     with pytest.raises(DataError, match=message.format("worker_init_fn")):
