@@ -1,6 +1,7 @@
 """Messages of a run: tensors that are put under a key, and waited for under that key."""
 
 import logging
+import math
 import threading
 import time
 from collections import defaultdict
@@ -45,6 +46,9 @@ class Channel:
 
     Messages of the same name, the last part of their key, come once a step. Where the storage does not tell when an
     object appears, `estimator` expects it when it came in the last steps.
+
+    `started` names the functions that the run has started so far. Whenever there are new ones, as after a restart, all
+    deadlines count afresh, because what they do again is late for everybody.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class Channel:
         run_key: RunKey,
         cancel: threading.Event,
         clock: Callable[[], float] = time.monotonic,
+        started: Callable[[], Collection[str]] = tuple,
     ) -> None:
         self._storage = storage
         self._estimator = estimator
@@ -67,6 +72,8 @@ class Channel:
         self._steps = 0
         self._expected: dict[str, Expectation] = defaultdict(lambda: Expectation(estimator))
         self._written: Collection[str] = ()
+        self._started = started
+        self._known, self._restarted_s = frozenset(started()), -math.inf
 
     def adopt(self, written: Collection[str]) -> None:
         """Leave the messages with the keys `written` as they are: earlier attempts have put them, and others may have
@@ -173,13 +180,27 @@ class Channel:
 
     def _pause(self, key: str, began_s: float, due: Due, trip_s: float = 0.0) -> None:
         now_s = self._clock()
-        left_s = self._estimator.deadline_s - (now_s - began_s)
+        left_s = self._left_s(began_s, now_s)
+        if left_s <= 0:
+            self._look_for_restarts(now_s)
+            left_s = self._left_s(began_s, now_s)
         if left_s <= 0:
             raise DeadlineExceeded(f"{key} has not come within {self._estimator.deadline_s:g} s")
         learned_s = self._estimator.pause_s(now_s - due.start_s, due.due_s, due.spread_s, trip_s)
         self._storage.wait(key, left_s if self._storage.watches else min(learned_s, left_s), self._cancel)
         if self._cancel.is_set():
             raise Cancelled(f"stopped waiting for {key}")
+
+    def _left_s(self, began_s: float, now_s: float) -> float:
+        return self._estimator.deadline_s - (now_s - max(began_s, self._restarted_s))
+
+    def _look_for_restarts(self, now_s: float) -> None:
+        """Asked at the end of a deadline only, as it costs a listing."""
+        started = frozenset(self._started())
+        if started - self._known:
+            _log.info("deadlines count afresh, as functions were started meanwhile: %s", sorted(started - self._known))
+            self._restarted_s = now_s
+        self._known = started
 
     def _decoded(
         self, key: str, message: bytes | memoryview, offset: int, into: Mapping[str, Tensor] | None

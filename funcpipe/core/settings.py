@@ -98,8 +98,9 @@ class RunSettings:
     """What a run is called, where its objects lie, how long it waits for a message, and whose prices it is billed at.
 
     `storage` is a URL; None stands for the deployment's own storage, or a temporary folder on the local platform. A new
-    run is called `name`, or gets a name of its own; `resume` names a run in that storage to continue. A message that
-    is not there after `message_deadline_s` ends the run. `prices` are by default those of the plan's platform.
+    run is called `name`, or gets a name of its own; `resume` names a run in that storage to continue. A message that is
+    not there after `message_deadline_s`, in which no function was started, ends the run. `prices` are by default those
+    of the plan's platform.
 
     A run whose storage lasts, being given or a deployment's own, keeps its model there when it has finished: what
     `export` reads and `resume` continues for more epochs, until `clean` deletes it. Without `keep_model` it is deleted.

@@ -71,12 +71,12 @@ def load_worker(
     interval = CheckpointInterval(spec.faults, replicas=spec.plan.replicas)
     interval.estimate_checkpoint(loaded_s)
     cancel = threading.Event()
-    channel = Channel(fenced, _estimator(spec), run_key=RunKey(spec.run_key), cancel=cancel)
+    channel = _channel(spec, fenced, keys, cancel)
     loader = job.loader(stage, spec, storage, keys.data, invoked.meter)
     runner = _runner(spec, job, job.computation(stage, spec), loader, fenced, channel, cancel, clock)
     validator = None
     if job.evaluation is not None:
-        channel = Channel(fenced, _estimator(spec), run_key=RunKey(spec.run_key), cancel=cancel)
+        channel = _channel(spec, fenced, keys, cancel)
         open_loader = functools.cache(partial(job.evaluation_loader, spec, storage, keys.data, invoked.meter))
         validator = _validator(spec, job.evaluation, stage, fenced, channel, runner, progress, open_loader)
     checkpoints = CheckpointManager(
@@ -134,11 +134,14 @@ def _validator(
     )
 
 
-def _estimator(spec: WorkerSpec) -> ArrivalEstimator:
+def _channel(spec: WorkerSpec, fenced: Storage, keys: Keys, cancel: threading.Event) -> Channel:
     """Who waits for long may hold up all functions of the run."""
     account = spec.account
-    return ArrivalEstimator(
+    estimator = ArrivalEstimator(
         deadline_s=spec.message_deadline_s, empty_get_usd=account.empty_get_usd, idle_usd_s=account.run_usd_s
+    )
+    return Channel(
+        fenced, estimator, run_key=RunKey(spec.run_key), cancel=cancel, started=partial(fenced.list, keys.functions)
     )
 
 

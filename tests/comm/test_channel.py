@@ -52,6 +52,28 @@ def test_a_message_that_never_comes_ends_at_the_deadline_with_its_key() -> None:
         channel(MemoryStorage(), deadline_s=0.05).get("run-1/a0/00000003/put-split.s0.r1.k0")
 
 
+def test_deadlines_count_afresh_for_each_function_that_is_started_and_end_without_one() -> None:
+    now, starts = [0.0], {7.0: "s1.r0 attempt 1", 14.0: "s2.r0 attempt 1"}
+
+    class Watch(MemoryStorage):
+        """An empty storage in which waiting takes exactly as long as it is allowed to."""
+
+        def wait(self, key: str, seconds: float, cancel: threading.Event) -> None:
+            now[0] += seconds
+
+    waiting = Channel(
+        Watch(),
+        ArrivalEstimator(deadline_s=10),
+        run_key=RUN_KEY,
+        cancel=threading.Event(),
+        clock=lambda: now[0],
+        started=lambda: ["s0.r0 attempt 0", *(name for at_s, name in starts.items() if at_s <= now[0])],
+    )
+    with pytest.raises(DeadlineExceeded, match="put-split has not come within 10 s"):
+        waiting.get("run-1/a0/00000003/put-split")
+    assert now[0] == 30  # looked at after 10 s, 20 s and 30 s: something new, something new, nothing
+
+
 def test_a_wait_ends_when_it_is_cancelled() -> None:
     cancel = threading.Event()
     threading.Timer(0.1, cancel.set).start()
