@@ -157,20 +157,30 @@ def test_two_runs_in_one_storage_share_nothing() -> None:
 
 
 class NeverTwice(MemoryStorage):
-    """Storage that neither lists nor replaces; but heartbeats, of which only the last one tells anything."""
+    """Storage that neither lists nor replaces; but heartbeats, of which only the last one tells anything.
+
+    Each function lists once which functions were started before it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.starts_listed = 0
 
     def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
         super().put(key, data, if_absent="/heartbeats/" not in key, gate=gate)
 
     def list(self, prefix: str) -> tuple[str, ...]:
-        listed = ("/checkpoints/", "/progress/")
-        assert any(part in prefix for part in listed), "a run lists nothing but checkpoints while it trains"
+        self.starts_listed += "/functions/" in prefix
+        listed = ("/checkpoints/", "/progress/", "/functions/")
+        assert any(part in prefix for part in listed), "a run lists no messages"
         return super().list(prefix)
 
 
 def test_no_message_is_written_twice_and_nobody_lists_any() -> None:
-    _, _, job = prepared(2, 2, epochs=2)
-    run_workers(job, NeverTwice())
+    storage = NeverTwice()
+    _, plan, job = prepared(2, 2, epochs=2)
+    run_workers(job, storage)
+    assert storage.starts_listed == plan.workers
 
 
 @pytest.mark.slow
