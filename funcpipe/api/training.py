@@ -95,12 +95,12 @@ class FuncPipe(Evaluating):
         The module changes only if the run succeeds.
         """
         settings, order = settings_with(settings, keywords), SampleOrder(epochs=epochs, seed=seed, shuffle=shuffle)
+        told = Callbacks(with_bar(callbacks, progress))
         with open_session(platform, like, settings) as session:
             prepared = self._prepare(
                 session, dataset, plan, order, validation, faults=faults, limits=limits, settings=settings
             )
             prepared.ask(confirm)
-            told = Callbacks(with_bar(callbacks, progress))
             with told.of_run(run_info(prepared)):
                 result = launch(prepared, told)
                 self._learned = write_back(result, self.model, prepared.epochs_after(len(result.losses)))

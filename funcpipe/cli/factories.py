@@ -41,7 +41,11 @@ def load_factory(text: str) -> Any:
     except AttributeError:
         raise InputError(f"{text}: the module {module_name} has no {name!r}") from None
     if not callable(factory):
-        raise InputError(f"{text} is a {type(factory).__name__}; it must be something that can be called")
+        kind = type(factory).__name__
+        raise InputError(
+            f"{text} is made already (a value of type {kind}), but a function or class that makes it is wanted: write "
+            f"`def make(...): return ...` and name that"
+        )
     return factory
 
 

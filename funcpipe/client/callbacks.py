@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from funcpipe.client.prepare import PreparedRun
 from funcpipe.client.results import OnProgress, Progress, RunResult
 from funcpipe.core import JobEstimate, Plan
+from funcpipe.errors import InvalidValue
 
 _log = logging.getLogger(__name__)
 
@@ -103,6 +104,10 @@ class Callbacks:
 
     def __init__(self, callbacks: Iterable[Callback]) -> None:
         self._callbacks = tuple(callbacks)
+        for number, callback in enumerate(self._callbacks):
+            if not isinstance(callback, Callback):
+                rule = "must be a Callback, made already; a function that hears of each step is EachStep(function)"
+                raise InvalidValue(f"callbacks[{number}]", callback, rule)
         self._errors: dict[int, Exception] = {}
 
     def __call__(self, progress: Progress) -> None:

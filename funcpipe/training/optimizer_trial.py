@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
-from funcpipe.errors import InputError
+from funcpipe.errors import FuncPipeError, InputError
 from funcpipe.training.optimizers import ParameterShape, call_factory, takes_names
 from funcpipe.training.recipe import OptimizerFactory
 from funcpipe.training.state_groups import capture_optimizer, restore_optimizer
@@ -71,6 +71,8 @@ def made_optimizer(factory: OptimizerFactory, named: Sequence[tuple[str, nn.Para
     given = "pairs of name and parameter" if takes_names(factory) else "parameters"
     try:
         made: Any = call_factory(factory, named)
+    except FuncPipeError:  # there is no factory
+        raise
     except Exception as error:  # whatever a user's factory raises
         raise InputError(
             f"the optimiser cannot be made: {type(error).__name__}: {error}; optimizer= is called with a list of the "

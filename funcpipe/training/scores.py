@@ -46,9 +46,8 @@ def made_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
         if is_torchmetric(metric):
             metric = copy.deepcopy(metric)
             if not metric._defaults or any(is_torchmetric(other) for other in list(metric.modules())[1:]):
-                raise InvalidValue(
-                    "metrics", name, f"is a {type(metric).__name__}, which keeps its state in other metrics; give these"
-                )
+                rule = "must keep its state in itself, not in other metrics: give these one by one"
+                raise InvalidValue(f"metrics[{name!r}]", metric, rule)
             metric.reset()
         made[name] = metric
     return made
@@ -57,15 +56,15 @@ def made_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
 def _called(name: str, given: Any) -> Any:
     """What a factory, which takes no arguments, makes; any other function as it is."""
     if not callable(given):
-        what = f"is {given!r}; it must be a torchmetric, a factory of one, or a function of the output and the target"
-        raise InvalidValue("metrics", name, what)
+        rule = "must be a torchmetric, a factory of one, or a function of the output and the target"
+        raise InvalidValue(f"metrics[{name!r}]", given, rule)
     try:
         inspect.signature(given).bind()
     except (TypeError, ValueError):
         return given
     made = given()
     if not is_torchmetric(made):
-        raise InvalidValue("metrics", name, f"makes a {type(made).__name__}, not a torchmetric")
+        raise InvalidValue(f"metrics[{name!r}]", made, "must make a torchmetric where it takes no arguments")
     return made
 
 

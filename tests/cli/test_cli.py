@@ -228,7 +228,7 @@ def test_platforms_are_listed_and_shown_in_the_form_that_spec_reads(
         (["platforms", "show", "local", "-o", "."], ". cannot be written: choose another place"),
         (
             ["profile", "tests.e2e.small:SAMPLES", "--sample", SAMPLE],
-            "is a int; it must be something that can be called",
+            "is made already (a value of type int), but a function or class that makes it is wanted",
         ),
     ],
 )

@@ -113,7 +113,7 @@ MISTAKES = {
     f"profile wrong_code:fails --sample {SAMPLE}": "raised RuntimeError: boom",
     f"profile wrong_code:needs --sample {SAMPLE}": "missing 1 required positional argument",
     f"profile wrong_code:net --sample {SAMPLE}": "a module that is made already, but a function or class",
-    f"profile wrong_code:some --sample {SAMPLE}": "is a list; it must be something that can be called",
+    f"profile wrong_code:some --sample {SAMPLE}": "is made already (a value of type list), but a function",
     "profile wrong_code:Net --sample wrong_code:none": "must return one micro-batch of inputs",
     "profile wrong_code:Net --sample wrong_code:fails": "raised RuntimeError: boom",
     f"train wrong_code:none --plan plan.json --data {DATA}": "but it returned None",

@@ -11,7 +11,7 @@ from funcpipe.client.results import Progress, RunResult
 from funcpipe.client.session import session_on
 from funcpipe.client.site import Site
 from funcpipe.core import RunSettings
-from funcpipe.errors import RunHalted
+from funcpipe.errors import InvalidValue, RunHalted
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
 from tests.client.threads import RUN, STEADY, job
@@ -117,3 +117,9 @@ def test_a_function_is_called_with_each_step() -> None:
         Progress(step=4, steps=9, loss=1.0, samples_per_s=0.0, cost_usd=0.0)
     )
     assert seen == [4]
+
+
+def test_what_is_no_callback_is_refused_before_anything_starts() -> None:
+    for wrong in (print, Callback):
+        with pytest.raises(InvalidValue, match=r"callbacks\[1\] must be a Callback.*EachStep\(function\), got"):
+            Callbacks([EachStep(print), wrong])  # type: ignore[list-item]

@@ -123,9 +123,9 @@ def test_metrics_are_torchmetrics_factories_of_them_or_functions_and_the_users_a
     ("metrics", "why"),
     [
         ({"a": 3}, "must be a torchmetric, a factory of one, or a function"),
-        ({"a": no_metric}, "makes a dict, not a torchmetric"),
+        ({"a": no_metric}, "must make a torchmetric where it takes no arguments, got {"),
         ({"a/b": error}, "must be names without slashes"),
-        ({"a": torchmetrics.MinMaxMetric(Largest())}, "keeps its state in other metrics"),
+        ({"a": torchmetrics.MinMaxMetric(Largest())}, "must keep its state in itself"),
     ],
 )
 def test_what_is_no_metric_is_refused(metrics: dict[str, Any], why: str) -> None:

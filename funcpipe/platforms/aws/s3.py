@@ -16,7 +16,7 @@ from botocore.exceptions import (
     NoCredentialsError,
 )
 
-from funcpipe.errors import KeyExists, KeyMissing, StorageBusy, StorageError
+from funcpipe.errors import KeyExists, KeyMissing, PlatformRefused, StorageBusy, StorageError
 from funcpipe.platforms.base import OPEN, Gate, batches
 from funcpipe.platforms.shared.deletes import told
 from funcpipe.platforms.shared.http_body import GatedBody, require_one_put
@@ -127,7 +127,7 @@ class S3Storage:
         except ClientError as error:
             raise self._explained(key, error) from error
         except NoCredentialsError as error:
-            raise StorageError(
+            raise PlatformRefused(
                 f"s3://{self._bucket}: there are no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
                 "or configure them as for the AWS command line"
             ) from error
