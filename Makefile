@@ -3,6 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 OUT := out
+# Installed without what it requires: that includes a torchvision which does not fit torch for CPUs.
+LITDATA := litdata lightning-utilities obstore tifffile
 # Processes that may not keep what they compile would compile the package anew, each of them.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -26,6 +28,7 @@ setup: $(READY)
 $(READY): setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[gurobi,scip,bayesian,aws,aliyun,parquet,webdataset,examples,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps $(LITDATA)
 	touch $@
 
 demo: $(READY)

@@ -157,7 +157,7 @@ def test_what_cannot_be_predicted_or_trained_is_refused_with_the_way_out() -> No
         pipe(Mean()).predict(held_out, plan=own)
     with pytest.raises(PlanError, match="the model has no optimizer"):
         pipe().train(held_out, plan=plan())
-    with pytest.raises(PlanError, match="^the model has no optimizer"):
+    with pytest.raises(PlanError, match=r"^the model has no optimizer"):
         pipe().optimize(global_batch=16)
     with pytest.raises(PlanError, match="there is no plan yet; call optimize"):
         pipe().evaluate(held_out)

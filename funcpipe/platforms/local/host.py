@@ -14,6 +14,7 @@ import selectors
 import shutil
 import signal
 import socket
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -54,11 +55,16 @@ class HostSpec:
 
 @dataclass
 class _Function:
-    """A function that was started; `status` is set when it has ended."""
+    """A function that was started; `status` is set when it has ended.
+
+    Its temporary files lie in the folder `temporary`, as in `/tmp` of a cloud function, and are deleted when it ends,
+    however it ends.
+    """
 
     pid: int
     function_limits: FunctionLimits | None
     output: FunctionOutput
+    temporary: str
     status: Status = field(default_factory=lambda: Status(state=State.RUNNING))
     stopped: bool = False
     late: bool = False
@@ -69,10 +75,16 @@ class Host:
     """The functions of one client, and who asks for them."""
 
     def __init__(
-        self, told: HostSpec, limits: ImposedLimits | None, listener: socket.socket, selector: selectors.BaseSelector
+        self,
+        told: HostSpec,
+        limits: ImposedLimits | None,
+        listener: socket.socket,
+        selector: selectors.BaseSelector,
+        folder: str,
     ) -> None:
         self._told = told
         self._limits = limits
+        self._folder = folder
         self._warned: set[str] = set()
         self._listener = listener
         self._selector = selector
@@ -147,8 +159,9 @@ class Host:
     def _start(self, worker: str, payload: str, function_limits: FunctionLimits | None) -> _Function:
         output = None
         try:
+            temporary = tempfile.mkdtemp(prefix="tmp-", dir=self._folder)
             output = _output(worker, payload)
-            pid = fork(lambda: self._become(payload, function_limits, output), lifeline=self._functions_end)
+            pid = fork(lambda: self._become(payload, function_limits, output, temporary), lifeline=self._functions_end)
         except OSError as error:
             if output is not None:
                 output.abandon()
@@ -156,7 +169,7 @@ class Host:
                 self._limits.release(function_limits)
             raise PlatformError(f"no function can be started: {error.strerror}") from error
         output.copy(asyncio.get_running_loop())
-        return _Function(pid, function_limits, output)
+        return _Function(pid, function_limits, output, temporary)
 
     def _detach(self) -> None:
         for spec in self._runs.values() if self._told.watches and not self._detached else ():
@@ -179,7 +192,9 @@ class Host:
         self._watching.discard(task)
         self._end_if_alone()
 
-    def _become(self, payload: str, function_limits: FunctionLimits | None, output: FunctionOutput) -> None:
+    def _become(
+        self, payload: str, function_limits: FunctionLimits | None, output: FunctionOutput, temporary: str
+    ) -> None:
         """Turn this process, just forked, into a function."""
         os.close(self._own_end)
         kept = list(self._selector.get_map().values())  # or Python complains of the host's tasks, which go with them
@@ -188,6 +203,7 @@ class Host:
                 os.close(key.fd)
         self._selector.close()
         os.dup2(os.open(os.devnull, os.O_RDONLY), CLIENT)
+        tempfile.tempdir = os.environ["TMPDIR"] = temporary
         output.enter_function()
         if function_limits is None:
             self._entry(payload)
@@ -229,6 +245,7 @@ class Host:
                 function.status = self._last_status(function, exit_status)
                 failed = function.status.state is State.FAILED
                 function.output.end(function.status.reason if failed else None)
+                shutil.rmtree(function.temporary, ignore_errors=True)
                 function.ended.set()
         self._end_if_alone()
 
@@ -285,7 +302,7 @@ def main(listener: int, folder: str) -> None:
         limits = ImposedLimits(told.spec, folder, Groups(), processors=processors) if told.imposed else None
         selector = selectors.DefaultSelector()
         with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner:
-            runner.run(Host(told, limits, socket.socket(fileno=listener), selector).serve())
+            runner.run(Host(told, limits, socket.socket(fileno=listener), selector, folder).serve())
     finally:
         shutil.rmtree(folder)
 

@@ -45,6 +45,16 @@ def sleep(payload: str) -> None:
     time.sleep(600)
 
 
+def leave_files(payload: str) -> None:
+    """Write where temporary files go, say where that is, and end as the worker is called."""
+    folder = tempfile.mkdtemp()
+    Path(folder, "file").write_bytes(b"left")
+    child = subprocess.run([sys.executable, "-c", "import tempfile; print(tempfile.mkdtemp())"], stdout=subprocess.PIPE)
+    note(payload, f"{folder} {child.stdout.decode()}")
+    if json.loads(payload)["attempt"] == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def start_a_child(payload: str) -> None:
     """Leave a process behind, which says who it is."""
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
@@ -195,6 +205,16 @@ def test_functions_end_with_the_context_and_so_do_the_processes_that_they_starte
         ended(platform, platform.invoke(worker(folder=tmp_path)))
         (line,) = notes(tmp_path, 1)
         wait_until(lambda: not runs(int(line.split()[-1])))
+
+
+def test_temporary_files_of_a_function_are_deleted_when_it_ends_however_it_ends(tmp_path: Path) -> None:
+    with functions(leave_files) as platform:
+        for attempt, state in enumerate((State.DONE, State.FAILED)):
+            handle = platform.invoke(worker(folder=tmp_path, attempt=attempt))
+            assert ended(platform, handle).state is state
+        folders = [Path(folder) for folder in (tmp_path / "notes").read_text().split()]
+        assert len(set(folders)) == 4
+        assert not any(folder.exists() or folder.parent.exists() for folder in folders)
 
 
 def test_another_process_s_handle_and_many_threads_are_served() -> None:
