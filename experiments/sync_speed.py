@@ -81,7 +81,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="write the figures as JSON")
     options = parser.parse_args()
     rate = options.mb_per_s * 1e6
-    rows, pictures = [], {}
+    rows: list[dict[str, object]] = []
+    pictures: dict[str, tuple[Event, ...]] = {}
     print(" n   MB  way                   formula s  played s  measured s  measured/formula  measured/limit  by first")
     for replicas in options.replicas:
         links = Links(rate, rate, options.latency_ms / 1e3, open_downloads(replicas))

@@ -1,14 +1,15 @@
 """Loss curves with sums of gradients in 32 and in 16 bits, beside the spread of seeds.
 
 Each model is trained by R replicas in one process, which rounds where functions round
-(`tests/e2e/reference.summed`, whose bits the tests compare with those of functions). For each seed, training begins with
-the same weights and sees the same batches in both formats, so their losses are compared in pairs:
+(`tests/e2e/reference.summed`, whose bits the tests compare with those of functions). For each seed, training begins
+with the same weights and sees the same batches in both formats, so their losses are compared in pairs:
 
     python -m experiments.wire_sync_curves --steps 500 --seeds 5 --output out/wire_sync.json --figure out/wire_sync.png
 
 Printed for each model: the mean and the standard deviation over seeds of the last losses in fp32, and the mean and the
 standard deviation of the pairs' differences. `last` is the mean training loss of the last tenth of the steps, `unseen`
-the loss on held-out data at the end. `t` is the mean difference by its standard error: below 2 it is no more than chance.
+the loss on held-out data in the end. `t` is the mean difference by its standard error: between -2 and 2 it may well be
+chance.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,9 +29,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from experiments.models import characters, digits
+from experiments.models import characters
 from tests.e2e.reference import add_gradients, summed
 
+UNSEEN_SAMPLES = 512
 FORMATS: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
 
 
@@ -63,7 +66,6 @@ TASKS = {
         each=1,
     ),
 }
-assert TASKS["digits"].model is digits.model
 
 
 def main() -> None:
@@ -72,22 +74,19 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--replicas", type=int, default=4)
-    parser.add_argument("--threads", type=int, default=1, help="of torch (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at once, each on one processor")
     parser.add_argument("--output", type=Path, help="write curves and figures as JSON")
     parser.add_argument("--figure", type=Path, help="draw the curves (needs matplotlib)")
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
     print("model          parameters  steps  seeds  loss     fp32    ±        bf16 - fp32  ±         t     seconds")
-    found = {}
+    found: dict[str, Any] = {}
     for name in options.models:
         began_s = time.monotonic()
-        runs = [
-            {f: trained(TASKS[name], options.steps, seed, options.replicas, f) for f in FORMATS}
-            for seed in range(options.seeds)
-        ]
+        runs = all_runs(name, options.steps, options.seeds, options.replicas, options.jobs)
         parameters = sum(p.numel() for p in TASKS[name].model().parameters())
-        found[name] = {"parameters": parameters, "runs": runs, "differences": differences(runs)}
-        for loss, row in found[name]["differences"].items():
+        rows = differences(runs)
+        found[name] = {"parameters": parameters, "runs": runs, "differences": rows}
+        for loss, row in rows.items():
             print(
                 f"{name:14} {parameters:10}  {options.steps:5}  {options.seeds:5}  {loss:6}  {row['fp32']:6.4f}  "
                 f"{row['fp32_spread']:.4f}   {row['difference']:+.5f}     {row['difference_spread']:.5f}  "
@@ -101,8 +100,20 @@ def main() -> None:
         draw(found, options.figure)
 
 
-def trained(task: Task, steps: int, seed: int, replicas: int, number_format: str) -> dict[str, Any]:
-    """The loss of every step, and in the end on unseen data."""
+Run = dict[str, Any]
+"""One training: `losses` of all steps, and `unseen`, that on unseen data in the end."""
+
+
+def all_runs(name: str, steps: int, seeds: int, replicas: int, jobs: int) -> list[dict[str, Run]]:
+    """For each seed the run in each format."""
+    settings = [(name, steps, seed, replicas, f) for seed in range(seeds) for f in FORMATS]
+    with ProcessPoolExecutor(jobs, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        runs = iter(list(pool.map(trained, *zip(*settings, strict=True))))
+    return [{f: next(runs) for f in FORMATS} for _ in range(seeds)]
+
+
+def trained(name: str, steps: int, seed: int, replicas: int, number_format: str) -> Run:
+    task = TASKS[name]
     torch.manual_seed(seed)
     model = task.model()
     model.train()
@@ -134,22 +145,22 @@ def batches(task: Task, steps: int, seed: int, replicas: int) -> Iterator[list[t
         while len(order) < size:
             order = torch.cat([order, torch.randperm(len(inputs), generator=generator)])
         chosen, order = order[:size], order[size:]
-        yield [(inputs[part], targets[part]) for part in chosen.split(task.micro_batch)]
+        yield [(inputs[part], targets[part]) for part in chosen.view(-1, task.micro_batch)]
 
 
 def unseen_loss(task: Task, model: nn.Module) -> float:
-    inputs, targets = task.unseen().tensors
+    inputs, targets = (tensor[:UNSEEN_SAMPLES] for tensor in task.unseen().tensors)
     model.eval()
     with torch.no_grad():
-        outputs = torch.cat([model(batch) for batch in inputs.split(64)])
-    return task.loss(outputs, targets).item()
+        return float(task.loss(model(inputs), targets))
 
 
-def differences(runs: Sequence[dict[str, dict[str, Any]]]) -> dict[str, dict[str, float]]:
+def differences(runs: Sequence[dict[str, Run]]) -> dict[str, dict[str, float]]:
     """Of the last tenth of the steps, and on unseen data: fp32 over seeds, and what bf16 adds to it in pairs."""
 
-    def last(run: dict[str, Any]) -> float:
-        return statistics.mean(run["losses"][-max(len(run["losses"]) // 10, 1) :])
+    def last(run: Run) -> float:
+        losses: list[float] = run["losses"]
+        return statistics.mean(losses[-max(len(losses) // 10, 1) :])
 
     rows = {}
     for name, value in (("last", last), ("unseen", lambda run: float(run["unseen"]))):
