@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 
 from funcpipe import FuncPipe
 from funcpipe.client.results import RunResult
-from funcpipe.core import MB, ModelProfile, OptimizerKind, Plan, Resource, ScheduleKind, Stage, Sync, Wire
+from funcpipe.core import MB, SUMMED, ModelProfile, OptimizerKind, Plan, Resource, ScheduleKind, Stage, Sync, Wire
 from funcpipe.partitioner.cost.evaluate import evaluate
 from funcpipe.platforms.catalog import load_spec
 
@@ -38,6 +38,7 @@ class Run:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--replicas", default="2,3,4", help="numbers of replicas (default: %(default)s)")
+    parser.add_argument("--wire-sync", choices=[wire.value for wire in SUMMED], default="fp32")
     parser.add_argument("--output", type=Path, help="write the rows as JSON")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -47,9 +48,9 @@ def main() -> None:
     print(f"{parameter_bytes / MB:.0f} MB of parameters, Adam, one stage, {STEPS} steps; memory in MB, traffic a step")
     columns = ("replicas", "divided", "predicted", "measured", "off", "sent MB", "received MB")
     print("  ".join(f"{name:>11}" for name in columns), "  bits")
-    rows = []
+    rows, wire = [], Wire(options.wire_sync)
     for replicas in map(int, options.replicas.split(",")):
-        whole, divided = (run(profile, replicas, sharded=sharded) for sharded in (False, True))
+        whole, divided = (run(profile, replicas, wire, sharded=sharded) for sharded in (False, True))
         same = all(torch.equal(tensor, whole.state[name]) for name, tensor in divided.state.items())
         for sharded, found in ((False, whole), (True, divided)):
             rows.append({"replicas": replicas, "divided": sharded, "same_bits": same})
@@ -76,8 +77,8 @@ def data(replicas: int) -> TensorDataset:
     return TensorDataset(*(torch.randn(samples, WIDTH, generator=generator) for _ in range(2)))
 
 
-def run(profile: ModelProfile, replicas: int, *, sharded: bool) -> Run:
-    plan = plan_of(profile, replicas, sharded=sharded)
+def run(profile: ModelProfile, replicas: int, wire: Wire, *, sharded: bool) -> Run:
+    plan = plan_of(profile, replicas, wire, sharded=sharded)
     pipe = FuncPipe(model(), loss_fn=F.mse_loss, optimizer=adam)
     result = pipe.train(data(replicas), plan=plan, message_deadline_s=300.0)
     return Run(
@@ -100,7 +101,7 @@ def busiest(result: RunResult, lane: Resource) -> int:
     return round(max(median(steps) for steps in by_replica.values()))
 
 
-def plan_of(profile: ModelProfile, replicas: int, *, sharded: bool) -> Plan:
+def plan_of(profile: ModelProfile, replicas: int, wire: Wire, *, sharded: bool) -> Plan:
     layers = tuple(name for layer in profile.layers for name in layer.graph_layers)
     return Plan(
         global_batch=MICRO_BATCH * replicas,
@@ -109,6 +110,7 @@ def plan_of(profile: ModelProfile, replicas: int, *, sharded: bool) -> Plan:
         schedule=ScheduleKind.GPIPE,
         sync=Sync.STREAMED,
         wire=Wire.FP32,
+        wire_sync=wire,
         shard_optimizer=sharded,
         optimizer=OptimizerKind.ADAM,
         platform="local",

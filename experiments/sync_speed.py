@@ -2,7 +2,10 @@
 
 Every replica is a process whose link has a bandwidth each way and a latency for every request; objects are files. Each
 algorithm is run several times; given is the median time from the common start to the end of the slowest replica.
-``--lanes`` draws what moves when.
+``--lanes`` draws what moves when. With ``--wire-sync fp32 bf16`` each is run in both formats, one after the other; the
+last column is its time as a share of that in the first one:
+
+    python -m experiments.sync_speed --replicas 4 --megabytes 64 --ways fastest pipelined --wire-sync fp32 bf16
 """
 
 import argparse
@@ -18,7 +21,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,7 +35,7 @@ from funcpipe.comm.arrival_estimator import ArrivalEstimator
 from funcpipe.comm.channel import Channel
 from funcpipe.comm.collectives import open_downloads, transfers
 from funcpipe.comm.gradient_chunks import GradientChunks
-from funcpipe.core import Event, Resource, Routes, ScheduleKind
+from funcpipe.core import SUMMED, Event, Resource, Routes, ScheduleKind, Wire
 from funcpipe.partitioner.cost.sync_time import limit_s
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import open_storage
@@ -69,6 +72,7 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--megabytes", type=int, nargs="+", default=[16, 64, 256])
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
+    parser.add_argument("--wire-sync", nargs="+", choices=[wire.value for wire in SUMMED], default=["fp32"])
     parser.add_argument("--store", help="the URL of a real storage, to be measured unthrottled instead")
     parser.add_argument("--mb-per-s", type=float, default=35.0)
     parser.add_argument("--latency-ms", type=float, default=40.0)
@@ -77,43 +81,54 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="write the figures as JSON")
     options = parser.parse_args()
     rate = options.mb_per_s * 1e6
-    rows, pictures = [], {}
-    print(" n   MB  way                   formula s  played s  measured s  measured/formula  measured/(limit+2lat)")
+    rows: list[dict[str, object]] = []
+    pictures: dict[str, tuple[Event, ...]] = {}
+    print(" n   MB  way                   formula s  played s  measured s  measured/formula  measured/limit  by first")
     for replicas in options.replicas:
         links = Links(rate, rate, options.latency_ms / 1e3, open_downloads(replicas))
         for megabytes in options.megabytes:
-            for way in ways(options.ways, replicas, megabytes * 1_000_000, links):
-                result = run(replace(way, store=options.store), options.repeat)
-                rows.append(row := figures(way, result))
-                print(
-                    f"{replicas:2} {megabytes:4}  {row['way']!s:20} {row['formula_s']:10.3f} {row['played_s']:9.3f} "
-                    f"{row['measured_s']:11.3f} {row['measured/formula']:17.3f} {row['measured/limit']:22.3f}",
-                    flush=True,
-                )
-                if options.store:
-                    print(show(result.places), flush=True)
-                pictures[str(way)] = result.events
+            asked = (options.ways, replicas, megabytes * 1_000_000, links)
+            for same in zip(*(ways(*asked, Wire(wire)) for wire in options.wire_sync), strict=True):
+                results = {str(way): run(replace(way, store=options.store), options.repeat) for way in same}
+                rows += show_all(same, list(results.values()))
+                pictures |= {name: result.events for name, result in results.items()}
     if options.lanes:
         draw(pictures, options.lanes)
     if options.output:
         options.output.write_text(json.dumps(rows, indent=1) + "\n")
 
 
-def figures(way: Way, result: Result) -> dict[str, object]:
+def show_all(same: Sequence[Way], results: Sequence[Result]) -> list[dict[str, object]]:
+    """Print a line for each format in which a way was measured."""
+    rows = [figures(way, result, results[0]) for way, result in zip(same, results, strict=True)]
+    for row, result in zip(rows, results, strict=True):
+        print(
+            f"{row['replicas']:2} {int(str(row['gradient_bytes'])) // 10**6:4}  {row['way']!s:23} "
+            f"{row['formula_s']:7.3f} {row['played_s']:9.3f} {row['measured_s']:11.3f} {row['measured/formula']:17.3f} "
+            f"{row['measured/limit']:15.3f} {row['measured/first']:9.3f}",
+            flush=True,
+        )
+        if result.places:
+            print(show(result.places), flush=True)
+    return rows
+
+
+def figures(way: Way, result: Result, first: Result) -> dict[str, object]:
+    """The figures of a way in one format, beside the result in the first one. The limit includes two latencies."""
     measured_s = statistics.median(result.seconds)
-    least_s = float(limit_s(way.gradient_bytes, way.replicas, way.links.up, way.links.down, way.links.latency_s))
+    least_s = float(limit_s(way.sent_bytes, way.replicas, way.links.up, way.links.down, way.links.latency_s))
     repeats = len(result.seconds)
     return {
         "way": str(way),
         "replicas": way.replicas,
         "gradient_bytes": way.gradient_bytes,
+        "wire": way.wire.value,
         "formula_s": way.formula_s,
-        "played_s": math.nan
-        if way.server_bytes_s is not None
-        else duration_s(way.pattern, way.gradient_bytes, way.links),
+        "played_s": math.nan if way.server_bytes_s is not None else duration_s(way.pattern, way.sent_bytes, way.links),
         "measured_s": measured_s,
         "measured/formula": measured_s / way.formula_s,
         "measured/limit": measured_s / least_s,
+        "measured/first": measured_s / statistics.median(first.seconds),
         "all_s": result.seconds,
         "cpu_s_each": statistics.mean(result.cpu_s) / repeats,
         "puts_gets_empty_sent_received_each": [statistics.mean(c) / repeats for c in zip(*result.traffic, strict=True)],
@@ -184,7 +199,7 @@ def _repeat(
     for step in range(repeat + 1):
         vector.fill_(float(replica + 1) if replica < way.replicas else 0.0)
         doer = Synchronisation(channel, way.pattern, replica, _key_of(folder.name, step))
-        pieces = GradientChunks(vector, way.pattern)
+        pieces = GradientChunks(vector, way.pattern, wire=way.wire)
 
         def run_task(task: Task, doer: Synchronisation = doer, pieces: GradientChunks = pieces) -> TaskResult:
             if task.kind in (Kind.BUCKET, Kind.BACKWARD):

@@ -17,7 +17,7 @@ NAMES = """
 FuncPipe RunResult Progress Verification status stop clean export RunStatus Verdict WorkerStatus WorkerState
 TrainingSpec Pins Plan Stage Estimate ModelProfile PlatformSpec FunctionSize Trace Bill RequestCounts
 Bucket Disturbances JobEstimate RunInfo Callback EachStep EMA SWA Interval
-FaultTolerance RunLimits RunSettings Validation ValidationReport OnDrift OnNan OnOutOfMemory
+FaultTolerance RunLimits RunSettings Validation ValidationReport Numerics OnDrift OnNan OnOutOfMemory
 Precision Wire Sync ScheduleKind Recompute OptimizerKind
 Outcome WorkerReport read write load_spec
 Storage Platform Deployment Handle Status State Cause StorageUrls

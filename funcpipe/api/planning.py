@@ -16,6 +16,7 @@ from funcpipe.core import (
     FaultTolerance,
     JobEstimate,
     ModelProfile,
+    Numerics,
     Plan,
     PlatformSpec,
     Recompute,
@@ -130,6 +131,8 @@ class Planning:
         wire: Wire | str = Wire.FP32,
         recompute: Recompute | str = Recompute.AUTO,
         wire_back: Wire | str | None = None,
+        wire_sync: Wire | str = Wire.FP32,
+        numerics: Numerics | str = Numerics.EXACT,
         schedule: ScheduleKind | str | None = None,
         sync: Sync | str | None = None,
         shard_optimizer: bool = False,
@@ -145,12 +148,15 @@ class Planning:
         With `deadline_s` it is the cheapest whose iteration takes no longer, with `budget_usd` the fastest whose
         iteration costs no more. `pins` are decisions that the plan must follow. Unless `schedule` and `sync` are given,
         the best ones are chosen. Activations travel in the format `wire`, their gradients in `wire_back`, by default
-        the same. `shard_optimizer` divides the optimiser's state over replicas. Raises Infeasible if no plan fits.
+        the same, and the gradients that replicas sum in `wire_sync`; with `numerics` "bf16", all that is not asked to
+        travel in 16 bits may travel in bf16. `shard_optimizer` divides the optimiser's state over replicas. Raises
+        Infeasible if no plan fits.
         """
         training = TrainingSpec(
             global_batch=global_batch,
             optimizer=optimizer_kind(self._recipe.optimizer, trainable_shapes(self.model)),
-            **choices(wire=wire, recompute=recompute, wire_back=wire_back, schedule=schedule, sync=sync),
+            **choices(wire=wire, wire_back=wire_back, wire_sync=wire_sync, numerics=numerics),
+            **choices(recompute=recompute, schedule=schedule, sync=sync),
             shard_optimizer=shard_optimizer,
             averaged=self._recipe.average is not None,
             replicas=_counts(replicas),

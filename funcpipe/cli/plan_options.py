@@ -5,7 +5,7 @@ from typing import Any
 
 from funcpipe.cli.numbers import not_negative, positive, whole
 from funcpipe.cli.options import FACTORY, add_blocks, add_choice, add_measuring, add_platform, add_precision, add_verb
-from funcpipe.core import OptimizerKind, Recompute, ScheduleKind, Sync, Wire
+from funcpipe.core import SUMMED, Numerics, OptimizerKind, Recompute, ScheduleKind, Sync, Wire
 from funcpipe.partitioner.catalog import PROFILED_LAYERS
 
 
@@ -111,7 +111,7 @@ def add_explain(verbs: Any) -> None:
     _add_goal(verb, "That of the plan, unless one of the first three says otherwise.")
     _add_choices(verb)
     _add_pins(verb)
-    unset = ("time_value", "optimizer", "wire", "wire_back", "recompute", "schedule", "sync")
+    unset = ("time_value", "optimizer", "wire", "wire_back", "wire_sync", "numerics", "recompute", "schedule", "sync")
     verb.set_defaults(**dict.fromkeys(unset))  # then it is what the plan was made for
     add_platform(verb.add_argument_group("platform"), default=None)
 
@@ -166,6 +166,16 @@ def _add_choices(verb: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     add_choice(group, "--wire", [wire.value for wire in Wire], "fp32", "number format in which activations travel")
     add_choice(
         group, "--wire-back", ["same", *(wire.value for wire in Wire)], "same", "number format of their gradients"
+    )
+    add_choice(
+        group, "--wire-sync", [wire.value for wire in SUMMED], "fp32", "number format in which replicas sum gradients"
+    )
+    add_choice(
+        group,
+        "--numerics",
+        [kind.value for kind in Numerics],
+        "exact",
+        "may what would travel in fp32 travel in bf16 where that is better",
     )
     add_choice(
         group,

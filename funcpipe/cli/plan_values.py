@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from funcpipe.core import (
     ModelProfile,
+    Numerics,
     OptimizerKind,
     Plan,
     PlatformSpec,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from funcpipe.partitioner.problem.pins import Pins
     from funcpipe.scheduler.simulator.disturbances import Disturbances, Worker
 
+_ASKED = ("optimizer", "wire", "wire_back", "wire_sync", "numerics", "recompute", "schedule", "sync")
 _NUMBER = r"\d+(?:\.\d*)?"
 
 
@@ -42,6 +44,8 @@ def training_spec(options: argparse.Namespace, global_batch: int) -> TrainingSpe
         wire=Wire(options.wire),
         recompute=Recompute(options.recompute),
         wire_back=None if options.wire_back == "same" else Wire(options.wire_back),
+        wire_sync=Wire(options.wire_sync),
+        numerics=Numerics(options.numerics),
         schedule=None if options.schedule == "auto" else ScheduleKind(options.schedule),
         sync=None if options.sync == "auto" else Sync(options.sync),
         shard_optimizer=options.shard_optimizer,
@@ -58,11 +62,10 @@ def explained_spec(options: argparse.Namespace, plan: Plan) -> TrainingSpec:
         optimizer=plan.optimizer,
         wire=plan.wire,
         wire_back=plan.wire_back,
+        wire_sync=plan.wire_sync,
         shard_optimizer=plan.shard_optimizer,
     )
-    given = {
-        name: getattr(options, name) for name in ("optimizer", "wire", "wire_back", "recompute", "schedule", "sync")
-    }
+    given = {name: getattr(options, name) for name in _ASKED}
     changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     for name, free in (("wire_back", "same"), ("schedule", "auto"), ("sync", "auto")):
         if changed.get(name) == free:

@@ -89,7 +89,7 @@ class Job:
             steps=tuple(self.batches.epoch(0)),
             recipe=self.recipe,
             seed=self.seed,
-            rounding=max(self.recipe.precision.rounding, self.plan.wire.rounding, self.plan.gradient_wire.rounding),
+            rounding=max(self.recipe.precision.rounding, *(wire.rounding for wire in self.plan.wires)),
             collate=self.loading.collate,
         )
 

@@ -116,13 +116,13 @@ class Channel:
         """
         return self._read_whole(key, start, stop, lambda message: self._decoded(key, message, start, into))
 
-    def get_series(self, key: str, into: Sequence[Mapping[str, Tensor]]) -> Received:
-        """Wait for an object that was put as a series, and decode each message into its tensors."""
+    def get_series(self, key: str, into: Sequence[Mapping[str, Tensor]], *, wire: Wire = Wire.FP32) -> Received:
+        """Wait for an object that was put as a series in the format `wire`; decode each message into its tensors."""
 
         def decode(message: bytes) -> dict[str, Tensor]:
             start = 0
             for tensors in into:
-                stop = start + codec.message_bytes(tensors)
+                stop = start + codec.message_bytes(tensors, wire)
                 self._decoded(key, memoryview(message)[start:stop], start, tensors)
                 start = stop
             return {}

@@ -52,6 +52,11 @@ class _Layout:
     size: int
 
 
+def sent_as(dtype: torch.dtype, wire: Wire) -> torch.dtype:
+    """What numbers of `dtype` travel as: 32-bit floats as `wire` says, everything else as it is."""
+    return _WIRE_DTYPES.get(wire, dtype) if dtype is torch.float32 else dtype
+
+
 def message_bytes(tensors: Mapping[str, Tensor], wire: Wire = Wire.FP32) -> int:
     """The size of the message that holds `tensors`."""
     return _lay_out(tensors, wire).size
@@ -98,7 +103,8 @@ def decode(
     """The tensors of a message, in their own memory; raises CorruptMessage unless the bytes are one whole message.
 
     It has to have been encoded with the same `proof`, `offset` bytes after the first message of its series.
-    Tensors that `into` names are written there; they must be contiguous and have the dtype and shape that were sent.
+    Tensors that `into` names are written there; they must be contiguous and have the shape that was sent, and the dtype
+    that they had or that they travelled in.
     """
     view = memoryview(message)
     if view.nbytes < _HEAD.size:
@@ -142,7 +148,7 @@ def _lay_out(tensors: Mapping[str, Tensor], wire: Wire) -> _Layout:
     for name, tensor in tensors.items():
         if tensor.layout is not torch.strided or tensor.is_quantized:
             raise InvalidValue(name, f"a tensor of {tensor.dtype}, {tensor.layout}", "must be dense, not quantised")
-        sent = _WIRE_DTYPES.get(wire, tensor.dtype) if tensor.dtype is torch.float32 else tensor.dtype
+        sent = sent_as(tensor.dtype, wire)
         placed.append((offset, tensor, sent))
         entries.append([name, _name(tensor.dtype), list(tensor.shape), _name(sent), offset])
         offset = _aligned(offset + tensor.numel() * sent.itemsize)
@@ -190,7 +196,7 @@ def _read(entry: list[Any], payload: memoryview, target: Tensor | None) -> Tenso
         raise ValueError(f"a tensor of shape {shape} at byte {offset} is not within the {payload.nbytes} bytes")
     if target is None:
         target = block(count * dtype.itemsize).view(dtype).view(shape) if count else torch.empty(shape, dtype=dtype)
-    elif target.dtype is not dtype or list(target.shape) != shape or not target.is_contiguous():
+    elif target.dtype not in (dtype, sent) or list(target.shape) != shape or not target.is_contiguous():
         raise ValueError(f"a tensor of {dtype}, shape {shape}, does not fit {target.dtype}, {list(target.shape)}")
     if count:
         _fill(target, payload[offset : offset + size], sent)

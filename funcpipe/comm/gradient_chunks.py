@@ -6,47 +6,122 @@ For example, eight elements in two rounds of two splits: the last round comes fi
     piece    1,0 | 1,1 | 0,0 | 0,1      (round, split)
 
 Replica 1, which owns split 1, receives piece (0, 1) as replicas 0 and 2 wrote it, and adds: r0 + its own + r2.
+
+Sums in 16 bits are taken in 32: every replica's contribution is rounded once, that of the one who adds like those that
+it reads, and the sum is rounded again, whether it travels or not. So the sums have the same bits on all replicas, in
+every way of synchronising. With bf16, which keeps 8 binary digits: 1 + 2⁻⁹ rounds to 1, so 1 + 2⁻⁹ from each of three
+replicas makes 3. The head keeps its 32 bits; so do 64-bit numbers.
 """
 
 from collections import defaultdict
+from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
+from funcpipe.comm.buffer_pool import block
+from funcpipe.comm.codec import sent_as
 from funcpipe.comm.collectives import Pattern, Piece, cut
+from funcpipe.core import Wire
+
+_ROUNDED_AT_ONCE = 64 * 1024  # elements, which stay in the processor's cache
 
 
 class GradientChunks:
     """The pieces of `flat`, as views of it, and what other replicas wrote of them until that is added.
 
-    `flat` has the shape (elements,). Its first `head` elements belong to the last round.
+    `flat` has the shape (elements,). Its first `head` elements belong to the last round. What replicas contribute is
+    rounded to `wire`, and so are the sums; what is put in place of sums travels as `merged_wire`, by default likewise.
     """
 
-    def __init__(self, flat: Tensor, pattern: Pattern, head: int = 0) -> None:
+    def __init__(
+        self,
+        flat: Tensor,
+        pattern: Pattern,
+        head: int = 0,
+        *,
+        wire: Wire = Wire.FP32,
+        merged_wire: Wire | None = None,
+    ) -> None:
+        self.wire = wire
+        self.merged_wire = wire if merged_wire is None else merged_wire
         self._flat = flat
+        self._head = head
+        self._rounded = sent_as(flat.dtype, wire)
         self._ranges = cut(flat.numel(), pattern, head)
-        self._received: dict[Piece, dict[int, Tensor]] = defaultdict(dict)
+        self._received: dict[Piece, dict[int, Mapping[str, Tensor]]] = defaultdict(dict)
 
     def __getitem__(self, piece: Piece) -> Tensor:
         round_number, split = piece
         start, stop = self._ranges[round_number][split]
         return self._flat[start:stop]
 
-    def receive(self, piece: Piece, replica: int, values: Tensor) -> None:
-        """Keep a piece as `replica` wrote it until `merge` adds it."""
-        self._received[piece][replica] = values
+    def message(self, piece: Piece, wire: Wire) -> dict[str, Tensor]:
+        """The message that holds a piece in the format `wire`, as views; of the head, the bits travel."""
+        round_number, split = piece
+        start, stop = self._ranges[round_number][split]
+        border = min(max(start, self._head), stop)
+        if start == border or sent_as(self._flat.dtype, wire) is self._flat.dtype:
+            return {"piece": self._flat[start:stop]}
+        return {"head": self._flat[start:border].view(torch.int32), "piece": self._flat[border:stop]}
+
+    def room(self, piece: Piece) -> dict[str, Tensor]:
+        """Where a piece that another replica wrote is read into: memory for what travels, and no more."""
+        if self._rounded is self._flat.dtype:
+            return {}  # decoding makes as much
+        return {
+            name: block(view.numel() * dtype.itemsize).view(dtype)
+            for name, view in self.message(piece, self.wire).items()
+            for dtype in [sent_as(view.dtype, self.wire)]
+        }
+
+    def receive(self, piece: Piece, replica: int, message: Mapping[str, Tensor]) -> None:
+        """Keep the message of a piece as `replica` wrote it until `merge` adds it."""
+        self._received[piece][replica] = message
 
     def merge(self, piece: Piece, own: int) -> None:
         """Sum a piece over all replicas; this one is replica `own`.
 
         Values are added in rank order, so that the sum has the same bits wherever and however it is made.
         """
-        total, received = self[piece], self._received.pop(piece, {})
-        earlier = [received[rank] for rank in sorted(received) if rank < own]
-        if earlier:
-            first = earlier[0]
-            for values in earlier[1:]:
-                first.add_(values)
-            total.copy_(first.add_(total))
-        for rank in sorted(received):
-            if rank > own:
-                total.add_(received[rank])
+        received = self._received.pop(piece, {})
+        for name, total in self.message(piece, self.wire).items():
+            others = {rank: received[rank][name] for rank in sorted(received)}
+            if name == "head":
+                exact = self._flat.dtype
+                _add(total.view(exact), {rank: values.view(exact) for rank, values in others.items()}, own)
+            elif self._rounded is self._flat.dtype:
+                _add(total, others, own)
+            else:
+                add_rounded(total, others, own, self._rounded)
+
+
+def _add(total: Tensor, others: Mapping[int, Tensor], own: int) -> None:
+    """Add `others`, by rank in ascending order, to `total`, which comes from rank `own`; they may change."""
+    earlier = [values for rank, values in others.items() if rank < own]
+    if earlier:
+        first = earlier[0]
+        for values in earlier[1:]:
+            first.add_(values)
+        total.copy_(first.add_(total))
+    for rank, values in others.items():
+        if rank > own:
+            total.add_(values)
+
+
+def add_rounded(total: Tensor, others: Mapping[int, Tensor], own: int, rounded: torch.dtype) -> None:
+    """The same, with `total` rounded to `rounded` like the `others` before they are added, and so is the sum."""
+    size = min(total.numel(), _ROUNDED_AT_ONCE)
+    wide, narrow = torch.empty(size, dtype=total.dtype), torch.empty(size, dtype=rounded)
+    ranks = sorted([*others, own])
+    for start in range(0, total.numel(), _ROUNDED_AT_ONCE):
+        place = total[start : start + _ROUNDED_AT_ONCE]
+        added, short = wide[: len(place)], narrow[: len(place)]
+        short.copy_(place)
+        for rank in ranks:
+            values = short if rank == own else others[rank][start : start + _ROUNDED_AT_ONCE]
+            if rank == ranks[0]:
+                added.copy_(values)
+            else:
+                added.add_(values)
+        place.copy_(short.copy_(added))

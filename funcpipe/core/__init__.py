@@ -1,10 +1,10 @@
 """The values that flow from profile to report: frozen, checked where they are made, written to JSON and read back."""
 
-from funcpipe.core.choices import Interval, OptimizerKind, Recompute, ScheduleKind, Sync, Wire
+from funcpipe.core.choices import SUMMED, Interval, OptimizerKind, Recompute, ScheduleKind, Sync, Wire
 from funcpipe.core.job_estimate import JobEstimate, JobItem
 from funcpipe.core.json_form import from_text, read, to_text, write
 from funcpipe.core.names import WorkerId, worker_name
-from funcpipe.core.numerics import OnNan, Precision
+from funcpipe.core.numerics import Numerics, OnNan, Precision
 from funcpipe.core.plan import (
     Estimate,
     Optimality,
@@ -59,6 +59,7 @@ __all__ = [
     "LIST_KEYS",
     "MARKS",
     "MB",
+    "SUMMED",
     "ActivationRoute",
     "Bill",
     "Busy",
@@ -87,6 +88,7 @@ __all__ = [
     "ModelProfile",
     "Monitor",
     "MonitorMode",
+    "Numerics",
     "OnDrift",
     "OnNan",
     "OnOutOfMemory",

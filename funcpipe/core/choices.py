@@ -20,6 +20,15 @@ class Wire(Enum):
         """The share of a 32-bit number that its last digit on the wire is; 0 if it travels as it is."""
         return {Wire.FP32: 0.0, Wire.BF16: 2.0**-7, Wire.FP16: 2.0**-10}[self]
 
+    @property
+    def lost(self) -> float:
+        """The largest 32-bit number that arrives as 0."""
+        return {Wire.FP32: 0.0, Wire.BF16: 2.0**-134, Wire.FP16: 2.0**-25}[self]
+
+
+SUMMED = (Wire.FP32, Wire.BF16)
+"""The formats in which gradients may be summed. They span more powers of two than fp16 has: many would be lost."""
+
 
 class OptimizerKind(Enum):
     """Optimisers, by how many values they keep per parameter."""

@@ -1,4 +1,4 @@
-"""The number format that a model computes in, and what follows when a step's numbers are not finite."""
+"""The number formats that a model computes in and may travel in, and what follows when numbers are not finite."""
 
 from enum import Enum
 
@@ -22,6 +22,17 @@ class Precision(Enum):
     def scales_loss(self) -> bool:
         """Whether gradients would be lost unless the loss is scaled."""
         return self is Precision.FP16
+
+
+class Numerics(Enum):
+    """How free the planner is with numbers that travel.
+
+    With `EXACT` they travel as asked, by default in 32 bits; with `BF16`, what was not asked to travel in 16 bits may
+    travel in bf16.
+    """
+
+    EXACT = "exact"
+    BF16 = "bf16"
 
 
 class OnNan(Enum):

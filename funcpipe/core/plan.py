@@ -5,8 +5,8 @@ from enum import Enum
 from typing import ClassVar
 
 from funcpipe.core import checks
-from funcpipe.core.choices import OptimizerKind, Recompute, ScheduleKind, Sync, Wire
-from funcpipe.core.numerics import Precision
+from funcpipe.core.choices import SUMMED, OptimizerKind, Recompute, ScheduleKind, Sync, Wire
+from funcpipe.core.numerics import Numerics, Precision
 from funcpipe.errors import InvalidValue
 
 
@@ -52,6 +52,8 @@ _CHOICES: dict[str, type[Enum]] = {
     "optimizer": OptimizerKind,
     "wire": Wire,
     "wire_back": Wire,
+    "wire_sync": Wire,
+    "numerics": Numerics,
     "recompute": Recompute,
     "schedule": ScheduleKind,
     "sync": Sync,
@@ -66,9 +68,10 @@ class TrainingSpec:
     `time_value` is what a saved hour is worth in dollars; `deadline_s` and `budget_usd` hold for one iteration, and
     at most one of the two is given. Choices may be given as strings, such as `wire="bf16"`. `replicas` restricts the
     degrees of data parallelism; None admits all that divide the batch. Where `schedule` or `sync` is None, the best
-    is chosen. Gradients of activations travel as `wire_back` says, or else as activations do. With `shard_optimizer`,
-    the state of the optimiser is divided over replicas. `averaged` says that an average of the parameters over steps
-    is kept, which is one more copy of them.
+    is chosen. Gradients of activations travel as `wire_back` says, or else as activations do; those that replicas sum
+    as `wire_sync` says. With `numerics` bf16, what would travel in 32 bits may travel in bf16, where that is better.
+    With `shard_optimizer`, the state of the optimiser is divided over replicas. `averaged` says that an average of the
+    parameters over steps is kept, which is one more copy of them.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.training/1"
@@ -77,6 +80,8 @@ class TrainingSpec:
     optimizer: OptimizerKind = OptimizerKind.SGD
     wire: Wire = Wire.FP32
     wire_back: Wire | None = None
+    wire_sync: Wire = Wire.FP32
+    numerics: Numerics = Numerics.EXACT
     recompute: Recompute = Recompute.AUTO
     schedule: ScheduleKind | None = None
     sync: Sync | None = None
@@ -99,6 +104,7 @@ class TrainingSpec:
                 checks.positive(field, getattr(self, field))
         if self.deadline_s is not None and self.budget_usd is not None:
             raise InvalidValue("budget_usd", self.budget_usd, "cannot be given together with deadline_s")
+        _check_sums(self.wire_sync)
         if self.shard_optimizer:
             _check_sharding(self.sync, self.wire_back or self.wire)
 
@@ -192,11 +198,12 @@ class Plan:
     """Where the model is cut, what runs each stage, how many replicas there are, and what that is expected to take.
 
     Micro-batch m belongs to replica m mod `replicas` of every stage. Activations travel as `wire`; the gradients that
-    stages return for them as `wire_back`, where that is given, else like activations. `streams` cuts a streamed
-    synchronisation or an exchange; None stands for the usual cut. With `shard_optimizer`, each replica keeps the
-    optimiser's state of the split that it sums, and sends updated parameters in place of sums; `blocks` and
-    `precision` as in profiles. `averaged` says that memory was planned for an average of the parameters. `made_for` is
-    what was asked for when the plan was made; plans by hand or of old may lack it.
+    stages return for them as `wire_back`, where that is given, else like activations. What replicas contribute to sums,
+    and the sums, are rounded to `wire_sync`. `streams` cuts a streamed synchronisation or an exchange; None stands for
+    the usual cut. With `shard_optimizer`, each replica keeps the optimiser's state of the split that it sums, and sends
+    updated parameters in place of sums; `blocks` and `precision` as in profiles. `averaged` says that memory was
+    planned for an average of the parameters. `made_for` is what was asked for when the plan was made; plans by hand or
+    of old may lack it.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.plan/1"
@@ -209,6 +216,7 @@ class Plan:
     wire: Wire
     stages: tuple[Stage, ...]
     wire_back: Wire | None = None
+    wire_sync: Wire = Wire.FP32
     model: str = ""
     platform: str = ""
     streams: Streams | None = None
@@ -222,7 +230,7 @@ class Plan:
     made_for: TrainingSpec | None = None
 
     def __post_init__(self) -> None:
-        for field in _CHOICES.keys() - {"recompute"}:
+        for field in _CHOICES.keys() - {"recompute", "numerics"}:
             checks.choose(self, field, _CHOICES[field], optional=field == "wire_back")
         checks.whole("global_batch", self.global_batch, 1)
         checks.whole("micro_batch", self.micro_batch, 1)
@@ -237,6 +245,7 @@ class Plan:
                 rule = f"must be {expected}, where the stage before stops"
                 raise InvalidValue(f"stages[{i}].first", stage.first, rule)
             expected = stage.stop
+        _check_sums(self.wire_sync)
         if self.is_sharded:
             _check_sharding(self.sync, self.gradient_wire)
 
@@ -256,6 +265,16 @@ class Plan:
         return self.wire_back or self.wire
 
     @property
+    def merged_wire(self) -> Wire:
+        """How what a replica has summed for others travels; updated parameters, which take its place, as they are."""
+        return Wire.FP32 if self.is_sharded else self.wire_sync
+
+    @property
+    def wires(self) -> tuple[Wire, ...]:
+        """All formats in which numbers travel."""
+        return self.wire, self.gradient_wire, self.wire_sync if self.replicas > 1 else Wire.FP32
+
+    @property
     def micro_batches(self) -> int:
         """Micro-batches of a full global batch, all replicas together."""
         return self.global_batch // self.micro_batch
@@ -264,6 +283,11 @@ class Plan:
     def workers(self) -> int:
         """Functions that run at once."""
         return len(self.stages) * self.replicas
+
+
+def _check_sums(wire_sync: Wire) -> None:
+    if wire_sync not in SUMMED:
+        raise InvalidValue("wire_sync", wire_sync.value, f"must be {' or '.join(wire.value for wire in SUMMED)}")
 
 
 def _check_sharding(sync: Sync | None, gradient_wire: Wire) -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from funcpipe.core import ModelProfile, Plan, PlatformSpec, TrainingSpec
 from funcpipe.partitioner.catalog import PLANNED_LAYERS, find_policy
 from funcpipe.partitioner.problem.best_sync import with_best_sync
+from funcpipe.partitioner.problem.formats import with_formats, without_idle_formats
 from funcpipe.partitioner.problem.merge import merge_layers, starts_of
 from funcpipe.partitioner.problem.pins import NO_PINS, Pins, PlacedPins
 from funcpipe.partitioner.problem.problem import Problem
@@ -51,7 +52,8 @@ def merged_problem(
 ) -> tuple[Problem, tuple[int, ...]]:
     """The problem with at most `layer_limit` layers, and where each begins in the profile, with the end."""
     merged = merge_layers(profile, layer_limit, keep=PlacedPins(pins, profile, spec).kept)
-    problem = Problem(profile=merged, spec=spec, training=training, pins=pins, edge_limit=edge_limit)
+    wanted = with_formats(training)
+    problem = Problem(profile=merged, spec=spec, training=wanted, pins=pins, edge_limit=edge_limit)
     problem = disentangled(problem)
     return problem, starts_of(problem.profile, profile)
 
@@ -70,4 +72,4 @@ def with_origin(plan: Plan, profile: ModelProfile, training: TrainingSpec) -> Pl
     stages = tuple(
         replace(stage, parameter_bytes=profile.parameter_bytes(stage.first, stage.stop)) for stage in plan.stages
     )
-    return replace(plan, stages=stages, made_for=training)
+    return replace(without_idle_formats(plan, training), stages=stages, made_for=training)

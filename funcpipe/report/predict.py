@@ -169,7 +169,9 @@ def _payloads(plan: Plan, profile: ModelProfile) -> Callable[[Task], float]:
             case Kind.PUT_NORM | Kind.GET_NORM, _, None:
                 return _NORM_BYTES
             case _:
-                return summed[task.stage] * _share(task, chosen)
+                raw = task.kind in (Kind.PUT_SPLIT, Kind.GET_SPLIT)
+                ratio = (plan.wire_sync if raw else plan.merged_wire).ratio
+                return ratio * summed[task.stage] * _share(task, chosen)
 
     return payload
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from torch import Tensor
 
 from funcpipe.comm.collectives import Pattern
-from funcpipe.core import OnNan, TieRoute
+from funcpipe.core import OnNan, TieRoute, Wire
 from funcpipe.model.split import StageModule
 from funcpipe.training.averaging import WeightAverage
 from funcpipe.training.batchnorm import RunningStatistics
@@ -43,12 +43,13 @@ class Computation:
         norm: GradientNorm | None = None,
         shards: Pattern | None = None,
         whole: Sequence[ParameterShape] = (),
+        wire_sync: Wire = Wire.FP32,
     ) -> None:
         """Stage `stage_number` of the model, which sums the gradients of its parameters in `ties` with other stages.
 
         With `norm`, the step depends on the norm of all stages' gradients. With `shards`, the optimiser is divided over
         the replicas as that pattern cuts the gradient. `whole` are the trainable parameters of the model, which the
-        optimiser's factory sees in every stage.
+        optimiser's factory sees in every stage. Gradients are summed in the format `wire_sync`.
         """
         self._stage_number = stage_number
         self._steps_done = 0
@@ -65,7 +66,8 @@ class Computation:
         self.tied = TiedParameters({common: named[name] for name, common in stage.shared.items()}, ties, stage_number)
         self._summed_here = [p for p in parameters if not self.tied.is_borrowed(p)]
         self._statistics = RunningStatistics(stage)
-        self._flat = FlatGradient(self._summed_here, self._statistics.contributions()) if replicas > 1 else None
+        extras = self._statistics.contributions()
+        self._flat = FlatGradient(self._summed_here, extras, wire_sync) if replicas > 1 else None
         self._optimizer = StageOptimizer(stage, recipe, whole, seed=seed)
         self._average = WeightAverage(recipe.average, stage) if recipe.average is not None else None
         if shards is not None:

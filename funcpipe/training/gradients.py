@@ -6,7 +6,8 @@ The vector begins with a *head*, extra tensors that are summed too; the gradient
 
 A parameter without a gradient is marked by -0.0 in all its elements, and -0.0 in a real gradient is replaced by 0.0.
 Adding -0.0 changes no number, not even -0.0, so any range of the sum still shows which parameters have no gradient on
-any replica. Those keep `grad = None`, and the optimiser skips them, as in one process.
+any replica. Those keep `grad = None`, and the optimiser skips them, as in one process. Numbers that the format of the
+sums would round to 0 are made 0.0 too, as negative ones would become -0.0 on their way.
 """
 
 import itertools
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from funcpipe.comm.buffer_pool import block
+from funcpipe.core import Wire
 from funcpipe.errors import PlanError
 from funcpipe.training.backward_thread import BackwardThread
 from funcpipe.training.norms import as_real, sum_of_squares
@@ -59,9 +61,10 @@ class FlatGradient:
     element.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], extras: Sequence[Tensor]) -> None:
-        """`extras` have the shapes and dtypes of the tensors that `complete` will be given."""
+    def __init__(self, parameters: Sequence[nn.Parameter], extras: Sequence[Tensor], wire: Wire = Wire.FP32) -> None:
+        """`extras` have the shapes and dtypes of the tensors that `complete` will be given; sums are made in `wire`."""
         self.layout = Layout(parameters, extras)
+        self._lost = wire.lost if self.layout.dtype is torch.float32 else 0.0
         self._extra_dtypes = [extra.dtype for extra in extras]
         self._number = {id(parameter): i for i, parameter in enumerate(self.layout.parameters)}
         self._flat = block(self.layout.elements * self.layout.dtype.itemsize).view(self.layout.dtype)
@@ -176,7 +179,10 @@ class FlatGradient:
                 "use non-reentrant checkpoints (torch.utils.checkpoint with use_reentrant=False), or a plan whose "
                 "synchronisation has one round"
             )
-        torch.add(as_real(gradient.detach()).reshape(-1), 0.0, out=self._values(number))  # turns -0.0 into 0.0
+        place = self._values(number)
+        torch.add(as_real(gradient.detach()).reshape(-1), 0.0, out=place)  # turns -0.0 into 0.0
+        if self._lost:
+            torch.hardshrink(place, self._lost, out=place)
         self._final[number] = True
 
     def _make_all_final(self) -> None:

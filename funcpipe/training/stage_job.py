@@ -69,6 +69,7 @@ class StageJob:
             ties=self.routes.ties,
             norm=self.recipe.gradient_norm(small_range=plan.gradient_wire is Wire.FP16),
             whole=self.parameters,
+            wire_sync=plan.wire_sync,
             shards=pattern(plan.sync, plan.replicas, plan.streams) if plan.is_sharded else None,
         )
 

@@ -41,7 +41,7 @@ class Actions:
         self._channel = channel
         self._loader = loader
         self._keys = keys
-        self._wire, self._gradient_wire = plan.wire, plan.gradient_wire
+        self._plan = plan
         self._routes = _RouteTable(routes)
         self._pattern = pattern(plan.sync, plan.replicas, plan.streams)
         self._synchronisation = Synchronisation(channel, self._pattern, replica, self._key_of, computation.update_split)
@@ -122,7 +122,10 @@ class Actions:
         """Cut the step's flat gradient into chunks, unless its buckets have been cut already."""
         flat = self._computation.flat
         if self._chunks is None:
-            self._chunks = GradientChunks(flat.vector, self._pattern, flat.layout.head)
+            wire, merged_wire = self._plan.wire_sync, self._plan.merged_wire
+            self._chunks = GradientChunks(
+                flat.vector, self._pattern, flat.layout.head, wire=wire, merged_wire=merged_wire
+            )
             self._rounds = cut_rounds(flat.vector.numel(), self._pattern, flat.layout.head)
 
     def _synchronise(self, task: Task) -> TaskResult:
@@ -152,12 +155,12 @@ class Actions:
 
     def _put_activation(self, task: Task) -> TaskResult:
         names = self._routes.activation[task.stage, _required(task.part)]
-        return self._put(task, self._passes.take_activations(_required(task.micro_batch), names), wire=self._wire)
+        return self._put(task, self._passes.take_activations(_required(task.micro_batch), names), wire=self._plan.wire)
 
     def _put_gradient(self, task: Task) -> TaskResult:
         names = self._routes.gradient[task.stage, _required(task.peer)]
         return self._put(
-            task, self._passes.take_gradients(_required(task.micro_batch), names), wire=self._gradient_wire
+            task, self._passes.take_gradients(_required(task.micro_batch), names), wire=self._plan.gradient_wire
         )
 
     def _put_tied(self, task: Task) -> TaskResult:

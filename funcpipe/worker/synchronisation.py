@@ -12,6 +12,7 @@ from funcpipe.comm import codec
 from funcpipe.comm.channel import Channel, Received
 from funcpipe.comm.collectives import Pattern, Piece
 from funcpipe.comm.gradient_chunks import GradientChunks
+from funcpipe.core import Wire
 from funcpipe.errors import InvalidValue
 from funcpipe.scheduler.execute import TaskResult
 from funcpipe.scheduler.tasks import Kind, Task, source_of
@@ -39,13 +40,14 @@ class Synchronisation:
         self._after_merge = after_merge
 
     def run(self, task: Task, chunks: GradientChunks) -> TaskResult:
-        """Run `task` with the replica's gradients; they travel in full precision, whatever the plan's wire format."""
+        """Run `task` with the replica's gradients."""
         assert task.part is not None, f"{task} has no number"
         match task.kind:
             case Kind.PUT_SPLIT:
-                return self._put(task, chunks, self._pattern.raw_pieces(self._replica, task.part))
+                return self._put(task, chunks, self._pattern.raw_pieces(self._replica, task.part), chunks.wire)
             case Kind.PUT_MERGED:
-                return self._put(task, chunks, self._pattern.merged_pieces(self._replica, task.part))
+                sent = self._pattern.merged_pieces(self._replica, task.part)
+                return self._put(task, chunks, sent, chunks.merged_wire)
             case Kind.GET_SPLIT:
                 return self._get_raw(task, chunks, task.part)
             case Kind.GET_MERGED:
@@ -55,18 +57,18 @@ class Synchronisation:
             case _:
                 raise InvalidValue("task", str(task), "must be part of a synchronisation")
 
-    def _put(self, task: Task, chunks: GradientChunks, moved: Sequence[Piece]) -> TaskResult:
-        messages = [{"piece": chunks[piece]} for piece in moved]
-        return TaskResult(self._channel.put_series(self._key_of(task), messages))
+    def _put(self, task: Task, chunks: GradientChunks, moved: Sequence[Piece], wire: Wire) -> TaskResult:
+        messages = [chunks.message(piece, wire) for piece in moved]
+        return TaskResult(self._channel.put_series(self._key_of(task), messages, wire=wire))
 
     def _get_raw(self, task: Task, chunks: GradientChunks, part: int) -> TaskResult:
         """Read this replica's piece from an object that holds pieces for several readers."""
         assert task.peer is not None, f"{task} reads from nobody"
         sent = self._pattern.raw_pieces(task.peer, part)
         own = next(piece for piece in sent if piece[1] == self._pattern.merges(self._replica))
-        start, stop = _range_of(own, sent, chunks)
-        received = self._channel.get(self._key_of(source_of(task)), start=start, stop=stop)
-        chunks.receive(own, task.peer, received.tensors["piece"])
+        start, stop = _range_of(own, sent, chunks, chunks.wire)
+        received = self._channel.get(self._key_of(source_of(task)), start=start, stop=stop, into=chunks.room(own))
+        chunks.receive(own, task.peer, received.tensors)
         return result_of(received)
 
     def _merge(self, task: Task, chunks: GradientChunks, round_number: int) -> TaskResult:
@@ -78,34 +80,37 @@ class Synchronisation:
         piece = round_number, split
         if not self._pattern.spreads:
             part = self._pattern.object_for(self._replica, round_number, self._replica)
-            self._read_again(task, Kind.PUT_SPLIT, part, self._pattern.raw_pieces(self._replica, part), piece, chunks)
+            sent = self._pattern.raw_pieces(self._replica, part)
+            self._read_again(Task(Kind.PUT_SPLIT, task.stage, task.replica, part=part), sent, piece, chunks)
         chunks.merge(piece, self._replica)
         self._after_merge(round_number, chunks[piece])
         if self._pattern.spreads:
             part = self._pattern.merged_part(round_number)
             sent = self._pattern.merged_pieces(self._replica, part)
-            self._read_again(task, Kind.PUT_MERGED, part, sent, piece, chunks)
+            self._read_again(Task(Kind.PUT_MERGED, task.stage, task.replica, part=part), sent, piece, chunks)
         return TaskResult()
 
-    def _read_again(
-        self, merge: Task, kind: Kind, part: int, sent: Sequence[Piece], piece: Piece, chunks: GradientChunks
-    ) -> None:
-        """Read `piece` from the replica's own object `part` of the pieces `sent`, if an earlier attempt has put it."""
-        key = self._key_of(Task(kind, merge.stage, merge.replica, part=part))
+    def _read_again(self, put: Task, sent: Sequence[Piece], piece: Piece, chunks: GradientChunks) -> None:
+        """Read `piece` from the object of the pieces `sent` that `put` writes, if an earlier attempt has put it."""
+        key = self._key_of(put)
         if self._channel.has_written(key):
-            start, stop = _range_of(piece, sent, chunks)
-            self._channel.get(key, start=start, stop=stop, into={"piece": chunks[piece]})
+            wire = chunks.wire if put.kind is Kind.PUT_SPLIT else chunks.merged_wire
+            start, stop = _range_of(piece, sent, chunks, wire)
+            self._channel.get(key, start=start, stop=stop, into=chunks.message(piece, wire))
 
     def _get_merged(self, task: Task, chunks: GradientChunks, part: int) -> TaskResult:
         assert task.peer is not None, f"{task} reads from nobody"
         sent = self._pattern.merged_pieces(task.peer, part)
-        into = [{"piece": chunks[piece]} for piece in sent]
-        return result_of(self._channel.get_series(self._key_of(source_of(task)), into))
+        into = [chunks.message(piece, chunks.merged_wire) for piece in sent]
+        key = self._key_of(source_of(task))
+        return result_of(self._channel.get_series(key, into, wire=chunks.merged_wire))
 
 
-def _range_of(piece: Piece, sent: Sequence[Piece], chunks: GradientChunks) -> tuple[int, int | None]:
-    """Where `piece` lies in an object of the pieces `sent`: its first byte, and its end unless that is the object's."""
-    sizes = [codec.message_bytes({"piece": chunks[other]}) for other in sent]
+def _range_of(piece: Piece, sent: Sequence[Piece], chunks: GradientChunks, wire: Wire) -> tuple[int, int | None]:
+    """Where `piece` lies in an object of the pieces `sent` in the format `wire`: its first byte, and its end unless
+    that is the object's.
+    """
+    sizes = [codec.message_bytes(chunks.message(other, wire), wire) for other in sent]
     place = sent.index(piece)
     start = sum(sizes[:place])
     return start, None if place == len(sent) - 1 else start + sizes[place]

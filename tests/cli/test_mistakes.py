@@ -179,6 +179,8 @@ MISTAKES = {
     "logs aws --minutes -5": ABOVE,
     # choices
     f"{OPTIMIZE} --wire bf61": "choose from 'fp32', 'bf16', 'fp16'",
+    f"{OPTIMIZE} --wire-sync fp16": "choose from 'fp32', 'bf16'",
+    f"{OPTIMIZE} --numerics int4": "choose from 'exact', 'bf16'",
     f"{OPTIMIZE} --schedule 1fib": "'1f1b'",
     f"{OPTIMIZE} --sync x": "'three-phase'",
     f"{OPTIMIZE} --optimizer adamw": "'adam'",

@@ -57,6 +57,27 @@ def test_what_is_read_is_memory_of_its_own() -> None:
     assert decode(data)["a"].tolist() == [0, 0, 0]
 
 
+def test_a_tensor_may_be_read_as_what_it_travelled_in_but_as_nothing_else() -> None:
+    values = torch.randn(1000)
+    message = encode({"x": values}, Wire.BF16)
+    short, wide = torch.empty(1000, dtype=torch.bfloat16), torch.empty(1000)
+    assert decode(message, into={"x": short})["x"] is short
+    decode(message, into={"x": wide})
+    assert torch.equal(short, values.to(torch.bfloat16))
+    assert torch.equal(short.float(), wide)
+    with pytest.raises(CorruptMessage, match="does not fit"):
+        decode(message, into={"x": torch.empty(1000, dtype=torch.float16)})
+    with pytest.raises(CorruptMessage, match="does not fit"):
+        decode(encode({"x": values}), into={"x": short})
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False), max_size=50))
+def test_what_has_been_rounded_once_travels_as_it_is(numbers: list[float]) -> None:
+    once = decode(encode({"x": torch.tensor(numbers)}, Wire.BF16))["x"]
+    twice = decode(encode({"x": once}, Wire.BF16))["x"]
+    assert once.numpy().tobytes() == twice.numpy().tobytes()
+
+
 @pytest.mark.parametrize(("wire", "dtype"), [(Wire.BF16, torch.bfloat16), (Wire.FP16, torch.float16)])
 def test_only_32_bit_floats_travel_in_another_format(wire: Wire, dtype: torch.dtype) -> None:
     sent = {"x": torch.randn(64), "n": torch.arange(64), "d": torch.randn(64, dtype=torch.float64)}

@@ -8,6 +8,7 @@ import pytest
 
 from funcpipe.core import (
     FaultTolerance,
+    Numerics,
     OnDrift,
     OnOutOfMemory,
     OptimizerKind,
@@ -42,6 +43,8 @@ def test_choices_may_be_strings() -> None:
         "optimizer": "adam",
         "wire": "bf16",
         "wire_back": "fp32",
+        "wire_sync": "bf16",
+        "numerics": "bf16",
         "recompute": "never",
         "schedule": "1f1b",
         "sync": "streamed",
@@ -51,6 +54,8 @@ def test_choices_may_be_strings() -> None:
         optimizer=OptimizerKind.ADAM,
         wire=Wire.BF16,
         wire_back=Wire.FP32,
+        wire_sync=Wire.BF16,
+        numerics=Numerics.BF16,
         recompute=Recompute.NEVER,
         schedule=ScheduleKind.ONE_F_ONE_B,
         sync=Sync.STREAMED,
@@ -60,11 +65,28 @@ def test_choices_may_be_strings() -> None:
     assert FaultTolerance(**faults) == FaultTolerance(on_oom=OnOutOfMemory.GROW, on_drift=OnDrift.FAIL)
 
 
-@pytest.mark.parametrize("field", ["optimizer", "wire", "wire_back", "recompute", "schedule", "sync"])
+CHOICES = ["optimizer", "wire", "wire_back", "wire_sync", "numerics", "recompute", "schedule", "sync"]
+
+
+@pytest.mark.parametrize("field", CHOICES)
 def test_a_choice_that_there_is_not_is_told_with_those_that_there_are(field: str) -> None:
     given: dict[str, Any] = {field: "bf61"}
     with pytest.raises(InvalidValue, match=rf"{field} must be one of .*, got 'bf61'"):
         TrainingSpec(global_batch=8, **given)
+
+
+def test_gradients_are_not_summed_in_a_format_that_loses_small_ones() -> None:
+    with pytest.raises(InvalidValue, match="wire_sync must be fp32 or bf16, got 'fp16'"):
+        TrainingSpec(global_batch=8, wire_sync=Wire.FP16)
+    with pytest.raises(InvalidValue, match="wire_sync must be fp32 or bf16, got 'fp16'"):
+        replace(plan(), wire_sync=Wire.FP16)
+
+
+def test_plans_older_than_16_bit_sums_are_read() -> None:
+    made = replace(plan(), made_for=TrainingSpec(global_batch=8))
+    old = to_text(made).replace('"wire_sync": "fp32",', "").replace('"numerics": "exact",', "")
+    assert old.count("wire_sync") == old.count("numerics") == 0
+    assert from_text(type(made), old, source="plan.json") == made
 
 
 def test_a_plan_remembers_what_it_was_made_for_and_older_plans_are_read() -> None:

@@ -3,10 +3,12 @@
 from hypothesis import strategies as st
 
 from funcpipe.core import (
+    SUMMED,
     Estimate,
     FunctionSize,
     LayerProfile,
     ModelProfile,
+    Numerics,
     Optimality,
     OptimizerKind,
     Plan,
@@ -163,6 +165,7 @@ def plans(draw: st.DrawFn) -> Plan:
         schedule=draw(st.sampled_from(ScheduleKind)),
         sync=sync,
         wire=wire,
+        wire_sync=draw(st.sampled_from(SUMMED)),
         shard_optimizer=divisible and draw(st.booleans()),
         stages=stages,
         optimizer=draw(st.sampled_from(OptimizerKind)),
@@ -176,6 +179,8 @@ training_specs = st.builds(
     global_batch=st.integers(1, 4096),
     optimizer=st.sampled_from(OptimizerKind),
     wire=st.sampled_from(Wire),
+    wire_sync=st.sampled_from(SUMMED),
+    numerics=st.sampled_from(Numerics),
     recompute=st.sampled_from(Recompute),
     schedule=st.none() | st.sampled_from(ScheduleKind),
     replicas=st.none() | st.lists(st.integers(1, 64), max_size=4).map(tuple),

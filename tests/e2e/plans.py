@@ -26,6 +26,7 @@ def even_plan(
     sync: Sync = Sync.PIPELINED,
     wire: Wire = Wire.FP32,
     wire_back: Wire | None = None,
+    wire_sync: Wire = Wire.FP32,
     schedule: ScheduleKind = ScheduleKind.GPIPE,
 ) -> Plan:
     """`micro_batches` is the number of each replica."""
@@ -38,6 +39,7 @@ def even_plan(
         sync=sync,
         wire=wire,
         wire_back=wire_back,
+        wire_sync=wire_sync,
         optimizer=OptimizerKind.MOMENTUM,
         platform="local",
         stages=even_stages(names, stages, recompute=recompute),

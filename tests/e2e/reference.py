@@ -19,15 +19,23 @@ def train(
     steps: Sequence[Sequence[Sequence[int]]],
     seed: int = 0,
     clip_grad_norm: float | None = None,
+    replicas: int = 1,
+    rounded: torch.dtype | None = None,
 ) -> list[float]:
-    """Train in place; `steps` holds the sample numbers of each micro-batch of each step. The loss of each step."""
+    """Train in place; `steps` holds the sample numbers of each micro-batch of each step. The loss of each step.
+
+    Micro-batch m adds to the gradient of replica m mod `replicas`; these are added in the end. With `rounded`, what
+    each contributes is rounded to that dtype before, and so is their sum.
+    """
     model.train()
     chosen = optimizer(model.parameters())
+    parameters = list(model.parameters())
     losses = []
     for number, micro_batches in enumerate(steps):
         samples = sum(len(indices) for indices in micro_batches)
         chosen.zero_grad()
         total = 0.0
+        gradients: list[list[Tensor | None]] = [[None] * len(parameters) for _ in range(replicas)]
         for m, indices in enumerate(micro_batches):
             items = [dataset[i] for i in indices]
             *inputs, target = (torch.stack([item[k] for item in items]) for k in range(len(items[0])))
@@ -35,11 +43,37 @@ def train(
                 loss = loss_fn(model(*inputs), target)
             torch.autograd.backward(loss * len(indices) / samples)
             total += loss.item() * len(indices) / samples
+            add_gradients(gradients[m % replicas], parameters)
+        for i, parameter in enumerate(parameters):
+            parameter.grad = summed([own[i] for own in gradients], rounded)
         if clip_grad_norm is not None:
             nn.utils.clip_grad_norm_(model.parameters(), clip_grad_norm)
         chosen.step()
         losses.append(total)
     return losses
+
+
+def add_gradients(gradients: list[Tensor | None], parameters: Sequence[nn.Parameter]) -> None:
+    """Move the gradients of `parameters` to the sums of them so far; None where there was none."""
+    for i, parameter in enumerate(parameters):
+        before, new = gradients[i], parameter.grad
+        gradients[i] = new if before is None else before if new is None else before + new
+        parameter.grad = None
+
+
+def summed(contributions: Sequence[Tensor | None], rounded: torch.dtype | None) -> Tensor | None:
+    """The sum of what replicas contribute, in order, with 32-bit numbers rounded as they are on their way."""
+    present = [values for values in contributions if values is not None]
+    if not present:
+        return None
+
+    def sent(values: Tensor) -> Tensor:
+        return values if rounded is None or values.dtype is not torch.float32 else values.to(rounded).float() + 0.0
+
+    total = sent(present[0]).clone()
+    for values in present[1:]:
+        total += sent(values)
+    return sent(total)
 
 
 @contextmanager

@@ -33,19 +33,20 @@ class Moved:
     ended_s: float
 
 
-def play(pattern: Pattern, gradient_bytes: float, links: Links) -> list[Moved]:
-    """All transfers of all replicas, in the order in which they ended."""
-    return _Play(pattern, gradient_bytes, links).run()
+def play(pattern: Pattern, gradient_bytes: float, links: Links, *, merged_bytes: float | None = None) -> list[Moved]:
+    """All transfers of all replicas, in the order in which they ended. Sums take `merged_bytes` where that differs."""
+    return _Play(pattern, gradient_bytes, gradient_bytes if merged_bytes is None else merged_bytes, links).run()
 
 
-def duration_s(pattern: Pattern, gradient_bytes: float, links: Links) -> float:
-    return max(moved.ended_s for moved in play(pattern, gradient_bytes, links))
+def duration_s(pattern: Pattern, gradient_bytes: float, links: Links, *, merged_bytes: float | None = None) -> float:
+    return max(moved.ended_s for moved in play(pattern, gradient_bytes, links, merged_bytes=merged_bytes))
 
 
 class _Play:
-    def __init__(self, pattern: Pattern, gradient_bytes: float, links: Links) -> None:
+    def __init__(self, pattern: Pattern, gradient_bytes: float, merged_bytes: float, links: Links) -> None:
         self.pattern, self.links = pattern, links
-        self.piece_bytes = gradient_bytes / (pattern.streams.rounds * pattern.splits)
+        pieces = pattern.streams.rounds * pattern.splits
+        self.raw_bytes, self.merged_bytes = gradient_bytes / pieces, merged_bytes / pieces
         self.moves = [transfers(pattern, replica) for replica in range(pattern.replicas)]
         self.ended: dict[tuple[int, int], float] = {}
         self.readable: set[tuple[Move, int, int]] = set()
@@ -106,7 +107,7 @@ class _Play:
             return
         _, i = heapq.heappop(self.waiting[lane])
         self.busy.add(lane)
-        size = self._pieces(lane[0], self.moves[lane[0]][i]) * self.piece_bytes
+        size = self._bytes(lane[0], self.moves[lane[0]][i])
         ends_s = now_s + size / (self.links.up if lane[1] else self.links.down)
         self._at(ends_s, lambda at_s: self._end(lane, i, now_s, at_s))
 
@@ -120,14 +121,14 @@ class _Play:
         self.log.append(Moved(replica, transfer, self.asked[replica, i], began_s, now_s))
         self._next_body(lane, now_s)
 
-    def _pieces(self, replica: int, transfer: Transfer) -> int:
+    def _bytes(self, replica: int, transfer: Transfer) -> float:
         match transfer.move:
             case Move.PUT_SPLIT:
-                return len(self.pattern.raw_pieces(replica, transfer.part))
+                return len(self.pattern.raw_pieces(replica, transfer.part)) * self.raw_bytes
             case Move.GET_SPLIT:
-                return 1
+                return self.raw_bytes
             case _:
-                return len(self.pattern.rounds_of(transfer.part))
+                return len(self.pattern.rounds_of(transfer.part)) * self.merged_bytes
 
     def _at(self, when_s: float, action: Callable[[float], None]) -> None:
         self.count += 1

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from funcpipe.core import (
+    SUMMED,
     LayerProfile,
     ModelProfile,
     Plan,
@@ -73,6 +74,7 @@ def plans(draw: st.DrawFn, profile: ModelProfile, replicas: int) -> Plan:
         schedule=ScheduleKind.GPIPE,
         sync=draw(st.sampled_from(Sync)),
         wire=draw(st.sampled_from([Wire.FP32, Wire.BF16])),
+        wire_sync=draw(st.sampled_from(SUMMED)),
         stages=tuple(stages),
     )
 
@@ -113,6 +115,14 @@ def test_synchronisation_of_two_replicas_takes_the_time_of_the_formula() -> None
             stages=(Stage(first=0, stop=1, size="10240MB", memory_mb=10240),),
         )
         assert predict(plan, profile, SPEC).duration_s == pytest.approx(2 * 1.0 + 4 * 0.04)
+        for wired, seconds in ((replace(plan, wire_sync=Wire.BF16), 1.0), (sharded(plan), 0.5 + 1.0)):
+            assert predict(wired, profile, SPEC).duration_s == pytest.approx(seconds + 4 * 0.04)
+            assert evaluate(wired, profile, SPEC).iteration_s == pytest.approx(seconds + 4 * 0.04)
+
+
+def sharded(plan: Plan) -> Plan:
+    """Contributions in 16 bits, and updated parameters, in place of sums, in 32."""
+    return replace(plan, wire_sync=Wire.BF16, shard_optimizer=True)
 
 
 def test_the_gradient_of_a_tied_parameter_travels_backwards_is_summed_once_and_returns() -> None:

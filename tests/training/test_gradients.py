@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from funcpipe.core import Wire
 from funcpipe.errors import PlanError
 from funcpipe.training.gradients import FlatGradient
 
@@ -165,6 +166,19 @@ def test_gradients_are_made_in_the_vector_as_autograd_adds_them_up_elsewhere(
             assert parameter.grad is None
         else:
             assert torch.equal(parameter.grad, plain.grad)
+
+
+def test_what_16_bits_would_lose_becomes_zero_but_not_no_gradient() -> None:
+    """A negative number too small for bf16 would become -0.0, which says that there is no gradient."""
+    parameters = [nn.Parameter(torch.ones(2)) for _ in range(2)]
+    flat = FlatGradient(parameters, [], Wire.BF16)
+    parameters[0].grad = torch.tensor([-1e-42, 1e-42])
+    parameters[1].grad = None
+    flat.complete([])
+    flat.vector.copy_(flat.vector.to(torch.bfloat16))
+    flat.unpack_gradients()
+    assert torch.equal(parameters[0].grad, torch.zeros(2))
+    assert parameters[1].grad is None
 
 
 def test_gradients_of_another_dtype_or_replaced_by_somebody_are_copied() -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from funcpipe.client.upload import upload
-from funcpipe.core import FaultTolerance, OnDrift, Outcome, ReplicaMark, Sync, WorkerSpec
+from funcpipe.core import FaultTolerance, OnDrift, Outcome, ReplicaMark, Sync, Wire, WorkerSpec
 from funcpipe.errors import ReplicasDiffer
 from funcpipe.platforms.base import OPEN, Gate
 from funcpipe.platforms.catalog import open_platform
@@ -83,11 +83,12 @@ def train(
     unlike_from: int = 1,
     faults: FaultTolerance = FAULTS,
     sync: Sync = Sync.PIPELINED,
+    wire_sync: Wire = Wire.FP32,
     **options: Any,
 ) -> dict[str, Worker]:
     """Train two stages of two replicas; who is killed gets another attempt. s0.r1 is `unlike` from an attempt on."""
     torch.manual_seed(0)
-    plan = small.plan(stages=2, replicas=2, sync=sync)
+    plan = small.plan(stages=2, replicas=2, sync=sync, wire_sync=wire_sync)
     optimizer = functools.partial(torch.optim.Adam, lr=0.01)
     job = make_job(small.model(), plan, small.data, loss=nn.functional.cross_entropy, optimizer=optimizer, **options)
     specs = list(upload(prepared_run(job, storage, platform_url=Recording().url, faults=faults), KEYS))
@@ -132,12 +133,13 @@ def pairs() -> Iterator[Any]:
             yield pytest.param(sync, f"put-{put}", 0.1 if clipped else None, marks=marks, id=name)
 
 
+@pytest.mark.parametrize("wire_sync", [Wire.FP32, pytest.param(Wire.BF16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("sync", "last", "clip"), [*pairs()])
 def test_a_repeated_step_uses_what_was_written_and_so_replicas_stay_equal(
-    sync: Sync, last: str, clip: float | None, caplog: pytest.LogCaptureFixture
+    sync: Sync, last: str, clip: float | None, wire_sync: Wire, caplog: pytest.LogCaptureFixture
 ) -> None:
     storage = Killing(f"00000006/{last}.s0.r1.k0")
-    workers = train(storage, rounds_otherwise, sync=sync, clip_grad_norm=clip)
+    workers = train(storage, rounds_otherwise, sync=sync, clip_grad_norm=clip, wire_sync=wire_sync)
     assert storage.last is None
     assert workers["s0.r1"].spec.attempt == 1
     assert workers["s0.r1"].checkpoints.repeated_until == 7

@@ -13,7 +13,7 @@ from funcpipe.comm.arrival_estimator import ArrivalEstimator
 from funcpipe.comm.channel import Channel
 from funcpipe.comm.collectives import Pattern, Transfer, pattern, transfers
 from funcpipe.comm.gradient_chunks import GradientChunks
-from funcpipe.core import RequestCounts, Routes, ScheduleKind, Streams, Sync
+from funcpipe.core import SUMMED, RequestCounts, Routes, ScheduleKind, Streams, Sync, Wire
 from funcpipe.platforms.wrappers import Counted
 from funcpipe.scheduler.graph import Graph, StepShape, build_graph
 from funcpipe.scheduler.tasks import Kind, Task, source_of
@@ -27,7 +27,7 @@ streams = st.builds(Streams, st.integers(1, 6), st.integers(1, 8), st.integers(1
 
 
 def synchronised(
-    shape: StepShape, vectors: torch.Tensor, order: random.Random
+    shape: StepShape, vectors: torch.Tensor, order: random.Random, *, head: int = 0, wire: Wire = Wire.FP32
 ) -> tuple[torch.Tensor, list[RequestCounts]]:
     """What every replica holds after its tasks, done one at a time in an order drawn from those that are possible."""
     graph = build_graph(shape)
@@ -40,7 +40,7 @@ def synchronised(
         stores.append(Counted(shared))
         channel = Channel(stores[-1], ArrivalEstimator(deadline_s=0.001), run_key=RUN_KEY, cancel=threading.Event())
         doers.append(Synchronisation(channel, shape.pattern, replica, str))
-        pieces.append(GradientChunks(row, shape.pattern))
+        pieces.append(GradientChunks(row, shape.pattern, head, wire=wire))
     for position in possible_order(graph, order):
         task = graph.tasks[position]
         if task.kind in (Kind.PUT_SPLIT, Kind.GET_SPLIT, Kind.MERGE, Kind.PUT_MERGED, Kind.GET_MERGED):
@@ -91,20 +91,75 @@ def test_every_replica_ends_with_numpy_s_sum_added_in_rank_order(
         assert row.numpy().tobytes() == expected.tobytes()
 
 
+def nearest_bf16(values: np.ndarray) -> np.ndarray:
+    """Rounded to the nearest number whose lower 16 bits are 0, and to the even one of two that are as near."""
+    bits = values.view(np.uint32)
+    found: np.ndarray = (bits + (0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+    return found
+
+
+@pytest.mark.parametrize("sync", Sync)
+@given(
+    replicas=st.integers(2, 9),
+    length=st.integers(0, 60),
+    head=st.integers(0, 9),
+    cut_as=st.none() | streams,
+    magnitude=st.sampled_from([2.0**-140, 1e-20, 1.0, 1e30]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_in_16_bits_all_hold_the_rounded_sum_of_what_each_has_rounded_and_the_head_is_exact(
+    sync: Sync, replicas: int, length: int, head: int, cut_as: Streams | None, magnitude: float, seed: int
+) -> None:
+    values = np.random.default_rng(seed).standard_normal((replicas, head + length))
+    rows = (magnitude * values).astype(np.float32)
+    total, exact = nearest_bf16(rows[0]), rows[0].copy()
+    for row in rows[1:]:
+        total, exact = total + nearest_bf16(row), exact + row
+    expected = np.concatenate([exact[:head], nearest_bf16(total)[head:]])
+    vectors = torch.from_numpy(rows)
+    shape = shape_of(sync, replicas, cut_as)
+    found, _ = synchronised(shape, vectors, random.Random(seed), head=head, wire=Wire.BF16)
+    for row in found:
+        assert row.numpy().tobytes() == expected.tobytes()
+
+
+def test_numbers_of_64_bits_are_not_rounded() -> None:
+    vectors = torch.rand(3, 50, dtype=torch.float64)
+    shape = shape_of(Sync.STREAMED, 3, Streams(2, 1, 1))
+    exact, _ = synchronised(shape, vectors, random.Random(0))
+    found, _ = synchronised(shape, vectors, random.Random(0), wire=Wire.BF16)
+    assert torch.equal(found, exact)
+
+
+def test_infinity_and_what_is_no_number_reach_every_replica() -> None:
+    vectors = torch.ones(3, 12)
+    vectors[0, 1], vectors[1, 4], vectors[2, 7], vectors[:, 9] = torch.inf, -torch.inf, torch.nan, 3e38
+    for sync in Sync:
+        found, _ = synchronised(shape_of(sync, 3), vectors, random.Random(0), wire=Wire.BF16)
+        for row in found:
+            assert row[1] == torch.inf
+            assert row[4] == -torch.inf
+            assert row[7].isnan()
+            assert row[9] == torch.inf
+            assert row.isfinite().sum() == 8
+
+
 def headers(messages: int) -> range:
     return range(64 * messages, 192 * messages + 1)
 
 
+@pytest.mark.parametrize("wire", SUMMED)
 @pytest.mark.parametrize(("sync", "cut_as"), [(Sync.THREE_PHASE, None), (Sync.STREAMED, Streams(4, 2, 2))])
-def test_traffic_is_what_the_formulas_say_and_headers(sync: Sync, cut_as: Streams | None) -> None:
+def test_traffic_is_what_the_formulas_say_and_headers(sync: Sync, cut_as: Streams | None, wire: Wire) -> None:
     """Per worker up (n-1)/n s + s/n, down 2 (n-1)/n s, for s bytes that n = 4 replicas sum."""
-    length, replicas = 64 * 1024, 4
-    _, traffic = synchronised(shape_of(sync, replicas, cut_as), torch.ones(replicas, length), random.Random(0))
+    length, replicas, size = 64 * 1024, 4, {Wire.FP32: 4, Wire.BF16: 2}[wire]
+    vectors = torch.ones(replicas, length)
+    _, traffic = synchronised(shape_of(sync, replicas, cut_as), vectors, random.Random(0), wire=wire)
     chosen = pattern(sync, replicas, cut_as)
     pieces = chosen.streams.rounds * (replicas - 1)
     for one in traffic:
-        assert one.sent_bytes - 4 * length in headers(pieces + chosen.streams.rounds)
-        assert one.received_bytes - 2 * 4 * length * (replicas - 1) // replicas in headers(2 * pieces)
+        assert one.sent_bytes - size * length in headers(pieces + chosen.streams.rounds)
+        assert one.received_bytes - 2 * size * length * (replicas - 1) // replicas in headers(2 * pieces)
         assert one.empty_gets == 0
 
 

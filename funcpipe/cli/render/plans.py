@@ -7,6 +7,7 @@ from rich.console import Console
 
 from funcpipe.cli.render.table import Column, print_table
 from funcpipe.core import MB, Estimate, ModelProfile, Plan, PlatformSpec, Trace
+from funcpipe.partitioner.problem.formats import reason_for
 
 if TYPE_CHECKING:
     from funcpipe.partitioner.analysis.front import Front
@@ -70,6 +71,9 @@ def plan(chosen: Plan, path: str, console: Console) -> None:
         f"(functions ${estimate.compute_usd:.6f}, requests ${estimate.request_usd:.6f}); "
         f"bottleneck: {estimate.bottleneck}"
     )
+    if reason := reason_for(chosen):
+        wires = f"activations {chosen.wire.value}, their gradients {chosen.gradient_wire.value}"
+        console.print(f"formats: {wires}, sums {chosen.wire_sync.value}: {reason}")
     solver = chosen.solver
     if solver is not None:
         among = "" if solver.merged_layers is None else f" over {solver.merged_layers} merged layers"

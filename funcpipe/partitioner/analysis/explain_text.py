@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
-from funcpipe.core import MB
+from funcpipe.core import MB, Wire
 from funcpipe.partitioner.analysis.explain import Alternative, Explanation, StageExplanation
+from funcpipe.partitioner.problem.formats import reason_for
 
 
 def render(explanation: Explanation) -> str:
@@ -17,8 +18,12 @@ def _lines(explanation: Explanation) -> Iterator[str]:
     yield (
         f"{plan.model or 'model'} on {plan.platform or 'platform'}: {_count(len(plan.stages), 'stage')} × "
         f"{_count(plan.replicas, 'replica')}, {plan.schedule.value}, synchronisation {plan.sync.value}, "
-        f"{plan.wire.value} on the wire" + (", optimiser divided over the replicas" if plan.is_sharded else "")
+        f"{plan.wire.value} on the wire"
+        + (f", sums in {plan.wire_sync.value}" if plan.replicas > 1 and plan.wire_sync is not Wire.FP32 else "")
+        + (", optimiser divided over the replicas" if plan.is_sharded else "")
     )
+    if reason := reason_for(plan):
+        yield f"number formats: {reason}"
     yield (
         f"an iteration of {plan.global_batch} samples: {estimate.iteration_s:.4g} s, {estimate.cost_usd:.4g} $ "
         f"(functions {estimate.compute_usd:.4g} $, {estimate.puts} puts and {estimate.gets} gets "

@@ -86,6 +86,7 @@ def plan_setting(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Setti
         sync=plan.sync,
         wire_ratio=plan.wire.ratio,
         gradient_wire_ratio=plan.gradient_wire.ratio,
+        sync_wire_ratio=plan.wire_sync.ratio,
         base_bytes=profile.base_memory_bytes,
         spec=spec,
         streams=plan.streams,

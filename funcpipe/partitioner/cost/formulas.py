@@ -105,7 +105,8 @@ def sync_times(loads: Loads, setting: Setting, *, workers: int) -> Array:
     backward_s = np.where(ties.download_objects > 0, 0.0, setting.spec.contention * loads.backward_s)
     return tied_s + sync_time_s(
         setting.sync,
-        gradient_bytes=loads.summed_bytes,
+        gradient_bytes=setting.sync_wire_ratio * loads.summed_bytes,
+        merged_bytes=setting.merged_wire_ratio * loads.summed_bytes,
         replicas=setting.replicas,
         upload_bytes_s=up,
         download_bytes_s=down,

@@ -78,8 +78,9 @@ class Setting:
     """What holds for all stages of a plan. `micro_batches` counts those of all replicas together.
 
     `values_per_parameter` is what each function keeps for the optimiser. `gradient_wire_ratio` is the wire ratio of the
-    gradients that stages return, where it differs from that of activations. Where the optimiser is `sharded` over
-    replicas, no stage may share parameters with another one. `data` is None where loading was not measured.
+    gradients that stages return, where it differs from that of activations, `sync_wire_ratio` that of the gradients
+    that replicas sum. Where the optimiser is `sharded` over replicas, no stage may share parameters with another one.
+    `data` is None where loading was not measured.
     """
 
     micro_batches: int
@@ -91,6 +92,7 @@ class Setting:
     spec: PlatformSpec
     schedule: ScheduleKind = ScheduleKind.GPIPE
     gradient_wire_ratio: float | None = None
+    sync_wire_ratio: float = 1.0
     streams: Streams | None = None
     sharded: bool = False
     data: DataProfile | None = None
@@ -99,6 +101,13 @@ class Setting:
     def micro_batches_each(self) -> int:
         """Micro-batches that each replica works through."""
         return self.micro_batches // self.replicas
+
+    @property
+    def merged_wire_ratio(self) -> float:
+        """That of what each replica sends to the others in the end: sums, or updated parameters, which are not rounded
+        (`Plan.merged_wire`).
+        """
+        return 1.0 if self.sharded else self.sync_wire_ratio
 
     @property
     def loading_s(self) -> float:

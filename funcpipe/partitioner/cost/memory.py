@@ -46,10 +46,14 @@ def parameter_copies(setting: Setting) -> float:
 def buffer_copies(setting: Setting) -> float:
     """How often a function that synchronises holds its gradients in addition to the flat vector they are made in.
 
-    Its own split from all others and the messages that brought it take (d − 1)/d each, two messages that go out 1/d
-    each: two copies for d > 1 replicas.
+    Its own split from all others, kept as it travels, and the messages that brought it take (d − 1)/d each, a message
+    with a split for another and one with sums 1/d each: two copies for d > 1 replicas in 32 bits, one in 16.
     """
-    return 2 if setting.replicas > 1 else 0
+    if setting.replicas == 1:
+        return 0
+    foreign = (setting.replicas - 1) / setting.replicas
+    raw, merged = setting.sync_wire_ratio, setting.merged_wire_ratio
+    return 2 * foreign * raw + (1 - foreign) * (raw + merged)
 
 
 def state_bytes(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from funcpipe.core import PlatformSpec, Streams, Sync
 from funcpipe.partitioner.cost.pipeline import dollars
 from funcpipe.partitioner.cost.requests import request_usd, requests_each
-from funcpipe.partitioner.cost.sync_time import exchange_s, streamed_s
+from funcpipe.partitioner.cost.sync_time import sync_time_s
 
 _ROUNDS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
 _GROUPS = (1, 2, 3, 4, 5, 7, 8, 15)
@@ -46,12 +46,26 @@ def choose(
     spec: PlatformSpec,
     time_value: float = 0.0,
     sharded: bool = False,
+    merged_bytes: float | None = None,
 ) -> SyncChoice:
-    """The cheapest way on functions of `price_usd_s`, where a saved hour is worth `time_value` dollars."""
+    """The cheapest way on functions of `price_usd_s`, where a saved hour is worth `time_value` dollars.
+
+    Bytes are those that travel, as in `sync_time_s`.
+    """
 
     def priced(sync: Sync, streams: Streams) -> SyncChoice:
-        form = exchange_s if sync is Sync.EXCHANGE else streamed_s
-        time_s = float(form(gradient_bytes, replicas, up, down, spec.latency_s, streams))
+        time_s = float(
+            sync_time_s(
+                sync,
+                gradient_bytes=gradient_bytes,
+                merged_bytes=merged_bytes,
+                replicas=replicas,
+                upload_bytes_s=up,
+                download_bytes_s=down,
+                latency_s=spec.latency_s,
+                streams=streams,
+            )
+        )
         requests_usd = request_usd(*requests_each(sync, replicas, streams), spec)
         cost_usd = replicas * dollars(price_usd_s, time_s, requests_usd)
         return SyncChoice(sync=sync, streams=streams, time_s=time_s, cost_usd=cost_usd)

@@ -31,10 +31,12 @@ def sync_time_s(
     latency_s: float,
     streams: Streams | None = None,
     backward_s: Array | float = 0.0,
+    merged_bytes: Array | float | None = None,
 ) -> Array:
     """Seconds in which `replicas` functions sum `gradient_bytes` each, counted from the end of their last backward.
 
-    Exchange and streamed begin during that backward, which takes `backward_s`.
+    Bytes are those that travel. Where the sums, or what is sent in their place, are as many values in another format,
+    they take `merged_bytes`. Exchange and streamed begin during that backward, which takes `backward_s`.
 
     Three-phase (LambdaML): the splits of others up, one's own split from each of them down, the merged split up and
     those of the others down, one after the other. Pipelined (FuncPipe): the first two overlap, step by step. For equal
@@ -44,7 +46,8 @@ def sync_time_s(
     up_s, down_s = split_bytes / upload_bytes_s, split_bytes / download_bytes_s
     if replicas == 1:
         return np.zeros_like(up_s)
-    spread_s: Array = up_s + (replicas - 1) * down_s
+    merged_bytes = np.asarray(gradient_bytes if merged_bytes is None else merged_bytes, dtype=np.float64)
+    spread_s: Array = merged_bytes / replicas * (1 / upload_bytes_s + (replicas - 1) / download_bytes_s)
     link = (gradient_bytes, replicas, upload_bytes_s, download_bytes_s, latency_s)
     match sync:
         case Sync.THREE_PHASE:
@@ -52,7 +55,8 @@ def sync_time_s(
         case Sync.ALL_REDUCE:
             return all_reduce_s(*link)
         case Sync.EXCHANGE | Sync.STREAMED:
-            return exposed_s(sync, *link, usual_streams(sync, replicas, streams), backward_s)
+            cut_as = usual_streams(sync, replicas, streams)
+            return exposed_s(sync, *link, cut_as, backward_s, merged_bytes=merged_bytes)
     reduce_s: Array = up_s + (replicas - 2) * np.maximum(up_s, down_s) + down_s
     return reduce_s + spread_s + (2 + replicas) * latency_s
 
@@ -73,6 +77,8 @@ def streamed_s(
     down: Array | float,
     latency_s: float,
     streams: Streams,
+    *,
+    merged_bytes: Array | float | None = None,
 ) -> Array:
     """Seconds of the streamed scatter-reduce, in which raw objects go before merged ones.
 
@@ -83,7 +89,7 @@ def streamed_s(
     size = np.asarray(gradient_bytes, dtype=np.float64)
     foreign = (n - 1) * size / n
     first = -(-(n - 1) // min(streams.groups, n - 1)) * size / (n * streams.rounds)
-    own = size / (n * merged)
+    own = (size if merged_bytes is None else np.asarray(merged_bytes, dtype=np.float64)) / (n * merged)
     ends = 2 * latency_s + np.maximum(first / up + foreign / down, foreign / up + first / down)
     put = np.zeros_like(size)
     for j in range(1, merged + 1):
@@ -118,17 +124,25 @@ def exposed_s(
     latency_s: float,
     streams: Streams,
     backward_s: Array | float,
+    *,
+    merged_bytes: Array | float | None = None,
 ) -> Array:
     """Seconds that an exchange or a streamed scatter-reduce takes beyond the backward during which it begins.
 
     The backward completes its rounds one by one, evenly over its `backward_s`. All of these but the last round's share
     is gained; what is left is at least the time of the last round alone.
     """
-    form = exchange_s if sync is Sync.EXCHANGE else streamed_s
     link = (replicas, up, down, latency_s)
-    whole_s = form(gradient_bytes, *link, streams) - (1 - 1 / streams.rounds) * np.asarray(backward_s)
-    last_round = Streams(1, streams.groups, 1)
-    return np.maximum(whole_s, form(np.asarray(gradient_bytes) / streams.rounds, *link, last_round))
+    sums = np.asarray(gradient_bytes if merged_bytes is None else merged_bytes, dtype=np.float64)
+
+    def form(cut_as: Streams, share: float) -> Array:
+        size = share * np.asarray(gradient_bytes, dtype=np.float64)
+        if sync is Sync.EXCHANGE:
+            return exchange_s(size, *link, cut_as)
+        return streamed_s(size, *link, cut_as, merged_bytes=share * sums)
+
+    whole_s = form(streams, 1.0) - (1 - 1 / streams.rounds) * np.asarray(backward_s)
+    return np.maximum(whole_s, form(Streams(1, streams.groups, 1), 1 / streams.rounds))
 
 
 def all_reduce_s(

@@ -139,7 +139,8 @@ def _sync_s(programme: ChainProgramme, s: int, j: int, gradient_mb: float) -> fl
     setting, size = programme.settings[s], programme.problem.spec.sizes[j]
     seconds = sync_time_s(
         setting.sync,
-        gradient_bytes=gradient_mb * MB,
+        gradient_bytes=setting.sync_wire_ratio * gradient_mb * MB,
+        merged_bytes=setting.merged_wire_ratio * gradient_mb * MB,
         replicas=setting.replicas,
         upload_bytes_s=size.upload_bytes_s,
         download_bytes_s=size.download_bytes_s,

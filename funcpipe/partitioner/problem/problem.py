@@ -196,16 +196,19 @@ class Problem:
         if self.training.sync is not None or replicas == 1:
             return ((self.training.sync or Sync.PIPELINED, None),)
         size = self.spec.sizes[len(self.spec.sizes) // 2]
+        quarter = self.profile.summed_bytes(0, len(self.profile.layers)) / 4
+        ratio, sharded = self.training.wire_sync.ratio, self.training.shard_optimizer
         chosen = [
             choose(
-                self.profile.summed_bytes(0, len(self.profile.layers)) / 4,
+                ratio * quarter,
                 replicas,
+                merged_bytes=quarter if sharded else None,
                 up=size.upload_bytes_s,
                 down=size.download_bytes_s,
                 price_usd_s=size.price_usd_s,
                 spec=self.spec,
                 time_value=value,
-                sharded=self.training.shard_optimizer,
+                sharded=sharded,
             )
             for value in SYNC_TIME_VALUES
         ]
@@ -229,6 +232,7 @@ class Problem:
             sync=sync,
             wire_ratio=self.training.wire.ratio,
             gradient_wire_ratio=None if self.training.wire_back is None else self.training.wire_back.ratio,
+            sync_wire_ratio=self.training.wire_sync.ratio,
             base_bytes=self.profile.base_memory_bytes,
             spec=self.spec,
             schedule=schedule,
@@ -261,6 +265,7 @@ class Problem:
             shard_optimizer=self.training.shard_optimizer,
             wire=self.training.wire,
             wire_back=self.training.wire_back,
+            wire_sync=self.training.wire_sync,
             stages=stages,
             model=self.profile.model,
             platform=self.spec.name,

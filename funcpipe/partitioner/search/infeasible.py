@@ -105,7 +105,7 @@ def _more_speed(problem: Problem, first: str) -> str:
     ways = [first]
     if problem.training.replicas is not None or problem.pins != NO_PINS:
         ways.append("admit other numbers of replicas or fewer pins")
-    if problem.training.wire.ratio == 1.0:
+    if 1.0 in (problem.training.wire.ratio, problem.training.wire_sync.ratio):
         ways.append("send half-precision tensors")
     return ", ".join(ways[:-1]) + " or " + ways[-1] if len(ways) > 1 else ways[0]
 

@@ -1,0 +1,93 @@
+"""Sums in 16 bits: what they cost, and when the planner chooses them by itself."""
+
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+
+from funcpipe.core import Numerics, OptimizerKind, Plan, Sync, TrainingSpec, Wire
+from funcpipe.partitioner.analysis.explain import explain
+from funcpipe.partitioner.analysis.explain_text import render
+from funcpipe.partitioner.analysis.front import pareto_front
+from funcpipe.partitioner.cost.evaluate import evaluate
+from funcpipe.partitioner.optimize import optimize
+from funcpipe.partitioner.problem.formats import REASON, reason_for, with_formats
+from funcpipe.partitioner.problem.problem import Problem
+from funcpipe.partitioner.search.exhaustive import exhaustive
+from tests.partitioner.instances import chain, platform
+
+PROFILE, SPEC = chain(5, 3, 11), platform(3, shared_bytes_s=None)
+EXACT = TrainingSpec(global_batch=32, optimizer=OptimizerKind.ADAM, time_value=30.0)
+FREE = replace(EXACT, numerics=Numerics.BF16)
+
+
+def objective(plan: Plan) -> float:
+    assert plan.solver is not None
+    return plan.solver.objective
+
+
+@pytest.mark.parametrize("sync", [None, *Sync])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_the_best_plan_in_16_bits_is_that_of_enumeration_and_costs_no_more(sync: Sync | None, sharded: bool) -> None:
+    if sharded and sync is not None and not sync.shares_sums:
+        return
+    small = replace(EXACT, sync=sync, shard_optimizer=sharded, replicas=(1, 4))
+    problem = Problem(profile=PROFILE, spec=SPEC, training=replace(small, wire_sync=Wire.BF16))
+    found, plain = optimize(PROFILE, SPEC, problem.training), optimize(PROFILE, SPEC, small)
+    assert found.wire_sync is Wire.BF16
+    assert objective(found) <= objective(exhaustive(problem)) * (1 + 1e-9)
+    assert objective(found) <= objective(plain) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("replicas", [2, 4, 8])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_buffers_hold_what_travels(replicas: int, sharded: bool) -> None:
+    """By hand, in parts of the summed bytes: what the others wrote of one split, twice (as read, and as decoded), and
+    two messages that go out: one with a split, one with sums; or with parameters, which take 32 bits.
+    """
+    training = replace(EXACT, shard_optimizer=sharded, replicas=(replicas,), sync=Sync.PIPELINED)
+    plan = optimize(PROFILE, SPEC, training)
+    half = evaluate(replace(plan, wire_sync=Wire.BF16), PROFILE, SPEC)
+    n, sums = Fraction(replicas), Fraction(1) if sharded else Fraction(1, 2)
+    saved = 2 - ((n - 1) / n + (Fraction(1, 2) + sums) / n)
+    assert plan.estimate is not None
+    for stage, wide, short in zip(plan.stages, plan.estimate.stages, half.stages, strict=True):
+        summed = PROFILE.summed_bytes(stage.first, stage.stop)
+        assert wide.state_bytes - short.state_bytes == pytest.approx(float(saved * summed), abs=1)
+
+
+def test_what_may_travel_in_16_bits_does_and_the_plan_says_why() -> None:
+    found = optimize(PROFILE, SPEC, replace(FREE, replicas=(4,), time_value=3000.0))
+    assert (found.wire, found.gradient_wire, found.wire_sync) == (Wire.BF16,) * 3
+    assert found.made_for == replace(FREE, replicas=(4,), time_value=3000.0)
+    assert reason_for(found) == REASON
+    assert f"sums in bf16\nnumber formats: {REASON}" in render(explain(found, PROFILE, SPEC, found.made_for))
+    asked = replace(FREE, replicas=(4,), numerics=Numerics.EXACT, wire=Wire.BF16, wire_sync=Wire.BF16)
+    assert objective(found) == pytest.approx(objective(optimize(PROFILE, SPEC, replace(asked, time_value=3000.0))))
+
+
+@pytest.mark.parametrize("time_value", [0.0, 3.84, 245.76])
+def test_freedom_never_costs(time_value: float) -> None:
+    exact, free = (optimize(PROFILE, SPEC, replace(kind, time_value=time_value)) for kind in (EXACT, FREE))
+    assert objective(free) <= objective(exact) * (1 + 1e-9)
+
+
+def test_what_is_asked_for_in_16_bits_stays_as_it_is_asked_for() -> None:
+    chosen = with_formats(replace(FREE, wire=Wire.FP16, wire_back=Wire.FP32))
+    assert (chosen.wire, chosen.wire_back, chosen.wire_sync) == (Wire.FP16, Wire.BF16, Wire.BF16)
+    assert with_formats(EXACT) is EXACT
+
+
+def test_what_never_travels_stays_exact() -> None:
+    alone = optimize(PROFILE, SPEC, replace(FREE, replicas=(1,), time_value=0.0))
+    assert alone.wire_sync is Wire.FP32
+    assert (alone.wire is Wire.BF16) == (len(alone.stages) > 1)
+    whole = optimize(replace(PROFILE, base_memory_bytes=0), platform(1, shared_bytes_s=None), replace(FREE, sync=None))
+    assert (whole.wire is Wire.BF16) == (len(whole.stages) > 1)
+
+
+def test_a_front_is_of_the_formats_that_are_best() -> None:
+    front = pareto_front(PROFILE, SPEC, replace(FREE, replicas=(1, 4)))
+    for plan in front.plans:
+        assert plan.wire is (Wire.BF16 if len(plan.stages) > 1 else Wire.FP32)
+        assert plan.wire_sync is (Wire.BF16 if plan.replicas > 1 else Wire.FP32)

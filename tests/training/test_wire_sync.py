@@ -1,0 +1,145 @@
+"""Gradients summed in 16 bits: the bits of one process that rounds at the same places, however they are summed."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn, optim
+
+from funcpipe.core import Plan, ScheduleKind, Streams, Sync, Wire
+from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.worker.loop import Worker
+from tests.e2e.plans import even_plan, momentum, sample_numbers
+from tests.e2e.reference import largest_difference, train
+from tests.in_process import make_job, run_workers
+from tests.training import test_ties
+from tests.worker.test_buckets import Small
+
+adam: Callable[..., optim.Optimizer] = partial(optim.AdamW, lr=0.02)
+SAMPLES = 28
+WAYS = [
+    *[(sync, None) for sync in (Sync.THREE_PHASE, Sync.PIPELINED, Sync.ALL_REDUCE)],
+    *[(Sync.EXCHANGE, Streams(3, 1, 1)), (Sync.STREAMED, Streams(4, 2, 2))],
+]
+
+
+def model() -> nn.Module:
+    torch.manual_seed(2)
+    return Small()
+
+
+def vectors() -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(3)
+    return [(torch.randn(5, generator=generator), torch.tensor(i % 5)) for i in range(SAMPLES)]
+
+
+def plan_of(sync: Sync, cut_as: Streams | None, replicas: int, made: nn.Module, **options: Any) -> Plan:
+    """Two stages, three micro-batches of two samples for each replica, with backwards in the order of one process."""
+    sample = (torch.zeros(2, 5),)
+    plan = even_plan(made, sample, stages=2, replicas=replicas, micro_batch=2, micro_batches=3, sync=sync, **options)
+    return replace(plan, streams=cut_as, schedule=ScheduleKind.ONE_F_ONE_B)
+
+
+def trained(plan: Plan, optimizer: Callable[[Any], optim.Optimizer] = momentum) -> dict[str, Worker]:
+    job = make_job(model(), plan, vectors, loss=F.cross_entropy, optimizer=optimizer, epochs=2)
+    return run_workers(job, MemoryStorage())
+
+
+def in_one_process(
+    plan: Plan, rounded: torch.dtype | None, optimizer: Callable[[Any], optim.Optimizer] = momentum
+) -> dict[str, Tensor]:
+    expected = model()
+    steps = sample_numbers(plan, SAMPLES, epochs=2)
+    train(
+        expected,
+        vectors(),
+        loss_fn=F.cross_entropy,
+        optimizer=optimizer,
+        steps=steps,
+        replicas=plan.replicas,
+        rounded=rounded,
+    )
+    return expected.state_dict()
+
+
+def assert_every_worker_has(workers: dict[str, Worker], expected: dict[str, Tensor]) -> None:
+    """The same bits, but in running statistics, which are averaged in another order."""
+    for worker, one in workers.items():
+        for name, found in one.computation.state().state_dict().items():
+            if "running" in name:
+                assert torch.allclose(found, expected[name], rtol=1e-6, atol=1e-7), (worker, name)
+            else:
+                assert found.numpy().tobytes() == expected[name].numpy().tobytes(), (worker, name)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=[sync.value for sync, _ in WAYS])
+@pytest.mark.parametrize("replicas", [2, pytest.param(3, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize("wire", [Wire.BF16, pytest.param(Wire.FP32, marks=pytest.mark.slow)])
+def test_every_way_of_summing_has_the_bits_of_one_process_that_rounds_as_it_does(
+    way: tuple[Sync, Streams | None], replicas: int, wire: Wire
+) -> None:
+    """Splits are uneven, the last step is short, the statistics of BatchNorm are summed along, and one parameter has
+    no gradient. Rounded statistics would be off by up to 1/256.
+    """
+    plan = plan_of(*way, replicas, model(), wire_sync=wire)
+    rounded = {Wire.BF16: torch.bfloat16, Wire.FP32: None}[wire]
+    assert_every_worker_has(trained(plan), in_one_process(plan, rounded))
+
+
+def test_rounding_shows() -> None:
+    plan = plan_of(Sync.PIPELINED, None, 2, model())
+    exact, rounded = (in_one_process(plan, dtype)["last.weight"] for dtype in (None, torch.bfloat16))
+    difference = (exact - rounded).abs().max() / exact.abs().max()
+    assert 1e-5 < difference < 2.0**-7
+
+
+@pytest.mark.parametrize("way", [WAYS[0], pytest.param(WAYS[1], marks=pytest.mark.slow), WAYS[4]])
+@pytest.mark.parametrize("replicas", [pytest.param(2, marks=pytest.mark.slow), 3])
+def test_a_divided_optimiser_sums_alike_and_keeps_its_parameters_exact(
+    way: tuple[Sync, Streams | None], replicas: int
+) -> None:
+    """Parameters rounded to 16 bits would lose nearly all of their updates."""
+    plan = replace(plan_of(*way, replicas, model(), wire_sync=Wire.BF16), shard_optimizer=True)
+    assert_every_worker_has(trained(plan, adam), in_one_process(plan, torch.bfloat16, adam))
+
+
+def test_copies_of_tied_parameters_stay_equal() -> None:
+    torch.manual_seed(4)
+    made = test_ties.TiedThrice()
+    plan = even_plan(
+        *(made, (torch.zeros(2, 3, dtype=torch.long),)),
+        stages=3,
+        replicas=2,
+        micro_batch=2,
+        micro_batches=2,
+        wire_sync=Wire.BF16,
+    )
+    job = make_job(copy.deepcopy(made), plan, test_ties.data, loss=test_ties.loss, optimizer=momentum, epochs=2)
+    states = [worker.computation.state().state_dict() for worker in run_workers(job, MemoryStorage()).values()]
+    names = ("words.weight", "middle.weight", "head.weight")
+    tied = [state[name] for state in states for name in names if name in state]
+    assert len(tied) > 2
+    assert all(torch.equal(one, tied[0]) for one in tied)
+    steps = sample_numbers(plan, test_ties.SAMPLES, epochs=2)
+    how: dict[str, Any] = {"loss_fn": test_ties.loss, "optimizer": momentum, "steps": steps, "replicas": 2}
+    train(made, test_ties.data(), **how, rounded=torch.bfloat16)
+    assert largest_difference({"": tied[0]}, {"": made.words.weight.detach()}) < 2.0**-7
+
+
+def test_sums_of_64_bit_numbers_stay_exact() -> None:
+    def train_doubles(wire: Wire) -> dict[str, Tensor]:
+        made = model().double()
+        plan = even_plan(
+            *(made, (torch.zeros(2, 5).double(),)), stages=2, replicas=2, micro_batch=2, micro_batches=3, wire_sync=wire
+        )
+        doubles = [(x.double(), y) for x, y in vectors()]
+        job = make_job(copy.deepcopy(made), plan, lambda: doubles, loss=F.cross_entropy, optimizer=momentum)
+        return run_workers(job, MemoryStorage())["s0.r0"].computation.state().state_dict()
+
+    exact, rounded = train_doubles(Wire.FP32), train_doubles(Wire.BF16)
+    assert all(torch.equal(rounded[name], tensor) for name, tensor in exact.items())
