@@ -86,7 +86,10 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProvisionTable:
-    """Every way to do `job`, the cheapest first; `recommended` names one of them, or None does the job."""
+    """Every way to do `job`, the cheapest first; `recommended` names one of them, or is None if none does the job.
+
+    `assumptions` are those of the comparison, `market_assumptions` those of the market's values, by field.
+    """
 
     FORMAT: ClassVar[str] = "funcpipe.provision-table/1"
 
@@ -99,3 +102,4 @@ class ProvisionTable:
     recommended: str | None
     why: str
     assumptions: tuple[str, ...] = ()
+    market_assumptions: tuple[str, ...] = ()

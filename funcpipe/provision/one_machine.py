@@ -47,7 +47,10 @@ def predictions(goal: Goal, work: ModelWorkload, market: Market) -> Iterator[Pro
 
 
 def one_machine(goal: Goal, work: ModelWorkload, market: Market) -> Provision:
-    """The cheapest machine that meets the deadline; without one, the fastest within the budget, if there is that."""
+    """The cheapest machine that meets the deadline, among those sure enough if there are any.
+
+    Without a deadline it is the fastest within the budget, if there is that.
+    """
     goal.check()
     every = list(predictions(goal, work, market))
     if not every:
@@ -58,6 +61,7 @@ def one_machine(goal: Goal, work: ModelWorkload, market: Market) -> Provision:
     made = [one for one in every if one.seconds <= goal.deadline_s]
     if not made:
         raise no_way("one-machine", goal, min(one.seconds for one in every), "the machines of the market")
+    made = [one for one in made if (one.miss_chance or 0.0) <= goal.job.miss_chance] or made
     budget_usd = goal.job.budget_usd
     if math.isinf(goal.deadline_s) and budget_usd is not None:
         within = [one for one in made if one.usd <= budget_usd]

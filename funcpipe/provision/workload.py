@@ -17,28 +17,38 @@ from funcpipe.provision.lambdadnn import FunctionMarket, FunctionWorkload
 from funcpipe.provision.risk import loss_rate_s
 from funcpipe.provision.spotdnn import SpotSystem, SpotType
 
-BATCH_OF_GPU = 32
-BATCH_OF_CPU_VCPU = 1
-"""Samples of a worker's iteration in asynchronous ways: for each GPU, or for each vCPU where there is none."""
-
 ASSUMPTIONS = (
     "machines without GPUs compute like functions, in proportion to their vCPUs",
     "a GPU computes like so many vCPUs as the market says (vcpu_equivalents)",
     "spotDNN's contention coefficients are those of its released ResNet-110 (0.8, -1.92), not measured here",
     "a parameter server spends one vCPU on 1,000 MB/s",
-    f"asynchronous workers take {BATCH_OF_GPU} samples for each GPU, or {BATCH_OF_CPU_VCPU} for each vCPU",
+    "an asynchronous worker's batch is the power of two that its memory holds, at most the global batch",
+    "samples are loaded while others are computed, and take no time of their own",
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelWorkload:
-    """A model on one worker that holds all of it: vCPU-seconds of a sample, MB of gradients, MB of memory."""
+    """A model on one worker that holds all of it.
+
+    It needs `fixed_mb` of memory (MB of 2^20 bytes), and `sample_memory_mb` for each sample that it holds at once.
+    """
 
     vcpu_s_per_sample: float
     model_mb: float
-    memory_mb: float
-    sample_mb: float
+    fixed_mb: float
+    sample_memory_mb: float
     micro_batch: int
+
+    @property
+    def memory_mb(self) -> float:
+        """What training with one micro-batch at a time needs."""
+        return self.fixed_mb + self.micro_batch * self.sample_memory_mb
+
+    def batch_in(self, memory_mb: float) -> int:
+        """The largest power of two of samples that fits, as in equation (10) of spotDNN; at least a micro-batch."""
+        fits = (memory_mb - self.fixed_mb) / max(self.sample_memory_mb, 1e-9)
+        return max(self.micro_batch, 1 << math.floor(math.log2(max(fits, 1.0))))
 
 
 def model_workload(profile: ModelProfile, spec: PlatformSpec, optimizer: OptimizerKind) -> ModelWorkload:
@@ -51,15 +61,14 @@ def model_workload(profile: ModelProfile, spec: PlatformSpec, optimizer: Optimiz
     layers, data = profile.layers, profile.data
     parameter_bytes = profile.parameter_bytes(0, len(layers))
     activation_bytes = sum(layer.activation_bytes for layer in layers) + max(layer.workspace_bytes for layer in layers)
-    held_bytes = (2 + optimizer.values_per_parameter) * parameter_bytes
-    held_bytes += profile.base_memory_bytes + sum(layer.constant_bytes for layer in layers)
-    held_bytes += activation_bytes + waste_bytes(activation_bytes) + (data.resident_bytes if data else 0)
-    input_bytes = sum(layer.input_bytes for layer in layers) + (data.target_bytes if data else 0)
+    fixed_bytes = (2 + optimizer.values_per_parameter) * parameter_bytes
+    fixed_bytes += profile.base_memory_bytes + sum(layer.constant_bytes for layer in layers)
+    fixed_bytes += data.resident_bytes if data else 0
     return ModelWorkload(
         vcpu_s_per_sample=seconds * size.vcpu / profile.micro_batch,
         model_mb=parameter_bytes / 1e6,
-        memory_mb=held_bytes / MB,
-        sample_mb=input_bytes / profile.micro_batch / 1e6,
+        fixed_mb=fixed_bytes / MB,
+        sample_memory_mb=(activation_bytes + waste_bytes(activation_bytes)) / MB / profile.micro_batch,
         micro_batch=profile.micro_batch,
     )
 
@@ -79,7 +88,7 @@ def function_workload(work: ModelWorkload, profile: ModelProfile, spec: Platform
     rising = [(m, s) for m, s in zip(memory, stores, strict=True) if m <= flat[0]]
     store_slope, store_base = _line([m for m, _ in rising], [s for _, s in rising])
     return FunctionWorkload(
-        dataset_mb=job.samples * work.sample_mb,
+        dataset_mb=0.0,  # in every way samples are loaded while others are computed
         model_mb=work.model_mb,
         local_batch=job.global_batch,
         global_batch=job.global_batch,
@@ -143,13 +152,13 @@ def server_type(market: Market) -> ServerType:
     )
 
 
-def spot_types(work: ModelWorkload, market: Market) -> tuple[SpotType, ...]:
+def spot_types(work: ModelWorkload, market: Market, job: JobSpec) -> tuple[SpotType, ...]:
     """The machines with a spot price that hold the model."""
     found = []
     for machine in market.machines:
         if machine.spot_usd_h is None or not machine.quota or market.model_memory_mb(machine) < work.memory_mb:
             continue
-        batch = BATCH_OF_GPU * machine.gpus or BATCH_OF_CPU_VCPU * machine.vcpu
+        batch = min(max(machine.gpus, 1) * work.batch_in(market.model_memory_mb(machine)), job.global_batch)
         found.append(
             SpotType(
                 name=machine.name,

@@ -9,13 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from funcpipe.core.job_spec import JobSpec
-from funcpipe.core.loss_model import InverseLoss
 from funcpipe.errors import Infeasible
 from funcpipe.provision.cynthia import (
     ClusterWorkload,
     Mode,
-    ServerType,
-    WorkerType,
     cynthia,
     enumerated,
     fed_workers,
@@ -25,17 +22,9 @@ from funcpipe.provision.cynthia import (
     utilisation,
 )
 from funcpipe.provision.goal import Goal
+from tests.provision.random_markets import KIND, SERVER, WORK, cluster_goal, random_clusters
 
-SERVER = ServerType(name="server", vcpu=4, network_mb_s=1000, usd_h=0.2, quota=4)
-WORK = ClusterWorkload(iteration_vcpu_s=50, model_mb=100)
-KIND = WorkerType(name="worker", rate_vcpu=8, network_mb_s=1000, usd_h=0.4, quota=30)
-LOSS = InverseLoss(scale=1000, floor=0.3, batch=128)
 MODES = pytest.mark.parametrize("mode", list(Mode))
-
-
-def goal_of(deadline_s: float = math.inf, target: float = 0.8) -> Goal:
-    job = JobSpec(samples=50_000, global_batch=128, target_loss=target)
-    return Goal(job=job, loss=LOSS, deadline_s=deadline_s)
 
 
 @given(rate=st.floats(0.5, 100), model_mb=st.floats(0.001, 1000), iteration=st.floats(1, 1000))
@@ -44,7 +33,7 @@ def test_both_modes_agree_on_one_worker_as_communication_vanishes(
 ) -> None:
     """One overlaps it and the other does not: they differ by the communication of one worker, at most."""
     kind, work = replace(KIND, rate_vcpu=rate), ClusterWorkload(iteration_vcpu_s=iteration, model_mb=model_mb)
-    bsp, asp = (predict(kind, 1, 1, work=work, server=SERVER, mode=mode, goal=goal_of()) for mode in Mode)
+    bsp, asp = (predict(kind, 1, 1, work=work, server=SERVER, mode=mode, goal=cluster_goal()) for mode in Mode)
     assert bsp.iterations == pytest.approx(asp.iterations)
     exchange_s = 2 * model_mb / 1000
     assert -1e-9 <= asp.seconds / asp.iterations - bsp.seconds / bsp.iterations <= exchange_s * (1 + 1e-6)
@@ -52,15 +41,15 @@ def test_both_modes_agree_on_one_worker_as_communication_vanishes(
 
 @given(mode=st.sampled_from(Mode), deadline_s=st.floats(100, 1e6), later=st.floats(1, 10), faster=st.floats(1, 10))
 def test_the_lower_bound_falls_with_time_and_speed(mode: Mode, deadline_s: float, later: float, faster: float) -> None:
-    lower = fewest_workers(KIND, work=WORK, mode=mode, goal=goal_of(deadline_s))
-    assert fewest_workers(KIND, work=WORK, mode=mode, goal=goal_of(deadline_s * later)) <= lower
+    lower = fewest_workers(KIND, work=WORK, mode=mode, goal=cluster_goal(deadline_s))
+    assert fewest_workers(KIND, work=WORK, mode=mode, goal=cluster_goal(deadline_s * later)) <= lower
     quick = replace(KIND, rate_vcpu=KIND.rate_vcpu * faster)
-    assert fewest_workers(quick, work=WORK, mode=mode, goal=goal_of(deadline_s)) <= lower
+    assert fewest_workers(quick, work=WORK, mode=mode, goal=cluster_goal(deadline_s)) <= lower
 
 
 @given(mode=st.sampled_from(Mode), deadline_s=st.floats(100, 1e5))
 def test_fewer_workers_than_the_lower_bound_are_late(mode: Mode, deadline_s: float) -> None:
-    goal = goal_of(deadline_s)
+    goal = cluster_goal(deadline_s)
     lower = fewest_workers(KIND, work=WORK, mode=mode, goal=goal)
     if lower > 1:
         found = predict(KIND, lower - 1, 10**6, work=WORK, server=SERVER, mode=mode, goal=goal)
@@ -83,14 +72,15 @@ def test_servers_saturate(workers: int, servers: int) -> None:
 def test_more_workers_than_servers_feed_bring_nothing(mode: Mode) -> None:
     feeds = math.ceil(fed_workers(KIND, work=WORK, server=SERVER))
     times = [
-        predict(KIND, n, 1, work=WORK, server=SERVER, mode=mode, goal=goal_of()).seconds for n in (feeds, 2 * feeds)
+        predict(KIND, n, 1, work=WORK, server=SERVER, mode=mode, goal=cluster_goal()).seconds
+        for n in (feeds, 2 * feeds)
     ]
     assert times[1] > 0.95 * times[0]
 
 
 def test_asynchronous_workers_need_more_iterations() -> None:
     one, four = (
-        predict(KIND, n, 1, work=WORK, server=SERVER, mode=Mode.ASP, goal=goal_of()).iterations for n in (1, 4)
+        predict(KIND, n, 1, work=WORK, server=SERVER, mode=Mode.ASP, goal=cluster_goal()).iterations for n in (1, 4)
     )
     assert one == pytest.approx(1000 / 0.5)
     assert four == pytest.approx(2 * one)
@@ -105,21 +95,8 @@ def test_epochs_need_the_same_samples_in_both_modes() -> None:
 def check_random_markets(number: int) -> None:
     missed = 0
     for seed in range(number):
-        draw = random.Random(seed)
-        types = [
-            WorkerType(
-                name=f"m{i}",
-                rate_vcpu=draw.uniform(1, 100),
-                network_mb_s=draw.uniform(100, 2000),
-                usd_h=draw.uniform(0.1, 5),
-                quota=draw.randint(1, 12),
-            )
-            for i in range(draw.randint(1, 5))
-        ]
-        work = ClusterWorkload(iteration_vcpu_s=draw.uniform(5, 500), model_mb=draw.uniform(1, 500))
-        server, mode = replace(SERVER, quota=draw.randint(1, 3)), draw.choice(list(Mode))
-        every = list(enumerated(types, work=work, server=server, mode=mode, goal=goal_of()))
-        goal = goal_of(min(one.seconds for one in every) * draw.choice([0.99, 1.001, draw.uniform(1, 3)]))
+        types, work, server, mode, goal = random_clusters(random.Random(seed))
+        every = list(enumerated(types, work=work, server=server, mode=mode, goal=goal))
         made = [one for one in every if one.seconds <= goal.deadline_s]
         if not made:
             with pytest.raises(Infeasible, match="cannot be met"):
@@ -143,4 +120,4 @@ def test_many_random_markets_have_a_provision_where_there_is_one() -> None:
 
 def test_a_market_without_machines_for_the_model_is_refused() -> None:
     with pytest.raises(Infeasible, match="no machine of the market has the memory"):
-        cynthia(goal_of(), [], work=WORK, server=SERVER, mode=Mode.BSP)
+        cynthia(cluster_goal(), [], work=WORK, server=SERVER, mode=Mode.BSP)

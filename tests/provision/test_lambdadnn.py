@@ -13,7 +13,6 @@ from funcpipe.errors import Infeasible
 from funcpipe.provision.baselines import exhaustive, naive, siren_like
 from funcpipe.provision.goal import Goal
 from funcpipe.provision.lambdadnn import (
-    FunctionMarket,
     FunctionWorkload,
     bounds,
     enumerated,
@@ -22,6 +21,7 @@ from funcpipe.provision.lambdadnn import (
     search,
 )
 from tests.provision.published import CIFAR_SAMPLES, CNN_1D, CNN_SAMPLES, LAMBDA, MOBILE_NET, RESNET_50
+from tests.provision.random_markets import random_functions
 
 
 def goal_of(samples: int, epochs: float, batch: int, deadline_s: float = math.inf) -> Goal:
@@ -160,29 +160,10 @@ def test_larger_functions_are_no_slower_and_the_server_saturates(
         assert more.iteration_s - local_s == pytest.approx(2 * 18 * more.functions / 1200)
 
 
-def random_case(draw: random.Random) -> tuple[float, float, FunctionWorkload, FunctionMarket]:
-    work = FunctionWorkload(
-        dataset_mb=draw.uniform(10, 5000),
-        model_mb=draw.uniform(1, 400),
-        local_batch=draw.choice([16, 64, 256]),
-        global_batch=draw.choice([256, 1024]),
-        rate_slope=draw.uniform(0.001, 0.1),
-        rate_base=draw.uniform(-1, 10),
-        memory_min_mb=draw.choice([1024, 1728]),
-        store_slope=0.002228,
-        store_base=16.12,
-        store_flat_mb=1792,
-    )
-    market = replace(LAMBDA, max_functions=40, function_mb_s=draw.choice([40.0, 84.0, 300.0]))
-    samples = draw.uniform(1e4, 1e6)
-    quickest = min(predict(n, 3008, samples, work, market).seconds for n in range(1, 41))
-    return samples, quickest * draw.uniform(0.9, 3), work, market
-
-
 def check_random_markets(number: int) -> None:
     missed = 0
     for seed in range(number):
-        samples, deadline_s, work, market = random_case(random.Random(seed))
+        samples, deadline_s, work, market = random_functions(random.Random(seed))
         best = enumerated(samples, deadline_s, work, market, count_server=False)
         published = search(samples, deadline_s, work, market, count_server=False)
         goal = goal_of(math.ceil(samples), samples / math.ceil(samples), work.global_batch, deadline_s)

@@ -8,13 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from funcpipe.core.job_spec import JobSpec
-from funcpipe.core.loss_model import WeightedLoss
 from funcpipe.errors import Infeasible
-from funcpipe.provision.goal import Goal
 from funcpipe.provision.spotdnn import (
     Counts,
-    SpotSystem,
     SpotType,
     cluster_of,
     compute_from_speed,
@@ -26,6 +22,7 @@ from funcpipe.provision.spotdnn import (
 )
 from funcpipe.provision.spotdnn_search import Space, exhaustive_search, mended_search, replan, spotdnn, window_search
 from tests.provision.published import SPOT, spot_goal, spot_types
+from tests.provision.random_markets import random_market
 
 
 @pytest.mark.parametrize(
@@ -180,43 +177,6 @@ def test_what_cannot_be_reached_is_told() -> None:
         spotdnn(spot_goal(0.4, 2400), spot_types(), SPOT)
     with pytest.raises(Infeasible, match=r"deadline of 60 s cannot be met, the fastest of the 25 machines"):
         spotdnn(spot_goal(0.8, 60), spot_types(), SPOT)
-
-
-def random_market(draw: random.Random) -> tuple[tuple[SpotType, ...], SpotSystem, Goal]:
-    system = SpotSystem(
-        model_mb=draw.uniform(5, 600),
-        request_mb_s=draw.uniform(100, 600),
-        server_mb_s=1200,
-        contention_slope=draw.uniform(0.4, 1.2),
-        contention_base=draw.uniform(-2.5, 0.3),
-    )
-    types = tuple(
-        SpotType(
-            name=f"m{i}",
-            batch=2 ** draw.randint(7, 11),
-            compute_s=draw.uniform(0.1, 3),
-            gpus=draw.choice([1, 2, 4, 8]),
-            usd_h=draw.uniform(0.3, 3),
-            quota=draw.randint(1, 5),
-        )
-        for i in range(draw.randint(2, 5))
-    )
-    loss = WeightedLoss(
-        gamma1=draw.uniform(0, 300),
-        gamma2=-draw.uniform(0.01, 0.3),
-        gamma3=draw.uniform(1500, 4000),
-        gamma4=draw.uniform(0.2, 1),
-        gamma5=0.5,
-        heterogeneity=draw.random() < 0.5,
-    )
-    job = JobSpec(samples=50_000, global_batch=1024, target_loss=draw.uniform(0.6, 1.2))
-    open_ended = Space(types, system, Goal(job=job, loss=loss))
-    quickest = min(one.seconds for counts in open_ended.all_counts() if (one := open_ended.predicted(counts)))
-    return (
-        types,
-        system,
-        Goal(job=job, loss=loss, deadline_s=quickest * draw.choice([0.99, 1.001, 1.02, draw.uniform(1, 3)])),
-    )
 
 
 def check_random_markets(number: int) -> None:
