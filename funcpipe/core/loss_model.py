@@ -69,7 +69,7 @@ class WeightedLoss:
     gamma2: float
     gamma3: float
     gamma5: float
-    gamma4: float = 0.0
+    gamma4: float = 1.0
     heterogeneity: bool = True
     covariance: Matrix = ()
     residual: float = 0.0
@@ -78,6 +78,10 @@ class WeightedLoss:
         checks.at_least("gamma1", self.gamma1, 0)
         checks.positive("gamma3", self.gamma3)
         checks.at_least("gamma4", self.gamma4, 0)
+        if self.heterogeneity and self.gamma4 == 0:
+            raise InvalidValue(
+                "gamma4", self.gamma4, "must be above 0 with heterogeneity: one worker would need no steps"
+            )
         checks.at_least("residual", self.residual, 0)
         _check_covariance(self.covariance, 4 + (len(self.covariance) == 5))
 

@@ -190,18 +190,7 @@ def cynthia(
 ) -> Provision:
     """A Cynthia-style choice; where its search between bounds finds nothing, all clusters of one type are tried."""
     goal.check()
-    found = search(types, work=work, server=server, mode=mode, goal=goal, start_s=start_s)
-    why = "the first number of workers that makes it, of the cheapest type"
-    if found is None:
-        every = list(enumerated(types, work=work, server=server, mode=mode, goal=goal, start_s=start_s))
-        if not every:
-            raise Infeasible("cynthia: no machine of the market has the memory for the model; add a larger one")
-        made = [one for one in every if one.seconds <= goal.deadline_s]
-        if not made:
-            quickest = min(one.seconds for one in every)
-            raise no_way(f"cynthia-{mode.value}", goal, quickest, "clusters of one type")
-        found = min(made, key=lambda one: one.usd)
-        why = "the bounds leave none, so all clusters of one type were tried"
+    found, why = _chosen(goal, types, work=work, server=server, mode=mode, start_s=start_s)
     hours = found.seconds / 3600
     cluster = Cluster(batch=goal.job.global_batch, workers=found.workers, convergence=0.0)
     return provision(
@@ -223,3 +212,20 @@ def cynthia(
         cluster=None if mode is Mode.BSP else cluster,
         assumptions=[ASSUMPTION],
     )
+
+
+def _chosen(
+    goal: Goal, types: Sequence[WorkerType], *, work: ClusterWorkload, server: ServerType, mode: Mode, start_s: float
+) -> tuple[ClusterPrediction, str]:
+    """What the search finds, or else the cheapest of all clusters of one type, and which of the two it was."""
+    found = search(types, work=work, server=server, mode=mode, goal=goal, start_s=start_s)
+    if found is not None:
+        return found, "the first number of workers that makes it, of the cheapest type"
+    every = list(enumerated(types, work=work, server=server, mode=mode, goal=goal, start_s=start_s))
+    if not every:
+        raise Infeasible("cynthia: no machine of the market has the memory for the model; add a larger one")
+    made = [one for one in every if one.seconds <= goal.deadline_s]
+    if not made:
+        quickest = min(one.seconds for one in every)
+        raise no_way(f"cynthia-{mode.value}", goal, quickest, "clusters of one type")
+    return min(made, key=lambda one: one.usd), "the bounds leave none, so all clusters of one type were tried"

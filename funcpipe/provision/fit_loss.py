@@ -77,13 +77,7 @@ def fit_weighted(curves: Sequence[LossCurve], *, heterogeneity: bool = True) -> 
 
     γ1 (and γ4 with `heterogeneity`) are searched, γ2, γ3 and γ5 follow.
     """
-    for curve in curves:
-        _check_points(curve, 3)
-    if len({curve.batch for curve in curves}) < 2:
-        raise DataError(
-            "equation (3) tells how the loss depends on the batch: give curves of at least two different batches, "
-            "or fit β0/s + β1 to one"
-        )
+    _check_batches(curves)
     steps = np.concatenate([curve.steps for curve in curves])
     losses = np.concatenate([curve.losses for curve in curves])
     batch = np.concatenate([np.full(len(c.steps), c.batch) for c in curves])
@@ -147,11 +141,10 @@ class _Separable:
     def search(self, several: bool, *, heterogeneity: bool) -> tuple[float, float]:
         """γ1 and γ4. Where all curves have one convergence coefficient, γ4 only scales γ2 and γ3, and is 1."""
         if not several:
-            gamma4 = 1.0 if heterogeneity else 0.0
-            return math.expm1(self.best_gamma1(self.root(gamma4, heterogeneity=heterogeneity))[0]), gamma4
+            return math.expm1(self.best_gamma1(self.root(1.0, heterogeneity=heterogeneity))[0]), 1.0
         top = math.log1p(100.0)
         at, _ = _minimum(lambda x: self.best_gamma1(self.root(math.expm1(x), heterogeneity=True))[1], top, points=20)
-        gamma4 = math.expm1(at)
+        gamma4 = max(math.expm1(at), 1e-6)
         return math.expm1(self.best_gamma1(self.root(gamma4, heterogeneity=True))[0]), gamma4
 
 
@@ -198,6 +191,16 @@ def _uncertainty(jacobian: Array, residuals: Array) -> tuple[Matrix, float]:
     inverse = np.linalg.pinv(scaled.T @ scaled) / np.outer(scale, scale)
     covariance = variance * (1 + correlation) / (1 - correlation) * inverse
     return tuple(tuple(float(x) for x in row) for row in covariance), math.sqrt(variance)
+
+
+def _check_batches(curves: Sequence[LossCurve]) -> None:
+    for curve in curves:
+        _check_points(curve, 3)
+    if len({curve.batch for curve in curves}) < 2:
+        raise DataError(
+            "equation (3) tells how the loss depends on the batch: give curves of at least two different batches, "
+            "or fit β0/s + β1 to one"
+        )
 
 
 def _check_points(curve: LossCurve, least: int) -> None:

@@ -41,7 +41,7 @@ class Space:
         self.existing = existing or (0,) * len(self.types)
         if len(self.existing) != len(self.types):
             raise InvalidValue("existing", self.existing, f"must have a number for each of the {len(self.types)} types")
-        self.quotas = tuple(kind.quota for kind in self.types)
+        self.quotas = tuple(max(kind.quota, have) for kind, have in zip(self.types, self.existing, strict=True))
         self._known: dict[Counts, SpotPrediction | None] = {}
 
     def predicted(self, counts: Counts) -> SpotPrediction | None:
