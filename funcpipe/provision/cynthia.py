@@ -28,13 +28,17 @@ class Mode(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerType:
-    """A type of machine: its rate in vCPU, its network, its price, how many there are."""
+    """A type of machine: its rate in vCPU, its network, its price, how many there are.
+
+    In each iteration its GPUs exchange gradients among themselves for `exchange_s`; that term is ours.
+    """
 
     name: str
     rate_vcpu: float
     network_mb_s: float
     usd_h: float
     quota: int
+    exchange_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,12 +86,12 @@ def predict(
     use = utilisation(kind, workers, servers, work=work, server=server)
     if mode is Mode.BSP:
         iterations = goal.synchronous_samples() / goal.job.global_batch
-        compute_s = work.iteration_vcpu_s / (workers * use * kind.rate_vcpu)
+        compute_s = work.iteration_vcpu_s / (workers * use * kind.rate_vcpu) + kind.exchange_s
         seconds = iterations * max(compute_s, communication_s(kind, workers, servers, work=work, server=server))
     else:
         batch = goal.job.global_batch
         iterations = goal.asynchronous_steps(Cluster(batch=batch, workers=workers, convergence=0.0))
-        each_s = work.iteration_vcpu_s / (use * kind.rate_vcpu)
+        each_s = work.iteration_vcpu_s / (use * kind.rate_vcpu) + kind.exchange_s
         each_s += communication_s(kind, 1, servers, work=work, server=server)
         seconds = iterations * each_s / workers
     seconds += start_s

@@ -9,14 +9,12 @@ from funcpipe.errors import Infeasible
 from funcpipe.provision.goal import Goal, no_way
 from funcpipe.provision.result import provision, what_binds
 from funcpipe.provision.risk import loss_rate_s
-from funcpipe.provision.workload import ModelWorkload
+from funcpipe.provision.workload import ModelWorkload, exchange_s
 
 
 def iteration_s(machine: Machine, market: Market, work: ModelWorkload, batch: int) -> float:
     """Seconds of one iteration: the batch's computation, then each GPU's gradients to the host and back over PCIe."""
-    compute_s = batch * work.vcpu_s_per_sample / market.compute_vcpu(machine)
-    exchange_s = 2 * machine.gpus * work.model_mb / machine.pcie_mb_s if machine.gpus > 1 else 0.0
-    return compute_s + exchange_s
+    return batch * work.vcpu_s_per_sample / market.compute_vcpu(machine) + exchange_s(machine, work)
 
 
 def predictions(goal: Goal, work: ModelWorkload, market: Market) -> Iterator[Provision]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from funcpipe.core.choices import OptimizerKind
 from funcpipe.core.job_spec import JobSpec
-from funcpipe.core.market import Market
+from funcpipe.core.market import Machine, Market
 from funcpipe.core.platform import MB, FunctionSize, PlatformSpec
 from funcpipe.core.profile import ModelProfile
 from funcpipe.partitioner.cost.memory import waste_bytes
@@ -120,6 +120,11 @@ def function_market(spec: PlatformSpec, market: Market) -> FunctionMarket:
     )
 
 
+def exchange_s(machine: Machine, work: ModelWorkload) -> float:
+    """Seconds in which the GPUs of a machine exchange their gradients, by the second term of spotDNN's equation (7)."""
+    return 2 * machine.gpus * work.model_mb / machine.pcie_mb_s if machine.gpus > 1 else 0.0
+
+
 def cluster_workload(work: ModelWorkload, job: JobSpec) -> ClusterWorkload:
     """Cynthia's view: one iteration of the global batch."""
     return ClusterWorkload(iteration_vcpu_s=work.vcpu_s_per_sample * job.global_batch, model_mb=work.model_mb)
@@ -134,6 +139,7 @@ def worker_types(work: ModelWorkload, market: Market) -> tuple[WorkerType, ...]:
             network_mb_s=machine.network_mb_s,
             usd_h=machine.on_demand_usd_h,
             quota=machine.quota,
+            exchange_s=exchange_s(machine, work),
         )
         for machine in market.machines
         if market.model_memory_mb(machine) >= work.memory_mb

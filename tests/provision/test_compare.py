@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from funcpipe.client.provisioning import provision_inputs, provision_table
-from funcpipe.core import MB, LayerProfile, ModelProfile, TensorProfile, from_text, to_text
+from funcpipe.core import MB, LayerProfile, ModelProfile, OptimizerKind, TensorProfile, from_text, to_text
 from funcpipe.core.job_spec import JobSpec
 from funcpipe.core.loss_model import InverseLoss
 from funcpipe.core.provision import Provision, ProvisionTable
@@ -16,7 +16,9 @@ from funcpipe.platforms.catalog import load_spec
 from funcpipe.platforms.machine_catalog import load_market
 from funcpipe.provision import workload
 from funcpipe.provision.compare import ORACLES, WAYS, fronts, undominated
+from funcpipe.provision.cynthia import Mode, predict
 from funcpipe.provision.figure import draw
+from funcpipe.provision.goal import Goal
 from funcpipe.provision.one_machine import iteration_s
 
 SPEC = load_spec("aws-lambda")
@@ -66,7 +68,7 @@ def table() -> ProvisionTable:
 
 
 def test_the_profile_s_rate_is_that_of_its_processors() -> None:
-    work = workload.model_workload(profile(), SPEC, provision_inputs(profile(), job_of()).training.optimizer)
+    work = workload.model_workload(profile(), SPEC, OptimizerKind.SGD)
     assert work.vcpu_s_per_sample == pytest.approx(0.1, rel=1e-6)
     machine = MARKET.machine("c7i.2xlarge")
     assert iteration_s(machine, MARKET, work, 64) == pytest.approx(64 * 0.1 / 8)
@@ -103,10 +105,23 @@ def test_one_machine_is_the_cheapest_of_all_that_make_it(table: ProvisionTable) 
     prices = []
     for machine in MARKET.machines:
         seconds = 120 + 2 * 20_000 * 0.1 / MARKET.compute_vcpu(machine)
-        seconds += 625 * 2 * machine.gpus * 10 / 10_000 if machine.gpus > 1 else 0
+        seconds += 625 * 2 * machine.gpus * 10 / machine.pcie_mb_s if machine.gpus > 1 else 0
         if seconds <= 3600 / (1 + 1.645 * 0.05):
             prices += [seconds / 3600 * usd for usd in (machine.on_demand_usd_h, machine.spot_usd_h) if usd]
     assert chosen.usd == pytest.approx(min(prices), rel=1e-3)
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_a_server_beside_one_machine_is_no_faster_than_the_machine_alone(mode: Mode) -> None:
+    """GPUs of a machine exchange gradients in both."""
+    work = workload.model_workload(profile(parameter_mb=1000), SPEC, OptimizerKind.SGD)
+    job, server = job_of(), workload.server_type(MARKET)
+    cluster, types = workload.cluster_workload(work, job), workload.worker_types(work, MARKET)
+    assert any(kind.exchange_s > 0 for kind in types)
+    for kind in types:
+        found = predict(kind, 1, 1, work=cluster, server=server, mode=mode, goal=Goal(job=job))
+        alone_s = iteration_s(MARKET.machine(kind.name), MARKET, work, job.global_batch)
+        assert found.seconds / found.iterations >= alone_s * (1 - 1e-9)
 
 
 def test_a_tight_deadline_is_refused_with_the_fastest_there_is() -> None:
