@@ -13,7 +13,10 @@ from funcpipe.core import (
     FaultTolerance,
     FunctionSize,
     Interval,
+    InverseLoss,
     JobEstimate,
+    JobSpec,
+    Market,
     ModelProfile,
     Numerics,
     OnDrift,
@@ -24,6 +27,8 @@ from funcpipe.core import (
     Plan,
     PlatformSpec,
     Precision,
+    Provision,
+    ProvisionTable,
     Recompute,
     RequestCounts,
     RunLimits,
@@ -35,6 +40,7 @@ from funcpipe.core import (
     TrainingSpec,
     Validation,
     ValidationReport,
+    WeightedLoss,
     Wire,
     WorkerReport,
     read,
@@ -80,12 +86,14 @@ if TYPE_CHECKING:
     from funcpipe.client.callbacks import Callback, EachStep, RunInfo
     from funcpipe.client.control import clean, status, stop
     from funcpipe.client.export import export
+    from funcpipe.client.provisioning import provision_table
     from funcpipe.client.results import Progress, RunResult
     from funcpipe.client.run_status import RunStatus, WorkerStatus
     from funcpipe.client.site import Site, open_site
     from funcpipe.client.verdict import Verdict
     from funcpipe.partitioner.problem.pins import Pins
     from funcpipe.platforms.catalog import load_spec, open_deployment, open_platform, open_storage
+    from funcpipe.platforms.machine_catalog import load_market
     from funcpipe.profiler.buckets import Bucket
     from funcpipe.runstate.liveness import WorkerState
     from funcpipe.scheduler.simulator.disturbances import Disturbances
@@ -118,9 +126,12 @@ __all__ = [
     "InputError",
     "Interval",
     "InvalidValue",
+    "InverseLoss",
     "JobEstimate",
+    "JobSpec",
     "KeyExists",
     "KeyMissing",
+    "Market",
     "ModelError",
     "ModelProfile",
     "NotFinite",
@@ -140,6 +151,8 @@ __all__ = [
     "PlatformSpec",
     "Precision",
     "Progress",
+    "Provision",
+    "ProvisionTable",
     "Recompute",
     "ReplicasDiffer",
     "RequestCounts",
@@ -173,6 +186,7 @@ __all__ = [
     "ValidationReport",
     "Verdict",
     "Verification",
+    "WeightedLoss",
     "Wire",
     "WorkerFailed",
     "WorkerReport",
@@ -180,11 +194,13 @@ __all__ = [
     "WorkerStatus",
     "clean",
     "export",
+    "load_market",
     "load_spec",
     "open_deployment",
     "open_platform",
     "open_site",
     "open_storage",
+    "provision_table",
     "read",
     "status",
     "stop",
@@ -202,6 +218,7 @@ _LAZY = {
     "status": "client.control",
     "stop": "client.control",
     "export": "client.export",
+    "provision_table": "client.provisioning",
     "Progress": "client.results",
     "RunResult": "client.results",
     "Site": "client.site",
@@ -211,6 +228,7 @@ _LAZY = {
     "open_deployment": "platforms.catalog",
     "open_platform": "platforms.catalog",
     "open_storage": "platforms.catalog",
+    "load_market": "platforms.machine_catalog",
     "Bucket": "profiler.buckets",
     "Disturbances": "scheduler.simulator.disturbances",
     "Verdict": "client.verdict",

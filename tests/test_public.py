@@ -20,6 +20,7 @@ Bucket Disturbances JobEstimate RunInfo Callback EachStep EMA SWA Interval
 FaultTolerance RunLimits RunSettings Validation ValidationReport Numerics OnDrift OnNan OnOutOfMemory
 Precision Wire Sync ScheduleKind Recompute OptimizerKind
 Outcome WorkerReport read write load_spec
+JobSpec InverseLoss WeightedLoss Market Provision ProvisionTable load_market provision_table
 Storage Platform Deployment Handle Status State Cause StorageUrls
 Site open_site open_storage open_platform open_deployment
 """

@@ -1,4 +1,4 @@
-"""The verbs that look ahead: profile, optimize, simulate, estimate."""
+"""The verbs that look ahead: profile, optimize, simulate, estimate, provision."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -10,7 +10,9 @@ from funcpipe.client import arguments
 from funcpipe.client.arguments import AnySpec, choices, given, spec_of
 from funcpipe.client.data_profile import profile_data
 from funcpipe.client.job_estimate import estimate_job, job_shape
+from funcpipe.client.open_data import open_data
 from funcpipe.client.profiling import profile_buckets
+from funcpipe.client.provisioning import provision_table
 from funcpipe.client.site import Site
 from funcpipe.core import (
     FaultTolerance,
@@ -27,6 +29,10 @@ from funcpipe.core import (
     Validation,
     Wire,
 )
+from funcpipe.core.job_spec import JobSpec
+from funcpipe.core.loss_model import LossModel
+from funcpipe.core.market import Market
+from funcpipe.core.provision import ProvisionTable
 from funcpipe.core.settings import DEFAULT_FAULTS
 from funcpipe.partitioner.catalog import PROFILED_LAYERS
 from funcpipe.partitioner.optimize import optimize
@@ -34,6 +40,7 @@ from funcpipe.partitioner.problem.forward_only import forward_only
 from funcpipe.partitioner.problem.merge import merge_layers
 from funcpipe.partitioner.problem.pins import NO_PINS, Pins
 from funcpipe.profiler import REPEATS, Bucket, buckets_of
+from funcpipe.provision.compare import WAYS
 from funcpipe.report.predict import predict
 from funcpipe.scheduler.simulator.disturbances import Disturbances
 from funcpipe.scheduler.simulator.simulate import UNDISTURBED
@@ -224,6 +231,56 @@ class Planning:
         chosen = self._planned(plan)
         shape = job_shape(chosen, data, epochs, validation, averaged=self._recipe.average is not None)
         return estimate_job(chosen, shape, prices=prices or self._spec, faults=faults, functions=platform)
+
+    def provision(
+        self,
+        data: int | Data,
+        *,
+        global_batch: int,
+        epochs: float | None = None,
+        target_loss: float | None = None,
+        loss: LossModel | None = None,
+        deadline_s: float | None = None,
+        budget_usd: float | None = None,
+        miss_chance: float = 0.05,
+        market: Market | str = "aws",
+        ways: Sequence[str] = WAYS,
+        count_server: bool = False,
+        faults: FaultTolerance = DEFAULT_FAULTS,
+        profile: ModelProfile | None = None,
+        spec: AnySpec | None = None,
+    ) -> ProvisionTable:
+        """All ways to train on `data`, or on so many samples: functions and machines, seconds, dollars, which to take.
+
+        The goal is a number of `epochs`, or a `target_loss` with a `loss` model (see `funcpipe fit-loss`); deadline and
+        budget are those of the whole job. `market` holds the machines, by name or from a file. Rents nothing.
+        """
+        measured, platform = self._profiled(profile, spec)
+        job = JobSpec(
+            samples=data if isinstance(data, int) else len(open_data(data)[1].dataset),
+            global_batch=global_batch,
+            epochs=epochs,
+            target_loss=target_loss,
+            deadline_s=deadline_s,
+            budget_usd=budget_usd,
+            miss_chance=miss_chance,
+        )
+        training = TrainingSpec(
+            global_batch=global_batch,
+            optimizer=optimizer_kind(self._recipe.optimizer, trainable_shapes(self.model)),
+            averaged=self._recipe.average is not None,
+        )
+        return provision_table(
+            measured,
+            job,
+            spec=platform,
+            market=market,
+            loss=loss,
+            training=training,
+            count_server=count_server,
+            faults=faults,
+            ways=ways,
+        )
 
     def _profiled(self, profile: ModelProfile | None, spec: AnySpec | None) -> tuple[ModelProfile, PlatformSpec]:
         measured = given("profile", profile or self._profile, ModelProfile)

@@ -12,13 +12,15 @@ from collections.abc import Callable, Iterable
 
 from funcpipe.errors import InputError
 
-_READ = ("profile", "plan", "spec", "predicted", "observed", "requirements", "weights")
+_READ = ("profile", "plan", "spec", "predicted", "observed", "requirements", "weights", "loss_model")
 """The options, in some verb, that name files to read."""
 
 _OUTPUTS: dict[str, dict[str, str]] = {
     "profile": {"output": "profile"},
     "optimize": {"output": "plan", "figure": ""},
     "simulate": {"trace": "trace"},
+    "provision": {"figure": ""},
+    "fit-loss": {"output": ""},
     "train": {"trace": "trace", "output": "", "averaged_output": "", "best": ""},
     "predict": {"output": ""},
     "export": {"output": ""},

@@ -19,7 +19,7 @@ from funcpipe.errors import InputError
 
 NAME = "funcpipe.toml"
 
-_PLANNING = ("profile", "optimize", "explain", "simulate")
+_PLANNING = ("profile", "optimize", "explain", "simulate", "provision")
 _TRAINING = ("train", "verify")
 _EVALUATION = ("evaluate", "predict")
 _OF_RUNS = ("status", "stop", "clean", "export", "key")

@@ -42,7 +42,7 @@ def _placeholder(action: argparse.Action) -> str:
 
 
 def add_verb(verbs: Any, name: str, help_text: str, example: str, module: str) -> argparse.ArgumentParser:
-    """A verb whose function is that of the same name in `module` of `funcpipe.cli`, imported when it is called."""
+    """A verb whose function has the same name (_ for -) in `module` of `funcpipe.cli`, imported when it is called."""
     verb: argparse.ArgumentParser = verbs.add_parser(
         name,
         help=help_text,
@@ -53,7 +53,7 @@ def add_verb(verbs: Any, name: str, help_text: str, example: str, module: str) -
 
     def run(options: argparse.Namespace) -> int | None:
         function: Callable[[argparse.Namespace], int | None] = getattr(
-            importlib.import_module(f"funcpipe.cli.{module}"), name
+            importlib.import_module(f"funcpipe.cli.{module}"), name.replace("-", "_")
         )
         return function(options)
 

@@ -2,7 +2,10 @@
 
 from funcpipe.core.choices import SUMMED, Interval, OptimizerKind, Recompute, ScheduleKind, Sync, Wire
 from funcpipe.core.job_estimate import JobEstimate, JobItem
+from funcpipe.core.job_spec import JobSpec
 from funcpipe.core.json_form import from_text, read, to_text, write
+from funcpipe.core.loss_model import InverseLoss, LossModel, WeightedLoss
+from funcpipe.core.market import Gpu, Machine, Market
 from funcpipe.core.names import WorkerId, worker_name
 from funcpipe.core.numerics import Numerics, OnNan, Precision
 from funcpipe.core.plan import (
@@ -19,6 +22,7 @@ from funcpipe.core.plan import (
 from funcpipe.core.platform import LIST_KEYS, MB, FunctionSize, PlatformSpec, RequestCounts
 from funcpipe.core.probe import LayerReport, MachineReport, ProbeSpec
 from funcpipe.core.profile import DataProfile, LayerProfile, ModelProfile, ProfiledBucket, TensorProfile, TiedParameter
+from funcpipe.core.provision import CostItem, CurvePoint, Provision, ProvisionTable, Refusal, Rented
 from funcpipe.core.routes import ActivationRoute, GradientRoute, Routes, TieRoute, find_routes, stages_of_layers
 from funcpipe.core.run import Bill, FinishedRun, Invocation, StepReport, StepSummary, WorkerReport, WorkerSpec
 from funcpipe.core.runstate import (
@@ -63,6 +67,8 @@ __all__ = [
     "ActivationRoute",
     "Bill",
     "Busy",
+    "CostItem",
+    "CurvePoint",
     "DataProfile",
     "Estimate",
     "Event",
@@ -71,20 +77,26 @@ __all__ = [
     "FinishedRun",
     "FunctionDocument",
     "FunctionSize",
+    "Gpu",
     "GradientRoute",
     "Halt",
     "HaltVerdict",
     "HandOver",
     "Heartbeat",
     "Interval",
+    "InverseLoss",
     "Invocation",
     "JobEstimate",
     "JobItem",
+    "JobSpec",
     "LayerProfile",
     "LayerReport",
     "LeaseDocument",
+    "LossModel",
+    "Machine",
     "MachineReport",
     "Manifest",
+    "Market",
     "ModelProfile",
     "Monitor",
     "MonitorMode",
@@ -102,7 +114,11 @@ __all__ = [
     "Prices",
     "ProbeSpec",
     "ProfiledBucket",
+    "Provision",
+    "ProvisionTable",
     "Recompute",
+    "Refusal",
+    "Rented",
     "ReplicaMark",
     "RequestCounts",
     "Resource",
@@ -131,6 +147,7 @@ __all__ = [
     "Validation",
     "ValidationReport",
     "WatchSpec",
+    "WeightedLoss",
     "Wire",
     "WorkerId",
     "WorkerReport",

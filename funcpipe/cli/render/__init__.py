@@ -3,6 +3,7 @@
 from funcpipe.cli.render.output import as_json, show
 from funcpipe.cli.render.plans import front, plan, platform, platforms, profile, simulation, what_if
 from funcpipe.cli.render.progress import profiling
+from funcpipe.cli.render.provisions import loss_model, provisions
 from funcpipe.cli.render.runs import (
     comparison,
     detached,
@@ -21,12 +22,14 @@ __all__ = [
     "evaluation",
     "front",
     "job_estimate",
+    "loss_model",
     "plan",
     "platform",
     "platforms",
     "predictions",
     "profile",
     "profiling",
+    "provisions",
     "run_status",
     "show",
     "simulation",

@@ -1,0 +1,105 @@
+"""What a job is to be run on, what that is predicted to take, and how the ways compare."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from funcpipe.core.job_spec import JobSpec
+from funcpipe.core.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rented:
+    """So many functions or machines of one type, for the same work."""
+
+    name: str
+    count: int
+    role: str = "worker"
+    spot: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostItem:
+    """A part of the bill."""
+
+    name: str
+    usd: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurvePoint:
+    """What is predicted at `time_s`: the share of the work that is done, the dollars spent, the loss if modelled."""
+
+    time_s: float
+    done: float
+    usd: float
+    loss: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provision:
+    """What one way of training the job rents, and the prediction for it.
+
+    `start_s` is the part of `seconds` before the first iteration. `spread` is the standard deviation of the time as a
+    share of it; `miss_chance` is None where there is no deadline. `binds` names the limit that decided, `why` says how
+    the choice was made. `plan` is what FuncPipe would train by.
+    """
+
+    FORMAT: ClassVar[str] = "funcpipe.provision/1"
+
+    way: str
+    rented: tuple[Rented, ...]
+    seconds: float
+    iterations: float
+    cost: tuple[CostItem, ...]
+    binds: str
+    why: str
+    start_s: float = 0.0
+    spread: float = 0.0
+    miss_chance: float | None = None
+    curve: tuple[CurvePoint, ...] = ()
+    assumptions: tuple[str, ...] = ()
+    plan: Plan | None = None
+
+    @property
+    def usd(self) -> float:
+        """All dollars."""
+        return sum(item.usd for item in self.cost)
+
+    @property
+    def text(self) -> str:
+        """What is rented, in words."""
+        return " + ".join(
+            f"{item.count} x {item.name}"
+            + (" spot" if item.spot else "")
+            + ("" if item.role == "worker" else f" ({item.role})")
+            for item in self.rented
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A way that cannot do the job, and why not."""
+
+    way: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProvisionTable:
+    """Every way to do `job`, the cheapest first; `recommended` names one of them, or is None if none does the job.
+
+    `assumptions` are those of the comparison, `market_assumptions` those of the market's values, by field.
+    """
+
+    FORMAT: ClassVar[str] = "funcpipe.provision-table/1"
+
+    job: JobSpec
+    model: str
+    platform: str
+    market: str
+    provisions: tuple[Provision, ...]
+    refusals: tuple[Refusal, ...]
+    recommended: str | None
+    why: str
+    assumptions: tuple[str, ...] = ()
+    market_assumptions: tuple[str, ...] = ()
