@@ -40,4 +40,6 @@ class JobSpec:
     @property
     def goal(self) -> str:
         """What the job is to reach, in words."""
-        return f"loss {self.target_loss:g}" if self.epochs is None else f"{self.epochs:g} epochs"
+        if self.epochs is None:
+            return f"loss {self.target_loss:g}"
+        return "1 epoch" if self.epochs == 1 else f"{self.epochs:g} epochs"

@@ -26,7 +26,7 @@ WAYS = ("funcpipe", "lambdadnn", "siren-like", "naive", "cynthia-bsp", "cynthia-
 ORACLES = ("exhaustive-functions", "exhaustive-spot")
 """Ways that try everything: to compare with, where that is not too much."""
 
-_FACTORS = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
+_FACTORS = (0.03, 0.06, 0.12, 0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
 
 Way = Callable[[Goal], Provision]
 

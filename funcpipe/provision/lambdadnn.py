@@ -170,9 +170,8 @@ def enumerated(
     """The cheapest of all memories and numbers of functions that makes it: the oracle, and the way out of `search`."""
     best: FunctionPrediction | None = None
     for memory_mb in memories(work, market):
-        for functions in range(1, market.max_functions + 1):
-            found = predicted_or_none(functions, memory_mb, samples, work, market)
-            if found is None or found.seconds > deadline_s:
+        for found in _worthwhile(memory_mb, samples, work, market):
+            if found.seconds > deadline_s:
                 continue
             if best is None or found.usd(server=count_server) < best.usd(server=count_server):
                 best = found
@@ -219,10 +218,7 @@ def lambdadnn(goal: Goal, work: FunctionWorkload, market: FunctionMarket, *, cou
 def fastest_s(samples: float, work: FunctionWorkload, market: FunctionMarket) -> float | None:
     """The least time that the largest functions need."""
     largest = memories(work, market)[-1]
-    tried = (
-        predicted_or_none(functions, largest, samples, work, market) for functions in range(1, market.max_functions + 1)
-    )
-    return min((found.seconds for found in tried if found is not None), default=None)
+    return min((found.seconds for found in _worthwhile(largest, samples, work, market)), default=None)
 
 
 def function_provision(
@@ -257,5 +253,23 @@ def _ascending(
         return
     for functions in range(lower, min(upper, market.max_functions) + 1):
         found = predicted_or_none(functions, memory_mb, samples, work, market)
+        if found is not None:
+            yield found
+
+
+def _worthwhile(
+    memory_mb: int, samples: float, work: FunctionWorkload, market: FunctionMarket
+) -> Iterator[FunctionPrediction]:
+    """The predictions for all numbers of functions, until more of them only make the job longer, and so dearer.
+
+    Once the server is saturated and the global batch full, the time is a/n + c·n and a constant: it falls, then rises.
+    """
+    settled = max(market.server_mb_s / market.function_mb_s, work.global_batch / work.local_batch)
+    before: FunctionPrediction | None = None
+    for functions in range(1, market.max_functions + 1):
+        found = predicted_or_none(functions, memory_mb, samples, work, market)
+        if functions > settled + 1 and before is not None and (found is None or found.seconds > before.seconds):
+            return
+        before = found or before
         if found is not None:
             yield found

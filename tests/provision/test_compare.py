@@ -198,7 +198,7 @@ def test_oracles_are_no_dearer() -> None:
 def test_fronts_fall_and_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     inputs = provision_inputs(profile(), job_of(deadline_s=3600))
-    table = provision_table(profile(), job_of(deadline_s=3600))
+    table = provision_table(profile(), job_of(deadline_s=3600), ways=("funcpipe", "lambdadnn", "one-machine"))
     found = fronts(inputs, table)
     assert found.keys() == by_way(table).keys()
     for front in found.values():

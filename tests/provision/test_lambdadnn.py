@@ -1,5 +1,6 @@
 """λDNN's model and search against what its paper prints, and against all configurations."""
 
+import contextlib
 import math
 import random
 from dataclasses import replace
@@ -16,6 +17,7 @@ from funcpipe.provision.lambdadnn import (
     FunctionWorkload,
     bounds,
     enumerated,
+    fastest_s,
     lambdadnn,
     predict,
     search,
@@ -158,6 +160,25 @@ def test_larger_functions_are_no_slower_and_the_server_saturates(
         more = predict(functions + 1, memory_mb, samples, MOBILE_NET, LAMBDA)
         local_s = max(MOBILE_NET.global_batch / more.functions, 0) / (0.03 * memory_mb + 5.6)
         assert more.iteration_s - local_s == pytest.approx(2 * 18 * more.functions / 1200)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_numbers_of_functions_that_are_left_out_are_no_better(seed: int) -> None:
+    """Every number and memory, written out."""
+    samples, deadline_s, work, market = random_functions(random.Random(seed))
+    market = replace(market, max_functions=150, lifetime_s=900.0 if seed % 2 else None)
+    for count_server in (False, True):
+        usd, seconds = math.inf, math.inf
+        for memory_mb in range(work.memory_min_mb, market.memory_max_mb + 1, 64):
+            for functions in range(1, 151):
+                with contextlib.suppress(Infeasible):
+                    one = predict(functions, memory_mb, samples, work, market)
+                    seconds = min(seconds, one.seconds)
+                    usd = min(usd, one.usd(server=count_server)) if one.seconds <= deadline_s else usd
+        found = enumerated(samples, deadline_s, work, market, count_server=count_server)
+        assert (math.inf if found is None else found.usd(server=count_server)) == pytest.approx(usd)
+    largest = fastest_s(samples, work, market)
+    assert largest is None or largest == pytest.approx(seconds, rel=0.05)
 
 
 def check_random_markets(number: int) -> None:
