@@ -1,7 +1,7 @@
 """Loss curves with sums of gradients in 32 and in 16 bits, beside the spread of seeds.
 
 Each model is trained by R replicas in one process, which rounds where functions round
-(`tests/e2e/reference.summed`, whose bits the tests compare with those of functions). For each seed, training begins
+(`tests/e2e/reference.train`, with whose bits the tests compare those of functions). For each seed, training begins
 with the same weights and sees the same batches in both formats, so their losses are compared in pairs:
 
     python -m experiments.wire_sync_curves --steps 500 --seeds 5 --output out/wire_sync.json --figure out/wire_sync.png
@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from experiments.models import characters
-from tests.e2e.reference import add_gradients, summed
+from tests.e2e.reference import train
 
 UNSEEN_SAMPLES = 512
 FORMATS: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
@@ -116,36 +116,30 @@ def trained(name: str, steps: int, seed: int, replicas: int, number_format: str)
     task = TASKS[name]
     torch.manual_seed(seed)
     model = task.model()
-    model.train()
-    optimizer, parameters = task.optimizer(model.parameters()), list(model.parameters())
-    losses = []
-    for step, batch in enumerate(batches(task, steps, seed, replicas)):
-        gradients: list[list[Tensor | None]] = [[None] * len(parameters) for _ in range(replicas)]
-        total = 0.0
-        for m, (inputs, targets) in enumerate(batch):
-            torch.manual_seed(hash((seed, step, m)))  # what dropout draws
-            loss = task.loss(model(inputs), targets) / len(batch)
-            torch.autograd.backward(loss)
-            total += loss.item()
-            add_gradients(gradients[m % replicas], parameters)
-        for i, parameter in enumerate(parameters):
-            parameter.grad = summed([own[i] for own in gradients], FORMATS[number_format])
-        optimizer.step()
-        losses.append(total)
+    losses = train(
+        model,
+        task.data(),
+        loss_fn=task.loss,
+        optimizer=task.optimizer,
+        steps=list(batches(task, steps, seed, replicas)),
+        seed=seed,
+        replicas=replicas,
+        rounded=FORMATS[number_format],
+    )
     return {"losses": losses, "unseen": unseen_loss(task, model)}
 
 
-def batches(task: Task, steps: int, seed: int, replicas: int) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """The micro-batches of each step, in an order that depends on the seed alone."""
-    inputs, targets = task.data().tensors
+def batches(task: Task, steps: int, seed: int, replicas: int) -> Iterator[list[list[int]]]:
+    """The samples of the micro-batches of each step, in an order that depends on the seed alone."""
+    samples = len(task.data())
     generator = torch.Generator().manual_seed(seed)
     size = task.micro_batch * task.each * replicas
-    order = torch.empty(0, dtype=torch.int64)
+    order: list[int] = []
     for _ in range(steps):
         while len(order) < size:
-            order = torch.cat([order, torch.randperm(len(inputs), generator=generator)])
-        chosen, order = order[:size], order[size:]
-        yield [(inputs[part], targets[part]) for part in chosen.view(-1, task.micro_batch)]
+            order += torch.randperm(samples, generator=generator).tolist()
+        yield [order[first : first + task.micro_batch] for first in range(0, size, task.micro_batch)]
+        del order[:size]
 
 
 def unseen_loss(task: Task, model: nn.Module) -> float:

@@ -28,6 +28,7 @@ global_batch = 64
 replicas = [1, 2]
 deadline = 2
 shard-optimizer = true
+wire-sync = "bf16"
 [training]
 run = "digits"
 optimizer = "digits:optimizer"
@@ -57,7 +58,7 @@ def options(*words: str) -> dict[str, object]:
         ("profile", {"model": "digits:model", "sample": "digits:sample", "micro_batch": 16, "platform": "local"}),
         ("profile", {"blocks": ["encoder", "decoder"], "output": "profile.json", "layers": 30}),
         ("optimize", {"profile": "profile.json", "global_batch": 64, "replicas": "1,2", "output": "plan.json"}),
-        ("optimize", {"deadline": 2.0, "shard_optimizer": True, "optimizer": "sgd", "platform": "local"}),
+        ("optimize", {"deadline": 2.0, "shard_optimizer": True, "wire_sync": "bf16", "numerics": "exact"}),
         ("explain", {"plan": "plan.json", "profile": "profile.json", "deadline": 2.0}),
         ("simulate", {"plan": "plan.json", "profile": "profile.json", "platform": "local"}),
         ("train", {"model": "digits:model", "data": "digits:train_data", "plan": "plan.json", "epochs": 6}),
@@ -118,6 +119,7 @@ def test_another_file_can_be_named_and_none_is_needed(job: Path, tmp_path: Path)
         ("[training]\nepochs = true", "training.epochs must be a string or a number, got True"),
         ("[training]\nlr = nan", "training.lr must be above 0, got 'nan'"),
         ("[plan]\nwire = 'bf61'", "plan.wire must be one of 'fp32', 'bf16', 'fp16', got 'bf61'"),
+        ("[plan]\nwire-sync = 'fp16'", "plan.wire-sync must be one of 'fp32', 'bf16', got 'fp16'"),
         ("[plan]\nshard-optimizer = 1", "plan.shard-optimizer must be true or false, got 1"),
         ("[plan]\ndeadline = 1\nbudget = 1", "plan.deadline and plan.budget exclude each other: keep one"),
         ("plan = 3", r"plan must be a table, \[plan\], got 3"),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from funcpipe import FuncPipe, InputError, Plan, ScheduleKind, Wire
+from funcpipe import FuncPipe, InputError, Pins, Plan, ScheduleKind, Wire
 from tests.e2e import small
 
 loss = nn.functional.cross_entropy
@@ -89,6 +89,13 @@ def test_strings_and_single_numbers_are_accepted(profiled: FuncPipe) -> None:
     assert (plan.wire, plan.schedule, plan.replicas) == (Wire.BF16, ScheduleKind.ONE_F_ONE_B, 2)
     assert plan.made_for is not None
     assert (plan.made_for.sync, plan.made_for.replicas) == (None, (2,))
+
+
+def test_formats_are_asked_for_or_left_to_the_planner(profiled: FuncPipe) -> None:
+    asked = profiled.optimize(global_batch=8, replicas=2, wire_sync="bf16", spec="local")
+    assert (asked.wire, asked.wire_sync) == (Wire.FP32, Wire.BF16)
+    free = profiled.optimize(global_batch=8, replicas=2, numerics="bf16", pins=Pins(cuts=("2",)), spec="local")
+    assert (free.wire, free.wire_sync) == (Wire.BF16, Wire.BF16)
 
 
 def test_a_plan_for_another_width_is_refused_before_anything_starts(profiled: FuncPipe) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from funcpipe.core import (
+    SUMMED,
     FunctionSize,
     LayerProfile,
     ModelProfile,
@@ -144,7 +145,8 @@ def draw_problem(seed: int) -> Problem:
     )
     profile = chain(layers, sizes, seed, skips=draw.choice([0, 0, 2, 4]))
     schedule = draw.choice([None, None, *ScheduleKind])
-    return Problem(profile=profile, spec=spec, training=replace(training, schedule=schedule))
+    training = replace(training, schedule=schedule, wire_sync=draw.choice(SUMMED))
+    return Problem(profile=profile, spec=spec, training=training)
 
 
 def with_limits(problem: Problem, iteration_s: float, cost_usd: float, seed: int) -> Iterator[Problem]:

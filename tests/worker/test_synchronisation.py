@@ -13,15 +13,31 @@ from funcpipe.comm.arrival_estimator import ArrivalEstimator
 from funcpipe.comm.channel import Channel
 from funcpipe.comm.collectives import Pattern, Transfer, pattern, transfers
 from funcpipe.comm.gradient_chunks import GradientChunks
-from funcpipe.core import SUMMED, RequestCounts, Routes, ScheduleKind, Streams, Sync, Wire
+from funcpipe.core import (
+    SUMMED,
+    LayerProfile,
+    ModelProfile,
+    Plan,
+    RequestCounts,
+    Routes,
+    ScheduleKind,
+    Stage,
+    Streams,
+    Sync,
+    Wire,
+)
+from funcpipe.platforms.catalog import load_spec
 from funcpipe.platforms.wrappers import Counted
+from funcpipe.report.predict import predict
 from funcpipe.scheduler.graph import Graph, StepShape, build_graph
+from funcpipe.scheduler.lane_rules import SIDE_BY_SIDE
 from funcpipe.scheduler.tasks import Kind, Task, source_of
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.run_keys import RUN_KEY
 from funcpipe.worker.synchronisation import Synchronisation
 from tests.scheduler.check import check
 
+SPEC = load_spec("aws-lambda")
 DTYPES = (torch.float32, torch.float64)
 streams = st.builds(Streams, st.integers(1, 6), st.integers(1, 8), st.integers(1, 6))
 
@@ -46,6 +62,58 @@ def synchronised(
         if task.kind in (Kind.PUT_SPLIT, Kind.GET_SPLIT, Kind.MERGE, Kind.PUT_MERGED, Kind.GET_MERGED):
             doers[task.replica].run(task, pieces[task.replica])
     return result, [store.traffic for store in stores]
+
+
+def chunks_of(rows: torch.Tensor, plan: Plan) -> list[GradientChunks]:
+    """The pieces of what each replica holds, as functions cut them."""
+    chosen = pattern(plan.sync, plan.replicas, plan.streams)
+    return [GradientChunks(row, chosen, wire=plan.wire_sync, merged_wire=plan.merged_wire) for row in rows]
+
+
+@pytest.mark.parametrize("wire", SUMMED)
+@pytest.mark.parametrize(("sync", "sharded"), [(sync, False) for sync in Sync] + [(Sync.STREAMED, True)])
+def test_every_transfer_moves_the_bytes_that_are_predicted_and_headers(sync: Sync, sharded: bool, wire: Wire) -> None:
+    replicas, length = 4, 9600
+    plan = Plan(
+        global_batch=replicas,
+        micro_batch=1,
+        replicas=replicas,
+        schedule=ScheduleKind.GPIPE,
+        sync=sync,
+        wire=Wire.FP32,
+        wire_sync=wire,
+        shard_optimizer=sharded,
+        stages=(Stage(first=0, stop=1, size="10240MB", memory_mb=10240),),
+    )
+    predicted = {event.task: event.payload_bytes for event in predict(plan, one_layer(4 * length), SPEC).events}
+    graph = build_graph(shape_of(sync, replicas))
+    storage, done = MemoryStorage(), 0
+    channel = Channel(storage, ArrivalEstimator(deadline_s=0.001), run_key=RUN_KEY, cancel=threading.Event())
+    chosen, pieces = pattern(sync, replicas), chunks_of(torch.ones(replicas, length), plan)
+    for position in possible_order(graph, random.Random(0)):
+        task = graph.tasks[position]
+        if task.kind in SIDE_BY_SIDE or task.kind is Kind.MERGE:
+            found = Synchronisation(channel, chosen, task.replica, str).run(task, pieces[task.replica])
+            if task.kind is not Kind.MERGE:
+                assert found.payload_bytes - predicted[str(task)] in headers(messages_of(task, chosen)), task
+                done += 1
+    assert done == sum(name.startswith(("put-", "get-")) for name in predicted)
+
+
+def messages_of(task: Task, chosen: Pattern) -> int:
+    assert task.part is not None
+    if task.kind is Kind.PUT_SPLIT:
+        return len(chosen.raw_pieces(task.replica, task.part))
+    return 1 if task.kind is Kind.GET_SPLIT else len(chosen.rounds_of(task.part))
+
+
+def one_layer(parameter_bytes: int) -> ModelProfile:
+    none = (0.0,) * len(SPEC.sizes)
+    layer = LayerProfile(name="l", parameter_bytes=parameter_bytes, activation_bytes=0, forward_s=none, backward_s=none)
+    sizes = tuple(size.name for size in SPEC.sizes)
+    return ModelProfile(
+        model="m", micro_batch=1, platform=SPEC.name, sizes=sizes, base_memory_bytes=0, layers=(layer,), tensors=()
+    )
 
 
 def possible_order(graph: Graph, order: random.Random) -> list[int]:
