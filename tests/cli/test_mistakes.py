@@ -243,6 +243,7 @@ MISTAKES = {
     f"{TRAIN} --storage /tmp/x": "must be a URL, such as file:///tmp/x or",
     f"{TRAIN} --storage s3://": "must read s3://BUCKET/PREFIX",
     f"{TRAIN} --storage file://x/y": "must read file:///FOLDER, with three slashes",
+    f"{TRAIN} --storage redis://host/x": "must read redis://HOST:PORT/DATABASE, where DATABASE is a number",
     f"{TRAIN} --storage http://x": "must be a URL such as",
     f"{TRAIN} --storage s3://u:p@bucket/x": "must not hold credentials",
     f"{TRAIN} --run a/b": "run must be at most 63 small letters, digits and dashes, got 'a/b'",

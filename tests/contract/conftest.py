@@ -1,5 +1,6 @@
 """Servers for the storage back-ends: moto's in every run, a real one where the environment names it."""
 
+import os
 import threading
 from collections.abc import Iterator
 
@@ -7,6 +8,7 @@ import pytest
 
 from tests.cloud_emulation.moto import moto_endpoint
 from tests.contract.oss_server import OssServer
+from tests.redis_servers import redis_server
 from tests.s3_servers import S3Server, real_server
 
 
@@ -34,3 +36,13 @@ def oss_server() -> Iterator[OssServer]:
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+@pytest.fixture(scope="session")
+def real_redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of the one that `make redis-server` starts, or of one for these tests, where it is installed."""
+    if (url := os.environ.get("FUNCPIPE_TEST_REDIS")) is not None:
+        yield url
+        return
+    with redis_server(tmp_path_factory.mktemp("redis")) as port:
+        yield f"redis://127.0.0.1:{port}"

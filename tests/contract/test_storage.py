@@ -36,7 +36,7 @@ keys = (
 SERVERS = {"s3 on moto": "moto_server", "s3 on a real server": "real_s3_server"}
 
 
-@pytest.fixture(params=[*BACK_ENDS, *SERVERS, "oss"])
+@pytest.fixture(params=[*BACK_ENDS, *SERVERS, "oss", "redis"])
 def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
     if request.param in BACK_ENDS:
         return BACK_ENDS[request.param](tmp_path / "objects")
@@ -51,6 +51,8 @@ def open_server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         return OssStorage(
             "funcpipe-contract", secrets.token_hex(8), endpoint=oss_server.endpoint, region=REGION, path_style=True
         )
+    if request.param == "redis":
+        return open_storage(f"{request.getfixturevalue('real_redis_server')}?prefix={secrets.token_hex(8)}")
     server: S3Server = request.getfixturevalue(SERVERS[request.param])
     server.use(monkeypatch)
     server.make_bucket("funcpipe-contract")
@@ -88,6 +90,6 @@ def test_servers_too(server_store: Storage, key: str, data: bytes, start: int, l
     got_as_it_was_put(server_store, key, data, start, length)
 
 
-@pytest.fixture(params=[*SERVERS, "oss"])
+@pytest.fixture(params=[*SERVERS, "oss", "redis"])
 def server_store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Storage:
     return open_server(request, monkeypatch)
