@@ -40,6 +40,7 @@ from funcpipe.core.runstate import (
 )
 from funcpipe.core.settings import FaultTolerance, OnDrift, OnOutOfMemory, RunLimits, RunSettings
 from funcpipe.core.shard_order import ShardOrder
+from funcpipe.core.storage_report import RequestTimes, StorageReport
 from funcpipe.core.trace import (
     Event,
     Events,
@@ -103,6 +104,7 @@ __all__ = [
     "Recompute",
     "ReplicaMark",
     "RequestCounts",
+    "RequestTimes",
     "Resource",
     "Restart",
     "Routes",
@@ -118,6 +120,7 @@ __all__ = [
     "StageEstimate",
     "StepReport",
     "StepSummary",
+    "StorageReport",
     "StoredFile",
     "Streams",
     "Sync",
