@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cloud_emulation.moto import moto_endpoint
+from tests.contract.express_proxy import ExpressProxy
+from tests.contract.faulty_proxy import answering
 from tests.contract.oss_server import OssServer
 from tests.redis_servers import redis_server
 from tests.s3_servers import S3Server, real_server
@@ -25,6 +27,16 @@ def real_s3_server() -> S3Server:
     if server is None:
         pytest.skip("no S3 server: run `make s3-server` and set what it prints")
     return server
+
+
+@pytest.fixture(scope="session")
+def express_proxy(moto_server: S3Server) -> Iterator[ExpressProxy]:
+    """A directory bucket, which a bucket of moto's server keeps."""
+    with pytest.MonkeyPatch.context() as patch:
+        moto_server.use(patch)
+        moto_server.make_bucket("funcpipe-express")
+    with answering(ExpressProxy(moto_server.endpoint, "funcpipe-express")) as proxy:
+        yield proxy
 
 
 @pytest.fixture(scope="module")
