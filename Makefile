@@ -8,7 +8,7 @@ LITDATA := litdata lightning-utilities obstore tifffile
 # Processes that may not keep what they compile would compile the package anew, each of them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-text test test-long chaos check format s3-server s3-server-stop cloud-aws cloud-aliyun clean
+.PHONY: help setup demo demo-text test test-long chaos check format s3-server s3-server-stop redis-server redis-server-stop cloud-aws cloud-aliyun clean
 
 help:
 	@echo "make demo       train a residual network on handwritten digits over local functions"
@@ -18,6 +18,7 @@ help:
 	@echo "make chaos      two hundred and thirty runs in which things go wrong, and how they ended"
 	@echo "make check      format, lint, types and the quick tests"
 	@echo "make s3-server  install and start a real S3 server (Ceph's) on this machine, for the tests that want one"
+	@echo "make redis-server  the same with a Redis or Valkey server"
 	@echo "make cloud-aws REGION=…                   whether it works on your account, for 0.50 dollars at most"
 	@echo "make cloud-aliyun REGION=… REPOSITORY=…   the same on Alibaba Cloud"
 	@echo "make format     put the code in the house format"
@@ -27,7 +28,7 @@ setup: $(READY)
 
 $(READY): setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[gurobi,scip,bayesian,aws,aliyun,parquet,webdataset,examples,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[gurobi,scip,bayesian,aws,aliyun,redis,parquet,webdataset,examples,dev]'
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps $(LITDATA)
 	touch $@
 
@@ -64,6 +65,13 @@ s3-server: $(READY)
 
 s3-server-stop: $(READY)
 	$(BIN)/python scripts/s3_server.py stop $(OUT)/s3-server
+
+redis-server: $(READY)
+	$(BIN)/python scripts/redis_server.py install
+	$(BIN)/python scripts/redis_server.py start $(OUT)/redis-server
+
+redis-server-stop: $(READY)
+	$(BIN)/python scripts/redis_server.py stop $(OUT)/redis-server
 
 cloud-aws: $(READY)
 	$(BIN)/python -m experiments.cloud_check aws $(if $(REGION),--region $(REGION)) --max-usd 0.50

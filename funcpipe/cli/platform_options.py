@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from funcpipe.cli.numbers import whole
 from funcpipe.cli.options import add_measuring, add_verb
 
 
@@ -11,7 +12,9 @@ def add_platforms(verbs: Any) -> None:
         verbs,
         "platforms",
         "list, show or measure platform specifications",
-        "funcpipe platforms show aws-lambda --json\n  funcpipe platforms measure local --like aws-lambda -o mine.json",
+        "funcpipe platforms show aws-lambda --json\n"
+        "  funcpipe platforms measure local --like aws-lambda -o mine.json\n"
+        "  funcpipe platforms measure --storage redis://host/0",
         module="platform_verbs",
     )
     verb.add_argument(
@@ -30,4 +33,15 @@ def add_platforms(verbs: Any) -> None:
     )
     measure = verb.add_argument_group("measure")
     add_measuring(measure)
-    measure.add_argument("-o", "--output", metavar="FILE", help="where to write the measured specification (required)")
+    measure.add_argument(
+        "-o", "--output", metavar="FILE", help="where to write what was measured (required for a specification)"
+    )
+    measure.add_argument(
+        "--storage", metavar="URL", help="measure this storage from here, without functions: latencies and bandwidths"
+    )
+    measure.add_argument(
+        "--streams", type=whole(), metavar="N", help="of --storage: how many bodies move at once (default: 4)"
+    )
+    measure.add_argument(
+        "--body-mb", type=whole(), metavar="MB", help="of --storage: the largest body that is moved (default: 64)"
+    )

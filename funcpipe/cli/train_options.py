@@ -157,7 +157,7 @@ def add_platform(verb: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--storage",
         metavar="URL",
-        help="where the run keeps its objects, such as file:///tmp/runs or s3://bucket/prefix "
+        help="where the run keeps its objects, such as file:///tmp/runs, s3://bucket/prefix or redis://host/0 "
         "(default: a temporary folder, or the deployment's own storage)",
     )
     group.add_argument(

@@ -44,6 +44,7 @@ from funcpipe.core.runstate import (
 )
 from funcpipe.core.settings import FaultTolerance, OnDrift, OnOutOfMemory, RunLimits, RunSettings
 from funcpipe.core.shard_order import ShardOrder
+from funcpipe.core.storage_report import RequestTimes, StorageReport
 from funcpipe.core.trace import (
     Event,
     Events,
@@ -121,6 +122,7 @@ __all__ = [
     "Rented",
     "ReplicaMark",
     "RequestCounts",
+    "RequestTimes",
     "Resource",
     "Restart",
     "Routes",
@@ -136,6 +138,7 @@ __all__ = [
     "StageEstimate",
     "StepReport",
     "StepSummary",
+    "StorageReport",
     "StoredFile",
     "Streams",
     "Sync",

@@ -40,12 +40,14 @@ def open_storage(url: str, *, retry_s: float = RETRY_S, meter: RequestMeter | No
     """The object storage at `url`: `file:///folder`, or `s3://bucket/prefix` with `?endpoint=…&region=…` as needed.
 
     Or `oss://bucket/prefix?endpoint=…&region=…`, where `domain=…` may stand for `endpoint`: a custom domain of the
-    bucket. Credentials come from the environment, never from the URL. A fragment tells the link that is imposed, see
-    `link.py`. A request that fails for now is tried again for `retry_s`; `meter` counts each try that costs something.
+    bucket. Or `redis://host:port/database?prefix=…`, a Valkey or Redis server, and `rediss://` with TLS. Credentials
+    come from the environment, never from the URL. A fragment tells the link that is imposed, see `link.py`. A request
+    that fails for now is tried again for `retry_s`; `meter` counts each try that costs something.
     """
     parts = urlsplit(url)
     if parts.username is not None or parts.password is not None:
-        raise InvalidValue("storage", _without_user(url), "must not hold credentials; set them in the environment")
+        where = "REDIS_USERNAME and REDIS_PASSWORD of the environment" if _is_redis(parts.scheme) else "the environment"
+        raise InvalidValue("storage", _without_user(url), f"must not hold credentials; set them in {where}")
     store = _open_unretried(parts._replace(fragment="").geturl())
     store = Retried(store if meter is None else Counted(store, meter), deadline_s=retry_s)
     return read_link(parts.fragment).impose(store) if parts.fragment else store
@@ -71,8 +73,25 @@ def _open_unretried(url: str) -> Storage:
             cname, region = "domain" in options, options["region"]
             endpoint = options["domain" if cname else "endpoint"]
             return OssStorage(parts.netloc, unquote(parts.path), endpoint=endpoint, region=region, cname=cname)
+        case scheme if _is_redis(scheme) and parts.hostname and options.keys() <= {"prefix"} and all(options.values()):
+            return _open_redis(url)
         case _:
             raise InvalidValue("storage", url, _storage_rule(parts.scheme, url))
+
+
+def _open_redis(url: str) -> Storage:
+    parts = urlsplit(url)
+    try:
+        database, port = int(parts.path.strip("/") or 0), parts.port
+    except ValueError:
+        raise InvalidValue("storage", url, _storage_rule(parts.scheme, url)) from None
+    with needed_from("redis"):
+        from funcpipe.platforms.redis.storage import DEFAULT_PORT, RedisStorage
+
+    prefix = dict(parse_qsl(parts.query)).get("prefix", "")
+    return RedisStorage(
+        parts.hostname or "", port or DEFAULT_PORT, database=database, prefix=prefix, tls=parts.scheme == "rediss"
+    )
 
 
 def _storage_rule(scheme: str, url: str) -> str:
@@ -82,12 +101,17 @@ def _storage_rule(scheme: str, url: str) -> str:
             return "must read oss://BUCKET/PREFIX?endpoint=oss-REGION.aliyuncs.com&region=REGION"
         case "s3":
             return "must read s3://BUCKET/PREFIX, where ?region=REGION&endpoint=URL may follow"
+        case "redis" | "rediss":
+            return f"must read {scheme}://HOST:PORT/DATABASE, where DATABASE is a number and ?prefix=PREFIX may follow"
         case "file":
             return "must read file:///FOLDER, with three slashes before an absolute path"
         case "" if url:
             return f"must be a URL, such as file://{quote(os.path.abspath(url))} or s3://bucket/prefix"
         case _:
-            return "must be a URL such as file:///tmp/objects, s3://bucket/prefix or oss://bucket/prefix?endpoint=…&region=…"
+            return (
+                "must be a URL such as file:///tmp/objects, s3://bucket/prefix, "
+                "oss://bucket/prefix?endpoint=…&region=… or redis://host:6379/0?prefix=…"
+            )
 
 
 def open_platform(url: str, *, meter: RequestMeter | None = None) -> Platform:
@@ -129,6 +153,10 @@ def open_deployment(url: str, *, meter: RequestMeter | None = None) -> Deploymen
             raise InvalidValue(
                 "platform", url, "must be local, or a deployment such as aws-lambda://funcpipe?region=eu-central-1"
             )
+
+
+def _is_redis(scheme: str) -> bool:
+    return scheme in ("redis", "rediss")
 
 
 def _without_user(url: str) -> str:

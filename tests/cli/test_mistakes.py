@@ -240,11 +240,17 @@ MISTAKES = {
     "report observed.json --predicted predicted.json --perfetto observed.json": "is read by this command",
     "report observed.json --predicted predicted.json --figure f.xyz": "must end with .png",
     "report observed.json --predicted predicted.json --perfetto no/x": "there is no folder no",
+    # storages that are measured
+    "platforms measure local --storage file:///x": "it goes without a platform, --like and --max-usd",
+    "platforms measure --streams 2": "name it: --storage URL",
+    "platforms list --storage file:///x": "list measures nothing",
+    "platforms measure --storage /x": "must be a URL, such as file:///x",
     # runs and where they lie
     f"{TRAIN} --storage oss://bucket/x": "must read oss://BUCKET/PREFIX?endpoint=oss-REGION.aliyuncs.com&region=REGION",
     f"{TRAIN} --storage /tmp/x": "must be a URL, such as file:///tmp/x or",
     f"{TRAIN} --storage s3://": "must read s3://BUCKET/PREFIX",
     f"{TRAIN} --storage file://x/y": "must read file:///FOLDER, with three slashes",
+    f"{TRAIN} --storage redis://host/x": "must read redis://HOST:PORT/DATABASE, where DATABASE is a number",
     f"{TRAIN} --storage http://x": "must be a URL such as",
     f"{TRAIN} --storage s3://u:p@bucket/x": "must not hold credentials",
     f"{TRAIN} --run a/b": "run must be at most 63 small letters, digits and dashes, got 'a/b'",

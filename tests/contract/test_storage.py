@@ -16,6 +16,7 @@ from funcpipe.platforms.local.throttle import OwnPace, Throttled
 from funcpipe.platforms.wrappers import Counted
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.storage_contract import StorageContract
+from tests.contract.express_proxy import BUCKET, ExpressProxy
 from tests.contract.oss_server import ACCESS_KEY, REGION, SECRET_KEY, OssServer
 from tests.s3_servers import S3Server
 
@@ -36,7 +37,7 @@ keys = (
 SERVERS = {"s3 on moto": "moto_server", "s3 on a real server": "real_s3_server"}
 
 
-@pytest.fixture(params=[*BACK_ENDS, *SERVERS, "oss"])
+@pytest.fixture(params=[*BACK_ENDS, *SERVERS, "oss", "redis", "s3 express"])
 def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
     if request.param in BACK_ENDS:
         return BACK_ENDS[request.param](tmp_path / "objects")
@@ -51,6 +52,12 @@ def open_server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         return OssStorage(
             "funcpipe-contract", secrets.token_hex(8), endpoint=oss_server.endpoint, region=REGION, path_style=True
         )
+    if request.param == "redis":
+        return open_storage(f"{request.getfixturevalue('real_redis_server')}?prefix={secrets.token_hex(8)}")
+    if request.param == "s3 express":
+        express: ExpressProxy = request.getfixturevalue("express_proxy")
+        request.getfixturevalue("moto_server").use(monkeypatch)
+        return open_storage(f"s3://{BUCKET}/{secrets.token_hex(8)}?endpoint={express.endpoint}")
     server: S3Server = request.getfixturevalue(SERVERS[request.param])
     server.use(monkeypatch)
     server.make_bucket("funcpipe-contract")
@@ -88,6 +95,6 @@ def test_servers_too(server_store: Storage, key: str, data: bytes, start: int, l
     got_as_it_was_put(server_store, key, data, start, length)
 
 
-@pytest.fixture(params=[*SERVERS, "oss"])
+@pytest.fixture(params=[*SERVERS, "oss", "redis", "s3 express"])
 def server_store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Storage:
     return open_server(request, monkeypatch)

@@ -29,6 +29,7 @@ FORMATS = {
     "RunRecord": "funcpipe.run/1",
     "StepReport": "funcpipe.step/1",
     "StepSummary": "funcpipe.steps/1",
+    "StorageReport": "funcpipe.storage/1",
     "TrainingSpec": "funcpipe.training/1",
     "ValidationReport": "funcpipe.validation/1",
     "WatchSpec": "funcpipe.watch/1",

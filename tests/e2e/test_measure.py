@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from funcpipe.cli import main
-from funcpipe.core import ModelProfile, PlatformSpec, read, write
-from funcpipe.platforms.catalog import load_spec
+from funcpipe.core import ModelProfile, PlatformSpec, StorageReport, from_text, read, write
+from funcpipe.platforms.catalog import load_spec, open_storage
 
 
 def imposed(path: Path) -> PlatformSpec:
@@ -42,6 +42,19 @@ def test_a_model_is_profiled_in_functions(tmp_path: Path, monkeypatch: pytest.Mo
     assert not found.estimated
     assert found.sizes == ("1024MB",)
     assert all(layer.forward_s[0] > 0 for layer in found.layers)
+
+
+def test_a_storage_is_measured_from_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    url = (tmp_path / "objects").as_uri()
+    words = ["platforms", "measure", "--storage", url, "--streams", "2", "--body-mb", "2"]
+    assert main([*words, "-o", str(tmp_path / "report.json")]) == 0
+    assert "2 streams MB/s" in capsys.readouterr().out
+    assert main([*words, "--json"]) == 0
+    report = from_text(StorageReport, capsys.readouterr().out, source="printed")
+    kept = read(StorageReport, tmp_path / "report.json")
+    assert (report.storage, report.streams) == (kept.storage, kept.streams) == (url, 2)
+    assert 0 < report.get.median_s <= report.get.p95_s
+    assert open_storage(url).list("") == ()
 
 
 def test_functions_are_named_before_what_is_about_them(capsys: pytest.CaptureFixture[str]) -> None:

@@ -63,9 +63,14 @@ def test_an_unknown_platform_is_refused_with_those_there_are() -> None:
         load_spec(os.devnull)
 
 
-@pytest.mark.parametrize("url", ["", "x", "file://", "file://host/folder", "s4://bucket", "s3://", "s3://b?region="])
+BAD_REDIS = ["redis://", "redis://host/x", "redis://host:port", "rediss://host/1?prefix=", "redis://host?database=1"]
+
+
+@pytest.mark.parametrize(
+    "url", ["", "x", "file://", "file://host/folder", "s4://bucket", "s3://", "s3://b?region=", *BAD_REDIS]
+)
 def test_an_unknown_storage_is_refused(url: str) -> None:
-    with pytest.raises(InvalidValue, match=r"must (be a URL,? such as|read (file|s3)://)"):
+    with pytest.raises(InvalidValue, match=r"must (be a URL,? such as|read (file|s3|rediss?)://)"):
         open_storage(url)
 
 
@@ -73,6 +78,8 @@ def test_a_url_with_credentials_is_refused_without_showing_them() -> None:
     with pytest.raises(InvalidValue, match="must not hold credentials") as refused:
         open_storage("s3://me:secret@bucket/prefix")
     assert "secret" not in str(refused.value)
+    with pytest.raises(InvalidValue, match="set them in REDIS_USERNAME and REDIS_PASSWORD"):
+        open_storage("redis://:secret@host/0")
 
 
 def test_a_storage_opens_by_its_url(tmp_path: Path) -> None:

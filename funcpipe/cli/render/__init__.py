@@ -14,6 +14,7 @@ from funcpipe.cli.render.runs import (
     training_result,
     verification,
 )
+from funcpipe.cli.render.storages import storage_report
 
 __all__ = [
     "as_json",
@@ -33,6 +34,7 @@ __all__ = [
     "run_status",
     "show",
     "simulation",
+    "storage_report",
     "training_result",
     "verification",
     "what_if",

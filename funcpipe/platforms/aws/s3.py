@@ -16,7 +16,7 @@ from botocore.exceptions import (
     NoCredentialsError,
 )
 
-from funcpipe.errors import KeyExists, KeyMissing, PlatformRefused, StorageBusy, StorageError
+from funcpipe.errors import InvalidValue, KeyExists, KeyMissing, PlatformRefused, StorageBusy, StorageError
 from funcpipe.platforms.base import OPEN, Gate, batches
 from funcpipe.platforms.shared.deletes import told
 from funcpipe.platforms.shared.http_body import GatedBody, require_one_put
@@ -29,6 +29,8 @@ _BUSY = {
 }
 _SERVER_ERRORS = {"InternalError", "ServiceUnavailable"}
 _OUT_OF_RANGE = {"InvalidRange", "416"}
+
+_DIRECTORY_BUCKET = "--x-s3"  # how the names of buckets of S3 Express One Zone end; docs/storage.md has the differences
 
 
 class S3Storage:
@@ -51,8 +53,12 @@ class S3Storage:
         timeout_s: float = 30,
     ) -> None:
         self._bucket = bucket
+        self._is_directory = bucket.endswith(_DIRECTORY_BUCKET)
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
-        self._client: Any = boto3.session.Session().client(
+        session = boto3.session.Session()
+        if self._is_directory and endpoint is None and (region or session.region_name) is None:
+            raise InvalidValue("storage", f"s3://{bucket}", "is a directory bucket; add its region: ?region=REGION")
+        self._client: Any = session.client(
             "s3",
             endpoint_url=endpoint,
             region_name=region or (None if endpoint is None else "us-east-1"),
@@ -104,14 +110,13 @@ class S3Storage:
         told(errors, len(keys))
 
     def list(self, prefix: str) -> tuple[str, ...]:
-        """The keys that begin with `prefix`, sorted."""
+        """The keys that begin with `prefix`, sorted; in a directory bucket, its whole folder is asked for."""
+        begins = self._prefix + prefix
+        asked = begins[: begins.rfind("/") + 1] if self._is_directory else begins
         with self._errors_of(prefix):
-            pages = self._client.get_paginator("list_objects_v2").paginate(
-                Bucket=self._bucket, Prefix=self._prefix + prefix
-            )
-            return tuple(
-                sorted(item["Key"][len(self._prefix) :] for page in pages for item in page.get("Contents", ()))
-            )
+            pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=asked)
+            found = [item["Key"] for page in pages for item in page.get("Contents", ())]
+        return tuple(sorted(key[len(self._prefix) :] for key in found if key.startswith(begins)))
 
     def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
         """Pause for `timeout_s`, or until `cancel` is set: a bucket does not tell what comes."""

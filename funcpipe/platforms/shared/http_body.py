@@ -59,11 +59,11 @@ class GatedBody:
             self._gate.__exit__(None, None, None)
 
 
-def require_one_put(where: str, data: bytes | memoryview) -> None:
+def require_one_put(where: str, data: bytes | memoryview, *, most_bytes: int = MOST_BYTES) -> None:
     """Raise StorageError if `data` is more than a service takes at once, before any of it is sent."""
     size = memoryview(data).nbytes
-    if size > MOST_BYTES:
+    if size > most_bytes:
         raise StorageError(
-            f"{where}: an object of {size} bytes is larger than the {MOST_BYTES} that one put may hold; more stages, "
+            f"{where}: an object of {size} bytes is larger than the {most_bytes} that one put may hold; more stages, "
             "or smaller micro-batches, make smaller objects"
         )

@@ -3,9 +3,7 @@
 import os
 import statistics
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import torch
 
@@ -13,10 +11,9 @@ from funcpipe.core import MachineReport
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.memory import peak_memory_bytes
 from funcpipe.profiler.remote.exercise import exercise
+from funcpipe.profiler.remote.transfers import bandwidth, seconds
 
 REQUESTS = 10
-REPEATS = 3
-_LONG_S = 0.3  # a transfer of this duration gives a reliable bandwidth
 _FIRST_BYTES = 1 << 20
 _MOST_SHARE = 1 / 8  # of the function's memory, for the object that is moved
 _MATRIX = 384
@@ -31,9 +28,9 @@ def measure_machine(storage: Storage, key: str, *, started_at_s: float, memory_b
         latency_s = measure_latency(storage, key)
         most = int(memory_bytes * _MOST_SHARE)
         data = os.urandom(min(_FIRST_BYTES, most))
-        upload_bytes_s, data = _bandwidth(lambda body: storage.put(key, body), data, most)
+        upload_bytes_s, data = bandwidth(lambda body: storage.put(key, body), data, most)
         storage.put(key, data)
-        download_bytes_s, _ = _bandwidth(lambda body: storage.get(key, stop=len(body)), data, len(data))
+        download_bytes_s, _ = bandwidth(lambda body: storage.get(key, stop=len(body)), data, len(data))
     finally:
         storage.delete(key)
     return MachineReport(
@@ -49,20 +46,10 @@ def measure_machine(storage: Storage, key: str, *, started_at_s: float, memory_b
 
 def measure_latency(storage: Storage, key: str) -> float:
     """The median seconds of a request with a body of one byte."""
-    seconds = []
+    times_s = []
     for _ in range(REQUESTS):
-        seconds += [_seconds(lambda: storage.put(key, b"1")), _seconds(lambda: storage.get(key))]
-    return statistics.median(seconds)
-
-
-def _bandwidth(move: Callable[[bytes], object], data: bytes, most: int) -> tuple[float, bytes]:
-    """Bytes per second, from the times of a large body and a quarter of it; and that body, of at most `most` bytes."""
-    while _seconds(partial(move, data)) < _LONG_S and 2 * len(data) <= most:
-        data = data + data
-    part = data[: len(data) // 4]
-    long_s = statistics.median(_seconds(partial(move, data)) for _ in range(REPEATS))
-    short_s = statistics.median(_seconds(partial(move, part)) for _ in range(REPEATS))
-    return (len(data) - len(part)) / max(long_s - short_s, 1e-9), data
+        times_s += [seconds(lambda: storage.put(key, b"1")), seconds(lambda: storage.get(key))]
+    return statistics.median(times_s)
 
 
 def _products_s(threads: int) -> float:
@@ -80,9 +67,3 @@ def _products_s(threads: int) -> float:
     with ThreadPoolExecutor(threads) as pool:
         counts = [pool.submit(compute) for _ in range(threads)]
         return _COMPUTE_S / sum(count.result() for count in counts)
-
-
-def _seconds(do: Callable[[], object]) -> float:
-    began_s = time.perf_counter()
-    do()
-    return time.perf_counter() - began_s

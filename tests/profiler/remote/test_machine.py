@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from funcpipe.platforms.base import OPEN, Gate
-from funcpipe.profiler.remote import machine
+from funcpipe.profiler.remote import machine, transfers
 from funcpipe.testing.memory_storage import MemoryStorage
 
 LATENCY_S, UPLOAD_BYTES_S, DOWNLOAD_BYTES_S = 0.02, 4e6, 1e7
@@ -41,7 +41,7 @@ class TimedStorage(MemoryStorage):
 def test_latency_and_bandwidths_are_those_of_the_storage(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     storage = TimedStorage(clock)
-    monkeypatch.setattr(machine, "time", clock)
+    monkeypatch.setattr(transfers, "time", clock)
     monkeypatch.setattr(machine, "_products_s", lambda threads: 1.0 / threads)
     report = machine.measure_machine(storage, "scratch", started_at_s=5.0, memory_bytes=64 << 20)
     assert report.latency_s == pytest.approx(LATENCY_S)
@@ -55,13 +55,13 @@ def test_latency_and_bandwidths_are_those_of_the_storage(monkeypatch: pytest.Mon
 def test_the_share_of_the_memory_limits_what_is_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     clock = Clock()
-    monkeypatch.setattr(machine, "time", clock)
+    monkeypatch.setattr(transfers, "time", clock)
 
     def move(body: bytes) -> None:
         sizes.append(len(body))
         clock.now_s += 1e-3
 
-    machine._bandwidth(move, b"0" * 1000, most=3000)
+    transfers.bandwidth(move, b"0" * 1000, most=3000)
     assert set(sizes) == {1000, 2000, 500}
 
 

@@ -1,6 +1,7 @@
 """Does a storage keep what runs rely on? Conditional puts, reads and lists after writes, ranges, deletions, in races.
 
-    python -m experiments.s3_conformance "s3://bucket/prefix?endpoint=http://127.0.0.1:7480" --make-bucket
+    python -m experiments.storage_conformance "s3://bucket/prefix?endpoint=http://127.0.0.1:7480" --make-bucket
+    python -m experiments.storage_conformance "redis://127.0.0.1:6379/0?prefix=tried"
 
 Each client has connections of its own. A violation is printed with what was expected; leases need the first check, and
 `docs/storage.md` says which servers pass.
@@ -15,9 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from urllib.parse import parse_qs, urlsplit
 
-import boto3
-
-from funcpipe.errors import KeyExists, KeyMissing
+from funcpipe.errors import InputError, KeyExists, KeyMissing
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import open_storage
 from funcpipe.platforms.wrappers import Retried
@@ -161,7 +160,7 @@ CHECKS: dict[Callable[[Clients, int], None], int] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("url", help="an empty storage: an S3 bucket and prefix, or another storage of funcpipe's")
+    parser.add_argument("url", help="an empty storage, as for --storage")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--make-bucket", action="store_true", help="make the bucket first")
@@ -190,7 +189,11 @@ def main() -> None:
 
 
 def _make_bucket(url: str) -> None:
+    import boto3  # which other storages do without
+
     split = urlsplit(url)
+    if split.scheme != "s3":
+        raise InputError(f"--make-bucket makes buckets of S3, and {url} is none; leave it out")
     options = {name: values[-1] for name, values in parse_qs(split.query).items()}
     client = boto3.client("s3", endpoint_url=options.get("endpoint"), region_name=options.get("region", "us-east-1"))
     client.create_bucket(Bucket=split.netloc)

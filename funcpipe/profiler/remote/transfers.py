@@ -1,0 +1,26 @@
+"""How long requests take, and at which bandwidth bodies move."""
+
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+
+REPEATS = 3
+_LONG_S = 0.3  # a transfer of this duration gives a reliable bandwidth
+
+
+def bandwidth(move: Callable[[bytes], object], data: bytes, most: int) -> tuple[float, bytes]:
+    """Bytes per second, from the times of a large body and a quarter of it; and that body, of at most `most` bytes."""
+    while seconds(partial(move, data)) < _LONG_S and 2 * len(data) <= most:
+        data = data + data
+    part = data[: len(data) // 4]
+    long_s = statistics.median(seconds(partial(move, data)) for _ in range(REPEATS))
+    short_s = statistics.median(seconds(partial(move, part)) for _ in range(REPEATS))
+    return (len(data) - len(part)) / max(long_s - short_s, 1e-9), data
+
+
+def seconds(do: Callable[[], object]) -> float:
+    """How long `do` takes."""
+    began_s = time.perf_counter()
+    do()
+    return time.perf_counter() - began_s
