@@ -1,5 +1,7 @@
 """What a server's errors mean, and what to do about them: redis.io/docs/latest/develop/reference/protocol-spec."""
 
+import re
+
 from redis.exceptions import (
     AskError,
     AuthenticationError,
@@ -30,6 +32,9 @@ _FULL = (
     "the server's memory is full; raise its maxmemory, delete runs that are over (funcpipe clean), or train with more "
     "stages or smaller micro-batches"
 )
+_UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
+_TRUST = "name the host as its certificate does, and set SSL_CERT_FILE to the certificates of who signed it"
+_NOT_REACHED = re.compile("^(Error|Timeout) .*connecting to")
 _PASSING = (ConnectionError, TimeoutError, ClusterDownError, MasterDownError, TryAgainError)
 _PASSING_CODES = ("BUSY ", "LOADING ", "NOREPLICAS ", "MISCONF ")
 
@@ -41,5 +46,9 @@ def explained(where: str, error: RedisError) -> FuncPipeError:
             return PlatformRefused(f"{where}: {error}; {remedy}")
     if isinstance(error, OutOfMemoryError):
         return StorageError(f"{where}: {error}; {_FULL}")
+    if _UNTRUSTED in str(error):
+        return PlatformRefused(f"{where}: {error}; {_TRUST}")
+    if _NOT_REACHED.search(str(error)):
+        return StorageBusy(f"{where}: {error} See that a server runs there, and that this machine may reach it.")
     passing = isinstance(error, _PASSING) or str(error).startswith(_PASSING_CODES)
     return (StorageBusy if passing else StorageError)(f"{where}: {error}")

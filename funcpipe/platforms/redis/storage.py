@@ -16,6 +16,7 @@ from funcpipe.errors import KeyExists, KeyMissing, StorageBusy
 from funcpipe.platforms.base import OPEN, Gate, batches
 from funcpipe.platforms.redis.known_errors import explained
 from funcpipe.platforms.redis.policy import require_no_eviction
+from funcpipe.platforms.redis.wire import blocks
 from funcpipe.platforms.shared.http_body import require_one_put
 
 USER, PASSWORD = "REDIS_USERNAME", "REDIS_PASSWORD"
@@ -26,7 +27,6 @@ MOST_BYTES = 512 * 2**20
 """The largest string: redis.io/docs/latest/develop/data-types/strings, and valkey.io/topics/strings."""
 
 _SCANNED = 1000  # keys that the server looks at for one answer: a millisecond of its only thread
-_BLOCK_BYTES = 1024 * 1024  # sent by one call, so that the timeout is one of silence and not of the whole object
 _GLOB = re.compile(r"([\\*?\[\]])")
 
 
@@ -60,7 +60,6 @@ class RedisStorage:
             password=os.environ.get(PASSWORD) or None,
             socket_timeout=timeout_s,
             socket_connect_timeout=min(timeout_s, 10),
-            socket_read_size=_BLOCK_BYTES,
             retry=Retry(NoBackoff(), 0),
             protocol=2,
         )
@@ -78,9 +77,7 @@ class RedisStorage:
         condition = ("NX",) if if_absent else ()
         with self._errors_of(key), self._connection() as connection:
             with gate:
-                connection.send_packed_command(
-                    _blocks(connection.pack_command("SET", self._name_of(key), body, *condition))
-                )
+                connection.send_packed_command(blocks("SET", self._name_of(key), body, *condition))
             if connection.read_response(disable_decoding=True) is None:
                 raise KeyExists(key)
 
@@ -169,12 +166,6 @@ def _explaining(where: str) -> Iterator[None]:
         yield
     except RedisError as error:
         raise explained(where, error) from error
-
-
-def _blocks(packed: Sequence[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-    for part in packed:
-        for start in range(0, len(part), _BLOCK_BYTES):
-            yield part[start : start + _BLOCK_BYTES] if len(part) > _BLOCK_BYTES else part
 
 
 def _answers(connection: Any, count: int) -> list[Any]:
