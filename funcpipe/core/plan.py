@@ -180,8 +180,8 @@ class Estimate:
 class SolverReport:
     """How a plan was found. No plan has an objective below `bound`; `gap` = (objective − bound) / objective.
 
-    `merged_layers` is how many layers the plan was chosen among, where that is fewer than the profile has: no *such*
-    plan has an objective below `bound`.
+    `merged_layers` is how many layers the plan was chosen among, where that is fewer than the profile has; `sync_ways`
+    how many ways of synchronising. No *such* plan is below `bound`. A plan that is better in another way has no bound.
     """
 
     name: str
@@ -191,6 +191,7 @@ class SolverReport:
     solve_s: float
     bound: float | None = None
     merged_layers: int | None = None
+    sync_ways: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,18 @@ from typing import Any
 
 import pytest
 
-from funcpipe.core import FunctionSize, ModelProfile, Plan, PlatformSpec, TrainingSpec, from_text, read, to_text
+from funcpipe.core import (
+    FunctionSize,
+    ModelProfile,
+    Optimality,
+    Plan,
+    PlatformSpec,
+    Sync,
+    TrainingSpec,
+    from_text,
+    read,
+    to_text,
+)
 from funcpipe.errors import FormatError, Infeasible, InvalidValue, PlanError
 from funcpipe.partitioner.optimize import optimize
 from tests.partitioner.instances import chain, platform
@@ -25,6 +36,21 @@ def test_every_solver_finds_the_same_plan() -> None:
     plans.append(optimize(profile, spec, training, policy="exhaustive"))
     objectives = [plan.solver.objective for plan in plans if plan.solver]
     assert objectives == pytest.approx([objectives[0]] * 4)
+
+
+def test_what_is_better_in_a_way_that_was_not_searched_with_is_not_called_optimal() -> None:
+    """Random chains: some are best in a way that was searched with, others in one that the plan got afterwards."""
+    training = TrainingSpec(global_batch=16, time_value=20.0)
+    reports = [optimize(chain(4, 2, seed), platform(2), training).solver for seed in range(8)]
+    assert {report.status for report in reports if report} == set(Optimality)
+    for report in reports:
+        assert report
+        assert report.sync_ways == 2
+        assert (report.status is Optimality.OPTIMAL) == (report.bound is not None)
+        assert report.bound is None or report.bound <= report.objective
+    asked = optimize(chain(4, 2, 0), platform(2), replace(training, sync=Sync.PIPELINED)).solver
+    assert asked
+    assert (asked.status, asked.sync_ways) == (Optimality.OPTIMAL, None)
 
 
 def test_a_model_whose_micro_batches_must_follow_each_other_has_one_replica() -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from funcpipe.core import Plan, Streams, Sync
+from funcpipe.core import Optimality, Plan, Streams, Sync
 from funcpipe.errors import PlanError
 from funcpipe.partitioner.cost.evaluate import check_memory, evaluate
 from funcpipe.partitioner.cost.sync_choice import candidates
@@ -13,15 +13,21 @@ from funcpipe.partitioner.problem.problem import Problem
 def with_best_sync(plan: Plan, problem: Problem) -> Plan:
     """`plan` with the way to synchronise that is best for the goal, and the solver's report with its new objective.
 
-    A way that the training asks for is kept.
+    A way that the training asks for is kept. The solver has proved something about plans in the ways it searched with
+    only: nothing is proved of a plan that is better in another way, as other cuts may be better still in that one.
     """
-    if problem.training.sync is not None or plan.replicas == 1:
+    if problem.training.sync is not None or problem.degrees == (1,):
         return plan
-    best = min([plan, *_variants(plan, problem)], key=problem.goal.of_plan)
-    if best.solver is not None:
-        solver = replace(best.solver, objective=problem.goal.of_plan(best))
-        best = replace(best, solver=solver)
-    return best
+    assert plan.solver is not None, "every solver reports"
+    most = max(len(problem.ways_to_synchronise(replicas)) for replicas in problem.degrees)
+    solver = replace(plan.solver, sync_ways=most)
+    best = plan
+    if plan.replicas > 1:
+        best = min([plan, *_variants(plan, problem)], key=problem.goal.of_plan)
+    if best is not plan:
+        objective = problem.goal.of_plan(best)
+        solver = replace(solver, objective=objective, status=Optimality.FEASIBLE, gap=None, bound=None)
+    return replace(best, solver=solver)
 
 
 def _variants(plan: Plan, problem: Problem) -> Iterator[Plan]:
