@@ -2,6 +2,7 @@
 
 import dataclasses
 import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from funcpipe.errors import (
     RunHalted,
     RunUnknown,
 )
-from funcpipe.platforms.base import Platform, StorageUrls
+from funcpipe.platforms.base import OPEN, Gate, Platform, StorageUrls
 from funcpipe.platforms.catalog import load_spec, open_storage
 from funcpipe.runstate.generations import newest_record
 from funcpipe.runstate.halt import halt_run
@@ -56,19 +57,50 @@ def session(storage: Any, platform: ThreadPlatform | None = None, functions: Cal
     return Session(storage=signed(storage), storage_url="memory://", functions=functions, reopen=reopen)
 
 
+class Halting(MemoryStorage):
+    """Storage that lets no message of the fifth step pass before all workers know of the order to end after it."""
+
+    def __init__(self, workers: int) -> None:
+        super().__init__()
+        self._beats = Counter[str]()
+        self._workers, self._ordered = workers, False
+        self._heard = threading.Condition()
+
+    def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
+        _, _, kind, worker, *rest = [*key.split("/"), "", ""]
+        with self._heard:
+            if kind == "messages" and int(rest[0]) >= 4:
+                assert self._heard.wait_for(self._all_have_heard, timeout=100)
+        super().put(key, data, if_absent=if_absent, gate=gate)
+        with self._heard:
+            if kind == "heartbeats" and rest[0] and self._ordered:  # others are the client's
+                self._beats[worker] += 1
+                self._heard.notify_all()
+
+    def order(self) -> None:
+        """From now on it is known what workers have heard of: they look before each heartbeat."""
+        with self._heard:
+            self._ordered = True
+
+    def _all_have_heard(self) -> bool:
+        return len(self._beats) == self._workers and min(self._beats.values()) >= 2
+
+
 @pytest.fixture(scope="module")
 def halted() -> tuple[MemoryStorage, ThreadPlatform]:
     """A run that was ended after some steps, and the platform that it ran on."""
-    storage = MemoryStorage()
+    job = chaos.job()
+    storage = Halting(job.plan.workers)
     platform = ThreadPlatform(load_spec("local"), storage)
 
     def order(progress: Progress) -> None:
         if progress.step == 3:
             halt_run(signed(storage), Keys.of(newest_record(signed(storage), "run-1")), Halt(reason="enough", step=5))
+            storage.order()
 
     site = session_on(Site(platform, storage, "memory://"), reopen=platform.open)
     with pytest.raises(RunHalted):
-        launch(prepare(chaos.job(), site, faults=QUICK, settings=RunSettings(name="run-1")), order)
+        launch(prepare(job, site, faults=QUICK, settings=RunSettings(name="run-1")), order)
     return storage, platform
 
 

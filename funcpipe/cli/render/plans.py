@@ -77,7 +77,8 @@ def plan(chosen: Plan, path: str, console: Console) -> None:
     solver = chosen.solver
     if solver is not None:
         among = "" if solver.merged_layers is None else f" over {solver.merged_layers} merged layers"
-        among += "" if solver.sync_ways is None else f" with {solver.sync_ways} ways of synchronising"
+        if solver.sync_ways is not None:
+            among += f" with {solver.sync_ways} {'way' if solver.sync_ways == 1 else 'ways'} of synchronising"
         proof = "" if solver.bound is not None else ", without a proof"
         console.print(
             f"{solver.name}: {solver.status.value}{among}{proof} in {solver.solve_s:.2f} s; written to {path}"
