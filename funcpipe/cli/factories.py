@@ -44,7 +44,7 @@ def load_factory(text: str) -> Any:
         kind = type(factory).__name__
         raise InputError(
             f"{text} is made already (a value of type {kind}), but a function or class that makes it is wanted: write "
-            f"`def make(...): return ...` and name that"
+            "`def make(...): return ...` and name that"
         )
     return factory
 

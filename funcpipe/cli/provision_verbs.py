@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from funcpipe.cli import plan_values, render
 from funcpipe.cli.files import write_file
+from funcpipe.cli.numbers import positive
 from funcpipe.core import ModelProfile, OptimizerKind, TrainingSpec, read, to_text, write
 from funcpipe.core.job_spec import JobSpec
 from funcpipe.core.loss_model import InverseLoss, LossModel, WeightedLoss
@@ -108,7 +109,10 @@ def with_gpu_speeds(market: Market, speeds: list[str]) -> Market:
     known = {gpu.name: gpu for gpu in market.gpus}
     for text in speeds:
         name, _, number = text.partition("=")
-        (value,) = _each("--gpu-speed", number, 1, float)
+        try:
+            value = positive(number)
+        except argparse.ArgumentTypeError:
+            raise InputError(f"--gpu-speed must read GPU=VCPUS, such as T4=40, got {text!r}") from None
         if name not in known:
             raise InputError(
                 f"--gpu-speed names {name!r}; the market {market.name} has {', '.join(known) or 'no GPUs'}"

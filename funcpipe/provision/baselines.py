@@ -15,6 +15,7 @@ from funcpipe.provision.lambdadnn import (
     function_provision,
     memories,
     predicted_or_none,
+    require_memory,
 )
 
 _ROUNDS, _DRAWS, _ELITE = 20, 40, 8
@@ -22,7 +23,8 @@ _ROUNDS, _DRAWS, _ELITE = 20, 40, 8
 
 def naive(goal: Goal, work: FunctionWorkload, market: FunctionMarket, *, seed: int = 0) -> Provision:
     """The largest functions, and a random number of them that the server's link can feed; it may miss the deadline."""
-    _check(goal, work, market)
+    goal.check()
+    require_memory("naive", work, market)
     most = max(1, math.floor(market.server_mb_s / market.function_mb_s))
     functions = random.Random(seed).randint(1, min(most, market.max_functions))
     found = predicted_or_none(functions, memories(work, market)[-1], goal.synchronous_samples(), work, market)
@@ -39,7 +41,8 @@ def siren_like(goal: Goal, work: FunctionWorkload, market: FunctionMarket, *, se
     Siren (Wang et al., INFOCOM 2019) learns the number and memory of functions by deep reinforcement learning. Here the
     policy is a normal distribution over both, moved towards its best draws (the cross-entropy method).
     """
-    _check(goal, work, market)
+    goal.check()
+    require_memory("siren-like", work, market)
     found = _learned(goal, work, market, random.Random(seed))
     if found is None:
         raise no_way(
@@ -52,7 +55,8 @@ def siren_like(goal: Goal, work: FunctionWorkload, market: FunctionMarket, *, se
 
 def exhaustive(goal: Goal, work: FunctionWorkload, market: FunctionMarket, *, count_server: bool = True) -> Provision:
     """The cheapest of all numbers and memories of functions."""
-    _check(goal, work, market)
+    goal.check()
+    require_memory("exhaustive-functions", work, market)
     samples = goal.synchronous_samples()
     found = enumerated(samples, goal.deadline_s, work, market, count_server=count_server)
     if found is None:
@@ -90,12 +94,3 @@ def _learned(
                 mean[axis] = sum(values) / len(values)
                 spread[axis] = max(math.sqrt(sum((v - mean[axis]) ** 2 for v in values) / len(values)), 0.05)
     return best
-
-
-def _check(goal: Goal, work: FunctionWorkload, market: FunctionMarket) -> None:
-    goal.check()
-    if not memories(work, market):
-        raise Infeasible(
-            f"every function holds the whole model, which needs {work.memory_min_mb} MB, and the largest has "
-            f"{market.memory_max_mb} MB; cut the model (the way funcpipe), or take a smaller micro-batch"
-        )

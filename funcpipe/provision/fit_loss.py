@@ -5,7 +5,7 @@ Both models are linear in all but one or two coefficients: those are searched, t
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,13 +45,7 @@ class LossCurve:
 
     def after(self, skip: int) -> "LossCurve":
         """The curve without its first `skip` points."""
-        return LossCurve(
-            steps=self.steps[skip:],
-            losses=self.losses[skip:],
-            batch=self.batch,
-            workers=self.workers,
-            convergence=self.convergence,
-        )
+        return replace(self, steps=self.steps[skip:], losses=self.losses[skip:])
 
 
 def fit_inverse(curve: LossCurve, *, asynchronous: bool = False) -> InverseLoss:

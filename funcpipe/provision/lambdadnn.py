@@ -193,6 +193,15 @@ def memories(work: FunctionWorkload, market: FunctionMarket) -> range:
     return range(work.memory_min_mb, market.memory_max_mb + 1, market.memory_step_mb)
 
 
+def require_memory(way: str, work: FunctionWorkload, market: FunctionMarket) -> None:
+    """Raise Infeasible if no function can hold the whole model."""
+    if not memories(work, market):
+        raise Infeasible(
+            f"{way}: every function holds the whole model, which needs {work.memory_min_mb} MB, and the largest has "
+            f"{market.memory_max_mb} MB; cut the model (the way funcpipe), or take a smaller micro-batch"
+        )
+
+
 def lambdadnn(goal: Goal, work: FunctionWorkload, market: FunctionMarket, *, count_server: bool = False) -> Provision:
     """λDNN's choice. The search counts the server's price if `count_server`; the bill always does, as in the paper.
 
@@ -200,11 +209,7 @@ def lambdadnn(goal: Goal, work: FunctionWorkload, market: FunctionMarket, *, cou
     where the paper's search finds nothing, all configurations are tried.
     """
     samples, deadline_s = goal.synchronous_samples(), goal.deadline_s
-    if not memories(work, market):
-        raise Infeasible(
-            f"λDNN: every function holds the whole model, which needs {work.memory_min_mb} MB, and the largest has "
-            f"{market.memory_max_mb} MB; cut the model (the way funcpipe), or take a smaller micro-batch"
-        )
+    require_memory("λDNN", work, market)
     found = search(samples, deadline_s, work, market, count_server=count_server)
     why = "the cheapest by Algorithm 1, " + ("with" if count_server else "without") + " the server's price"
     if found is None:

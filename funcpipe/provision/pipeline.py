@@ -75,9 +75,8 @@ def as_provision(goal: Goal, plan: Plan, job: JobEstimate) -> Provision:
     for stage in plan.stages:
         sizes[stage.size] += plan.replicas
     shape = f"{len(plan.stages)} stages x {plan.replicas} replicas"
-    why = f"the cheapest plan that makes it: {shape}, bound by {plan.estimate.bottleneck}"
-    if math.isinf(goal.deadline_s) and goal.job.budget_usd is not None:
-        why = why.replace("cheapest plan that makes it", "fastest plan within the budget")
+    by_budget = math.isinf(goal.deadline_s) and goal.job.budget_usd is not None
+    what = "the fastest plan within the budget" if by_budget else "the cheapest plan that makes it"
     return provision(
         "funcpipe",
         goal,
@@ -87,7 +86,7 @@ def as_provision(goal: Goal, plan: Plan, job: JobEstimate) -> Provision:
         iterations=job.steps,
         cost=[CostItem(name="functions", usd=job.functions_usd), CostItem(name="requests", usd=job.requests_usd)],
         binds=what_binds(job.seconds, goal.deadline_s),
-        why=why,
+        why=f"{what}: {shape}, bound by {plan.estimate.bottleneck}",
         plan=plan,
     )
 

@@ -128,20 +128,19 @@ def spotdnn(
     *,
     published: bool = False,
     existing: Counts | None = None,
-    way: str = "spotdnn",
     replace_s: float = 0.0,
 ) -> Provision:
     """spotDNN's choice among `types`, beside `existing` machines; `published` searches exactly as the paper does."""
     if not types:
-        raise Infeasible(f"{way}: no machine of the market has a spot price and memory for the model; add one")
+        raise Infeasible("spotdnn: no machine of the market has a spot price and memory for the model; add one")
     goal.check()
     space = Space(types, system, goal, existing)
     found = window_search(space) if published else mended_search(space)
     if found is None:
         quickest = min((one.seconds for one in windows(space, 0, sum(space.quotas))), default=None)
-        raise no_way(way, goal, quickest, f"the {sum(space.quotas)} machines of the market")
+        raise no_way("spotdnn", goal, quickest, f"the {sum(space.quotas)} machines of the market")
     why = "the cheapest window of machines of like speed" + ("" if published else ", improved by single changes")
-    return spot_provision(way, goal, found, space, why=why, replace_s=replace_s)
+    return spot_provision("spotdnn", goal, found, space, why=why, replace_s=replace_s)
 
 
 def replan(
@@ -162,7 +161,7 @@ def replan(
         raise InvalidValue("done", done, "must be at least 0 and below 1")
     left = replace(goal, deadline_s=remaining_s, left=goal.left * (1 - done))
     later = replace(system, start_s=overhead_s)
-    return spotdnn(left, types, later, existing=survivors, way="spotdnn")
+    return spotdnn(left, types, later, existing=survivors)
 
 
 def spot_provision(

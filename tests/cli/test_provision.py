@@ -83,7 +83,7 @@ def test_equation_3_is_fitted_to_several_curves(here: Path, capsys: pytest.Captu
         ("provision none.json --epochs 1", "none.json: cannot be read"),
         ("provision profile.json --epochs 1 --ways magic", "ways must be some of"),
         ("provision profile.json --epochs 1 --gpu-speed X=3", "names 'X'; the market aws has T4"),
-        ("provision profile.json --epochs 1 --gpu-speed T4=fast", "--gpu-speed takes numbers"),
+        ("provision profile.json --epochs 1 --gpu-speed T4=fast", "--gpu-speed must read GPU=VCPUS, such as T4=40"),
         ("provision profile.json --epochs 1 --miss-chance 1", "miss_chance must be below 1"),
         ("provision profile.json --epochs 1 --figure x.txt", "its name must end with"),
         ("fit-loss losses.json", "--batch must say how many samples"),

@@ -2,7 +2,6 @@
 
 import dataclasses
 import threading
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from funcpipe.errors import (
     RunHalted,
     RunUnknown,
 )
-from funcpipe.platforms.base import OPEN, Gate, Platform, StorageUrls
+from funcpipe.platforms.base import Platform, StorageUrls
 from funcpipe.platforms.catalog import load_spec, open_storage
 from funcpipe.runstate.generations import newest_record
 from funcpipe.runstate.halt import halt_run
@@ -42,6 +41,7 @@ from funcpipe.runstate.keys import Keys
 from funcpipe.testing import chaos
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
+from tests.client.halting import Halting
 from tests.e2e import small
 from tests.recording import Recording
 
@@ -55,35 +55,6 @@ def never() -> Platform:
 def session(storage: Any, platform: ThreadPlatform | None = None, functions: Callable[[], Platform] = never) -> Session:
     reopen = (lambda url: platform.open(url)) if platform is not None else (lambda url: never())
     return Session(storage=signed(storage), storage_url="memory://", functions=functions, reopen=reopen)
-
-
-class Halting(MemoryStorage):
-    """Storage that lets no message of the fifth step pass before all workers know of the order to end after it."""
-
-    def __init__(self, workers: int) -> None:
-        super().__init__()
-        self._beats = Counter[str]()
-        self._workers, self._ordered = workers, False
-        self._heard = threading.Condition()
-
-    def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
-        _, _, kind, worker, *rest = [*key.split("/"), "", ""]
-        with self._heard:
-            if kind == "messages" and int(rest[0]) >= 4:
-                assert self._heard.wait_for(self._all_have_heard, timeout=100)
-        super().put(key, data, if_absent=if_absent, gate=gate)
-        with self._heard:
-            if kind == "heartbeats" and rest[0] and self._ordered:  # others are the client's
-                self._beats[worker] += 1
-                self._heard.notify_all()
-
-    def order(self) -> None:
-        """From now on it is known what workers have heard of: they look before each heartbeat."""
-        with self._heard:
-            self._ordered = True
-
-    def _all_have_heard(self) -> bool:
-        return len(self._beats) == self._workers and min(self._beats.values()) >= 2
 
 
 @pytest.fixture(scope="module")

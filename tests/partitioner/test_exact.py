@@ -18,7 +18,8 @@ from funcpipe.partitioner.analysis.second_best import second_best
 from funcpipe.partitioner.cost.evaluate import evaluate
 from funcpipe.partitioner.optimize import optimize
 from funcpipe.partitioner.problem.pins import Pins
-from funcpipe.partitioner.problem.problem import Problem, report
+from funcpipe.partitioner.problem.problem import Problem
+from funcpipe.partitioner.problem.report import report
 from funcpipe.partitioner.search.exact import exact
 from funcpipe.partitioner.search.exhaustive import exhaustive
 from funcpipe.partitioner.search.incumbents import incumbents_for
@@ -266,7 +267,7 @@ def test_layers_that_take_no_time() -> None:
 def test_a_solver_that_proved_nothing_leaves_a_gap_of_everything() -> None:
     """Once the plan could not be written: its gap was infinite."""
     problem = Problem(profile=chain(3), spec=platform(), training=TrainingSpec(global_batch=16))
-    reported = report(exact(problem), problem.goal, name="some solver", bound=-math.inf, solve_s=1.0)
+    reported = report(exact(problem), problem, name="some solver", bound=-math.inf, solve_s=1.0)
     assert reported.solver
     assert (reported.solver.bound, reported.solver.gap) == (0.0, 1.0)
     assert reported.solver.status is Optimality.FEASIBLE

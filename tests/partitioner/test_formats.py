@@ -1,7 +1,6 @@
 """Sums in 16 bits: what they cost, and when the planner chooses them by itself."""
 
 from dataclasses import replace
-from fractions import Fraction
 
 import pytest
 
@@ -41,19 +40,14 @@ def test_the_best_plan_in_16_bits_is_that_of_enumeration_and_costs_no_more(sync:
 
 @pytest.mark.parametrize("replicas", [2, 4, 8])
 @pytest.mark.parametrize("sharded", [False, True])
-def test_buffers_hold_what_travels(replicas: int, sharded: bool) -> None:
-    """By hand, in parts of the summed bytes: what the others wrote of one split, twice (as read, and as decoded), and
-    two messages that go out: one with a split, one with sums; or with parameters, which take 32 bits.
-    """
+def test_memory_is_planned_as_for_sums_in_32_bits(replicas: int, sharded: bool) -> None:
+    """Buffers are smaller, but functions were measured to need nearly as much at their peak."""
     training = replace(EXACT, shard_optimizer=sharded, replicas=(replicas,), sync=Sync.PIPELINED)
     plan = optimize(PROFILE, SPEC, training)
     half = evaluate(replace(plan, wire_sync=Wire.BF16), PROFILE, SPEC)
-    n, sums = Fraction(replicas), Fraction(1) if sharded else Fraction(1, 2)
-    saved = 2 - ((n - 1) / n + (Fraction(1, 2) + sums) / n)
     assert plan.estimate is not None
-    for stage, wide, short in zip(plan.stages, plan.estimate.stages, half.stages, strict=True):
-        summed = PROFILE.summed_bytes(stage.first, stage.stop)
-        assert wide.state_bytes - short.state_bytes == pytest.approx(float(saved * summed), abs=1)
+    assert [stage.memory_bytes for stage in half.stages] == [stage.memory_bytes for stage in plan.estimate.stages]
+    assert half.iteration_s < plan.estimate.iteration_s
 
 
 def test_what_may_travel_in_16_bits_does_and_the_plan_says_why() -> None:

@@ -145,7 +145,7 @@ def test_a_user_who_may_not_ask_for_the_policy_is_warned(
         monkeypatch.setenv("REDIS_PASSWORD", "pw")
         with caplog.at_level(logging.WARNING):
             store = RedisStorage("127.0.0.1", port)
-        assert "see that maxmemory-policy is noeviction" in caplog.text
+        assert "make sure that maxmemory-policy is noeviction" in caplog.text
         store.put("k", b"1")
         assert store.get("k") == b"1"
 

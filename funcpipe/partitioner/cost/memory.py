@@ -46,14 +46,11 @@ def parameter_copies(setting: Setting) -> float:
 def buffer_copies(setting: Setting) -> float:
     """How often a function that synchronises holds its gradients in addition to the flat vector they are made in.
 
-    Its own split from all others, kept as it travels, and the messages that brought it take (d − 1)/d each, a message
-    with a split for another and one with sums 1/d each: two copies for d > 1 replicas in 32 bits, one in 16.
+    Its own split from all others and the messages that brought it take (d − 1)/d each, two messages that go out 1/d
+    each: two copies for d > 1 replicas. Sums in 16 bits halve these, but a function's peak falls by a quarter to half a
+    copy only (experiments/shard_optimizer.py), so they count as much.
     """
-    if setting.replicas == 1:
-        return 0
-    foreign = (setting.replicas - 1) / setting.replicas
-    raw, merged = setting.sync_wire_ratio, setting.merged_wire_ratio
-    return 2 * foreign * raw + (1 - foreign) * (raw + merged)
+    return 2 if setting.replicas > 1 else 0
 
 
 def state_bytes(

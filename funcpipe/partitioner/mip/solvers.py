@@ -8,7 +8,8 @@ from funcpipe.errors import Infeasible, SolverUnavailable
 from funcpipe.partitioner.mip.chain_form import build_chain_model, chain_programme, read_chain
 from funcpipe.partitioner.mip.run import GUROBI, HIGHS, SCIP, Form, Solver, solve
 from funcpipe.partitioner.mip.stage_form import StageProgramme, build_model, read_choices
-from funcpipe.partitioner.problem.problem import Goal, Problem, report
+from funcpipe.partitioner.problem.problem import Goal, Problem
+from funcpipe.partitioner.problem.report import report
 from funcpipe.partitioner.search.infeasible import explain_infeasible
 from funcpipe.partitioner.search.initial_bounds import InitialBounds, initial_bounds
 from funcpipe.partitioner.search.option_network import path_costs
@@ -73,7 +74,9 @@ def _stage_form(problem: Problem, solver: Solver, time_limit_s: float | None) ->
                 best, best_objective = plan, goal.of_plan(plan)
     if best is None:
         raise _nothing_found(problem, bound)
-    return report(best, goal, name=solver.name, bound=min(bound, best_objective), solve_s=time.monotonic() - started_s)
+    return report(
+        best, problem, name=solver.name, bound=min(bound, best_objective), solve_s=time.monotonic() - started_s
+    )
 
 
 def chain_form(problem: Problem, solver: Solver, *, time_limit_s: float | None = None) -> Plan:
@@ -92,7 +95,7 @@ def chain_form(problem: Problem, solver: Solver, *, time_limit_s: float | None =
         raise _nothing_found(problem, solved.bound)
     plan = problem.plan(*solved.found)
     bound = min(goal.of_plan(plan), solved.bound * (1.0 if goal.counts_seconds else programme.unit_usd))
-    return report(plan, goal, name=f"{solver.name} (paper)", bound=bound, solve_s=time.monotonic() - started_s)
+    return report(plan, problem, name=f"{solver.name} (paper)", bound=bound, solve_s=time.monotonic() - started_s)
 
 
 def _time_left_s(started_s: float, time_limit_s: float | None) -> float | None:

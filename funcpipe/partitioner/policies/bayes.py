@@ -7,7 +7,8 @@ from funcpipe.core import Plan
 from funcpipe.core.extras import install
 from funcpipe.errors import SolverUnavailable
 from funcpipe.partitioner.policies.common import best_of, fitted
-from funcpipe.partitioner.problem.problem import Problem, report
+from funcpipe.partitioner.problem.problem import Problem
+from funcpipe.partitioner.problem.report import report
 
 TRIALS = 200
 _MOST_STAGES = 12
@@ -43,4 +44,4 @@ def bayes(problem: Problem, *, time_limit_s: float | None = None, trials: int = 
 
     study.optimize(price, n_trials=trials, timeout=time_limit_s)
     best = best_of(problem, seen, policy="bayes")
-    return report(best, problem.goal, name="bayes", bound=None, solve_s=time.monotonic() - started_s)
+    return report(best, problem, name="bayes", bound=None, solve_s=time.monotonic() - started_s)

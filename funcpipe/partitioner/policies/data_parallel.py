@@ -17,7 +17,8 @@ from funcpipe.partitioner.cost.formulas import lane_times, stage_costs
 from funcpipe.partitioner.cost.loads import Setting
 from funcpipe.partitioner.cost.pipeline import dollars, plan_costs
 from funcpipe.partitioner.cost.sync_time import parameter_server_s
-from funcpipe.partitioner.problem.problem import Problem, StageChoice, report
+from funcpipe.partitioner.problem.problem import Problem, StageChoice
+from funcpipe.partitioner.problem.report import report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +73,7 @@ def _data_parallel(problem: Problem, policy: str, schedule: ScheduleKind, *, ser
                 f"the policy {policy} takes {degree} workers, {estimate.iteration_s:.4g} s and "
                 f"{estimate.cost_usd:.4g} $ for an iteration, which breaks a limit; it knows no other plan"
             )
-        return report(priced, problem.goal, name=policy, bound=None, solve_s=time.monotonic() - started_s)
+        return report(priced, problem, name=policy, bound=None, solve_s=time.monotonic() - started_s)
     raise Infeasible(
         f"the policy {policy} needs a function that holds the whole model; none of {problem.spec.name} does"
     )

@@ -16,7 +16,8 @@ from funcpipe.partitioner.cost.formulas import lane_times, sync_times
 from funcpipe.partitioner.cost.loads import Setting
 from funcpipe.partitioner.policies.common import Cuts, best_of, fitted
 from funcpipe.partitioner.problem.options import edge_loads
-from funcpipe.partitioner.problem.problem import Goal, Problem, report
+from funcpipe.partitioner.problem.problem import Goal, Problem
+from funcpipe.partitioner.problem.report import report
 from funcpipe.partitioner.problem.stage_graph import StageGraph
 from funcpipe.partitioner.search.search import best_for
 
@@ -32,7 +33,7 @@ def uniform(problem: Problem, *, time_limit_s: float | None = None) -> Plan:
         for size in sorted(problem.placed.open_sizes)
     )
     best = best_of(problem, plans, policy="uniform")
-    return report(best, problem.goal, name="uniform", bound=None, solve_s=time.monotonic() - started_s)
+    return report(best, problem, name="uniform", bound=None, solve_s=time.monotonic() - started_s)
 
 
 def tpdmp(problem: Problem, *, time_limit_s: float | None = None) -> Plan:
@@ -47,7 +48,7 @@ def tpdmp(problem: Problem, *, time_limit_s: float | None = None) -> Plan:
         best_for(_on_one_size(problem, size), fastest) for size in sorted(problem.placed.open_sizes) if pinned <= {size}
     )
     best = best_of(problem, plans, policy="tpdmp")
-    return report(best, problem.goal, name="tpdmp", bound=None, solve_s=time.monotonic() - started_s)
+    return report(best, problem, name="tpdmp", bound=None, solve_s=time.monotonic() - started_s)
 
 
 def _on_one_size(problem: Problem, size: int) -> Problem:
@@ -71,7 +72,7 @@ def pipedream(problem: Problem, *, time_limit_s: float | None = None) -> Plan:
         for size, cuts in _balanced(problem, graph, setting)
     )
     best = best_of(problem, plans, policy="pipedream")
-    return report(best, problem.goal, name="pipedream", bound=None, solve_s=time.monotonic() - started_s)
+    return report(best, problem, name="pipedream", bound=None, solve_s=time.monotonic() - started_s)
 
 
 def _even(layers: int, count: int) -> Cuts:

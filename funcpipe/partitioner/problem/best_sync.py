@@ -16,18 +16,14 @@ def with_best_sync(plan: Plan, problem: Problem) -> Plan:
     A way that the training asks for is kept. The solver has proved something about plans in the ways it searched with
     only: nothing is proved of a plan that is better in another way, as other cuts may be better still in that one.
     """
-    if problem.training.sync is not None or problem.degrees == (1,):
+    if problem.training.sync is not None or plan.replicas == 1:
         return plan
-    assert plan.solver is not None, "every solver reports"
-    most = max(len(problem.ways_to_synchronise(replicas)) for replicas in problem.degrees)
-    solver = replace(plan.solver, sync_ways=most)
-    best = plan
-    if plan.replicas > 1:
-        best = min([plan, *_variants(plan, problem)], key=problem.goal.of_plan)
-    if best is not plan:
-        objective = problem.goal.of_plan(best)
-        solver = replace(solver, objective=objective, status=Optimality.FEASIBLE, gap=None, bound=None)
-    return replace(best, solver=solver)
+    best = min([plan, *_variants(plan, problem)], key=problem.goal.of_plan)
+    if best is plan or best.solver is None:
+        return best
+    objective = problem.goal.of_plan(best)
+    unproved = replace(best.solver, objective=objective, status=Optimality.FEASIBLE, gap=None, bound=None)
+    return replace(best, solver=unproved)
 
 
 def _variants(plan: Plan, problem: Problem) -> Iterator[Plan]:

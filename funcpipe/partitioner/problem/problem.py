@@ -9,11 +9,9 @@ import numpy as np
 
 from funcpipe.core import (
     ModelProfile,
-    Optimality,
     Plan,
     PlatformSpec,
     ScheduleKind,
-    SolverReport,
     Stage,
     Streams,
     Sync,
@@ -34,9 +32,6 @@ LIMIT_SLACK = 1e-9
 
 SYNC_TIME_VALUES = (3.84, 245.76)
 """The least and the greatest of the paper's weights on time that are not 0, in dollars for a saved hour."""
-
-GAP_OF_A_PROOF = 1e-6
-"""A plan is called optimal if its objective is proved to be within this share of the best possible one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,6 +209,13 @@ class Problem:
         ]
         return tuple(dict.fromkeys((choice.sync, choice.streams) for choice in chosen))
 
+    @property
+    def compared_ways(self) -> int | None:
+        """The most of these ways for any number of replicas; None where the way is given, or nothing is summed."""
+        if self.training.sync is not None or self.degrees == (1,):
+            return None
+        return max((len(self.ways_to_synchronise(replicas)) for replicas in self.degrees), default=None)
+
     def schedules(self, replicas: int) -> tuple[ScheduleKind, ...]:
         """The schedules to choose from with this many replicas, simplest first; a single micro-batch has no order."""
         if self.training.schedule is not None:
@@ -275,17 +277,6 @@ class Problem:
             precision=self.profile.precision,
         )
         return replace(plan, estimate=evaluate(plan, self.profile, self.spec))
-
-
-def report(plan: Plan, goal: Goal, *, name: str, bound: float | None, solve_s: float) -> Plan:
-    """`plan` with the report of the solver `name`, which proved that no plan's objective is below `bound`."""
-    objective = goal.of_plan(plan)
-    bound = None if bound is None else max(0.0, bound)  # no objective is negative, whatever a solver has proved
-    gap = None if bound is None else max(0.0, (objective - bound) / objective) if objective > 0 else 0.0
-    proved = gap is not None and gap <= GAP_OF_A_PROOF
-    status = Optimality.OPTIMAL if proved else Optimality.FEASIBLE
-    solver = SolverReport(name=name, status=status, objective=objective, gap=gap, solve_s=solve_s, bound=bound)
-    return replace(plan, solver=solver)
 
 
 def _divisors(number: int) -> tuple[int, ...]:

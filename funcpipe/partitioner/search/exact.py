@@ -4,7 +4,8 @@ import time
 from collections.abc import Callable
 
 from funcpipe.core import Plan
-from funcpipe.partitioner.problem.problem import Problem, report
+from funcpipe.partitioner.problem.problem import Problem
+from funcpipe.partitioner.problem.report import report
 from funcpipe.partitioner.search.incumbents import incumbents_for
 from funcpipe.partitioner.search.infeasible import explain_infeasible
 from funcpipe.partitioner.search.search import Search
@@ -25,7 +26,7 @@ def exact(problem: Problem, *, time_limit_s: float | None = None, clock: Clock =
     if not search.found:
         raise explain_infeasible(problem)
     plan = search.found[-1].plan(problem)
-    return report(plan, problem.goal, name="exact", bound=search.bound, solve_s=clock() - started_s)
+    return report(plan, problem, name="exact", bound=search.bound, solve_s=clock() - started_s)
 
 
 def time_limit(started_s: float, limit_s: float | None, clock: Clock = time.monotonic) -> Callable[[], bool]:

@@ -21,7 +21,8 @@ from funcpipe.partitioner.cost.loads import Loads, Setting
 from funcpipe.partitioner.cost.memory import admitted, memory_use
 from funcpipe.partitioner.cost.pipeline import PlanCosts, plan_costs
 from funcpipe.partitioner.cost.ties import Ties
-from funcpipe.partitioner.problem.problem import Problem, StageChoice, report
+from funcpipe.partitioner.problem.problem import Problem, StageChoice
+from funcpipe.partitioner.problem.report import report
 from funcpipe.partitioner.search.infeasible import explain_infeasible
 
 
@@ -47,7 +48,7 @@ def exhaustive(problem: Problem, *, time_limit_s: float | None = None) -> Plan:
     if best is None:
         raise explain_infeasible(problem) if complete else Infeasible("no plan was found within the time limit")
     bound = float(best_objective) if complete else None
-    return report(problem.plan(*best), goal, name="exhaustive", bound=bound, solve_s=time.monotonic() - started_s)
+    return report(problem.plan(*best), problem, name="exhaustive", bound=bound, solve_s=time.monotonic() - started_s)
 
 
 _Variant = tuple[tuple[int, bool], ...]

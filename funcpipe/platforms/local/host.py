@@ -6,7 +6,6 @@ has said `detach`, when the last function has ended, and the watchdog of each ru
 """
 
 import asyncio
-import gc
 import importlib
 import json
 import os
@@ -19,15 +18,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from funcpipe.core import PlatformSpec, WatchSpec, from_text, to_text
+from funcpipe.core import PlatformSpec, WatchSpec, to_text
 from funcpipe.core.json_form import to_plain
 from funcpipe.errors import InvalidValue, PlatformError
 from funcpipe.platforms.base import Handle, Invoked, State, Status
-from funcpipe.platforms.local.cgroup import Groups
 from funcpipe.platforms.local.function import fork, kill, status_of
 from funcpipe.platforms.local.limits import FunctionLimits, ImposedLimits
 from funcpipe.platforms.local.output import FunctionOutput
-from funcpipe.platforms.processors import usable_processors
 
 CLIENT = 0
 """The file descriptor of the pipe whose other end is the client's: it tells when the client ends."""
@@ -286,33 +283,3 @@ def _load(entry: str) -> Callable[..., None]:
 def _output(worker: str, payload: str) -> FunctionOutput:
     told = json.loads(payload)
     return FunctionOutput(run=told["run"], worker=worker, attempt=told.get("attempt", 0))
-
-
-def main(listener: int, folder: str) -> None:
-    """Serve on the socket with file descriptor `listener`, which lies in `folder`; the folder is removed at the end.
-
-    The HostSpec comes first on the pipe from the client, and ends with a zero byte.
-    """
-    try:
-        told = from_text(HostSpec, _read_told(), source="what the host of local functions is told")
-        for name in (*told.preload, told.entry.partition(":")[0]):
-            importlib.import_module(name)
-        gc.freeze()  # what is loaded stays, and its pages are shared with functions longer if nobody counts it
-        processors = usable_processors()
-        limits = ImposedLimits(told.spec, folder, Groups(), processors=processors) if told.imposed else None
-        selector = selectors.DefaultSelector()
-        with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner:
-            runner.run(Host(told, limits, socket.socket(fileno=listener), selector, folder).serve())
-    finally:
-        shutil.rmtree(folder)
-
-
-def _read_told() -> str:
-    """What the client says first."""
-    data = b""
-    while not data.endswith(b"\0"):
-        more = os.read(CLIENT, 65536)
-        if not more:
-            raise PlatformError("the client of this host of local functions has ended before it began")
-        data += more
-    return data[:-1].decode()

@@ -30,7 +30,7 @@ SCHEME = "local"
 _SOCKET = "socket"
 _LONGEST_PATH = 100  # of a Unix socket; Linux takes 107 bytes, macOS 103
 _HOST = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from funcpipe.platforms.local.host import main; "
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from funcpipe.platforms.local.host_main import main; "
     "main(int(sys.argv[2]), sys.argv[3])"
 )
 

@@ -20,8 +20,8 @@ def require_no_eviction(client: Redis, where: str) -> None:
         told = client.info("memory")
     except NoPermissionError:
         _log.warning(
-            "%s: this user may not ask for the server's memory (INFO), so nobody knows whether it evicts objects, "
-            "for which a run would wait in vain; allow the command, or see that maxmemory-policy is noeviction",
+            "%s: this user may not call INFO, so it is not known whether the server evicts objects that a run still "
+            "needs; allow INFO, or make sure that maxmemory-policy is noeviction",
             where,
         )
         return
