@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from funcpipe.provision.lambdadnn import predict, search
 from funcpipe.provision.spotdnn import predict as predict_spot
 from funcpipe.provision.spotdnn import worker_bandwidth
-from funcpipe.provision.spotdnn_search import Space, exhaustive_search, mended_search, window_search
+from funcpipe.provision.spotdnn_search import Space, exhaustive_search, extended_search, window_search
 from tests.provision.published import CNN_1D, LAMBDA, MOBILE_NET, RESNET_50, SPOT, spot_goal, spot_types
 
 Row = tuple[str, str, str, str]
@@ -98,7 +98,7 @@ def spot_plans() -> Iterator[Row]:
         for name, run, wanted in (
             ("window", window_search, printed),
             ("all combinations", exhaustive_search, srifty),
-            ("ours", mended_search, srifty),
+            ("ours", extended_search, srifty),
         ):
             found = run(Space(spot_types(), SPOT, spot_goal(loss, deadline_s)))
             assert found is not None

@@ -17,7 +17,7 @@ from funcpipe.errors import Infeasible
 from funcpipe.provision import cynthia, lambdadnn
 from funcpipe.provision.goal import Goal
 from funcpipe.provision.spotdnn import SpotPrediction, SpotType
-from funcpipe.provision.spotdnn_search import Space, exhaustive_search, mended_search, window_search
+from funcpipe.provision.spotdnn_search import Space, exhaustive_search, extended_search, window_search
 from tests.provision.published import LAMBDA, MOBILE_NET, SPOT, spot_goal, spot_types
 from tests.provision.random_markets import random_clusters, random_functions, random_market
 
@@ -29,7 +29,7 @@ SpotSearch = Callable[[Space], SpotPrediction | None]
 
 def spot(seed: int) -> dict[str, Found]:
     types, system, goal = random_market(random.Random(seed))
-    searches = {"best": exhaustive_search, "window (published)": window_search, "mended": mended_search}
+    searches = {"best": exhaustive_search, "window (published)": window_search, "extended": extended_search}
     found = {name: search(Space(types, system, goal)) for name, search in searches.items()}
     return {name: None if one is None else one.usd for name, one in found.items()}
 
@@ -41,11 +41,11 @@ def functions(seed: int) -> dict[str, Found]:
         for search in (lambdadnn.enumerated, lambdadnn.search)
     )
     job = JobSpec(samples=math.ceil(samples), global_batch=work.global_batch, epochs=samples / math.ceil(samples))
-    mended = found_by(lambda: lambdadnn.lambdadnn(Goal(job=job, deadline_s=deadline_s), work, market))
+    extended = found_by(lambda: lambdadnn.lambdadnn(Goal(job=job, deadline_s=deadline_s), work, market))
     return {
         "best": None if best is None else best.functions_usd,
         "Algorithm 1 (published)": None if published is None else published.functions_usd,
-        "mended": None if mended is None else mended.cost[0].usd,
+        "extended": None if extended is None else extended.cost[0].usd,
     }
 
 
@@ -53,11 +53,11 @@ def clusters(seed: int) -> dict[str, Found]:
     types, work, server, mode, goal = random_clusters(random.Random(seed))
     every = cynthia.enumerated(types, work=work, server=server, mode=mode, goal=goal)
     bounded = cynthia.search(types, work=work, server=server, mode=mode, goal=goal)
-    mended = found_by(lambda: cynthia.cynthia(goal, types, work=work, server=server, mode=mode))
+    extended = found_by(lambda: cynthia.cynthia(goal, types, work=work, server=server, mode=mode))
     return {
         "best": min((one.usd for one in every if one.seconds <= goal.deadline_s), default=None),
         "within the bounds": None if bounded is None else bounded.usd,
-        "mended": None if mended is None else mended.usd,
+        "extended": None if extended is None else extended.usd,
     }
 
 
@@ -99,7 +99,7 @@ def speed() -> None:
     types = spot_types()
     for quota in (5, 14):
         many, goal = tuple(replace(kind, quota=quota) for kind in types), spot_goal(0.8, 2400)
-        for name, search in (("window", window_search), ("mended", mended_search)):
+        for name, search in (("window", window_search), ("extended", extended_search)):
             seconds = processor_s(partial(_searched, search, many, goal))
             print(f"spotDNN, {name}, {5 * quota} machines: {seconds:.4f} processor seconds")
     large = replace(LAMBDA, memory_max_mb=10_240)

@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 
 from funcpipe import FuncPipe
 from funcpipe.client.results import RunResult
-from funcpipe.core import MB, SUMMED, ModelProfile, OptimizerKind, Plan, Resource, ScheduleKind, Stage, Sync, Wire
+from funcpipe.core import MB, SYNC_WIRES, ModelProfile, OptimizerKind, Plan, Resource, ScheduleKind, Stage, Sync, Wire
 from funcpipe.partitioner.cost.evaluate import evaluate
 from funcpipe.platforms.catalog import load_spec
 
@@ -38,7 +38,7 @@ class Run:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--replicas", default="2,3,4", help="numbers of replicas (default: %(default)s)")
-    parser.add_argument("--wire-sync", choices=[wire.value for wire in SUMMED], default="fp32")
+    parser.add_argument("--wire-sync", choices=[wire.value for wire in SYNC_WIRES], default="fp32")
     parser.add_argument("--output", type=Path, help="write the rows as JSON")
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -35,7 +35,7 @@ from funcpipe.comm.arrival_estimator import ArrivalEstimator
 from funcpipe.comm.channel import Channel
 from funcpipe.comm.collectives import open_downloads, transfers
 from funcpipe.comm.gradient_chunks import GradientChunks
-from funcpipe.core import SUMMED, Event, Resource, Routes, ScheduleKind, Wire
+from funcpipe.core import SYNC_WIRES, Event, Resource, Routes, ScheduleKind, Wire
 from funcpipe.partitioner.cost.sync_time import limit_s
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import open_storage
@@ -72,7 +72,7 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--megabytes", type=int, nargs="+", default=[16, 64, 256])
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
-    parser.add_argument("--wire-sync", nargs="+", choices=[wire.value for wire in SUMMED], default=["fp32"])
+    parser.add_argument("--wire-sync", nargs="+", choices=[wire.value for wire in SYNC_WIRES], default=["fp32"])
     parser.add_argument("--store", help="the URL of a real storage, to be measured unthrottled instead")
     parser.add_argument("--mb-per-s", type=float, default=35.0)
     parser.add_argument("--latency-ms", type=float, default=40.0)

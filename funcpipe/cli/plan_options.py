@@ -5,7 +5,7 @@ from typing import Any
 
 from funcpipe.cli.numbers import not_negative, positive, whole
 from funcpipe.cli.options import FACTORY, add_blocks, add_choice, add_measuring, add_platform, add_precision, add_verb
-from funcpipe.core import SUMMED, Numerics, OptimizerKind, Recompute, ScheduleKind, Sync, Wire
+from funcpipe.core import SYNC_WIRES, Numerics, OptimizerKind, Recompute, ScheduleKind, Sync, Wire
 from funcpipe.partitioner.catalog import PROFILED_LAYERS
 
 
@@ -168,7 +168,11 @@ def _add_choices(verb: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         group, "--wire-back", ["same", *(wire.value for wire in Wire)], "same", "number format of their gradients"
     )
     add_choice(
-        group, "--wire-sync", [wire.value for wire in SUMMED], "fp32", "number format in which replicas sum gradients"
+        group,
+        "--wire-sync",
+        [wire.value for wire in SYNC_WIRES],
+        "fp32",
+        "number format in which replicas sum gradients",
     )
     add_choice(
         group,

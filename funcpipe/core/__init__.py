@@ -1,6 +1,6 @@
 """The values that flow from profile to report: frozen, checked where they are made, written to JSON and read back."""
 
-from funcpipe.core.choices import SUMMED, Interval, OptimizerKind, Recompute, ScheduleKind, Sync, Wire
+from funcpipe.core.choices import SYNC_WIRES, Interval, OptimizerKind, Recompute, ScheduleKind, Sync, Wire
 from funcpipe.core.job_estimate import JobEstimate, JobItem
 from funcpipe.core.job_spec import JobSpec
 from funcpipe.core.json_form import from_text, read, to_text, write
@@ -64,7 +64,7 @@ __all__ = [
     "LIST_KEYS",
     "MARKS",
     "MB",
-    "SUMMED",
+    "SYNC_WIRES",
     "ActivationRoute",
     "Bill",
     "Busy",

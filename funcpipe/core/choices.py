@@ -21,12 +21,12 @@ class Wire(Enum):
         return {Wire.FP32: 0.0, Wire.BF16: 2.0**-7, Wire.FP16: 2.0**-10}[self]
 
     @property
-    def lost(self) -> float:
+    def underflow(self) -> float:
         """The largest 32-bit number that arrives as 0."""
         return {Wire.FP32: 0.0, Wire.BF16: 2.0**-134, Wire.FP16: 2.0**-25}[self]
 
 
-SUMMED = (Wire.FP32, Wire.BF16)
+SYNC_WIRES = (Wire.FP32, Wire.BF16)
 """The formats in which gradients may be summed. They span more powers of two than fp16 has: many would be lost."""
 
 

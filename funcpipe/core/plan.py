@@ -5,7 +5,7 @@ from enum import Enum
 from typing import ClassVar
 
 from funcpipe.core import checks
-from funcpipe.core.choices import SUMMED, OptimizerKind, Recompute, ScheduleKind, Sync, Wire
+from funcpipe.core.choices import SYNC_WIRES, OptimizerKind, Recompute, ScheduleKind, Sync, Wire
 from funcpipe.core.numerics import Numerics, Precision
 from funcpipe.errors import InvalidValue
 
@@ -287,8 +287,8 @@ class Plan:
 
 
 def _check_sums(wire_sync: Wire) -> None:
-    if wire_sync not in SUMMED:
-        raise InvalidValue("wire_sync", wire_sync.value, f"must be {' or '.join(wire.value for wire in SUMMED)}")
+    if wire_sync not in SYNC_WIRES:
+        raise InvalidValue("wire_sync", wire_sync.value, f"must be {' or '.join(wire.value for wire in SYNC_WIRES)}")
 
 
 def _check_sharding(sync: Sync | None, gradient_wire: Wire) -> None:

@@ -94,7 +94,7 @@ def compare(inputs: Inputs, ways: Sequence[str] = WAYS) -> ProvisionTable:
     provisions, refusals = [], []
     for name in ways:
         try:
-            provisions.append(within_budget(aimed(known[name], goal_of(inputs)), inputs.job))
+            provisions.append(within_budget(with_margin(known[name], goal_of(inputs)), inputs.job))
         except Infeasible as error:
             refusals.append(Refusal(way=name, reason=str(error)))
     provisions.sort(key=lambda one: (one.usd, one.seconds))
@@ -119,7 +119,7 @@ def goal_of(inputs: Inputs) -> Goal:
     return Goal(job=inputs.job, loss=inputs.loss, deadline_s=deadline_s)
 
 
-def aimed(way: Way, goal: Goal) -> Provision:
+def with_margin(way: Way, goal: Goal) -> Provision:
     """What `way` finds for a time early enough to miss the deadline no more often than allowed, or for the deadline."""
     early_s = aimed_deadline_s(goal.job.deadline_s, goal.job.miss_chance, goal.spread())
     try:

@@ -1,4 +1,4 @@
-"""spotDNN's search among machines: a window over a sorted list, mended where it finds nothing; and after a revocation.
+"""spotDNN's search among machines: a window over a sorted list, extended where that finds none; and revocations.
 
 `window_search` is the paper's. `improved` is ours: from the best windows it goes on by single changes.
 """
@@ -107,7 +107,7 @@ def improved(
         best = better
 
 
-def mended_search(space: Space) -> SpotPrediction | None:
+def extended_search(space: Space) -> SpotPrediction | None:
     """Windows of any length, improved; where none makes it: the quickest ones, hurried; then all combinations."""
     ends = (0, sum(space.quotas))
     starts = _best_by_workers(filter(space.makes_it, windows(space, *ends)))
@@ -135,7 +135,7 @@ def spotdnn(
         raise Infeasible("spotdnn: no machine of the market has a spot price and memory for the model; add one")
     goal.check()
     space = Space(types, system, goal, existing)
-    found = window_search(space) if published else mended_search(space)
+    found = window_search(space) if published else extended_search(space)
     if found is None:
         quickest = min((one.seconds for one in windows(space, 0, sum(space.quotas))), default=None)
         raise no_way("spotdnn", goal, quickest, f"the {sum(space.quotas)} machines of the market")

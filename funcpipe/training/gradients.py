@@ -64,7 +64,7 @@ class FlatGradient:
     def __init__(self, parameters: Sequence[nn.Parameter], extras: Sequence[Tensor], wire: Wire = Wire.FP32) -> None:
         """`extras` have the shapes and dtypes of the tensors that `complete` will be given; sums are made in `wire`."""
         self.layout = Layout(parameters, extras)
-        self._lost = wire.lost if self.layout.dtype is torch.float32 else 0.0
+        self._underflow = wire.underflow if self.layout.dtype is torch.float32 else 0.0
         self._extra_dtypes = [extra.dtype for extra in extras]
         self._number = {id(parameter): i for i, parameter in enumerate(self.layout.parameters)}
         self._flat = block(self.layout.elements * self.layout.dtype.itemsize).view(self.layout.dtype)
@@ -181,8 +181,8 @@ class FlatGradient:
             )
         place = self._values(number)
         torch.add(as_real(gradient.detach()).reshape(-1), 0.0, out=place)  # turns -0.0 into 0.0
-        if self._lost:
-            torch.hardshrink(place, self._lost, out=place)
+        if self._underflow:
+            torch.hardshrink(place, self._underflow, out=place)
         self._final[number] = True
 
     def _make_all_final(self) -> None:

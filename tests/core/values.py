@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 
 from funcpipe.core import (
-    SUMMED,
+    SYNC_WIRES,
     Estimate,
     FunctionSize,
     LayerProfile,
@@ -165,7 +165,7 @@ def plans(draw: st.DrawFn) -> Plan:
         schedule=draw(st.sampled_from(ScheduleKind)),
         sync=sync,
         wire=wire,
-        wire_sync=draw(st.sampled_from(SUMMED)),
+        wire_sync=draw(st.sampled_from(SYNC_WIRES)),
         shard_optimizer=divisible and draw(st.booleans()),
         stages=stages,
         optimizer=draw(st.sampled_from(OptimizerKind)),
@@ -179,7 +179,7 @@ training_specs = st.builds(
     global_batch=st.integers(1, 4096),
     optimizer=st.sampled_from(OptimizerKind),
     wire=st.sampled_from(Wire),
-    wire_sync=st.sampled_from(SUMMED),
+    wire_sync=st.sampled_from(SYNC_WIRES),
     numerics=st.sampled_from(Numerics),
     recompute=st.sampled_from(Recompute),
     schedule=st.none() | st.sampled_from(ScheduleKind),

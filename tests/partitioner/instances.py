@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from funcpipe.core import (
-    SUMMED,
+    SYNC_WIRES,
     FunctionSize,
     LayerProfile,
     ModelProfile,
@@ -145,7 +145,7 @@ def draw_problem(seed: int) -> Problem:
     )
     profile = chain(layers, sizes, seed, skips=draw.choice([0, 0, 2, 4]))
     schedule = draw.choice([None, None, *ScheduleKind])
-    training = replace(training, schedule=schedule, wire_sync=draw.choice(SUMMED))
+    training = replace(training, schedule=schedule, wire_sync=draw.choice(SYNC_WIRES))
     return Problem(profile=profile, spec=spec, training=training)
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from funcpipe.core import SUMMED, Optimality, Plan, Recompute, ScheduleKind, Sync, TiedParameter, TrainingSpec
+from funcpipe.core import SYNC_WIRES, Optimality, Plan, Recompute, ScheduleKind, Sync, TiedParameter, TrainingSpec
 from funcpipe.errors import Infeasible, InvalidValue, SolverUnavailable
 from funcpipe.partitioner.mip.run import GUROBI, HIGHS, SCIP, Solver
 from funcpipe.partitioner.mip.solvers import chain_form, gurobi, highs, mip, paper, scip
@@ -39,7 +39,7 @@ def check(problem: Problem, solver: Policy) -> None:
 
 def modes(seed: int, layers: int, sizes: int, replicas: tuple[int, ...] = (1, 2)) -> list[Problem]:
     profile, spec = chain(layers, sizes, seed, skips=seed % 3), platform(sizes)
-    time_value, wire_sync = [0.0, 30.0][seed % 2], SUMMED[seed // 2 % 2]
+    time_value, wire_sync = [0.0, 30.0][seed % 2], SYNC_WIRES[seed // 2 % 2]
     weighted = TrainingSpec(global_batch=16, replicas=replicas, time_value=time_value, wire_sync=wire_sync)
     problem = Problem(profile=profile, spec=spec, training=weighted)
     best = exact(problem).estimate

@@ -20,7 +20,7 @@ from funcpipe.provision.spotdnn import (
     predict,
     worker_bandwidth,
 )
-from funcpipe.provision.spotdnn_search import Space, exhaustive_search, mended_search, replan, spotdnn, window_search
+from funcpipe.provision.spotdnn_search import Space, exhaustive_search, extended_search, replan, spotdnn, window_search
 from tests.provision.published import SPOT, spot_goal, spot_types
 from tests.provision.random_markets import random_market
 
@@ -73,9 +73,9 @@ def test_plans_of_table_5(loss: float, deadline_s: float, published: Counts, win
     assert found is not None
     assert best.counts == published
     assert found.counts == window
-    mended = mended_search(Space(spot_types(), SPOT, goal))
-    assert mended is not None
-    assert mended.counts == published
+    extended = extended_search(Space(spot_types(), SPOT, goal))
+    assert extended is not None
+    assert extended.counts == published
 
 
 def test_the_window_that_does_not_reproduce() -> None:
@@ -189,7 +189,7 @@ def check_random_markets(number: int) -> None:
                 spotdnn(goal, types, system)
             continue
         missed += window_search(Space(types, system, goal)) is None
-        found = mended_search(Space(types, system, goal))
+        found = extended_search(Space(types, system, goal))
         assert found is not None
         assert found.seconds <= goal.deadline_s
         assert found.usd >= best.usd * (1 - 1e-9)

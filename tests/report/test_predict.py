@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from funcpipe.core import (
-    SUMMED,
+    SYNC_WIRES,
     LayerProfile,
     ModelProfile,
     Plan,
@@ -74,7 +74,7 @@ def plans(draw: st.DrawFn, profile: ModelProfile, replicas: int) -> Plan:
         schedule=ScheduleKind.GPIPE,
         sync=draw(st.sampled_from(Sync)),
         wire=draw(st.sampled_from([Wire.FP32, Wire.BF16])),
-        wire_sync=draw(st.sampled_from(SUMMED)),
+        wire_sync=draw(st.sampled_from(SYNC_WIRES)),
         stages=tuple(stages),
     )
 

@@ -14,7 +14,7 @@ from funcpipe.comm.channel import Channel
 from funcpipe.comm.collectives import Pattern, Transfer, pattern, transfers
 from funcpipe.comm.gradient_chunks import GradientChunks
 from funcpipe.core import (
-    SUMMED,
+    SYNC_WIRES,
     LayerProfile,
     ModelProfile,
     Plan,
@@ -70,7 +70,7 @@ def chunks_of(rows: torch.Tensor, plan: Plan) -> list[GradientChunks]:
     return [GradientChunks(row, chosen, wire=plan.wire_sync, merged_wire=plan.merged_wire) for row in rows]
 
 
-@pytest.mark.parametrize("wire", SUMMED)
+@pytest.mark.parametrize("wire", SYNC_WIRES)
 @pytest.mark.parametrize(("sync", "sharded"), [(sync, False) for sync in Sync] + [(Sync.STREAMED, True)])
 def test_every_transfer_moves_the_bytes_that_are_predicted_and_headers(sync: Sync, sharded: bool, wire: Wire) -> None:
     replicas, length = 4, 9600
@@ -216,7 +216,7 @@ def headers(messages: int) -> range:
     return range(64 * messages, 192 * messages + 1)
 
 
-@pytest.mark.parametrize("wire", SUMMED)
+@pytest.mark.parametrize("wire", SYNC_WIRES)
 @pytest.mark.parametrize(("sync", "cut_as"), [(Sync.THREE_PHASE, None), (Sync.STREAMED, Streams(4, 2, 2))])
 def test_traffic_is_what_the_formulas_say_and_headers(sync: Sync, cut_as: Streams | None, wire: Wire) -> None:
     """Per worker up (n-1)/n s + s/n, down 2 (n-1)/n s, for s bytes that n = 4 replicas sum."""
