@@ -12,19 +12,19 @@ from collections.abc import Callable, Iterable
 
 from funcpipe.errors import InputError
 
-_READ = ("profile", "plan", "spec", "predicted", "observed", "requirements", "weights", "loss_model")
+_READ = ("profile", "plan", "spec", "predicted", "files", "requirements", "weights", "loss_model")
 """The options, in some verb, that name files to read."""
 
 _OUTPUTS: dict[str, dict[str, str]] = {
     "profile": {"output": "profile"},
-    "optimize": {"output": "plan", "figure": ""},
+    "optimize": {"output": "plan", "figure": "", "report": ""},
     "simulate": {"trace": "trace"},
     "provision": {"figure": ""},
     "fit-loss": {"output": ""},
     "train": {"trace": "trace", "output": "", "averaged_output": "", "best": ""},
     "predict": {"output": ""},
     "export": {"output": ""},
-    "report": {"figure": "", "perfetto": ""},
+    "report": {"figure": "", "perfetto": "", "output": ""},
     "platforms": {"output": "platform"},
     "deploy": {"template_only": ""},
 }
@@ -36,7 +36,8 @@ _PICTURES = (".png", ".pdf", ".svg", ".jpg", ".jpeg", ".eps", ".ps", ".webp")
 def check_outputs(options: argparse.Namespace) -> None:
     """Raise InputError, before any work is done, for a file that could not be written after it, or must not be."""
     given = {name: getattr(options, name, None) for name in _READ}
-    inputs = {os.path.realpath(path) for path in given.values() if isinstance(path, str)}
+    named = [path for value in given.values() for path in (value if isinstance(value, list) else [value])]
+    inputs = {os.path.realpath(path) for path in named if isinstance(path, str)}
     written: dict[str, str] = {}
     for name, kind in _OUTPUTS.get(options.verb, {}).items():
         path = getattr(options, name)

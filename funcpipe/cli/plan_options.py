@@ -95,7 +95,9 @@ def add_optimize(verbs: Any) -> None:
         "bandwidth=2x, price=0.5x, request_price=0x, latency_s=0.01, contention=1.2, shared_bytes_s=1e9, "
         "sizes=1024MB,2048MB or profile=FILE",
     )
-    _add_output(verb, "plan.json", "the plan")
+    _add_output(verb, "plan.json", "the plan").add_argument(
+        "--report", metavar="FILE", help="write the plan as an HTML page too (needs the extra `report`)"
+    )
 
 
 def add_explain(verbs: Any) -> None:
@@ -257,7 +259,7 @@ def _add_disturbances(verb: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_output(verb: argparse.ArgumentParser, default: str, what: str) -> None:
-    verb.add_argument_group("output").add_argument(
-        "-o", "--output", metavar="FILE", default=default, help=f"where to write {what}"
-    )
+def _add_output(verb: argparse.ArgumentParser, default: str, what: str) -> argparse._ArgumentGroup:
+    group = verb.add_argument_group("output")
+    group.add_argument("-o", "--output", metavar="FILE", default=default, help=f"where to write {what}")
+    return group

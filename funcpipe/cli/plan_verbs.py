@@ -66,6 +66,8 @@ def optimize(options: argparse.Namespace) -> None:
         raise InputError("--pareto searches by itself: it cannot be combined with --policy or --solver")
     if options.iterations > 1 and options.deadline is None and options.budget is None:
         raise InputError("--iterations is what --deadline or --budget are for: give one of them, or leave it out")
+    if options.report and (options.pareto or options.what_if):
+        raise InputError("--report shows one plan: leave out --pareto and --what-if")
     measured = read(ModelProfile, options.profile)
     spec = plan_values.platform_spec(options, measured)
     training = plan_values.training_spec(options, options.global_batch)
@@ -83,6 +85,11 @@ def optimize(options: argparse.Namespace) -> None:
     else:
         plan = find(measured, spec, training)
         write_file(partial(write, plan), options.output)
+        if options.report:
+            from funcpipe.report.html.material import Material
+            from funcpipe.report.html.page import write_page
+
+            write_file(partial(write_page, Material(plan=plan, profile=measured, spec=spec)), options.report)
         render.show(options.json, to_text(plan), partial(render.plan, plan, options.output))
 
 

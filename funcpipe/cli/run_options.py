@@ -1,4 +1,4 @@
-"""The options of status, stop, clean, export, key and report."""
+"""The options of status, stop, clean, export and key."""
 
 import argparse
 from typing import Any
@@ -82,24 +82,6 @@ def add_key(verbs: Any) -> None:
         module="run_verbs",
     )
     _add_run(verb)
-
-
-def add_report(verbs: Any) -> None:
-    """`funcpipe report`."""
-    verb = add_verb(
-        verbs,
-        "report",
-        "compare an observed run with its prediction",
-        "funcpipe report observed.json --predicted predicted.json",
-        module="run_verbs",
-    )
-    verb.add_argument("observed", metavar="OBSERVED", help="trace written by `funcpipe train`")
-    verb.add_argument("--predicted", required=True, metavar="FILE", help="trace written by `funcpipe simulate`")
-    output = verb.add_argument_group("output")
-    output.add_argument("--figure", metavar="FILE", help="draw both over time (needs matplotlib)")
-    output.add_argument(
-        "--perfetto", metavar="FILE", help="write both, one below the other, for https://ui.perfetto.dev"
-    )
 
 
 def _add_run(verb: argparse.ArgumentParser) -> None:

@@ -1,13 +1,11 @@
-"""The verbs for runs that are under way, were left, or have ended: status, stop, clean, export, key, report."""
+"""The verbs for runs that are under way, were left, or have ended: status, stop, clean, export, key."""
 
 import argparse
 from functools import partial
 
 from funcpipe.cli import render
-from funcpipe.cli.files import write_file
 from funcpipe.cli.model_files import check_holds, check_model_file, free_model_file, write_model
-from funcpipe.core import Source, read_trace, to_text, write_side_by_side
-from funcpipe.errors import InputError
+from funcpipe.core import to_text
 from funcpipe.platforms.catalog import open_platform, open_storage
 
 
@@ -62,33 +60,3 @@ def key(options: argparse.Namespace) -> None:
 
     found = run_key(open_storage(options.storage), options.name)
     render.show(options.json, render.as_json({"run": options.name, "key": found.text}), lambda _: print(found.text))
-
-
-def report(options: argparse.Namespace) -> None:
-    """Compare an observed run with its prediction."""
-    from funcpipe.report.compare import compare, typical_step
-    from funcpipe.report.gantt import draw
-
-    predicted, observed = read_trace(options.predicted), read_trace(options.observed)
-    if (predicted.source, observed.source) == (Source.EXECUTED, Source.SIMULATED):
-        raise InputError(
-            f"{options.observed} is a prediction and {options.predicted} was observed: they are swapped; "
-            f"run: funcpipe report {options.predicted} --predicted {options.observed}"
-        )
-    if observed.source is Source.SIMULATED:
-        raise InputError(
-            f"{options.observed} is a prediction, written by `funcpipe simulate`; "
-            "name the trace of a run, written by `funcpipe train --trace FILE`"
-        )
-    if predicted.source is Source.EXECUTED:
-        raise InputError(
-            f"--predicted {options.predicted} was observed in a run; "
-            "name a prediction, written by `funcpipe simulate --trace FILE`"
-        )
-    comparison = compare(predicted, observed)
-    step = typical_step(observed)
-    if options.figure:
-        write_file(partial(draw, predicted, step), options.figure)
-    if options.perfetto:
-        write_file(partial(write_side_by_side, predicted, step), options.perfetto)
-    render.show(options.json, to_text(comparison), partial(render.comparison, comparison, options.observed))

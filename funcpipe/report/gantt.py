@@ -22,7 +22,7 @@ _COLOURS = {
     "u": "tab:red",
     "waiting": "lightgrey",
 }
-_NAMES = {
+NAMES = {
     "l": "load",
     "f": "forward",
     "b": "backward",
@@ -78,7 +78,7 @@ def draw(predicted: Trace, observed: Trace, path: str | Path) -> None:
         _draw_lanes(axes, trace)
         axes.set_title(f"{title}: {trace.duration_s:.3f} s", fontsize=9)
     axes.set_xlabel("seconds")
-    handles = [Patch(color=_COLOURS[key], label=name) for key, name in _NAMES.items()]
+    handles = [Patch(color=_COLOURS[key], label=name) for key, name in NAMES.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=7)
     figure.savefig(path, dpi=150)
 

@@ -14,10 +14,12 @@ from funcpipe.cli.render.runs import (
     training_result,
     verification,
 )
+from funcpipe.cli.render.side_by_side import beside
 from funcpipe.cli.render.storages import storage_report
 
 __all__ = [
     "as_json",
+    "beside",
     "comparison",
     "detached",
     "evaluation",

@@ -1,0 +1,62 @@
+"""The bill of a run, item by item, beside what was estimated."""
+
+from funcpipe.core import Bill, Estimate
+from funcpipe.report.html.markup import Section, paragraph, seconds, table, usd
+from funcpipe.report.html.material import Material
+
+
+def bill_section(material: Material) -> Section | None:
+    """The section; None if there is neither a bill nor an estimate."""
+    estimate, finished = material.estimate, material.finished
+    if finished is None:
+        return None if estimate is None else _estimated(estimate)
+    bill, steps = finished.bill, len(finished.losses)
+    rows = _rows(bill, estimate, steps)
+    parts = [table(f"{steps} steps on {bill.platform}", ("item", "estimate", "bill", "bill / estimate"), rows)]
+    if bill.earlier_usd:
+        parts.append(paragraph(f"Before it was resumed, the run had cost {usd(bill.earlier_usd)}.", kind="note"))
+    parts.append(paragraph("The estimate is that of an iteration, times the steps; start-up is in it as overhead."))
+    return Section(name="bill", title="Bill", parts=tuple(parts))
+
+
+def _rows(bill: Bill, estimate: Estimate | None, steps: int) -> list[tuple[str, ...]]:
+    expected = None if estimate is None else steps * (estimate.cost_usd + estimate.overhead_usd)
+    compute = None if estimate is None else steps * estimate.compute_usd
+    requested = None if estimate is None else steps * estimate.request_usd
+    puts, gets = (None, None) if estimate is None else (steps * estimate.puts, steps * estimate.gets)
+    overhead = "" if estimate is None else usd(steps * estimate.overhead_usd)
+    return [
+        _money("functions", compute, bill.compute_usd),
+        _money("requests", requested, bill.request_usd),
+        ("starts and hand-overs", overhead, "in the items above", ""),
+        _money("all", expected, bill.compute_usd + bill.request_usd),
+        _count("puts", puts, bill.puts),
+        _count("gets", gets, bill.gets),
+        ("lists", "", f"{bill.lists:,}", ""),
+        ("functions started", "", f"{bill.functions:,}", ""),
+        ("function time", "", seconds(bill.function_seconds), ""),
+    ]
+
+
+def _money(name: str, expected: float | None, found: float) -> tuple[str, ...]:
+    return name, "" if expected is None else usd(expected), usd(found), _ratio(expected, found)
+
+
+def _count(name: str, expected: int | None, found: int) -> tuple[str, ...]:
+    return name, "" if expected is None else f"{expected:,}", f"{found:,}", _ratio(expected, found)
+
+
+def _ratio(expected: float | None, found: float) -> str:
+    return f"{found / expected:.2f}" if expected else ""
+
+
+def _estimated(estimate: Estimate) -> Section:
+    rows = [
+        ("functions", usd(estimate.compute_usd)),
+        ("requests", usd(estimate.request_usd)),
+        ("starts and hand-overs", usd(estimate.overhead_usd)),
+        ("all", usd(estimate.cost_usd + estimate.overhead_usd)),
+        ("puts", f"{estimate.puts:,}"),
+        ("gets", f"{estimate.gets:,}"),
+    ]
+    return Section(name="bill", title="Bill", parts=(table("Estimate for one iteration", ("item", "estimate"), rows),))

@@ -1,0 +1,58 @@
+"""Empty figures of the plotting library, alike on all pages, and the colours of what is drawn in them."""
+
+from typing import TYPE_CHECKING, Any
+
+from funcpipe.core.extras import needed_from
+
+if TYPE_CHECKING:
+    from bokeh.plotting import figure
+
+COLOURS = {
+    "l": "#8f6f4a",
+    "f": "#3f7fd9",
+    "b": "#2b9a63",
+    ">": "#dd7a22",
+    "<": "#b08900",
+    "s": "#9a62c7",
+    "n": "#d1569c",
+    "u": "#d9534f",
+    "waiting": "#9aa5b1",
+}
+"""The colours of what `gantt.NAMES` names; they stand out from white and from near-black."""
+
+STAGES = ("#3f7fd9", "#dd7a22", "#2b9a63", "#9a62c7", "#d9534f", "#b08900", "#1f9aa8", "#d1569c")
+"""The colours of stages, one after the other and over again."""
+
+TOOLS = "xpan,xbox_zoom,xwheel_zoom,reset,save"
+
+
+def chart(*, height: int, label: str = "", tools: str = "", **options: Any) -> "figure":
+    """A figure as wide as its page; raises InputError if the library is not installed."""
+    with needed_from("report"):
+        from bokeh.plotting import figure
+
+    drawn = figure(
+        height=height,
+        sizing_mode="stretch_width",
+        min_width=0,
+        tools=tools,
+        toolbar_location="above" if tools else None,
+        x_axis_label=label,
+        active_drag=None,
+        background_fill_color=None,
+        border_fill_color=None,
+        outline_line_color=None,
+        output_backend="canvas",
+        **options,
+    )
+    drawn.toolbar.logo = None
+    drawn.toolbar.autohide = False
+    drawn.ygrid.grid_line_color = None
+    drawn.axis.axis_line_alpha = 0.4
+    drawn.axis.minor_tick_line_color = None
+    return drawn
+
+
+def stage_colour(stage: int) -> str:
+    """The colour of a stage."""
+    return STAGES[stage % len(STAGES)]

@@ -1,0 +1,71 @@
+"""Pieces of HTML: tables, notes and figures, with all text escaped; and sections made of them."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bokeh.plotting import figure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawing:
+    """A figure, and in words what it shows. With `zooms`, it has buttons that move along its time axis."""
+
+    figure: "figure"
+    caption: str
+    legend: tuple[tuple[str, str], ...] = ()
+    zooms: bool = False
+    wide: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A section of the page: `parts` are figures, and texts of HTML."""
+
+    name: str
+    title: str
+    parts: tuple["Drawing | str", ...]
+
+
+def paragraph(text: str, *, kind: str = "") -> str:
+    """A paragraph of plain text."""
+    return f'<p class="{kind}">{escape(text)}</p>' if kind else f"<p>{escape(text)}</p>"
+
+
+def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table whose first column names the row. It scrolls sideways by itself where the page is narrow."""
+    top = "".join(f'<th scope="col">{escape(text)}</th>' for text in head)
+    body = "".join(
+        f'<tr><th scope="row">{escape(first)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in rest)}</tr>'
+        for first, *rest in rows
+    )
+    return (
+        f'<div class="scroll" role="region" aria-label="{escape(caption)}" tabindex="0">'
+        f"<table><caption>{escape(caption)}</caption><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def tiles(values: Iterable[tuple[str, str, str]]) -> str:
+    """Key figures: what, how much, and a remark."""
+    items = "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(remark)}</small></dd></div>"
+        for name, value, remark in values
+    )
+    return f'<dl class="tiles">{items}</dl>'
+
+
+def usd(value: float) -> str:
+    """Dollars with three digits that count."""
+    return f"${value:,.2f}" if value >= 100 else f"${value:.3g}" if value >= 1e-4 or value == 0 else f"${value:.2e}"
+
+
+def seconds(value: float) -> str:
+    """Seconds with three digits that count; short times in milliseconds."""
+    return f"{value * 1e3:.3g} ms" if 0 < abs(value) < 0.1 else f"{value:,.4g} s"
+
+
+def megabytes(value: float) -> str:
+    """Bytes in MB of 2^20 bytes."""
+    return f"{value / 2**20:,.0f} MB" if value >= 10 * 2**20 else f"{value / 2**20:.3g} MB"
