@@ -8,7 +8,7 @@ LITDATA := litdata lightning-utilities obstore tifffile
 # Processes that may not keep what they compile would compile the package anew, each of them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-text test test-long chaos check format s3-server s3-server-stop redis-server redis-server-stop cloud-aws cloud-aliyun clean
+.PHONY: chromium help setup demo demo-text test test-long chaos check format s3-server s3-server-stop redis-server redis-server-stop cloud-aws cloud-aliyun clean
 
 help:
 	@echo "make demo       train a residual network on handwritten digits over local functions"
@@ -19,6 +19,7 @@ help:
 	@echo "make check      format, lint, types and the quick tests"
 	@echo "make s3-server  install and start a real S3 server (Ceph's) on this machine, for the tests that want one"
 	@echo "make redis-server  the same with a Redis or Valkey server"
+	@echo "make chromium   install a browser, for the tests that open reports in one"
 	@echo "make cloud-aws REGION=…                   whether it works on your account, for 0.50 dollars at most"
 	@echo "make cloud-aliyun REGION=… REPOSITORY=…   the same on Alibaba Cloud"
 	@echo "make format     put the code in the house format"
@@ -72,6 +73,9 @@ redis-server: $(READY)
 
 redis-server-stop: $(READY)
 	$(BIN)/python scripts/redis_server.py stop $(OUT)/redis-server
+
+chromium:
+	$(PYTHON) scripts/chromium.py
 
 cloud-aws: $(READY)
 	$(BIN)/python -m experiments.cloud_check aws $(if $(REGION),--region $(REGION)) --max-usd 0.50

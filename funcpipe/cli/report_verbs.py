@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from funcpipe.cli import render
 from funcpipe.cli.files import write_file
-from funcpipe.core import PlatformSpec, Source, read_trace, to_text, write_side_by_side
+from funcpipe.core import Source, read_trace, to_text, write_side_by_side
 from funcpipe.errors import InputError
 from funcpipe.platforms.catalog import load_spec, open_storage
 
@@ -46,24 +46,19 @@ def _material(options: argparse.Namespace) -> "Material":
     from funcpipe.report.html.material import Material, merged, read_material
 
     paths = [*options.files, *([options.predicted] if options.predicted else [])]
-    first = Material()
+    first, name = Material(), options.spec or options.platform
+    named = load_spec(name) if name else None
     if options.storage is not None:
         from funcpipe.client.kept_run import load_kept
 
-        first, paths = load_kept(open_storage(options.storage), paths[0]), paths[1:]
+        first, paths = load_kept(open_storage(options.storage), paths[0], named), paths[1:]
     material = merged(first, read_material(paths))
-    spec = _spec(options, material)
-    return material if spec is None else replace(material, spec=spec)
-
-
-def _spec(options: argparse.Namespace, material: "Material") -> PlatformSpec | None:
-    """The platform that was named or given as a file, or else the profile's; None without a profile."""
-    named = options.spec or options.platform
-    if named and material.spec is not None:
+    if named is not None and material.spec is not None:
         raise InputError("the platform is given twice: leave out --platform and --spec, or the file")
-    if named or material.spec is not None:
-        return load_spec(named) if named else material.spec
-    return None if material.profile is None else load_spec(material.profile.platform)
+    spec = named or material.spec
+    if spec is None and material.profile is not None:
+        spec = load_spec(material.profile.platform)
+    return replace(material, spec=spec)
 
 
 def _in_text(options: argparse.Namespace) -> None:

@@ -16,7 +16,7 @@ def environment_section(material: Material) -> Section:
     return Section(
         name="environment",
         title="Environment",
-        parts=(table("Environment and versions", ("what", "value"), _rows(material)),),
+        parts=(table("Environment and versions", ("what", "value"), _rows(material), text=True),),
     )
 
 

@@ -34,8 +34,11 @@ def paragraph(text: str, *, kind: str = "") -> str:
     return f'<p class="{kind}">{escape(text)}</p>' if kind else f"<p>{escape(text)}</p>"
 
 
-def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table whose first column names the row. It scrolls sideways by itself where the page is narrow."""
+def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], *, text: bool = False) -> str:
+    """A table whose first column names the row. It scrolls sideways by itself where the page is narrow.
+
+    Cells are numbers, unless they are `text`, which wraps.
+    """
     top = "".join(f'<th scope="col">{escape(text)}</th>' for text in head)
     body = "".join(
         f'<tr><th scope="row">{escape(first)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in rest)}</tr>'
@@ -43,7 +46,8 @@ def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> s
     )
     return (
         f'<div class="scroll" role="region" aria-label="{escape(caption)}" tabindex="0">'
-        f"<table><caption>{escape(caption)}</caption><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"
+        f'<table class="{"text" if text else "numbers"}">'
+        f"<caption>{escape(caption)}</caption><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
 

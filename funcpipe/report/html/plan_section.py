@@ -65,7 +65,7 @@ def _graph(plan: Plan, material: Material) -> Drawing:
         if number:
             drawn.line([stage.first - 0.5] * 2, [0, 1.45], line_dash="dashed", color="#d9534f", line_width=2)
         middle = (stage.first + stage.stop - 1) / 2
-        if len(plan.stages) <= 12:
+        if len(plan.stages) <= 8:
             text = f"{number}: {stage.size}"
             drawn.text([middle], [1.66 if number % 2 else 1.48], [text], text_align="center", text_font_size="12px")
     height = "height: its share of the computing time; " if material.profile is not None else ""

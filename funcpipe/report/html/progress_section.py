@@ -109,6 +109,8 @@ def _line(
 
     drawn.line(steps, values, color=COLOURS[colour], line_width=2)
     drawn.scatter(steps, values, color=COLOURS[colour], size=5 if len(steps) < 100 else 2)
+    if unit != "loss":
+        drawn.y_range.start, drawn.y_range.end = 0, 1.1 * max(values, default=0.0) or 1.0
     for mark in found:
         dash = "dotted" if mark.why == "handed over" else "dashed"
         drawn.add_layout(

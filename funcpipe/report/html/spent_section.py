@@ -70,10 +70,10 @@ def _table(uses: Sequence[StageUse]) -> str:
     rows = []
     for stage in uses:
         whole = sum(stage.seconds.values())
-        cells = [
-            seconds(stage.seconds[use]) + ("" if stage.usd is None else f" · {usd(stage.usd[use])}") for use in Use
-        ]
-        rows.append((f"stage {stage.stage}", *cells, seconds(whole)))
+        rows.append((f"stage {stage.stage}", *(seconds(stage.seconds[use]) for use in Use), seconds(whole)))
+        if stage.usd is not None:
+            dollars = (usd(stage.usd[use]) for use in Use)
+            rows.append((f"stage {stage.stage}, price", *dollars, usd(sum(stage.usd.values()))))
     return table("Function time and its price", ("stage", *(use.value for use in Use), "all"), rows)
 
 

@@ -13,6 +13,7 @@ from funcpipe.report.html.material import Material
 _ROW_PX = 17
 
 Lane = tuple[int, int, Resource]
+Span = tuple[Event, float, float]
 
 
 def timeline_section(material: Material) -> Section | None:
@@ -39,7 +40,11 @@ def _timeline(traces: Sequence[Trace], *, both: bool) -> Drawing:
     for trace, (top, bottom) in zip(traces, bands, strict=True):
         _bars(drawn, trace, lanes, top, bottom)
     hover = next(tool for tool in drawn.toolbar.tools if type(tool).__name__ == "HoverTool")
-    hover.tooltips = [("task", "@task"), ("from", "@left{0.0000} s to @right{0.0000} s"), ("", "@source @bytes")]
+    hover.tooltips = [
+        ("task", "@task"),
+        ("from", "@left{0.0000} s to @right{0.0000} s"),
+        ("", "$name, @bytes{0,0} bytes"),
+    ]
     source = traces[0].source.value
     said = (
         "Of each lane, the upper bar is what was observed, the lower one what was predicted for that step, from the "
@@ -63,34 +68,37 @@ def _lanes(traces: Sequence[Trace]) -> dict[Lane, int]:
 
 
 def _bars(drawn: "object", trace: Trace, lanes: dict[Lane, int], top: float, bottom: float) -> None:
-    """All bars of a trace in one glyph, as the plotting library draws those fast."""
-    spans = [(event, *span) for event in trace.events for span in _spans(event)]
-    rows = np.array([lanes[e.stage, e.replica, e.lane] for e, *_ in spans], dtype=np.float32)
-    drawn.quad(  # type: ignore[attr-defined]
-        left="left",
-        right="right",
-        top="top",
-        bottom="bottom",
-        fill_color="colour",
-        line_color=None,
-        source={
-            "left": np.array([start for _, start, _, _ in spans]),
-            "right": np.array([end for _, _, end, _ in spans]),
-            "top": rows + np.float32(top),
-            "bottom": rows + np.float32(bottom),
-            "colour": [colour for *_, colour in spans],
-            "task": [event.task for event, *_ in spans],
-            "source": [trace.source.value] * len(spans),
-            "bytes": [f"{event.payload_bytes:,} bytes" if event.payload_bytes else "" for event, *_ in spans],
-        },
-    )
+    """The bars of a trace in one glyph for each colour: colours of single bars would take long to read."""
+    of_kind: dict[str, list[Span]] = {}
+    for event in trace.events:
+        for kind, start_s, end_s in _spans(event):
+            of_kind.setdefault(kind, []).append((event, start_s, end_s))
+    for kind, spans in of_kind.items():
+        rows = np.array([lanes[e.stage, e.replica, e.lane] for e, *_ in spans], dtype=np.float32)
+        drawn.quad(  # type: ignore[attr-defined]
+            left="left",
+            right="right",
+            top="top",
+            bottom="bottom",
+            fill_color=COLOURS[kind],
+            line_color=None,
+            name=trace.source.value,
+            source={
+                "left": np.array([start for _, start, _ in spans]),
+                "right": np.array([end for _, _, end in spans]),
+                "top": rows + np.float32(top),
+                "bottom": rows + np.float32(bottom),
+                "task": [event.task for event, *_ in spans],
+                "bytes": np.array([event.payload_bytes for event, *_ in spans], dtype=np.float64),
+            },
+        )
 
 
-def _spans(event: Event) -> list[tuple[float, float, str]]:
-    """The waiting and the working part of an event, with their colours."""
+def _spans(event: Event) -> list[tuple[str, float, float]]:
+    """The waiting and the working part of an event, each with its kind."""
     begun_s = event.start_s + event.waited_s
-    parts = [(event.start_s, begun_s, COLOURS["waiting"]), (begun_s, event.end_s, COLOURS[letter(event.task)])]
-    return [part for part in parts if part[1] > part[0]]
+    parts = [("waiting", event.start_s, begun_s), (letter(event.task), begun_s, event.end_s)]
+    return [part for part in parts if part[2] > part[1]]
 
 
 def _repeated(predicted: Trace, observed: Trace) -> Trace:

@@ -1,0 +1,96 @@
+"""What the page says; how it looks in a browser is in test_browser."""
+
+import re
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from funcpipe.errors import InputError
+from funcpipe.report.html.bill_section import bill_section
+from funcpipe.report.html.markup import table
+from funcpipe.report.html.material import Material, merged
+from funcpipe.report.html.page import page
+from funcpipe.report.html.progress_section import marks
+from tests.report.html.large import material
+
+WHOLE = material()
+
+
+class _Ids(HTMLParser):
+    """The sections' names, and all addresses that the page would load."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sections: list[str] = []
+        self.loaded: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if tag == "section":
+            self.sections.append(given["id"] or "")
+        addresses = [given.get("src"), given.get("href") if tag == "link" else None]
+        self.loaded += [address for address in addresses if address]
+
+
+def parsed(text: str) -> _Ids:
+    found = _Ids()
+    found.feed(text)
+    return found
+
+
+def test_all_sections_and_nothing_from_the_network() -> None:
+    found = parsed(page(WHOLE))
+    assert found.sections == ["plan", "progress", "timeline", "spent", "bill", "environment"]
+    assert found.loaded == ["data:,"]
+
+
+@pytest.mark.parametrize(
+    ("known", "sections"),
+    [
+        (Material(plan=WHOLE.plan), ["plan", "bill", "environment"]),
+        (Material(predicted=WHOLE.predicted), ["timeline", "spent", "environment"]),
+        (Material(observed=WHOLE.observed), ["progress", "timeline", "spent", "environment"]),
+        (Material(finished=WHOLE.finished), ["progress", "bill", "environment"]),
+        (
+            Material(plan=WHOLE.plan, profile=WHOLE.profile, spec=WHOLE.spec),
+            ["plan", "timeline", "spent", "bill", "environment"],
+        ),
+    ],
+)
+def test_a_page_has_the_sections_for_which_there_is_something(known: Material, sections: list[str]) -> None:
+    assert parsed(page(known)).sections == sections
+
+
+def test_nothing_to_show_and_too_much() -> None:
+    with pytest.raises(InputError, match="nothing to report on"):
+        page(Material(spec=WHOLE.spec))
+    with pytest.raises(InputError, match="two of: plan; name each once"):
+        merged(Material(plan=WHOLE.plan), WHOLE)
+
+
+def test_names_cannot_break_out_of_the_page() -> None:
+    assert WHOLE.plan is not None
+    text = page(Material(plan=replace(WHOLE.plan, model="</script><script>alert(1)</script>")))
+    assert "<script>alert(1)" not in text
+    assert "&lt;b&gt;" in table("t", ("a",), [("<b>",)])
+
+
+def test_restarts_are_marked_at_their_step() -> None:
+    (mark,) = marks(WHOLE.observed, WHOLE.finished)
+    assert (mark.worker, mark.step, mark.why) == ("s0.r1", 1, "started again: the attempt before had failed")
+
+
+def test_the_bill_stands_beside_the_estimate_of_as_many_steps() -> None:
+    section = bill_section(WHOLE)
+    assert section is not None
+    assert WHOLE.estimate is not None
+    rows = dict(re.findall(r'<th scope="row">(puts|gets)</th><td>([\d,]+)</td>', str(section.parts[0])))
+    assert rows == {"puts": f"{3 * WHOLE.estimate.puts:,}", "gets": f"{3 * WHOLE.estimate.gets:,}"}
+
+
+def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bokeh.embed", None)
+    with pytest.raises(InputError, match=r"funcpipe-torch\[report\]"):
+        page(WHOLE)
