@@ -7,7 +7,7 @@ from typing import Any
 from funcpipe.core import MB, Plan, Trace, read, read_trace
 from funcpipe.core.trace import TRACE_FORMAT
 from funcpipe.errors import InputError
-from funcpipe.report.html.material import document_format
+from funcpipe.report.documents import document_format
 from funcpipe.report.time_use import Use, time_use
 
 

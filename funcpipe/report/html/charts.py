@@ -1,11 +1,8 @@
 """Empty figures of the plotting library, alike on all pages, and the colours of what is drawn in them."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from funcpipe.core.extras import needed_from
-
-if TYPE_CHECKING:
-    from bokeh.plotting import figure
 
 COLOURS = {
     "l": "#8f6f4a",
@@ -26,8 +23,8 @@ STAGES = ("#3f7fd9", "#dd7a22", "#2b9a63", "#9a62c7", "#d9534f", "#b08900", "#1f
 TOOLS = "xpan,xbox_zoom,xwheel_zoom,reset,save"
 
 
-def chart(*, height: int, label: str = "", tools: str = "", **options: Any) -> "figure":
-    """A figure as wide as its page; raises InputError if the library is not installed."""
+def chart(*, height: int, label: str = "", tools: str = "", **options: Any) -> Any:
+    """A figure as wide as its page, of the plotting library; raises InputError if that is not installed."""
     with needed_from("report"):
         from bokeh.plotting import figure
 

@@ -3,21 +3,17 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from bokeh.plotting import figure
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
-    """A figure, and in words what it shows. With `zooms`, it has buttons that move along its time axis."""
+    """A figure of the plotting library, and in words what it shows. With `zooms`, it has buttons for its time axis."""
 
-    figure: "figure"
+    figure: Any
     caption: str
     legend: tuple[tuple[str, str], ...] = ()
     zooms: bool = False
-    wide: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,7 @@
 """What a page is made from: whichever of plan, profile, platform, traces and results there are."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
 from funcpipe.core import (
@@ -21,17 +19,15 @@ from funcpipe.core import (
 from funcpipe.core.trace import TRACE_FORMAT
 from funcpipe.errors import FormatError, InputError
 from funcpipe.partitioner.cost.evaluate import evaluate
+from funcpipe.report.documents import document_format
 from funcpipe.report.predict import predict
 
-_DOCUMENTS: dict[str, Any] = {
-    kind.FORMAT: (name, kind)
-    for name, kind in {
-        "plan": Plan,
-        "profile": ModelProfile,
-        "spec": PlatformSpec,
-        "finished": FinishedRun,
-        "record": RunRecord,
-    }.items()
+_DOCUMENTS: dict[str, tuple[str, Any]] = {
+    Plan.FORMAT: ("plan", Plan),
+    ModelProfile.FORMAT: ("profile", ModelProfile),
+    PlatformSpec.FORMAT: ("spec", PlatformSpec),
+    FinishedRun.FORMAT: ("finished", FinishedRun),
+    RunRecord.FORMAT: ("record", RunRecord),
 }
 
 
@@ -103,13 +99,3 @@ def _read_one(path: str) -> tuple[str, Any]:
         raise FormatError(f"{path}: a report cannot use {form or 'a file without a format'}; it can use {known}")
     name, kind = _DOCUMENTS[form]
     return name, read(kind, path)
-
-
-def document_format(path: str) -> str | None:
-    """The format that a JSON file names; None if it names none. Raises FormatError if it cannot be read."""
-    try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise FormatError(f"{path}: cannot be read: {error}") from error
-    form = data.get("format") if isinstance(data, dict) else None
-    return form if isinstance(form, str) else None

@@ -1,6 +1,7 @@
 """The plan, drawn over the model's graph of layers: cuts, sizes, and what fills each function's memory."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from funcpipe.core import MB, Estimate, Plan
 from funcpipe.report.html.charts import chart, stage_colour
@@ -91,7 +92,7 @@ def _layers(plan: Plan, material: Material) -> tuple[tuple[str, ...], list[float
     return tuple(layer.name for layer in layers), [value / most for value in spent_s]
 
 
-def _arcs(drawn: "object", material: Material, stage_of: list[int]) -> None:
+def _arcs(drawn: Any, material: Material, stage_of: list[int]) -> None:
     if material.profile is None:
         return
     edges = [(t, tensor_to) for t in material.profile.tensors for tensor_to in t.consumers]
@@ -104,11 +105,10 @@ def _arcs(drawn: "object", material: Material, stage_of: list[int]) -> None:
         for name, value in zip(columns, (*values, megabytes(tensor.forward_bytes)), strict=True):
             columns[name].append(value)
     flat = [1.02] * len(edges)
-    arcs = drawn.bezier(  # type: ignore[attr-defined]
+    drawn.bezier(
         x0="x0", y0="y", x1="x1", y1="y", cx0="x0", cy0="top", cx1="x1", cy1="top",
         color="colour", line_width=1.5, source={**columns, "y": flat},
     )  # fmt: skip
-    assert arcs is not None
 
 
 def _memory(plan: Plan, estimate: Estimate) -> Drawing:
@@ -136,8 +136,8 @@ def _memory(plan: Plan, estimate: Estimate) -> Drawing:
     )
 
 
-def _hover(drawn: "object", renderers: list[object], tooltips: list[tuple[str, str]]) -> None:
-    hover = drawn.toolbar.tools  # type: ignore[attr-defined]
+def _hover(drawn: Any, renderers: list[Any], tooltips: list[tuple[str, str]]) -> None:
+    hover = drawn.toolbar.tools
     tool = next(tool for tool in hover if type(tool).__name__ == "HoverTool")
     tool.renderers, tool.tooltips = renderers, tooltips
 

@@ -105,7 +105,7 @@ def _line(
     caption: str, unit: str, steps: list[int], values: list[float], colour: str, found: tuple[Mark, ...]
 ) -> Drawing:
     drawn = chart(height=210, label="step", tools="xbox_zoom,hover,reset", y_axis_label=unit)
-    from bokeh.models import Span
+    from bokeh.models.annotations import Span
 
     drawn.line(steps, values, color=COLOURS[colour], line_width=2)
     drawn.scatter(steps, values, color=COLOURS[colour], size=5 if len(steps) < 100 else 2)

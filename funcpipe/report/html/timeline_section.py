@@ -1,6 +1,7 @@
 """The timeline: every lane of every function, what was observed above what was predicted."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -56,7 +57,6 @@ def _timeline(traces: Sequence[Trace], *, both: bool) -> Drawing:
         figure=drawn,
         legend=tuple((NAMES[key], COLOURS[key]) for key in COLOURS),
         zooms=True,
-        wide=True,
         caption=f"{said} Use the buttons, or drag over the chart, to zoom. The sums are in “Where it went”.",
     )
 
@@ -67,7 +67,7 @@ def _lanes(traces: Sequence[Trace]) -> dict[Lane, int]:
     return {lane: row for row, lane in enumerate(sorted(found, key=lambda r: (r[0], r[1], order.index(r[2]))))}
 
 
-def _bars(drawn: "object", trace: Trace, lanes: dict[Lane, int], top: float, bottom: float) -> None:
+def _bars(drawn: Any, trace: Trace, lanes: dict[Lane, int], top: float, bottom: float) -> None:
     """The bars of a trace in one glyph for each colour: colours of single bars would take long to read."""
     of_kind: dict[str, list[Span]] = {}
     for event in trace.events:
@@ -75,7 +75,7 @@ def _bars(drawn: "object", trace: Trace, lanes: dict[Lane, int], top: float, bot
             of_kind.setdefault(kind, []).append((event, start_s, end_s))
     for kind, spans in of_kind.items():
         rows = np.array([lanes[e.stage, e.replica, e.lane] for e, *_ in spans], dtype=np.float32)
-        drawn.quad(  # type: ignore[attr-defined]
+        drawn.quad(
             left="left",
             right="right",
             top="top",

@@ -46,6 +46,7 @@ def test_all_sections_and_nothing_from_the_network() -> None:
     assert found.loaded == ["data:,"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("known", "sections"),
     [
