@@ -41,6 +41,8 @@ def main() -> None:
             write_page(material(stages=3, micro_batches=4, steps=6), small)
             for name in _VIEWS:
                 page, _ = _opened(browser, small, name)
+                if name == "dark":
+                    page.locator("#timeline").evaluate("section => section.scrollIntoView()")
                 page.screenshot(path=options.screenshots / f"report_{name}.png")
 
 

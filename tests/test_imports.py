@@ -135,7 +135,7 @@ def loaded_by(*statements: str) -> dict[str, set[str]]:
     return {statement: set(line.split()) for statement, line in zip(statements, done.stdout.splitlines(), strict=True)}
 
 
-HEAVY = {"torch", "pyomo", "highspy", "gurobipy", "pyscipopt", "boto3", "oss2", "redis", "matplotlib"}
+HEAVY = {"torch", "pyomo", "highspy", "gurobipy", "pyscipopt", "boto3", "oss2", "redis", "matplotlib", "bokeh"}
 
 
 def test_planning_loads_neither_torch_nor_a_solver() -> None:

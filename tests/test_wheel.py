@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 SETUP = configparser.ConfigParser()
 SETUP.read(ROOT / "setup.cfg")
 FILE_NAME = SETUP["metadata"]["name"].replace("-", "_") + "-" + SETUP["metadata"]["version"]
-DATA = {".json", ".typed", ".toml"}
+DATA = {".json", ".typed", ".toml", ".html", ".css", ".js"}
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("wheel")]
 

@@ -46,6 +46,13 @@ def test_from_a_profile_to_a_report(
     assert Path("both.png").stat().st_size > 10_000
     names = {entry["args"].get("name") for entry in json.loads(Path("both.json").read_text())["traceEvents"]}
     assert {"predicted: stage 0 replica 0", "observed: stage 0 replica 1"} <= names
+    assert main(["report", "observed.json", "plan.json", "profile.json", "-o", "report.html"]) == 0
+    assert 'id="timeline"' in Path("report.html").read_text()
+    capsys.readouterr()
+    assert main(["compare", "predicted.json", "observed.json", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["observed.json"]["steps"] == "8"
+    assert main(["optimize", "profile.json", "--global-batch", "8", "--report", "plan.html"]) == 0
+    assert 'id="spent"' in Path("plan.html").read_text()
 
 
 @pytest.fixture

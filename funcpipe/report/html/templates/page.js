@@ -13,7 +13,7 @@
           axis_label_text_font_style: "normal",
         });
       } else if (model.type === "Grid") {
-        if (model.dimension === 0) model.setv({ grid_line_color: line });
+        if (model.dimension === 0 && model.grid_line_color !== null) model.setv({ grid_line_color: line });
       } else if (model.type === "Text") {
         model.setv({ text_color: { value: text } });
       }
