@@ -104,7 +104,7 @@ def test_a_screen_shows_the_run_its_workers_and_what_is_wrong() -> None:
     assert "validated after step 32: val_loss 0.5000; best after step 32" in text
     assert "$0.0012 of about $0.0029, 60 s so far; step 40 is saved" in text
     assert "the plan expected 0.48 s a step, $0.0027 for all" in text
-    assert "s1.r0      0     41    300 of 1024  100%   11%    0%  backward m1, waits for s2.r0" in lines
+    assert "s1.r0      0     41    300 of 1024 100%  11%   0%  backward m1, waits for s2.r0" in lines
     assert "  ! a step takes 0.5 s, 2.1 times what the plan expected" in lines
     assert lines[-1].startswith("q leaves the run as it is; looked at ")
     assert lines[-1].endswith(" with 15 requests, again in 5 s")

@@ -123,7 +123,7 @@ def _dollars(view: "RunView") -> str:
 def _workers(view: "RunView", room: int) -> Iterator[Text]:
     """A line for each worker, those first that need somebody's attention where `room` is not enough for all."""
     most = max(view.beats.values(), default=0)
-    lanes = "".join(f"{name:>6}" for name in _LANES.values()) if most >= _FEW_BEATS else ""
+    lanes = "".join(f"{name:>5}" for name in _LANES.values()) if most >= _FEW_BEATS else ""
     note = bool(lanes) and room > _ROOM_FOR_NOTE
     yield Text(f"{'worker':<8}{'try':>4}{'step':>7}{'memory MB':>15}{lanes}  doing", style="bold")
     shown = workers = view.status.workers
@@ -133,7 +133,7 @@ def _workers(view: "RunView", room: int) -> Iterator[Text]:
         memory = f"{worker.memory_bytes / MB:.0f} of {worker.memory_mb}"
         line = Text(f"{worker.worker:<8}{worker.attempt:>4}{worker.step:>7}{memory:>15}")
         if lanes:
-            line.append("".join(f"{_share(view, worker, lane):>6}" for lane in _LANES), "cyan")
+            line.append("".join(f"{_share(view, worker, lane):>5}" for lane in _LANES), "cyan")
         yield line.append(f"  {_brief(worker)}", _style_of(worker))
     if len(shown) < len(workers):
         yield Text(f"… and {len(workers) - len(shown)} more workers (--once shows all)", style="dim")
