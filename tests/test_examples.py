@@ -64,7 +64,12 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
     cells = json.loads((tmp_path / "done.ipynb").read_text())["cells"]
     shown = [cell["outputs"][-1]["data"] for cell in cells if cell["cell_type"] == "code" and cell["outputs"]]
     drawn = ["".join(data["text/html"]) for data in shown if "text/html" in data]
-    titles = ("Profile of Sequential on local", "Plan of Sequential on local", "Trace (simulated): prediction of Sequential", "Result of run ")
+    titles = (
+        "Profile of Sequential on local",
+        "Plan of Sequential on local",
+        "Trace (simulated): prediction of Sequential",
+        "Result of run ",
+    )
     for title, html in zip(titles, drawn, strict=True):
         assert f"<strong>{title}" in html
     assert "<rect" in drawn[2]

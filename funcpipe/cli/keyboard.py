@@ -22,7 +22,7 @@ def leaving_with(key: str, *, when: bool = True) -> Iterator[Callable[[float], N
         return
     stdin = sys.stdin.fileno()
     before = termios.tcgetattr(stdin)
-    tty.setcbreak(stdin)
+    tty.setcbreak(stdin, termios.TCSANOW)  # what was typed already counts
     try:
         yield lambda seconds: _pause(seconds, key)
     finally:

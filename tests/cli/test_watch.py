@@ -240,6 +240,24 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     os.close(typed)
 
 
+def test_a_terminal_shows_a_screen_until_the_key_is_pressed(
+    run: SeenRun, terminal: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = io.StringIO()
+
+    def console(**options: Any) -> Console:
+        return Console(file=out, width=80, height=24, force_terminal=True, legacy_windows=False, **options)
+
+    monkeypatch.setattr("funcpipe.cli.watch_verb.Console", console)
+    os.write(terminal, b"q")
+    assert main([*WATCH, "--interval", "600"]) == 0
+    before, _, after = out.getvalue().partition("\x1b[?1049h")
+    shown, _, after = after.partition("\x1b[?1049l")
+    assert before == ""
+    assert "q leaves the run as it is; looked at" in shown
+    assert "run run-1 is as it was: watching changes nothing" in after
+
+
 def test_a_key_ends_a_pause_at_once_and_others_do_not(terminal: int) -> None:
     with leaving_with("q") as pause:
         os.write(terminal, b"xy")
