@@ -16,9 +16,9 @@ def commands(run: str, storage: str | None, *, watch: str = "watch it") -> tuple
     )
 
 
-def watch_command(run: str, storage: str) -> str:
+def watch_command(run: str, storage: str | None) -> str:
     """What shows a run while it goes on."""
-    return f"  {'watch it:':<11} funcpipe watch {shlex.quote(run)} --storage {shlex.quote(storage)}"
+    return f"  {'watch it:':<11} funcpipe watch {shlex.quote(run)} --storage {shlex.quote(storage or 'URL')}"
 
 
 def after_failure(run: str, storage: str, *, watch: str = "resume it") -> tuple[str, ...]:

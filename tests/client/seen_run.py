@@ -24,7 +24,7 @@ class SeenRun:
 
     def __init__(self, before: "SeenRun | None" = None) -> None:
         """A new run, or the one `before` once more, resumed as another generation."""
-        self.raw = MemoryStorage() if before is None else before.raw
+        self.raw: MemoryStorage = MemoryStorage() if before is None else before.raw
         self.platform = Recording()
         self.storage: Storage = signed(self.raw)
         self.keys: Keys = reserve_generation(self.storage, "run-1")

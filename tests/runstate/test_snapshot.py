@@ -62,13 +62,12 @@ def test_what_is_missing_is_asked_for_once_in_a_look(storage: MemoryStorage) -> 
 
 def test_nothing_is_written(storage: MemoryStorage) -> None:
     snapshot = Snapshot(storage)
-    for write in (
-        lambda: snapshot.put(RECORD, b""),
-        lambda: snapshot.delete(RECORD),
-        lambda: snapshot.delete_many([RECORD]),
-    ):
-        with pytest.raises(PermissionError, match="looked at"):
-            write()
+    with pytest.raises(PermissionError, match="looked at"):
+        snapshot.put(RECORD, b"")
+    with pytest.raises(PermissionError, match="looked at"):
+        snapshot.delete(RECORD)
+    with pytest.raises(PermissionError, match="looked at"):
+        snapshot.delete_many([RECORD])
     with pytest.raises(NotImplementedError):
         snapshot.get(RECORD, stop=3)
     assert storage.get(RECORD) == RECORD.encode()

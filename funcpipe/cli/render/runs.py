@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from funcpipe.cli.render.table import Column, print_table
-from funcpipe.client.commands import after_end, after_failure, commands
+from funcpipe.client.commands import after_end, after_failure, commands, watch_command
 from funcpipe.core import MB, JobEstimate
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def detached(run: str, storage: str | None, console: Console) -> None:
     """How to find a run again."""
     console.print(f"run {run} goes on without this command", soft_wrap=True)
-    for command in commands(run, storage):
+    for command in (watch_command(run, storage), *commands(run, storage, watch="collect it")):
         console.print(command, soft_wrap=True)
 
 
