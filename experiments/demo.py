@@ -3,7 +3,7 @@
 import argparse
 import importlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -11,7 +11,9 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from experiments import demo_screen
 from experiments.cuts import even_cuts
+from experiments.demo_clouds import estimates
 from funcpipe import FuncPipe
 from funcpipe.cli import render
 from funcpipe.core import ModelProfile, Resource, write, write_trace
@@ -25,6 +27,8 @@ SETTINGS = {
 }
 STAGES = 2
 TOLERATED = 1.2
+TIME_VALUE = 3.84
+VERIFIED_STEPS = 3
 REPEATS = 15  # of each layer's timing: short ones would catch a machine at a moment that is faster or slower than most
 
 
@@ -49,26 +53,50 @@ def run(module: ModuleType, output: Path, *, micro_batch: int, global_batch: int
 
     # A model this small fits one function: cuts and replicas are pinned, to show the pipeline at work.
     pins = Pins(cuts=even_cuts(profile, STAGES), replicas=(replicas_for(load_spec("local").shared_cores or 1),))
-    plan = pipe.optimize(global_batch=global_batch, time_value=3.84, pins=pins)
+    plan = pipe.optimize(global_batch=global_batch, time_value=TIME_VALUE, pins=pins)
     write(plan, output / "plan.json")
     render.plan(plan, str(output / "plan.json"), console)
     predicted = pipe.simulate()
     write_trace(predicted, output / "predicted.json")
 
+    console.print(f"training {VERIFIED_STEPS} steps over functions and in one process, to compare", soft_wrap=True)
+    checked = pipe.verify(module.train_data, steps=VERIFIED_STEPS)
+
     began_s = time.monotonic()
     result = pipe.train(module.train_data, epochs=epochs)
+    trained_s = time.monotonic() - began_s
     trace = output / "observed.json"
     write_trace(result.trace, trace)
-    console.print(
-        f"trained {len(result.losses)} steps in {time.monotonic() - began_s:.1f} s, ${result.bill.cost_usd:.6f}"
-    )
-    console.print(evaluate(pipe.model, module))
     comparison = compare(predicted, result.trace)
     render.comparison(comparison, str(trace), console)
+    again_s = None
     if comparison.ratio is not None and not is_near(comparison.ratio):
         profile_of(pipe, module, micro_batch)
-        for line in explanation(comparison, pipe.simulate().duration_s):
-            console.print(line)
+        again_s = pipe.simulate().duration_s
+    outcome = demo_screen.Outcome(
+        name=module.__name__.rpartition(".")[2],
+        checked=checked,
+        comparison=comparison,
+        losses=result.losses,
+        trained_s=trained_s,
+        cost_usd=result.bill.cost_usd,
+        said=evaluate(pipe.model, module),
+        why=[] if again_s is None else list(explanation(comparison, again_s)),
+        clouds=list(estimates(profile, plan, samples=len(module.train_data()), epochs=epochs)),
+        report=output / "report.txt",
+        yours=demo_screen.write_own(output / "yours"),
+    )
+    lines = demo_screen.screen(outcome)
+    write_report(outcome.report, comparison, str(trace), lines)
+    console.print("", *lines, sep="\n", markup=False, soft_wrap=True)
+
+
+def write_report(path: Path, comparison: Report, trace: str, lines: Sequence[str]) -> None:
+    """The report of the run that the last screen names: the place to write another kind of report."""
+    with path.open("w", encoding="utf-8") as file:
+        told = Console(file=file, width=120, highlight=False)
+        render.comparison(comparison, trace, told)
+        told.print(*lines, sep="\n", markup=False, soft_wrap=True)
 
 
 def profile_of(pipe: FuncPipe, module: ModuleType, micro_batch: int) -> ModelProfile:
@@ -123,7 +151,7 @@ def evaluate(model: nn.Module, module: ModuleType) -> str:
         outputs = torch.cat([model(batch) for batch in inputs.split(64)])
     loss = module.loss(outputs, targets).item()
     accuracy = (outputs.argmax(-1) == targets).float().mean().item()
-    return f"on unseen data: loss {loss:.4f}, accuracy {accuracy:.2%}"
+    return f"on unseen data accuracy {accuracy:.1%}, loss {loss:.3f}"
 
 
 if __name__ == "__main__":

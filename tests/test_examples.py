@@ -62,5 +62,17 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
     run = [sys.executable, "-c", "from nbclient.cli import main; main()"]
     ran([*run, "--output", "done", "first_steps.ipynb"], tmp_path)
     cells = json.loads((tmp_path / "done.ipynb").read_text())["cells"]
-    last = "".join(cells[-1]["outputs"][-1]["data"]["text/plain"])
+    shown = [cell["outputs"][-1]["data"] for cell in cells if cell["cell_type"] == "code" and cell["outputs"]]
+    drawn = ["".join(data["text/html"]) for data in shown if "text/html" in data]
+    titles = (
+        "Profile of Sequential on local",
+        "Plan of Sequential on local",
+        "Trace (simulated): prediction of Sequential",
+        "Result of run ",
+    )
+    for title, html in zip(titles, drawn, strict=True):
+        assert f"<strong>{title}" in html
+    assert "<rect" in drawn[2]
+    assert "<polyline" in drawn[3]
+    last = "".join(shown[-1]["text/plain"])
     assert re.search(r"mean squared error 0\.\d+, \$0\.00", last)

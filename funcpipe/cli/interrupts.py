@@ -4,19 +4,20 @@ Only the client knows whether it started a run or watched one that another proce
 RunInterrupted, which says so. Any other KeyboardInterrupt came before a run began, or after it had ended.
 """
 
-from funcpipe.client.commands import commands
+from funcpipe.client.commands import commands, watch_command
 from funcpipe.errors import RunInterrupted
 
 
 def what_happened(interrupt: KeyboardInterrupt) -> str:
     """The state in which `interrupt` left the run, if there was one, and what the user can do now."""
-    told = _of_run(interrupt)
-    if told is None:
+    left = _of_run(interrupt)
+    if left is None:
         return "interrupted"
-    run, storage = told.run, told.storage
-    if told.running:
-        return "\n".join([f"interrupted; run {run} goes on without this command", *commands(run, storage)])
-    if told.kept:
+    run, storage = left.run, left.storage
+    if left.running:
+        told = watch_command(run, storage), *commands(run, storage, watch="collect it")
+        return "\n".join([f"interrupted; run {run} goes on without this command", *told])
+    if left.kept:
         resume, *_, clean = commands(run, storage, watch="resume it")
         return "\n".join([f"interrupted; run {run} was stopped, and what it saved is kept in {storage}", resume, clean])
     return f"interrupted; run {run} was stopped and its objects were deleted"

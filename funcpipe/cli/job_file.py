@@ -22,7 +22,7 @@ NAME = "funcpipe.toml"
 _PLANNING = ("profile", "optimize", "explain", "simulate", "provision")
 _TRAINING = ("train", "verify")
 _EVALUATION = ("evaluate", "predict")
-_OF_RUNS = ("status", "stop", "clean", "export", "key")
+_OF_RUNS = ("status", "watch", "stop", "clean", "export", "key")
 
 _PLACES: dict[str, dict[str, tuple[tuple[str, str], ...]]] = {
     "model": {

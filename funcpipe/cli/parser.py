@@ -14,6 +14,7 @@ from funcpipe.cli.provision_options import add_fit_loss, add_provision
 from funcpipe.cli.report_options import add_compare, add_report
 from funcpipe.cli.run_options import add_clean, add_export, add_key, add_status, add_stop
 from funcpipe.cli.train_options import add_train, add_verify
+from funcpipe.cli.watch_options import add_watch
 
 _EPILOG = """\
 example:
@@ -55,7 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
     for add in (
         *(add_profile, add_optimize, add_explain, add_simulate, add_train, add_verify, add_evaluate, add_predict),
         *(add_provision, add_fit_loss),
-        *(add_status, add_stop, add_clean, add_export, add_key, add_report, add_compare, add_platforms),
+        *(add_status, add_watch, add_stop, add_clean, add_export, add_key, add_report, add_compare, add_platforms),
         *(add_deploy, add_destroy, add_logs, add_completion),
     ):
         add(verbs)

@@ -16,6 +16,11 @@ def commands(run: str, storage: str | None, *, watch: str = "watch it") -> tuple
     )
 
 
+def watch_command(run: str, storage: str | None) -> str:
+    """What shows a run while it goes on."""
+    return f"  {'watch it:':<11} funcpipe watch {shlex.quote(run)} --storage {shlex.quote(storage or 'URL')}"
+
+
 def after_failure(run: str, storage: str, *, watch: str = "resume it") -> tuple[str, ...]:
     """For a run that has ended, whose objects are still in `storage`: what resumes, shows and deletes it."""
     resume, status, _, clean = commands(run, storage, watch=watch)

@@ -46,10 +46,10 @@ def status(
 
     If a worker seems silent, or the platform cannot be asked, this waits with `pause` until a heartbeat must have come.
     """
-    return _status(signed(storage), run, open_platform, clock=clock, pause=pause)
+    return read_status(signed(storage), run, open_platform, clock=clock, pause=pause)
 
 
-def _status(
+def read_status(
     storage: Storage,
     run: str,
     open_platform: OpenPlatform,
@@ -57,6 +57,7 @@ def _status(
     clock: Callable[[], float] = time.time,
     pause: Callable[[float], None] | None = None,
 ) -> RunStatus:
+    """As `status`, on a storage that is signed."""
     record = newest_record(storage, run)
     keys = Keys.of(record)
     finished = find_finished(storage, keys)
@@ -107,7 +108,7 @@ def stop(
     """
     own = signed(storage)
     end_early(own, run, open_platform, wait_s=wait_s, reason=reason)
-    return _status(own, run, open_platform)
+    return read_status(own, run, open_platform)
 
 
 def end_early(storage: Storage, run: str, open_platform: OpenPlatform, *, wait_s: float, reason: str) -> None:

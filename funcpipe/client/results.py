@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from funcpipe.client.functions import WatchedFunction, unwatched_functions
+from funcpipe.client.result_shown import result_shown
 from funcpipe.core import (
     Bill,
     Event,
@@ -19,6 +20,7 @@ from funcpipe.core import (
     WorkerReport,
     prices_of,
 )
+from funcpipe.core.shown import Showable
 from funcpipe.errors import InvalidValue, RunUnknown
 from funcpipe.model.split.module_state import Attributes
 from funcpipe.platforms.base import Storage
@@ -63,8 +65,8 @@ def ignore_progress(progress: Progress) -> None:
     """Do nothing when a step has ended."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunResult:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RunResult(Showable):
     """What a run leaves: the mean loss of each step, the trained tensors under the model's names, what it took.
 
     `attributes` are the Python attributes that forwards of the model change for the next ones, by module and name;
@@ -117,6 +119,8 @@ class RunResult:
         if not self.averaged:
             raise InvalidValue("average", None, "must be given to FuncPipe, such as average=EMA(decay=0.999)")
         return dict(self.averaged)
+
+    shown = result_shown
 
 
 def collect(

@@ -7,6 +7,8 @@ from typing import ClassVar
 from funcpipe.core import checks
 from funcpipe.core.choices import SYNC_WIRES, OptimizerKind, Recompute, ScheduleKind, Sync, Wire
 from funcpipe.core.numerics import Numerics, Precision
+from funcpipe.core.shown import Showable
+from funcpipe.core.summaries import plan_shown
 from funcpipe.errors import InvalidValue
 
 
@@ -194,8 +196,8 @@ class SolverReport:
     sync_ways: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Plan(Showable):
     """Where the model is cut, what runs each stage, how many replicas there are, and what that is expected to take.
 
     Micro-batch m belongs to replica m mod `replicas` of every stage. Activations travel as `wire`; the gradients that
@@ -243,8 +245,9 @@ class Plan:
         expected = 0
         for i, stage in enumerate(self.stages):
             if stage.first != expected:
-                rule = f"must be {expected}, where the stage before stops"
-                raise InvalidValue(f"stages[{i}].first", stage.first, rule)
+                raise InvalidValue(
+                    f"stages[{i}].first", stage.first, f"must be {expected}, where the stage before stops"
+                )
             expected = stage.stop
         _check_sums(self.wire_sync)
         if self.is_sharded:
@@ -284,6 +287,8 @@ class Plan:
     def workers(self) -> int:
         """Functions that run at once."""
         return len(self.stages) * self.replicas
+
+    shown = plan_shown
 
 
 def _check_sums(wire_sync: Wire) -> None:

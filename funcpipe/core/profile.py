@@ -5,6 +5,8 @@ from typing import ClassVar
 
 from funcpipe.core import checks
 from funcpipe.core.numerics import Precision
+from funcpipe.core.shown import Showable
+from funcpipe.core.summaries import profile_shown
 from funcpipe.errors import InvalidValue
 
 
@@ -121,8 +123,8 @@ class DataProfile:
             checks.at_least(field, getattr(self, field), 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelProfile:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ModelProfile(Showable):
     """A model as a graph of layers in topological order, measured for one micro-batch size on some function sizes.
 
     `base_memory_bytes` is what a function needs before it holds any of the model. `estimated` is true where seconds
@@ -203,3 +205,5 @@ class ModelProfile:
             if tie.layers[0] < first and any(first <= layer < stop for layer in tie.layers)
         )
         return self.parameter_bytes(first, stop) - borrowed
+
+    shown = profile_shown

@@ -5,6 +5,8 @@ from typing import ClassVar
 
 from funcpipe.core.job_spec import JobSpec
 from funcpipe.core.plan import Plan
+from funcpipe.core.shown import Showable
+from funcpipe.core.summaries import provision_shown, provisions_shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +37,8 @@ class CurvePoint:
     loss: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Provision:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Provision(Showable):
     """What one way of training the job rents, and the prediction for it.
 
     `start_s` is the part of `seconds` before the first iteration. `spread` is the standard deviation of the time as a
@@ -75,6 +77,8 @@ class Provision:
             for item in self.rented
         )
 
+    shown = provision_shown
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
@@ -84,8 +88,8 @@ class Refusal:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProvisionTable:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ProvisionTable(Showable):
     """Every way to do `job`, the cheapest first; `recommended` names one of them, or is None if none does the job.
 
     `assumptions` are those of the comparison, `market_assumptions` those of the market's values, by field.
@@ -103,3 +107,5 @@ class ProvisionTable:
     why: str
     assumptions: tuple[str, ...] = ()
     market_assumptions: tuple[str, ...] = ()
+
+    shown = provisions_shown

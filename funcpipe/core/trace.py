@@ -10,6 +10,8 @@ from typing import Any, ClassVar
 from funcpipe.core import checks, json_form
 from funcpipe.core.plan import Plan
 from funcpipe.core.platform import PlatformSpec
+from funcpipe.core.shown import Showable
+from funcpipe.core.summaries import trace_shown
 from funcpipe.errors import FormatError, InvalidValue
 
 TRACE_FORMAT = "funcpipe.trace/1"
@@ -96,8 +98,8 @@ def prices_of(plan: Plan, spec: PlatformSpec) -> Prices:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Trace(Showable):
     """The events of a run, in order of their start."""
 
     run: str
@@ -130,6 +132,8 @@ class Trace:
         origin_s = min((event.start_s for event in self.events), default=0.0)
         moved = (replace(e, start_s=e.start_s - origin_s, end_s=e.end_s - origin_s) for e in self.events)
         return replace(self, events=tuple(moved))
+
+    shown = trace_shown
 
 
 def write_trace(trace: Trace, path: str | Path) -> None:

@@ -14,7 +14,7 @@ from funcpipe.partitioner.catalog import solvers
 
 VERBS = (
     *("profile", "optimize", "explain", "simulate", "provision", "fit-loss", "train", "verify", "report", "platforms"),
-    *("status", "stop", "clean", "key", "deploy", "destroy", "logs", "completion"),
+    *("status", "watch", "stop", "clean", "key", "deploy", "destroy", "logs", "completion"),
 )
 
 

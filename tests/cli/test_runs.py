@@ -134,7 +134,8 @@ def test_a_run_that_is_left_says_how_to_find_it(
     assert main([*TRAIN, *words, "--spec", "aws-lambda"]) == 0
     shown = capsys.readouterr().out
     assert "funcpipe status left --storage 's3://bucket/runs?region=x'\n" in shown
-    assert "funcpipe train ... --resume left --storage 's3://bucket/runs?region=x'\n" in shown
+    assert "watch it:   funcpipe watch left --storage 's3://bucket/runs?region=x'\n" in shown
+    assert "collect it: funcpipe train ... --resume left --storage 's3://bucket/runs?region=x'\n" in shown
     assert (given["settings"].name, given["epochs"], given["settings"].prices.name) == ("left", 7, "aws-lambda")
 
 
@@ -156,8 +157,9 @@ def test_a_run_that_is_left_on_a_deployment_lies_in_its_bucket(
     [
         (
             RunInterrupted("run-1", running=True, kept=True, storage="file:///runs"),
-            "interrupted; run run-1 goes on without this command watch it: funcpipe train ... --resume run-1 "
-            "--storage file:///runs status: funcpipe status run-1 --storage file:///runs stop it: funcpipe stop run-1 "
+            "interrupted; run run-1 goes on without this command watch it: funcpipe watch run-1 --storage file:///runs "
+            "collect it: funcpipe train ... --resume run-1 --storage file:///runs "
+            "status: funcpipe status run-1 --storage file:///runs stop it: funcpipe stop run-1 "
             "--storage file:///runs delete it: funcpipe clean run-1 --storage file:///runs",
         ),
         (

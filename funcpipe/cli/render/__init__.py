@@ -5,6 +5,7 @@ from funcpipe.cli.render.plans import front, plan, platform, platforms, profile,
 from funcpipe.cli.render.progress import profiling
 from funcpipe.cli.render.provisions import loss_model, provisions
 from funcpipe.cli.render.runs import (
+    commands_after,
     comparison,
     detached,
     evaluation,
@@ -20,6 +21,7 @@ from funcpipe.cli.render.storages import storage_report
 __all__ = [
     "as_json",
     "beside",
+    "commands_after",
     "comparison",
     "detached",
     "evaluation",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from funcpipe.cli.render.table import Column, print_table
-from funcpipe.client.commands import after_end, after_failure, commands
+from funcpipe.client.commands import after_end, after_failure, commands, watch_command
 from funcpipe.core import MB, JobEstimate
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def detached(run: str, storage: str | None, console: Console) -> None:
     """How to find a run again."""
     console.print(f"run {run} goes on without this command", soft_wrap=True)
-    for command in commands(run, storage):
+    for command in (watch_command(run, storage), *commands(run, storage, watch="collect it")):
         console.print(command, soft_wrap=True)
 
 
@@ -101,7 +101,7 @@ def run_status(found: "RunStatus", storage: str, console: Console) -> None:
             f"{worker.memory_bytes / MB:.0f} of {worker.memory_mb}",
             f"{worker.spent_usd:.6f}",
             "-" if worker.heard_s is None else f"{worker.heard_s:.0f}",
-            _doing(worker),
+            doing(worker),
         )
         for worker in found.workers
     ]
@@ -110,14 +110,22 @@ def run_status(found: "RunStatus", storage: str, console: Console) -> None:
     console.print(f"{found.verdict.value}: {found.explanation}", markup=False)
     if found.halt is not None:
         console.print(f"ends early: {found.halt}", markup=False)
-    if found.verdict.value in ("dead", "failed", "stopped", "finished"):
-        watch = "collect it" if found.verdict.value == "finished" else "resume it"
-        told = after_end(found.run, storage) if found.kept else after_failure(found.run, storage, watch=watch)
-        for command in told:
-            console.print(command, soft_wrap=True, markup=False)
+    for command in commands_after(found, storage):
+        console.print(command, soft_wrap=True, markup=False)
 
 
-def _doing(worker: "WorkerStatus") -> str:
+def commands_after(found: "RunStatus", storage: str) -> tuple[str, ...]:
+    """What can be done with a run that has ended or is dead; nothing for one that goes on."""
+    if found.verdict.value not in ("dead", "failed", "stopped", "finished"):
+        return ()
+    if found.kept:
+        return after_end(found.run, storage)
+    watch = "collect it" if found.verdict.value == "finished" else "resume it"
+    return after_failure(found.run, storage, watch=watch)
+
+
+def doing(worker: "WorkerStatus") -> str:
+    """What a worker does, or how it has ended; a line for each of its lanes."""
     if worker.outcome is not None:
         return worker.outcome.value + (f": {worker.error}" if worker.error else "")
     if worker.state.value not in ("working", "starting"):

@@ -1,0 +1,32 @@
+"""What the result of a run shows of itself in Python and in notebooks."""
+
+from typing import TYPE_CHECKING
+
+from funcpipe.core.job_estimate import counted, usd_text
+from funcpipe.core.shown import Shown, curve
+
+if TYPE_CHECKING:
+    from funcpipe.client.results import RunResult
+
+
+def result_shown(result: "RunResult") -> Shown:
+    """The losses, what the run took, and the model that it leaves."""
+    bill, losses = result.bill, result.losses
+    fell = f", loss {losses[0]:.4f} -> {losses[-1]:.4f}" if losses else ""
+    values = sum(tensor.numel() for tensor in result.tensors.values())
+    requests = f"{bill.puts} puts, {bill.lists} lists, {bill.gets} gets"
+    facts = [
+        ("cost", f"${usd_text(bill.cost_usd)} at the prices of {bill.platform}"),
+        ("used", f"{counted(bill.functions, 'function')} for {bill.function_seconds:.1f} s, {requests}"),
+        ("model", f"{counted(len(result.tensors), 'tensor')} of {values:,} numbers: state_dict()"),
+    ]
+    if result.validations:
+        last = result.validations[-1]
+        measured = ", ".join(f"{name} {value:.4f}" for name, value in last.values.items())
+        facts.append(("validated", f"after step {last.step}: {measured}; the best was after step {result.best_step}"))
+    if result.skipped_steps:
+        facts.append(("skipped", f"{counted(len(result.skipped_steps), 'step')} whose gradients were not finite"))
+    if result.callback_errors:
+        facts.append(("callbacks", f"{counted(len(result.callback_errors), 'callback')} failed: callback_errors"))
+    title = f"Result of run {result.run}: {counted(len(losses), 'step')}{fell}"
+    return Shown(title=title, facts=tuple(facts), figure=curve(losses))

@@ -1,0 +1,47 @@
+"""A run's result shows what it took in a few lines, however large its model is."""
+
+from xml.etree import ElementTree
+
+import torch
+
+from funcpipe.client.results import RunResult
+from funcpipe.core import Bill, Source, Trace, ValidationReport
+
+RESULT = RunResult(
+    run="run-1",
+    losses=tuple(2.0 / (step + 1) for step in range(200)),
+    tensors={f"layer{i}.weight": torch.zeros(100, 10) for i in range(50)},
+    trace=Trace(run="run-1", source=Source.EXECUTED, events=()),
+    bill=Bill(
+        platform="local",
+        functions=4,
+        function_seconds=12.0,
+        puts=3,
+        gets=5,
+        lists=2,
+        compute_usd=0.25,
+        request_usd=0.25,
+    ),
+    workers=(),
+    skipped_steps=(7,),
+    callback_errors=(ValueError("x"),),
+    validations=(ValidationReport(step=100, samples=9, values={"val_loss": 0.5}, best_step=50, best_value=0.25),),
+)
+
+
+def test_it_is_a_few_lines() -> None:
+    assert repr(RESULT).splitlines() == [
+        "Result of run run-1: 200 steps, loss 2.0000 -> 0.0100",
+        "  cost: $0.50 at the prices of local",
+        "  used: 4 functions for 12.0 s, 3 puts, 2 lists, 5 gets",
+        "  model: 50 tensors of 50,000 numbers: state_dict()",
+        "  validated: after step 100: val_loss 0.5000; the best was after step 50",
+        "  skipped: 1 step whose gradients were not finite",
+        "  callbacks: 1 callback failed: callback_errors",
+    ]
+
+
+def test_a_notebook_draws_its_losses() -> None:
+    page = ElementTree.fromstring(RESULT._repr_html_())
+    (line,) = [element for element in page.iter() if element.tag.endswith("polyline")]
+    assert len(str(line.get("points")).split()) == 200
