@@ -4,7 +4,7 @@ import argparse
 import platform
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -70,8 +70,7 @@ def _read(parser: argparse.ArgumentParser, words: Sequence[str] | None) -> tuple
 def _answers(scripts: Sequence[Script], settings: Settings) -> Iterator[Answer]:
     planned = [module.SCRIPT for module in ONLY_PLAN if module.SCRIPT in scripts]
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        waiting = [pool.submit(answer, script, settings) for script in planned]
-        for future in waiting:
+        for future in as_completed([pool.submit(answer, script, settings) for script in planned]):
             yield future.result()
     yield from (answer(script, settings) for script in scripts if script not in planned)
 
