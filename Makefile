@@ -47,8 +47,8 @@ test-long: $(READY)
 	$(BIN)/python -m pytest -m long
 
 chaos: $(READY)
-	$(BIN)/python -m experiments.chaos --runs 200
-	$(BIN)/python -m experiments.chaos_processes --runs 30
+	$(BIN)/python -m experiments.studies.chaos --runs 200
+	$(BIN)/python -m experiments.studies.chaos_processes --runs 30
 
 experiments: $(READY)
 	$(BIN)/python -m experiments.paper --output $(OUT)/experiments
@@ -78,10 +78,10 @@ redis-server-stop: $(READY)
 	$(BIN)/python scripts/redis_server.py stop $(OUT)/redis-server
 
 cloud-aws: $(READY)
-	$(BIN)/python -m experiments.cloud_check aws $(if $(REGION),--region $(REGION)) --max-usd 0.50
+	$(BIN)/python -m experiments.studies.cloud_check aws $(if $(REGION),--region $(REGION)) --max-usd 0.50
 
 cloud-aliyun: $(READY)
-	$(BIN)/python -m experiments.cloud_check aliyun $(if $(REGION),--region $(REGION)) \
+	$(BIN)/python -m experiments.studies.cloud_check aliyun $(if $(REGION),--region $(REGION)) \
 		$(if $(REPOSITORY),--repository $(REPOSITORY)) --max-usd 0.50
 
 clean:

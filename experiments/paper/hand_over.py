@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from experiments import handover
 from experiments.paper.common import How, Result, Row, Script, Settings, new_figure, percent, run
 from experiments.paper.planning import OURS, PAPER, best_on, estimate_of, profile_of, seconds, simulated_on
+from experiments.studies import handover
 from funcpipe.core import FaultTolerance, Outcome
 from funcpipe.platforms.catalog import load_spec
 

@@ -52,7 +52,7 @@ def main() -> None:
 
 def start(model: str, name: str) -> list[float]:
     """What one process tells: bytes held, bytes of its peak, and seconds of a step."""
-    words = [sys.executable, "-m", "experiments.allocators", "--train", model, name]
+    words = [sys.executable, "-m", "experiments.studies.allocators", "--train", model, name]
     env = {**os.environ, **(allocator.variables() if name == "tcmalloc" else {})}
     figures: list[float] = json.loads(subprocess.run(words, env=env, stdout=subprocess.PIPE, check=True).stdout)
     return figures

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from experiments.bare_image import Image
+from experiments.studies.bare_image import Image
 from funcpipe.platforms.local.cgroup import Group, Groups
 
 UID, GID, TMP_MB = 993, 990, 512

@@ -22,10 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments.bare_image import Builder, Image
-from experiments.bare_processes import BareRoot, memory_mb
-from experiments.bare_stands import PACKAGES, STANDS, Stand, own_keys
-from experiments.platforms_equal import digest_of, said
+from experiments.studies.bare_image import Builder, Image
+from experiments.studies.bare_processes import BareRoot, memory_mb
+from experiments.studies.bare_stands import PACKAGES, STANDS, Stand, own_keys
+from experiments.studies.platforms_equal import digest_of, said
 from funcpipe.client.job import Job
 from funcpipe.client.launch import launch
 from funcpipe.client.prepare import prepare
@@ -72,7 +72,7 @@ def main() -> None:
         run_all(options, images)
     else:
         alone = ["unshare", "--net", "bash", "-ec", 'ip link set lo up && exec "$@"', "-"]
-        again = [sys.executable, "-m", "experiments.bare_root", *sys.argv[1:], "--inside"]
+        again = [sys.executable, "-m", "experiments.studies.bare_root", *sys.argv[1:], "--inside"]
         raise SystemExit(subprocess.run([*alone, *again]).returncode)
 
 

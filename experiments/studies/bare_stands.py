@@ -15,8 +15,8 @@ from typing import Any
 
 import boto3
 
-from experiments.bare_processes import BareRoot
-from experiments.platforms_equal import environment, oss_server, said
+from experiments.studies.bare_processes import BareRoot
+from experiments.studies.platforms_equal import environment, oss_server, said
 from funcpipe.platforms.aliyun.account import Account as AliyunAccount
 from funcpipe.platforms.aliyun.deployment import Deployer as AliyunDeployer
 from funcpipe.platforms.aliyun.functions import AliyunPlatform

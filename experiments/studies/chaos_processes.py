@@ -1,9 +1,9 @@
 """Runs of which real processes are killed or stopped at any moment: each must end with the bits of an undisturbed one.
 
-The job is that of `experiments.chaos`, over local functions, and files or the S3 storage that is named. Functions get
-SIGKILL, also just as a checkpoint is being written or a worker hands over, or SIGSTOP until others have taken their
-place; the client gets SIGKILL, leaves, or meets another one; an object is damaged; the storage cannot be reached. A run
-whose client was killed is resumed with other cuts of the model.
+The job is that of `experiments.studies.chaos`, over local functions, and files or the S3 storage that is named.
+Functions get SIGKILL, also just as a checkpoint is being written or a worker hands over, or SIGSTOP until others have
+taken their place; the client gets SIGKILL, leaves, or meets another one; an object is damaged; the storage cannot be
+reached. A run whose client was killed is resumed with other cuts of the model.
 """
 
 import argparse
@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from experiments.chaos import show
-from experiments.process_faults import LASTS_S, Striker, is_mountable, own_disk
+from experiments.studies.chaos import show
+from experiments.studies.process_faults import LASTS_S, Striker, is_mountable, own_disk
 from funcpipe import FuncPipe
 from funcpipe.client.control import clean, status
 from funcpipe.client.verdict import Verdict
@@ -217,7 +217,7 @@ FAULTS = (Fault.KILL, Fault.SLEEP, Fault.ZOMBIE, Fault.SAVING, Fault.HANDING, Fa
 
 def start_client(url: str, result: Path | None = None) -> subprocess.Popen[bytes]:
     """A process that trains, and writes the parameters to `result`; it is quiet about being refused."""
-    words = [sys.executable, "-m", "experiments.chaos_processes", "--client", url]
+    words = [sys.executable, "-m", "experiments.studies.chaos_processes", "--client", url]
     words += [] if result is None else ["--result", str(result)]
     return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 

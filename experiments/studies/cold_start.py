@@ -44,7 +44,7 @@ def main() -> None:
 
 def start(payload: Path) -> tuple[list[float], list[float]]:
     """Wall and processor seconds of each step of one process."""
-    words = [sys.executable, "-m", "experiments.cold_start", "--function", str(payload)]
+    words = [sys.executable, "-m", "experiments.studies.cold_start", "--function", str(payload)]
     began_s = time.time()
     done = subprocess.run(
         words, stdout=subprocess.PIPE, text=True, check=True, env={**environment(), "OMP_NUM_THREADS": "1"}

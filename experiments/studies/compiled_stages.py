@@ -12,7 +12,7 @@ the best of several; dropout is off. Memory is that of a process which does only
     off                 length of the difference of its gradients from eager ones, relative to their length
     off by cut          the same between gradients of two compiled stages and of the whole model compiled at once
 
-    python -m experiments.compiled_stages
+    python -m experiments.studies.compiled_stages
 """
 
 import argparse
@@ -43,7 +43,7 @@ Made = tuple[nn.Module, dict[str, Tensor]]
 
 
 def gpt2() -> Made:
-    from experiments.model_zoo import ZOO, words
+    from experiments.studies.model_zoo import ZOO, words
 
     model: Any = ZOO["GPT-2 (tied)"].model()
     model.config.use_cache = False
@@ -135,7 +135,7 @@ def seconds(stage: nn.Module, inputs: Mapping[str, Tensor]) -> float:
 def in_process(name: str, kind: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as cache:
         env = os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-        command = [sys.executable, "-m", "experiments.compiled_stages", name, "--measure", kind]
+        command = [sys.executable, "-m", "experiments.studies.compiled_stages", name, "--measure", kind]
         done = subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE)
     return dict(json.loads(done.stdout.splitlines()[-1]))
 

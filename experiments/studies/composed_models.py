@@ -1,7 +1,7 @@
 """Random models of many features: is each trained as plain PyTorch trains it, or refused?
 
-    python -m experiments.composed_models --seeds 2000
-    python -m experiments.composed_models --seed 17 --shrink
+    python -m experiments.studies.composed_models --seeds 2000
+    python -m experiments.studies.composed_models --seed 17 --shrink
 
 `tests/model/graph/composed/judge.py` says how a model is drawn from a seed, trained and judged; each has a process of
 its own. What is not equal or refused is a bug; `--shrink` looks for the smallest model that shows it.

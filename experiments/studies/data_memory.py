@@ -4,7 +4,7 @@ A small network trains on the same samples, of 1 MB each: some; many that lie in
 factory makes in each function. Loading a sample takes nothing, or 10 ms. In the first epoch functions read tensors in
 memory from the storage: plans do not count that.
 
-    python -m experiments.data_memory
+    python -m experiments.studies.data_memory
 """
 
 import argparse
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from experiments.loading import iteration_s
+from experiments.studies.loading import iteration_s
 from funcpipe import FuncPipe
 from funcpipe.training.data_source import Data
 

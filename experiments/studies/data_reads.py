@@ -1,8 +1,9 @@
 """What each function of a run reads of a dataset in object storage: shards, requests and bytes, for each format.
 
-``python -m experiments.data_reads`` writes a set of each format into a bucket of the S3 server that the environment
-names (`make s3-server`), or else into a folder, and trains one epoch over 2 stages and 2 replicas, whose functions
-are threads. With ``--large`` it trains some steps on 100 GB in 100,000 shards, which are made up when they are read.
+``python -m experiments.studies.data_reads`` writes a set of each format into a bucket of the S3 server that the
+environment names (`make s3-server`), or else into a folder, and trains one epoch over 2 stages and 2 replicas, whose
+functions are threads. With ``--large`` it trains some steps on 100 GB in 100,000 shards, which are made up when they
+are read.
 """
 
 import argparse

@@ -69,7 +69,7 @@ class Scene:
     def train(self, loss: str, *words: str) -> Words:
         """The words of a command that trains with `loss`."""
         data = ("--plan", str(self.plan), "--data", "funcpipe.testing.chaos:data", "--epochs", "200")
-        own = ("--loss", f"experiments.failure_messages:{loss}", "--storage", self.url, "--quiet")
+        own = ("--loss", f"experiments.studies.failure_messages:{loss}", "--storage", self.url, "--quiet")
         return ("train", "funcpipe.testing.chaos:model", *data, *own, "--checkpoint", "4", "--no-rehearsal", *words)
 
     def on(self, verb: str, run: str, *words: str) -> Words:

@@ -1,4 +1,4 @@
-"""What the functions of `experiments.limits` do. No torch: what it takes would hide what they measure."""
+"""What the functions of `experiments.studies.limits` do. No torch: what it takes would hide what they measure."""
 
 import json
 import os

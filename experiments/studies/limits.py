@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 from experiments.cuts import even_cuts
-from experiments.limited import burn, fill, live, move
 from experiments.models import digits
+from experiments.studies.limited import burn, fill, live, move
 from funcpipe import FuncPipe
 from funcpipe.core import MB, FunctionSize, PlatformSpec, ProbeSpec
 from funcpipe.partitioner.problem.pins import Pins
@@ -79,7 +79,7 @@ def lifetime() -> float:
 @contextmanager
 def function(act: Callable[[ProbeSpec, Path], None], imposed: PlatformSpec) -> Iterator[tuple[Path, Status]]:
     """Run `act` in a function within the limits; what it wrote, and how it ended."""
-    functions = local_functions(imposed, "experiments.limited:entry", imposed=True)
+    functions = local_functions(imposed, "experiments.studies.limited:entry", imposed=True)
     with tempfile.TemporaryDirectory() as folder, functions as platform:
         size = imposed.sizes[0]
         probe = ProbeSpec(

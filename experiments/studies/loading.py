@@ -4,7 +4,7 @@ Samples take 20 ms each, a step has 16 of them, two processes of a DataLoader lo
 than that. The same model is trained on the same samples without the wait, in turn with the other, several times; for
 each pair the ratio of the median iterations, and the seconds on the lanes.
 
-    python -m experiments.loading --runs 5 -o loading.json
+    python -m experiments.studies.loading --runs 5 -o loading.json
 """
 
 import argparse

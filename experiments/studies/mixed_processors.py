@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from experiments.chaos_processes import QUICK, slow_loss
-from experiments.process_faults import LASTS_S
+from experiments.studies.chaos_processes import QUICK, slow_loss
+from experiments.studies.process_faults import LASTS_S
 from funcpipe.client.launch import launch
 from funcpipe.client.prepare import prepare
 from funcpipe.client.results import Progress

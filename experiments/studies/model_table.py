@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from experiments.model_zoo import ZOO, Samples
+from experiments.studies.model_zoo import ZOO, Samples
 from funcpipe import FuncPipe
 from funcpipe.core import ModelProfile, OptimizerKind, Plan, PlatformSpec, ScheduleKind, Stage, Sync, Wire
 from funcpipe.errors import FuncPipeError

@@ -142,4 +142,4 @@ ZOO: dict[str, Entry] = {
     "wav2vec 2.0, layer drop": Entry(speech(), sound),
     "CLIP": Entry(with_contrastive_loss, picture_and_text),
 }
-"""By name: what `experiments/model_table.py` tries besides the models of `experiments/models`."""
+"""By name: what `experiments/studies/model_table.py` tries besides the models of `experiments/models`."""

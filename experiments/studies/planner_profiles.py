@@ -12,7 +12,7 @@ from pathlib import Path
 from funcpipe.core import LayerProfile, ModelProfile, PlatformSpec, TensorProfile, read
 
 MICRO_BATCH = 4
-SPEC = Path(__file__).parents[1] / "funcpipe/platforms/specs/aws-lambda.json"
+SPEC = Path(__file__).parents[2] / "funcpipe/platforms/specs/aws-lambda.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from experiments.planner_profiles import SHAPES, platform, profile
+from experiments.studies.planner_profiles import SHAPES, platform, profile
 from funcpipe.core import ModelProfile, Optimality, Plan, PlatformSpec, ScheduleKind, Sync, TrainingSpec
 from funcpipe.errors import FuncPipeError
 from funcpipe.partitioner.analysis.front import pareto_front

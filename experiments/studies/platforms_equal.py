@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from experiments.equality import even_plan
 from experiments.models import digits
+from experiments.studies.equality import even_plan
 from funcpipe import FuncPipe
 from funcpipe.client.callbacks import EachStep
 from funcpipe.client.job import Job

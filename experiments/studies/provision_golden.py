@@ -1,6 +1,6 @@
 """What λDNN and spotDNN print, what their formulas give here, and what does not reproduce.
 
-python -m experiments.provision_golden
+python -m experiments.studies.provision_golden
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """Every search against all combinations on random markets: dollars above the best, and processor seconds.
 
-python -m experiments.provision_random_markets [NUMBER]
+python -m experiments.studies.provision_random_markets [NUMBER]
 """
 
 import math

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from experiments import handover
+from experiments.studies import handover
 from funcpipe import FuncPipe
 from funcpipe.client.callbacks import EachStep
 from funcpipe.client.results import Progress, RunResult
@@ -28,7 +28,7 @@ from funcpipe.scheduler.graph import build_graph
 from funcpipe.scheduler.simulator.simulate import simulate
 from funcpipe.testing.processes import functions_of
 
-PROFILE = Path(__file__).parent / "profiles" / "amoebanet-d18.json"
+PROFILE = Path(__file__).parents[1] / "profiles" / "amoebanet-d18.json"
 EVERY = 10
 """Steps between two checkpoints."""
 

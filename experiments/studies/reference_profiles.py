@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-FOLDER = Path(__file__).parent / "profiles"
+FOLDER = Path(__file__).parents[1] / "profiles"
 MICRO_BATCH = 4
 MODELS = {
     "resnet101": "resnet:model",

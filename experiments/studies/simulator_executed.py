@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from experiments.synthetic import run
+from experiments.studies.synthetic import run
 from funcpipe.core import Resource, ScheduleKind, Sync, TensorProfile, find_routes, write_side_by_side
 from funcpipe.report.compare import typical_step
 from funcpipe.report.gantt import draw

@@ -1,7 +1,7 @@
 """Does a storage keep what runs rely on? Conditional puts, reads and lists after writes, ranges, deletions, in races.
 
-    python -m experiments.storage_conformance "s3://bucket/prefix?endpoint=http://127.0.0.1:7480" --make-bucket
-    python -m experiments.storage_conformance "redis://127.0.0.1:6379/0?prefix=tried"
+    python -m experiments.studies.storage_conformance "s3://bucket/prefix?endpoint=http://127.0.0.1:7480" --make-bucket
+    python -m experiments.studies.storage_conformance "redis://127.0.0.1:6379/0?prefix=tried"
 
 Each client has connections of its own. A violation is printed with what was expected; leases need the first check, and
 `docs/storage.md` says which servers pass.

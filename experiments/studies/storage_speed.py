@@ -2,7 +2,7 @@
 
 Rates of the codec are for 64 MB of 32-bit floats on one core, into memory that is used again and into fresh memory; the
 channel's overhead is its time for a small object less the storage's own. With ``--store URL`` the storage is measured
-too. What waiting costs is measured by `experiments.waiting`.
+too. What waiting costs is measured by `experiments.studies.waiting`.
 """
 
 import argparse

@@ -9,8 +9,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
-from experiments.sync_speed import run
-from experiments.sync_ways import Way
+from experiments.studies.sync_speed import run
+from experiments.studies.sync_ways import Way
 from funcpipe.comm.collectives import open_downloads
 from funcpipe.core import Streams, Sync
 from funcpipe.partitioner.cost.sync_time import exposed_s

@@ -7,9 +7,9 @@ in real processes over throttled links, with every byte.
 import argparse
 from pathlib import Path
 
-from experiments.sync_picture import draw
-from experiments.sync_speed import run
-from experiments.sync_ways import FASTEST, Way, ways
+from experiments.studies.sync_picture import draw
+from experiments.studies.sync_speed import run
+from experiments.studies.sync_ways import FASTEST, Way, ways
 from funcpipe.comm.collectives import Move, open_downloads
 from funcpipe.core import Event, Resource, Sync
 from tests.partitioner.sync_links import Links, play

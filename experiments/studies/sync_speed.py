@@ -5,7 +5,7 @@ algorithm is run several times; given is the median time from the common start t
 ``--lanes`` draws what moves when. With ``--wire-sync fp32 bf16`` each is run in both formats, one after the other; the
 last column is its time as a share of that in the first one:
 
-    python -m experiments.sync_speed --replicas 4 --megabytes 64 --ways fastest pipelined --wire-sync fp32 bf16
+    python -m experiments.studies.sync_speed --replicas 4 --megabytes 64 --ways fastest pipelined --wire-sync fp32 bf16
 """
 
 import argparse
@@ -28,9 +28,9 @@ from pathlib import Path
 
 import torch
 
-from experiments.sampling import sampled, show
-from experiments.sync_picture import draw
-from experiments.sync_ways import WAYS, Way, ways
+from experiments.studies.sampling import sampled, show
+from experiments.studies.sync_picture import draw
+from experiments.studies.sync_ways import WAYS, Way, ways
 from funcpipe.comm.arrival_estimator import ArrivalEstimator
 from funcpipe.comm.channel import Channel
 from funcpipe.comm.collectives import open_downloads, transfers

@@ -1,4 +1,4 @@
-"""What `experiments.training_script` trains, as an ordinary script says it, and the same in plain PyTorch.
+"""What `experiments.studies.training_script` trains, as an ordinary script says it, and the same in plain PyTorch.
 
 One process takes nothing from funcpipe but the order of the samples, and the factory that reads the data.
 """

@@ -6,7 +6,7 @@ loggers, evaluation and prediction. It trains over 2 stages and 2 replicas, in d
 
 Undisturbed it is one call. Disturbed, functions live so shortly that each hands over again and again, one is killed,
 the client is interrupted and resumes the run, and when that has finished it is trained for more epochs. One process is
-plain PyTorch (`experiments.training_recipe`). The data lies on the S3 server that the
+plain PyTorch (`experiments.studies.training_recipe`). The data lies on the S3 server that the
 environment names (`make s3-server`), or else in a folder.
 """
 
@@ -28,8 +28,8 @@ from torch import Tensor
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 import funcpipe
-from experiments.data_reads import uploaded
-from experiments.training_recipe import (
+from experiments.studies.data_reads import uploaded
+from experiments.studies.training_recipe import (
     CLIP_NORM,
     DECAY,
     EPOCHS,

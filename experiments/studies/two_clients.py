@@ -83,7 +83,15 @@ def race(kind: str, draw: random.Random, folder: Path) -> Race:
     plan = folder / "plan.json"
     write(chaos.job().plan, plan)
     words = ["train", "funcpipe.testing.chaos:model", "--plan", str(plan), "--data", "funcpipe.testing.chaos:data"]
-    words += ["--loss", "experiments.chaos_processes:slow_loss", "--epochs", "200", "--checkpoint", "4", "--quiet"]
+    words += [
+        "--loss",
+        "experiments.studies.chaos_processes:slow_loss",
+        "--epochs",
+        "200",
+        "--checkpoint",
+        "4",
+        "--quiet",
+    ]
     words += ["--storage", url]
     if kind.startswith("resume"):
         stopped = Command(*words, "--run", RUN)

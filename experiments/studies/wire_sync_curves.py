@@ -4,7 +4,7 @@ Each model is trained by R replicas in one process, which rounds where functions
 (`tests/e2e/reference.train`, with whose bits the tests compare those of functions). For each seed, training begins
 with the same weights and sees the same batches in both formats, so their losses are compared in pairs:
 
-    python -m experiments.wire_sync_curves --steps 500 --seeds 5 --output out/wire_sync.json --figure out/wire_sync.png
+    python -m experiments.studies.wire_sync_curves --steps 500 --seeds 5 --output out/sync.json --figure out/sync.png
 
 Printed for each model: the mean and the standard deviation over seeds of the last losses in fp32, and the mean and the
 standard deviation of the pairs' differences. `last` is the mean training loss of the last tenth of the steps, `unseen`

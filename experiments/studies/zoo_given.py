@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from experiments.zoo_inputs import LENGTH, Input
+from experiments.studies.zoo_inputs import LENGTH, Input
 
 WORD = Input((LENGTH,), below=96)
 MASK = Input((LENGTH,), value=1)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments.zoo import BATCH
+from experiments.studies.zoo import BATCH
 
 LENGTH, WORDS, SIDE, WIDTH = 12, 128, 64, 48
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from experiments import zoo
-from experiments.zoo import MakeSpecimen, NotSamplesError
+from experiments.studies import zoo
+from experiments.studies.zoo import MakeSpecimen, NotSamplesError
 
 VERDICTS = ("usable", "right", "refused", "wrong", "crash", "hang", "unusable")
 WALL = 10

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.zoo_inputs import WORDS
+from experiments.studies.zoo_inputs import WORDS
 
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_chunk_size": 8, "use_cache": False}
 FORECAST = {

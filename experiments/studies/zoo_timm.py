@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from experiments import torchvision_operators
-from experiments.zoo import BATCH, MAX_PARAMETERS, Specimen, accepted
-from experiments.zoo_run import judge_all, parser_of
+from experiments.studies import torchvision_operators
+from experiments.studies.zoo import BATCH, MAX_PARAMETERS, Specimen, accepted
+from experiments.studies.zoo_run import judge_all, parser_of
 
 SMALL = (
     "test",

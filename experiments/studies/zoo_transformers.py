@@ -13,12 +13,12 @@ from typing import Any
 import torch
 import transformers
 
-from experiments import torchvision_operators
-from experiments.zoo import MAX_PARAMETERS, NotSamplesError, Specimen, accepted
-from experiments.zoo_given import INPUTS, NOT_SAMPLES, PACKED, SEVERAL_SAMPLES
-from experiments.zoo_inputs import SIDE, WIDTH, WORDS, candidates
-from experiments.zoo_run import judge_all, parser_of
-from experiments.zoo_settings import SETTINGS
+from experiments.studies import torchvision_operators
+from experiments.studies.zoo import MAX_PARAMETERS, NotSamplesError, Specimen, accepted
+from experiments.studies.zoo_given import INPUTS, NOT_SAMPLES, PACKED, SEVERAL_SAMPLES
+from experiments.studies.zoo_inputs import SIDE, WIDTH, WORDS, candidates
+from experiments.studies.zoo_run import judge_all, parser_of
+from experiments.studies.zoo_settings import SETTINGS
 
 HEADS, DEPTH = 4, 2
 KEY_VALUE_HEADS = ("num_key_value_heads", "num_kv_heads")
