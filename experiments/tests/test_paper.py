@@ -39,8 +39,8 @@ from experiments.paper.common import (
     span,
 )
 from experiments.paper.index import page
-from experiments.paper.planning import OURS, PAPER, Case, best, profile_of
-from funcpipe.core import OptimizerKind, Plan, ScheduleKind, Stage, Sync, Wire
+from experiments.paper.planning import OURS, PAPER, Case, best, better, is_proved, profile_of
+from funcpipe.core import Optimality, OptimizerKind, Plan, ScheduleKind, Stage, Sync, Wire
 from funcpipe.errors import InvalidValue
 from funcpipe.platforms.catalog import load_spec
 
@@ -103,7 +103,7 @@ def test_the_page_is_whole_and_needs_no_network(answered: Answer) -> None:
 
 
 def test_findings_about_systems_count_ties_and_losses() -> None:
-    row = {"model": "m", "platform": "p", "batch": 64, "baseline": "lambdaml", "system": OURS}
+    row = {"model": "m", "platform": "p", "batch": 64, "baseline": "lambdaml", "system": OURS, "proved": True}
     rows = [
         {**row, "speedup": 2.5, "saving": 0.1},
         {**row, "speedup": 1.0, "saving": 0.0},
@@ -184,6 +184,19 @@ def test_the_papers_system_is_what_the_paper_fixes() -> None:
     assert plan is not None
     assert (plan.schedule, plan.sync, plan.wire) == (ScheduleKind.GPIPE, Sync.PIPELINED, Wire.FP32)
     assert not any(stage.recompute for stage in plan.stages)
+
+
+def test_of_a_search_that_was_cut_short_and_the_papers_plan_the_better_is_taken() -> None:
+    plan = best(Case(model="resnet101", spec="aws-lambda", batch=64), PAPER, time_value=30.72)
+    assert plan is not None
+    assert plan.solver is not None
+    worse = replace(plan, solver=replace(plan.solver, objective=2 * plan.solver.objective, status=Optimality.FEASIBLE))
+    assert is_proved(plan)
+    assert not is_proved(worse)
+    assert better(worse, plan) is plan
+    assert better(plan, worse) is plan
+    assert better(None, plan) is plan
+    assert better(None, None) is None
 
 
 def test_links_are_scaled_in_both_directions() -> None:

@@ -1,42 +1,31 @@
-"""Measures synchronisation over throttled links in real processes, and compares it with closed forms and the limit.
+"""Runs a synchronisation over throttled links: every replica in a process of its own, objects as files.
 
-Every replica is a process whose link has a bandwidth each way and a latency for every request; objects are files. Each
-algorithm is run several times; given is the median time from the common start to the end of the slowest replica.
-``--lanes`` draws what moves when. With ``--wire-sync fp32 bf16`` each is run in both formats, one after the other; the
-last column is its time as a share of that in the first one:
-
-    python -m experiments.studies.sync_speed --replicas 4 --megabytes 64 --ways fastest pipelined --wire-sync fp32 bf16
+Links have a bandwidth each way and a latency for every request; with the URL of a real storage they are its own.
 """
 
-import argparse
 import itertools
-import json
-import math
 import multiprocessing
 import multiprocessing.synchronize
 import os
 import shutil
-import statistics
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from experiments.studies.sampling import sampled, show
-from experiments.studies.sync_picture import draw
-from experiments.studies.sync_ways import WAYS, Way, ways
+from experiments.studies.sampling import sampled
+from experiments.studies.sync_ways import Way
 from funcpipe.comm.arrival_estimator import ArrivalEstimator
 from funcpipe.comm.channel import Channel
-from funcpipe.comm.collectives import open_downloads, transfers
+from funcpipe.comm.collectives import transfers
 from funcpipe.comm.gradient_chunks import GradientChunks
-from funcpipe.core import SYNC_WIRES, Event, Resource, Routes, ScheduleKind, Wire
-from funcpipe.partitioner.cost.sync_time import limit_s
+from funcpipe.core import Event, Resource, Routes, ScheduleKind
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import open_storage
 from funcpipe.platforms.local.files import FileStorage
@@ -48,7 +37,6 @@ from funcpipe.scheduler.lane_rules import SIDE_BY_SIDE
 from funcpipe.scheduler.tasks import Kind, Task
 from funcpipe.testing.run_keys import RUN_KEY
 from funcpipe.worker.synchronisation import Synchronisation
-from tests.partitioner.sync_links import Links, duration_s
 
 DEADLINE_S = 120.0
 
@@ -65,74 +53,6 @@ class Result:
     traffic: tuple[tuple[int, int, int, int, int], ...]
     events: tuple[Event, ...]
     places: Counter[str]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--replicas", type=int, nargs="+", default=[2, 4, 8])
-    parser.add_argument("--megabytes", type=int, nargs="+", default=[16, 64, 256])
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
-    parser.add_argument("--wire-sync", nargs="+", choices=[wire.value for wire in SYNC_WIRES], default=["fp32"])
-    parser.add_argument("--store", help="the URL of a real storage, to be measured unthrottled instead")
-    parser.add_argument("--mb-per-s", type=float, default=35.0)
-    parser.add_argument("--latency-ms", type=float, default=40.0)
-    parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--lanes", type=Path, help="draw the lanes of the last repetitions into this file")
-    parser.add_argument("--output", type=Path, help="write the figures as JSON")
-    options = parser.parse_args()
-    rate = options.mb_per_s * 1e6
-    rows: list[dict[str, object]] = []
-    pictures: dict[str, tuple[Event, ...]] = {}
-    print(" n   MB  way                   formula s  played s  measured s  measured/formula  measured/limit  by first")
-    for replicas in options.replicas:
-        links = Links(rate, rate, options.latency_ms / 1e3, open_downloads(replicas))
-        for megabytes in options.megabytes:
-            asked = (options.ways, replicas, megabytes * 1_000_000, links)
-            for same in zip(*(ways(*asked, Wire(wire)) for wire in options.wire_sync), strict=True):
-                results = {str(way): run(replace(way, store=options.store), options.repeat) for way in same}
-                rows += show_all(same, list(results.values()))
-                pictures |= {name: result.events for name, result in results.items()}
-    if options.lanes:
-        draw(pictures, options.lanes)
-    if options.output:
-        options.output.write_text(json.dumps(rows, indent=1) + "\n")
-
-
-def show_all(same: Sequence[Way], results: Sequence[Result]) -> list[dict[str, object]]:
-    """Print a line for each format in which a way was measured."""
-    rows = [figures(way, result, results[0]) for way, result in zip(same, results, strict=True)]
-    for row, result in zip(rows, results, strict=True):
-        print(
-            f"{row['replicas']:2} {int(str(row['gradient_bytes'])) // 10**6:4}  {row['way']!s:23} "
-            f"{row['formula_s']:7.3f} {row['played_s']:9.3f} {row['measured_s']:11.3f} {row['measured/formula']:17.3f} "
-            f"{row['measured/limit']:15.3f} {row['measured/first']:9.3f}",
-            flush=True,
-        )
-        if result.places:
-            print(show(result.places), flush=True)
-    return rows
-
-
-def figures(way: Way, result: Result, first: Result) -> dict[str, object]:
-    """The figures of a way in one format, beside the result in the first one. The limit includes two latencies."""
-    measured_s = statistics.median(result.seconds)
-    least_s = float(limit_s(way.sent_bytes, way.replicas, way.links.up, way.links.down, way.links.latency_s))
-    repeats = len(result.seconds)
-    return {
-        "way": str(way),
-        "replicas": way.replicas,
-        "gradient_bytes": way.gradient_bytes,
-        "wire": way.wire.value,
-        "formula_s": way.formula_s,
-        "played_s": math.nan if way.server_bytes_s is not None else duration_s(way.pattern, way.sent_bytes, way.links),
-        "measured_s": measured_s,
-        "measured/formula": measured_s / way.formula_s,
-        "measured/limit": measured_s / least_s,
-        "measured/first": measured_s / statistics.median(first.seconds),
-        "all_s": result.seconds,
-        "cpu_s_each": statistics.mean(result.cpu_s) / repeats,
-        "puts_gets_empty_sent_received_each": [statistics.mean(c) / repeats for c in zip(*result.traffic, strict=True)],
-    }
 
 
 def run(way: Way, repeat: int) -> Result:
@@ -282,7 +202,3 @@ def _require_sum(vector: torch.Tensor, replicas: int) -> None:
     expected = float(replicas * (replicas + 1) // 2)
     if not bool((vector == expected).all()):
         raise AssertionError(f"the sum is {vector.min()} to {vector.max()}, not {expected}")
-
-
-if __name__ == "__main__":
-    main()
