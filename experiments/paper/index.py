@@ -13,7 +13,7 @@ nav a, .how { font-size: .9rem; }
 .how { color: var(--quiet); }
 .tag { border: 1px solid; border-radius: 1em; padding: .05em .6em; }
 figure { margin: 1rem 0; overflow-x: auto; }
-figure svg { max-width: 100%; height: auto; }
+figure svg { width: 100%; min-width: 36rem; height: auto; }
 details { background: var(--card); padding: .3rem .8rem; border-radius: .4rem; }
 .scroll { overflow-x: auto; max-height: 30rem; }
 table { border-collapse: collapse; font-size: .8rem; font-variant-numeric: tabular-nums; }
