@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from experiments.paper.common import How, Result, Row, Script, Settings, new_figure, percent, run
-from experiments.paper.planning import OURS, PAPER, Case, best, simulated_on
+from experiments.paper.planning import LIMIT_S, OURS, PAPER, Case, best, is_proved, simulated_on
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,7 +36,14 @@ def compare(case: Case, policy: str, value: float) -> Row:
     took_s = time.perf_counter() - began_s
     solved = None if plan is None else plan.solver
     objective = None if solved is None else solved.objective
-    return {**case.row(), "time_value": value, "policy": policy, "objective": objective, "search_s": took_s}
+    return {
+        **case.row(),
+        "time_value": value,
+        "policy": policy,
+        "objective": objective,
+        "proved": is_proved(plan),
+        "search_s": took_s,
+    }
 
 
 def excess(rows: Sequence[Row], policy: str) -> list[float]:
@@ -60,6 +67,9 @@ def findings(rows: Sequence[Row]) -> tuple[str, ...]:
             f"Plans of {policy} are worse than ours by {percent(worse)}, and as good in {equal - better} of {asked}"
             f"{lost}{none}."
         )
+    short = sum(not row.get("proved", True) for row in rows if row["policy"] == OURS)
+    if short:
+        found.append(f"{short} of our searches were cut short after {LIMIT_S:g} s: only there can others be better.")
     seconds = {policy: sum(row["search_s"] for row in rows if row["policy"] == policy) for policy in POLICIES}
     each = len(rows) / len(POLICIES)
     found.append(
