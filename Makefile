@@ -8,7 +8,7 @@ LITDATA := litdata lightning-utilities obstore tifffile
 # Processes that may not keep what they compile would compile the package anew, each of them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: chromium help setup demo demo-text test test-long chaos check format s3-server s3-server-stop redis-server redis-server-stop cloud-aws cloud-aliyun clean
+.PHONY: chromium help setup demo demo-text test test-long chaos experiments check format s3-server s3-server-stop redis-server redis-server-stop cloud-aws cloud-aliyun clean
 
 help:
 	@echo "make demo       train a residual network on handwritten digits over local functions"
@@ -16,6 +16,7 @@ help:
 	@echo "make test       all tests, and how much of every room of the package they reach"
 	@echo "make test-long  those that take many minutes: every combination, a hundred instances for each solver"
 	@echo "make chaos      two hundred and thirty runs in which things go wrong, and how they ended"
+	@echo "make experiments  the paper's evaluation, in half an hour: figures and findings in $(OUT)/experiments/index.html"
 	@echo "make check      format, lint, types and the quick tests"
 	@echo "make s3-server  install and start a real S3 server (Ceph's) on this machine, for the tests that want one"
 	@echo "make redis-server  the same with a Redis or Valkey server"
@@ -47,8 +48,11 @@ test-long: $(READY)
 	$(BIN)/python -m pytest -m long
 
 chaos: $(READY)
-	$(BIN)/python -m experiments.chaos --runs 200
-	$(BIN)/python -m experiments.chaos_processes --runs 30
+	$(BIN)/python -m experiments.studies.chaos --runs 200
+	$(BIN)/python -m experiments.studies.chaos_processes --runs 30
+
+experiments: $(READY)
+	$(BIN)/python -m experiments.paper --output $(OUT)/experiments
 
 check: $(READY)
 	$(BIN)/ruff format --check
@@ -78,10 +82,10 @@ chromium:
 	$(PYTHON) scripts/chromium.py
 
 cloud-aws: $(READY)
-	$(BIN)/python -m experiments.cloud_check aws $(if $(REGION),--region $(REGION)) --max-usd 0.50
+	$(BIN)/python -m experiments.studies.cloud_check aws $(if $(REGION),--region $(REGION)) --max-usd 0.50
 
 cloud-aliyun: $(READY)
-	$(BIN)/python -m experiments.cloud_check aliyun $(if $(REGION),--region $(REGION)) \
+	$(BIN)/python -m experiments.studies.cloud_check aliyun $(if $(REGION),--region $(REGION)) \
 		$(if $(REPOSITORY),--repository $(REPOSITORY)) --max-usd 0.50
 
 clean:

@@ -1,7 +1,7 @@
 """One run in which something goes wrong: it must end with the very bits of an undisturbed one, or say why not.
 
 A job of 3 stages x 2 replicas is trained over functions that are threads; the fault's victims and moments are drawn by
-seed. For many runs there is `experiments/chaos.py`.
+seed. For many runs there is `experiments/studies/chaos.py`.
 """
 
 import functools

@@ -223,7 +223,7 @@ def test_forty_layers_are_planned_in_seconds() -> None:
     plan = exact(problem)
     assert plan.solver
     assert plan.solver.status is Optimality.OPTIMAL
-    assert time.process_time() - started_s < 10  # a guard against blunders; experiments/planner_speed.py measures
+    assert time.process_time() - started_s < 10  # a guard against blunders; studies/planner_speed.py measures
 
 
 def test_no_plan_fits() -> None:

@@ -34,7 +34,7 @@ class MemoryUse:
 
 WASTE = 1 / 8
 """What the allocator loses between activations, which come and go, as a share of what they take; what lives as long as
-the function lies without gaps (experiments/model_table.py).
+the function lies without gaps (experiments/studies/model_table.py).
 """
 
 
@@ -48,7 +48,7 @@ def buffer_copies(setting: Setting) -> float:
 
     Its own split from all others and the messages that brought it take (d − 1)/d each, two messages that go out 1/d
     each: two copies for d > 1 replicas. Sums in 16 bits halve these, but a function's peak falls by a quarter to half a
-    copy only (experiments/shard_optimizer.py), so they count as much.
+    copy only (experiments/studies/shard_optimizer.py), so they count as much.
     """
     return 2 if setting.replicas > 1 else 0
 
