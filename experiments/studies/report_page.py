@@ -1,6 +1,6 @@
 """How long a headless Chromium takes to open a report of 20 functions and 20 steps, until its charts are drawn.
 
-``python -m experiments.report_page``, with ``--screenshots FOLDER`` for the pictures of docs/report.md too. All
+``python -m experiments.studies.report_page``, with ``--screenshots FOLDER`` for the pictures of docs/report.md too. All
 functions and steps are simulated; the browser is real.
 """
 
