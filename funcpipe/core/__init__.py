@@ -16,6 +16,7 @@ from funcpipe.core.plan import (
     Stage,
     StageEstimate,
     Streams,
+    SyncWay,
     TrainingSpec,
     usual_streams,
 )
@@ -141,6 +142,7 @@ __all__ = [
     "StorageReport",
     "StoredFile",
     "Streams",
+    "SyncWay",
     "Sync",
     "TensorProfile",
     "TieRoute",

@@ -61,7 +61,7 @@ def chain_programme(problem: Problem, *, longest_s: float, unit_usd: float) -> C
     if profile.ties:
         raise InvalidValue("solver", "paper", "cannot express what tied parameters cost; use another solver")
     graph = build_stage_graph(profile, Borders.of(len(profile.layers), admits=lambda first, stop: stop == first + 1))
-    loads, settings = edge_loads(problem, graph), problem.settings()
+    loads, settings = edge_loads(problem, graph), problem.one_way_settings()
     lanes = lane_times(loads, settings[0], workers=1)
     return ChainProgramme(
         problem=problem,

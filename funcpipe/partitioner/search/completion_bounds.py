@@ -76,7 +76,7 @@ class CompletionBounds:
     def cheapest_usd(self, labels: Labels, node: int) -> Array:
         """The least dollars of any completion that lies in the window, value of time included."""
         window, tail, repeats = self.window, labels.tail, self.window.network.repeats
-        second_usd = window.second_usd
+        second_usd = window.slope_usd
         paid = dollars(tail.price_usd_s, window.low_s, tail.request_usd) + window.offset_usd
         lane_s = tail.forward_lane_s + tail.backward_lane_s
         cap = np.searchsorted(self.least_lane_s, lane_s, side="right")
@@ -86,7 +86,7 @@ class CompletionBounds:
         timed = second_usd * (tail.forward_s + tail.backward_s) + lanes
         finished = second_usd * ended_s(tail.forward_s, tail.forward_lane_s, tail.finish_s, repeats)
         finished += self.forward_usd[node]
-        untimed = self.untimed_usd[node] + second_usd * window.low_s
+        untimed = self.untimed_usd[node] + window.untimed_usd
         worked = self.worked_usd[node] + window.work_usd_s * tail.work_s
         result: Array = paid + np.maximum(np.maximum(timed, finished), np.maximum(untimed, worked))
         return result
@@ -94,11 +94,12 @@ class CompletionBounds:
 
 def completion_bounds(window: TimeWindow) -> CompletionBounds:
     """The least that lies before each node of the window's network."""
-    network, costs, second_usd = window.network, window.network.costs, window.second_usd
+    network, costs, second_usd = window.network, window.network.costs, window.slope_usd
     caps = lane_caps(network, _CAPS)
     priced_usd, closed_s = window.priced_usd, network.closed_s
+    closed_usd = second_usd * network.pass_s + np.where(network.is_first, network.sync_usd(second_usd), 0.0)
     columns = {
-        _Ahead.TIMED_USD: priced_usd + second_usd * closed_s,
+        _Ahead.TIMED_USD: priced_usd + closed_usd,
         _Ahead.FORWARD_USD: priced_usd + second_usd * costs.forward_sum_s,
         _Ahead.UNTIMED_USD: priced_usd,
         _Ahead.WORKED_USD: priced_usd + window.work_usd_s * costs.work_s,

@@ -1,6 +1,6 @@
 """A search for plans that ends with a proof, or with the best plans so far and a bound.
 
-Every setting (replicas, schedule, synchronisation) is a space of plans, which is cut into windows of time. Windows wait
+Every setting (replicas, schedule) is a space of plans, which is cut into windows of time. Windows wait
 in a queue, in the order of the lowest objective that they may hold. The first one is tightened: options that no
 worthwhile plan needs leave it. Then it is
 
@@ -31,8 +31,9 @@ from funcpipe.partitioner.problem.problem import Goal, Problem, StageChoice
 from funcpipe.partitioner.problem.stage_graph import StageGraph
 from funcpipe.partitioner.search.incumbents import CLOSE, Incumbents, incumbents_for
 from funcpipe.partitioner.search.initial_bounds import InitialBounds, initial_bounds
-from funcpipe.partitioner.search.label_search import TooManyLabels, search_labels
+from funcpipe.partitioner.search.label_search import Paths, TooManyLabels, search_labels
 from funcpipe.partitioner.search.option_network import OptionNetwork, path_costs
+from funcpipe.partitioner.search.path_ways import timed_paths
 from funcpipe.partitioner.search.spaces import Space, all_spaces, spaces, with_stage_counts
 from funcpipe.partitioner.search.time_window import TimeWindow, tighten
 
@@ -49,6 +50,8 @@ _STEPS = 11
 _FEW_CAPS = 10
 _CAPS = 24
 """How many caps a window is tightened with, when it has many options and when it has few."""
+_GLANCE = 48
+"""How many labels of each node are kept when a window is looked at quickly, for a better plan to prune with."""
 _ROUNDING = 1e-9
 
 
@@ -93,6 +96,7 @@ class _Entry:
     space: Space = field(compare=False)
     window: TimeWindow = field(compare=False)
     counts_stages: bool = field(compare=False)
+    glanced_at: bool = field(compare=False)
 
 
 class Search:
@@ -135,7 +139,8 @@ class Search:
                 return []
             bounds = initial_bounds(space.network)
             if bounds is not None:
-                self._offer(space, space.network, bounds.paths)
+                for paths in timed_paths(space.network, bounds.paths):
+                    self._offer(space, space.network, paths)
                 looked_at.append((space, bounds))
         return looked_at
 
@@ -187,10 +192,20 @@ class Search:
         if not entry.counts_stages and (narrow or len(window.network) <= _SEARCHABLE):
             multiplied = replace(window, network=with_stage_counts(space, window.network))
             self._push(space, multiplied, counts_stages=True)
+        elif not entry.glanced_at and self._glance(space, window):
+            self._push(space, window, counts_stages=True, glanced_at=True)
         elif not self._searched(space, window, label_limit=math.inf if narrow else _LABELS):
             middle_s = math.sqrt(window.low_s * window.high_s)
             for part in (replace(window, high_s=middle_s), replace(window, low_s=middle_s)):
-                self._push(space, part, counts_stages=entry.counts_stages)
+                self._push(space, part, counts_stages=entry.counts_stages, glanced_at=entry.glanced_at)
+
+    def _glance(self, space: Space, window: TimeWindow) -> bool:
+        """Look for a better plan among the most promising labels alone; true if there is one."""
+        known = len(self.found)
+        for paths in search_labels(window, self.incumbents, label_limit=math.inf, keep=_GLANCE):
+            if paths is not None:
+                self._offer(space, window.network, paths)
+        return len(self.found) > known
 
     def _searched(self, space: Space, window: TimeWindow, *, label_limit: float) -> bool:
         """Search the window label by label; false if it is too large for that."""
@@ -206,25 +221,25 @@ class Search:
             return False
         return True
 
-    def _push(self, space: Space, window: TimeWindow, *, counts_stages: bool) -> None:
+    def _push(self, space: Space, window: TimeWindow, *, counts_stages: bool, glanced_at: bool = False) -> None:
         too_late = window.low_s > self.incumbents.latest_s
         too_expensive = window.bound_usd >= self._threshold_usd(window)
         if too_late or too_expensive or not len(window.network):
             return
         priority = self.incumbents.priority(window.bound_usd, window.low_s)
-        heapq.heappush(self._queue, _Entry(priority, next(self._numbers), space, window, counts_stages))
+        heapq.heappush(self._queue, _Entry(priority, next(self._numbers), space, window, counts_stages, glanced_at))
 
     def _threshold_usd(self, window: TimeWindow) -> float:
         return float(self.incumbents.threshold_usd(np.array([window.low_s]))[0])
 
-    def _offer(self, space: Space, network: OptionNetwork, paths: IntArray) -> None:
+    def _offer(self, space: Space, network: OptionNetwork, paths: Paths) -> None:
         """Offer the plans that the columns of `paths` stand for, as far as the space admits them."""
-        costs = path_costs(network, paths)
+        costs = path_costs(network, *paths)
         for number in self.incumbents.offer(costs.plan, space.admits(costs)):
             self.found.append(
                 Found(
                     space,
-                    space.choices(network, paths[:, number]),
+                    space.choices(network, paths[0][:, number], paths[1][:, number]),
                     float(costs.plan.iteration_s[number]),
                     float(costs.plan.cost_usd[number]),
                 )
