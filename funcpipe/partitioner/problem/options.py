@@ -31,7 +31,8 @@ from funcpipe.partitioner.problem.stage_graph import StageGraph
 class Options:
     """Stages that fit their functions; one array element each.
 
-    An option is edge `edge` of the stage graph on size number `size`, and leads from node `before` to node `after`. It
+    An option is edge `edge` of the stage graph, with the layers from `first` up to `stop`, on size number `size`, and
+    leads from node `before` to node `after`. It
     fits its function with at most `most_behind` stages behind it. `costs.share` is set where the number of stages
     behind the option is known, and is 0 elsewhere, which is a lower bound.
 
@@ -46,6 +47,8 @@ class Options:
     recompute: BoolArray
     most_behind: IntArray
     costs: StageCosts
+    first: IntArray
+    stop: IntArray
     row: IntArray
     fewest: IntArray
     ways: WayTable
@@ -63,6 +66,8 @@ class Options:
             recompute=self.recompute[which],
             most_behind=self.most_behind[which],
             costs=StageCosts(*(column[which] for column in self.costs)),
+            first=self.first[which],
+            stop=self.stop[which],
             row=self.row[which],
             fewest=self.fewest[which],
             ways=self.ways,
@@ -166,6 +171,8 @@ def _priced(
         recompute=np.broadcast_to(loads.recompute, most_behind.shape)[picked],
         most_behind=most_behind[picked],
         costs=StageCosts(*(np.broadcast_to(column, most_behind.shape)[picked] for column in costs)),
+        first=graph.first[edge],
+        stop=graph.stop[edge],
         row=edge * most_behind.shape[1] + size,
         fewest=np.zeros(len(edge), dtype=np.int64),
         ways=table,

@@ -17,6 +17,7 @@ import numpy as np
 
 from funcpipe.partitioner.cost.arrays import Array
 from funcpipe.partitioner.cost.pipeline import dollars, ended_s
+from funcpipe.partitioner.search.finish_weights import closing_s, closing_usd, in_front
 from funcpipe.partitioner.search.labels import Labels
 from funcpipe.partitioner.search.option_network import OptionNetwork
 from funcpipe.partitioner.search.shortest_paths import from_start, lane_caps
@@ -32,8 +33,8 @@ class _Ahead(IntEnum):
     FORWARD_USD = 1
     UNTIMED_USD = 2
     WORKED_USD = 3
-    CLOSING_S = 4
-    CLOSED_S = 5
+    TIMED_S = 4
+    CLOSING_S = 5
     FORWARD_S = 6
 
 
@@ -41,23 +42,23 @@ class _Ahead(IntEnum):
 class CompletionBounds:
     """The least that lies before each node; arrays with an element for each node.
 
-    `timed_usd[n, g]` holds dollars if no lane before node n exceeds cap g; `later_timed_usd[n, g]` the least of cap g
-    and all higher ones, with the dollars of the slowest lane. The fields in seconds are the least sum, or the least
-    slowest lane, of any path from the start to the node; `next_backward_lane_s` and `next_share` are of the stage right
-    before the node alone.
+    `in_front` holds the weights of the layers before the node. `timed_usd[n, g]` holds dollars if no forward lane
+    before node n exceeds cap g; `later_timed_usd[n, g]` the least of cap g and all higher ones, with the dollars of the
+    slowest lane. The fields in seconds are the least sum, or the least slowest lane, of any path from the start to the
+    node; `next_backward_lane_s` and `next_share` are of the stage right before the node alone.
     """
 
     window: TimeWindow
+    in_front: Array
     least_lane_s: Array
     timed_usd: Array
     later_timed_usd: Array
     forward_usd: Array
     untimed_usd: Array
     worked_usd: Array
+    timed_s: Array
     closing_s: Array
-    closed_s: Array
     forward_s: Array
-    lanes_s: Array
     forward_lane_s: Array
     backward_lane_s: Array
     next_backward_lane_s: Array
@@ -66,24 +67,29 @@ class CompletionBounds:
     def earliest_s(self, labels: Labels, node: int) -> Array:
         """The least seconds of an iteration of any completion."""
         repeats, tail = self.window.network.repeats, labels.tail
-        lane_s = np.maximum(tail.forward_lane_s + tail.backward_lane_s, self.lanes_s[node])
-        timed_s = ended_s(tail.forward_s + tail.backward_s, lane_s, self.closed_s[node], repeats)
         forward_lane_s = np.maximum(tail.forward_lane_s, self.forward_lane_s[node])
+        timed_s = ended_s(tail.forward_s + self.timed_s[node], forward_lane_s, self._mean_end_s(labels, node), repeats)
         finished_s = ended_s(tail.forward_s + self.forward_s[node], forward_lane_s, tail.finish_s, repeats)
         result: Array = np.maximum(timed_s, finished_s)
         return result
+
+    def _mean_end_s(self, labels: Labels, node: int) -> Array:
+        """The label's part of the weighted mean of all ends: those before it wait for its backward."""
+        share, tail = self.in_front[node], labels.tail
+        found: Array = share * tail.backward_s + (1 - share) * tail.finish_s
+        return found
 
     def cheapest_usd(self, labels: Labels, node: int) -> Array:
         """The least dollars of any completion that lies in the window, value of time included."""
         window, tail, repeats = self.window, labels.tail, self.window.network.repeats
         second_usd = window.slope_usd
         paid = dollars(tail.price_usd_s, window.low_s, tail.request_usd) + window.offset_usd
-        lane_s = tail.forward_lane_s + tail.backward_lane_s
+        lane_s = tail.forward_lane_s
         cap = np.searchsorted(self.least_lane_s, lane_s, side="right")
         # the slowest lane is the label's own under the caps up to it, and one before the node under higher caps
         own_lane = self.timed_usd[node][np.maximum(cap - 1, 0)] + second_usd * repeats * lane_s
         lanes = np.minimum(np.where(cap > 0, own_lane, np.inf), self.later_timed_usd[node][cap])
-        timed = second_usd * (tail.forward_s + tail.backward_s) + lanes
+        timed = second_usd * (tail.forward_s + self._mean_end_s(labels, node)) + lanes
         finished = second_usd * ended_s(tail.forward_s, tail.forward_lane_s, tail.finish_s, repeats)
         finished += self.forward_usd[node]
         untimed = self.untimed_usd[node] + window.untimed_usd
@@ -96,15 +102,15 @@ def completion_bounds(window: TimeWindow) -> CompletionBounds:
     """The least that lies before each node of the window's network."""
     network, costs, second_usd = window.network, window.network.costs, window.slope_usd
     caps = lane_caps(network, _CAPS)
-    priced_usd, closed_s = window.priced_usd, network.closed_s
-    closed_usd = second_usd * network.pass_s + np.where(network.is_first, network.sync_usd(second_usd), 0.0)
+    priced_usd, weights = window.priced_usd, window.weights
+    forward_usd = priced_usd + second_usd * costs.forward_sum_s
     columns = {
-        _Ahead.TIMED_USD: priced_usd + closed_usd,
-        _Ahead.FORWARD_USD: priced_usd + second_usd * costs.forward_sum_s,
+        _Ahead.TIMED_USD: forward_usd + closing_usd(network, weights, second_usd),
+        _Ahead.FORWARD_USD: forward_usd,
         _Ahead.UNTIMED_USD: priced_usd,
         _Ahead.WORKED_USD: priced_usd + window.work_usd_s * costs.work_s,
+        _Ahead.TIMED_S: costs.forward_sum_s + closing_s(network, weights),
         _Ahead.CLOSING_S: network.closing_s,
-        _Ahead.CLOSED_S: closed_s,
         _Ahead.FORWARD_S: costs.forward_sum_s,
     }
     ahead = from_start(network, np.stack([columns[name] for name in _Ahead], axis=1), caps.excluded)
@@ -113,16 +119,16 @@ def completion_bounds(window: TimeWindow) -> CompletionBounds:
     later = np.minimum.accumulate(with_lanes[:, ::-1], axis=1)[:, ::-1]
     return CompletionBounds(
         window=window,
+        in_front=in_front(network, weights),
         least_lane_s=caps.least_lane_s,
         timed_usd=timed_usd,
         later_timed_usd=np.concatenate([later, np.full((len(later), 1), np.inf)], axis=1),
         forward_usd=any_lane[:, _Ahead.FORWARD_USD],
         untimed_usd=any_lane[:, _Ahead.UNTIMED_USD],
         worked_usd=any_lane[:, _Ahead.WORKED_USD],
+        timed_s=any_lane[:, _Ahead.TIMED_S],
         closing_s=any_lane[:, _Ahead.CLOSING_S],
-        closed_s=any_lane[:, _Ahead.CLOSED_S],
         forward_s=any_lane[:, _Ahead.FORWARD_S],
-        lanes_s=_least_peak(network, network.lane_s),
         forward_lane_s=_least_peak(network, costs.forward_lane_s),
         backward_lane_s=_least_peak(network, costs.backward_lane_s),
         next_backward_lane_s=_least_entering(network, costs.backward_lane_s),

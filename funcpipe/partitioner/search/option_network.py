@@ -71,11 +71,6 @@ class OptionNetwork:
         return self.setting.repeats
 
     @property
-    def lane_s(self) -> Array:
-        """Each option's slowest lanes, forward plus backward."""
-        return self.costs.forward_lane_s + self.costs.backward_lane_s
-
-    @property
     def pass_s(self) -> Array:
         """Each option's lanes of both passes, one after the other."""
         return self.costs.forward_sum_s + self.costs.backward_sum_s
@@ -90,7 +85,7 @@ class OptionNetwork:
         """Each option's backward and, for a first stage, its synchronisation: an iteration ends after all of these."""
         return self.costs.backward_sum_s + np.where(self.is_first, self.costs.sync_s, 0.0)
 
-    def sync_usd(self, second_usd: float) -> Array:
+    def sync_usd(self, second_usd: Array | float) -> Array:
         """The least that each option's synchronisation costs beyond the requests of way `fewest`, a second at a price.
 
         For many options, the seconds of the fastest way alone, which is less.
@@ -99,7 +94,8 @@ class OptionNetwork:
         if len(options) * seconds.shape[1] > _WAYS_PRICED:
             least: Array = second_usd * options.costs.sync_s
             return least
-        usd = options.ways.usd - options.ways.usd[options.fewest][:, None] + second_usd * seconds[options.row]
+        price_usd = np.broadcast_to(second_usd, len(options))[:, None]
+        usd = options.ways.usd - options.ways.usd[options.fewest][:, None] + price_usd * seconds[options.row]
         usd[np.arange(seconds.shape[1]) < options.fewest[:, None]] = np.inf
         found: Array = usd.min(axis=1)
         return found

@@ -168,9 +168,11 @@ class Search:
         for run in np.split(np.arange(len(promising)), np.flatnonzero(np.diff(promising)) + 1):
             if promising[run[0]]:
                 for part in np.array_split(run, -(-len(run) // _STEPS)):
-                    self._push_steps(space, times_s, seconds_usd, part)
+                    self._push_steps(space, bounds.weights, times_s, seconds_usd, part)
 
-    def _push_steps(self, space: Space, times_s: Array, seconds_usd: Array, steps: IntArray) -> None:
+    def _push_steps(
+        self, space: Space, weights: Array, times_s: Array, seconds_usd: Array, steps: IntArray
+    ) -> None:
         """Queue the window of some steps of time; step i lasts from times_s[i] to times_s[i + 1]."""
         window = TimeWindow(
             network=space.network,
@@ -178,6 +180,7 @@ class Search:
             high_s=float(times_s[steps[-1] + 1]),
             time_value_usd_s=self.incumbents.time_value_usd_s,
             second_usd=float(seconds_usd[steps].min()),
+            weights=weights,
             bound_usd=float((seconds_usd * times_s[:-1])[steps].min()),
         )
         self._push(space, window, counts_stages=space.counts_stages)
