@@ -29,17 +29,13 @@ class TooManyLabels(Exception):
     """The window is too wide to be searched label by label."""
 
 
-Paths = tuple[IntArray, IntArray]
-"""Columns of options from the first stage to the last, filled up with −1, and the way of each option."""
-
-
 def search_labels(
     window: TimeWindow, incumbents: Incumbents, *, label_limit: float, keep: int | None = None
-) -> Iterator[Paths | None]:
+) -> Iterator[IntArray | None]:
     """Yield None after each node, so that the caller can stop, then the paths of all plans that may be better.
 
     With `keep`, only the most promising labels of each node are kept, that many: a quick look that proves nothing.
-    Raises TooManyLabels when more than `label_limit` labels would have to be compared.
+    A path is a column of options from the first stage to the last, filled up with −1. Raises TooManyLabels when more than `label_limit` labels would have to be compared.
     """
     network = window.network
     bounds = completion_bounds(window)

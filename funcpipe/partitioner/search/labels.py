@@ -1,8 +1,13 @@
 """Labels: partial plans from a node of the network to the end of the model, many at a time.
 
 A label is the `PlanTail` of the cost model, with the way it came about: the `option` in front and the number of the
-label behind it, at the node to which that option leads, and the `way` in which the option's replicas synchronise. By
-hand: the label of the empty plan lies at node 0 with
+label behind it, at the node to which that option leads.
+
+In which ways its stages synchronise is left open until the plan is complete, when it is known by when they must have
+ended. Until then a label ends as early as if all took the fastest way that any completion can use, and pays for the
+slowest that is in time: it is a bound of all its plans. For `spare_usd` more it is such a plan.
+
+By hand: the label of the empty plan lies at node 0 with
 option −1; putting option 0 in front gives a label at node 1 with option 0 and parent 0.
 """
 
@@ -11,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from funcpipe.partitioner.cost.arrays import BoolArray, IntArray
+from funcpipe.partitioner.cost.arrays import Array, BoolArray, IntArray
 from funcpipe.partitioner.cost.pipeline import PlanTail, StageCosts, synchronised_s, with_stage
 from funcpipe.partitioner.search.option_network import OptionNetwork
 
@@ -23,12 +28,12 @@ class Labels:
     tail: PlanTail
     option: IntArray
     parent: IntArray
-    way: IntArray
+    spare_usd: Array
 
     @staticmethod
     def of_end() -> "Labels":
         """The empty plan, at the end of the model."""
-        return Labels(tail=PlanTail.empty(1), option=np.array([-1]), parent=np.array([-1]), way=np.array([-1]))
+        return Labels(tail=PlanTail.empty(1), option=np.array([-1]), parent=np.array([-1]), spare_usd=np.zeros(1))
 
     def __len__(self) -> int:
         return len(self.option)
@@ -36,7 +41,7 @@ class Labels:
     def take(self, which: IntArray | BoolArray) -> "Labels":
         """Those labels alone, in that order."""
         tail = PlanTail(*(column[which] for column in self.tail))
-        return Labels(tail=tail, option=self.option[which], parent=self.parent[which], way=self.way[which])
+        return Labels(tail=tail, option=self.option[which], parent=self.parent[which], spare_usd=self.spare_usd[which])
 
 
 def extended(network: OptionNetwork, node: int, at_node: Sequence[Labels]) -> Labels:
@@ -56,45 +61,34 @@ def extended(network: OptionNetwork, node: int, at_node: Sequence[Labels]) -> La
         tail=with_stage(tails, stage, repeats=network.repeats),
         option=option,
         parent=np.concatenate([np.arange(count) for count in counts]),
-        way=network.options.fewest[option],
+        spare_usd=np.concatenate([labels.spare_usd for labels in behind]),
     )
 
 
 def with_ways(labels: Labels, network: OptionNetwork, fewest: IntArray, most: IntArray) -> Labels:
-    """The labels with their options synchronised: once for each way of those from `fewest` to `most` that count."""
+    """The labels with their options synchronised as fast as in way `most`, for the requests of way `fewest`."""
     options, table = network.options, network.options.ways
-    counts = most - fewest + 1
-    which = np.repeat(np.arange(len(labels)), counts)
-    way = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts - fewest, counts)
-    row = options.row[labels.option[which]]
-    seconds = table.seconds[row, way]
-    counted = (way == fewest[which]) | (seconds < table.seconds[row, way - 1])
-    which, way, seconds = which[counted], way[counted], seconds[counted]
-    taken = labels.take(which)
-    tail = taken.tail
+    tail = labels.tail
+    seconds = table.seconds[options.row[labels.option], most]
     finish_s = synchronised_s(tail.backward_s, tail.backward_lane_s, seconds, network.repeats)
     tail = tail._replace(
         finish_s=np.maximum(tail.finish_s, finish_s),
-        request_usd=tail.request_usd + table.usd[way] - table.usd[options.fewest[taken.option]],
+        request_usd=tail.request_usd + table.usd[fewest] - table.usd[options.fewest[labels.option]],
     )
-    return replace(taken, tail=tail, way=way)
+    return replace(labels, tail=tail, spare_usd=labels.spare_usd + table.usd[most] - table.usd[fewest])
 
 
-def paths_of(network: OptionNetwork, at_node: Sequence[Labels]) -> tuple[IntArray, IntArray]:
-    """The paths of the labels at the start: a column of options for each, from the first stage on, then −1.
-
-    The second array holds the way of each option.
-    """
+def paths_of(network: OptionNetwork, at_node: Sequence[Labels]) -> IntArray:
+    """The paths of the labels at the start: a column of options for each, from the first stage on, then −1."""
     found = []
     for label in range(len(at_node[-1])):
         node, path = network.start, []
         while node:
-            labels = at_node[node]
-            option = int(labels.option[label])
-            path.append((option, int(labels.way[label])))
-            node, label = int(network.options.after[option]), int(labels.parent[label])
+            option, label = int(at_node[node].option[label]), int(at_node[node].parent[label])
+            path.append(option)
+            node = int(network.options.after[option])
         found.append(path)
-    paths = np.full((2, max(map(len, found), default=0), len(found)), -1)
+    paths = np.full((max(map(len, found), default=0), len(found)), -1)
     for column, path in enumerate(found):
-        paths[:, : len(path), column] = np.transpose(path)
-    return paths[0], paths[1]
+        paths[: len(path), column] = path
+    return paths

@@ -31,9 +31,9 @@ from funcpipe.partitioner.problem.problem import Goal, Problem, StageChoice
 from funcpipe.partitioner.problem.stage_graph import StageGraph
 from funcpipe.partitioner.search.incumbents import CLOSE, Incumbents, incumbents_for
 from funcpipe.partitioner.search.initial_bounds import InitialBounds, initial_bounds
-from funcpipe.partitioner.search.label_search import Paths, TooManyLabels, search_labels
+from funcpipe.partitioner.search.label_search import TooManyLabels, search_labels
 from funcpipe.partitioner.search.option_network import OptionNetwork, path_costs
-from funcpipe.partitioner.search.path_ways import timed_paths
+from funcpipe.partitioner.search.path_ways import all_ends, few_ends
 from funcpipe.partitioner.search.spaces import Space, all_spaces, spaces, with_stage_counts
 from funcpipe.partitioner.search.time_window import TimeWindow, tighten
 
@@ -52,6 +52,8 @@ _CAPS = 24
 """How many caps a window is tightened with, when it has many options and when it has few."""
 _GLANCE = 48
 """How many labels of each node are kept when a window is looked at quickly, for a better plan to prune with."""
+_PATHS = 64
+"""For how many paths the ways of synchronising are chosen at a time."""
 _ROUNDING = 1e-9
 
 
@@ -139,8 +141,7 @@ class Search:
                 return []
             bounds = initial_bounds(space.network)
             if bounds is not None:
-                for paths in timed_paths(space.network, bounds.paths):
-                    self._offer(space, space.network, paths)
+                self._offer(space, space.network, *few_ends(space.network, bounds.paths))
                 looked_at.append((space, bounds))
         return looked_at
 
@@ -207,7 +208,7 @@ class Search:
         known = len(self.found)
         for paths in search_labels(window, self.incumbents, label_limit=math.inf, keep=_GLANCE):
             if paths is not None:
-                self._offer(space, window.network, paths)
+                self._offer_all(space, window.network, paths)
         return len(self.found) > known
 
     def _searched(self, space: Space, window: TimeWindow, *, label_limit: float) -> bool:
@@ -217,7 +218,7 @@ class Search:
         try:
             for paths in search_labels(window, self.incumbents, label_limit=label_limit):
                 if paths is not None:
-                    self._offer(space, window.network, paths)
+                    self._offer_all(space, window.network, paths)
                 elif self._must_stop(self.incumbents.priority(window.bound_usd, window.low_s)):
                     break
         except TooManyLabels:
@@ -235,14 +236,19 @@ class Search:
     def _threshold_usd(self, window: TimeWindow) -> float:
         return float(self.incumbents.threshold_usd(np.array([window.low_s]))[0])
 
-    def _offer(self, space: Space, network: OptionNetwork, paths: Paths) -> None:
+    def _offer_all(self, space: Space, network: OptionNetwork, paths: IntArray) -> None:
+        """Offer the plans of `paths` in all ways of synchronising that may be best."""
+        for some in np.array_split(paths, -(-paths.shape[1] // _PATHS), axis=1) if paths.size else ():
+            self._offer(space, network, *all_ends(network, some))
+
+    def _offer(self, space: Space, network: OptionNetwork, paths: IntArray, ways: IntArray) -> None:
         """Offer the plans that the columns of `paths` stand for, as far as the space admits them."""
-        costs = path_costs(network, *paths)
+        costs = path_costs(network, paths, ways)
         for number in self.incumbents.offer(costs.plan, space.admits(costs)):
             self.found.append(
                 Found(
                     space,
-                    space.choices(network, paths[0][:, number], paths[1][:, number]),
+                    space.choices(network, paths[:, number], ways[:, number]),
                     float(costs.plan.iteration_s[number]),
                     float(costs.plan.cost_usd[number]),
                 )
