@@ -53,6 +53,7 @@ class CompletionBounds:
 
     window: TimeWindow
     in_front: Array
+    closing_usd: Array
     least_lane_s: Array
     timed_usd: Array
     later_timed_usd: Array
@@ -98,6 +99,8 @@ class CompletionBounds:
                 own_lane = np.where(cap > 0, self.timed_usd[node, i][own_cap] + own_usd, np.inf)
                 lanes = np.minimum(own_lane, self.later_timed_usd[node, i][cap])
                 most = np.maximum(most, second_usd * _mean_end_s(labels, share) + lanes)
+                if scale == 1.0:
+                    most = np.maximum(most, labels.mean_usd + lanes)
         return most + second_usd * tail.forward_s
 
 
@@ -125,6 +128,7 @@ def completion_bounds(window: TimeWindow) -> CompletionBounds:
     return CompletionBounds(
         window=window,
         in_front=in_front(network, weights),
+        closing_usd=closing_usd(network, weights, second_usd),
         least_lane_s=caps.least_lane_s,
         timed_usd=timed_usd,
         later_timed_usd=np.concatenate([later, np.full((*later.shape[:2], 1), np.inf)], axis=2),

@@ -19,7 +19,7 @@ from funcpipe.partitioner.search.dominance import Dominance
 from funcpipe.partitioner.search.incumbents import Incumbents
 from funcpipe.partitioner.search.labels import Labels, extended, paths_of, with_ways
 from funcpipe.partitioner.search.time_window import TimeWindow
-from funcpipe.partitioner.search.useful_ways import useful_ways
+from funcpipe.partitioner.search.useful_ways import UsefulWays
 
 _BLOCK = 128
 """How many labels are compared with how many at a time: small enough for the cache, large enough for numpy."""
@@ -39,11 +39,12 @@ def search_labels(
     """
     network = window.network
     bounds = completion_bounds(window)
+    useful = UsefulWays.of(bounds, incumbents)
     at_node = [Labels.of_end()]
     compared = 0
     for node in range(1, network.start + 1):
-        labels = _promising(extended(network, node, at_node), bounds, node, incumbents)
-        labels = with_ways(labels, network, *useful_ways(labels, bounds, node, incumbents))
+        labels = _promising(extended(network, node, at_node, bounds.closing_usd), bounds, node, incumbents)
+        labels = with_ways(labels, network, *useful.range(labels, node))
         labels = _promising(labels, bounds, node, incumbents)
         compared += len(labels)
         if compared > label_limit:
