@@ -43,10 +43,21 @@ def usual_streams(sync: Sync, replicas: int, streams: Streams | None = None) -> 
 
 @dataclass(frozen=True, slots=True)
 class SyncWay:
-    """A way of synchronising; `streams` as in `usual_streams`."""
+    """A way of synchronising; `streams` as in `usual_streams`.
+
+    >>> str(SyncWay(Sync.STREAMED, Streams(rounds=12, groups=1, merged=4)))
+    'streamed 12/1/4'
+    """
 
     sync: Sync
     streams: Streams | None = None
+
+    def __str__(self) -> str:
+        """The way and its counts: rounds, groups and merged objects, or only the rounds of an exchange."""
+        if self.streams is None:
+            return self.sync.value
+        counts = (self.streams.rounds, self.streams.groups, self.streams.merged)
+        return f"{self.sync.value} {counts[0] if self.sync is Sync.EXCHANGE else '/'.join(map(str, counts))}"
 
 
 class Optimality(Enum):
@@ -272,6 +283,12 @@ class Plan:
         """The way of synchronising of each stage."""
         whole = SyncWay(self.sync, self.streams)
         return tuple(whole if stage.sync is None else SyncWay(stage.sync, stage.streams) for stage in self.stages)
+
+    @property
+    def synchronisation(self) -> str:
+        """The way of synchronising in words, or that of each stage."""
+        ways = dict.fromkeys(map(str, self.ways))
+        return next(iter(ways)) if len(ways) == 1 else ", ".join(f"{i}: {way}" for i, way in enumerate(self.ways))
 
     @property
     def is_sharded(self) -> bool:

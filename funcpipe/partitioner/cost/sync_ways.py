@@ -91,7 +91,9 @@ def _seconds(loads: Loads, setting: Setting, ways: Sequence[SyncWay], workers: i
         which = [i for i, way in enumerate(ways) if way.sync is sync]
         if sync in (Sync.EXCHANGE, Sync.STREAMED):
             chosen = [usual_streams(sync, replicas, ways[i].streams) for i in which]
-            cut = Cut(*(np.array(counts) for counts in zip(*((s.rounds, s.groups, s.merged) for s in chosen), strict=True)))
+            cut = Cut(
+                *(np.array(counts) for counts in zip(*((s.rounds, s.groups, s.merged) for s in chosen), strict=True))
+            )
             for low in range(0, len(size), _ROWS):
                 rows = slice(low, low + _ROWS)
                 link = (size[rows], replicas, up[rows], down[rows], latency_s)

@@ -239,7 +239,9 @@ class Problem:
             return (self.training.schedule,)
         return tuple(ScheduleKind) if self.micro_batches > replicas else (ScheduleKind.GPIPE,)
 
-    def setting(self, replicas: int, sync: Sync | None, schedule: ScheduleKind, streams: Streams | None = None) -> Setting:
+    def setting(
+        self, replicas: int, sync: Sync | None, schedule: ScheduleKind, streams: Streams | None = None
+    ) -> Setting:
         """What holds for all stages of plans with this number of replicas, way to synchronise (None: each its own) and
         schedule.
         """

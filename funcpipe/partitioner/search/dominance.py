@@ -106,7 +106,9 @@ class Dominance:
         slower_s = np.maximum(slower_s, more(self.work_s))
         more_usd_s = more(self.price_usd_s)
         more_usd = more_usd_s * np.where(more_usd_s > 0, self.high_s, self.low_s) + more(self.request_usd)
-        more_usd += self.spare_usd[these][:, None]  # a plan that ends as early, beside the least that the other can cost
+        more_usd += self.spare_usd[these][
+            :, None
+        ]  # a plan that ends as early, beside the least that the other can cost
         more_usd += slower_s * (np.where(slower_s > 0, self.high_usd_s, self.low_usd_s) + more_usd_s)
         dominated: BoolArray = (slower_s <= 0) & (more_usd <= 0)
         if self.most_slower_s > 0:

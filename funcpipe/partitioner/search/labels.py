@@ -35,7 +35,13 @@ class Labels:
     @staticmethod
     def of_end() -> "Labels":
         """The empty plan, at the end of the model."""
-        return Labels(tail=PlanTail.empty(1), option=np.array([-1]), parent=np.array([-1]), spare_usd=np.zeros(1), mean_usd=np.zeros(1))
+        return Labels(
+            tail=PlanTail.empty(1),
+            option=np.array([-1]),
+            parent=np.array([-1]),
+            spare_usd=np.zeros(1),
+            mean_usd=np.zeros(1),
+        )
 
     def __len__(self) -> int:
         return len(self.option)
@@ -43,7 +49,13 @@ class Labels:
     def take(self, which: IntArray | BoolArray) -> "Labels":
         """Those labels alone, in that order."""
         tail = PlanTail(*(column[which] for column in self.tail))
-        return Labels(tail=tail, option=self.option[which], parent=self.parent[which], spare_usd=self.spare_usd[which], mean_usd=self.mean_usd[which])
+        return Labels(
+            tail=tail,
+            option=self.option[which],
+            parent=self.parent[which],
+            spare_usd=self.spare_usd[which],
+            mean_usd=self.mean_usd[which],
+        )
 
 
 def extended(network: OptionNetwork, node: int, at_node: Sequence[Labels], closing_usd: Array) -> Labels:

@@ -27,7 +27,6 @@ from funcpipe.partitioner.cost.loads import Setting
 from funcpipe.partitioner.cost.pipeline import PlanCosts, PlanTail, StageCosts, with_stage
 from funcpipe.partitioner.problem.options import Options
 
-
 _WAYS_PRICED = 60_000
 """Of how many options times ways the best way is worked out for a window, rather than bounded."""
 

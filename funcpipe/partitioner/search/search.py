@@ -171,9 +171,7 @@ class Search:
                 for part in np.array_split(run, -(-len(run) // _STEPS)):
                     self._push_steps(space, bounds.weights, times_s, seconds_usd, part)
 
-    def _push_steps(
-        self, space: Space, weights: Array, times_s: Array, seconds_usd: Array, steps: IntArray
-    ) -> None:
+    def _push_steps(self, space: Space, weights: Array, times_s: Array, seconds_usd: Array, steps: IntArray) -> None:
         """Queue the window of some steps of time; step i lasts from times_s[i] to times_s[i + 1]."""
         window = TimeWindow(
             network=space.network,

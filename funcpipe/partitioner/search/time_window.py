@@ -46,7 +46,8 @@ _STEEPNESS = (0.5, 1.0, 1.7, 3.0, 6.0)
 class _Path(IntEnum):
     """The columns of weights along paths: how the seconds of a path are counted.
 
-    The last one is `PASS` to the end, and `FORWARD` from the start."""
+    The last one is `PASS` to the end, and `FORWARD` from the start.
+    """
 
     TIMED = 0
     UNTIMED = 1
@@ -183,7 +184,7 @@ def _with_better_price(window: TimeWindow, lanes: LaneCaps) -> TimeWindow:
         slopes, weights = slopes[best : best + 1], improved(network, weights, path)
     price_usd_s, slope, weights = found
     second_usd = max(window.second_usd, price_usd_s + window.time_value_usd_s)
-    steepness = max(1.0, slope * window.low_s / second_usd) if np.isfinite(second_usd) else 1.0
+    steepness = max(1.0, slope * window.low_s / second_usd) if 0 < second_usd < np.inf else 1.0
     return replace(window, second_usd=second_usd, steepness=steepness, weights=weights)
 
 
