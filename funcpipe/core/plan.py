@@ -229,9 +229,9 @@ class Plan:
     stages return for them as `wire_back`, where that is given, else like activations. What replicas contribute to sums,
     and the sums, are rounded to `wire_sync`. `streams` cuts a streamed synchronisation or an exchange; None stands for
     the usual cut. Stages may have ways of synchronising of their own (`ways`). With `shard_optimizer`, each replica
-    keeps the optimiser's state of the split that it sums, and sends updated parameters in place of sums; `blocks` and `precision` as in profiles. `averaged` says that memory was
-    planned for an average of the parameters. `made_for` is what was asked for when the plan was made; plans by hand or
-    of old may lack it.
+    keeps the optimiser's state of the split that it sums, and sends updated parameters in place of sums; `blocks` and
+    `precision` as in profiles. `averaged` says that memory was planned for an average of the parameters. `made_for` is
+    what was asked for when the plan was made; plans by hand or of old may lack it.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.plan/1"

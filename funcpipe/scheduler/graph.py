@@ -50,7 +50,8 @@ class StepShape:
     """What the graph of a step depends on. `micro_batches` counts those of all replicas in this step.
 
     With `norms`, all stages exchange the norms of their gradients before they update. `streams` says how to cut the
-    synchronisation; None means the usual cut. Where `ways` are given, they are those of the stages. `loading` says what is loaded; None means nothing.
+    synchronisation; None means the usual cut. Where `ways` are given, they are those of the stages. `loading` says what
+    is loaded; None means nothing.
     """
 
     stages: int

@@ -57,7 +57,7 @@ def sync_time_s(
         case Sync.ALL_REDUCE:
             return all_reduce_s(*link)
         case Sync.EXCHANGE | Sync.STREAMED:
-            cut = Cut.of(usual_streams(sync, replicas, streams))
+            cut = usual_streams(sync, replicas, streams)
             return exposed_s(sync, *link, cut, backward_s, merged_bytes=merged_bytes)
     reduce_s: Array = up_s + (replicas - 2) * np.maximum(up_s, down_s) + down_s
     return reduce_s + spread_s + (2 + replicas) * latency_s
@@ -73,16 +73,11 @@ def limit_s(
 
 
 class Cut(NamedTuple):
-    """How a gradient is divided, as `Streams` says; or how it is in each of many ways, along the last axis."""
+    """How a gradient is divided in each of many ways: the counts of `Streams`, along the last axis."""
 
     rounds: IntArray | int
     groups: IntArray | int
     merged: IntArray | int
-
-    @staticmethod
-    def of(streams: Streams) -> "Cut":
-        """One way alone."""
-        return Cut(streams.rounds, streams.groups, streams.merged)
 
 
 def streamed_s(
@@ -91,7 +86,7 @@ def streamed_s(
     up: Array | float,
     down: Array | float,
     latency_s: float,
-    cut: Cut,
+    cut: Streams | Cut,
     *,
     merged_bytes: Array | float | None = None,
 ) -> Array:
@@ -127,7 +122,7 @@ def exchange_s(
     up: Array | float,
     down: Array | float,
     latency_s: float,
-    cut: Cut,
+    cut: Streams | Cut,
 ) -> Array:
     """Seconds in which every replica writes everything, in rounds, and reads everything from the others."""
     size = np.asarray(gradient_bytes, dtype=np.float64)
@@ -143,7 +138,7 @@ def exposed_s(
     up: Array | float,
     down: Array | float,
     latency_s: float,
-    cut: Cut,
+    cut: Streams | Cut,
     backward_s: Array | float,
     *,
     merged_bytes: Array | float | None = None,
@@ -156,7 +151,7 @@ def exposed_s(
     link = (replicas, up, down, latency_s)
     sums = np.asarray(gradient_bytes if merged_bytes is None else merged_bytes, dtype=np.float64)
 
-    def form(cut: Cut, share: Array | float) -> Array:
+    def form(cut: Streams | Cut, share: Array | float) -> Array:
         size = share * np.asarray(gradient_bytes, dtype=np.float64)
         if sync is Sync.EXCHANGE:
             return exchange_s(size, *link, cut)
@@ -164,7 +159,8 @@ def exposed_s(
 
     share = 1 / np.asarray(cut.rounds)
     whole_s = form(cut, 1.0) - (1 - share) * np.asarray(backward_s)
-    return np.maximum(whole_s, form(Cut(1, cut.groups, 1), share))
+    exposed: Array = np.maximum(whole_s, form(Cut(1, cut.groups, 1), share))
+    return exposed
 
 
 def all_reduce_s(

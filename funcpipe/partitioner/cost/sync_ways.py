@@ -3,7 +3,7 @@
 More requests buy fewer seconds: of ways that take as many requests, only the fastest counts, and a way counts only if
 it is faster than all that take fewer. So the seconds of a row of `WayTable` fall from left to right, and its dollars
 rise. By hand, for four replicas: all-reduce takes 4 puts and 6 gets, an exchange in one round 4 and 12. If all-reduce
-takes 9 s and the exchange 7 s, both count; if the exchange takes 9 s as well, its column says 9 s and nobody chooses it.
+takes 9 s and the exchange 7 s, both count; if the exchange takes 10 s, its column says 9 s and nobody chooses it.
 """
 
 from collections.abc import Sequence

@@ -236,7 +236,7 @@ def _add_money(m: pyo.ConcreteModel, programme: ChainProgramme) -> None:
         unchosen = 1 - m.chosen[s]
         m.money.add(setting.replicas * pyo.quicksum(rent[i] for i in m.layers) <= m.price + most * unchosen)
         m.money.add(setting.replicas * stages <= problem.max_functions + setting.replicas * len(m.layers) * unchosen)
-        alone = request_usd(*sync_requests(setting), setting.spec) / unit
+        alone = request_usd(*sync_requests(setting.way, setting.replicas), setting.spec) / unit
         m.money.add(messages + alone * stages <= m.requests + alone * len(m.layers) * unchosen)
     cost = dollars(m.price, m.iteration_s, m.requests)
     if goal.counts_seconds:

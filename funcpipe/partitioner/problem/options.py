@@ -112,8 +112,9 @@ def price_options(
 ) -> Options:
     """The options of `graph` under `setting` while `workers` functions share the platform's links.
 
-    `loads` are those of `ways`. A table of the `ways` that the setting has is made if none is given. Recomputation costs time and saves nothing but memory: it is an option only where the
-    stage does not fit without it, or does not fit with as many stages behind it.
+    `loads` are those of `ways`. A table of the `ways` that the setting has is made if none is given. Recomputation
+    costs time and saves nothing but memory: it is an option only where the stage does not fit without it, or does not
+    fit with as many stages behind it.
     """
     table = way_table(loads[0], setting, workers=workers) if ways is None else ways
     parts, enough = [], np.full((len(graph.first), len(problem.spec.sizes)), -1)

@@ -82,8 +82,10 @@ class CompletionBounds:
         window, tail = self.window, labels.tail
         untimed = self.untimed_usd[node] + window.untimed_usd
         worked = self.worked_usd[node] + window.work_usd_s * tail.work_s
-        found: Array = np.maximum(np.maximum(self._timed_usd(labels, node), untimed), worked)
-        return found + dollars(tail.price_usd_s, window.low_s, tail.request_usd) + window.offset_usd
+        seconds_usd = np.maximum(np.maximum(self._timed_usd(labels, node), untimed), worked)
+        paid_usd = dollars(tail.price_usd_s, window.low_s, tail.request_usd)
+        found: Array = seconds_usd + paid_usd + window.offset_usd
+        return found
 
     def _timed_usd(self, labels: Labels, node: int) -> Array:
         """The least dollars for seconds, and for what lies before the node, with the weights that say most."""
@@ -101,7 +103,8 @@ class CompletionBounds:
                 most = np.maximum(most, second_usd * _mean_end_s(labels, share) + lanes)
                 if scale == 1.0:
                     most = np.maximum(most, labels.mean_usd + lanes)
-        return most + second_usd * tail.forward_s
+        found: Array = most + second_usd * tail.forward_s
+        return found
 
 
 def _mean_end_s(labels: Labels, share: float) -> Array:

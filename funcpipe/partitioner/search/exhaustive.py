@@ -48,11 +48,18 @@ def exhaustive(problem: Problem, *, time_limit_s: float | None = None) -> Plan:
         objective = goal.objective(plans.iteration_s, plans.cost_usd)
         if objective.size and objective.min() < best_objective:
             best_objective, chosen = objective.min(), variants[int(objective.argmin())]
-            best = setting, [StageChoice(*cut, *choice) for cut, choice in zip(cuts, chosen, strict=True)]
+            best = setting, _choices(cuts, chosen)
     if best is None:
         raise explain_infeasible(problem) if complete else Infeasible("no plan was found within the time limit")
     bound = float(best_objective) if complete else None
     return report(problem.plan(*best), problem, name="exhaustive", bound=bound, solve_s=time.monotonic() - started_s)
+
+
+def _choices(cuts: tuple[tuple[int, int], ...], variant: "_Variant") -> list[StageChoice]:
+    return [
+        StageChoice(first, stop, size, recompute, way)
+        for (first, stop), (size, recompute, way) in zip(cuts, variant, strict=True)
+    ]
 
 
 _Variant = tuple[tuple[int, bool, SyncWay], ...]
@@ -105,7 +112,7 @@ def price_variants(
     return taken, plan_costs(priced, setting)
 
 
-def _before_sync_s(stages: StageCosts, variant: int, setting: Setting) -> Array:
+def _before_sync_s(stages: StageCosts, variant: np.intp, setting: Setting) -> Array:
     """When each stage of a plan begins to synchronise, after the forwards: written out, not by the recurrence."""
     sums, lanes = stages.backward_sum_s[variant], stages.backward_lane_s[variant]
     return np.array([sums[k:].sum() + setting.repeats * lanes[k:].max() for k in range(len(sums))])

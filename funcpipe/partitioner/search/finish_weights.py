@@ -1,9 +1,9 @@
 """When an iteration ends, as a sum over the stages of a plan: a weighted mean of the stages' ends.
 
 An iteration ends when the last stage has synchronised: a maximum over stages, which no shortest path can minimise. But
-any weighted mean of the stages' ends is a lower bound of it. If the weights belong to *layers*, and a stage has those of
-its layers, the mean is a sum over the path whatever the cuts: the backward of a stage counts in the ends of itself and
-of the stages before it, and its synchronisation in its own end. For each option, with weights that sum up to 1,
+any weighted mean of the stages' ends is a lower bound of it. If the weights belong to *layers*, and a stage has those
+of its layers, the mean is a sum over the path whatever the cuts: the backward of a stage counts in the ends of itself
+and of the stages before it, and its synchronisation in its own end. For each option, with weights that sum up to 1,
 
     waiting = weights of the layers up to its last     (ends that wait for its backward)
     own     = weights of its layers
@@ -11,10 +11,11 @@ of the stages before it, and its synchronisation in its own end. For each option
 
 By hand: stages of one layer each with backwards of 2 and 4 s, synchronisations of 1 and 3 s, one micro-batch. They end
 2 + 4 + 1 = 7 s and 4 + 3 = 7 s after the forward. Weights of ½ each say ½ · 2 + ½ · 1 = 1.5 s for the first stage and
-1 · 4 + ½ · 3 = 5.5 s for the second: 7 s. With all weight on the first layer the second stage might synchronise for ever.
+1 · 4 + ½ · 3 = 5.5 s for the second: 7 s. With all weight on the first layer, nothing would be said of how long the
+second stage synchronises.
 
-The best weights make the ends of the stages that matter equal (they are Lagrange multipliers of the maximum). `improved`
-moves weight to the layers of the stage that ends last on the path that the present weights say is best.
+The best weights are Lagrange multipliers of the maximum: the stages that have weight end together. `improved` moves
+weight to the layers of the stage that ends last on the path that the present weights say is best.
 """
 
 import numpy as np
@@ -80,7 +81,8 @@ def improved(network: OptionNetwork, weights: Array, path: IntArray, step: float
     for option, end_s in zip(chosen, ends_s, strict=True):
         early[options.first[option] : options.stop[option]] = (ends_s.max() - end_s) / spread_s
     moved = weights * np.exp(-step * early) + _LEAST
-    return moved / moved.sum()
+    found: Array = moved / moved.sum()
+    return found
 
 
 def closing_usd(network: OptionNetwork, weights: Array, second_usd: float) -> Array:

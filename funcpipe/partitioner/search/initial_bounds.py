@@ -95,11 +95,12 @@ def initial_bounds(network: OptionNetwork) -> InitialBounds | None:
 def _slowest_s(network: OptionNetwork) -> float:
     """An upper bound: the longest way through all lanes, with the slowest lane and synchronisation of any option."""
     costs, setting = network.costs, network.setting
+    slowest_sync_s = network.options.ways.seconds[network.options.row, 0].max()
     most_s = _longest(network, network.pass_s)
     lanes_s = costs.forward_lane_s.max() + costs.backward_lane_s.max()
     if setting.schedule is not ScheduleKind.GPIPE:
         lanes_s = max(lanes_s, most_s)  # no stage waits for longer than a micro-batch takes there and back
-    pipeline_s = ended_s(most_s, lanes_s, costs.sync_s.max(), network.repeats)
+    pipeline_s = ended_s(most_s, lanes_s, slowest_sync_s, network.repeats)
     if not setting.seconds_per_work:
         return float(pipeline_s)
     return float(max(pipeline_s, setting.seconds_per_work * _longest(network, costs.work_s)))

@@ -1,9 +1,10 @@
 """The search inside a window: partial plans from the model's end to its start, kept while they may still win.
 
 Nodes are visited from the end of the model to its start. At each node, every option that leaves it is put in front of
-every label of the node that it leads to, in each way of synchronising that may be worth it (`useful_ways`). Labels are dropped whose cheapest completion is too expensive or whose
+every label of the node that it leads to. Then labels are dropped whose cheapest completion is too expensive or whose
 earliest one is too late (`completion_bounds`), and those that another label of the node dominates (`dominance`). The
-labels that reach the start are plans.
+labels that reach the start are plans, whose ways of synchronising are chosen then (`path_ways`); until then labels know
+only between which ways the choice is (`useful_ways`).
 
 By hand, in the network of two layers in `option_network`: node 1 has one label (option 0). Node 2 has two: option 1 in
 front of that label, and option 2 in front of the empty plan. These are the two plans there are.
@@ -34,8 +35,9 @@ def search_labels(
 ) -> Iterator[IntArray | None]:
     """Yield None after each node, so that the caller can stop, then the paths of all plans that may be better.
 
-    With `keep`, only the most promising labels of each node are kept, that many: a quick look that proves nothing.
-    A path is a column of options from the first stage to the last, filled up with −1. Raises TooManyLabels when more than `label_limit` labels would have to be compared.
+    With `keep`, only the most promising labels of each node are kept, that many: a quick look that proves nothing. A
+    path is a column of options from the first stage to the last, filled up with −1. Raises TooManyLabels when more than
+    `label_limit` labels would have to be compared.
     """
     network = window.network
     bounds = completion_bounds(window)

@@ -77,7 +77,8 @@ class OptionNetwork:
     @property
     def is_first(self) -> BoolArray:
         """Which options are first stages."""
-        return self.options.before == self.start
+        first: BoolArray = self.options.before == self.start
+        return first
 
     @property
     def closing_s(self) -> Array:

@@ -18,7 +18,7 @@ _ROUNDING = 1e-12
 
 
 def all_ends(network: OptionNetwork, paths: IntArray) -> tuple[IntArray, IntArray]:
-    """The `paths` (columns of options, then −1), repeated for all ends that may be best; and the ways of each option."""
+    """The `paths` (columns of options, then −1), repeated for all ends that may be best; and the way of each option."""
     begun_s, seconds = _ways_of(network, paths)
     here = paths >= 0
     earliest_s = np.where(here, begun_s + seconds[..., -1], -np.inf).max(axis=0)

@@ -158,7 +158,8 @@ def _fewest_ways(network: OptionNetwork, limit_s: Array) -> IntArray:
         middle = (first + last) // 2
         slower = seconds[options.row, middle] > limit_s
         first, last = np.where(slower, middle + 1, first), np.where(slower, last, middle)
-    return np.minimum(first, seconds.shape[1] - 1)
+    needed: IntArray = np.minimum(first, seconds.shape[1] - 1)
+    return needed
 
 
 def _with_better_price(window: TimeWindow, lanes: LaneCaps) -> TimeWindow:

@@ -34,7 +34,7 @@ class UsefulWays:
 
     @staticmethod
     def of(bounds: CompletionBounds, incumbents: Incumbents) -> "UsefulWays":
-        """For the labels that `bounds` are for. Where a slower plan may be useless or too late, all ways are worth it."""
+        """For the labels of `bounds`. Where a slower plan may be useless or too late, all ways are worth it."""
         window = bounds.window
         options, table = window.network.options, window.network.options.ways
         last = np.full(len(options), len(table.usd) - 1)
@@ -47,7 +47,7 @@ class UsefulWays:
         return UsefulWays(bounds=bounds, latest_s=min(window.high_s, incumbents.latest_s), worth_it=last)
 
     def range(self, labels: Labels, node: int) -> tuple[IntArray, IntArray]:
-        """The first and the last way that a completion may need, for `labels` that have not synchronised their option."""
+        """The first and the last way that a completion may need, for `labels` that have not synchronised yet."""
         bounds, tail, window = self.bounds, labels.tail, self.bounds.window
         options, repeats = window.network.options, window.network.repeats
         seconds = options.ways.seconds[options.row[labels.option]]
@@ -67,5 +67,6 @@ class UsefulWays:
 
 def _first_within(seconds: Array, limit_s: Array) -> IntArray:
     """For each row the first way that takes no longer than `limit_s`, or the fastest."""
-    slower: IntArray = (seconds > limit_s[:, None]).sum(axis=1)
-    return np.minimum(slower, seconds.shape[1] - 1)
+    slower = (seconds > limit_s[:, None]).sum(axis=1)
+    within: IntArray = np.minimum(slower, seconds.shape[1] - 1)
+    return within
