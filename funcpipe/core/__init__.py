@@ -16,6 +16,7 @@ from funcpipe.core.plan import (
     Stage,
     StageEstimate,
     Streams,
+    SyncWay,
     TrainingSpec,
     usual_streams,
 )
@@ -142,6 +143,7 @@ __all__ = [
     "StoredFile",
     "Streams",
     "Sync",
+    "SyncWay",
     "TensorProfile",
     "TieRoute",
     "TiedParameter",
