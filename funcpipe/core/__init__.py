@@ -16,7 +16,6 @@ from funcpipe.core.plan import (
     Stage,
     StageEstimate,
     Streams,
-    SyncWay,
     TrainingSpec,
     usual_streams,
 )
@@ -143,7 +142,6 @@ __all__ = [
     "StoredFile",
     "Streams",
     "Sync",
-    "SyncWay",
     "TensorProfile",
     "TieRoute",
     "TiedParameter",

@@ -76,7 +76,6 @@ class StepGraphs:
                 sync=plan.sync,
                 norms=self._norms,
                 streams=plan.streams,
-                ways=plan.ways,
                 loading=loading,
             )
         )

@@ -177,10 +177,7 @@ def _second(plan: Plan, whole: Problem, layer_limit: int) -> Alternative | None:
     moved = unmerged(other, starts)
     shape = " | ".join(f"layers {s.first}-{s.stop - 1} on {s.size}" for s in moved.stages)
     return _beside(
-        plan,
-        moved,
-        whole,
-        f"{moved.replicas} × ({shape}), {moved.schedule.value}, synchronisation {moved.synchronisation}",
+        plan, moved, whole, f"{moved.replicas} × ({shape}), {moved.schedule.value}, synchronisation {moved.sync.value}"
     )
 
 
