@@ -1,0 +1,317 @@
+"""The crew on Ray: the server is an actor, and so is each worker; gradients go from one to the other.
+
+Workers ask the server for the parameters and push to it themselves. The client only says who computes what, and learns
+from Ray who is gone.
+"""
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor
+
+from funcpipe.core.extras import needed_from
+from funcpipe.errors import FuncPipeError, WorkerFailed
+from funcpipe.parameter_server.crew import Lost, Pushed, ServerLost
+from funcpipe.parameter_server.link import SharedLink
+from funcpipe.parameter_server.replica import Replica, ServerJob
+from funcpipe.parameter_server.saved import SavedServer
+from funcpipe.parameter_server.server import ParameterServer
+from funcpipe.parameter_server.values import Chunk, Push, ServerWorker
+from funcpipe.platforms.base import Storage
+from funcpipe.training.data import Step
+
+with needed_from("ray"):
+    import ray
+    from ray.exceptions import RayActorError, RayTaskError
+
+_POLL_S = 0.5
+_SERVER_THREADS = 64
+
+OpenStorageHere = Callable[[], Storage]
+"""Opens the run's storage on whatever machine it is called on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RaySite:
+    """What actors are made of. `server_resources` are what the server's node must have; `link_bytes_s` its link."""
+
+    job: ServerJob
+    open_storage: OpenStorageHere
+    run: str
+    server_resources: Mapping[str, float] = field(default_factory=dict)
+    link_bytes_s: float | None = None
+
+
+class _Server:
+    """The actor of the server; several threads run its methods, so that workers share its link."""
+
+    def __init__(self, site: RaySite) -> None:
+        _one_thread()
+        self._server = ParameterServer(site.job)
+        self._saved = SavedServer(site.open_storage(), site.run)
+        self._saved.restore_into(self._server)
+        self._link = SharedLink(site.link_bytes_s)
+
+    def pull(self, own_bytes_s: float | None) -> tuple[int, dict[str, Tensor]]:
+        found = self._server.pull()
+        self._link.transfer(self._server.parameter_bytes, own_bytes_s)
+        return found
+
+    def push(self, push: Push, own_bytes_s: float | None) -> tuple[float, int] | None:
+        self._link.transfer(sum(vector.nbytes for vector in push.vectors), own_bytes_s)
+        if not push.chunk.separate:
+            return self._server.apply(push, push.chunk.step)
+        self._server.collect(push)
+        return None
+
+    def update(self, step: Step, ids: Sequence[int]) -> float:
+        return self._server.update(step, ids)
+
+    def save(self) -> None:
+        self._saved.save(self._server)
+
+    def progress(self) -> tuple[int, int, Sequence[int]]:
+        return self._server.version, self._server.applied.below, sorted(self._server.applied.beyond)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return self._server.state_dict()
+
+
+class _Worker:
+    """The actor of a worker."""
+
+    def __init__(self, site: RaySite, worker: ServerWorker) -> None:
+        _one_thread()
+        self._worker = worker
+        self._replica = Replica(site.job, site.open_storage(), site.run)
+
+    def ready(self) -> None:
+        """Return once the model is loaded."""
+
+    def work(self, server: Any, chunk: Chunk) -> tuple[float, int] | None:
+        own = self._worker.link_bytes_s
+        version, parameters = ray.get(server.pull.remote(own))
+        began_s = time.monotonic()
+        push = self._replica.work(version, parameters, chunk)
+        samples = sum(len(chunk.step.micro_batches[number]) for number in chunk.numbers)
+        time.sleep(max(self._worker.sample_s * samples - (time.monotonic() - began_s), 0.0))
+        applied: tuple[float, int] | None = ray.get(server.push.remote(push, own))
+        return applied
+
+
+def _one_thread() -> None:
+    """Compute as functions do: sums of several threads may differ in their last bits."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Flight:
+    worker: str
+    chunk: Chunk
+
+
+class RayCrew:
+    """A context manager: its actors end with it, and so does Ray if `connect` has started it."""
+
+    def __init__(
+        self, site: RaySite, workers: Sequence[ServerWorker], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._site, self._clock, self._first = site, clock, tuple(workers)
+        self._actors: dict[str, Any] = {}
+        self._workers: dict[str, ServerWorker] = {}
+        self._starting: dict[Any, ServerWorker] = {}
+        self._leaving: set[str] = set()
+        self._flights: dict[Any, _Flight] = {}
+        self._lost: deque[Lost] = deque()
+        self._server: Any = None
+        self.present_s: dict[str, tuple[float, float | None]] = {}
+
+    def __enter__(self) -> "RayCrew":
+        self.restart_server()
+        for worker in self._first:
+            self.join(worker)
+        try:
+            ray.wait(list(self._starting), num_returns=len(self._starting))
+            self._admit()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._end()
+
+    @property
+    def workers(self) -> tuple[ServerWorker, ...]:
+        """Those that may be given work: they have loaded the model, and are neither gone nor about to leave."""
+        self._admit()
+        return tuple(worker for name, worker in self._workers.items() if name not in self._leaving)
+
+    @property
+    def awaits(self) -> bool:
+        """Whether workers are starting."""
+        return bool(self._starting)
+
+    def join(self, worker: ServerWorker) -> None:
+        """Start a worker, as soon as a node has room for it; it is given work once it has loaded the model."""
+        made = ray.remote(_Worker).options(num_cpus=1, resources=dict(worker.resources) or None, max_restarts=0)
+        actor = self._actors[worker.name] = made.remote(self._site, worker)
+        self._starting[actor.ready.remote()] = worker
+        self.present_s[worker.name] = self._clock(), None
+
+    def _admit(self) -> None:
+        """Count those as workers that are ready by now. Raises what their start raises, unless they are gone."""
+        if not self._starting:
+            return
+        ready, _ = ray.wait(list(self._starting), num_returns=len(self._starting), timeout=0)
+        for ref in ready:
+            worker = self._starting.pop(ref)
+            try:
+                ray.get(ref)
+            except RayTaskError as error:
+                raise _ours(worker.name, error) from error
+            except RayActorError as error:
+                self._lost.append(Lost(worker=worker.name, chunks=(), reason=_line(error)))
+                self._forget(worker.name)
+            else:
+                self._workers[worker.name] = worker
+
+    def leave(self, name: str) -> None:
+        """Give a worker no more work; it is ended when it has done what it was given."""
+        self._leaving.add(name)
+        self._end_idle()
+
+    def begin(self, worker: str, chunk: Chunk) -> None:
+        """Let a worker pull, compute and push."""
+        ref = self._actors[worker].work.remote(self._server, chunk)
+        self._flights[ref] = _Flight(worker=worker, chunk=chunk)
+
+    def next(self) -> Pushed | Lost | None:
+        """The next push or loss; None after half a second without any. Raises what a worker's computation raises."""
+        if self._lost:
+            return self._lost.popleft()
+        awaited = [*self._flights, *self._starting]
+        ready, _ = ray.wait(awaited, num_returns=1, timeout=_POLL_S) if awaited else ([], [])
+        if not ready or ready[0] in self._starting:
+            return None
+        flight = self._flights.pop(ready[0])
+        try:
+            applied = ray.get(ready[0])
+        except RayTaskError as error:
+            if isinstance(error.cause, RayActorError):
+                raise ServerLost(_line(error.cause)) from error
+            raise _ours(flight.worker, error) from error
+        except RayActorError as error:
+            return self._gone(flight, _line(error))
+        self._end_idle()
+        return Pushed(worker=flight.worker, chunk=flight.chunk, time_s=self._clock(), applied=applied)
+
+    def update(self, step: Step, ids: Sequence[int]) -> float:
+        """Let the server take a synchronous step; its mean loss."""
+        return float(self._ask("update", step, ids))
+
+    def save(self) -> None:
+        """Let the server write a checkpoint."""
+        self._ask("save")
+
+    def progress(self) -> tuple[int, int, Sequence[int]]:
+        """The version of the server, and what it has applied."""
+        version, below, beyond = self._ask("progress")
+        return version, below, beyond
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The model's `state_dict`."""
+        return dict(self._ask("state_dict"))
+
+    def restart_server(self) -> None:
+        """Start a server from the newest checkpoint, with workers that have nothing to do."""
+        for flight in self._flights:
+            ray.cancel(flight)
+        self._flights = {}
+        made = ray.remote(_Server).options(
+            num_cpus=0,
+            resources=dict(self._site.server_resources) or None,
+            max_restarts=0,
+            max_concurrency=_SERVER_THREADS,
+        )
+        self._server = made.remote(self._site)
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        try:
+            return ray.get(getattr(self._server, method).remote(*arguments))
+        except RayTaskError as error:
+            raise _ours("the parameter server", error) from error
+        except RayActorError as error:
+            raise ServerLost(_line(error)) from error
+
+    def _gone(self, flight: _Flight, reason: str) -> Lost:
+        mine = [ref for ref, other in self._flights.items() if other.worker == flight.worker]
+        chunks = (flight.chunk, *(self._flights.pop(ref).chunk for ref in mine))
+        self._forget(flight.worker)
+        return Lost(worker=flight.worker, chunks=chunks, reason=reason)
+
+    def _end_idle(self) -> None:
+        busy = {flight.worker for flight in self._flights.values()}
+        for name in self._leaving & self._workers.keys() - busy:
+            ray.kill(self._actors[name])
+            self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        self._workers.pop(name, None)
+        self._actors.pop(name, None)
+        self._leaving.discard(name)
+        self.present_s[name] = self.present_s[name][0], self._clock()
+
+    def _end(self) -> None:
+        self._starting = {}
+        for name in tuple(self._actors):
+            ray.kill(self._actors[name])
+            self._forget(name)
+        if self._server is not None:
+            ray.kill(self._server)
+            self._server = None
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+def _ours(where: str, error: RayTaskError) -> FuncPipeError:
+    """The error of ours that a task raised, or WorkerFailed with its words."""
+    cause = error.cause
+    return cause if isinstance(cause, FuncPipeError) else WorkerFailed(f"{where} failed: {_line(cause)}")
+
+
+class Connection:
+    """Ray, connected to or started; a context manager, which ends it only if it has started it."""
+
+    def __init__(self, address: str | None, *, processors: int) -> None:
+        """`address` is that of a cluster; None starts one on this machine, with `processors` places for workers."""
+        self._address, self._processors = address, processors
+        self._own = False
+
+    def __enter__(self) -> "Connection":
+        if not ray.is_initialized():
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+            options: dict[str, Any] = {"address": self._address}
+            if self._address is None:
+                options = {"num_cpus": self._processors, "include_dashboard": False}
+                options |= {"object_store_memory": 256 << 20}
+            ray.init(log_to_driver=False, configure_logging=False, **options)
+            self._own = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._own:
+            ray.shutdown()
