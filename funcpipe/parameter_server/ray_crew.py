@@ -131,9 +131,12 @@ class RayCrew:
         self._flights: dict[Any, _Flight] = {}
         self._lost: deque[Lost] = deque()
         self._server: Any = None
-        self.present_s: dict[str, tuple[float, float | None]] = {}
+        self._began_s = self._clock()
+        self._ended_s: float | None = None
+        self._presence: dict[str, tuple[ServerWorker, float, float | None]] = {}
 
     def __enter__(self) -> "RayCrew":
+        self._began_s = self._clock()
         self.restart_server()
         for worker in self._first:
             self.join(worker)
@@ -166,7 +169,7 @@ class RayCrew:
         made = ray.remote(_Worker).options(num_cpus=1, resources=dict(worker.resources) or None, max_restarts=0)
         actor = self._actors[worker.name] = made.remote(self._site, worker)
         self._starting[actor.ready.remote()] = worker
-        self.present_s[worker.name] = self._clock(), None
+        self._presence[worker.name] = worker, self._clock(), None
 
     def _admit(self) -> None:
         """Count those as workers that are ready by now. Raises what their start raises, unless they are gone."""
@@ -232,6 +235,19 @@ class RayCrew:
         """The model's `state_dict`."""
         return dict(self._ask("state_dict"))
 
+    def presence(self) -> dict[str, tuple[ServerWorker, float]]:
+        """All workers that there were, by name, and for how many seconds each was there."""
+        now_s = self._clock()
+        return {
+            name: (worker, (now_s if end_s is None else end_s) - began_s)
+            for name, (worker, began_s, end_s) in self._presence.items()
+        }
+
+    @property
+    def lifetime_s(self) -> float:
+        """How long there has been a server, or was one."""
+        return (self._clock() if self._ended_s is None else self._ended_s) - self._began_s
+
     def restart_server(self) -> None:
         """Start a server from the newest checkpoint, with workers that have nothing to do."""
         for flight in self._flights:
@@ -269,7 +285,7 @@ class RayCrew:
         self._workers.pop(name, None)
         self._actors.pop(name, None)
         self._leaving.discard(name)
-        self.present_s[name] = self.present_s[name][0], self._clock()
+        self._presence[name] = *self._presence[name][:2], self._clock()
 
     def _end(self) -> None:
         self._starting = {}
@@ -279,6 +295,7 @@ class RayCrew:
         if self._server is not None:
             ray.kill(self._server)
             self._server = None
+            self._ended_s = self._clock()
 
 
 def _line(error: BaseException) -> str:

@@ -67,7 +67,7 @@ class SavedServer:
                 raise CorruptMessage(f"{name}.json does not say how far the run has come")
             state = StageState(
                 tensors=deserialised(f"{name}.safetensors", data),
-                aliases=document["aliases"],
+                aliases=dict(document["aliases"]),
                 transient=frozenset(document["transient"]),
                 settings=settings_from_text(document["settings"]),
             )

@@ -67,7 +67,8 @@ class InTurnCrew:
 
     def kill(self, name: str) -> None:
         """Let a worker vanish with all that it was given."""
-        self._dead.append(name)
+        if name in self._workers and name not in self._dead:
+            self._dead.append(name)
 
     def kill_server(self) -> None:
         """Let the server vanish with all that it has not saved."""

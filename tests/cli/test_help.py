@@ -13,7 +13,19 @@ from funcpipe.cli.parser import build_parser
 from funcpipe.partitioner.catalog import solvers
 
 VERBS = (
-    *("profile", "optimize", "explain", "simulate", "provision", "fit-loss", "train", "verify", "report", "platforms"),
+    *(
+        "profile",
+        "optimize",
+        "explain",
+        "simulate",
+        "provision",
+        "fit-loss",
+        "train",
+        "train-server",
+        "verify",
+        "report",
+        "platforms",
+    ),
     *("status", "stop", "clean", "key", "deploy", "destroy", "logs", "completion"),
 )
 

@@ -58,8 +58,12 @@ def adam_job() -> Job:
     return make_job(adam_recipe())
 
 
+def stored_adam() -> tuple[Job, ServerJob, MemoryStorage]:
+    """The job, what is sent of it, and a storage that holds its data."""
+    storage = MemoryStorage()
+    return adam_job(), stored_job(adam_job(), storage, RUN), storage
+
+
 @pytest.fixture
 def stored() -> tuple[Job, ServerJob, MemoryStorage]:
-    storage = MemoryStorage()
-    job = adam_job()
-    return job, stored_job(job, storage, RUN), storage
+    return stored_adam()

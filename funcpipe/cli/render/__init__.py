@@ -14,6 +14,7 @@ from funcpipe.cli.render.runs import (
     training_result,
     verification,
 )
+from funcpipe.cli.render.servers import server_result
 from funcpipe.cli.render.storages import storage_report
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "profiling",
     "provisions",
     "run_status",
+    "server_result",
     "show",
     "simulation",
     "storage_report",
