@@ -7,6 +7,7 @@ from rich.console import Console
 
 from funcpipe.cli.render.table import Column, print_table
 from funcpipe.core import MB, Estimate, ModelProfile, Plan, PlatformSpec, Trace
+from funcpipe.core.stores import KINDS
 from funcpipe.partitioner.problem.formats import reason_for
 
 if TYPE_CHECKING:

@@ -240,4 +240,5 @@ def _request_limits(plan: Plan, spec: PlatformSpec) -> Iterator[str]:
             ("gets", sum(item.gets for item in items), store.gets_s),
         ):
             if most is not None and count > _NEAR * most * estimate.iteration_s:
-                yield f"requests: {count / estimate.iteration_s:.0f} {what} a second of {most:.0f} below a prefix of {name}"
+                rate = count / estimate.iteration_s
+                yield f"requests: {rate:.0f} {what} a second of {most:.0f} below a prefix of {name}"

@@ -24,11 +24,11 @@ def _lines(explanation: Explanation) -> Iterator[str]:
     )
     if reason := reason_for(plan):
         yield f"number formats: {reason}"
+    hours = f", hours of stores {estimate.hours_usd:.4g} $" if estimate.hours_usd else ""
     yield (
         f"an iteration of {plan.global_batch} samples: {estimate.iteration_s:.4g} s, {estimate.cost_usd:.4g} $ "
         f"(functions {estimate.compute_usd:.4g} $, {estimate.puts} puts and {estimate.gets} gets "
-        f"{estimate.request_usd:.4g} $"
-        + (f", hours of stores {estimate.hours_usd:.4g} $)" if estimate.hours_usd else ")")
+        f"{estimate.request_usd:.4g} ${hours})"
     )
     yield from _store_lines(explanation)
     if estimate.overhead_s or estimate.overhead_usd:
