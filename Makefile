@@ -30,7 +30,7 @@ setup: $(READY)
 
 $(READY): setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[gurobi,scip,bayesian,aws,aliyun,redis,parquet,webdataset,report,examples,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[gurobi,scip,bayesian,aws,aliyun,redis,ray,parquet,webdataset,report,examples,dev]'
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps $(LITDATA)
 	touch $@
 
