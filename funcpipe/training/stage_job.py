@@ -71,6 +71,7 @@ class StageJob:
             whole=self.parameters,
             wire_sync=plan.wire_sync,
             shards=pattern(plan.sync, plan.replicas, plan.streams) if plan.is_sharded else None,
+            summed_as=pattern(plan.sync, plan.replicas, plan.streams) if plan.replicas > 1 else None,
         )
 
     def loader(

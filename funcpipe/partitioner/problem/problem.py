@@ -16,6 +16,7 @@ from funcpipe.core import (
     Streams,
     Sync,
     TrainingSpec,
+    Wire,
 )
 from funcpipe.errors import PlanError
 from funcpipe.partitioner.cost.arrays import Array
@@ -230,7 +231,8 @@ class Problem:
             replicas=replicas,
             values_per_parameter=self.training.optimizer.values_each(
                 replicas, sharded=sharded, averaged=self.training.averaged
-            ),
+            )
+            + (sync.fed_back(replicas) if replicas > 1 and self.training.wire_sync is Wire.INT8 else 0.0),
             sync=sync,
             wire_ratio=self.training.wire.ratio,
             gradient_wire_ratio=None if self.training.wire_back is None else self.training.wire_back.ratio,
