@@ -102,7 +102,8 @@ def main() -> None:
             print(
                 f"{name:14} {parameters:10}  {options.steps:5}  {options.seeds:5}  "
                 f"{row['loss']:6}  {row['fp32']:6.4f}  {row['fp32_spread']:.4f}  {row['format']:6}  "
-                f"{row['difference']:+.5f}  {row['difference_spread']:.5f}  {row['t']:+.2f}  {time.monotonic() - began_s:8.0f}",
+                f"{row['difference']:+.5f}  {row['difference_spread']:.5f}  "
+                f"{row['t']:+.2f}  {time.monotonic() - began_s:8.0f}",
                 flush=True,
             )
         if options.output:

@@ -6,6 +6,7 @@ rounds and keeps again. So all replicas end with the same bits. Pieces are cut b
 them all bits, are the same in every way of synchronising. The head keeps its 32 bits.
 """
 
+import threading
 from collections.abc import Mapping
 
 import torch
@@ -26,6 +27,7 @@ class Int8Chunks(GradientChunks):
     ) -> None:
         super().__init__(flat, pattern, head, wire=Wire.INT8, merged_wire=merged_wire)
         self._feedback = feedback
+        self._rounding = threading.Lock()
         self._sent: dict[Piece, dict[str, Tensor]] = {}
         self._sums: dict[Piece, dict[str, Tensor]] = {}
 
@@ -41,14 +43,15 @@ class Int8Chunks(GradientChunks):
 
     def contribution(self, piece: Piece) -> dict[str, Tensor]:
         """What this replica contributes to a piece, rounded when it is first asked for."""
-        if piece not in self._sent:
-            start, border, stop = self._borders(piece)
-            kept = self._feedback.sent[border - self._head : stop - self._head]
-            message = self._rounded_message(self._flat[border:stop], kept)
-            if border > start:
-                message["head"] = self._flat[start:border].view(torch.int32).clone()
-            self._sent[piece] = message
-        return self._sent[piece]
+        with self._rounding:
+            if piece not in self._sent:
+                start, border, stop = self._borders(piece)
+                kept = self._feedback.sent[border - self._head : stop - self._head]
+                message = self._rounded_message(self._flat[border:stop], kept)
+                if border > start:
+                    message["head"] = self._flat[start:border].view(torch.int32).clone()
+                self._sent[piece] = message
+            return self._sent[piece]
 
     def room(self, piece: Piece) -> dict[str, Tensor]:
         """Nothing: decoding makes as much room as the message needs."""
@@ -59,7 +62,12 @@ class Int8Chunks(GradientChunks):
         return self._sums[piece] if self.merged_wire is Wire.INT8 else super().merged(piece)
 
     def merged_room(self, piece: Piece) -> dict[str, Tensor]:
-        """Where a sum that another replica has made is read into; `unpack` comes after."""
+        """Where a sum that another replica has made is read into; `unpack` comes after.
+
+        In a repeated step the sum may be there before this replica has put its contribution again. That is rounded
+        now, before the sum takes its place, for what it leaves out is kept.
+        """
+        self.contribution(piece)
         if self.merged_wire is not Wire.INT8:
             return super().merged_room(piece)
         form = self.form(piece, Wire.INT8)
