@@ -185,7 +185,7 @@ def _add_choices(verb: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         "--numerics",
         [kind.value for kind in Numerics],
         "exact",
-        "may what would travel in fp32 travel in bf16 where that is better",
+        "may what would travel in fp32 travel in bf16, or sums in int8, where that is better",
     )
     add_choice(
         group,

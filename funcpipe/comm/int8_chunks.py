@@ -7,7 +7,7 @@ them all bits, are the same in every way of synchronising. The head keeps its 32
 """
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -17,6 +17,16 @@ from funcpipe.comm.collectives import Pattern, Piece, cut
 from funcpipe.comm.error_feedback import ErrorFeedback
 from funcpipe.comm.gradient_chunks import GradientChunks
 from funcpipe.core import Wire
+
+_AT_ONCE = 256 * BLOCK
+"""How many elements are rounded at once, so that they stay in the processor's cache."""
+
+
+def _parts(elements: int) -> Iterator[tuple[slice, slice]]:
+    """Which elements, and which of their blocks, are worked on at once."""
+    for start in range(0, elements, _AT_ONCE):
+        stop = min(start + _AT_ONCE, elements)
+        yield slice(start, stop), slice(start // BLOCK, blocks_in(stop))
 
 
 class Int8Chunks(GradientChunks):
@@ -88,12 +98,15 @@ class Int8Chunks(GradientChunks):
         messages: dict[int, Mapping[str, Tensor]] = {**self._received.pop(piece, {}), own: self.contribution(piece)}
         start, border, stop = self._borders(piece)
         total, head = self._flat[border:stop], self._flat[start:border]
-        values = torch.empty_like(total)
+        values = torch.empty(min(len(total), _AT_ONCE))
         for number, rank in enumerate(sorted(messages)):
             message = messages[rank]
-            restored(message["whole"], message["scales"], values if number else total)
-            if number:
-                total.add_(values)
+            for here, blocks in _parts(len(total)):
+                place = total[here]
+                came = values[: len(place)] if number else place
+                restored(message["whole"][here], message["scales"][blocks], came)
+                if number:
+                    place.add_(came)
             if border > start:
                 exact = message["head"].view(torch.float32)
                 head.copy_(head + exact if number else exact)
@@ -113,13 +126,16 @@ class Int8Chunks(GradientChunks):
 
         What is missing stays so, and its part stays kept; where numbers are not finite, nothing is kept.
         """
-        missing = is_missing(values)
-        wanted = torch.where(missing, values, values + kept + 0.0)
-        whole, scales = quantised(wanted)
-        came = torch.empty_like(wanted)
-        restored(whole, scales, came)
-        lost = wanted.sub_(came)
-        kept.copy_(torch.where(missing, kept, torch.where(lost.isfinite(), lost, 0.0)))
+        whole, scales = torch.empty(len(values), dtype=torch.int8), torch.empty(blocks_in(len(values)))
+        came = torch.empty(min(len(values), _AT_ONCE))
+        for here, blocks in _parts(len(values)):
+            some, before = values[here], kept[here]
+            missing = is_missing(some)
+            wanted = torch.where(missing, some, some + before + 0.0)
+            whole[here], scales[blocks] = quantised(wanted)
+            restored(whole[here], scales[blocks], came[: len(some)])
+            lost = wanted.sub_(came[: len(some)])
+            before.copy_(torch.where(missing, before, torch.where(lost.isfinite(), lost, 0.0)))
         return {"whole": whole, "scales": scales}
 
 
@@ -137,6 +153,15 @@ def gradient_chunks(
         return GradientChunks(flat, pattern, head, wire=wire, merged_wire=merged_wire)
     merged_wire = wire if merged_wire is None else merged_wire
     return Int8Chunks(flat, pattern, head, merged_wire=merged_wire, feedback=feedback)
+
+
+def new_feedback(
+    flat: Tensor, pattern: Pattern, replica: int, head: int = 0, *, wire: Wire = Wire.INT8
+) -> ErrorFeedback | None:
+    """What `replica` needs to sum `flat` in `wire`, with nothing kept yet; None unless 32-bit numbers go in 8 bits."""
+    if wire is not Wire.INT8 or flat.dtype is not torch.float32:
+        return None
+    return ErrorFeedback(flat.numel() - head, summed_ranges(flat.numel(), pattern, head, replica))
 
 
 def summed_ranges(elements: int, pattern: Pattern, head: int, replica: int) -> list[tuple[int, int]]:

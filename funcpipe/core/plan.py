@@ -302,7 +302,9 @@ class Plan:
 
 def _check_sums(wire_sync: Wire) -> None:
     if wire_sync not in SYNC_WIRES:
-        raise InvalidValue("wire_sync", wire_sync.value, f"must be {' or '.join(wire.value for wire in SYNC_WIRES)}")
+        raise InvalidValue(
+            "wire_sync", wire_sync.value, f"must be one of {', '.join(wire.value for wire in SYNC_WIRES)}"
+        )
 
 
 def _check_messages(field: str, wire: Wire | None) -> None:
