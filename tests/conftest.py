@@ -27,6 +27,7 @@ _PROCESSES = (
     "worker/test_hand_over.py",
     "client/test_control.py",
     "platforms/aliyun/",
+    "platforms/ray/",
     "platforms/aws/test_functions.py",
     "platforms/aws/test_hand_over.py",
     "platforms/aws/test_measure.py",
