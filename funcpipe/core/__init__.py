@@ -1,6 +1,7 @@
 """The values that flow from profile to report: frozen, checked where they are made, written to JSON and read back."""
 
 from funcpipe.core.choices import SYNC_WIRES, Interval, OptimizerKind, Recompute, ScheduleKind, Sync, Wire
+from funcpipe.core.estimate import Estimate, StageEstimate, StoreEstimate
 from funcpipe.core.job_estimate import JobEstimate, JobItem
 from funcpipe.core.job_spec import JobSpec
 from funcpipe.core.json_form import from_text, read, to_text, write
@@ -8,17 +9,7 @@ from funcpipe.core.loss_model import InverseLoss, LossModel, WeightedLoss
 from funcpipe.core.market import Gpu, Machine, Market
 from funcpipe.core.names import WorkerId, worker_name
 from funcpipe.core.numerics import Numerics, OnNan, Precision
-from funcpipe.core.plan import (
-    Estimate,
-    Optimality,
-    Plan,
-    SolverReport,
-    Stage,
-    StageEstimate,
-    Streams,
-    TrainingSpec,
-    usual_streams,
-)
+from funcpipe.core.plan import Optimality, Plan, SolverReport, Stage, Streams, TrainingSpec, usual_streams
 from funcpipe.core.platform import LIST_KEYS, MB, FunctionSize, PlatformSpec, RequestCounts
 from funcpipe.core.probe import LayerReport, MachineReport, ProbeSpec
 from funcpipe.core.profile import DataProfile, LayerProfile, ModelProfile, ProfiledBucket, TensorProfile, TiedParameter
@@ -45,6 +36,7 @@ from funcpipe.core.runstate import (
 from funcpipe.core.settings import FaultTolerance, OnDrift, OnOutOfMemory, RunLimits, RunSettings
 from funcpipe.core.shard_order import ShardOrder
 from funcpipe.core.storage_report import RequestTimes, StorageReport
+from funcpipe.core.stores import DEFAULT_STORES, Stores, StoreSpec
 from funcpipe.core.trace import (
     Event,
     Events,
@@ -61,6 +53,7 @@ from funcpipe.core.validation import Monitor, MonitorMode, Validation, Validatio
 from funcpipe.core.watch import MARKS, WatchSpec
 
 __all__ = [
+    "DEFAULT_STORES",
     "LIST_KEYS",
     "MARKS",
     "MB",
@@ -139,7 +132,10 @@ __all__ = [
     "StepReport",
     "StepSummary",
     "StorageReport",
+    "StoreEstimate",
+    "StoreSpec",
     "StoredFile",
+    "Stores",
     "Streams",
     "Sync",
     "TensorProfile",

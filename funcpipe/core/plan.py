@@ -6,9 +6,11 @@ from typing import ClassVar
 
 from funcpipe.core import checks
 from funcpipe.core.choices import SYNC_WIRES, OptimizerKind, Recompute, ScheduleKind, Sync, Wire
+from funcpipe.core.estimate import Estimate
 from funcpipe.core.numerics import Numerics, Precision
 from funcpipe.core.shown import Showable
 from funcpipe.core.summaries import plan_shown
+from funcpipe.core.stores import DEFAULT_STORES, Stores
 from funcpipe.errors import InvalidValue
 
 
@@ -73,7 +75,8 @@ class TrainingSpec:
     is chosen. Gradients of activations travel as `wire_back` says, or else as activations do; those that replicas sum
     as `wire_sync` says. With `numerics` bf16, what would travel in 32 bits may travel in bf16, where that is better.
     With `shard_optimizer`, the state of the optimiser is divided over replicas. `averaged` says that an average of the
-    parameters over steps is kept, which is one more copy of them.
+    parameters over steps is kept, which is one more copy of them. `stores` says which of the platform's stores plans
+    may use, and may be given as `Stores.of` takes it; by default they use its default store alone.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.training/1"
@@ -93,8 +96,10 @@ class TrainingSpec:
     time_value: float = 0.0
     deadline_s: float | None = None
     budget_usd: float | None = None
+    stores: Stores = DEFAULT_STORES
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "stores", Stores.of(self.stores))
         for field, kind in _CHOICES.items():
             checks.choose(self, field, kind, optional=field in ("wire_back", "schedule", "sync"))
         checks.whole("global_batch", self.global_batch, 1)
@@ -134,51 +139,6 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageEstimate:
-    """The prediction for one stage: a function's memory by purpose, and each lane's seconds for one micro-batch."""
-
-    base_bytes: int
-    state_bytes: int
-    activation_bytes: int
-    waste_bytes: int
-    forward_s: float
-    forward_upload_s: float
-    forward_download_s: float
-    backward_s: float
-    backward_upload_s: float
-    backward_download_s: float
-    sync_s: float
-    load_s: float = 0.0
-    data_bytes: int = 0
-
-    @property
-    def memory_bytes(self) -> int:
-        """What one function of the stage needs at its peak."""
-        return self.base_bytes + self.state_bytes + self.activation_bytes + self.waste_bytes + self.data_bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """What one iteration is predicted to take: seconds, itemised dollars, bytes, requests, and the bottleneck.
-
-    `overhead_s` and `overhead_usd` are what an iteration's share of starting functions, and of handing over when their
-    lifetime ends, adds; `iteration_s` and `cost_usd` do not include them.
-    """
-
-    iteration_s: float
-    cost_usd: float
-    compute_usd: float
-    request_usd: float
-    peak_memory_bytes: int
-    puts: int
-    gets: int
-    bottleneck: str
-    stages: tuple[StageEstimate, ...]
-    overhead_s: float = 0.0
-    overhead_usd: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SolverReport:
     """How a plan was found. No plan has an objective below `bound`; `gap` = (objective − bound) / objective.
 
@@ -205,8 +165,8 @@ class Plan(Showable):
     and the sums, are rounded to `wire_sync`. `streams` cuts a streamed synchronisation or an exchange; None stands for
     the usual cut. With `shard_optimizer`, each replica keeps the optimiser's state of the split that it sums, and sends
     updated parameters in place of sums; `blocks` and `precision` as in profiles. `averaged` says that memory was
-    planned for an average of the parameters. `made_for` is what was asked for when the plan was made; plans by hand or
-    of old may lack it.
+    planned for an average of the parameters. `stores` are those that it uses. `made_for` is what was asked for when the
+    plan was made; plans by hand or of old may lack it.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.plan/1"
@@ -231,6 +191,7 @@ class Plan(Showable):
     blocks: tuple[str, ...] = ()
     precision: Precision = Precision.FP32
     made_for: TrainingSpec | None = None
+    stores: Stores = DEFAULT_STORES
 
     def __post_init__(self) -> None:
         for field in _CHOICES.keys() - {"recompute", "numerics"}:

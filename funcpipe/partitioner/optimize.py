@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from funcpipe.core import ModelProfile, Plan, PlatformSpec, TrainingSpec
+from funcpipe.core import DEFAULT_STORES, ModelProfile, Plan, PlatformSpec, Stores, TrainingSpec
 from funcpipe.partitioner.catalog import PLANNED_LAYERS, find_policy
 from funcpipe.partitioner.problem.best_sync import with_best_sync
 from funcpipe.partitioner.problem.formats import with_formats, without_idle_formats
@@ -11,6 +11,8 @@ from funcpipe.partitioner.problem.pins import NO_PINS, Pins, PlacedPins
 from funcpipe.partitioner.problem.problem import Problem
 from funcpipe.partitioner.problem.stage_graph import EDGE_LIMIT
 from funcpipe.partitioner.search.disentangle import disentangled
+from funcpipe.partitioner.search.exact import exact
+from funcpipe.partitioner.stores import best_over_stores, exact_over_stores, store_choices, with_checkpoints
 
 
 def optimize(
@@ -29,16 +31,24 @@ def optimize(
 
     A profile of more than `layer_limit` layers is merged first, and further while its stage graph would have more than
     `edge_limit` edges; the plan is optimal among the cuts that remain, as `plan.solver.merged_layers` says.
+    Plans use those of the platform's stores that `training.stores` allows; the best are chosen.
     After `time_limit_s` seconds the best plan so far is returned, with what is proved about it in `plan.solver`.
     Raises Infeasible when no plan satisfies the limits, PlanError when batch, micro-batch and replicas do not divide or
     the profile lacks a size of the platform, SolverUnavailable, and InvalidValue for an unknown policy, solver or pin,
     or for what a solver's programme cannot express.
     """
-    find = find_policy(policy, solver)
-    problem, starts = merged_problem(profile, spec, training, pins=pins, layer_limit=layer_limit, edge_limit=edge_limit)
-    plan = find(problem, time_limit_s=time_limit_s)
-    plan = unmerged(with_best_sync(plan, problem) if policy == "funcpipe" else plan, starts)
-    return with_origin(plan, profile, training)
+    find, choices = find_policy(policy, solver), store_choices(spec, training.stores)
+    problem, starts = merged_problem(
+        profile, spec, training, pins=pins, layer_limit=layer_limit, edge_limit=edge_limit, stores=choices[0]
+    )
+    if find is exact:
+        plan = exact_over_stores(problem, choices, time_limit_s=time_limit_s)
+    else:
+        plan = best_over_stores(problem, choices, find, time_limit_s=time_limit_s)
+    chosen = problem.with_stores(plan.stores)
+    plan = with_best_sync(plan, chosen) if policy == "funcpipe" else plan
+    plan = with_checkpoints(plan, chosen, training.stores.checkpoints)
+    return with_origin(unmerged(plan, starts), profile, training)
 
 
 def merged_problem(
@@ -49,11 +59,12 @@ def merged_problem(
     pins: Pins,
     layer_limit: int,
     edge_limit: int = EDGE_LIMIT,
+    stores: Stores = DEFAULT_STORES,
 ) -> tuple[Problem, tuple[int, ...]]:
     """The problem with at most `layer_limit` layers, and where each begins in the profile, with the end."""
     merged = merge_layers(profile, layer_limit, keep=PlacedPins(pins, profile, spec).kept)
     wanted = with_formats(training)
-    problem = Problem(profile=merged, spec=spec, training=wanted, pins=pins, edge_limit=edge_limit)
+    problem = Problem(profile=merged, spec=spec, training=wanted, pins=pins, edge_limit=edge_limit, stores=stores)
     problem = disentangled(problem)
     return problem, starts_of(problem.profile, profile)
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from funcpipe.core import PlatformSpec, Streams, Sync, usual_streams
+from funcpipe.core import PlatformSpec, StoreSpec, Streams, Sync, usual_streams
 from funcpipe.partitioner.cost.arrays import Array
 from funcpipe.partitioner.cost.loads import Loads, Setting, StageTraffic
 
@@ -30,9 +30,9 @@ def sync_requests(setting: Setting) -> tuple[int, int]:
     return round(setting.replicas * puts), round(setting.replicas * gets)
 
 
-def request_usd(puts: Any, gets: Any, spec: PlatformSpec) -> Any:
+def request_usd(puts: Any, gets: Any, prices: PlatformSpec | StoreSpec) -> Any:
     """Dollars for storage requests."""
-    return spec.request_usd(puts, gets)
+    return prices.request_usd(puts, gets)
 
 
 def raw_objects(replicas: int, streams: Streams) -> int:

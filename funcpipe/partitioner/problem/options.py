@@ -188,6 +188,7 @@ def edge_loads(problem: Problem, graph: StageGraph) -> Loads:
         held_input_bytes=held_inputs_bytes(graph.first, graph.stop, profile)[:, None],
         workspace_bytes=_most_workspace_bytes(profile, graph)[:, None],
         **{name: column[:, None] for name, column in loading_of(graph.first, graph.stop, profile).items()},
+        is_last=(graph.stop == graph.layers)[:, None].astype(np.float64),
         recompute=np.zeros((len(graph.first), len(sizes)), dtype=bool),
         traffic=traffic,
         upload_bytes_s=np.array([[size.upload_bytes_s for size in sizes]]),

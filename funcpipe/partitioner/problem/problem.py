@@ -8,11 +8,13 @@ from functools import cached_property
 import numpy as np
 
 from funcpipe.core import (
+    DEFAULT_STORES,
     ModelProfile,
     Plan,
     PlatformSpec,
     ScheduleKind,
     Stage,
+    Stores,
     Streams,
     Sync,
     TrainingSpec,
@@ -74,10 +76,10 @@ class Problem:
     """One planning problem: a profile on a platform, trained as asked, with what is pinned. Checked where it is made.
 
     `fitting` are the stages (first layer, layer behind the last) that fit some function, where that has been worked
-    out. The stage graph has at most `edge_limit` edges.
+    out. The stage graph has at most `edge_limit` edges. Plans use `stores`.
 
     Raises PlanError when batch, micro-batch and replicas do not divide, or a size was not measured; InvalidValue for
-    pins that name what does not exist.
+    pins and stores that name what does not exist.
     """
 
     profile: ModelProfile
@@ -86,8 +88,10 @@ class Problem:
     pins: Pins = NO_PINS
     fitting: frozenset[tuple[int, int]] | None = None
     edge_limit: int = EDGE_LIMIT
+    stores: Stores = DEFAULT_STORES
 
     def __post_init__(self) -> None:
+        self.spec.stores_usd_h(self.stores)  # whether there are such stores
         for size in self.spec.sizes:
             column_of(size.name, self.profile)
         micro_batch, batch = self.profile.micro_batch, self.training.global_batch
@@ -131,6 +135,17 @@ class Problem:
         if self.pins.replicas is not None:
             wanted &= set(self.pins.replicas)
         return tuple(sorted(degree for degree in wanted if degree <= self.max_functions))
+
+    @property
+    def shared_bytes_s(self) -> float | None:
+        """As `PlatformSpec.shared_by`."""
+        return self.spec.shared_by(self.stores)
+
+    def with_stores(self, stores: Stores) -> "Problem":
+        """The same problem in other stores, with the same stage graph."""
+        other = replace(self, stores=stores)
+        vars(other).update({name: made for name, made in vars(self).items() if name == "stage_graph"})
+        return other
 
     @cached_property
     def placed(self) -> PlacedPins:
@@ -190,7 +205,8 @@ class Problem:
         """
         if self.training.sync is not None or replicas == 1:
             return ((self.training.sync or Sync.PIPELINED, None),)
-        size = self.spec.sizes[len(self.spec.sizes) // 2]
+        size, store = self.spec.sizes[len(self.spec.sizes) // 2], self.spec.store(self.stores.sums)
+        most = math.inf if store.bytes_s is None else store.bytes_s
         quarter = self.profile.summed_bytes(0, len(self.profile.layers)) / 4
         ratio, sharded = self.training.wire_sync.ratio, self.training.shard_optimizer
         chosen = [
@@ -198,10 +214,10 @@ class Problem:
                 ratio * quarter,
                 replicas,
                 merged_bytes=quarter if sharded else None,
-                up=size.upload_bytes_s,
-                down=size.download_bytes_s,
+                up=min(size.upload_bytes_s, most),
+                down=min(size.download_bytes_s, most),
                 price_usd_s=size.price_usd_s,
-                spec=self.spec,
+                spec=store,
                 time_value=value,
                 sharded=sharded,
             )
@@ -241,6 +257,7 @@ class Problem:
             streams=streams,
             sharded=sharded,
             data=self.profile.data,
+            stores=self.stores,
         )
 
     def plan(self, setting: Setting, choices: Sequence[StageChoice]) -> Plan:
@@ -275,6 +292,7 @@ class Problem:
             averaged=self.training.averaged,
             blocks=self.profile.blocks,
             precision=self.profile.precision,
+            stores=self.stores,
         )
         return replace(plan, estimate=evaluate(plan, self.profile, self.spec))
 

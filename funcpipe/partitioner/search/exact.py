@@ -1,5 +1,6 @@
 """The exact search: the best plan with proof, or the best plan so far with a bound. It needs no solver."""
 
+import math
 import time
 from collections.abc import Callable
 
@@ -21,12 +22,18 @@ def exact(problem: Problem, *, time_limit_s: float | None = None, clock: Clock =
     no plan has been found yet, the search continues until there is one.
     """
     started_s = clock()
-    search = Search(problem, incumbents_for(problem.goal), time_limit(started_s, time_limit_s, clock))
-    search.run()
+    search = search_below(problem, math.inf, time_limit(started_s, time_limit_s, clock))
     if not search.found:
         raise explain_infeasible(problem)
     plan = search.found[-1].plan(problem)
     return report(plan, problem, name="exact", bound=search.bound, solve_s=clock() - started_s)
+
+
+def search_below(problem: Problem, cutoff: float, time_is_up: Callable[[], bool]) -> Search:
+    """The search, when it has run, for the best plan whose objective is below `cutoff`; infinite: for any."""
+    search = Search(problem, incumbents_for(problem.goal, cutoff), time_is_up)
+    search.run()
+    return search
 
 
 def time_limit(started_s: float, limit_s: float | None, clock: Clock = time.monotonic) -> Callable[[], bool]:

@@ -110,6 +110,7 @@ def _loads(problem: Problem, cuts: tuple[tuple[int, int], ...], variants: Array)
         workspace_bytes=np.array([max(x.workspace_bytes for x in part) for part in layers], dtype=np.float64),
         loads_data=np.array([profile.loads_data(first, stop) for first, stop in cuts], dtype=np.float64),
         loaded_bytes=np.array([profile.loaded_bytes(first, stop) for first, stop in cuts], dtype=np.float64),
+        is_last=(stage == len(cuts) - 1).astype(np.float64),
         recompute=recompute,
         traffic=traffic,
         upload_bytes_s=np.array([size.upload_bytes_s for size in sizes])[size],

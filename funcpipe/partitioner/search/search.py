@@ -124,8 +124,7 @@ class Search:
             self._cut(space, bounds)
         while self._queue and not self._must_stop(self._queue[0].priority):
             self._look_into(heapq.heappop(self._queue))
-        if self.found:
-            self.bound = min(self.bound, self.incumbents.best * CLOSE)
+        self.bound = min(self.bound, self.incumbents.best * CLOSE)
 
     def _initial_bounds(self) -> list[tuple[Space, InitialBounds]]:
         """A first look at the spaces, at all of them if time allows."""
@@ -141,7 +140,7 @@ class Search:
 
     def _must_stop(self, bound: float) -> bool:
         """Whether time is up, so that `bound` is all that is known of what is left."""
-        if self.found and self.time_is_up():
+        if (self.found or self.incumbents.best < math.inf) and self.time_is_up():
             self.bound, self.complete = min(self.bound, bound), False
             return True
         return False

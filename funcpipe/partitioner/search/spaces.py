@@ -64,7 +64,7 @@ def spaces(problem: Problem, graph: StageGraph, keep: Keep | None = None) -> Ite
     loads = ways(problem, graph)
     for setting in problem.settings():
         most = min(graph.layers, problem.max_functions // setting.replicas)
-        cap = problem.spec.shared_bytes_s
+        cap = problem.shared_bytes_s
         free = most if cap is None else min(most, int(cap / max(links) / setting.replicas))
         ranges = [(1, free)] if free else []
         for fewest, upto in [*ranges, *((count, count) for count in range(free + 1, most + 1))]:
