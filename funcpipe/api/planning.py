@@ -15,6 +15,7 @@ from funcpipe.client.profiling import profile_buckets
 from funcpipe.client.provisioning import provision_table
 from funcpipe.client.site import Site
 from funcpipe.core import (
+    DEFAULT_STORES,
     FaultTolerance,
     JobEstimate,
     ModelProfile,
@@ -23,6 +24,7 @@ from funcpipe.core import (
     PlatformSpec,
     Recompute,
     ScheduleKind,
+    Stores,
     Sync,
     Trace,
     TrainingSpec,
@@ -143,6 +145,7 @@ class Planning:
         schedule: ScheduleKind | str | None = None,
         sync: Sync | str | None = None,
         shard_optimizer: bool = False,
+        stores: Stores | str | Mapping[str, str] = DEFAULT_STORES,
         pins: Pins = NO_PINS,
         policy: str = "funcpipe",
         solver: str = "auto",
@@ -156,8 +159,9 @@ class Planning:
         iteration costs no more. `pins` are decisions that the plan must follow. Unless `schedule` and `sync` are given,
         the best ones are chosen. Activations travel in the format `wire`, their gradients in `wire_back`, by default
         the same, and the gradients that replicas sum in `wire_sync`; with `numerics` "bf16", all that is not asked to
-        travel in 16 bits may travel in bf16. `shard_optimizer` divides the optimiser's state over replicas. Raises
-        Infeasible if no plan fits.
+        travel in 16 bits may travel in bf16. `shard_optimizer` divides the optimiser's state over replicas. `stores`
+        says where messages, sums and checkpoints may be: "default", "auto", or names by kind, {"messages": "express"};
+        `train` then takes a URL for each. Raises Infeasible if no plan fits.
         """
         training = TrainingSpec(
             global_batch=global_batch,
@@ -165,6 +169,7 @@ class Planning:
             **choices(wire=wire, wire_back=wire_back, wire_sync=wire_sync, numerics=numerics),
             **choices(recompute=recompute, schedule=schedule, sync=sync),
             shard_optimizer=shard_optimizer,
+            stores=Stores.of(stores),
             averaged=self._recipe.average is not None,
             replicas=_counts(replicas),
             time_value=time_value,

@@ -1,7 +1,7 @@
 """What a platform offers: function sizes, links, prices and limits, as dated data."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import ClassVar
 
 from funcpipe.core import checks
@@ -189,6 +189,11 @@ class PlatformSpec:
         """The least that all functions together may move through the store of messages or of sums; None: no limit."""
         caps = [self.store(name).shared_bytes_s for name in (stores.messages, stores.sums)]
         return min([cap for cap in caps if cap is not None], default=None)
+
+    def unshared(self) -> "PlatformSpec":
+        """The same platform, where no function notices what others move."""
+        stores = tuple(replace(store, shared_bytes_s=None) for store in self.stores)
+        return replace(self, shared_bytes_s=None, stores=stores)
 
     def stores_usd_h(self, stores: Stores) -> float:
         """Dollars for an hour of `stores`, each of which counts once."""

@@ -70,6 +70,12 @@ class StoreSpec:
         """Whether nothing about it costs anything."""
         return not any(getattr(self, name) for name in _PRICES)
 
+    def times(self, factor: float) -> "StoreSpec":
+        """The same store with all its prices multiplied."""
+        empty_usd = self.price_empty_get_usd
+        prices = {name: factor * getattr(self, name) for name in _PRICES}
+        return replace(self, **prices, price_empty_get_usd=empty_usd and factor * empty_usd)
+
     def request_usd(self, puts: float, gets: float, empty_gets: float = 0) -> float:
         """Dollars for requests; `empty_gets`, among the gets, found no object."""
         return puts * self.price_put_usd + (gets - empty_gets) * self.price_get_usd + empty_gets * self.empty_get_usd

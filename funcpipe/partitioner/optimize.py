@@ -12,7 +12,7 @@ from funcpipe.partitioner.problem.problem import Problem
 from funcpipe.partitioner.problem.stage_graph import EDGE_LIMIT
 from funcpipe.partitioner.search.disentangle import disentangled
 from funcpipe.partitioner.search.exact import exact
-from funcpipe.partitioner.stores import best_over_stores, exact_over_stores, store_choices, with_checkpoints
+from funcpipe.partitioner.stores import best_over_stores, exact_over_stores, in_stores, store_choices, with_checkpoints
 
 
 def optimize(
@@ -45,7 +45,7 @@ def optimize(
         plan = exact_over_stores(problem, choices, time_limit_s=time_limit_s)
     else:
         plan = best_over_stores(problem, choices, find, time_limit_s=time_limit_s)
-    chosen = problem.with_stores(plan.stores)
+    chosen = in_stores(problem, plan.stores)
     plan = with_best_sync(plan, chosen) if policy == "funcpipe" else plan
     plan = with_checkpoints(plan, chosen, training.stores.checkpoints)
     return with_origin(unmerged(plan, starts), profile, training)

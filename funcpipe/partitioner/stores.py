@@ -29,6 +29,8 @@ from funcpipe.partitioner.search.exact import search_below, time_limit
 from funcpipe.partitioner.search.infeasible import explain_infeasible
 from funcpipe.partitioner.search.search import Found
 
+_ROUNDING = 1e-9
+
 FILE_BYTES = 64 << 20
 """Of a file of a checkpoint, at most."""
 
@@ -77,6 +79,17 @@ def _store_is_as_good(store: StoreSpec, other: StoreSpec) -> bool:
     return cheap and all(most(store, name) >= most(other, name) for name in limits)
 
 
+def in_stores(problem: Problem, stores: Stores) -> Problem:
+    """The same problem in other stores."""
+    return _with_graph_of(replace(problem, stores=stores), problem)
+
+
+def _with_graph_of(problem: Problem, other: Problem) -> Problem:
+    """`problem`, with the stage graph of `other`, which has the same one, if that has been made."""
+    vars(problem).update({name: made for name, made in vars(other).items() if name == "stage_graph"})
+    return problem
+
+
 def exact_over_stores(
     problem: Problem,
     choices: Sequence[Stores],
@@ -93,16 +106,40 @@ def exact_over_stores(
         if best is not None and time_is_up():
             bounds.append(0.0)  # all that is known of plans in the stores that are left
             break
-        candidate = problem.with_stores(left.pop(0))
-        search = search_below(candidate, cutoff, time_is_up)
-        bounds.append(search.bound)
-        if search.found:
-            best, cutoff = (candidate, search.found[-1]), search.incumbents.best
-            left = _promising_first(search.found[-1].plan(candidate), candidate, left)
+        candidate = in_stores(problem, left.pop(0))
+        found, bound = _best_below(candidate, cutoff, time_is_up)
+        bounds.append(bound)
+        if found is not None:
+            plan = found.plan(candidate)
+            best, cutoff = (candidate, found), problem.goal.of_plan(plan)
+            left = _promising_first(plan, candidate, left)
     if best is None:
         raise explain_infeasible(problem)
     chosen, found = best
     return report(found.plan(chosen), chosen, name="exact", bound=min(bounds), solve_s=clock() - started_s)
+
+
+def _best_below(problem: Problem, cutoff: float, time_is_up: Callable[[], bool]) -> tuple[Found | None, float]:
+    """The best plan whose objective is below `cutoff`, if there is one, and a bound of all plans' objectives.
+
+    Where functions share a store, each number of stages is a space of its own. So the search goes first as if none were
+    shared. That bounds what plans may cost; and if the plan found has so few functions that they would not notice,
+    it is the best one.
+    """
+    if problem.shared_bytes_s is None:
+        search = search_below(problem, cutoff, time_is_up)
+        return (search.found[-1] if search.found else None), search.bound
+    search = search_below(_with_graph_of(replace(problem, spec=problem.spec.unshared()), problem), cutoff, time_is_up)
+    if not search.found:
+        return None, search.bound
+    found, objective = search.found[-1], problem.goal.of_plan(search.found[-1].plan(problem))
+    if objective <= search.incumbents.best * (1 + _ROUNDING):
+        return found, search.bound
+    below = min(cutoff, objective)
+    again = search_below(problem, below, time_is_up)
+    if again.found:
+        return again.found[-1], again.bound
+    return (found if objective < cutoff else None), again.bound
 
 
 def _promising_first(plan: Plan, problem: Problem, choices: list[Stores]) -> list[Stores]:
@@ -123,7 +160,7 @@ def best_over_stores(
     for stores in choices:
         left_s = None if time_limit_s is None else max(1e-3, time_limit_s - (time.monotonic() - started_s))
         try:
-            plans.append(find(problem.with_stores(stores), time_limit_s=left_s))
+            plans.append(find(in_stores(problem, stores), time_limit_s=left_s))
         except Infeasible as error:
             errors.append(error)
     if not plans:
@@ -135,7 +172,7 @@ def best_over_stores(
     known = [bound for bound in bounds if bound is not None]
     return report(
         best,
-        problem.with_stores(best.stores),
+        in_stores(problem, best.stores),
         name=best.solver.name,
         bound=min(known) if len(known) == len(bounds) else None,
         solve_s=time.monotonic() - started_s,

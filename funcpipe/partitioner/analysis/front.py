@@ -16,7 +16,7 @@ from funcpipe.partitioner.search.exact import time_limit
 from funcpipe.partitioner.search.incumbents import Cheapest, ParetoPlans
 from funcpipe.partitioner.search.infeasible import explain_infeasible
 from funcpipe.partitioner.search.search import Found, Search
-from funcpipe.partitioner.stores import store_choices, with_checkpoints
+from funcpipe.partitioner.stores import in_stores, store_choices, with_checkpoints
 
 USD_PER_MB_S = 0.0000166667 / 1024
 """The paper's unit of money in dollars: a megabyte of function memory for a second, on AWS Lambda."""
@@ -65,7 +65,7 @@ def pareto_front(
     free = replace(training, time_value=0.0, deadline_s=None, budget_usd=None)
     choices = store_choices(spec, training.stores)
     problem, starts = merged_problem(profile, spec, free, pins=pins, layer_limit=layer_limit, stores=choices[0])
-    problems = [problem.with_stores(stores) for stores in choices]
+    problems = [in_stores(problem, stores) for stores in choices]
     found, complete = _search(problems, started_s, time_limit_s)
     checkpoints = training.stores.checkpoints
     ready = [with_checkpoints(some.plan(own), own, checkpoints) for own, some in found]

@@ -141,12 +141,6 @@ class Problem:
         """As `PlatformSpec.shared_by`."""
         return self.spec.shared_by(self.stores)
 
-    def with_stores(self, stores: Stores) -> "Problem":
-        """The same problem in other stores, with the same stage graph."""
-        other = replace(self, stores=stores)
-        vars(other).update({name: made for name, made in vars(self).items() if name == "stage_graph"})
-        return other
-
     @cached_property
     def placed(self) -> PlacedPins:
         """The pins in terms of the profile's layers."""
