@@ -128,10 +128,8 @@ def task_cost(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Callable
         if not (task.kind.is_put or task.kind.is_get):
             return Cost(0.0)
         number = names.index(plan.stores.sums if task.kind in _SUMS else plan.stores.messages)
-        up, down = links[number]
-        return Cost(
-            stores[number].latency_s, payload(task), float((up if task.kind.is_put else down)[task.stage]), number
-        )
+        bytes_s = links[number][0 if task.kind.is_put else 1]
+        return Cost(stores[number].latency_s, payload(task), float(bytes_s[task.stage]), number)
 
     return cost
 
