@@ -1,5 +1,6 @@
 """The stores of a platform, and which of them a plan takes for each kind of what functions write."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 
@@ -132,3 +133,34 @@ DEFAULT_STORES = Stores()
 
 KINDS = tuple(item.name for item in fields(Stores))
 """The kinds of objects whose store can be chosen."""
+
+_BY_KIND = re.compile(rf"(?:^|,)({DEFAULT}|{'|'.join(KINDS)})=")
+
+
+def urls_by_kind(storage: str) -> dict[str, str]:
+    """The URLs in `storage`, which reads `default=URL,messages=URL,…`, or is the one URL of everything, "default".
+
+    >>> urls_by_kind("default=s3://bucket/runs,messages=redis://host/0")
+    {'default': 's3://bucket/runs', 'messages': 'redis://host/0'}
+
+    Raises InvalidValue for a kind without a URL, or if that of "default" is missing.
+    """
+    if not _BY_KIND.match(storage):
+        return {DEFAULT: storage}
+    _, *parts = _BY_KIND.split(storage)
+    urls = dict(zip(parts[::2], parts[1::2], strict=True))
+    if DEFAULT not in urls or not all(urls.values()):
+        raise InvalidValue("storage", storage, "must have a URL for each kind it names, and for default")
+    return urls
+
+
+def storage_of(urls: str | Mapping[str, str]) -> str:
+    """What `urls_by_kind` reads, of URLs by kind; a single URL stays as it is. Raises InvalidValue."""
+    if isinstance(urls, str):
+        return urls
+    for kind in urls:
+        if kind not in (DEFAULT, *KINDS):
+            raise InvalidValue("storage", kind, f"must have URLs for {', '.join((DEFAULT, *KINDS))}")
+    storage = ",".join(f"{kind}={url}" for kind, url in urls.items())
+    urls_by_kind(storage or f"{DEFAULT}=")
+    return storage

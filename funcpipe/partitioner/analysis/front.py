@@ -92,7 +92,7 @@ def recommended_point(points: Sequence[tuple[float, float]]) -> int:
     """The paper's choice: the fastest point whose speed-up over the cheapest is worth its extra cost.
 
     Compared to the cheapest point, its speed-up is at least 0.8 of its extra cost, both as shares (FuncPipe, section
-    5.1). The cheapest point if there is none. Raises InvalidValue for no points.
+    5.1). The cheapest point if there is none, or if it is free. Raises InvalidValue for no points.
     """
     if not points:
         raise InvalidValue("points", points, "must not be empty")
@@ -101,7 +101,7 @@ def recommended_point(points: Sequence[tuple[float, float]]) -> int:
     worth = [
         i
         for i, (s, c) in enumerate(points)
-        if i == cheapest or (c > dollars and (seconds / s - 1) / (c / dollars - 1) >= WORTH_IT)
+        if i == cheapest or (c > dollars > 0 and (seconds / s - 1) / (c / dollars - 1) >= WORTH_IT)
     ]
     return min(worth, key=lambda i: points[i][0])
 
@@ -120,7 +120,8 @@ def _search(
         latest_s = cheap.found[-1].iteration_s if cheap.found else latest_s
     if latest_s == math.inf:
         raise explain_infeasible(problems[0])
-    best, found = ParetoPlans(latest_s=latest_s * (1 + 1e-9)), []
+    best = ParetoPlans(latest_s=latest_s * (1 + 1e-9))
+    found: list[tuple[Problem, Found]] = []
     for problem in problems:
         search = Search(problem, best, time_is_up)
         search.found = [some for _, some in found]  # so that time may be up before it finds any itself

@@ -139,7 +139,8 @@ def largest_shares(sync: Sync, replicas: int, streams: Streams | None) -> tuple[
 
 def store_estimates(loads: Loads, setting: Setting, iteration_s: float) -> tuple[StoreEstimate, ...]:
     """What messages and sums take of their stores; the hours of a store count with the first kind that is in it."""
-    stores, found = setting.stores, []
+    stores = setting.stores
+    found: list[StoreEstimate] = []
     kinds = [("messages", stores.messages, message_traffic), ("sums", stores.sums, sum_traffic)]
     for kind, name, traffic_of in kinds:
         store, traffic = setting.spec.store(name), traffic_of(loads, setting)
