@@ -9,8 +9,8 @@ from funcpipe.core.choices import SYNC_WIRES, OptimizerKind, Recompute, Schedule
 from funcpipe.core.estimate import Estimate
 from funcpipe.core.numerics import Numerics, Precision
 from funcpipe.core.shown import Showable
-from funcpipe.core.summaries import plan_shown
 from funcpipe.core.stores import DEFAULT_STORES, Stores
+from funcpipe.core.summaries import plan_shown
 from funcpipe.errors import InvalidValue
 
 
