@@ -16,7 +16,7 @@ help:
 	@echo "make test       all tests, and how much of every room of the package they reach"
 	@echo "make test-long  those that take many minutes: every combination, a hundred instances for each solver"
 	@echo "make chaos      two hundred and thirty runs in which things go wrong, and how they ended"
-	@echo "make experiments  the paper's evaluation, in half an hour: figures and findings in $(OUT)/experiments/index.html"
+	@echo "make experiments  the paper's evaluation: figures and findings in $(OUT)/experiments/index.html"
 	@echo "make check      format, lint, types and the quick tests"
 	@echo "make s3-server  install and start a real S3 server (Ceph's) on this machine, for the tests that want one"
 	@echo "make redis-server  the same with a Redis or Valkey server"

@@ -127,7 +127,7 @@ def better(one: Plan | None, other: Plan | None) -> Plan | None:
 
 @functools.cache
 def front(case: Case, system: str) -> Front:
-    """The front of a system; one that takes longer than a minute is cut short, and says so."""
+    """The front of a system. A search takes `FRONT_LIMIT_S` at most; a front that is cut short says so."""
     measured, spec = profile_of(case.model, case.spec), load_spec(case.spec)
     return pareto_front(measured, spec, training(system, case.batch), time_limit_s=FRONT_LIMIT_S)
 

@@ -20,7 +20,7 @@ def add_report(verbs: Any) -> None:
         "files",
         nargs="+",
         metavar="RUN|FILES",
-        help="traces, a plan, its profile, a platform; with --storage, first the name of a run that kept its model",
+        help="traces, a plan, its profile, a platform; with --storage, first the name of a run",
     )
     verb.add_argument("--predicted", metavar="FILE", help="trace written by `funcpipe simulate`")
     verb.add_argument("--storage", metavar="URL", help="where the run keeps its objects")

@@ -1,6 +1,7 @@
 """The verbs report and compare: a plan or a run as a page, a run beside its prediction, plans and runs side by side."""
 
 import argparse
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -41,8 +42,6 @@ def compare(options: argparse.Namespace) -> None:
 
 def _material(options: argparse.Namespace) -> "Material":
     """All that the command names, with the platform for which the plan was made."""
-    from dataclasses import replace
-
     from funcpipe.report.html.material import Material, merged, read_material
 
     paths = [*options.files, *([options.predicted] if options.predicted else [])]

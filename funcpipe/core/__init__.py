@@ -1,6 +1,7 @@
 """The values that flow from profile to report: frozen, checked where they are made, written to JSON and read back."""
 
 from funcpipe.core.choices import SYNC_WIRES, Interval, OptimizerKind, Recompute, ScheduleKind, Sync, Wire
+from funcpipe.core.estimate import Estimate, StageEstimate
 from funcpipe.core.job_estimate import JobEstimate, JobItem
 from funcpipe.core.job_spec import JobSpec
 from funcpipe.core.json_form import from_text, read, to_text, write
@@ -8,17 +9,7 @@ from funcpipe.core.loss_model import InverseLoss, LossModel, WeightedLoss
 from funcpipe.core.market import Gpu, Machine, Market
 from funcpipe.core.names import WorkerId, worker_name
 from funcpipe.core.numerics import Numerics, OnNan, Precision
-from funcpipe.core.plan import (
-    Estimate,
-    Optimality,
-    Plan,
-    SolverReport,
-    Stage,
-    StageEstimate,
-    Streams,
-    TrainingSpec,
-    usual_streams,
-)
+from funcpipe.core.plan import Optimality, Plan, SolverReport, Stage, Streams, TrainingSpec, usual_streams
 from funcpipe.core.platform import LIST_KEYS, MB, FunctionSize, PlatformSpec, RequestCounts
 from funcpipe.core.probe import LayerReport, MachineReport, ProbeSpec
 from funcpipe.core.profile import DataProfile, LayerProfile, ModelProfile, ProfiledBucket, TensorProfile, TiedParameter

@@ -1,4 +1,4 @@
-"""What is wanted (TrainingSpec), what was decided (Plan), and what that is predicted to take (Estimate)."""
+"""What is wanted (TrainingSpec), and what was decided (Plan)."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from funcpipe.core import checks
 from funcpipe.core.choices import SYNC_WIRES, OptimizerKind, Recompute, ScheduleKind, Sync, Wire
+from funcpipe.core.estimate import Estimate
 from funcpipe.core.numerics import Numerics, Precision
 from funcpipe.core.shown import Showable
 from funcpipe.core.summaries import plan_shown
@@ -134,51 +135,6 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageEstimate:
-    """The prediction for one stage: a function's memory by purpose, and each lane's seconds for one micro-batch."""
-
-    base_bytes: int
-    state_bytes: int
-    activation_bytes: int
-    waste_bytes: int
-    forward_s: float
-    forward_upload_s: float
-    forward_download_s: float
-    backward_s: float
-    backward_upload_s: float
-    backward_download_s: float
-    sync_s: float
-    load_s: float = 0.0
-    data_bytes: int = 0
-
-    @property
-    def memory_bytes(self) -> int:
-        """What one function of the stage needs at its peak."""
-        return self.base_bytes + self.state_bytes + self.activation_bytes + self.waste_bytes + self.data_bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """What one iteration is predicted to take: seconds, itemised dollars, bytes, requests, and the bottleneck.
-
-    `overhead_s` and `overhead_usd` are what an iteration's share of starting functions, and of handing over when their
-    lifetime ends, adds; `iteration_s` and `cost_usd` do not include them.
-    """
-
-    iteration_s: float
-    cost_usd: float
-    compute_usd: float
-    request_usd: float
-    peak_memory_bytes: int
-    puts: int
-    gets: int
-    bottleneck: str
-    stages: tuple[StageEstimate, ...]
-    overhead_s: float = 0.0
-    overhead_usd: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SolverReport:
     """How a plan was found. No plan has an objective below `bound`; `gap` = (objective − bound) / objective.
 
@@ -245,9 +201,8 @@ class Plan(Showable):
         expected = 0
         for i, stage in enumerate(self.stages):
             if stage.first != expected:
-                raise InvalidValue(
-                    f"stages[{i}].first", stage.first, f"must be {expected}, where the stage before stops"
-                )
+                rule = f"must be {expected}, where the stage before stops"
+                raise InvalidValue(f"stages[{i}].first", stage.first, rule)
             expected = stage.stop
         _check_sums(self.wire_sync)
         if self.is_sharded:

@@ -4,6 +4,7 @@ The HTML is self-contained, has no script, and takes its colours from the page (
 light and on a dark one. All text is escaped.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape as escape_html
@@ -68,14 +69,14 @@ class Shown:
         return f'<{tag} style="{_CELL};text-align:{side};{style}">{escape(text)}</{tag}>'
 
 
-class Showable:
+class Showable(ABC):
     """A value that shows itself as its `shown` says."""
 
     __slots__ = ()
 
+    @abstractmethod
     def shown(self) -> Shown:
         """What is shown of this value."""
-        raise NotImplementedError
 
     def __repr__(self) -> str:
         return self.shown().text

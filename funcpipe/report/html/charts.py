@@ -1,5 +1,6 @@
 """Empty figures of the plotting library, alike on all pages, and the colours of what is drawn in them."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from funcpipe.core.extras import needed_from
@@ -48,6 +49,14 @@ def chart(*, height: int, label: str = "", tools: str = "", **options: Any) -> A
     drawn.axis.axis_line_alpha = 0.4
     drawn.axis.minor_tick_line_color = None
     return drawn
+
+
+def set_hover(drawn: Any, tooltips: Sequence[tuple[str, str]], renderers: Sequence[Any] | None = None) -> None:
+    """What the hover tool of a figure shows, and over which of its glyphs; None: over all."""
+    tool = next(tool for tool in drawn.toolbar.tools if type(tool).__name__ == "HoverTool")
+    tool.tooltips = list(tooltips)
+    if renderers is not None:
+        tool.renderers = list(renderers)
 
 
 def stage_colour(stage: int) -> str:

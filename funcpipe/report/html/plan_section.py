@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from funcpipe.core import MB, Estimate, Plan
-from funcpipe.report.html.charts import chart, stage_colour
+from funcpipe.report.html.charts import chart, set_hover, stage_colour
 from funcpipe.report.html.markup import Drawing, Section, megabytes, paragraph, seconds, table, tiles, usd
 from funcpipe.report.html.material import Material
 
@@ -60,7 +60,7 @@ def _graph(plan: Plan, material: Material) -> Drawing:
         "size": [plan.stages[stage].size for stage in stage_of],
     }
     layers = drawn.vbar(x="x", top="top", width=0.8, color="colour", source=bars)
-    _hover(drawn, [layers], [("layer", "@layer"), ("stage", "@stage on @size")])
+    set_hover(drawn, [("layer", "@layer"), ("stage", "@stage on @size")], [layers])
     _arcs(drawn, material, stage_of)
     for number, stage in enumerate(plan.stages):
         if number:
@@ -126,7 +126,7 @@ def _memory(plan: Plan, estimate: Estimate) -> Drawing:
         color=[colour for _, _, colour in shown],
         source={"stage": rows, **{name: filled[name] for name, _, _ in shown}},
     )
-    _hover(drawn, bars, [("", "$name: @$name{0,0} MB")])
+    set_hover(drawn, [("", "$name: @$name{0,0} MB")], bars)
     drawn.x_range.start = 0
     legend = tuple((name, colour) for name, _, colour in shown)
     return Drawing(
@@ -134,12 +134,6 @@ def _memory(plan: Plan, estimate: Estimate) -> Drawing:
         legend=legend,
         caption="What fills the memory of each stage's functions at their peak, inside what the function has.",
     )
-
-
-def _hover(drawn: Any, renderers: list[Any], tooltips: list[tuple[str, str]]) -> None:
-    hover = drawn.toolbar.tools
-    tool = next(tool for tool in hover if type(tool).__name__ == "HoverTool")
-    tool.renderers, tool.tooltips = renderers, tooltips
 
 
 def _rows(plan: Plan, estimate: Estimate | None) -> Iterator[tuple[str, ...]]:

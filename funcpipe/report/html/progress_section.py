@@ -4,7 +4,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from funcpipe.core import FinishedRun, Outcome, Resource, Trace, worker_name
-from funcpipe.report.html.charts import COLOURS, chart
+from funcpipe.report.html.charts import COLOURS, chart, set_hover
 from funcpipe.report.html.markup import Drawing, Section, paragraph, table
 from funcpipe.report.html.material import Material
 
@@ -116,7 +116,6 @@ def _line(
         drawn.add_layout(
             Span(location=mark.step + 1, dimension="height", line_dash=dash, line_color="#d9534f", line_width=2)
         )
-    hover = next(tool for tool in drawn.toolbar.tools if type(tool).__name__ == "HoverTool")
-    hover.tooltips = [("step", "@x"), (unit, "@y")]
+    set_hover(drawn, [("step", "@x"), (unit, "@y")])
     marked = " Red lines: restarts (dashed) and hand-overs (dotted)." if found else ""
     return Drawing(figure=drawn, caption=caption + marked)

@@ -7,7 +7,7 @@ import numpy as np
 
 from funcpipe.core import Event, Resource, Trace, worker_name
 from funcpipe.report.gantt import NAMES, letter
-from funcpipe.report.html.charts import COLOURS, TOOLS, chart
+from funcpipe.report.html.charts import COLOURS, TOOLS, chart, set_hover
 from funcpipe.report.html.markup import Drawing, Section
 from funcpipe.report.html.material import Material
 
@@ -40,12 +40,8 @@ def _timeline(traces: Sequence[Trace], *, both: bool) -> Drawing:
     bands = ((-0.42, 0.1), (0.12, 0.42)) if both else ((-0.4, 0.4),)
     for trace, (top, bottom) in zip(traces, bands, strict=True):
         _bars(drawn, trace, lanes, top, bottom)
-    hover = next(tool for tool in drawn.toolbar.tools if type(tool).__name__ == "HoverTool")
-    hover.tooltips = [
-        ("task", "@task"),
-        ("from", "@left{0.0000} s to @right{0.0000} s"),
-        ("", "$name, @bytes{0,0} bytes"),
-    ]
+    shown = (("task", "@task"), ("from", "@left{0.0000} s to @right{0.0000} s"), ("", "$name, @bytes{0,0} bytes"))
+    set_hover(drawn, shown)
     source = traces[0].source.value
     said = (
         "Of each lane, the upper bar is what was observed, the lower one what was predicted for that step, from the "

@@ -1,0 +1,48 @@
+"""What one iteration of a plan is predicted to take."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageEstimate:
+    """The prediction for one stage: a function's memory by purpose, and each lane's seconds for one micro-batch."""
+
+    base_bytes: int
+    state_bytes: int
+    activation_bytes: int
+    waste_bytes: int
+    forward_s: float
+    forward_upload_s: float
+    forward_download_s: float
+    backward_s: float
+    backward_upload_s: float
+    backward_download_s: float
+    sync_s: float
+    load_s: float = 0.0
+    data_bytes: int = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        """What one function of the stage needs at its peak."""
+        return self.base_bytes + self.state_bytes + self.activation_bytes + self.waste_bytes + self.data_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What one iteration is predicted to take: seconds, itemised dollars, bytes, requests, and the bottleneck.
+
+    `overhead_s` and `overhead_usd` are what an iteration's share of starting functions, and of handing over when their
+    lifetime ends, adds; `iteration_s` and `cost_usd` do not include them.
+    """
+
+    iteration_s: float
+    cost_usd: float
+    compute_usd: float
+    request_usd: float
+    peak_memory_bytes: int
+    puts: int
+    gets: int
+    bottleneck: str
+    stages: tuple[StageEstimate, ...]
+    overhead_s: float = 0.0
+    overhead_usd: float = 0.0
