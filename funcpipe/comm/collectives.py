@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
 
-from funcpipe.core import Streams, Sync, usual_streams
+from funcpipe.core import Plan, Streams, Sync, usual_streams
 
 Piece = tuple[int, int]
 """A round and a split."""
@@ -161,6 +161,12 @@ class Pattern:
 def pattern(sync: Sync, replicas: int, streams: Streams | None = None) -> Pattern:
     """The pattern of `sync`, cut as `streams` says; None means the usual cut."""
     return Pattern(sync, replicas, usual_streams(sync, replicas, streams))
+
+
+def pattern_of(plan: Plan, stage: int) -> Pattern:
+    """How the replicas of a stage of `plan` sum their gradients."""
+    way = plan.ways[stage]
+    return pattern(way.sync, plan.replicas, way.streams)
 
 
 def open_downloads(replicas: int) -> int:

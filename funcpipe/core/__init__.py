@@ -9,7 +9,16 @@ from funcpipe.core.loss_model import InverseLoss, LossModel, WeightedLoss
 from funcpipe.core.market import Gpu, Machine, Market
 from funcpipe.core.names import WorkerId, worker_name
 from funcpipe.core.numerics import Numerics, OnNan, Precision
-from funcpipe.core.plan import Optimality, Plan, SolverReport, Stage, Streams, TrainingSpec, usual_streams
+from funcpipe.core.plan import (
+    Optimality,
+    Plan,
+    SolverReport,
+    Stage,
+    Streams,
+    SyncWay,
+    TrainingSpec,
+    usual_streams,
+)
 from funcpipe.core.platform import LIST_KEYS, MB, FunctionSize, PlatformSpec, RequestCounts
 from funcpipe.core.probe import LayerReport, MachineReport, ProbeSpec
 from funcpipe.core.profile import DataProfile, LayerProfile, ModelProfile, ProfiledBucket, TensorProfile, TiedParameter
@@ -133,6 +142,7 @@ __all__ = [
     "StoredFile",
     "Streams",
     "Sync",
+    "SyncWay",
     "TensorProfile",
     "TieRoute",
     "TiedParameter",

@@ -44,6 +44,25 @@ def usual_streams(sync: Sync, replicas: int, streams: Streams | None = None) -> 
             return Streams(chosen.rounds, min(chosen.groups, one_each), min(chosen.merged, chosen.rounds))
 
 
+@dataclass(frozen=True, slots=True)
+class SyncWay:
+    """A way of synchronising; `streams` as in `usual_streams`.
+
+    >>> str(SyncWay(Sync.STREAMED, Streams(rounds=12, groups=1, merged=4)))
+    'streamed 12/1/4'
+    """
+
+    sync: Sync
+    streams: Streams | None = None
+
+    def __str__(self) -> str:
+        """The way and its counts: rounds, groups and merged objects, or only the rounds of an exchange."""
+        if self.streams is None:
+            return self.sync.value
+        counts = (self.streams.rounds, self.streams.groups, self.streams.merged)
+        return f"{self.sync.value} {counts[0] if self.sync is Sync.EXCHANGE else '/'.join(map(str, counts))}"
+
+
 class Optimality(Enum):
     """What is known about a plan: that it is the best there is, or only the best that was found."""
 
@@ -118,6 +137,8 @@ class Stage:
 
     `layers` names the layers of the model's graph, and `parameter_bytes` is what their trainable parameters take, each
     counted once; so a plan can be checked against a model without its profile. Older plans do not know the latter.
+    Where `sync` is given, the stage's replicas sum their gradients in that way, with those `streams`; else in the
+    plan's.
     """
 
     first: int
@@ -127,8 +148,13 @@ class Stage:
     recompute: bool = False
     layers: tuple[str, ...] = ()
     parameter_bytes: int | None = None
+    sync: Sync | None = None
+    streams: Streams | None = None
 
     def __post_init__(self) -> None:
+        checks.choose(self, "sync", Sync, optional=True)
+        if self.streams is not None and self.sync is None:
+            raise InvalidValue("streams", self.streams, "must be left out where sync is")
         checks.whole("first", self.first, 0)
         checks.whole("stop", self.stop, self.first + 1)
         checks.whole("memory_mb", self.memory_mb, 1)
@@ -139,7 +165,8 @@ class SolverReport:
     """How a plan was found. No plan has an objective below `bound`; `gap` = (objective − bound) / objective.
 
     `merged_layers` is how many layers the plan was chosen among, where that is fewer than the profile has; `sync_ways`
-    how many ways of synchronising. No *such* plan is below `bound`. A plan that is better in another way has no bound.
+    how many ways of synchronising, the same for all stages, where not every stage could have any. No *such* plan is
+    below `bound`. A plan that is better in another way has no bound.
     """
 
     name: str
@@ -159,10 +186,10 @@ class Plan(Showable):
     Micro-batch m belongs to replica m mod `replicas` of every stage. Activations travel as `wire`; the gradients that
     stages return for them as `wire_back`, where that is given, else like activations. What replicas contribute to sums,
     and the sums, are rounded to `wire_sync`. `streams` cuts a streamed synchronisation or an exchange; None stands for
-    the usual cut. With `shard_optimizer`, each replica keeps the optimiser's state of the split that it sums, and sends
-    updated parameters in place of sums; `blocks` and `precision` as in profiles. `averaged` says that memory was
-    planned for an average of the parameters. `made_for` is what was asked for when the plan was made; plans by hand or
-    of old may lack it.
+    the usual cut. Stages may have ways of synchronising of their own (`ways`). With `shard_optimizer`, each replica
+    keeps the optimiser's state of the split that it sums, and sends updated parameters in place of sums; `blocks` and
+    `precision` as in profiles. `averaged` says that memory was planned for an average of the parameters. `made_for` is
+    what was asked for when the plan was made; plans by hand or of old may lack it.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.plan/1"
@@ -206,7 +233,20 @@ class Plan(Showable):
             expected = stage.stop
         _check_sums(self.wire_sync)
         if self.is_sharded:
-            _check_sharding(self.sync, self.gradient_wire)
+            for way in self.ways:
+                _check_sharding(way.sync, self.gradient_wire)
+
+    @property
+    def ways(self) -> tuple[SyncWay, ...]:
+        """The way of synchronising of each stage."""
+        whole = SyncWay(self.sync, self.streams)
+        return tuple(whole if stage.sync is None else SyncWay(stage.sync, stage.streams) for stage in self.stages)
+
+    @property
+    def synchronisation(self) -> str:
+        """The way of synchronising in words, or that of each stage."""
+        ways = dict.fromkeys(map(str, self.ways))
+        return next(iter(ways)) if len(ways) == 1 else ", ".join(f"{i}: {way}" for i, way in enumerate(self.ways))
 
     @property
     def is_sharded(self) -> bool:

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 from funcpipe.core import ModelProfile, Plan, PlatformSpec, TrainingSpec
 from funcpipe.partitioner.catalog import PLANNED_LAYERS, find_policy
-from funcpipe.partitioner.problem.best_sync import with_best_sync
 from funcpipe.partitioner.problem.formats import with_formats, without_idle_formats
 from funcpipe.partitioner.problem.merge import merge_layers, starts_of
 from funcpipe.partitioner.problem.pins import NO_PINS, Pins, PlacedPins
@@ -37,7 +36,7 @@ def optimize(
     find = find_policy(policy, solver)
     problem, starts = merged_problem(profile, spec, training, pins=pins, layer_limit=layer_limit, edge_limit=edge_limit)
     plan = find(problem, time_limit_s=time_limit_s)
-    plan = unmerged(with_best_sync(plan, problem) if policy == "funcpipe" else plan, starts)
+    plan = unmerged(plan, starts)
     return with_origin(plan, profile, training)
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from funcpipe.comm.collectives import Pattern, pattern
+from funcpipe.comm.collectives import Pattern, pattern_of
 from funcpipe.core import (
     ModelProfile,
     Plan,
@@ -74,6 +74,7 @@ def step_shape(plan: Plan, profile: ModelProfile, *, clipped: bool = False) -> S
         schedule=plan.schedule,
         sync=plan.sync,
         streams=plan.streams,
+        ways=plan.ways,
         norms=clipped or plan.gradient_wire is Wire.FP16 or plan.precision.scales_loss,
         loading=_loading(plan, profile),
     )
@@ -120,9 +121,9 @@ def _parts_of_backwards(plan: Plan, profile: ModelProfile, backward_s: Array) ->
 
     Recomputation comes first, then the layers from the last to the first, each of which makes its gradients evenly.
     """
-    rounds = pattern(plan.sync, plan.replicas, plan.streams).streams.rounds
     found = []
-    for stage, total_s in zip(plan.stages, backward_s.tolist(), strict=True):
+    for i, (stage, total_s) in enumerate(zip(plan.stages, backward_s.tolist(), strict=True)):
+        rounds = pattern_of(plan, i).streams.rounds
         layers = profile.layers[stage.first : stage.stop][::-1]
         seconds = [layer.backward_s[column_of(stage.size, profile)] for layer in layers]
         ends_s = np.cumsum([max(0.0, total_s - sum(seconds)), *seconds])
@@ -152,7 +153,7 @@ def _payloads(plan: Plan, profile: ModelProfile) -> Callable[[Task], float]:
     activations = {(route.producer, part): route.payload_bytes for part, route in routes.numbered_activations()}
     gradients = {(route.consumer, route.producer): route.payload_bytes for route in routes.gradients}
     summed = [profile.summed_bytes(stage.first, stage.stop) for stage in plan.stages]
-    chosen = pattern(plan.sync, plan.replicas, plan.streams)
+    patterns = [pattern_of(plan, stage) for stage in range(len(plan.stages))]
 
     def payload(task: Task) -> float:
         match task.kind, task.peer, task.part:
@@ -171,7 +172,7 @@ def _payloads(plan: Plan, profile: ModelProfile) -> Callable[[Task], float]:
             case _:
                 raw = task.kind in (Kind.PUT_SPLIT, Kind.GET_SPLIT)
                 ratio = (plan.wire_sync if raw else plan.merged_wire).ratio
-                return ratio * summed[task.stage] * _share(task, chosen)
+                return ratio * summed[task.stage] * _share(task, patterns[task.stage])
 
     return payload
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from funcpipe.comm.collectives import Move, Pattern, pattern, transfers
-from funcpipe.core import Resource, Routes, ScheduleKind, Streams, Sync, TieRoute
+from funcpipe.core import Resource, Routes, ScheduleKind, Streams, Sync, SyncWay, TieRoute
 from funcpipe.scheduler.loading import Loading, stage_loads, with_loads
 from funcpipe.scheduler.pipeline import RECEIVES, Links, Pipeline, Tasks, find_links
 from funcpipe.scheduler.tasks import GETS, PUTS, RESOURCES, Kind, Lane, Task, source_of
@@ -50,7 +50,8 @@ class StepShape:
     """What the graph of a step depends on. `micro_batches` counts those of all replicas in this step.
 
     With `norms`, all stages exchange the norms of their gradients before they update. `streams` says how to cut the
-    synchronisation; None means the usual cut. `loading` says what is loaded; None means nothing.
+    synchronisation; None means the usual cut. Where `ways` are given, they are those of the stages. `loading` says what
+    is loaded; None means nothing.
     """
 
     stages: int
@@ -62,11 +63,12 @@ class StepShape:
     norms: bool = False
     streams: Streams | None = None
     loading: Loading | None = None
+    ways: tuple[SyncWay, ...] = ()
 
-    @property
-    def pattern(self) -> Pattern:
-        """How the replicas of each stage sum their gradients."""
-        return pattern(self.sync, self.replicas, self.streams)
+    def pattern_of(self, stage: int) -> Pattern:
+        """How the replicas of a stage sum their gradients."""
+        way = self.ways[stage] if self.ways else SyncWay(self.sync, self.streams)
+        return pattern(way.sync, self.replicas, way.streams)
 
 
 def build_graph(shape: StepShape) -> Graph:
@@ -125,7 +127,7 @@ def _worker_tasks(shape: StepShape, links: Links, stage: int, replica: int) -> T
     """Everything that one worker does before its update."""
     mine = range(replica, shape.micro_batches, shape.replicas)
     gradients: tuple[Task, ...] = ()
-    buckets = shape.pattern.streams.rounds - 1 if shape.replicas > 1 and not _adds_tied(shape, stage) else 0
+    buckets = shape.pattern_of(stage).streams.rounds - 1 if shape.replicas > 1 and not _adds_tied(shape, stage) else 0
     pipeline = Pipeline(links, shape.schedule, stage, shape.stages, replica, mine, buckets)
     loads = stage_loads(
         shape.loading,
@@ -219,7 +221,8 @@ def _synchronise(
     yield flatten, gradients
     released = dict(enumerate(buckets))
     moves: list[Task] = []
-    for transfer in transfers(shape.pattern, replica):
+    chosen = shape.pattern_of(stage)
+    for transfer in transfers(chosen, replica):
         moves.append(Task(_KIND_OF_MOVE[transfer.move], stage, replica, peer=transfer.peer, part=transfer.part))
-        own = released.get(shape.pattern.round_of(transfer), flatten)
+        own = released.get(chosen.round_of(transfer), flatten)
         yield moves[-1], (own, *(moves[position] for position in transfer.after))

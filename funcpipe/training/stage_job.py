@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from funcpipe.comm import codec
-from funcpipe.comm.collectives import pattern
+from funcpipe.comm.collectives import pattern_of
 from funcpipe.core import Routes, Wire, WorkerSpec
 from funcpipe.errors import CorruptMessage
 from funcpipe.model.graph import Signature
@@ -70,7 +70,7 @@ class StageJob:
             norm=self.recipe.gradient_norm(small_range=plan.gradient_wire is Wire.FP16),
             whole=self.parameters,
             wire_sync=plan.wire_sync,
-            shards=pattern(plan.sync, plan.replicas, plan.streams) if plan.is_sharded else None,
+            shards=pattern_of(plan, spec.stage) if plan.is_sharded else None,
         )
 
     def loader(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from funcpipe.comm.channel import Channel, Received
-from funcpipe.comm.collectives import cut_rounds, pattern
+from funcpipe.comm.collectives import cut_rounds, pattern_of
 from funcpipe.comm.gradient_chunks import GradientChunks
 from funcpipe.core import Plan, Routes, Wire, worker_name
 from funcpipe.runstate.keys import Keys
@@ -32,6 +32,7 @@ class Actions:
         keys: Keys,
         routes: Routes,
         plan: Plan,
+        stage: int,
         replica: int,
         loader: Loader | None = None,
     ) -> None:
@@ -43,7 +44,7 @@ class Actions:
         self._keys = keys
         self._plan = plan
         self._routes = _RouteTable(routes)
-        self._pattern = pattern(plan.sync, plan.replicas, plan.streams)
+        self._pattern = pattern_of(plan, stage)
         self._synchronisation = Synchronisation(channel, self._pattern, replica, self._key_of, computation.update_split)
         self._step = -1
         self._chunks: GradientChunks | None = None

@@ -167,7 +167,7 @@ def _runner(
             spec, keys, job.routes, job.batches(spec), norms=computation.norm.is_needed, loads=loader is not None
         ),
         computation=computation,
-        actions=Actions(computation, channel, keys, job.routes, spec.plan, spec.replica, loader),
+        actions=Actions(computation, channel, keys, job.routes, spec.plan, spec.stage, spec.replica, loader),
         lanes=LaneMonitor(),
         reporter=StepReporter(spec, fenced, keys),
         loader=loader,

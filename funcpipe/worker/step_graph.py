@@ -76,6 +76,7 @@ class StepGraphs:
                 sync=plan.sync,
                 norms=self._norms,
                 streams=plan.streams,
+                ways=plan.ways,
                 loading=loading,
             )
         )

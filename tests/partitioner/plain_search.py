@@ -1,4 +1,7 @@
-"""A second oracle: every Pareto-best partial plan kept, nothing else pruned. Slow, but good for ten layers."""
+"""A second oracle: every Pareto-best partial plan kept, nothing else pruned. Slow, but good for ten layers.
+
+Each stage has every way of synchronising that no other one beats.
+"""
 
 import numpy as np
 
@@ -29,14 +32,15 @@ def _labels(graph: StageGraph, options: Options, setting: Setting) -> Array:
         for o in np.flatnonzero(options.before == node):
             for behind in range(options.most_behind[o] + 1):
                 if (options.after[o], behind) in at_node:
-                    rows = _with_stage(at_node[options.after[o], behind], options, int(o), setting, behind)
-                    parts.setdefault(behind + 1, []).append(rows)
+                    for way in range(len(options.ways.usd)):
+                        rows = _with_stage(at_node[options.after[o], behind], options, int(o), setting, behind, way)
+                        parts.setdefault(behind + 1, []).append(rows)
         at_node |= {(node, behind): _unbeaten(np.concatenate(rows)) for behind, rows in parts.items()}
     found = [rows for (node, _), rows in at_node.items() if node == graph.start]
     return np.concatenate([np.zeros((0, 8)), *found])
 
 
-def _with_stage(rows: Array, options: Options, o: int, setting: Setting, behind: int) -> Array:
+def _with_stage(rows: Array, options: Options, o: int, setting: Setting, behind: int, way: int) -> Array:
     """The rows with the option in front, which holds as many micro-batches as the schedule says."""
     each = setting.micro_batches_each
     held = in_flight(setting.schedule, stage=3, stages=behind + 4, micro_batches=each)
@@ -48,9 +52,10 @@ def _with_stage(rows: Array, options: Options, o: int, setting: Setting, behind:
     rows[:, 1] = np.maximum(rows[:, 1], pace)
     rows[:, 2] += options.costs.backward_sum_s[o]
     rows[:, 3] = np.maximum(rows[:, 3], options.costs.backward_lane_s[o])
-    rows[:, 4] = np.maximum(rows[:, 4], rows[:, 2] + (each - 1) * rows[:, 3] + options.costs.sync_s[o])
+    sync_s = options.ways.seconds[options.row[o], way]
+    rows[:, 4] = np.maximum(rows[:, 4], rows[:, 2] + (each - 1) * rows[:, 3] + sync_s)
     rows[:, 5] += options.costs.price_usd_s[o]
-    rows[:, 6] += options.costs.request_usd[o]
+    rows[:, 6] += options.costs.request_usd[o] - options.ways.usd[0] + options.ways.usd[way]
     rows[:, 7] += options.costs.work_s[o] if setting.spec.shared_cores else 0.0
     return rows
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from funcpipe.core import Recompute, TrainingSpec
+from funcpipe.core import Recompute, Sync, TrainingSpec
 from funcpipe.partitioner.analysis.front import pareto_front
 from funcpipe.partitioner.problem.problem import LIMIT_SLACK, Problem
 from funcpipe.partitioner.search.exact import exact
@@ -27,6 +27,8 @@ def drawn(draw: random.Random, seed: int) -> Problem:
     )
     training = TrainingSpec(global_batch=batch, replicas=(degree,), recompute=draw.choice(list(Recompute)))
     profile = chain(layers, sizes, seed, skips=draw.choice([0, 0, 0, 1, 2]))
+    if degree > 2 or layers > 6:  # the plain search keeps every way of synchronising of every stage
+        training = replace(training, sync=Sync.STREAMED if degree > 2 else Sync.EXCHANGE)
     return Problem(profile=profile, spec=spec, training=training)
 
 
@@ -63,7 +65,7 @@ def test_exact_equals_a_plain_search(seed: int) -> None:
 
 def test_a_lane_of_the_first_stage_does_not_hide_one_behind_it() -> None:
     """Once a lane in front was taken to be waited for by all stages before a node, and the best plan was dropped."""
-    training = TrainingSpec(global_batch=16, replicas=(2,), time_value=30.0)
+    training = TrainingSpec(global_batch=16, replicas=(2,), time_value=30.0, sync=Sync.PIPELINED)
     problem = Problem(profile=chain(6, 2, 69), spec=platform(2), training=training)
     seconds, dollars = np.array(plain_points(problem)).T
     plan = exact(problem)

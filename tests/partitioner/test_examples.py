@@ -39,11 +39,12 @@ def test_a_network_of_two_layers() -> None:
     _, two = network(2)
     assert two.leaving.tolist() == [0, 0, 1, 3]
     assert list(zip(two.options.before, two.options.after, strict=True)) == [(1, 0), (2, 1), (2, 0)]
-    found = path_costs(two, np.array([[1, 2], [0, -1]]))
+    paths = np.array([[1, 2], [0, -1]])
+    found = path_costs(two, paths, np.zeros_like(paths))
     assert found.stages.tolist() == [2, 1]
     at_node = [Labels.of_end()]
-    at_node += [extended(two, 1, at_node)]
-    at_node += [extended(two, 2, at_node)]
+    at_node += [extended(two, 1, at_node, np.zeros(3))]
+    at_node += [extended(two, 2, at_node, np.zeros(3))]
     assert [len(labels) for labels in at_node] == [1, 1, 2]
     assert sorted(zip(*paths_of(two, at_node).tolist(), strict=True)) == [(1, 0), (2, -1)]
 

@@ -130,4 +130,4 @@ def test_the_second_best_plan_is_more_than_another_schedule() -> None:
     assert (other.stages, other.replicas, other.sync) != (plan.stages, plan.replicas, plan.sync)
     explained = explain(plan, profile, spec, training)
     assert explained.second is not None
-    assert explained.second.what.endswith(f"{other.schedule.value}, synchronisation {other.sync.value}")
+    assert explained.second.what.endswith(f"{other.schedule.value}, synchronisation {other.synchronisation}")

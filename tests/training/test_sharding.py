@@ -175,7 +175,7 @@ def test_any_sizes_rounds_and_replicas_give_the_bits_and_the_traffic_of_sums(
     """Tasks in any order, gradients present or not, three steps of both kinds side by side."""
     make, generator = OPTIMIZERS[optimizer], torch.Generator().manual_seed(seed)
     graph = build_graph(shape_of(way, replicas, cut_as))
-    chosen = shape_of(way, replicas, cut_as).pattern
+    chosen = shape_of(way, replicas, cut_as).pattern_of(0)
     plain = [Replica(shapes, make) for _ in range(replicas)]
     parts = [Replica(shapes, make) for _ in range(replicas)]
     layout = parts[0].flat([None] * len(shapes), torch.zeros(3)).layout

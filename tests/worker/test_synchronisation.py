@@ -55,8 +55,8 @@ def synchronised(
     for replica, row in enumerate(result):
         stores.append(Counted(shared))
         channel = Channel(stores[-1], ArrivalEstimator(deadline_s=0.001), run_key=RUN_KEY, cancel=threading.Event())
-        doers.append(Synchronisation(channel, shape.pattern, replica, str))
-        pieces.append(GradientChunks(row, shape.pattern, head, wire=wire))
+        doers.append(Synchronisation(channel, shape.pattern_of(0), replica, str))
+        pieces.append(GradientChunks(row, shape.pattern_of(0), head, wire=wire))
     for position in possible_order(graph, order):
         task = graph.tasks[position]
         if task.kind in (Kind.PUT_SPLIT, Kind.GET_SPLIT, Kind.MERGE, Kind.PUT_MERGED, Kind.GET_MERGED):

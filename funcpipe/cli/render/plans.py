@@ -74,6 +74,8 @@ def plan(chosen: Plan, path: str, console: Console) -> None:
     if reason := reason_for(chosen):
         wires = f"activations {chosen.wire.value}, their gradients {chosen.gradient_wire.value}"
         console.print(f"formats: {wires}, sums {chosen.wire_sync.value}: {reason}")
+    if chosen.replicas > 1:
+        console.print(f"replicas sum gradients by: {chosen.synchronisation}")
     solver = chosen.solver
     if solver is not None:
         among = "" if solver.merged_layers is None else f" over {solver.merged_layers} merged layers"

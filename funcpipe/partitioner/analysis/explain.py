@@ -177,7 +177,10 @@ def _second(plan: Plan, whole: Problem, layer_limit: int) -> Alternative | None:
     moved = unmerged(other, starts)
     shape = " | ".join(f"layers {s.first}-{s.stop - 1} on {s.size}" for s in moved.stages)
     return _beside(
-        plan, moved, whole, f"{moved.replicas} × ({shape}), {moved.schedule.value}, synchronisation {moved.sync.value}"
+        plan,
+        moved,
+        whole,
+        f"{moved.replicas} × ({shape}), {moved.schedule.value}, synchronisation {moved.synchronisation}",
     )
 
 

@@ -17,7 +17,7 @@ def _lines(explanation: Explanation) -> Iterator[str]:
     assert estimate is not None
     yield (
         f"{plan.model or 'model'} on {plan.platform or 'platform'}: {_count(len(plan.stages), 'stage')} × "
-        f"{_count(plan.replicas, 'replica')}, {plan.schedule.value}, synchronisation {plan.sync.value}, "
+        f"{_count(plan.replicas, 'replica')}, {plan.schedule.value}, synchronisation {plan.synchronisation}, "
         f"{plan.wire.value} on the wire"
         + (f", sums in {plan.wire_sync.value}" if plan.replicas > 1 and plan.wire_sync is not Wire.FP32 else "")
         + (", optimiser divided over the replicas" if plan.is_sharded else "")

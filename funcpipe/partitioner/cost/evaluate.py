@@ -42,13 +42,13 @@ def evaluate(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Estimate:
     `check_memory`.
     """
     setting, loads = plan_setting(plan, profile, spec), plan_loads(plan, profile, spec)
-    lanes, sync_s = lane_times(loads, setting, workers=plan.workers), sync_times(loads, setting, workers=plan.workers)
+    lanes, sync_s = lane_times(loads, setting, workers=plan.workers), _sync_seconds(plan, loads, setting)
     load_s = loads.loads_data * (0.0 if profile.data is None else profile.data.load_s)
     memory = memory_use(loads, setting, setting.held_micro_batches(len(plan.stages)))
-    stages = stage_costs(loads, lanes, sync_s, setting)
+    stages = stage_costs(loads, lanes, sync_s, setting, plan.ways)
     whole = plan_costs(stages._replace(share=setting.round_shares(len(plan.stages))), setting)
     iteration_s, usd_s, requests_usd = whole.iteration_s.item(), whole.price_usd_s.item(), whole.request_usd.item()
-    puts, gets = requests(loads, setting)
+    puts, gets = requests(loads, setting, plan.ways)
     hand_over_s, start_usd, steps = _function_life(loads, setting, iteration_s)
     return Estimate(
         iteration_s=iteration_s,
@@ -63,6 +63,15 @@ def evaluate(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Estimate:
         overhead_s=hand_over_s / steps,
         overhead_usd=dollars(usd_s, hand_over_s, start_usd) / steps,
     )
+
+
+def _sync_seconds(plan: Plan, loads: Loads, setting: Setting) -> Array:
+    """How long each stage synchronises in its own way."""
+    seconds = np.zeros(len(plan.stages))
+    for way in set(plan.ways):
+        chosen = np.array([other == way for other in plan.ways])
+        seconds = np.where(chosen, sync_times(loads, setting, workers=plan.workers, way=way), seconds)
+    return seconds
 
 
 def check_memory(plan: Plan, estimate: Estimate) -> None:

@@ -7,16 +7,18 @@ Plans, the exact search, the solvers' coefficients and the other policies are al
 - `loads`: what the formulas are given;
 - `formulas`: seconds of each lane of each stage, and all `stage_costs` together;
 - `pipeline`: from stages to the seconds and dollars of an iteration;
-- `sync_time`, `sync_choice`: how long the ways of synchronising take, and which is best for one gradient;
+- `sync_time`, `sync_ways`, `sync_choice`: how long the ways of synchronising take, for all stages, and which is best
+  for one gradient;
 - `requests`, `memory`, `ties`: storage requests, peak bytes, parameters that several layers share;
 - `evaluate`: all of it for one plan.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from funcpipe.core import ScheduleKind
+from funcpipe.core import ScheduleKind, SyncWay
 from funcpipe.partitioner.cost.arrays import Array
 from funcpipe.partitioner.cost.loads import Loads, Setting
 from funcpipe.partitioner.cost.pipeline import StageCosts
@@ -92,26 +94,35 @@ def lane_times(loads: Loads, setting: Setting, *, workers: int) -> Lanes:
     )
 
 
-def sync_times(loads: Loads, setting: Setting, *, workers: int) -> Array:
-    """Seconds in which each stage's replicas sum their gradients, from its last backward on.
-
-    They include those in which it writes and reads the gradients of tied parameters, one after the other. `workers`
-    functions share the platform's links. Where stages share parameters, nothing travels before that backward has ended.
+def tied_times(loads: Loads, setting: Setting, up: Array, down: Array) -> tuple[Array, Array]:
+    """Seconds in which each stage writes and reads the gradients of tied parameters, and those of the backward during
+    which other gradients may travel: none where stages share parameters, as nothing travels before it has ended.
     """
-    up, down = shared_link(loads, setting, workers)
     ties = loads.ties
     tied_s = ties.upload_bytes / up + ties.download_bytes / down
     tied_s = tied_s + setting.spec.latency_s * (ties.upload_objects + ties.download_objects)
     backward_s = np.where(ties.download_objects > 0, 0.0, setting.spec.contention * loads.backward_s)
+    return tied_s, backward_s
+
+
+def sync_times(loads: Loads, setting: Setting, *, workers: int, way: SyncWay | None = None) -> Array:
+    """Seconds in which each stage's replicas sum their gradients, from its last backward on, in `way`.
+
+    They include those in which it writes and reads the gradients of tied parameters, one after the other. `workers`
+    functions share the platform's links. None stands for the way of the setting.
+    """
+    up, down = shared_link(loads, setting, workers)
+    tied_s, backward_s = tied_times(loads, setting, up, down)
+    way = setting.way if way is None else way
     return tied_s + sync_time_s(
-        setting.sync,
+        way.sync,
         gradient_bytes=setting.sync_wire_ratio * loads.summed_bytes,
         merged_bytes=setting.merged_wire_ratio * loads.summed_bytes,
         replicas=setting.replicas,
         upload_bytes_s=up,
         download_bytes_s=down,
         latency_s=setting.spec.latency_s,
-        streams=setting.streams,
+        streams=way.streams,
         backward_s=backward_s,
     )
 
@@ -121,8 +132,13 @@ def compute_work_s(lanes: Lanes, setting: Setting) -> Array:
     return setting.micro_batches * (lanes.forward_s + lanes.backward_s)
 
 
-def stage_costs(loads: Loads, lanes: Lanes, sync_s: Array, setting: Setting) -> StageCosts:
-    """What the stages cost, by their lanes and their synchronisation; `share` is left at 0 for the caller to set."""
+def stage_costs(
+    loads: Loads, lanes: Lanes, sync_s: Array, setting: Setting, ways: Sequence[SyncWay] | None = None
+) -> StageCosts:
+    """What the stages cost, by their lanes and their synchronisation; `share` is left at 0 for the caller to set.
+
+    `ways` are those of the stages, as in `requests`.
+    """
     forward_lane_s, backward_lane_s = lanes.slowest(setting.schedule)
     return StageCosts(
         forward_sum_s=lanes.forward_sum_s,
@@ -132,7 +148,7 @@ def stage_costs(loads: Loads, lanes: Lanes, sync_s: Array, setting: Setting) -> 
         round_s=lanes.round_s,
         sync_s=sync_s,
         price_usd_s=setting.replicas * loads.price_usd_s,
-        request_usd=request_usd(*requests(loads, setting), setting.spec),
+        request_usd=request_usd(*requests(loads, setting, ways), setting.spec),
         work_s=compute_work_s(lanes, setting),
         share=np.zeros(1),
     )

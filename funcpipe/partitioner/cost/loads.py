@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from funcpipe.core import DataProfile, PlatformSpec, ScheduleKind, Streams, Sync
+from funcpipe.core import DataProfile, PlatformSpec, ScheduleKind, Streams, Sync, SyncWay
 from funcpipe.partitioner.cost.arrays import Array, BoolArray
 from funcpipe.partitioner.cost.ties import Ties
 from funcpipe.scheduler.schedules import in_flight
@@ -77,6 +77,8 @@ class Loads:
 class Setting:
     """What holds for all stages of a plan. `micro_batches` counts those of all replicas together.
 
+    `sync` and `streams` are the way of synchronising of all stages; where `sync` is None, each has its own.
+
     `values_per_parameter` is what each function keeps for the optimiser. `gradient_wire_ratio` is the wire ratio of the
     gradients that stages return, where it differs from that of activations, `sync_wire_ratio` that of the gradients
     that replicas sum. Where the optimiser is `sharded` over replicas, no stage may share parameters with another one.
@@ -86,7 +88,7 @@ class Setting:
     micro_batches: int
     replicas: int
     values_per_parameter: float
-    sync: Sync
+    sync: Sync | None
     wire_ratio: float
     base_bytes: int
     spec: PlatformSpec
@@ -96,6 +98,12 @@ class Setting:
     streams: Streams | None = None
     sharded: bool = False
     data: DataProfile | None = None
+
+    @property
+    def way(self) -> SyncWay:
+        """The way of synchronising of all stages, where each has not its own."""
+        assert self.sync is not None
+        return SyncWay(self.sync, self.streams)
 
     @property
     def micro_batches_each(self) -> int:

@@ -1,18 +1,27 @@
 """How many storage requests an iteration makes, and what they cost."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from funcpipe.core import PlatformSpec, Streams, Sync, usual_streams
+import numpy as np
+
+from funcpipe.core import PlatformSpec, Streams, Sync, SyncWay, usual_streams
 from funcpipe.partitioner.cost.arrays import Array
 from funcpipe.partitioner.cost.loads import Loads, Setting, StageTraffic
 
 
-def requests(loads: Loads, setting: Setting) -> tuple[Array, Array]:
-    """Puts and gets of each stage in one iteration, all replicas together."""
+def requests(loads: Loads, setting: Setting, ways: Sequence[SyncWay] | None = None) -> tuple[Array, Array]:
+    """Puts and gets of each stage in one iteration, all replicas together.
+
+    `ways` are those of the stages, along the last axis; None stands for the way of the setting, and none at all leaves
+    synchronisation out.
+    """
     puts, gets = message_requests(loads.traffic, setting)
-    sync_puts, sync_gets = sync_requests(setting)
-    puts = puts + sync_puts + setting.replicas * loads.ties.upload_objects
-    gets = gets + sync_gets + setting.replicas * loads.ties.download_objects
+    if ways is None:
+        ways = (setting.way,)
+    for_sums = np.array([sync_requests(way, setting.replicas) for way in ways] or [(0, 0)])
+    puts = puts + for_sums[:, 0] + setting.replicas * loads.ties.upload_objects
+    gets = gets + for_sums[:, 1] + setting.replicas * loads.ties.download_objects
     return puts, gets
 
 
@@ -23,11 +32,10 @@ def message_requests(traffic: StageTraffic, setting: Setting) -> tuple[Array, Ar
     return puts, gets
 
 
-def sync_requests(setting: Setting) -> tuple[int, int]:
+def sync_requests(way: SyncWay, replicas: int) -> tuple[int, int]:
     """Puts and gets in which the replicas of one stage sum their gradients."""
-    streams = usual_streams(setting.sync, setting.replicas, setting.streams)
-    puts, gets = requests_each(setting.sync, setting.replicas, streams)
-    return round(setting.replicas * puts), round(setting.replicas * gets)
+    puts, gets = requests_each(way.sync, replicas, usual_streams(way.sync, replicas, way.streams))
+    return round(replicas * puts), round(replicas * gets)
 
 
 def request_usd(puts: Any, gets: Any, spec: PlatformSpec) -> Any:

@@ -15,10 +15,12 @@ and 1 s down. Three-phase: three splits up (9 s), three down (3 s), the sum up (
 The tests compare every form with a simulation of the single transfers.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
 from funcpipe.core import Streams, Sync, usual_streams
-from funcpipe.partitioner.cost.arrays import Array
+from funcpipe.partitioner.cost.arrays import Array, IntArray
 
 
 def sync_time_s(
@@ -55,8 +57,8 @@ def sync_time_s(
         case Sync.ALL_REDUCE:
             return all_reduce_s(*link)
         case Sync.EXCHANGE | Sync.STREAMED:
-            cut_as = usual_streams(sync, replicas, streams)
-            return exposed_s(sync, *link, cut_as, backward_s, merged_bytes=merged_bytes)
+            cut = usual_streams(sync, replicas, streams)
+            return exposed_s(sync, *link, cut, backward_s, merged_bytes=merged_bytes)
     reduce_s: Array = up_s + (replicas - 2) * np.maximum(up_s, down_s) + down_s
     return reduce_s + spread_s + (2 + replicas) * latency_s
 
@@ -70,34 +72,48 @@ def limit_s(
     return moved_s + 2 * latency_s
 
 
+class Cut(NamedTuple):
+    """How a gradient is divided in each of many ways: the counts of `Streams`, along the last axis."""
+
+    rounds: IntArray | int
+    groups: IntArray | int
+    merged: IntArray | int
+
+
 def streamed_s(
     gradient_bytes: Array | float,
     replicas: int,
     up: Array | float,
     down: Array | float,
     latency_s: float,
-    streams: Streams,
+    cut: Streams | Cut,
     *,
     merged_bytes: Array | float | None = None,
 ) -> Array:
     """Seconds of the streamed scatter-reduce, in which raw objects go before merged ones.
 
-    Exact where the downlink is no faster than the uplink. Then each merged object j waits for its share of the raw
-    pieces and for the objects before it; everybody reads it after all raw pieces and the merged objects before it.
+    Exact where the downlink is no faster than the uplink. Then merged object j waits for its share of the raw pieces
+    and for the objects before it; everybody reads it after all raw pieces and the merged objects before it. So the last
+    one is read when, for some objects i <= j, object i has been reduced, i to j have gone up, and j and those behind it
+    have come down. That is a convex function of i and j, whose largest value lies at (1, 1), (1, last) or (last, last).
     """
-    n, merged = replicas, min(streams.merged, streams.rounds)
+    n, merged = replicas, np.minimum(cut.merged, cut.rounds)
     size = np.asarray(gradient_bytes, dtype=np.float64)
     foreign = (n - 1) * size / n
-    first = -(-(n - 1) // min(streams.groups, n - 1)) * size / (n * streams.rounds)
+    first = -(-(n - 1) // np.minimum(cut.groups, n - 1)) * size / (n * cut.rounds)
     own = (size if merged_bytes is None else np.asarray(merged_bytes, dtype=np.float64)) / (n * merged)
-    ends = 2 * latency_s + np.maximum(first / up + foreign / down, foreign / up + first / down)
-    put = np.zeros_like(size)
-    for j in range(1, merged + 1):
-        share = j / merged * foreign
-        reduced = 2 * latency_s + np.maximum(first / up + share / down, share / up + first / down)
-        put = np.maximum(np.maximum(reduced + latency_s, put), latency_s + foreign / up) + own / up
-        ends = np.maximum(ends, put + latency_s) + (n - 1) * own / down
-    return np.asarray(ends, dtype=np.float64)
+    put_s, read_s, all_up_s = own / up, (n - 1) * own / down, foreign / up
+
+    def begins_s(share: Array | float) -> Array:
+        reduced_s = np.maximum(first / up + share * foreign / down, share * all_up_s + first / down)
+        begun_s: Array = np.maximum(reduced_s + 2 * latency_s, all_up_s)
+        return begun_s + latency_s
+
+    raw_s = 2 * latency_s + np.maximum(first / up + foreign / down, all_up_s + first / down)
+    early_s = begins_s(1 / merged) + np.maximum(put_s + merged * read_s, merged * put_s + read_s)
+    late_s = begins_s(1.0) + put_s + read_s
+    ends_s: Array = np.maximum(raw_s + merged * read_s, np.maximum(early_s, late_s) + latency_s)
+    return ends_s
 
 
 def exchange_s(
@@ -106,11 +122,11 @@ def exchange_s(
     up: Array | float,
     down: Array | float,
     latency_s: float,
-    streams: Streams,
+    cut: Streams | Cut,
 ) -> Array:
     """Seconds in which every replica writes everything, in rounds, and reads everything from the others."""
     size = np.asarray(gradient_bytes, dtype=np.float64)
-    others, chunk = (replicas - 1) * size, size / streams.rounds
+    others, chunk = (replicas - 1) * size, size / cut.rounds
     moved_s: Array = np.maximum(chunk / up + others / down, size / up + (replicas - 1) * chunk / down)
     return moved_s + 2 * latency_s
 
@@ -122,7 +138,7 @@ def exposed_s(
     up: Array | float,
     down: Array | float,
     latency_s: float,
-    streams: Streams,
+    cut: Streams | Cut,
     backward_s: Array | float,
     *,
     merged_bytes: Array | float | None = None,
@@ -135,14 +151,16 @@ def exposed_s(
     link = (replicas, up, down, latency_s)
     sums = np.asarray(gradient_bytes if merged_bytes is None else merged_bytes, dtype=np.float64)
 
-    def form(cut_as: Streams, share: float) -> Array:
+    def form(cut: Streams | Cut, share: Array | float) -> Array:
         size = share * np.asarray(gradient_bytes, dtype=np.float64)
         if sync is Sync.EXCHANGE:
-            return exchange_s(size, *link, cut_as)
-        return streamed_s(size, *link, cut_as, merged_bytes=share * sums)
+            return exchange_s(size, *link, cut)
+        return streamed_s(size, *link, cut, merged_bytes=share * sums)
 
-    whole_s = form(streams, 1.0) - (1 - 1 / streams.rounds) * np.asarray(backward_s)
-    return np.maximum(whole_s, form(Streams(1, streams.groups, 1), 1 / streams.rounds))
+    share = 1 / np.asarray(cut.rounds)
+    whole_s = form(cut, 1.0) - (1 - share) * np.asarray(backward_s)
+    exposed: Array = np.maximum(whole_s, form(Cut(1, cut.groups, 1), share))
+    return exposed
 
 
 def all_reduce_s(

@@ -61,7 +61,7 @@ def chain_programme(problem: Problem, *, longest_s: float, unit_usd: float) -> C
     if profile.ties:
         raise InvalidValue("solver", "paper", "cannot express what tied parameters cost; use another solver")
     graph = build_stage_graph(profile, Borders.of(len(profile.layers), admits=lambda first, stop: stop == first + 1))
-    loads, settings = edge_loads(problem, graph), problem.settings()
+    loads, settings = edge_loads(problem, graph), problem.one_way_settings()
     lanes = lane_times(loads, settings[0], workers=1)
     return ChainProgramme(
         problem=problem,
@@ -236,7 +236,7 @@ def _add_money(m: pyo.ConcreteModel, programme: ChainProgramme) -> None:
         unchosen = 1 - m.chosen[s]
         m.money.add(setting.replicas * pyo.quicksum(rent[i] for i in m.layers) <= m.price + most * unchosen)
         m.money.add(setting.replicas * stages <= problem.max_functions + setting.replicas * len(m.layers) * unchosen)
-        alone = request_usd(*sync_requests(setting), setting.spec) / unit
+        alone = request_usd(*sync_requests(setting.way, setting.replicas), setting.spec) / unit
         m.money.add(messages + alone * stages <= m.requests + alone * len(m.layers) * unchosen)
     cost = dollars(m.price, m.iteration_s, m.requests)
     if goal.counts_seconds:

@@ -138,7 +138,7 @@ def _sync_s(programme: ChainProgramme, s: int, j: int, gradient_mb: float) -> fl
     """Seconds in which replicas on size j synchronise `gradient_mb` under setting s."""
     setting, size = programme.settings[s], programme.problem.spec.sizes[j]
     seconds = sync_time_s(
-        setting.sync,
+        setting.way.sync,
         gradient_bytes=setting.sync_wire_ratio * gradient_mb * MB,
         merged_bytes=setting.merged_wire_ratio * gradient_mb * MB,
         replicas=setting.replicas,

@@ -2,18 +2,22 @@
 
 import math
 import time
+from collections.abc import Iterator
+
+import numpy as np
 
 from funcpipe.core import Plan, ScheduleKind
 from funcpipe.errors import Infeasible, SolverUnavailable
 from funcpipe.partitioner.mip.chain_form import build_chain_model, chain_programme, read_chain
 from funcpipe.partitioner.mip.run import GUROBI, HIGHS, SCIP, Form, Solver, solve
 from funcpipe.partitioner.mip.stage_form import StageProgramme, build_model, read_choices
+from funcpipe.partitioner.problem.best_sync import with_best_sync
 from funcpipe.partitioner.problem.problem import Goal, Problem
 from funcpipe.partitioner.problem.report import report
 from funcpipe.partitioner.search.infeasible import explain_infeasible
 from funcpipe.partitioner.search.initial_bounds import InitialBounds, initial_bounds
 from funcpipe.partitioner.search.option_network import path_costs
-from funcpipe.partitioner.search.spaces import Space, all_spaces, with_stage_counts
+from funcpipe.partitioner.search.spaces import Space, spaces, with_stage_counts
 
 STAGE_FORM = Form(build_model, read_choices)
 CHAIN_FORM = Form(build_chain_model, read_chain)
@@ -62,7 +66,7 @@ def _stage_form(problem: Problem, solver: Solver, time_limit_s: float | None) ->
     """The best plan over all settings, each of which is a programme of its own."""
     started_s, goal = time.monotonic(), problem.goal
     best, best_objective, bound = None, math.inf, math.inf
-    for space in all_spaces(problem):
+    for space in _spaces(problem):
         programme = programme_of(space, goal, best_objective)
         if programme is None:
             continue
@@ -74,15 +78,20 @@ def _stage_form(problem: Problem, solver: Solver, time_limit_s: float | None) ->
                 best, best_objective = plan, goal.of_plan(plan)
     if best is None:
         raise _nothing_found(problem, bound)
-    return report(
-        best, problem, name=solver.name, bound=min(bound, best_objective), solve_s=time.monotonic() - started_s
-    )
+    spent_s = time.monotonic() - started_s
+    best = report(best, problem, name=solver.name, bound=min(bound, best_objective), solve_s=spent_s, one_way=True)
+    return with_best_sync(best, problem)
+
+
+def _spaces(problem: Problem) -> Iterator[Space]:
+    """Spaces in which all stages synchronise in one way: options that have a choice of ways would be too many."""
+    return spaces(problem, problem.stage_graph, settings=problem.one_way_settings())
 
 
 def chain_form(problem: Problem, solver: Solver, *, time_limit_s: float | None = None) -> Plan:
     """The best plan of a chain by the programme in the paper's own variables; raises what `paper` raises."""
     started_s, goal = time.monotonic(), problem.goal
-    looked_at = [(space, initial_bounds(space.network)) for space in all_spaces(problem)]
+    looked_at = [(space, initial_bounds(space.network)) for space in _spaces(problem)]
     possible = [(space, bounds) for space, bounds in looked_at if bounds is not None]
     if not possible:
         raise explain_infeasible(problem)
@@ -95,7 +104,9 @@ def chain_form(problem: Problem, solver: Solver, *, time_limit_s: float | None =
         raise _nothing_found(problem, solved.bound)
     plan = problem.plan(*solved.found)
     bound = min(goal.of_plan(plan), solved.bound * (1.0 if goal.counts_seconds else programme.unit_usd))
-    return report(plan, problem, name=f"{solver.name} (paper)", bound=bound, solve_s=time.monotonic() - started_s)
+    spent_s = time.monotonic() - started_s
+    plan = report(plan, problem, name=f"{solver.name} (paper)", bound=bound, solve_s=spent_s, one_way=True)
+    return with_best_sync(plan, problem)
 
 
 def _time_left_s(started_s: float, time_limit_s: float | None) -> float | None:
@@ -131,7 +142,7 @@ def programme_of(space: Space, goal: Goal, best: float) -> StageProgramme | None
 
 def _best_of(space: Space, bounds: InitialBounds, goal: Goal) -> float:
     """The best objective of the plans found in a first look at the space."""
-    costs = path_costs(space.network, bounds.paths)
+    costs = path_costs(space.network, bounds.paths, np.zeros_like(bounds.paths))
     objectives = goal.objective(costs.plan.iteration_s, costs.plan.cost_usd)
     return float(objectives[space.admits(costs)].min(initial=math.inf))
 

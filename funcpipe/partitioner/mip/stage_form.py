@@ -78,7 +78,7 @@ def build_model(programme: StageProgramme, linear: bool) -> pyo.ConcreteModel:
 def read_choices(m: pyo.ConcreteModel, programme: StageProgramme) -> list[StageChoice]:
     """The stages that a solved model has taken, in order."""
     taken = [option for option in m.options if pyo.value(m.taken[option]) > 0.5]
-    choices = [programme.options.choice(option, programme.graph) for option in taken]
+    choices = [programme.options.choice(option, 0, programme.graph) for option in taken]
     return sorted(choices, key=lambda choice: choice.first)
 
 

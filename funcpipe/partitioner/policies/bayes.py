@@ -27,7 +27,7 @@ def bayes(problem: Problem, *, time_limit_s: float | None = None, trials: int = 
     started_s = time.monotonic()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed, multivariate=True))
-    settings, layers = problem.settings(), len(problem.profile.layers)
+    settings, layers = problem.one_way_settings(), len(problem.profile.layers)
     sizes = sorted(problem.placed.open_sizes)
     seen: list[Plan | None] = []
 

@@ -28,7 +28,7 @@ def uniform(problem: Problem, *, time_limit_s: float | None = None) -> Plan:
     layers = len(problem.profile.layers)
     plans = (
         fitted(problem, setting, _even(layers, count), [size] * count)
-        for setting in problem.settings()
+        for setting in problem.one_way_settings()
         for count in range(1, layers + 1)
         for size in sorted(problem.placed.open_sizes)
     )
@@ -68,7 +68,7 @@ def pipedream(problem: Problem, *, time_limit_s: float | None = None) -> Plan:
     graph = problem.stage_graph
     plans = (
         fitted(problem, setting, cuts, [size] * len(cuts))
-        for setting in problem.settings()
+        for setting in problem.one_way_settings()
         for size, cuts in _balanced(problem, graph, setting)
     )
     best = best_of(problem, plans, policy="pipedream")

@@ -16,10 +16,11 @@ import numpy as np
 from funcpipe.core import LayerProfile, ModelProfile, Recompute
 from funcpipe.partitioner.cost.arrays import Array, BoolArray, IntArray
 from funcpipe.partitioner.cost.evaluate import column_of, held_inputs_bytes, loading_of
-from funcpipe.partitioner.cost.formulas import lane_times, stage_costs, sync_times
+from funcpipe.partitioner.cost.formulas import lane_times, stage_costs
 from funcpipe.partitioner.cost.loads import Loads, Setting, StageTraffic
 from funcpipe.partitioner.cost.memory import admitted, memory_use
 from funcpipe.partitioner.cost.pipeline import StageCosts
+from funcpipe.partitioner.cost.sync_ways import WayTable, way_table
 from funcpipe.partitioner.cost.ties import Ties, stage_ties
 from funcpipe.partitioner.problem.pins import NO_PINS
 from funcpipe.partitioner.problem.problem import Problem, StageChoice
@@ -30,9 +31,13 @@ from funcpipe.partitioner.problem.stage_graph import StageGraph
 class Options:
     """Stages that fit their functions; one array element each.
 
-    An option is edge `edge` of the stage graph on size number `size`, and leads from node `before` to node `after`. It
+    An option is edge `edge` of the stage graph, with the layers from `first` up to `stop`, on size number `size`, and
+    leads from node `before` to node `after`. It
     fits its function with at most `most_behind` stages behind it. `costs.share` is set where the number of stages
     behind the option is known, and is 0 elsewhere, which is a lower bound.
+
+    Its ways of synchronising are row `row` of the table `ways`. The costs are those of the fastest, with the requests
+    of way `fewest`: a lower bound where the option needs at least that one to be in time.
     """
 
     edge: IntArray
@@ -42,6 +47,11 @@ class Options:
     recompute: BoolArray
     most_behind: IntArray
     costs: StageCosts
+    first: IntArray
+    stop: IntArray
+    row: IntArray
+    fewest: IntArray
+    ways: WayTable
 
     def __len__(self) -> int:
         return len(self.edge)
@@ -56,13 +66,28 @@ class Options:
             recompute=self.recompute[which],
             most_behind=self.most_behind[which],
             costs=StageCosts(*(column[which] for column in self.costs)),
+            first=self.first[which],
+            stop=self.stop[which],
+            row=self.row[which],
+            fewest=self.fewest[which],
+            ways=self.ways,
         )
 
-    def choice(self, option: int, graph: StageGraph) -> StageChoice:
-        """The stage that the option stands for."""
+    def needing(self, fewest: IntArray) -> "Options":
+        """The options if each needs at least the way `fewest`."""
+        usd = self.ways.usd
+        request_usd = self.costs.request_usd + usd[fewest] - usd[self.fewest]
+        return replace(self, fewest=fewest, costs=self.costs._replace(request_usd=request_usd))
+
+    def choice(self, option: int, way: int, graph: StageGraph) -> StageChoice:
+        """The stage that the option stands for, in a way of synchronising."""
         edge = self.edge[option]
         return StageChoice(
-            int(graph.first[edge]), int(graph.stop[edge]), int(self.size[option]), bool(self.recompute[option])
+            first=int(graph.first[edge]),
+            stop=int(graph.stop[edge]),
+            size=int(self.size[option]),
+            recompute=bool(self.recompute[option]),
+            way=self.ways.ways[way],
         )
 
 
@@ -77,26 +102,35 @@ def ways(problem: Problem, graph: StageGraph) -> tuple[Loads, ...]:
 
 
 def price_options(
-    problem: Problem, graph: StageGraph, loads: Sequence[Loads], setting: Setting, *, workers: int
+    problem: Problem,
+    graph: StageGraph,
+    loads: Sequence[Loads],
+    setting: Setting,
+    *,
+    workers: int,
+    ways: WayTable | None = None,
 ) -> Options:
     """The options of `graph` under `setting` while `workers` functions share the platform's links.
 
-    `loads` are those of `ways`. Recomputation costs time and saves nothing but memory: it is an option only where the
-    stage does not fit without it, or does not fit with as many stages behind it.
+    `loads` are those of `ways`. A table of the `ways` that the setting has is made if none is given. Recomputation
+    costs time and saves nothing but memory: it is an option only where the stage does not fit without it, or does not
+    fit with as many stages behind it.
     """
+    table = way_table(loads[0], setting, workers=workers) if ways is None else ways
     parts, enough = [], np.full((len(graph.first), len(problem.spec.sizes)), -1)
     for load in loads:
         most_behind = _most_behind(problem, graph, setting, load)
         most_behind = np.where(most_behind > enough, most_behind, -1)
-        parts.append(_priced(graph, setting, load, most_behind, workers=workers))
+        parts.append(_priced(graph, setting, load, most_behind, table, workers=workers))
         enough = np.maximum(enough, most_behind)
     joined = _joined(parts)
     return joined.take(np.lexsort((joined.recompute, joined.size, joined.edge)))
 
 
 def _joined(parts: Sequence[Options]) -> Options:
-    names = [name for name in Options.__dataclass_fields__ if name != "costs"]
+    names = [name for name in Options.__dataclass_fields__ if name not in ("costs", "ways")]
     return Options(
+        ways=parts[0].ways,
         costs=StageCosts(*(np.concatenate(columns) for columns in zip(*(part.costs for part in parts), strict=True))),
         **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names},
     )
@@ -122,10 +156,13 @@ def _least_behind(graph: StageGraph) -> IntArray:
     return np.where(graph.stop < graph.layers, 1, 0)
 
 
-def _priced(graph: StageGraph, setting: Setting, loads: Loads, most_behind: IntArray, *, workers: int) -> Options:
+def _priced(
+    graph: StageGraph, setting: Setting, loads: Loads, most_behind: IntArray, table: WayTable, *, workers: int
+) -> Options:
     """The options of the edges and sizes that fit with some stages behind them."""
     lanes = lane_times(loads, setting, workers=workers)
-    costs = stage_costs(loads, lanes, sync_times(loads, setting, workers=workers), setting)
+    costs = stage_costs(loads, lanes, table.least_s.reshape(most_behind.shape), setting, ())
+    costs = costs._replace(request_usd=costs.request_usd + table.usd[0])
     edge, size = picked = np.nonzero(most_behind >= 0)
     return Options(
         edge=edge,
@@ -135,6 +172,11 @@ def _priced(graph: StageGraph, setting: Setting, loads: Loads, most_behind: IntA
         recompute=np.broadcast_to(loads.recompute, most_behind.shape)[picked],
         most_behind=most_behind[picked],
         costs=StageCosts(*(np.broadcast_to(column, most_behind.shape)[picked] for column in costs)),
+        first=graph.first[edge],
+        stop=graph.stop[edge],
+        row=edge * most_behind.shape[1] + size,
+        fewest=np.zeros(len(edge), dtype=np.int64),
+        ways=table,
     )
 
 

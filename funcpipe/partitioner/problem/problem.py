@@ -15,6 +15,7 @@ from funcpipe.core import (
     Stage,
     Streams,
     Sync,
+    SyncWay,
     TrainingSpec,
 )
 from funcpipe.errors import PlanError
@@ -61,12 +62,16 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class StageChoice:
-    """One chosen stage: layers `first` up to `stop` on the platform's size number `size`."""
+    """One chosen stage: layers `first` up to `stop` on the platform's size number `size`, and its way of synchronising.
+
+    None stands for the way of the setting.
+    """
 
     first: int
     stop: int
     size: int
     recompute: bool
+    way: SyncWay | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +179,19 @@ class Problem:
         )
 
     def settings(self) -> tuple[Setting, ...]:
-        """Every combination of replicas, schedule and synchronisation."""
+        """Every combination of replicas and schedule; unless one way of synchronising is asked for, each stage has its
+        own.
+        """
+        return tuple(
+            self.setting(degree, self.training.sync if degree > 1 else Sync.PIPELINED, schedule)
+            for degree in self.degrees
+            for schedule in self.schedules(degree)
+        )
+
+    def one_way_settings(self) -> tuple[Setting, ...]:
+        """Every combination of replicas, schedule and one of a few ways of synchronising, the same for all stages: for
+        solvers and policies that do not choose it with each stage.
+        """
         return tuple(
             self.setting(degree, sync, schedule, streams)
             for degree in self.degrees
@@ -186,7 +203,7 @@ class Problem:
         """The way that is asked for; or those that suit a typical stage best, at two values of time.
 
         A typical stage has a quarter of the parameters and runs on the middle one of the sizes. The ways are the same
-        whatever the goal; `best_sync.with_best_sync` chooses again, from all ways, for the plan that was found.
+        whatever the goal; `best_sync.with_best_sync` chooses again, from all ways, for a plan that was found so.
         """
         if self.training.sync is not None or replicas == 1:
             return ((self.training.sync or Sync.PIPELINED, None),)
@@ -222,8 +239,12 @@ class Problem:
             return (self.training.schedule,)
         return tuple(ScheduleKind) if self.micro_batches > replicas else (ScheduleKind.GPIPE,)
 
-    def setting(self, replicas: int, sync: Sync, schedule: ScheduleKind, streams: Streams | None = None) -> Setting:
-        """What holds for all stages of plans with this number of replicas, way to synchronise and schedule."""
+    def setting(
+        self, replicas: int, sync: Sync | None, schedule: ScheduleKind, streams: Streams | None = None
+    ) -> Setting:
+        """What holds for all stages of plans with this number of replicas, way to synchronise (None: each its own) and
+        schedule.
+        """
         sharded = self.training.shard_optimizer and replicas > 1
         return Setting(
             micro_batches=self.micro_batches,
@@ -246,6 +267,8 @@ class Problem:
     def plan(self, setting: Setting, choices: Sequence[StageChoice]) -> Plan:
         """The plan of `choices`, with its estimate."""
         names = [layer.graph_layers for layer in self.profile.layers]
+        ways = [setting.way if choice.way is None else choice.way for choice in choices]
+        common = max(ways, key=ways.count)
         stages = tuple(
             Stage(
                 first=choice.first,
@@ -254,16 +277,18 @@ class Problem:
                 memory_mb=self.spec.sizes[choice.size].memory_mb,
                 recompute=choice.recompute,
                 layers=tuple(name for parts in names[choice.first : choice.stop] for name in parts),
+                sync=None if way == common else way.sync,
+                streams=None if way == common else way.streams,
             )
-            for choice in choices
+            for choice, way in zip(choices, ways, strict=True)
         )
         plan = Plan(
             global_batch=self.training.global_batch,
             micro_batch=self.profile.micro_batch,
             replicas=setting.replicas,
             schedule=setting.schedule,
-            sync=setting.sync,
-            streams=setting.streams,
+            sync=common.sync,
+            streams=common.streams,
             shard_optimizer=self.training.shard_optimizer,
             wire=self.training.wire,
             wire_back=self.training.wire_back,

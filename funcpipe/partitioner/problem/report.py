@@ -9,10 +9,12 @@ GAP_OF_A_PROOF = 1e-6
 """A plan is called optimal if its objective is proved to be within this share of the best possible one."""
 
 
-def report(plan: Plan, problem: Problem, *, name: str, bound: float | None, solve_s: float) -> Plan:
+def report(
+    plan: Plan, problem: Problem, *, name: str, bound: float | None, solve_s: float, one_way: bool = False
+) -> Plan:
     """`plan` with the report of the solver `name`, which proved that no plan of `problem` is below `bound`.
 
-    The proof covers the ways to synchronise that `problem` has, which are not all unless one is asked for.
+    With `one_way` the proof covers the few ways to synchronise that all stages share (`Problem.one_way_settings`).
     """
     objective = problem.goal.of_plan(plan)
     bound = None if bound is None else max(0.0, bound)  # no objective is negative, whatever a solver has proved
@@ -25,6 +27,6 @@ def report(plan: Plan, problem: Problem, *, name: str, bound: float | None, solv
         gap=gap,
         solve_s=solve_s,
         bound=bound,
-        sync_ways=problem.compared_ways,
+        sync_ways=problem.compared_ways if one_way else None,
     )
     return replace(plan, solver=solver)

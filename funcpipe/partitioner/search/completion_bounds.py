@@ -17,6 +17,7 @@ import numpy as np
 
 from funcpipe.partitioner.cost.arrays import Array
 from funcpipe.partitioner.cost.pipeline import dollars, ended_s
+from funcpipe.partitioner.search.finish_weights import closing_s, closing_usd, in_front
 from funcpipe.partitioner.search.labels import Labels
 from funcpipe.partitioner.search.option_network import OptionNetwork
 from funcpipe.partitioner.search.shortest_paths import from_start, lane_caps
@@ -25,39 +26,42 @@ from funcpipe.partitioner.search.time_window import TimeWindow
 _CAPS = 48
 
 
-class _Ahead(IntEnum):
-    """What is summed up along paths from the start: the columns of their weights."""
+_SCALES = (0.0, 0.5, 1.0, 2.0, 4.0)
+"""What the weights of the ends before a node are multiplied by; what is left to 1 is the weight of the label's end."""
 
-    TIMED_USD = 0
-    FORWARD_USD = 1
-    UNTIMED_USD = 2
-    WORKED_USD = 3
-    CLOSING_S = 4
-    CLOSED_S = 5
-    FORWARD_S = 6
+
+class _Ahead(IntEnum):
+    """What is summed up along paths from the start: the columns of their weights, after those of `_SCALES`."""
+
+    UNTIMED_USD = len(_SCALES)
+    WORKED_USD = len(_SCALES) + 1
+    TIMED_S = len(_SCALES) + 2
+    CLOSING_S = len(_SCALES) + 3
+    FORWARD_S = len(_SCALES) + 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionBounds:
     """The least that lies before each node; arrays with an element for each node.
 
-    `timed_usd[n, g]` holds dollars if no lane before node n exceeds cap g; `later_timed_usd[n, g]` the least of cap g
-    and all higher ones, with the dollars of the slowest lane. The fields in seconds are the least sum, or the least
-    slowest lane, of any path from the start to the node; `next_backward_lane_s` and `next_share` are of the stage right
-    before the node alone.
+    `in_front` holds the weights of the layers before the node. `timed_usd[n, i, g]` holds dollars if no forward lane
+    before node n exceeds cap g, with weights of scale i; `later_timed_usd[n, i, g]` the least of cap g and all higher
+    ones, with the dollars of the slowest lane. The fields in seconds are the least sum, or the least slowest lane, of
+    any path from the start to the node; `next_backward_lane_s` and `next_share` are of the stage right before the node
+    alone.
     """
 
     window: TimeWindow
+    in_front: Array
+    closing_usd: Array
     least_lane_s: Array
     timed_usd: Array
     later_timed_usd: Array
-    forward_usd: Array
     untimed_usd: Array
     worked_usd: Array
+    timed_s: Array
     closing_s: Array
-    closed_s: Array
     forward_s: Array
-    lanes_s: Array
     forward_lane_s: Array
     backward_lane_s: Array
     next_backward_lane_s: Array
@@ -66,62 +70,76 @@ class CompletionBounds:
     def earliest_s(self, labels: Labels, node: int) -> Array:
         """The least seconds of an iteration of any completion."""
         repeats, tail = self.window.network.repeats, labels.tail
-        lane_s = np.maximum(tail.forward_lane_s + tail.backward_lane_s, self.lanes_s[node])
-        timed_s = ended_s(tail.forward_s + tail.backward_s, lane_s, self.closed_s[node], repeats)
         forward_lane_s = np.maximum(tail.forward_lane_s, self.forward_lane_s[node])
+        end_s = self.timed_s[node] + _mean_end_s(labels, float(self.in_front[node]))
+        timed_s = ended_s(tail.forward_s, forward_lane_s, end_s, repeats)
         finished_s = ended_s(tail.forward_s + self.forward_s[node], forward_lane_s, tail.finish_s, repeats)
         result: Array = np.maximum(timed_s, finished_s)
         return result
 
     def cheapest_usd(self, labels: Labels, node: int) -> Array:
         """The least dollars of any completion that lies in the window, value of time included."""
-        window, tail, repeats = self.window, labels.tail, self.window.network.repeats
-        second_usd = window.second_usd
-        paid = dollars(tail.price_usd_s, window.low_s, tail.request_usd) + window.offset_usd
-        lane_s = tail.forward_lane_s + tail.backward_lane_s
-        cap = np.searchsorted(self.least_lane_s, lane_s, side="right")
-        # the slowest lane is the label's own under the caps up to it, and one before the node under higher caps
-        own_lane = self.timed_usd[node][np.maximum(cap - 1, 0)] + second_usd * repeats * lane_s
-        lanes = np.minimum(np.where(cap > 0, own_lane, np.inf), self.later_timed_usd[node][cap])
-        timed = second_usd * (tail.forward_s + tail.backward_s) + lanes
-        finished = second_usd * ended_s(tail.forward_s, tail.forward_lane_s, tail.finish_s, repeats)
-        finished += self.forward_usd[node]
-        untimed = self.untimed_usd[node] + second_usd * window.low_s
+        window, tail = self.window, labels.tail
+        untimed = self.untimed_usd[node] + window.untimed_usd
         worked = self.worked_usd[node] + window.work_usd_s * tail.work_s
-        result: Array = paid + np.maximum(np.maximum(timed, finished), np.maximum(untimed, worked))
-        return result
+        seconds_usd = np.maximum(np.maximum(self._timed_usd(labels, node), untimed), worked)
+        paid_usd = dollars(tail.price_usd_s, window.low_s, tail.request_usd)
+        found: Array = seconds_usd + paid_usd + window.offset_usd
+        return found
+
+    def _timed_usd(self, labels: Labels, node: int) -> Array:
+        """The least dollars for seconds, and for what lies before the node, with the weights that say most."""
+        second_usd, repeats = self.window.slope_usd, self.window.network.repeats
+        tail, lane_s = labels.tail, labels.tail.forward_lane_s
+        cap = np.searchsorted(self.least_lane_s, lane_s, side="right")
+        own_cap, own_usd = np.maximum(cap - 1, 0), second_usd * repeats * lane_s
+        most = np.full(len(labels), -np.inf)
+        for i, scale in enumerate(_SCALES):
+            share = scale * float(self.in_front[node])
+            if share <= 1.0:
+                # the slowest lane is the label's own under the caps up to it, and one before the node under higher caps
+                own_lane = np.where(cap > 0, self.timed_usd[node, i][own_cap] + own_usd, np.inf)
+                lanes = np.minimum(own_lane, self.later_timed_usd[node, i][cap])
+                most = np.maximum(most, second_usd * _mean_end_s(labels, share) + lanes)
+                if scale == 1.0:
+                    most = np.maximum(most, labels.mean_usd + lanes)
+        found: Array = most + second_usd * tail.forward_s
+        return found
+
+
+def _mean_end_s(labels: Labels, share: float) -> Array:
+    """The label's part of the weighted mean of all ends, of which a share lies before it and waits for its backward."""
+    found: Array = share * labels.tail.backward_s + (1 - share) * labels.tail.finish_s
+    return found
 
 
 def completion_bounds(window: TimeWindow) -> CompletionBounds:
     """The least that lies before each node of the window's network."""
-    network, costs, second_usd = window.network, window.network.costs, window.second_usd
+    network, costs, second_usd = window.network, window.network.costs, window.slope_usd
     caps = lane_caps(network, _CAPS)
-    priced_usd, closed_s = window.priced_usd, network.closed_s
-    columns = {
-        _Ahead.TIMED_USD: priced_usd + second_usd * closed_s,
-        _Ahead.FORWARD_USD: priced_usd + second_usd * costs.forward_sum_s,
-        _Ahead.UNTIMED_USD: priced_usd,
-        _Ahead.WORKED_USD: priced_usd + window.work_usd_s * costs.work_s,
-        _Ahead.CLOSING_S: network.closing_s,
-        _Ahead.CLOSED_S: closed_s,
-        _Ahead.FORWARD_S: costs.forward_sum_s,
-    }
-    ahead = from_start(network, np.stack([columns[name] for name in _Ahead], axis=1), caps.excluded)
-    timed_usd, any_lane = ahead[:, _Ahead.TIMED_USD], ahead[:, :, -1]
+    priced_usd, weights = window.priced_usd, window.weights
+    columns = [
+        priced_usd + second_usd * costs.forward_sum_s + closing_usd(network, scale * weights, second_usd)
+        for scale in _SCALES
+    ]
+    columns += [priced_usd, priced_usd + window.work_usd_s * costs.work_s]
+    columns += [costs.forward_sum_s + closing_s(network, weights), network.closing_s, costs.forward_sum_s]
+    ahead = from_start(network, np.stack(columns, axis=1), caps.excluded)
+    timed_usd, any_lane = ahead[:, : len(_SCALES)], ahead[:, :, -1]
     with_lanes = timed_usd + second_usd * network.repeats * caps.least_lane_s
-    later = np.minimum.accumulate(with_lanes[:, ::-1], axis=1)[:, ::-1]
+    later = np.minimum.accumulate(with_lanes[:, :, ::-1], axis=2)[:, :, ::-1]
     return CompletionBounds(
         window=window,
+        in_front=in_front(network, weights),
+        closing_usd=closing_usd(network, weights, second_usd),
         least_lane_s=caps.least_lane_s,
         timed_usd=timed_usd,
-        later_timed_usd=np.concatenate([later, np.full((len(later), 1), np.inf)], axis=1),
-        forward_usd=any_lane[:, _Ahead.FORWARD_USD],
+        later_timed_usd=np.concatenate([later, np.full((*later.shape[:2], 1), np.inf)], axis=2),
         untimed_usd=any_lane[:, _Ahead.UNTIMED_USD],
         worked_usd=any_lane[:, _Ahead.WORKED_USD],
+        timed_s=any_lane[:, _Ahead.TIMED_S],
         closing_s=any_lane[:, _Ahead.CLOSING_S],
-        closed_s=any_lane[:, _Ahead.CLOSED_S],
         forward_s=any_lane[:, _Ahead.FORWARD_S],
-        lanes_s=_least_peak(network, network.lane_s),
         forward_lane_s=_least_peak(network, costs.forward_lane_s),
         backward_lane_s=_least_peak(network, costs.backward_lane_s),
         next_backward_lane_s=_least_entering(network, costs.backward_lane_s),

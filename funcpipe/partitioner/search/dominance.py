@@ -53,6 +53,7 @@ class Dominance:
     backward_lane_s: Array
     price_usd_s: Array
     request_usd: Array
+    spare_usd: Array
     low_s: float
     high_s: float
     low_usd_s: float
@@ -81,6 +82,7 @@ class Dominance:
             backward_lane_s=backward_lane_s,
             price_usd_s=tail.price_usd_s,
             request_usd=tail.request_usd,
+            spare_usd=labels.spare_usd,
             low_s=window.low_s,
             high_s=window.high_s,
             low_usd_s=window.second_usd,
@@ -104,6 +106,9 @@ class Dominance:
         slower_s = np.maximum(slower_s, more(self.work_s))
         more_usd_s = more(self.price_usd_s)
         more_usd = more_usd_s * np.where(more_usd_s > 0, self.high_s, self.low_s) + more(self.request_usd)
+        more_usd += self.spare_usd[these][
+            :, None
+        ]  # a plan that ends as early, beside the least that the other can cost
         more_usd += slower_s * (np.where(slower_s > 0, self.high_usd_s, self.low_usd_s) + more_usd_s)
         dominated: BoolArray = (slower_s <= 0) & (more_usd <= 0)
         if self.most_slower_s > 0:

@@ -1,5 +1,8 @@
 """Every plan there is, priced one after the other: slow and obvious, so every other search is tested against it.
 
+A plan ends with the synchronisation of some stage in some way: for each of these ends, all other stages take the way
+with the fewest requests that is in time.
+
 By hand: 3 layers can be cut in 4 ways (0-3; 0-1-3; 0-2-3; 0-1-2-3); with 2 sizes and recomputation these are
 4 + 16 + 16 + 64 = 100 plans for each setting. For each way to cut, all choices of size and recomputation are priced at
 once: arrays have a row for each choice (variant) and a column for each stage.
@@ -12,14 +15,15 @@ from dataclasses import fields
 
 import numpy as np
 
-from funcpipe.core import ModelProfile, Plan, Recompute, Stage, find_routes, stages_of_layers
+from funcpipe.core import ModelProfile, Plan, Recompute, Stage, SyncWay, find_routes, stages_of_layers
 from funcpipe.errors import Infeasible
 from funcpipe.partitioner.cost.arrays import Array
 from funcpipe.partitioner.cost.evaluate import column_of, plan_traffic
 from funcpipe.partitioner.cost.formulas import lane_times, stage_costs, sync_times
 from funcpipe.partitioner.cost.loads import Loads, Setting
 from funcpipe.partitioner.cost.memory import admitted, memory_use
-from funcpipe.partitioner.cost.pipeline import PlanCosts, plan_costs
+from funcpipe.partitioner.cost.pipeline import PlanCosts, StageCosts, plan_costs
+from funcpipe.partitioner.cost.sync_ways import way_usd, ways_of
 from funcpipe.partitioner.cost.ties import Ties
 from funcpipe.partitioner.problem.problem import Problem, StageChoice
 from funcpipe.partitioner.problem.report import report
@@ -44,21 +48,30 @@ def exhaustive(problem: Problem, *, time_limit_s: float | None = None) -> Plan:
         objective = goal.objective(plans.iteration_s, plans.cost_usd)
         if objective.size and objective.min() < best_objective:
             best_objective, chosen = objective.min(), variants[int(objective.argmin())]
-            best = setting, [StageChoice(*cut, *choice) for cut, choice in zip(cuts, chosen, strict=True)]
+            best = setting, _choices(cuts, chosen)
     if best is None:
         raise explain_infeasible(problem) if complete else Infeasible("no plan was found within the time limit")
     bound = float(best_objective) if complete else None
     return report(problem.plan(*best), problem, name="exhaustive", bound=bound, solve_s=time.monotonic() - started_s)
 
 
-_Variant = tuple[tuple[int, bool], ...]
-"""For each stage its size, by number, and whether it recomputes."""
+def _choices(cuts: tuple[tuple[int, int], ...], variant: "_Variant") -> list[StageChoice]:
+    return [
+        StageChoice(first, stop, size, recompute, way)
+        for (first, stop), (size, recompute, way) in zip(cuts, variant, strict=True)
+    ]
+
+
+_Variant = tuple[tuple[int, bool, SyncWay], ...]
+"""For each stage its size, by number, whether it recomputes, and its way of synchronising."""
 
 
 def price_variants(
     problem: Problem, setting: Setting, cuts: tuple[tuple[int, int], ...]
 ) -> tuple[list[_Variant], PlanCosts]:
-    """Every choice of size and recomputation for the stages `cuts` that fits its functions, and what each takes."""
+    """Every choice of size, recomputation and way of synchronising for the stages `cuts` that fits its functions and
+    may be best, and what each takes.
+    """
     again = (False, True) if problem.training.recompute is Recompute.AUTO else (False,)
     one_stage = list(itertools.product(range(len(problem.spec.sizes)), again))
     variants = list(itertools.product(one_stage, repeat=len(cuts)))
@@ -70,13 +83,39 @@ def price_variants(
     sizes = [problem.placed.sizes_of(first, stop) for first, stop in cuts]
     fits &= [all(size in allowed for (size, _), allowed in zip(v, sizes, strict=True)) for v in variants]
     fits &= admitted(loads, setting).all(-1)
-    lanes, sync_s = lane_times(loads, setting, workers=workers), sync_times(loads, setting, workers=workers)
-    stages = stage_costs(loads, lanes, sync_s, setting)
-    plans = plan_costs(stages._replace(share=setting.round_shares(len(cuts))), setting)
-    fitting = PlanCosts(
-        iteration_s=plans.iteration_s[fits], price_usd_s=plans.price_usd_s[fits], request_usd=plans.request_usd[fits]
+    lanes = lane_times(loads, setting, workers=workers)
+    ways = ways_of(setting)
+    sync_s = np.stack([sync_times(loads, setting, workers=workers, way=way) for way in ways])
+    usd = np.array([way_usd(way, setting.replicas, setting.spec) for way in ways])
+    stages = stage_costs(loads, lanes, np.zeros_like(sync_s[0]), setting, ())
+    stages = stages._replace(share=setting.round_shares(len(cuts)))
+    stages = StageCosts(*(np.broadcast_to(column, sync_s.shape[1:]) for column in stages))
+    chosen, number = [], []
+    for variant in np.flatnonzero(fits):
+        before_s = _before_sync_s(stages, variant, setting)
+        for end_s in np.unique(before_s + sync_s[:, variant]):
+            in_time = before_s + sync_s[:, variant] <= end_s * (1 + 1e-12)
+            if in_time.any(axis=0).all():
+                chosen.append(np.where(in_time, usd[:, None], np.inf).argmin(axis=0))
+                number.append(variant)
+    if not chosen:
+        return [], PlanCosts(iteration_s=np.zeros(0), price_usd_s=np.zeros(0), request_usd=np.zeros(0))
+    way, stage = np.array(chosen), np.arange(len(cuts))
+    priced = StageCosts(*(column[number] for column in stages))
+    priced = priced._replace(
+        sync_s=sync_s[way, np.array(number)[:, None], stage], request_usd=priced.request_usd + usd[way]
     )
-    return [v for v, fit in zip(variants, fits, strict=True) if fit], fitting
+    taken = [
+        tuple((size, again, ways[w]) for (size, again), w in zip(variants[v], row, strict=True))
+        for v, row in zip(number, way, strict=True)
+    ]
+    return taken, plan_costs(priced, setting)
+
+
+def _before_sync_s(stages: StageCosts, variant: np.intp, setting: Setting) -> Array:
+    """When each stage of a plan begins to synchronise, after the forwards: written out, not by the recurrence."""
+    sums, lanes = stages.backward_sum_s[variant], stages.backward_lane_s[variant]
+    return np.array([sums[k:].sum() + setting.repeats * lanes[k:].max() for k in range(len(sums))])
 
 
 def all_cuts(layers: int) -> Iterator[tuple[tuple[int, int], ...]]:

@@ -16,23 +16,24 @@ import numpy as np
 from funcpipe.core import ScheduleKind
 from funcpipe.partitioner.cost.arrays import Array, IntArray
 from funcpipe.partitioner.cost.pipeline import ended_s
+from funcpipe.partitioner.search.finish_weights import closing_s, first_weights, improved
 from funcpipe.partitioner.search.option_network import OptionNetwork
-from funcpipe.partitioner.search.shortest_paths import lane_caps, shortest_paths, to_end
+from funcpipe.partitioner.search.shortest_paths import lane_caps, shortest_path, shortest_paths, to_end
 
 _CAPS = 16
 _SLOPES = 10
+_IMPROVEMENTS = 4
+"""How often the weights of the stages' ends are improved, for each of three slopes."""
 _SHORTEST_S = 1e-9
 """Seconds that an iteration is taken to need at least, so that windows of time have a beginning above 0."""
-
-_SECONDS, _PRICE = range(2)
-"""The columns of the first pair of weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitialBounds:
     """Iterations take from `fastest_s` to `slowest_s` seconds; for each slope, price + slope · seconds >= height.
 
-    `paths` are those that were found on the way: a column of options for each.
+    `paths` are those that were found on the way: a column of options for each. `weights` are those of `finish_weights`
+    with which the bounds are good.
     """
 
     fastest_s: float
@@ -41,6 +42,7 @@ class InitialBounds:
     slopes: Array
     heights: Array
     paths: IntArray
+    weights: Array
 
     def price_usd_s(self, iteration_s: Array) -> Array:
         """What functions cost at least for each second of an iteration that takes no longer than `iteration_s`."""
@@ -51,38 +53,54 @@ class InitialBounds:
 def initial_bounds(network: OptionNetwork) -> InitialBounds | None:
     """The first look; None where no path leads from the start to the end."""
     caps = lane_caps(network, _CAPS)
-    seconds, price = network.closed_s, network.costs.price_usd_s
-    ends = np.stack([seconds, price], axis=1)
+    price, forward_s = network.costs.price_usd_s, network.costs.forward_sum_s
+    weights = first_weights(network)
+    ends = np.stack([forward_s + closing_s(network, weights), network.closed_s, price], axis=1)
     least = to_end(network, ends, caps.excluded)
     lanes_s = network.repeats * caps.least_lane_s
-    fastest_s = float((least[network.start, _SECONDS] + lanes_s).min())
+    shortest = least[network.start]
+    fastest_s = float((shortest[:2] + lanes_s).min(axis=1).max())
     if not np.isfinite(fastest_s):
         return None
     fastest_s = max(fastest_s, network.setting.loading_s, _SHORTEST_S)
     slowest_s = max(_slowest_s(network), fastest_s)
     slope = max(float(price.mean()), 1e-12) / slowest_s
     slopes = np.geomspace(slope / 4, slope * 4 * (slowest_s / fastest_s) ** 2, _SLOPES)
-    weights = price[:, None] + slopes * seconds[:, None]
-    sums = to_end(network, weights, caps.excluded)
-    paths = [shortest_paths(network, w, caps.excluded, found) for w, found in ((ends, least), (weights, sums))]
+    lines: list[tuple[float, float]] = []
+    for chosen in slopes[_SLOPES // 2 :: 2]:
+        for _ in range(_IMPROVEMENTS):
+            column = price + chosen * (forward_s + closing_s(network, weights))
+            sums = to_end(network, column[:, None], caps.excluded)
+            whole = sums[network.start, 0] + chosen * lanes_s
+            cap = int(whole.argmin())
+            lines.append((float(chosen), float(whole[cap])))
+            path = shortest_path(network, column, caps.excluded[:, cap], sums[:, 0, cap])
+            weights = improved(network, weights, path)
+    seconds = np.stack([forward_s + closing_s(network, weights), network.closed_s], axis=1)
+    columns = (price[:, None, None] + slopes * seconds[:, :, None]).reshape(len(network), -1)
+    sums = to_end(network, columns, caps.excluded)
+    heights = (sums[network.start] + np.tile(slopes, 2)[:, None] * lanes_s).min(axis=1)
+    paths = [shortest_paths(network, w, caps.excluded, found) for w, found in ((ends, least), (columns, sums))]
     return InitialBounds(
         fastest_s=fastest_s,
         slowest_s=slowest_s,
-        least_price_usd_s=float(least[network.start, _PRICE].min()),
-        slopes=slopes,
-        heights=(sums[network.start] + slopes[:, None] * lanes_s).min(axis=1),
+        least_price_usd_s=float(shortest[-1].min()),
+        slopes=np.concatenate([slopes, slopes, [line[0] for line in lines]]),
+        heights=np.concatenate([heights, [line[1] for line in lines]]),
         paths=_side_by_side(paths),
+        weights=weights,
     )
 
 
 def _slowest_s(network: OptionNetwork) -> float:
     """An upper bound: the longest way through all lanes, with the slowest lane and synchronisation of any option."""
     costs, setting = network.costs, network.setting
+    slowest_sync_s = network.options.ways.seconds[network.options.row, 0].max()
     most_s = _longest(network, network.pass_s)
     lanes_s = costs.forward_lane_s.max() + costs.backward_lane_s.max()
     if setting.schedule is not ScheduleKind.GPIPE:
         lanes_s = max(lanes_s, most_s)  # no stage waits for longer than a micro-batch takes there and back
-    pipeline_s = ended_s(most_s, lanes_s, costs.sync_s.max(), network.repeats)
+    pipeline_s = ended_s(most_s, lanes_s, slowest_sync_s, network.repeats)
     if not setting.seconds_per_work:
         return float(pipeline_s)
     return float(max(pipeline_s, setting.seconds_per_work * _longest(network, costs.work_s)))

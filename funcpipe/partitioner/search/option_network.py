@@ -27,6 +27,9 @@ from funcpipe.partitioner.cost.loads import Setting
 from funcpipe.partitioner.cost.pipeline import PlanCosts, PlanTail, StageCosts, with_stage
 from funcpipe.partitioner.problem.options import Options
 
+_WAYS_PRICED = 60_000
+"""Of how many options times ways the best way is worked out for a window, rather than bounded."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptionNetwork:
@@ -67,20 +70,39 @@ class OptionNetwork:
         return self.setting.repeats
 
     @property
-    def lane_s(self) -> Array:
-        """Each option's slowest lanes, forward plus backward."""
-        return self.costs.forward_lane_s + self.costs.backward_lane_s
-
-    @property
     def pass_s(self) -> Array:
         """Each option's lanes of both passes, one after the other."""
         return self.costs.forward_sum_s + self.costs.backward_sum_s
 
     @property
+    def is_first(self) -> BoolArray:
+        """Which options are first stages."""
+        first: BoolArray = self.options.before == self.start
+        return first
+
+    @property
     def closing_s(self) -> Array:
         """Each option's backward and, for a first stage, its synchronisation: an iteration ends after all of these."""
-        first = self.options.before == self.start
-        return self.costs.backward_sum_s + np.where(first, self.costs.sync_s, 0.0)
+        return self.costs.backward_sum_s + np.where(self.is_first, self.costs.sync_s, 0.0)
+
+    def sync_usd(self, second_usd: Array | float) -> Array:
+        """The least that each option's synchronisation costs beyond the requests of way `fewest`, a second at a price.
+
+        For many options, the seconds of the fastest way alone, which is less.
+        """
+        options, seconds = self.options, self.options.ways.seconds
+        if len(options) * seconds.shape[1] > _WAYS_PRICED:
+            least: Array = second_usd * options.costs.sync_s
+            return least
+        price_usd = np.broadcast_to(second_usd, len(options))[:, None]
+        usd = options.ways.usd - options.ways.usd[options.fewest][:, None] + price_usd * seconds[options.row]
+        usd[np.arange(seconds.shape[1]) < options.fewest[:, None]] = np.inf
+        found: Array = usd.min(axis=1)
+        return found
+
+    def needing(self, fewest: IntArray) -> "OptionNetwork":
+        """The network if each option needs at least the way `fewest`."""
+        return replace(self, options=self.options.needing(fewest))
 
     @property
     def closed_s(self) -> Array:
@@ -113,11 +135,11 @@ def without_dominated(options: Options) -> Options:
     Options are sorted by edge, so that candidates for a comparison are neighbours at most as far apart as one edge has
     options.
     """
-    costs = options.costs
+    costs, seconds = options.costs, options.ways.seconds
     compared = np.stack(
         [
             *(costs.forward_sum_s, costs.forward_lane_s, costs.backward_sum_s, costs.backward_lane_s, costs.round_s),
-            *(costs.sync_s, costs.price_usd_s, costs.work_s, -options.most_behind),
+            *(costs.request_usd, costs.price_usd_s, costs.work_s, -options.most_behind),
         ]
     )
     count = len(options)
@@ -126,10 +148,18 @@ def without_dominated(options: Options) -> Options:
         small, large = slice(0, count - apart), slice(apart, count)
         same = options.edge[small] == options.edge[large]
         larger_loses = same & (compared[:, small] <= compared[:, large]).all(axis=0)
+        _only_faster(larger_loses, seconds, options.row[small], options.row[large])
         smaller_loses = same & (compared[:, large] <= compared[:, small]).all(axis=0) & ~larger_loses
+        _only_faster(smaller_loses, seconds, options.row[large], options.row[small])
         kept[large] &= ~larger_loses
         kept[small] &= ~smaller_loses
     return options.take(kept)
+
+
+def _only_faster(loses: BoolArray, seconds: Array, winners: IntArray, losers: IntArray) -> None:
+    """Clear `loses` where the winner synchronises slower in some way than the loser."""
+    which = np.flatnonzero(loses)
+    loses[which] = (seconds[winners[which]] <= seconds[losers[which]]).all(axis=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,16 +174,20 @@ class PathCosts:
     plan: PlanCosts
 
 
-def path_costs(network: OptionNetwork, paths: IntArray) -> PathCosts:
-    """What `paths` take: a column of options for each, from the first stage to the last, then −1."""
-    options, repeats = network.options, network.repeats
+def path_costs(network: OptionNetwork, paths: IntArray, ways: IntArray) -> PathCosts:
+    """What `paths` take: a column of options for each, from the first stage to the last, then −1; and their ways."""
+    options, table, repeats = network.options, network.options.ways, network.repeats
     shares = network.setting.round_shares(len(paths))[::-1]
     stages, fits = np.zeros(paths.shape[1], dtype=np.int64), np.ones(paths.shape[1], dtype=bool)
     tail = PlanTail.empty(paths.shape[1])
-    for chosen in paths[::-1]:
+    for chosen, way in zip(paths[::-1], ways[::-1], strict=True):
         here = chosen >= 0
         fits &= ~here | (stages <= options.most_behind[chosen])
-        stage = StageCosts(*(column[chosen] for column in options.costs))._replace(share=shares[stages])
+        stage = StageCosts(*(column[chosen] for column in options.costs))._replace(
+            share=shares[stages],
+            sync_s=table.seconds[options.row[chosen], way],
+            request_usd=options.costs.request_usd[chosen] + table.usd[way] - table.usd[options.fewest[chosen]],
+        )
         longer = with_stage(tail, stage, repeats=repeats)
         tail = PlanTail(*(np.where(here, new, old) for new, old in zip(longer, tail, strict=True)))
         stages = stages + here

@@ -1,6 +1,6 @@
 """A search for plans that ends with a proof, or with the best plans so far and a bound.
 
-Every setting (replicas, schedule, synchronisation) is a space of plans, which is cut into windows of time. Windows wait
+Every setting (replicas, schedule) is a space of plans, which is cut into windows of time. Windows wait
 in a queue, in the order of the lowest objective that they may hold. The first one is tightened: options that no
 worthwhile plan needs leave it. Then it is
 
@@ -33,6 +33,7 @@ from funcpipe.partitioner.search.incumbents import CLOSE, Incumbents, incumbents
 from funcpipe.partitioner.search.initial_bounds import InitialBounds, initial_bounds
 from funcpipe.partitioner.search.label_search import TooManyLabels, search_labels
 from funcpipe.partitioner.search.option_network import OptionNetwork, path_costs
+from funcpipe.partitioner.search.path_ways import all_ends, few_ends
 from funcpipe.partitioner.search.spaces import Space, all_spaces, spaces, with_stage_counts
 from funcpipe.partitioner.search.time_window import TimeWindow, tighten
 
@@ -49,6 +50,10 @@ _STEPS = 11
 _FEW_CAPS = 10
 _CAPS = 24
 """How many caps a window is tightened with, when it has many options and when it has few."""
+_GLANCE = 48
+"""How many labels of each node are kept when a window is looked at quickly, for a better plan to prune with."""
+_PATHS = 64
+"""For how many paths the ways of synchronising are chosen at a time."""
 _ROUNDING = 1e-9
 
 
@@ -93,6 +98,7 @@ class _Entry:
     space: Space = field(compare=False)
     window: TimeWindow = field(compare=False)
     counts_stages: bool = field(compare=False)
+    glanced_at: bool = field(compare=False)
 
 
 class Search:
@@ -135,7 +141,7 @@ class Search:
                 return []
             bounds = initial_bounds(space.network)
             if bounds is not None:
-                self._offer(space, space.network, bounds.paths)
+                self._offer(space, space.network, *few_ends(space.network, bounds.paths))
                 looked_at.append((space, bounds))
         return looked_at
 
@@ -163,9 +169,9 @@ class Search:
         for run in np.split(np.arange(len(promising)), np.flatnonzero(np.diff(promising)) + 1):
             if promising[run[0]]:
                 for part in np.array_split(run, -(-len(run) // _STEPS)):
-                    self._push_steps(space, times_s, seconds_usd, part)
+                    self._push_steps(space, bounds.weights, times_s, seconds_usd, part)
 
-    def _push_steps(self, space: Space, times_s: Array, seconds_usd: Array, steps: IntArray) -> None:
+    def _push_steps(self, space: Space, weights: Array, times_s: Array, seconds_usd: Array, steps: IntArray) -> None:
         """Queue the window of some steps of time; step i lasts from times_s[i] to times_s[i + 1]."""
         window = TimeWindow(
             network=space.network,
@@ -173,6 +179,7 @@ class Search:
             high_s=float(times_s[steps[-1] + 1]),
             time_value_usd_s=self.incumbents.time_value_usd_s,
             second_usd=float(seconds_usd[steps].min()),
+            weights=weights,
             bound_usd=float((seconds_usd * times_s[:-1])[steps].min()),
         )
         self._push(space, window, counts_stages=space.counts_stages)
@@ -187,10 +194,20 @@ class Search:
         if not entry.counts_stages and (narrow or len(window.network) <= _SEARCHABLE):
             multiplied = replace(window, network=with_stage_counts(space, window.network))
             self._push(space, multiplied, counts_stages=True)
+        elif not entry.glanced_at and self._glance(space, window):
+            self._push(space, window, counts_stages=True, glanced_at=True)
         elif not self._searched(space, window, label_limit=math.inf if narrow else _LABELS):
             middle_s = math.sqrt(window.low_s * window.high_s)
             for part in (replace(window, high_s=middle_s), replace(window, low_s=middle_s)):
-                self._push(space, part, counts_stages=entry.counts_stages)
+                self._push(space, part, counts_stages=entry.counts_stages, glanced_at=entry.glanced_at)
+
+    def _glance(self, space: Space, window: TimeWindow) -> bool:
+        """Look for a better plan among the most promising labels alone; true if there is one."""
+        known = len(self.found)
+        for paths in search_labels(window, self.incumbents, label_limit=math.inf, keep=_GLANCE):
+            if paths is not None:
+                self._offer_all(space, window.network, paths)
+        return len(self.found) > known
 
     def _searched(self, space: Space, window: TimeWindow, *, label_limit: float) -> bool:
         """Search the window label by label; false if it is too large for that."""
@@ -199,32 +216,37 @@ class Search:
         try:
             for paths in search_labels(window, self.incumbents, label_limit=label_limit):
                 if paths is not None:
-                    self._offer(space, window.network, paths)
+                    self._offer_all(space, window.network, paths)
                 elif self._must_stop(self.incumbents.priority(window.bound_usd, window.low_s)):
                     break
         except TooManyLabels:
             return False
         return True
 
-    def _push(self, space: Space, window: TimeWindow, *, counts_stages: bool) -> None:
+    def _push(self, space: Space, window: TimeWindow, *, counts_stages: bool, glanced_at: bool = False) -> None:
         too_late = window.low_s > self.incumbents.latest_s
         too_expensive = window.bound_usd >= self._threshold_usd(window)
         if too_late or too_expensive or not len(window.network):
             return
         priority = self.incumbents.priority(window.bound_usd, window.low_s)
-        heapq.heappush(self._queue, _Entry(priority, next(self._numbers), space, window, counts_stages))
+        heapq.heappush(self._queue, _Entry(priority, next(self._numbers), space, window, counts_stages, glanced_at))
 
     def _threshold_usd(self, window: TimeWindow) -> float:
         return float(self.incumbents.threshold_usd(np.array([window.low_s]))[0])
 
-    def _offer(self, space: Space, network: OptionNetwork, paths: IntArray) -> None:
+    def _offer_all(self, space: Space, network: OptionNetwork, paths: IntArray) -> None:
+        """Offer the plans of `paths` in all ways of synchronising that may be best."""
+        for some in np.array_split(paths, -(-paths.shape[1] // _PATHS), axis=1) if paths.size else ():
+            self._offer(space, network, *all_ends(network, some))
+
+    def _offer(self, space: Space, network: OptionNetwork, paths: IntArray, ways: IntArray) -> None:
         """Offer the plans that the columns of `paths` stand for, as far as the space admits them."""
-        costs = path_costs(network, paths)
+        costs = path_costs(network, paths, ways)
         for number in self.incumbents.offer(costs.plan, space.admits(costs)):
             self.found.append(
                 Found(
                     space,
-                    space.choices(network, paths[:, number]),
+                    space.choices(network, paths[:, number], ways[:, number]),
                     float(costs.plan.iteration_s[number]),
                     float(costs.plan.cost_usd[number]),
                 )

@@ -1,10 +1,10 @@
 """Least sums along the paths of a network, for many weights and many caps on the lanes at once.
 
-An iteration takes sums over its stages plus `repeats` times the slowest lane. If no lane may be slower than a cap, the
-slowest lane is known well enough, and what is left is a sum, which a shortest path minimises. This is done for a series
-of caps, each of which excludes the options whose lanes are slower. What a cap leaves has a slowest lane between the cap
-below and itself; counted is the least lane there is in between, so the result is a lower bound, and an exact one where
-each lane has a cap of its own.
+An iteration takes sums over its stages (`finish_weights`) plus `repeats` times the slowest forward lane. If no lane may
+be slower than a cap, the slowest lane is known well enough, and what is left is a sum, which a shortest path minimises.
+This is done for a series of caps, each of which excludes the options whose lanes are slower. What a cap leaves has a
+slowest lane between the cap below and itself; counted is the least lane there is in between, so the result is a lower
+bound, and an exact one where each lane has a cap of its own.
 
 By hand: options with lanes of 1, 2 and 4 s, and two caps. The caps are 1 and 4 s, the least lanes counted 1 and 2 s. A
 path of the first option alone counts 1 s under the first cap, exactly; a path with a lane of 4 s counts 2 s.
@@ -35,8 +35,8 @@ class LaneCaps:
 
 
 def lane_caps(network: OptionNetwork, count: int) -> LaneCaps:
-    """At most `count` caps among the lanes of `network`; a single one where no micro-batch follows the first."""
-    lane_s = network.lane_s
+    """At most `count` caps among the forward lanes of `network`; one where no micro-batch follows the first."""
+    lane_s = network.costs.forward_lane_s
     values = np.unique(lane_s) if network.repeats else lane_s.max(keepdims=True)
     picked = np.unique(np.linspace(-1, len(values) - 1, min(count, len(values)) + 1).round().astype(np.int64)[1:])
     caps_s = values[picked]
@@ -93,6 +93,17 @@ def shortest_paths(network: OptionNetwork, weights: Array, excluded: Array, leas
     if not steps:
         return np.empty((0, 0), dtype=np.int64)
     return np.unique(np.stack(steps), axis=1)
+
+
+def shortest_path(network: OptionNetwork, weights: Array, excluded: Array, least: Array) -> IntArray:
+    """The path behind `least`, one column of to_end(...), for one column of `weights` and of `excluded`."""
+    node, path = network.start, []
+    while node > 0:
+        low, high = network.leaving[node], network.leaving[node + 1]
+        option = low + int((least[network.options.after[low:high]] + weights[low:high] + excluded[low:high]).argmin())
+        path.append(option)
+        node = int(network.options.after[option])
+    return np.array(path, dtype=np.int64)
 
 
 def _best_options(

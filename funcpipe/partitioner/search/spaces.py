@@ -1,8 +1,8 @@
 """The spaces that are searched: for each setting, the network of all stages that plans under it may have.
 
-A setting fixes replicas, schedule and synchronisation, so within a space every option has constant costs. By hand: a
-global batch of 4 micro-batches can have 1, 2 or 4 replicas; with three schedules (for 4 replicas, one micro-batch each,
-there is no order to choose) and one way to synchronise, these are 3 + 3 + 1 = 7 spaces.
+A setting fixes replicas and schedule, so within a space every option has constant costs, but for the way in which its
+replicas synchronise. By hand: a global batch of 4 micro-batches can have 1, 2 or 4 replicas; with three schedules (for
+4 replicas, one micro-batch each, there is no order to choose) these are 3 + 3 + 1 = 7 spaces.
 
 Two things depend on how many stages a plan has, which an option does not know:
 
@@ -11,14 +11,15 @@ Two things depend on how many stages a plan has, which an option does not know:
   stage as if few lay behind it, which is a lower bound; `with_stage_counts` later multiplies the nodes by that number.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from funcpipe.core import ScheduleKind
+from funcpipe.core import ScheduleKind, SyncWay
 from funcpipe.partitioner.cost.arrays import BoolArray, IntArray
 from funcpipe.partitioner.cost.loads import Setting
+from funcpipe.partitioner.cost.sync_ways import WayTable, way_table
 from funcpipe.partitioner.problem.options import Options, price_options, ways
 from funcpipe.partitioner.problem.problem import Problem, StageChoice
 from funcpipe.partitioner.problem.stage_graph import StageGraph
@@ -41,9 +42,13 @@ class Space:
     most: int
     counts_stages: bool
 
-    def choices(self, network: OptionNetwork, path: IntArray) -> list[StageChoice]:
-        """The stages of a path through `network`, which is a part of this space's."""
-        return [self.options.choice(int(network.number[option]), self.graph) for option in path if option >= 0]
+    def choices(self, network: OptionNetwork, path: IntArray, ways: IntArray) -> list[StageChoice]:
+        """The stages of a path through `network`, which is a part of this space's, in these ways."""
+        return [
+            self.options.choice(int(network.number[option]), int(way), self.graph)
+            for option, way in zip(path, ways, strict=True)
+            if option >= 0
+        ]
 
     def admits(self, paths: PathCosts) -> BoolArray:
         """Which paths are plans of this space."""
@@ -58,17 +63,27 @@ def all_spaces(problem: Problem) -> Iterator[Space]:
     return spaces(problem, problem.stage_graph)
 
 
-def spaces(problem: Problem, graph: StageGraph, keep: Keep | None = None) -> Iterator[Space]:
-    """Every space of `problem` with the options for which `keep` is true (None: all), made one by one."""
+def spaces(
+    problem: Problem, graph: StageGraph, keep: Keep | None = None, settings: Iterable[Setting] | None = None
+) -> Iterator[Space]:
+    """Every space of `problem` with the options for which `keep` is true (None: all), made one by one.
+
+    The spaces are those of all settings of the problem unless others are given.
+    """
     links = [max(size.upload_bytes_s, size.download_bytes_s) for size in problem.spec.sizes]
     loads = ways(problem, graph)
-    for setting in problem.settings():
+    tables: dict[tuple[int, SyncWay | None, int], WayTable] = {}
+    for setting in problem.settings() if settings is None else settings:
         most = min(graph.layers, problem.max_functions // setting.replicas)
         cap = problem.spec.shared_bytes_s
         free = most if cap is None else min(most, int(cap / max(links) / setting.replicas))
         ranges = [(1, free)] if free else []
         for fewest, upto in [*ranges, *((count, count) for count in range(free + 1, most + 1))]:
-            options = price_options(problem, graph, loads, setting, workers=upto * setting.replicas)
+            workers = upto * setting.replicas
+            key = setting.replicas, None if setting.sync is None else setting.way, workers if cap else 0
+            if key not in tables:
+                tables[key] = way_table(loads[0], setting, workers=workers)
+            options = price_options(problem, graph, loads, setting, workers=workers, ways=tables[key])
             if keep is not None:
                 options = options.take(keep(setting, options))
             options = without_dominated(options)

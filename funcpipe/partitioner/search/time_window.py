@@ -16,7 +16,7 @@ Shortest paths from both ends give for every option the least dollars of any pla
 above the threshold leave the window, and with fewer options the bounds rise, so that more leave: `tighten`. The seconds
 of a plan are bounded from below in four ways, the larger one counts:
 
-- *timed*: by the end of the first stage's synchronisation, with all lanes;
+- *timed*: by a weighted mean of the ends of all stages (`finish_weights`), with all lanes;
 - *finished*: by the end of the option's own synchronisation, which waits for the stages behind it alone;
 - *untimed*: by `low_s`;
 - *worked*: where functions share processors, by the work of all stages.
@@ -27,25 +27,32 @@ from enum import IntEnum
 
 import numpy as np
 
-from funcpipe.partitioner.cost.arrays import Array
+from funcpipe.partitioner.cost.arrays import Array, IntArray
 from funcpipe.partitioner.cost.pipeline import dollars
+from funcpipe.partitioner.search.finish_weights import closing_s, closing_usd, improved
 from funcpipe.partitioner.search.option_network import OptionNetwork
-from funcpipe.partitioner.search.shortest_paths import LaneCaps, from_start, lane_caps, to_end
+from funcpipe.partitioner.search.shortest_paths import LaneCaps, from_start, lane_caps, shortest_path, to_end
 
 _ROUNDS = 6
 """How often options leave and bounds are computed again, at most."""
 _HARDLY_FEWER = 0.9
 """If more than this share of the options is kept, another round is not worth its time."""
-_STEEPNESS = (0.4, 1.0, 2.5)
+_IMPROVEMENTS = 3
+"""How often the weights of the stages' ends are improved in each round."""
+_STEEPNESS = (0.5, 1.0, 1.7, 3.0, 6.0)
 """Slopes that are tried for a bound on the price, as multiples of dollars of a second per second."""
 
 
 class _Path(IntEnum):
-    """The columns of weights along paths: how the seconds of a path are counted. `FORWARD` only from the start."""
+    """The columns of weights along paths: how the seconds of a path are counted.
+
+    The last one is `PASS` to the end, and `FORWARD` from the start.
+    """
 
     TIMED = 0
     UNTIMED = 1
     WORKED = 2
+    PASS = -1
     FORWARD = -1
 
 
@@ -53,7 +60,9 @@ class _Path(IntEnum):
 class TimeWindow:
     """Plans from the options of `network` with iterations of `low_s` to `high_s` seconds, `second_usd` or more each.
 
-    None of them has an objective below `bound_usd`: dollars of an iteration and of the time it takes.
+    None of them has an objective below `bound_usd`: dollars of an iteration and of the time it takes. `weights` are
+    those of `finish_weights`. A path's seconds count `steepness` times, with what that is too much for `high_s`
+    subtracted: the price of the limit.
     """
 
     network: OptionNetwork
@@ -61,7 +70,9 @@ class TimeWindow:
     high_s: float
     time_value_usd_s: float
     second_usd: float
+    weights: Array
     bound_usd: float = 0.0
+    steepness: float = 1.0
 
     @property
     def priced_usd(self) -> Array:
@@ -71,19 +82,34 @@ class TimeWindow:
 
     @property
     def offset_usd(self) -> float:
-        """What is added to the sum over a path of `priced_usd` and `second_usd` times the seconds."""
-        return self.low_s * (self.time_value_usd_s - self.second_usd)
+        """What is added to the sum over a path of `priced_usd` and `slope_usd` times the seconds."""
+        return self.low_s * (self.time_value_usd_s - self.second_usd) - self.steep_usd
+
+    @property
+    def slope_usd(self) -> float:
+        """What a second counts on paths."""
+        return self.steepness * self.second_usd
+
+    @property
+    def steep_usd(self) -> float:
+        """What a second counts beyond `second_usd`, for all seconds up to `high_s`."""
+        return (self.slope_usd - self.second_usd) * self.high_s
+
+    @property
+    def untimed_usd(self) -> float:
+        """What seconds count on paths on which they are not summed: there are `low_s`."""
+        return self.second_usd * self.low_s + self.steep_usd
 
     @property
     def work_usd_s(self) -> float:
         """What a processor's second of work costs at least, through the seconds that it prolongs an iteration by."""
-        return self.second_usd * self.network.setting.seconds_per_work
+        return self.slope_usd * self.network.setting.seconds_per_work
 
 
 def tighten(window: TimeWindow, threshold_usd: float, *, caps: int) -> TimeWindow | None:
     """`window` without options that no plan below `threshold_usd` needs; None if there is no such plan."""
     lanes = lane_caps(window.network, caps)
-    window, _ = _bounded(window, lanes)
+    window, *_ = _bounded(window, lanes)
     if window.bound_usd >= threshold_usd:
         return None
     network = _in_time(window, lanes)
@@ -91,10 +117,10 @@ def tighten(window: TimeWindow, threshold_usd: float, *, caps: int) -> TimeWindo
         if not len(network):
             return None
         lanes = lane_caps(network, caps)
-        window, behind = _bounded(replace(window, network=network), lanes)
+        window, measure, behind = _bounded(replace(window, network=network), lanes)
         if window.bound_usd >= threshold_usd:
             return None
-        kept = _Measure.dollars(window).least_through(behind, lanes) < threshold_usd
+        kept = measure.least_through(behind, lanes)[0] < threshold_usd
         if kept.all():
             return window
         network = network.keep(kept)
@@ -103,22 +129,37 @@ def tighten(window: TimeWindow, threshold_usd: float, *, caps: int) -> TimeWindo
     return replace(window, network=network) if len(network) else None
 
 
-def _bounded(window: TimeWindow, lanes: LaneCaps) -> tuple[TimeWindow, Array]:
-    """The window with better bounds, infinite where no path is left; and `to_end` of its dollars."""
-    window = _with_better_price(window, lanes)
-    if not np.isfinite(window.second_usd):
-        return replace(window, bound_usd=np.inf), np.empty(0)
-    measure = _Measure.dollars(window)
-    behind = to_end(window.network, measure.weights(), lanes.excluded)
-    return replace(window, bound_usd=max(measure.least(behind, lanes), window.bound_usd)), behind
+def _bounded(window: TimeWindow, lanes: LaneCaps) -> "tuple[TimeWindow, _Measure, Array]":
+    """The window with better bounds, infinite where no path is left; its dollars, and `to_end` of these."""
+    priced = _with_better_price(window, lanes)
+    if not np.isfinite(priced.second_usd):
+        return replace(window, bound_usd=np.inf), _Measure.dollars(window), np.empty(0)
+    window, measure = priced, _Measure.dollars(priced)
+    behind = to_end(window.network, measure.to_end(), lanes.excluded)
+    return replace(window, bound_usd=max(measure.least(behind, lanes), window.bound_usd)), measure, behind
 
 
 def _in_time(window: TimeWindow, lanes: LaneCaps) -> OptionNetwork:
     """The options of plans that take no longer than the window."""
-    seconds = _Measure.seconds(window.network)
-    behind = to_end(window.network, seconds.weights(), lanes.excluded)
-    kept = seconds.least_through(behind, lanes) <= window.high_s
-    return window.network if kept.all() else window.network.keep(kept)
+    seconds = _Measure.seconds(window.network, window.weights)
+    behind = to_end(window.network, seconds.to_end(), lanes.excluded)
+    least_s, before_sync_s = seconds.least_through(behind, lanes)
+    network, kept = window.network, least_s <= window.high_s
+    if len(network.options.ways.usd) > 1:
+        network = network.needing(_fewest_ways(network, window.high_s * (1 + 1e-9) - before_sync_s))
+    return network if kept.all() else network.keep(kept)
+
+
+def _fewest_ways(network: OptionNetwork, limit_s: Array) -> IntArray:
+    """The first of each option's ways of synchronising that takes no longer than `limit_s`, or the fastest."""
+    options, seconds = network.options, network.options.ways.seconds
+    first, last = options.fewest, np.full(len(options), seconds.shape[1] - 1)
+    while (first < last).any():
+        middle = (first + last) // 2
+        slower = seconds[options.row, middle] > limit_s
+        first, last = np.where(slower, middle + 1, first), np.where(slower, last, middle)
+    needed: IntArray = np.minimum(first, seconds.shape[1] - 1)
+    return needed
 
 
 def _with_better_price(window: TimeWindow, lanes: LaneCaps) -> TimeWindow:
@@ -127,19 +168,33 @@ def _with_better_price(window: TimeWindow, lanes: LaneCaps) -> TimeWindow:
     Where price + slope · T is at least h on all paths, the price is at least h − slope · high_s.
     """
     network = window.network
-    slopes = window.second_usd / window.low_s * np.array(_STEEPNESS)
-    weights = network.costs.price_usd_s[:, None] + slopes * network.closed_s[:, None]
-    lanes_s = network.repeats * lanes.least_lane_s
-    least = to_end(network, weights, lanes.excluded)[network.start] + slopes[:, None] * lanes_s
-    price = float((least.min(axis=1) - slopes * window.high_s).max())
-    return replace(window, second_usd=max(window.second_usd, price + window.time_value_usd_s))
+    slopes, weights = window.second_usd / window.low_s * np.array(_STEEPNESS), window.weights
+    found = (-np.inf, 1.0, weights)
+    for _ in range(_IMPROVEMENTS + 1):
+        seconds = network.costs.forward_sum_s + closing_s(network, weights)
+        columns = network.costs.price_usd_s[:, None] + slopes * seconds[:, None]
+        least = to_end(network, columns, lanes.excluded)
+        whole = least[network.start] + slopes[:, None] * network.repeats * lanes.least_lane_s
+        prices = whole.min(axis=1) - slopes * window.high_s
+        best = int(prices.argmax())
+        found = max(found, (float(prices[best]), float(slopes[best]), weights), key=lambda one: one[0])
+        cap = int(whole[best].argmin())
+        if not np.isfinite(whole[best, cap]):
+            break
+        path = shortest_path(network, columns[:, best], lanes.excluded[:, cap], least[:, best, cap])
+        slopes, weights = slopes[best : best + 1], improved(network, weights, path)
+    price_usd_s, slope, weights = found
+    second_usd = max(window.second_usd, price_usd_s + window.time_value_usd_s)
+    steepness = max(1.0, slope * window.low_s / second_usd) if 0 < second_usd < np.inf else 1.0
+    return replace(window, second_usd=second_usd, steepness=steepness, weights=weights)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Measure:
     """What is measured along paths: `fixed` for each option, `second` for each second, `offset` once.
 
-    `untimed_second` is added to paths whose seconds are not counted.
+    `untimed_second` is added to paths whose seconds are not counted. `sync` is what each option's synchronisation adds,
+    where an iteration ends with it.
     """
 
     network: OptionNetwork
@@ -147,6 +202,9 @@ class _Measure:
     second: float
     offset: float
     untimed_second: float
+    weights: Array
+    sync: Array
+    closing: Array
 
     @staticmethod
     def dollars(window: TimeWindow) -> "_Measure":
@@ -154,49 +212,69 @@ class _Measure:
         return _Measure(
             network=window.network,
             fixed=window.priced_usd,
-            second=window.second_usd,
+            second=window.slope_usd,
             offset=window.offset_usd,
-            untimed_second=window.second_usd * window.low_s,
+            untimed_second=window.untimed_usd,
+            weights=window.weights,
+            sync=window.network.sync_usd(window.slope_usd),
+            closing=closing_usd(window.network, window.weights, window.slope_usd),
         )
 
     @staticmethod
-    def seconds(network: OptionNetwork) -> "_Measure":
+    def seconds(network: OptionNetwork, weights: Array) -> "_Measure":
         """The least seconds of an iteration."""
-        return _Measure(network=network, fixed=np.zeros(len(network)), second=1.0, offset=0.0, untimed_second=0.0)
+        return _Measure(
+            network=network,
+            fixed=np.zeros(len(network)),
+            second=1.0,
+            offset=0.0,
+            untimed_second=0.0,
+            weights=weights,
+            sync=network.costs.sync_s,
+            closing=closing_s(network, weights),
+        )
 
-    def weights(self) -> Array:
-        """The weights of each option; columns as in `_Path`, the last one only where functions share processors."""
+    def to_end(self) -> Array:
+        """The weights of each option on the way to the end; columns as in `_Path`."""
+        return self._columns(self.fixed + self.second * self.network.pass_s)
+
+    def from_start(self) -> Array:
+        """The weights of each option on the way from the start; columns as in `_Path`."""
+        return self._columns(self.fixed + self.second * self.network.costs.forward_sum_s)
+
+    def _columns(self, last: Array) -> Array:
         network = self.network
-        columns = [self.fixed + self.second * network.closed_s, self.fixed]
+        columns = [self.fixed + self.second * network.costs.forward_sum_s + self.closing, self.fixed]
         if network.setting.seconds_per_work:
             columns.append(self.fixed + self.second * network.setting.seconds_per_work * network.costs.work_s)
-        return np.stack(columns, axis=1)
+        return np.stack([*columns, last], axis=1)
 
     def least(self, behind: Array, lanes: LaneCaps) -> float:
         """The least of any path, given `behind` = to_end of the weights."""
         whole = behind[self.network.start]
         timed = (whole[_Path.TIMED] + self.second * self.network.repeats * lanes.least_lane_s).min()
-        untimed = whole[_Path.UNTIMED :, -1].copy()  # with that of the work, where it counts
+        untimed = whole[_Path.UNTIMED : _Path.PASS, -1].copy()  # with that of the work, where it counts
         untimed[0] += self.untimed_second
         return float(max(timed, untimed.max()) + self.offset)
 
-    def least_through(self, behind: Array, lanes: LaneCaps) -> Array:
-        """For each option the least of any path through it, given `behind` = to_end of the weights."""
+    def least_through(self, behind: Array, lanes: LaneCaps) -> tuple[Array, Array]:
+        """For each option the least of any path through it, given `behind` = to_end of the weights; and the least that
+        it takes until its synchronisation begins.
+        """
         network, options, costs = self.network, self.network.options, self.network.costs
-        weights, repeats = self.weights(), self.second * self.network.repeats
-        forward = self.fixed + self.second * costs.forward_sum_s
-        ahead = from_start(network, np.concatenate([weights, forward[:, None]], axis=1), lanes.excluded)
+        weights, repeats = self.from_start(), self.second * self.network.repeats
+        ahead = from_start(network, weights, lanes.excluded)
         before, after = options.before, options.after
         timed_ahead, timed_behind = ahead[before, _Path.TIMED], behind[after, _Path.TIMED]
         admitted = np.where(np.arange(len(lanes.caps_s)) >= lanes.first[:, None], 0.0, np.inf)
         timed = (timed_ahead + timed_behind + repeats * lanes.least_lane_s + admitted).min(axis=1)
         timed += weights[:, _Path.TIMED]
         # no iteration ends before this option's own synchronisation, which waits for the stages behind it alone
-        own_lanes = repeats * np.maximum(lanes.least_lane_s, network.lane_s[:, None])
-        finished = ahead[before, _Path.FORWARD, -1] + (timed_behind + own_lanes).min(axis=1)
-        finished += self.fixed + self.second * (network.pass_s + costs.sync_s)
-        rest = slice(_Path.UNTIMED, weights.shape[1])
+        own_lanes = repeats * np.maximum(lanes.least_lane_s, costs.forward_lane_s[:, None])
+        finished = ahead[before, _Path.FORWARD, -1] + (behind[after, _Path.PASS] + own_lanes).min(axis=1)
+        finished += self.fixed + self.second * network.pass_s + repeats * costs.backward_lane_s
+        rest = slice(_Path.UNTIMED, weights.shape[1] - 1)
         untimed = ahead[before, rest, -1] + behind[after, rest, -1] + weights[:, rest]
         untimed[:, 0] += self.untimed_second
-        result: Array = np.maximum(np.maximum(timed, finished), untimed.max(axis=1)) + self.offset
-        return result
+        result: Array = np.maximum(np.maximum(timed, finished + self.sync), untimed.max(axis=1)) + self.offset
+        return result, finished
