@@ -1,13 +1,14 @@
 """The proof of the whole: a run over functions equals plain PyTorch in one process."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 from torch.utils.data import Dataset
 
 from funcpipe.api import FuncPipe
-from funcpipe.core import Plan, ScheduleKind, Sync
+from funcpipe.core import Plan, ScheduleKind, Streams, Sync
 from tests.e2e.networks import RESIDUAL, TRANSFORMER, Network
 from tests.e2e.plans import even_plan, momentum, sample_numbers
 from tests.e2e.reference import largest_difference, train
@@ -107,6 +108,18 @@ def test_recomputed_activations_and_three_phases_change_nothing(network: Network
 )
 def test_every_way_to_synchronise_changes_nothing(sync: Sync) -> None:
     loss, state = trained(RESIDUAL, torch.float64, 2, 3, sync=sync)
+    assert loss < 1e-12
+    assert state < 1e-10
+
+
+@pytest.mark.slow
+def test_stages_with_ways_of_their_own_change_nothing() -> None:
+    torch.manual_seed(1)
+    model, sample = RESIDUAL.model().double(), Samples(RESIDUAL, 4, torch.float64).inputs
+    plan = even_plan(model, (sample,), stages=3, replicas=3, micro_batch=4, micro_batches=1)
+    first, second, last = plan.stages
+    stages = (first, replace(second, sync=Sync.STREAMED, streams=Streams(3, 1, 3)), replace(last, sync=Sync.ALL_REDUCE))
+    loss, state = differences(RESIDUAL, torch.float64, plan=replace(plan, stages=stages), model=model)
     assert loss < 1e-12
     assert state < 1e-10
 
