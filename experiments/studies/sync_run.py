@@ -25,6 +25,7 @@ from funcpipe.comm.arrival_estimator import ArrivalEstimator
 from funcpipe.comm.channel import Channel
 from funcpipe.comm.collectives import transfers
 from funcpipe.comm.gradient_chunks import GradientChunks
+from funcpipe.comm.int8_chunks import gradient_chunks, new_feedback
 from funcpipe.core import Event, Resource, Routes, ScheduleKind
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import open_storage
@@ -116,10 +117,11 @@ def _repeat(
     times: list[tuple[float, float]] = []
     events: tuple[Event, ...] = ()
     cpu_s, before = 0.0, store.traffic
+    feedback = new_feedback(vector, way.pattern, replica, wire=way.wire)
     for step in range(repeat + 1):
         vector.fill_(float(replica + 1) if replica < way.replicas else 0.0)
         doer = Synchronisation(channel, way.pattern, replica, _key_of(folder.name, step))
-        pieces = GradientChunks(vector, way.pattern, wire=way.wire)
+        pieces = gradient_chunks(vector, way.pattern, wire=way.wire, feedback=feedback)
 
         def run_task(task: Task, doer: Synchronisation = doer, pieces: GradientChunks = pieces) -> TaskResult:
             if task.kind in (Kind.BUCKET, Kind.BACKWARD):

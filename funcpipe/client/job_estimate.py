@@ -234,7 +234,7 @@ class _JobCosts:
         """Those that are due, and the last one of all stages."""
         plan, spec = self._plan, self._prices
         count = (self._shape.steps - 1) // self._checkpoint_steps + 1 if self._shape.steps else 0
-        savers = plan.workers if plan.is_sharded else len(plan.stages)
+        savers = plan.workers if plan.is_sharded or plan.feeds_back else len(plan.stages)
         files = self._files() * savers / len(plan.stages)
         saved_usd = spec.request_usd(puts=files + savers, gets=2 * files + savers, empty_gets=0)
         marked_usd = plan.workers * spec.request_usd(puts=1 + 2.5, gets=3, empty_gets=1)  # a list costs what a put does

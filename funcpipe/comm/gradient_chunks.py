@@ -19,6 +19,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from funcpipe.comm.block_int8 import BLOCK
 from funcpipe.comm.buffer_pool import block
 from funcpipe.comm.codec import sent_as
 from funcpipe.comm.collectives import Pattern, Piece, cut
@@ -48,13 +49,35 @@ class GradientChunks:
         self._flat = flat
         self._head = head
         self._rounded = sent_as(flat.dtype, wire)
-        self._ranges = cut(flat.numel(), pattern, head)
+        self._ranges = cut(flat.numel(), pattern, head, cut_unit(wire))
         self._received: dict[Piece, dict[int, Mapping[str, Tensor]]] = defaultdict(dict)
 
     def __getitem__(self, piece: Piece) -> Tensor:
+        return self._flat[slice(*self.range_of(piece))]
+
+    def range_of(self, piece: Piece) -> tuple[int, int]:
+        """The elements [start, stop) of a piece."""
         round_number, split = piece
-        start, stop = self._ranges[round_number][split]
-        return self._flat[start:stop]
+        return self._ranges[round_number][split]
+
+    def form(self, piece: Piece, wire: Wire) -> dict[str, Tensor]:
+        """Tensors of the dtypes and shapes of a piece's message in the format `wire`."""
+        return self.message(piece, wire)
+
+    def contribution(self, piece: Piece) -> dict[str, Tensor]:
+        """The message of what this replica contributes to a piece; a message of it that is read into this counts."""
+        return self.message(piece, self.wire)
+
+    def merged(self, piece: Piece) -> dict[str, Tensor]:
+        """The message of a piece's sum, or of what is put in its place."""
+        return self.message(piece, self.merged_wire)
+
+    def merged_room(self, piece: Piece) -> dict[str, Tensor]:
+        """Where a piece's sum is read into; `unpack` comes after."""
+        return self.message(piece, self.merged_wire)
+
+    def unpack(self, piece: Piece) -> None:
+        """Set a piece to what was read into `merged_room`: it is there already."""
 
     def message(self, piece: Piece, wire: Wire) -> dict[str, Tensor]:
         """The message that holds a piece in the format `wire`, as views; of the head, the bits travel."""
@@ -94,6 +117,11 @@ class GradientChunks:
                 _add(total, others, own)
             else:
                 add_rounded(total, others, own, self._rounded)
+
+
+def cut_unit(wire: Wire) -> int:
+    """Of how many elements pieces are made that are summed in the format `wire`."""
+    return BLOCK if wire is Wire.INT8 else 1
 
 
 def _add(total: Tensor, others: Mapping[int, Tensor], own: int) -> None:

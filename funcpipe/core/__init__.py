@@ -1,6 +1,15 @@
 """The values that flow from profile to report: frozen, checked where they are made, written to JSON and read back."""
 
-from funcpipe.core.choices import SYNC_WIRES, Interval, OptimizerKind, Recompute, ScheduleKind, Sync, Wire
+from funcpipe.core.choices import (
+    MESSAGE_WIRES,
+    SYNC_WIRES,
+    Interval,
+    OptimizerKind,
+    Recompute,
+    ScheduleKind,
+    Sync,
+    Wire,
+)
 from funcpipe.core.estimate import Estimate, StageEstimate
 from funcpipe.core.job_estimate import JobEstimate, JobItem
 from funcpipe.core.job_spec import JobSpec
@@ -64,6 +73,7 @@ __all__ = [
     "LIST_KEYS",
     "MARKS",
     "MB",
+    "MESSAGE_WIRES",
     "SYNC_WIRES",
     "ActivationRoute",
     "Bill",

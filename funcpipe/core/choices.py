@@ -9,24 +9,31 @@ class Wire(Enum):
     FP32 = "fp32"
     BF16 = "bf16"
     FP16 = "fp16"
+    INT8 = "int8"
 
     @property
     def ratio(self) -> float:
-        """Bytes on the wire for each byte of a 32-bit tensor."""
-        return 1.0 if self is Wire.FP32 else 0.5
+        """Bytes on the wire for each byte of a 32-bit tensor; in int8, 256 numbers share a scale of 32 bits."""
+        return {Wire.FP32: 1.0, Wire.BF16: 0.5, Wire.FP16: 0.5, Wire.INT8: (1 + 4 / 256) / 4}[self]
 
     @property
     def rounding(self) -> float:
-        """The share of a 32-bit number that its last digit on the wire is; 0 if it travels as it is."""
-        return {Wire.FP32: 0.0, Wire.BF16: 2.0**-7, Wire.FP16: 2.0**-10}[self]
+        """The share of a 32-bit number that its last digit on the wire is; 0 if it travels as it is.
+
+        In int8 it is the share of the largest of its block.
+        """
+        return {Wire.FP32: 0.0, Wire.BF16: 2.0**-7, Wire.FP16: 2.0**-10, Wire.INT8: 1 / 127}[self]
 
     @property
     def underflow(self) -> float:
-        """The largest 32-bit number that arrives as 0."""
-        return {Wire.FP32: 0.0, Wire.BF16: 2.0**-134, Wire.FP16: 2.0**-25}[self]
+        """The largest 32-bit number that arrives as 0 whatever is sent with it."""
+        return {Wire.FP32: 0.0, Wire.BF16: 2.0**-134, Wire.FP16: 2.0**-25, Wire.INT8: 0.0}[self]
 
 
-SYNC_WIRES = (Wire.FP32, Wire.BF16)
+MESSAGE_WIRES = (Wire.FP32, Wire.BF16, Wire.FP16)
+"""The formats in which activations and their gradients may travel."""
+
+SYNC_WIRES = (Wire.FP32, Wire.BF16, Wire.INT8)
 """The formats in which gradients may be summed. They span more powers of two than fp16 has: many would be lost."""
 
 
@@ -88,3 +95,9 @@ class Sync(Enum):
     def shares_sums(self) -> bool:
         """Whether each replica sums a part of the gradients for all others."""
         return self not in (Sync.EXCHANGE, Sync.ALL_REDUCE)
+
+    def fed_back(self, replicas: int) -> float:
+        """How many values per parameter a replica keeps at most for sums in 8 bits: what rounding took from what it
+        sends, and from what it sums.
+        """
+        return 1 + (1 / replicas if self.shares_sums else 1.0)

@@ -28,11 +28,12 @@ class Numerics(Enum):
     """How free the planner is with numbers that travel.
 
     With `EXACT` they travel as asked, by default in 32 bits; with `BF16`, what was not asked to travel in 16 bits may
-    travel in bf16.
+    travel in bf16. With `INT8`, sums may besides be made in 8 bits.
     """
 
     EXACT = "exact"
     BF16 = "bf16"
+    INT8 = "int8"
 
 
 class OnNan(Enum):

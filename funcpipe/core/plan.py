@@ -5,7 +5,7 @@ from enum import Enum
 from typing import ClassVar
 
 from funcpipe.core import checks
-from funcpipe.core.choices import SYNC_WIRES, OptimizerKind, Recompute, ScheduleKind, Sync, Wire
+from funcpipe.core.choices import MESSAGE_WIRES, SYNC_WIRES, OptimizerKind, Recompute, ScheduleKind, Sync, Wire
 from funcpipe.core.estimate import Estimate
 from funcpipe.core.numerics import Numerics, Precision
 from funcpipe.core.shown import Showable
@@ -127,6 +127,10 @@ class TrainingSpec:
         if self.deadline_s is not None and self.budget_usd is not None:
             raise InvalidValue("budget_usd", self.budget_usd, "cannot be given together with deadline_s")
         _check_sums(self.wire_sync)
+        for field in ("wire", "wire_back"):
+            _check_messages(field, getattr(self, field))
+        if self.wire_sync is Wire.INT8:
+            _check_unscaled(self.wire_back or self.wire)
         if self.shard_optimizer:
             _check_sharding(self.sync, self.wire_back or self.wire)
 
@@ -232,6 +236,10 @@ class Plan(Showable):
                 raise InvalidValue(f"stages[{i}].first", stage.first, rule)
             expected = stage.stop
         _check_sums(self.wire_sync)
+        for field in ("wire", "wire_back"):
+            _check_messages(field, getattr(self, field))
+        if self.feeds_back:
+            _check_unscaled(self.gradient_wire, self.precision)
         if self.is_sharded:
             for way in self.ways:
                 _check_sharding(way.sync, self.gradient_wire)
@@ -256,7 +264,13 @@ class Plan(Showable):
     @property
     def values_per_parameter(self) -> float:
         """How many values each function keeps for a parameter, besides itself and its gradient."""
-        return self.optimizer.values_each(self.replicas, sharded=self.is_sharded, averaged=self.averaged)
+        kept = max(way.sync.fed_back(self.replicas) for way in self.ways) if self.feeds_back else 0.0
+        return self.optimizer.values_each(self.replicas, sharded=self.is_sharded, averaged=self.averaged) + kept
+
+    @property
+    def feeds_back(self) -> bool:
+        """Whether replicas keep what rounding takes from their sums."""
+        return self.replicas > 1 and self.wire_sync is Wire.INT8
 
     @property
     def gradient_wire(self) -> Wire:
@@ -288,7 +302,22 @@ class Plan(Showable):
 
 def _check_sums(wire_sync: Wire) -> None:
     if wire_sync not in SYNC_WIRES:
-        raise InvalidValue("wire_sync", wire_sync.value, f"must be {' or '.join(wire.value for wire in SYNC_WIRES)}")
+        raise InvalidValue(
+            "wire_sync", wire_sync.value, f"must be one of {', '.join(wire.value for wire in SYNC_WIRES)}"
+        )
+
+
+def _check_messages(field: str, wire: Wire | None) -> None:
+    if wire is not None and wire not in MESSAGE_WIRES:
+        raise InvalidValue(field, wire.value, f"must be one of {', '.join(wire.value for wire in MESSAGE_WIRES)}")
+
+
+def _check_unscaled(gradient_wire: Wire, precision: Precision = Precision.FP32) -> None:
+    """Whether sums can be made in 8 bits: what is kept for the next step has the scale of the loss of this one."""
+    if gradient_wire is Wire.FP16:
+        raise InvalidValue("wire_back", gradient_wire.value, "must be fp32 or bf16 with sums in int8")
+    if precision.scales_loss:
+        raise InvalidValue("wire_sync", Wire.INT8.value, f"must be fp32 or bf16 with the precision {precision.value}")
 
 
 def _check_sharding(sync: Sync | None, gradient_wire: Wire) -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from funcpipe.core import ModelProfile, Plan, PlatformSpec, TrainingSpec
 from funcpipe.partitioner.catalog import PLANNED_LAYERS, find_policy
-from funcpipe.partitioner.problem.formats import with_formats, without_idle_formats
+from funcpipe.partitioner.problem.formats import better_of, may_sum_in_8_bits, with_formats, without_idle_formats
 from funcpipe.partitioner.problem.merge import merge_layers, starts_of
 from funcpipe.partitioner.problem.pins import NO_PINS, Pins, PlacedPins
 from funcpipe.partitioner.problem.problem import Problem
@@ -34,10 +34,16 @@ def optimize(
     or for what a solver's programme cannot express.
     """
     find = find_policy(policy, solver)
-    problem, starts = merged_problem(profile, spec, training, pins=pins, layer_limit=layer_limit, edge_limit=edge_limit)
-    plan = find(problem, time_limit_s=time_limit_s)
-    plan = unmerged(plan, starts)
-    return with_origin(plan, profile, training)
+
+    def planned(wanted: TrainingSpec) -> Plan:
+        limits = {"layer_limit": layer_limit, "edge_limit": edge_limit}
+        problem, starts = merged_problem(profile, spec, wanted, pins=pins, **limits)
+        plan = find(problem, time_limit_s=time_limit_s)
+        return with_origin(unmerged(plan, starts), profile, training)
+
+    if policy == "funcpipe" and may_sum_in_8_bits(training, profile.precision):
+        return better_of(lambda wire_sync: planned(replace(training, wire_sync=wire_sync)))
+    return planned(training)
 
 
 def merged_problem(

@@ -102,6 +102,7 @@ class Learned:
     """What a checkpoint manager takes for the computation of a stage."""
 
     is_sharded = False
+    saves_part = False
 
     def __init__(self) -> None:
         self.value = value_after(0)

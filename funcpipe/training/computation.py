@@ -7,9 +7,12 @@ graph of the step allows gives the same bits.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from funcpipe.comm.collectives import Pattern
+from funcpipe.comm.error_feedback import ErrorFeedback
+from funcpipe.comm.gradient_chunks import cut_unit
 from funcpipe.core import OnNan, TieRoute, Wire
 from funcpipe.model.split import StageModule
 from funcpipe.training.averaging import WeightAverage
@@ -21,6 +24,7 @@ from funcpipe.training.norms import GradientNorm, sum_of_squares
 from funcpipe.training.optimizers import ParameterShape
 from funcpipe.training.passes import Batch, Passes
 from funcpipe.training.recipe import Recipe
+from funcpipe.training.residuals import Residuals
 from funcpipe.training.stage_optimizer import StageOptimizer
 from funcpipe.training.state import StageState
 from funcpipe.training.ties import TiedParameters
@@ -44,12 +48,14 @@ class Computation:
         shards: Pattern | None = None,
         whole: Sequence[ParameterShape] = (),
         wire_sync: Wire = Wire.FP32,
+        summed_as: Pattern | None = None,
     ) -> None:
         """Stage `stage_number` of the model, which sums the gradients of its parameters in `ties` with other stages.
 
         With `norm`, the step depends on the norm of all stages' gradients. With `shards`, the optimiser is divided over
         the replicas as that pattern cuts the gradient. `whole` are the trainable parameters of the model, which the
-        optimiser's factory sees in every stage. Gradients are summed in the format `wire_sync`.
+        optimiser's factory sees in every stage. Gradients are summed in the format `wire_sync`,
+        in 8 bits as the pattern `summed_as` says.
         """
         self._stage_number = stage_number
         self._steps_done = 0
@@ -70,8 +76,13 @@ class Computation:
         self._flat = FlatGradient(self._summed_here, extras, wire_sync) if replicas > 1 else None
         self._optimizer = StageOptimizer(stage, recipe, whole, seed=seed)
         self._average = WeightAverage(recipe.average, stage) if recipe.average is not None else None
+        unit = cut_unit(wire_sync)
+        self._residuals: Residuals | None = None
+        if unit > 1 and self._flat is not None and self._flat.layout.dtype is torch.float32:
+            assert summed_as is not None, "the pattern tells what this replica sums"
+            self._residuals = Residuals(self._flat.layout, summed_as, replica)
         if shards is not None:
-            self._optimizer.divide(self.flat.layout, shards, replica)
+            self._optimizer.divide(self.flat.layout, shards, replica, unit)
 
     def begin_step(self, step: Step, take: Callable[[int], Batch]) -> None:
         """Start a step; `take` gives what was loaded of a micro-batch, where the stage needs data."""
@@ -115,6 +126,16 @@ class Computation:
         return self._optimizer.is_sharded
 
     @property
+    def feedback(self) -> ErrorFeedback | None:
+        """What this replica keeps of sums in 8 bits; None if they are not made so."""
+        return None if self._residuals is None else self._residuals.feedback
+
+    @property
+    def saves_part(self) -> bool:
+        """Whether each replica has something to save that others do not have."""
+        return self.is_sharded or self._residuals is not None
+
+    @property
     def learning_rate(self) -> float | None:
         """That of the optimiser's first group in the last step; None if there is none."""
         return self._optimizer.learning_rate
@@ -150,6 +171,8 @@ class Computation:
         undo = self._undoes and self.norm.skipped
         if undo:
             self._statistics.undo_step()
+            if self.feedback is not None:
+                self.feedback.clear()
         else:
             self._statistics.finish_step(statistics)
         if self._average is not None:
@@ -175,6 +198,8 @@ class Computation:
         """
         self.check_finite()
         state = self._optimizer.state(self.norm)
+        if self._residuals is not None:
+            state = self._residuals.added_to(state)
         return state if self._average is None else self._average.added_to(state)
 
     def restore(self, state: StageState) -> None:
@@ -182,6 +207,8 @@ class Computation:
         self._optimizer.restore(state, self.norm)
         if self._average is not None:
             self._average.restore(state)
+        if self._residuals is not None:
+            self._residuals.restore(state)
 
     def _unpack(self) -> list[Tensor]:
         """Give the parameters what the replicas have summed; the summed contributions to the running statistics."""

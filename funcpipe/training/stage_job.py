@@ -71,6 +71,7 @@ class StageJob:
             whole=self.parameters,
             wire_sync=plan.wire_sync,
             shards=pattern_of(plan, spec.stage) if plan.is_sharded else None,
+            summed_as=pattern_of(plan, spec.stage) if plan.replicas > 1 else None,
         )
 
     def loader(

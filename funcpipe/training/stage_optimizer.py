@@ -48,13 +48,15 @@ class StageOptimizer:
             self._schedule = LrSchedule(recipe, self._optimizer)
         self._sharded: ShardedOptimizer | None = None
 
-    def divide(self, layout: Layout, pattern: Pattern, replica: int) -> None:
-        """Leave to this replica the split of the flat gradient that `pattern` gives it, one range in each round."""
+    def divide(self, layout: Layout, pattern: Pattern, replica: int, unit: int = 1) -> None:
+        """Leave to this replica the split of the flat gradient that `pattern` gives it, one range in each round, cut at
+        multiples of `unit`.
+        """
         if self._optimizer is None:
             return
         split = pattern.merges(replica)
         assert split is not None, "every replica sums a split of its own"
-        ranges = [splits[split] for splits in cut(layout.elements, pattern, layout.head)]
+        ranges = [splits[split] for splits in cut(layout.elements, pattern, layout.head, unit)]
         self._sharded = ShardedOptimizer(self._optimizer, layout, ranges)
 
     @property

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from funcpipe.errors import CorruptMessage
 from funcpipe.model.split.module_state import PREFIX
 from funcpipe.training.norms import GradientNorm
+from funcpipe.training.residuals import RESIDUAL, without_residuals
 from funcpipe.training.sharding import ShardedOptimizer, cut_state
 from funcpipe.training.state import (
     AVERAGED,
@@ -52,8 +53,13 @@ def capture_shard(stage: nn.Module, sharded: ShardedOptimizer, norm: GradientNor
     return replace(state, tensors=tensors, settings=settings)
 
 
-def without_model(shard: StageState) -> StageState:
-    """`shard` without the model's tensors and their averages, which another replica saves."""
+def without_model(shard: StageState, *, sharded: bool = True) -> StageState:
+    """`shard` without the model's tensors and their averages, which another replica saves.
+
+    Unless the optimiser is `sharded`, nothing but this replica's residuals is left.
+    """
+    if not sharded:
+        return replace(shard, tensors={name: t for name, t in shard.tensors.items() if name.startswith(RESIDUAL)})
     tensors = {name: t for name, t in shard.tensors.items() if not name.startswith((MODEL, AVERAGED))}
     return replace(shard, tensors=tensors)
 
@@ -67,8 +73,10 @@ def combine_shards(shards: Sequence[StageState]) -> StageState:
     with mismatch_is_corrupt():
         for shard in shards:
             tensors |= shard.tensors
-            for name, found in shard.settings["optimizer"]["shards"].items():
+            for name, found in ((shard.settings["optimizer"] or {}).get("shards", {})).items():
                 segments.setdefault(name, []).extend(found)
+        if "shards" not in (shards[0].settings["optimizer"] or {}):
+            return replace(shards[0], tensors=tensors)
         optimizer = {**shards[0].settings["optimizer"], "shards": segments}
     return replace(shards[0], tensors=tensors, settings={**shards[0].settings, "optimizer": optimizer})
 
@@ -76,8 +84,9 @@ def combine_shards(shards: Sequence[StageState]) -> StageState:
 def unshard(combined: StageState) -> StageState:
     """The shards of all replicas, combined, in the form of an optimiser that is not divided.
 
-    A state that is no shard is returned as it is. Raises CorruptMessage if a segment is missing.
+    A state that is no shard is returned as it is, but without residuals. Raises CorruptMessage if a segment is missing.
     """
+    combined = without_residuals(combined)
     optimizer = combined.settings["optimizer"]
     if optimizer is None or "shards" not in optimizer:
         return combined

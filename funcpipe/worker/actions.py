@@ -7,7 +7,8 @@ from torch import Tensor
 
 from funcpipe.comm.channel import Channel, Received
 from funcpipe.comm.collectives import cut_rounds, pattern_of
-from funcpipe.comm.gradient_chunks import GradientChunks
+from funcpipe.comm.gradient_chunks import GradientChunks, cut_unit
+from funcpipe.comm.int8_chunks import gradient_chunks
 from funcpipe.core import Plan, Routes, Wire, worker_name
 from funcpipe.runstate.keys import Keys
 from funcpipe.scheduler.execute import TaskResult
@@ -123,11 +124,16 @@ class Actions:
         """Cut the step's flat gradient into chunks, unless its buckets have been cut already."""
         flat = self._computation.flat
         if self._chunks is None:
-            wire, merged_wire = self._plan.wire_sync, self._plan.merged_wire
-            self._chunks = GradientChunks(
-                flat.vector, self._pattern, flat.layout.head, wire=wire, merged_wire=merged_wire
+            wire, merged_wire, head = self._plan.wire_sync, self._plan.merged_wire, flat.layout.head
+            self._chunks = gradient_chunks(
+                flat.vector,
+                self._pattern,
+                head,
+                wire=wire,
+                merged_wire=merged_wire,
+                feedback=self._computation.feedback,
             )
-            self._rounds = cut_rounds(flat.vector.numel(), self._pattern, flat.layout.head)
+            self._rounds = cut_rounds(flat.vector.numel(), self._pattern, head, cut_unit(wire))
 
     def _synchronise(self, task: Task) -> TaskResult:
         assert self._chunks is not None, f"{task} comes before its gradients"

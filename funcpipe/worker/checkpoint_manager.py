@@ -32,7 +32,8 @@ def call_at_once(work: Callable[[], None]) -> None:
 class CheckpointManager:
     """The checkpoints of a worker's stage, which its first replica writes, and the messages that the worker has put.
 
-    If the optimiser is divided, every replica writes its own shard, and the first replica the model too.
+    If the optimiser is divided, or sums are made in 8 bits, every replica writes its own part, and the first replica
+    the model too.
     """
 
     def __init__(
@@ -157,18 +158,18 @@ class CheckpointManager:
         What was written is read back by `submit`, and counts as saved afterwards. A worker that is `leaving` saves in
         any case what its successor needs.
         """
-        sharded, first = self._computation.is_sharded, self._spec.replica == 0
-        if self._saved_step == done > self._spec.first_step and not (sharded and leaving and not first):
+        parted, first = self._computation.saves_part, self._spec.replica == 0
+        if self._saved_step == done > self._spec.first_step and not (parted and leaving and not first):
             return
-        if not (first or sharded or leaving):
+        if not (first or parted or leaving):
             self._computation.check_finite()  # as the replica that saves does, before either begins another step
             return
         began_s = time.monotonic()
         self._lease.check_now()
         state, part = self._computation.state(), None
-        if sharded:
+        if parted:
             part = CheckpointPart(self._spec.replica, self._spec.plan.replicas, model=first or leaving)
-            state = state if part.model else without_model(state)
+            state = state if part.model else without_model(state, sharded=self._computation.is_sharded)
         writer = f"{self._spec.worker}.a{self._spec.attempt:08d}"
         written = self._checkpoints.write_files(self._spec.stage, done, state, writer=writer, part=part)
         submit(lambda: self._checkpoints.publish(written))

@@ -4,7 +4,7 @@ Which pieces a replica puts, gets and sums is the pattern's business (`funcpipe.
 (round, split).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
@@ -44,10 +44,11 @@ class Synchronisation:
         assert task.part is not None, f"{task} has no number"
         match task.kind:
             case Kind.PUT_SPLIT:
-                return self._put(task, chunks, self._pattern.raw_pieces(self._replica, task.part), chunks.wire)
+                moved = self._pattern.raw_pieces(self._replica, task.part)
+                return self._put(task, [chunks.contribution(piece) for piece in moved], chunks.wire)
             case Kind.PUT_MERGED:
-                sent = self._pattern.merged_pieces(self._replica, task.part)
-                return self._put(task, chunks, sent, chunks.merged_wire)
+                moved = self._pattern.merged_pieces(self._replica, task.part)
+                return self._put(task, [chunks.merged(piece) for piece in moved], chunks.merged_wire)
             case Kind.GET_SPLIT:
                 return self._get_raw(task, chunks, task.part)
             case Kind.GET_MERGED:
@@ -57,8 +58,7 @@ class Synchronisation:
             case _:
                 raise InvalidValue("task", str(task), "must be part of a synchronisation")
 
-    def _put(self, task: Task, chunks: GradientChunks, moved: Sequence[Piece], wire: Wire) -> TaskResult:
-        messages = [chunks.message(piece, wire) for piece in moved]
+    def _put(self, task: Task, messages: Sequence[Mapping[str, Tensor]], wire: Wire) -> TaskResult:
         return TaskResult(self._channel.put_series(self._key_of(task), messages, wire=wire))
 
     def _get_raw(self, task: Task, chunks: GradientChunks, part: int) -> TaskResult:
@@ -94,23 +94,28 @@ class Synchronisation:
         """Read `piece` from the object of the pieces `sent` that `put` writes, if an earlier attempt has put it."""
         key = self._key_of(put)
         if self._channel.has_written(key):
-            wire = chunks.wire if put.kind is Kind.PUT_SPLIT else chunks.merged_wire
-            start, stop = _range_of(piece, sent, chunks, wire)
-            self._channel.get(key, start=start, stop=stop, into=chunks.message(piece, wire))
+            raw = put.kind is Kind.PUT_SPLIT
+            start, stop = _range_of(piece, sent, chunks, chunks.wire if raw else chunks.merged_wire)
+            into = chunks.contribution(piece) if raw else chunks.merged_room(piece)
+            self._channel.get(key, start=start, stop=stop, into=into)
+            if not raw:
+                chunks.unpack(piece)
 
     def _get_merged(self, task: Task, chunks: GradientChunks, part: int) -> TaskResult:
         assert task.peer is not None, f"{task} reads from nobody"
         sent = self._pattern.merged_pieces(task.peer, part)
-        into = [chunks.message(piece, chunks.merged_wire) for piece in sent]
-        key = self._key_of(source_of(task))
-        return result_of(self._channel.get_series(key, into, wire=chunks.merged_wire))
+        into = [chunks.merged_room(piece) for piece in sent]
+        received = self._channel.get_series(self._key_of(source_of(task)), into, wire=chunks.merged_wire)
+        for piece in sent:
+            chunks.unpack(piece)
+        return result_of(received)
 
 
 def _range_of(piece: Piece, sent: Sequence[Piece], chunks: GradientChunks, wire: Wire) -> tuple[int, int | None]:
     """Where `piece` lies in an object of the pieces `sent` in the format `wire`: its first byte, and its end unless
     that is the object's.
     """
-    sizes = [codec.message_bytes(chunks.message(other, wire), wire) for other in sent]
+    sizes = [codec.message_bytes(chunks.form(other, wire), wire) for other in sent]
     place = sent.index(piece)
     start = sum(sizes[:place])
     return start, None if place == len(sent) - 1 else start + sizes[place]

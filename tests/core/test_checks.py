@@ -76,9 +76,9 @@ def test_a_choice_that_there_is_not_is_told_with_those_that_there_are(field: str
 
 
 def test_gradients_are_not_summed_in_a_format_that_loses_small_ones() -> None:
-    with pytest.raises(InvalidValue, match="wire_sync must be fp32 or bf16, got 'fp16'"):
+    with pytest.raises(InvalidValue, match="wire_sync must be one of fp32, bf16, int8, got 'fp16'"):
         TrainingSpec(global_batch=8, wire_sync=Wire.FP16)
-    with pytest.raises(InvalidValue, match="wire_sync must be fp32 or bf16, got 'fp16'"):
+    with pytest.raises(InvalidValue, match="wire_sync must be one of fp32, bf16, int8, got 'fp16'"):
         replace(plan(), wire_sync=Wire.FP16)
 
 

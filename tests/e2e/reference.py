@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from funcpipe.model.seeds import layer_seed
+from tests.e2e.int8_sums import Int8Sums
 
 
 def train(
@@ -21,11 +22,12 @@ def train(
     clip_grad_norm: float | None = None,
     replicas: int = 1,
     rounded: torch.dtype | None = None,
+    int8: Int8Sums | None = None,
 ) -> list[float]:
     """Train in place; `steps` holds the sample numbers of each micro-batch of each step. The loss of each step.
 
     Micro-batch m adds to the gradient of replica m mod `replicas`; these are added in the end. With `rounded`, what
-    each contributes is rounded to that dtype before, and so is their sum.
+    each contributes is rounded to that dtype before, and so is their sum. `int8` sums in 8 bits instead.
     """
     model.train()
     chosen = optimizer(model.parameters())
@@ -44,8 +46,9 @@ def train(
             torch.autograd.backward(loss * len(indices) / samples)
             total += loss.item() * len(indices) / samples
             add_gradients(gradients[m % replicas], parameters)
-        for i, parameter in enumerate(parameters):
-            parameter.grad = summed([own[i] for own in gradients], rounded)
+        sums = [summed(list(own), rounded) for own in zip(*gradients, strict=True)] if int8 is None else int8(gradients)
+        for parameter, total_gradient in zip(parameters, sums, strict=True):
+            parameter.grad = total_gradient
         if clip_grad_norm is not None:
             nn.utils.clip_grad_norm_(model.parameters(), clip_grad_norm)
         chosen.step()

@@ -10,7 +10,7 @@ from funcpipe.partitioner.analysis.explain_text import render
 from funcpipe.partitioner.analysis.front import pareto_front
 from funcpipe.partitioner.cost.evaluate import evaluate
 from funcpipe.partitioner.optimize import optimize
-from funcpipe.partitioner.problem.formats import REASON, reason_for, with_formats
+from funcpipe.partitioner.problem.formats import REASON, REASON_8_BITS, REASON_16_BITS, reason_for, with_formats
 from funcpipe.partitioner.problem.problem import Problem
 from funcpipe.partitioner.search.exhaustive import exhaustive
 from tests.partitioner.instances import chain, platform
@@ -85,3 +85,25 @@ def test_a_front_is_of_the_formats_that_are_best() -> None:
     for plan in front.plans:
         assert plan.wire is (Wire.BF16 if len(plan.stages) > 1 else Wire.FP32)
         assert plan.wire_sync is (Wire.BF16 if plan.replicas > 1 else Wire.FP32)
+
+
+@pytest.mark.parametrize("time_value", [3.84, 245.76])
+def test_with_int8_allowed_the_better_of_both_formats_of_sums_is_taken(time_value: float) -> None:
+    asked = replace(EXACT, numerics=Numerics.INT8, time_value=time_value, replicas=(4,))
+    found = optimize(PROFILE, SPEC, asked)
+    forced = [
+        optimize(PROFILE, SPEC, replace(asked, numerics=Numerics.BF16, wire_sync=w)) for w in (Wire.BF16, Wire.INT8)
+    ]
+    assert objective(found) == min(objective(plan) for plan in forced)
+    assert found.made_for == asked
+    assert found.wire_sync is min(forced, key=objective).wire_sync
+    assert reason_for(found) in (REASON_8_BITS, REASON_16_BITS)
+
+
+def test_sums_in_8_bits_are_planned_with_memory_for_what_is_kept() -> None:
+    training = replace(EXACT, replicas=(4,), sync=Sync.PIPELINED, wire_sync=Wire.INT8)
+    plan = replace(optimize(PROFILE, SPEC, training), wire_sync=Wire.INT8)
+    small, large = (evaluate(replace(plan, wire_sync=wire), PROFILE, SPEC) for wire in (Wire.BF16, Wire.INT8))
+    for one, other, stage in zip(small.stages, large.stages, plan.stages, strict=True):
+        kept = 1.25 * PROFILE.parameter_bytes(stage.first, stage.stop)
+        assert other.memory_bytes - one.memory_bytes == pytest.approx(kept)

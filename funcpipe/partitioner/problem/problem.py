@@ -17,6 +17,7 @@ from funcpipe.core import (
     Sync,
     SyncWay,
     TrainingSpec,
+    Wire,
 )
 from funcpipe.errors import PlanError
 from funcpipe.partitioner.cost.arrays import Array
@@ -251,7 +252,8 @@ class Problem:
             replicas=replicas,
             values_per_parameter=self.training.optimizer.values_each(
                 replicas, sharded=sharded, averaged=self.training.averaged
-            ),
+            )
+            + self._fed_back(replicas, sync),
             sync=sync,
             wire_ratio=self.training.wire.ratio,
             gradient_wire_ratio=None if self.training.wire_back is None else self.training.wire_back.ratio,
@@ -263,6 +265,12 @@ class Problem:
             sharded=sharded,
             data=self.profile.data,
         )
+
+    def _fed_back(self, replicas: int, sync: Sync | None) -> float:
+        """How many values per parameter functions keep for sums in 8 bits; with a way for each stage, the most of any."""
+        if replicas == 1 or self.training.wire_sync is not Wire.INT8:
+            return 0.0
+        return max(way.fed_back(replicas) for way in ((sync,) if sync else Sync))
 
     def plan(self, setting: Setting, choices: Sequence[StageChoice]) -> Plan:
         """The plan of `choices`, with its estimate."""

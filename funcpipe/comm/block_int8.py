@@ -1,0 +1,56 @@
+"""32-bit numbers as 8-bit ones with a scale for each block of 256: 1 + 4/256 bytes each.
+
+A block's scale is its largest magnitude divided by 127, and a number travels as the whole number nearest to it divided
+by the scale, of two as near the even one. So a number moves by at most 1/254 of the block's largest. For example:
+
+    127.0  0.5  1.5  -0.0        the scale is 1.0
+    127    0    2    (-128)      and 127.0, 0.0, 2.0, -0.0 come out
+
+-128 is left to stand for -0.0, which marks a missing gradient (`training/gradients.py`). A block with a number that is
+not finite comes out as NaN in whole, so no such number is lost.
+"""
+
+import torch
+from torch import Tensor
+
+BLOCK = 256
+"""How many numbers share a scale."""
+
+_MOST, _MISSING = 127.0, -128
+
+
+def blocks_in(elements: int) -> int:
+    """How many blocks, the last perhaps shorter, hold so many numbers."""
+    return -(-elements // BLOCK)
+
+
+def quantised(values: Tensor) -> tuple[Tensor, Tensor]:
+    """`values`, a vector of 32-bit numbers, as whole numbers (int8, one each) and scales (float32, one a block)."""
+    rows = _rows(values)
+    scales = rows.abs().amax(1) / _MOST
+    scales.masked_fill_(~scales.isfinite(), torch.nan)
+    shares = rows / scales.unsqueeze(1)
+    whole = shares.nan_to_num_(0.0, 0.0, 0.0).round_().clamp_(-_MOST, _MOST).to(torch.int8)
+    whole.masked_fill_(is_missing(rows), _MISSING)
+    return whole.view(-1)[: values.numel()], scales
+
+
+def restored(whole: Tensor, scales: Tensor, into: Tensor) -> None:
+    """Write the numbers that `whole` and `scales` stand for into `into`, a vector of 32-bit numbers."""
+    filled = len(whole) // BLOCK * BLOCK
+    torch.mul(whole[:filled].view(-1, BLOCK), scales[: filled // BLOCK, None], out=into[:filled].view(-1, BLOCK))
+    if filled < len(whole):
+        torch.mul(whole[filled:], scales[-1], out=into[filled:])
+    into.add_(0.0)  # a negative share of a scale that underflows is no missing number
+    into.masked_fill_(whole == _MISSING, -0.0)
+
+
+def is_missing(values: Tensor) -> Tensor:
+    """Which of `values` are -0.0."""
+    return values.signbit() & (values == 0)
+
+
+def _rows(values: Tensor) -> Tensor:
+    """`values` in rows of a block each, the last filled up with zeros."""
+    short = blocks_in(len(values)) * BLOCK - len(values)
+    return (torch.nn.functional.pad(values, (0, short)) if short else values).view(-1, BLOCK)

@@ -1,0 +1,173 @@
+"""The chunks of a gradient that is summed in 8 bits.
+
+Each replica adds what it has kept (`error_feedback.py`) to its contribution, rounds it, and keeps what that takes
+away. Whoever adds does so with the rounded contributions, in fp32 and in rank order, adds what it has kept of that sum,
+rounds and keeps again. So all replicas end with the same bits. Pieces are cut between blocks, so that blocks, and with
+them all bits, are the same in every way of synchronising. The head keeps its 32 bits.
+"""
+
+import threading
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from funcpipe.comm.block_int8 import BLOCK, blocks_in, is_missing, quantised, restored
+from funcpipe.comm.collectives import Pattern, Piece, cut
+from funcpipe.comm.error_feedback import ErrorFeedback
+from funcpipe.comm.gradient_chunks import GradientChunks
+from funcpipe.core import Wire
+
+_AT_ONCE = 256 * BLOCK
+"""How many elements are rounded at once, so that they stay in the processor's cache."""
+
+
+def _parts(elements: int) -> Iterator[tuple[slice, slice]]:
+    """Which elements, and which of their blocks, are worked on at once."""
+    for start in range(0, elements, _AT_ONCE):
+        stop = min(start + _AT_ONCE, elements)
+        yield slice(start, stop), slice(start // BLOCK, blocks_in(stop))
+
+
+class Int8Chunks(GradientChunks):
+    """The pieces of `flat`, of 32-bit numbers; `feedback` is that of the replica, and changes."""
+
+    def __init__(
+        self, flat: Tensor, pattern: Pattern, head: int, *, merged_wire: Wire, feedback: ErrorFeedback
+    ) -> None:
+        super().__init__(flat, pattern, head, wire=Wire.INT8, merged_wire=merged_wire)
+        self._feedback = feedback
+        self._rounding = threading.Lock()
+        self._sent: dict[Piece, dict[str, Tensor]] = {}
+        self._sums: dict[Piece, dict[str, Tensor]] = {}
+
+    def form(self, piece: Piece, wire: Wire) -> dict[str, Tensor]:
+        """Tensors without values, of the dtypes and shapes of a piece's message."""
+        if wire is not Wire.INT8:
+            return super().form(piece, wire)
+        start, border, stop = self._borders(piece)
+        count = stop - border
+        form = {"head": torch.empty(border - start, dtype=torch.int32, device="meta")} if border > start else {}
+        whole = torch.empty(count, dtype=torch.int8, device="meta")
+        return {**form, "whole": whole, "scales": torch.empty(blocks_in(count), device="meta")}
+
+    def contribution(self, piece: Piece) -> dict[str, Tensor]:
+        """What this replica contributes to a piece, rounded when it is first asked for."""
+        with self._rounding:
+            if piece not in self._sent:
+                start, border, stop = self._borders(piece)
+                kept = self._feedback.sent[border - self._head : stop - self._head]
+                message = self._rounded_message(self._flat[border:stop], kept)
+                if border > start:
+                    message["head"] = self._flat[start:border].view(torch.int32).clone()
+                self._sent[piece] = message
+            return self._sent[piece]
+
+    def room(self, piece: Piece) -> dict[str, Tensor]:
+        """Nothing: decoding makes as much room as the message needs."""
+        return {}
+
+    def merged(self, piece: Piece) -> dict[str, Tensor]:
+        """What travels of a sum: views of the sum, or of the parameters in its place, unless they travel in 8 bits."""
+        return self._sums[piece] if self.merged_wire is Wire.INT8 else super().merged(piece)
+
+    def merged_room(self, piece: Piece) -> dict[str, Tensor]:
+        """Where a sum that another replica has made is read into; `unpack` comes after.
+
+        In a repeated step the sum may be there before this replica has put its contribution again. That is rounded
+        now, before the sum takes its place, for what it leaves out is kept.
+        """
+        self.contribution(piece)
+        if self.merged_wire is not Wire.INT8:
+            return super().merged_room(piece)
+        form = self.form(piece, Wire.INT8)
+        self._sums[piece] = {name: torch.empty(t.shape, dtype=t.dtype) for name, t in form.items()}
+        return self._sums[piece]
+
+    def unpack(self, piece: Piece) -> None:
+        """Set a piece to the sum that was read into `merged_room`."""
+        if self.merged_wire is Wire.INT8:
+            start, border, stop = self._borders(piece)
+            message = self._sums[piece]
+            restored(message["whole"], message["scales"], self._flat[border:stop])
+            if border > start:
+                self._flat[start:border].copy_(message["head"].view(torch.float32))
+
+    def merge(self, piece: Piece, own: int) -> None:
+        """Sum a piece over all replicas; this one is replica `own`."""
+        messages: dict[int, Mapping[str, Tensor]] = {**self._received.pop(piece, {}), own: self.contribution(piece)}
+        start, border, stop = self._borders(piece)
+        total, head = self._flat[border:stop], self._flat[start:border]
+        values = torch.empty(min(len(total), _AT_ONCE))
+        for number, rank in enumerate(sorted(messages)):
+            message = messages[rank]
+            for here, blocks in _parts(len(total)):
+                place = total[here]
+                came = values[: len(place)] if number else place
+                restored(message["whole"][here], message["scales"][blocks], came)
+                if number:
+                    place.add_(came)
+            if border > start:
+                exact = message["head"].view(torch.float32)
+                head.copy_(head + exact if number else exact)
+        summed = self._rounded_message(total, self._feedback.of_sum(border, stop))
+        restored(summed["whole"], summed["scales"], total)
+        if border > start:
+            summed["head"] = head.view(torch.int32)
+        self._sums[piece] = summed
+
+    def _borders(self, piece: Piece) -> tuple[int, int, int]:
+        """Where a piece begins, where its part of the head ends, and where it ends."""
+        start, stop = self.range_of(piece)
+        return start, min(max(start, self._head), stop), stop
+
+    def _rounded_message(self, values: Tensor, kept: Tensor) -> dict[str, Tensor]:
+        """The message of `values` with what was `kept` of them before; `kept` becomes what the message leaves out.
+
+        What is missing stays so, and its part stays kept; where numbers are not finite, nothing is kept.
+        """
+        whole, scales = torch.empty(len(values), dtype=torch.int8), torch.empty(blocks_in(len(values)))
+        came = torch.empty(min(len(values), _AT_ONCE))
+        for here, blocks in _parts(len(values)):
+            some, before = values[here], kept[here]
+            missing = is_missing(some)
+            wanted = torch.where(missing, some, some + before + 0.0)
+            whole[here], scales[blocks] = quantised(wanted)
+            restored(whole[here], scales[blocks], came[: len(some)])
+            lost = wanted.sub_(came[: len(some)])
+            before.copy_(torch.where(missing, before, torch.where(lost.isfinite(), lost, 0.0)))
+        return {"whole": whole, "scales": scales}
+
+
+def gradient_chunks(
+    flat: Tensor,
+    pattern: Pattern,
+    head: int = 0,
+    *,
+    wire: Wire = Wire.FP32,
+    merged_wire: Wire | None = None,
+    feedback: ErrorFeedback | None = None,
+) -> GradientChunks:
+    """The chunks of `flat` for sums in `wire`; with `feedback`, which 32-bit numbers in 8 bits need, in 8 bits."""
+    if feedback is None:
+        return GradientChunks(flat, pattern, head, wire=wire, merged_wire=merged_wire)
+    merged_wire = wire if merged_wire is None else merged_wire
+    return Int8Chunks(flat, pattern, head, merged_wire=merged_wire, feedback=feedback)
+
+
+def new_feedback(
+    flat: Tensor, pattern: Pattern, replica: int, head: int = 0, *, wire: Wire = Wire.INT8
+) -> ErrorFeedback | None:
+    """What `replica` needs to sum `flat` in `wire`, with nothing kept yet; None unless 32-bit numbers go in 8 bits."""
+    if wire is not Wire.INT8 or flat.dtype is not torch.float32:
+        return None
+    return ErrorFeedback(flat.numel() - head, summed_ranges(flat.numel(), pattern, head, replica))
+
+
+def summed_ranges(elements: int, pattern: Pattern, head: int, replica: int) -> list[tuple[int, int]]:
+    """The elements [start, stop) behind the head of each piece that `replica` sums in 8 bits."""
+    split = pattern.merges(replica)
+    if split is None:
+        return []
+    ranges = (splits[split] for splits in cut(elements, pattern, head, BLOCK))
+    return [(min(max(start, head), stop), stop) for start, stop in ranges]

@@ -1,0 +1,66 @@
+"""Sums in 8 bits with error feedback, written in NumPy: what functions that sum so must equal to the bit."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Floats = np.ndarray[tuple[int], np.dtype[np.float32]]
+BLOCK = 256
+
+
+class Int8Sums:
+    """Sums the gradients of replicas, and keeps what rounding takes from each contribution and from the sum.
+
+    `stages` holds for each stage the numbers of the parameters that it sums, in its order: blocks begin anew in each
+    stage, and run across the borders of parameters.
+    """
+
+    def __init__(self, stages: Sequence[Sequence[int]], sizes: Sequence[int], *, feeds_back: bool = True) -> None:
+        """`sizes` holds the number of elements of each parameter of the model."""
+        self._stages = stages
+        self._sizes = sizes
+        self._feeds_back = feeds_back
+        self._kept: dict[tuple[int, int], Floats] = {}
+
+    def __call__(self, gradients: Sequence[Sequence[Tensor | None]]) -> list[Tensor | None]:
+        """The sum of each parameter's gradients, which `gradients` holds for each replica; None if none has any."""
+        sums: list[Tensor | None] = [None] * len(self._sizes)
+        for stage, numbers in enumerate(self._stages):
+            total = None
+            for replica, own in enumerate(gradients):
+                came = self._sent(np.concatenate([self._flat(own[i], i) for i in numbers]), (stage, replica))
+                total = came if total is None else total + came
+            assert total is not None, "there are replicas"
+            summed = np.split(self._sent(total, (stage, -1)), np.cumsum([self._sizes[i] for i in numbers]))
+            for i, values in zip(numbers, summed, strict=False):
+                like = next((own[i] for own in gradients if own[i] is not None), None)
+                sums[i] = None if like is None else torch.from_numpy(values.copy()).view(like.shape)
+        return sums
+
+    def _flat(self, gradient: Tensor | None, number: int) -> Floats:
+        if gradient is None:
+            return np.full(self._sizes[number], -0.0, np.float32)
+        return gradient.detach().numpy().reshape(-1) + np.float32(0)
+
+    def _sent(self, values: Floats, key: tuple[int, int]) -> Floats:
+        """What arrives of `values`, to which what was kept under `key` is added."""
+        kept = self._kept.get(key, np.zeros_like(values))
+        missing = np.signbit(values) & (values == 0)
+        wanted = np.where(missing, values, values + kept + np.float32(0))
+        came = np.where(missing, np.float32(-0.0), through_8_bits(wanted))
+        if self._feeds_back:
+            lost = wanted - came
+            self._kept[key] = np.where(missing, kept, np.where(np.isfinite(lost), lost, np.float32(0)))
+        return came
+
+
+def through_8_bits(values: Floats) -> Floats:
+    """`values` after a way in whole numbers from -127 to 127, with the scale of each block."""
+    rows = np.pad(values, (0, -len(values) % BLOCK)).reshape(-1, BLOCK)
+    scales = np.abs(rows).max(1, keepdims=True) / np.float32(127)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        whole = np.rint(np.nan_to_num(rows / scales, nan=0.0, posinf=0.0, neginf=0.0)).clip(-127, 127)
+    came: Floats = np.where(np.isfinite(scales), whole.astype(np.float32) * scales + np.float32(0), np.float32(np.nan))
+    return came.reshape(-1)[: len(values)]
