@@ -18,16 +18,7 @@ from funcpipe.core.loss_model import InverseLoss, LossModel, WeightedLoss
 from funcpipe.core.market import Gpu, Machine, Market
 from funcpipe.core.names import WorkerId, worker_name
 from funcpipe.core.numerics import Numerics, OnNan, Precision
-from funcpipe.core.plan import (
-    Optimality,
-    Plan,
-    SolverReport,
-    Stage,
-    Streams,
-    SyncWay,
-    TrainingSpec,
-    usual_streams,
-)
+from funcpipe.core.plan import Optimality, Plan, SolverReport, Stage, TrainingSpec
 from funcpipe.core.platform import LIST_KEYS, MB, FunctionSize, PlatformSpec, RequestCounts
 from funcpipe.core.probe import LayerReport, MachineReport, ProbeSpec
 from funcpipe.core.profile import DataProfile, LayerProfile, ModelProfile, ProfiledBucket, TensorProfile, TiedParameter
@@ -54,6 +45,7 @@ from funcpipe.core.runstate import (
 from funcpipe.core.settings import FaultTolerance, OnDrift, OnOutOfMemory, RunLimits, RunSettings
 from funcpipe.core.shard_order import ShardOrder
 from funcpipe.core.storage_report import RequestTimes, StorageReport
+from funcpipe.core.sync_way import Streams, SyncWay, usual_streams
 from funcpipe.core.trace import (
     Event,
     Events,

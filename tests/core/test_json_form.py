@@ -72,7 +72,7 @@ def document() -> dict[str, Any]:
             {"replicas": 3},
             "plan.json: field 'global_batch' must be a multiple of micro_batch x replicas = 4 x 3, got 64",
         ),
-        ({"wire": "fp8"}, "plan.json: field 'wire' must be one of 'fp32', 'bf16', 'fp16', got 'fp8'"),
+        ({"wire": "fp8"}, "plan.json: field 'wire' must be one of 'fp32', 'bf16', 'fp16', 'int8', got 'fp8'"),
         ({"stages": []}, "plan.json: field 'stages' must not be empty"),
         ({"stages": {}}, "plan.json: field 'stages' must be an array, got {}"),
         (

@@ -3,6 +3,7 @@
 from hypothesis import strategies as st
 
 from funcpipe.core import (
+    MESSAGE_WIRES,
     SYNC_WIRES,
     Estimate,
     FunctionSize,
@@ -18,6 +19,7 @@ from funcpipe.core import (
     SolverReport,
     Stage,
     StageEstimate,
+    Streams,
     Sync,
     TensorProfile,
     TrainingSpec,
@@ -141,8 +143,17 @@ solver_reports = st.builds(
 )
 
 
+wires = st.sampled_from(
+    [(wire, sums) for wire in MESSAGE_WIRES for sums in SYNC_WIRES if (wire, sums) != (Wire.FP16, Wire.INT8)]
+)
+"""Formats of messages and of sums that go together."""
+
+
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
+    micro_batch, replicas = draw(st.integers(1, 8)), draw(st.integers(1, 8))
+    sync = draw(st.sampled_from(Sync))
+    wire, wire_sync = draw(wires)
     cuts = sorted(draw(st.sets(st.integers(1, 40), min_size=1, max_size=5)))
     stages = tuple(
         Stage(
@@ -152,11 +163,10 @@ def plans(draw: st.DrawFn) -> Plan:
             memory_mb=draw(st.integers(1, 20_000)),
             recompute=draw(st.booleans()),
             layers=tuple(draw(st.lists(names, max_size=3))),
+            **draw(st.sampled_from([{}, {"sync": sync}, {"sync": sync, "streams": Streams(4, 2, 1)}])),
         )
         for first, stop in zip([0, *cuts], cuts, strict=False)
     )
-    micro_batch, replicas = draw(st.integers(1, 8)), draw(st.integers(1, 8))
-    sync, wire = draw(st.sampled_from(Sync)), draw(st.sampled_from(Wire))
     divisible = sync.shares_sums and wire is not Wire.FP16
     return Plan(
         global_batch=micro_batch * replicas * draw(st.integers(1, 8)),
@@ -165,7 +175,7 @@ def plans(draw: st.DrawFn) -> Plan:
         schedule=draw(st.sampled_from(ScheduleKind)),
         sync=sync,
         wire=wire,
-        wire_sync=draw(st.sampled_from(SYNC_WIRES)),
+        wire_sync=wire_sync,
         shard_optimizer=divisible and draw(st.booleans()),
         stages=stages,
         optimizer=draw(st.sampled_from(OptimizerKind)),
@@ -174,16 +184,18 @@ def plans(draw: st.DrawFn) -> Plan:
     )
 
 
-training_specs = st.builds(
-    TrainingSpec,
-    global_batch=st.integers(1, 4096),
-    optimizer=st.sampled_from(OptimizerKind),
-    wire=st.sampled_from(Wire),
-    wire_sync=st.sampled_from(SYNC_WIRES),
-    numerics=st.sampled_from(Numerics),
-    recompute=st.sampled_from(Recompute),
-    schedule=st.none() | st.sampled_from(ScheduleKind),
-    replicas=st.none() | st.lists(st.integers(1, 64), max_size=4).map(tuple),
-    time_value=seconds,
-    deadline_s=st.none() | st.floats(1e-6, 1e6),
+training_specs = wires.flatmap(
+    lambda chosen: st.builds(
+        TrainingSpec,
+        global_batch=st.integers(1, 4096),
+        optimizer=st.sampled_from(OptimizerKind),
+        wire=st.just(chosen[0]),
+        wire_sync=st.just(chosen[1]),
+        numerics=st.sampled_from(Numerics),
+        recompute=st.sampled_from(Recompute),
+        schedule=st.none() | st.sampled_from(ScheduleKind),
+        replicas=st.none() | st.lists(st.integers(1, 64), max_size=4).map(tuple),
+        time_value=seconds,
+        deadline_s=st.none() | st.floats(1e-6, 1e6),
+    )
 )

@@ -267,7 +267,7 @@ class Problem:
         )
 
     def _fed_back(self, replicas: int, sync: Sync | None) -> float:
-        """How many values per parameter functions keep for sums in 8 bits; with a way for each stage, the most of any."""
+        """How many values per parameter functions keep for sums in 8 bits: the most that any way needs."""
         if replicas == 1 or self.training.wire_sync is not Wire.INT8:
             return 0.0
         return max(way.fed_back(replicas) for way in ((sync,) if sync else Sync))
