@@ -20,6 +20,10 @@ pytestmark = pytest.mark.slow
 Policy = Callable[[Problem], Plan]
 
 
+WAYS = (Sync.THREE_PHASE, Sync.PIPELINED, Sync.ALL_REDUCE)
+"""Those without streams: of the others, the exact search may take other streams for each stage."""
+
+
 def check(problem: Problem, solver: Policy) -> None:
     try:
         expected = exact(problem)
@@ -39,8 +43,13 @@ def check(problem: Problem, solver: Policy) -> None:
 
 def modes(seed: int, layers: int, sizes: int, replicas: tuple[int, ...] = (1, 2)) -> list[Problem]:
     profile, spec = chain(layers, sizes, seed, skips=seed % 3), platform(sizes)
-    time_value, wire_sync = [0.0, 30.0][seed % 2], SYNC_WIRES[seed // 2 % 2]
-    weighted = TrainingSpec(global_batch=16, replicas=replicas, time_value=time_value, wire_sync=wire_sync)
+    weighted = TrainingSpec(
+        global_batch=16,
+        replicas=replicas,
+        time_value=[0.0, 30.0][seed % 2],
+        wire_sync=SYNC_WIRES[seed // 2 % 3],
+        sync=WAYS[seed % 3],
+    )
     problem = Problem(profile=profile, spec=spec, training=weighted)
     best = exact(problem).estimate
     assert best
@@ -56,6 +65,22 @@ def modes(seed: int, layers: int, sizes: int, replicas: tuple[int, ...] = (1, 2)
 def test_highs_equals_the_exact_search(seed: int) -> None:
     for problem in modes(seed, 4, 2):
         check(problem, highs)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_one_way_for_all_stages_is_no_better_than_one_for_each(seed: int) -> None:
+    for problem in modes(seed, 4, 2):
+        free = replace(problem, training=replace(problem.training, sync=None))
+        try:
+            found = highs(free).solver
+        except Infeasible:
+            continue
+        best = exact(free).solver
+        assert found
+        assert best
+        assert found.sync_ways
+        assert best.sync_ways is None
+        assert best.objective <= found.objective * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -207,7 +232,9 @@ def test_solvers_say_infeasible(solver: Policy) -> None:
 
 
 def test_a_time_limit_leaves_a_plan_and_an_honest_bound() -> None:
-    training = TrainingSpec(global_batch=16, time_value=30.0, replicas=(2,), schedule=ScheduleKind.GPIPE)
+    training = TrainingSpec(
+        global_batch=16, time_value=30.0, replicas=(2,), schedule=ScheduleKind.GPIPE, sync=Sync.PIPELINED
+    )
     problem = Problem(profile=chain(12, 3, 2), spec=platform(), training=training)
     optimum = exact(problem).solver
     assert optimum
