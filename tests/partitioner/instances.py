@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from funcpipe.core import (
+    MESSAGE_WIRES,
     SYNC_WIRES,
     FunctionSize,
     LayerProfile,
@@ -140,12 +141,13 @@ def draw_problem(seed: int) -> Problem:
         global_batch=draw.choice([4, 16, 32]),
         time_value=draw.choice([0, 0, 3.84, 30, 300]),
         optimizer=draw.choice(list(OptimizerKind)),
-        wire=draw.choice(list(Wire)),
+        wire=draw.choice(MESSAGE_WIRES),
         recompute=draw.choice(list(Recompute)),
     )
     profile = chain(layers, sizes, seed, skips=draw.choice([0, 0, 2, 4]))
     schedule = draw.choice([None, None, *ScheduleKind])
-    training = replace(training, schedule=schedule, wire_sync=draw.choice(SYNC_WIRES))
+    sums = [wire for wire in SYNC_WIRES if (training.wire, wire) != (Wire.FP16, Wire.INT8)]
+    training = replace(training, schedule=schedule, wire_sync=draw.choice(sums))
     return Problem(profile=profile, spec=spec, training=training)
 
 

@@ -42,7 +42,7 @@ def test_a_network_of_two_layers() -> None:
     paths = np.array([[1, 2], [0, -1]])
     found = path_costs(two, paths, np.zeros_like(paths))
     assert found.stages.tolist() == [2, 1]
-    at_node = [Labels.of_end()]
+    at_node = [Labels.of_end(2)]
     at_node += [extended(two, 1, at_node, np.zeros(3))]
     at_node += [extended(two, 2, at_node, np.zeros(3))]
     assert [len(labels) for labels in at_node] == [1, 1, 2]

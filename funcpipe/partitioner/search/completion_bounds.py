@@ -24,7 +24,8 @@ from funcpipe.partitioner.search.shortest_paths import from_start, lane_caps
 from funcpipe.partitioner.search.time_window import TimeWindow
 
 _CAPS = 48
-
+_ENDS = 32
+"""For how many ends labels know their cheapest ways of synchronising."""
 
 _SCALES = (0.0, 0.5, 1.0, 2.0, 4.0)
 """What the weights of the ends before a node are multiplied by; what is left to 1 is the weight of the label's end."""
@@ -52,6 +53,7 @@ class CompletionBounds:
     """
 
     window: TimeWindow
+    ends_s: Array
     in_front: Array
     closing_usd: Array
     least_lane_s: Array
@@ -128,8 +130,12 @@ def completion_bounds(window: TimeWindow) -> CompletionBounds:
     timed_usd, any_lane = ahead[:, : len(_SCALES)], ahead[:, :, -1]
     with_lanes = timed_usd + second_usd * network.repeats * caps.least_lane_s
     later = np.minimum.accumulate(with_lanes[:, :, ::-1], axis=2)[:, :, ::-1]
+    backward_lane_s = _least_peak(network, costs.backward_lane_s)
+    first_s = any_lane[0, _Ahead.CLOSING_S] + network.repeats * backward_lane_s[0]
+    forward_s = any_lane[0, _Ahead.FORWARD_S] + network.repeats * caps.least_lane_s[0]
     return CompletionBounds(
         window=window,
+        ends_s=_ends_s(first_s, window.high_s - forward_s, len(network.options.ways.usd)),
         in_front=in_front(network, weights),
         closing_usd=closing_usd(network, weights, second_usd),
         least_lane_s=caps.least_lane_s,
@@ -141,10 +147,15 @@ def completion_bounds(window: TimeWindow) -> CompletionBounds:
         closing_s=any_lane[:, _Ahead.CLOSING_S],
         forward_s=any_lane[:, _Ahead.FORWARD_S],
         forward_lane_s=_least_peak(network, costs.forward_lane_s),
-        backward_lane_s=_least_peak(network, costs.backward_lane_s),
+        backward_lane_s=backward_lane_s,
         next_backward_lane_s=_least_entering(network, costs.backward_lane_s),
         next_share=_least_entering(network, costs.share),
     )
+
+
+def _ends_s(first_s: float, last_s: float, ways: int) -> Array:
+    """Ends from 0 to the last there is, most of them between `first_s` and `last_s`; only these two with one way."""
+    return np.array([0.0, *(np.linspace(first_s, last_s, _ENDS) if ways > 1 else [last_s])])
 
 
 def _least_entering(network: OptionNetwork, values: Array) -> Array:

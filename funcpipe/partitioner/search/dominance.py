@@ -6,16 +6,18 @@ so the plan that A becomes takes at most `slower_s` more seconds than B's: the l
 
 - the difference of all their lanes, plus what the slowest lanes may add, where only that part of a slow lane counts
   which no stage in front is sure to override;
-- the difference of when they have synchronised, plus what the forward lanes may add;
+- the difference of when they have synchronised, or of their forward lanes, plus what the slowest of these may add;
 - the difference of their work, where functions share processors.
 
 A's functions cost `more_usd_s` more dollars a second (which may be negative). Then A's plan costs at most
 
     slower_s · (Q + more_usd_s) + more_usd_s · T + difference of requests
 
-dollars more than B's. In a time window T and Q are known within narrow limits, so this is hardly larger than the true
-difference. If it is at most 0 for all T and Q of the window, A dominates B: seconds and dollars are weighed against
-each other, and few labels survive.
+dollars more than B's. The requests depend on when stages must have synchronised: of all ends between which B's may lie,
+the largest difference counts between A's dollars for ending by the first of two neighbours, and B's by the second
+(`Labels.in_time_usd`); where A cannot end so early, its end counts in `slower_s`. In a time window T and Q are known
+within narrow limits, so this is hardly larger than the true difference. If it is at most 0 for all T and Q of the
+window, A dominates B: seconds and dollars are weighed against each other, and few labels survive.
 
 By hand, at T between 10 and 11 s and Q between 4 and 5 $/s: A is 1 s slower but 1 $/s cheaper than B. The difference is
 at most 1 · (5 − 1) − 1 · 10 = −6 $, so A dominates B.
@@ -34,6 +36,9 @@ from funcpipe.partitioner.search.completion_bounds import CompletionBounds
 from funcpipe.partitioner.search.incumbents import Incumbents
 from funcpipe.partitioner.search.labels import Labels
 
+_ROUNDING = 1e-9
+_SKIPPED = 8
+"""Of how many ends one is compared first, for all labels; the others only where it does not decide."""
 _LEAST_GAIN = 1e-12
 """A slower label must be cheaper by this share of the threshold: more than rounding."""
 
@@ -47,13 +52,15 @@ class Dominance:
     """
 
     whole_s: Array
+    forward_s: Array
     finished_s: Array
     work_s: Array
     forward_lane_s: Array
     backward_lane_s: Array
     price_usd_s: Array
     request_usd: Array
-    spare_usd: Array
+    in_time_usd: Array
+    needed_usd: Array
     low_s: float
     high_s: float
     low_usd_s: float
@@ -76,13 +83,15 @@ class Dominance:
         threshold_usd = float(incumbents.threshold_usd(np.array([window.low_s]))[0])
         return Dominance(
             whole_s=tail.forward_s + tail.backward_s,
+            forward_s=tail.forward_s,
             finished_s=tail.forward_s + np.maximum(tail.finish_s, closed_s),
             work_s=setting.seconds_per_work * tail.work_s,
             forward_lane_s=forward_lane_s,
             backward_lane_s=backward_lane_s,
             price_usd_s=tail.price_usd_s,
             request_usd=tail.request_usd,
-            spare_usd=labels.spare_usd,
+            in_time_usd=labels.in_time_usd[:, :-1],
+            needed_usd=_needed_usd(labels, bounds.ends_s, closed_s),
             low_s=window.low_s,
             high_s=window.high_s,
             low_usd_s=window.second_usd,
@@ -102,15 +111,34 @@ class Dominance:
         whole_s = more(self.whole_s)
         forward_lane_s = np.maximum(np.maximum(more(self.forward_lane_s), self.rounds * whole_s), 0.0)
         slower_s = whole_s + forward_lane_s + np.maximum(more(self.backward_lane_s), 0.0)
-        slower_s = np.maximum(slower_s, more(self.finished_s) + forward_lane_s)
+        slower_s = np.maximum(slower_s, np.maximum(more(self.finished_s), more(self.forward_s)) + forward_lane_s)
         slower_s = np.maximum(slower_s, more(self.work_s))
         more_usd_s = more(self.price_usd_s)
         more_usd = more_usd_s * np.where(more_usd_s > 0, self.high_s, self.low_s) + more(self.request_usd)
-        more_usd += self.spare_usd[these][
-            :, None
-        ]  # a plan that ends as early, beside the least that the other can cost
         more_usd += slower_s * (np.where(slower_s > 0, self.high_usd_s, self.low_usd_s) + more_usd_s)
-        dominated: BoolArray = (slower_s <= 0) & (more_usd <= 0)
-        if self.most_slower_s > 0:
-            dominated |= (slower_s <= self.most_slower_s) & (more_usd <= -self.least_gain_usd)
+        limit_usd = np.where(slower_s <= 0, 0.0, -self.least_gain_usd)
+        limit_usd[slower_s > self.most_slower_s] = -np.inf
+        few = slice(None, None, -_SKIPPED)
+        dominated = more_usd + self._more_in_time_usd(these, those, few) <= limit_usd
+        this, that = np.nonzero(dominated)
+        in_time_usd = (self.in_time_usd[these[this]] - self.needed_usd[those[that]]).max(axis=1)
+        dominated[this, that] = more_usd[this, that] + in_time_usd <= limit_usd[this, that]
         return dominated
+
+    def _more_in_time_usd(self, these: IntArray, those: IntArray, ends: slice) -> Array:
+        """The most that stages of A cost more than those of B to end no later, of some `ends` between which B's lie."""
+        in_time_usd, needed_usd = self.in_time_usd[these, ends], self.needed_usd[those, ends]
+        most = in_time_usd[:, :1] - needed_usd[:, 0]
+        for end in range(1, needed_usd.shape[1]):
+            np.maximum(most, in_time_usd[:, end, None] - needed_usd[:, end], out=most)
+        return most
+
+
+def _needed_usd(labels: Labels, ends_s: Array, closed_s: Array) -> Array:
+    """The least that a label pays for ending between an end and the next, for each but the last; infinite where it
+    cannot end so early, with stages in front that have not synchronised before `closed_s`.
+    """
+    earliest_s = np.maximum(labels.tail.finish_s, closed_s) * (1 - _ROUNDING)
+    needed_usd = np.where(ends_s[1:] < earliest_s[:, None], np.inf, labels.in_time_usd[:, 1:])
+    needed_usd[:, -1] = labels.in_time_usd[:, -1]
+    return needed_usd

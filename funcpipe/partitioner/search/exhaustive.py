@@ -90,17 +90,17 @@ def price_variants(
     stages = stage_costs(loads, lanes, np.zeros_like(sync_s[0]), setting, ())
     stages = stages._replace(share=setting.round_shares(len(cuts)))
     stages = StageCosts(*(np.broadcast_to(column, sync_s.shape[1:]) for column in stages))
+    cheapest = np.argsort(usd, kind="stable")
     chosen, number = [], []
     for variant in np.flatnonzero(fits):
-        before_s = _before_sync_s(stages, variant, setting)
-        for end_s in np.unique(before_s + sync_s[:, variant]):
-            in_time = before_s + sync_s[:, variant] <= end_s * (1 + 1e-12)
-            if in_time.any(axis=0).all():
-                chosen.append(np.where(in_time, usd[:, None], np.inf).argmin(axis=0))
-                number.append(variant)
+        ends_s = _before_sync_s(stages, variant, setting) + sync_s[cheapest, variant]
+        in_time = ends_s <= np.unique(ends_s)[:, None, None] * (1 + 1e-12)
+        some = in_time.any(axis=1).all(axis=1)
+        chosen.append(cheapest[np.unique(in_time[some].argmax(axis=1), axis=0)])
+        number += [variant] * len(chosen[-1])
     if not chosen:
         return [], PlanCosts(iteration_s=np.zeros(0), price_usd_s=np.zeros(0), request_usd=np.zeros(0))
-    way, stage = np.array(chosen), np.arange(len(cuts))
+    way, stage = np.concatenate(chosen), np.arange(len(cuts))
     priced = StageCosts(*(column[number] for column in stages))
     priced = priced._replace(
         sync_s=sync_s[way, np.array(number)[:, None], stage], request_usd=priced.request_usd + usd[way]

@@ -24,6 +24,9 @@ from funcpipe.partitioner.search.useful_ways import UsefulWays
 
 _BLOCK = 128
 """How many labels are compared with how many at a time: small enough for the cache, large enough for numpy."""
+_SAMPLE = 2048
+_HARDLY_FEWER = 0.9
+"""If of so many labels of a node more than this share is kept, the others are not compared."""
 
 
 class TooManyLabels(Exception):
@@ -31,27 +34,30 @@ class TooManyLabels(Exception):
 
 
 def search_labels(
-    window: TimeWindow, incumbents: Incumbents, *, label_limit: float, keep: int | None = None
+    window: TimeWindow, incumbents: Incumbents, *, pair_limit: float, keep: int | None = None
 ) -> Iterator[IntArray | None]:
     """Yield None after each node, so that the caller can stop, then the paths of all plans that may be better.
 
     With `keep`, only the most promising labels of each node are kept, that many: a quick look that proves nothing. A
     path is a column of options from the first stage to the last, filled up with −1. Raises TooManyLabels when more than
-    `label_limit` labels would have to be compared.
+    `pair_limit` pairs of labels would have to be compared.
     """
     network = window.network
     bounds = completion_bounds(window)
     useful = UsefulWays.of(bounds, incumbents)
-    at_node = [Labels.of_end()]
+    at_node = [Labels.of_end(len(bounds.ends_s))]
     compared = 0
     for node in range(1, network.start + 1):
         labels = _promising(extended(network, node, at_node, bounds.closing_usd), bounds, node, incumbents)
-        labels = with_ways(labels, network, *useful.range(labels, node))
+        labels = with_ways(labels, network, *useful.range(labels, node), bounds.ends_s)
         labels = _promising(labels, bounds, node, incumbents)
-        compared += len(labels)
-        if compared > label_limit:
+        if len(labels) * _SAMPLE > pair_limit:
             raise TooManyLabels
-        at_node.append(_undominated(labels, bounds, node, incumbents, keep))
+        labels, pairs = _undominated(labels, bounds, node, incumbents, keep)
+        compared += pairs
+        if compared > pair_limit:
+            raise TooManyLabels
+        at_node.append(labels)
         yield None
     yield paths_of(network, at_node)
 
@@ -67,19 +73,23 @@ def _promising(labels: Labels, bounds: CompletionBounds, node: int, incumbents: 
 
 def _undominated(
     labels: Labels, bounds: CompletionBounds, node: int, incumbents: Incumbents, keep: int | None
-) -> Labels:
-    """The labels of `node` that no other one dominates, the most promising first."""
+) -> tuple[Labels, int]:
+    """The labels of `node` that no other one dominates, the most promising first; and how many pairs were compared."""
     order = np.argsort(bounds.cheapest_usd(labels, node), kind="stable")
     labels = labels.take(order if keep is None else order[: 4 * keep])
     if node == bounds.window.network.start:
-        return labels
+        return labels, 0
     dominance = Dominance.of(labels, bounds, node, incumbents)
-    kept = np.empty(0, dtype=np.int64)
+    kept, pairs = np.empty(0, dtype=np.int64), 0
     for low in range(0, len(labels), _BLOCK):
+        if low >= _SAMPLE and len(kept) > _HARDLY_FEWER * low:  # comparing takes longer than it saves
+            kept = np.concatenate([kept, np.arange(low, len(labels))])
+            break
         block = np.arange(low, min(low + _BLOCK, len(labels)))
         for some in range(0, len(kept), _BLOCK):
+            pairs += len(block) * _BLOCK
             block = block[~dominance.dominated(kept[some : some + _BLOCK], block).any(axis=0)]
         among = dominance.dominated(block, block)
         among &= np.triu(np.ones_like(among), k=1)  # of two that dominate each other, the first one stays
         kept = np.concatenate([kept, block[~among.any(axis=0)]])
-    return labels.take(kept[:keep])
+    return labels.take(kept[:keep]), pairs

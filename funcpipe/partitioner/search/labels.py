@@ -5,13 +5,16 @@ label behind it, at the node to which that option leads.
 
 In which ways its stages synchronise is left open until the plan is complete, when it is known by when they must have
 ended. Until then a label ends as early as if all took the fastest way that any completion can use, and pays for the
-slowest that is in time: it is a bound of all its plans. For `spare_usd` more it is such a plan. `mean_usd` is the
-least that the weighted mean of its stages' ends costs beyond that, with the requests of the ways that are best for it.
+slowest that is in time: it is a bound of all its plans. `in_time_usd` says what it pays beyond that if its stages have
+synchronised by each of `ends_s`, seconds that are the same for all labels of a search and count like `finish_s`; or by
+the label's `finish_s` where that is later. `mean_usd` is the least that the weighted mean of its stages' ends costs,
+with the requests of the ways that are best for it.
 
 By hand: the label of the empty plan lies at node 0 with
 option −1; putting option 0 in front gives a label at node 1 with option 0 and parent 0.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -21,25 +24,27 @@ from funcpipe.partitioner.cost.arrays import Array, BoolArray, IntArray
 from funcpipe.partitioner.cost.pipeline import PlanTail, StageCosts, synchronised_s, with_stage
 from funcpipe.partitioner.search.option_network import OptionNetwork
 
+_ROUNDING = 1e-9
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Labels:
-    """Partial plans of one node; an element each."""
+    """Partial plans of one node; an element, or a row of `in_time_usd`, each."""
 
     tail: PlanTail
     option: IntArray
     parent: IntArray
-    spare_usd: Array
+    in_time_usd: Array
     mean_usd: Array
 
     @staticmethod
-    def of_end() -> "Labels":
-        """The empty plan, at the end of the model."""
+    def of_end(ends: int) -> "Labels":
+        """The empty plan, at the end of the model, with so many ends."""
         return Labels(
             tail=PlanTail.empty(1),
             option=np.array([-1]),
             parent=np.array([-1]),
-            spare_usd=np.zeros(1),
+            in_time_usd=np.zeros((1, ends)),
             mean_usd=np.zeros(1),
         )
 
@@ -53,7 +58,7 @@ class Labels:
             tail=tail,
             option=self.option[which],
             parent=self.parent[which],
-            spare_usd=self.spare_usd[which],
+            in_time_usd=self.in_time_usd[which],
             mean_usd=self.mean_usd[which],
         )
 
@@ -66,7 +71,7 @@ def extended(network: OptionNetwork, node: int, at_node: Sequence[Labels], closi
     leaving = np.arange(network.leaving[node], network.leaving[node + 1])
     behind = [at_node[after] for after in network.options.after[leaving]]
     if not behind:
-        return Labels.of_end().take(np.empty(0, dtype=np.int64))
+        return at_node[0].take(np.empty(0, dtype=np.int64))
     counts = [len(labels) for labels in behind]
     option = np.repeat(leaving, counts)
     tails = PlanTail(*(np.concatenate(columns) for columns in zip(*(labels.tail for labels in behind), strict=True)))
@@ -75,25 +80,40 @@ def extended(network: OptionNetwork, node: int, at_node: Sequence[Labels], closi
         tail=with_stage(tails, stage, repeats=network.repeats),
         option=option,
         parent=np.concatenate([np.arange(count) for count in counts]),
-        spare_usd=np.concatenate([labels.spare_usd for labels in behind]),
+        in_time_usd=np.concatenate([labels.in_time_usd for labels in behind]),
         mean_usd=np.concatenate([labels.mean_usd for labels in behind]) + closing_usd[option],
     )
 
 
-def with_ways(labels: Labels, network: OptionNetwork, fewest: IntArray, most: IntArray) -> Labels:
+def with_ways(labels: Labels, network: OptionNetwork, fewest: IntArray, most: IntArray, ends_s: Array) -> Labels:
     """The labels with their options synchronised as fast as in way `most`, for the requests of way `fewest`."""
     options, table = network.options, network.options.ways
     tail = labels.tail
     seconds = table.seconds[options.row[labels.option], most]
-    finish_s = synchronised_s(tail.backward_s, tail.backward_lane_s, seconds, network.repeats)
+    begun_s = synchronised_s(tail.backward_s, tail.backward_lane_s, 0.0, network.repeats)
+    finish_s = np.maximum(tail.finish_s, begun_s + seconds)
     more_usd = table.usd[fewest] - table.usd[options.fewest[labels.option]]
-    tail = tail._replace(finish_s=np.maximum(tail.finish_s, finish_s), request_usd=tail.request_usd + more_usd)
+    in_time = _first_in_time(labels.option, network, np.maximum(ends_s, finish_s[:, None]) - begun_s[:, None])
+    in_time = np.minimum(np.maximum(in_time, fewest[:, None]), most[:, None])
+    tail = tail._replace(finish_s=finish_s, request_usd=tail.request_usd + more_usd)
     return replace(
         labels,
         tail=tail,
-        spare_usd=labels.spare_usd + table.usd[most] - table.usd[fewest],
+        in_time_usd=labels.in_time_usd + table.usd[in_time] - table.usd[fewest][:, None],
         mean_usd=labels.mean_usd - more_usd,
     )
+
+
+def _first_in_time(option: IntArray, network: OptionNetwork, limits_s: Array) -> IntArray:
+    """For each limit of each row the first way of its option that takes no longer; rows are in the order of options."""
+    options, seconds = network.options, network.options.ways.seconds
+    first = np.empty(limits_s.shape, dtype=np.int64)
+    starts = np.flatnonzero(np.diff(option, prepend=-1))
+    for low, high in itertools.pairwise([*starts, len(option)]):
+        fastest_first = seconds[options.row[option[low]], ::-1]
+        within = np.searchsorted(fastest_first, limits_s[low:high] * (1 + _ROUNDING), side="right")
+        first[low:high] = seconds.shape[1] - within
+    return first
 
 
 def paths_of(network: OptionNetwork, at_node: Sequence[Labels]) -> IntArray:

@@ -6,7 +6,7 @@ worthwhile plan needs leave it. Then it is
 
 - done, if nothing is left in it;
 - searched label by label, if few options are left or it is narrow;
-- split into two windows of half the (geometric) width otherwise, which go back into the queue.
+- split into narrower windows otherwise, which go back into the queue.
 
 When the first window of the queue cannot hold anything better than the best plan known, that plan is optimal. If time
 is up before, the bound is the least of what was not looked into; of spaces that were not even begun nothing is known
@@ -39,8 +39,10 @@ from funcpipe.partitioner.search.time_window import TimeWindow, tighten
 
 _SEARCHABLE = 2000
 """A window with no more options is searched label by label."""
-_LABELS = 100_000
-"""If more labels than this would have to be compared, the window is split instead."""
+_PAIRS = 30_000_000
+"""If more pairs of labels than this would have to be compared, the window is split instead."""
+_PARTS = 4
+"""Into how many windows one is split in which that was so."""
 _NARROW = 1.004
 """A window whose ends are closer than this ratio is searched however many labels it has: splitting no longer helps."""
 _FINE_STEP = 1.02
@@ -52,7 +54,7 @@ _CAPS = 24
 """How many caps a window is tightened with, when it has many options and when it has few."""
 _GLANCE = 48
 """How many labels of each node are kept when a window is looked at quickly, for a better plan to prune with."""
-_PATHS = 64
+_PATHS = 16
 """For how many paths the ways of synchronising are chosen at a time."""
 _ROUNDING = 1e-9
 
@@ -196,25 +198,26 @@ class Search:
             self._push(space, multiplied, counts_stages=True)
         elif not entry.glanced_at and self._glance(space, window):
             self._push(space, window, counts_stages=True, glanced_at=True)
-        elif not self._searched(space, window, label_limit=math.inf if narrow else _LABELS):
-            middle_s = math.sqrt(window.low_s * window.high_s)
-            for part in (replace(window, high_s=middle_s), replace(window, low_s=middle_s)):
+        elif not self._searched(space, window, pair_limit=math.inf if narrow else _PAIRS):
+            parts = _PARTS if len(window.network) <= _SEARCHABLE else 2
+            for low_s, high_s in itertools.pairwise(np.geomspace(window.low_s, window.high_s, parts + 1).tolist()):
+                part = replace(window, low_s=low_s, high_s=high_s)
                 self._push(space, part, counts_stages=entry.counts_stages, glanced_at=entry.glanced_at)
 
     def _glance(self, space: Space, window: TimeWindow) -> bool:
         """Look for a better plan among the most promising labels alone; true if there is one."""
         known = len(self.found)
-        for paths in search_labels(window, self.incumbents, label_limit=math.inf, keep=_GLANCE):
+        for paths in search_labels(window, self.incumbents, pair_limit=math.inf, keep=_GLANCE):
             if paths is not None:
                 self._offer_all(space, window.network, paths)
         return len(self.found) > known
 
-    def _searched(self, space: Space, window: TimeWindow, *, label_limit: float) -> bool:
+    def _searched(self, space: Space, window: TimeWindow, *, pair_limit: float) -> bool:
         """Search the window label by label; false if it is too large for that."""
-        if len(window.network) > _SEARCHABLE and label_limit < math.inf:
+        if len(window.network) > _SEARCHABLE and pair_limit < math.inf:
             return False
         try:
-            for paths in search_labels(window, self.incumbents, label_limit=label_limit):
+            for paths in search_labels(window, self.incumbents, pair_limit=pair_limit):
                 if paths is not None:
                     self._offer_all(space, window.network, paths)
                 elif self._must_stop(self.incumbents.priority(window.bound_usd, window.low_s)):
