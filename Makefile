@@ -8,7 +8,7 @@ LITDATA := litdata lightning-utilities obstore tifffile
 # Processes that may not keep what they compile would compile the package anew, each of them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: chromium help setup demo demo-text test test-long chaos experiments check format s3-server s3-server-stop redis-server redis-server-stop cloud-aws cloud-aliyun clean
+.PHONY: chromium help setup demo demo-text test test-long chaos experiments check format s3-server s3-server-stop redis-server redis-server-stop cloud-aws cloud-aliyun docs clean
 
 help:
 	@echo "make demo       train a residual network on handwritten digits over local functions"
@@ -23,6 +23,7 @@ help:
 	@echo "make chromium   install a browser, for the tests that open reports in one"
 	@echo "make cloud-aws REGION=…                   whether it works on your account, for 0.50 dollars at most"
 	@echo "make cloud-aliyun REGION=… REPOSITORY=…   the same on Alibaba Cloud"
+	@echo "make docs       the documentation as a site, in out/site; any warning is an error"
 	@echo "make format     put the code in the house format"
 	@echo "make clean      remove everything that was made"
 
@@ -30,7 +31,7 @@ setup: $(READY)
 
 $(READY): setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[gurobi,scip,bayesian,aws,aliyun,redis,parquet,webdataset,report,examples,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[gurobi,scip,bayesian,aws,aliyun,redis,parquet,webdataset,report,examples,docs,dev]'
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps $(LITDATA)
 	touch $@
 
@@ -63,6 +64,10 @@ check: $(READY)
 format: $(READY)
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
+
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "open $(OUT)/site/index.html"
 
 s3-server: $(READY)
 	$(BIN)/python scripts/s3_server.py install

@@ -1,6 +1,6 @@
 """Gantt charts: the lanes of functions over time, as text and as a picture."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,16 +65,25 @@ def letter(task: str) -> str:
 def draw(predicted: Trace, observed: Trace, path: str | Path) -> None:
     """Draw a predicted iteration above an observed one, to the same scale, into `path`; its suffix gives the format.
 
-    Needs matplotlib, which is imported only here.
+    Needs matplotlib, which is imported only when it draws.
     """
+    _draw_all({"predicted": predicted.from_zero(), "observed": observed.from_zero()}, path)
+
+
+def draw_one(trace: Trace, path: str | Path) -> None:
+    """Draw one trace, by itself, into `path`; its suffix gives the format. Needs matplotlib."""
+    _draw_all({"one iteration": trace.from_zero()}, path)
+
+
+def _draw_all(traces: Mapping[str, Trace], path: str | Path) -> None:
     with needed_from("figures"):
         from matplotlib.figure import Figure
         from matplotlib.patches import Patch
 
-    traces = {"predicted": predicted.from_zero(), "observed": observed.from_zero()}
     lanes = max(len(_rows(trace)) for trace in traces.values())
-    figure = Figure(figsize=(14, 1.5 + 0.34 * lanes), layout="constrained")
-    for axes, (title, trace) in zip(figure.subplots(2, 1, sharex=True), traces.items(), strict=True):
+    figure = Figure(figsize=(14, 1.5 + 0.17 * lanes * len(traces)), layout="constrained")
+    panels = figure.subplots(len(traces), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, (title, trace) in zip(panels, traces.items(), strict=True):
         _draw_lanes(axes, trace)
         axes.set_title(f"{title}: {trace.duration_s:.3f} s", fontsize=9)
     axes.set_xlabel("seconds")

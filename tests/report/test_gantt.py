@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from funcpipe.core import ScheduleKind, Sync, Trace
-from funcpipe.report.gantt import LETTERS, draw, gantt_lines, letter
+from funcpipe.report.gantt import LETTERS, draw, draw_one, gantt_lines, letter
 from funcpipe.scheduler.graph import StepShape, build_graph
 from funcpipe.scheduler.simulator.costs import Cost
 from funcpipe.scheduler.simulator.simulate import simulate
@@ -36,3 +36,10 @@ def test_two_traces_are_drawn_into_one_picture(tmp_path: Path, ending: str) -> N
     path = tmp_path / f"both.{ending}"
     draw(step(ScheduleKind.GPIPE), step(ScheduleKind.ONE_F_ONE_B), path)
     assert path.stat().st_size > 10_000
+
+
+def test_one_trace_is_drawn_by_itself(tmp_path: Path) -> None:
+    draw_one(step(ScheduleKind.GPIPE), tmp_path / "one.svg")
+    draw(step(ScheduleKind.GPIPE), step(ScheduleKind.GPIPE), tmp_path / "both.svg")
+    bars = [(tmp_path / name).read_text().count("<path") for name in ("one.svg", "both.svg")]
+    assert 0 < bars[0] < bars[1]

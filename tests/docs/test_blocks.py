@@ -1,0 +1,70 @@
+"""Every block of code in README and docs is run, or marked with why it is not; what is not run is at least parsed."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from funcpipe.cli.parser import build_parser
+from tests.docs.pages import PAGES, ROOT, RUN, SHOWN, WHY_NOT, Block, blocks, commands, fences, run
+
+BLOCKS = [block for page in PAGES for block in blocks(page)]
+RUN_PAGES = sorted({block.page for block in BLOCKS if block.why_not is None})
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_is_run_or_marked(page: str) -> None:
+    languages = fences(page)
+    assert set(languages) <= {*RUN, *SHOWN}, "name the language of every block"
+    mine = [block for block in BLOCKS if block.page == page]
+    assert len(mine) == sum(language in RUN for language in languages)
+    assert {block.why_not for block in mine} <= {None, *WHY_NOT}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_stand_in_blocks(page: str) -> None:
+    """An indented line is a block too, but none that is run."""
+    text = re.sub(r"^( *)```.*?^\1```$", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert not re.findall(r"^(?: {4}|\t)(?:funcpipe|python|make|pip) .*$", text, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block.why_not and block.language == "python"], ids=str)
+def test_python_that_is_not_run_is_python(block: Block) -> None:
+    assert compile(block.text, block.page, "exec").co_code
+
+
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block.why_not and block.language == "shell"], ids=str)
+def test_commands_that_are_not_run_exist(block: Block) -> None:
+    """With these options, which the parser of the command line admits; modules and targets of make are there."""
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    found = [words for words in commands(block.text) if words[0] in ("funcpipe", "python", "make", "pip")]
+    assert found
+    for words in found:
+        match words:
+            case ["funcpipe", *arguments]:
+                assert callable(build_parser().parse_args(arguments).run)
+            case ["python", "-m", module, *_]:
+                assert (ROOT / f"{module.replace('.', '/')}.py").exists()
+            case ["make", target, *_]:
+                assert target in targets
+            case _:
+                assert words[:2] == ["pip", "install"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", RUN_PAGES)
+def test_a_page_runs(page: str, folder: Path) -> None:
+    mine = [block for block in BLOCKS if block.page == page]
+    done, skipped = run(page, folder)
+    assert skipped == sum(block.why_not is not None for block in mine)
+    assert done >= len(mine) - skipped > 0
+
+
+def test_commands_of_a_shell_are_told_apart() -> None:
+    text = "first --a 'b & c' > file  # and so on\nsecond \\\n  --url s3://b/k?x=1 && third | fourth\n"
+    assert list(commands(text)) == [
+        ["first", "--a", "b & c"],
+        ["second", "--url", "s3://b/k?x=1"],
+        ["third"],
+        ["fourth"],
+    ]

@@ -1,0 +1,100 @@
+"""Every table of measured or predicted numbers names the script that makes it, and the script is there."""
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+
+from tests.docs.pages import DOCS, PAGES, ROOT
+
+_NUMBER = re.compile(r"^[~<$≤]*-?\d[\d,.]*(?:e-?\d+)?\s*(?:%|s|MB|ms|×)?(?:,? *[($]*[\d.,]+\)?)*$")
+_SCRIPT = re.compile(
+    r"experiments[./]\w[\w./]*|scripts/\w+\.py|`make [\w-]+`|`funcpipe platforms measure|^\| `\w+\.py` \|", re.MULTILINE
+)
+
+NOT_MEASURED = {
+    ("docs/aliyun.md", "price"): "list prices, each with its source",
+    ("docs/running.md", "exit code"): "the code says so",
+    ("docs/cost.md", "limit"): "limits of the vendors, with their sources",
+}
+"""Tables of numbers that no script finds, by page and a title of a column, and where the numbers are from."""
+
+
+def tables(page: str) -> Iterator[tuple[str, list[list[str]], str]]:
+    """The first line of each table of a page, its rows, and the text of the section around it."""
+    text = (ROOT / page).read_text()
+    for section in re.split(r"(?=^#+ )", text, flags=re.MULTILINE):
+        for found in re.finditer(r"(?:^\|.*\n)+", section, flags=re.MULTILINE):
+            first, _, *rows = found.group().splitlines()
+            yield first, [[cell.strip() for cell in row.strip("|").split("|")] for row in rows], section
+
+
+def has_numbers(rows: list[list[str]]) -> bool:
+    """Whether at least a third of a table's cells, the first column left out, are numbers."""
+    cells = [cell for row in rows for cell in row[1:]]
+    return 3 * sum(_NUMBER.match(cell) is not None for cell in cells) >= len(cells) > 0
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_tables_of_numbers_name_their_script(page: str) -> None:
+    for first, rows, section in tables(page):
+        titles = [cell.strip() for cell in first.strip("|").split("|")]
+        if has_numbers(rows) and not any((page, title) in NOT_MEASURED for title in titles):
+            assert _SCRIPT.search(section), f"{page}: name the script that makes this table: {first}"
+
+
+def test_tables_of_numbers_are_told_from_others() -> None:
+    found = {page for page in PAGES for _, rows, _ in tables(page) if has_numbers(rows)}
+    assert found >= {"README.md", "docs/storage.md", "docs/training.md", "docs/concepts.md", "docs/results.md"}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_scripts_that_pages_name_exist(page: str) -> None:
+    text = (ROOT / page).read_text()
+    named = {name.replace(".", "/") + ".py" for name in re.findall(r"python\s+-m\s+(experiments[\w.]*\w)", text)}
+    named |= set(re.findall(r"`((?:experiments|scripts)/[\w/]+\.py)`", text))
+    named |= {f"experiments/{name.replace('.', '/')}.py" for name in re.findall(r"`experiments\.([a-z][\w.]*)`", text)}
+    in_tables = re.findall(r"^\| `(\w+\.py)` \|", text, re.MULTILINE) if "| script in `experiments/` |" in text else []
+    assert [name for name in in_tables if not any(ROOT.glob(f"experiments/**/{name}"))] == []
+    missing = {name for name in named if not (ROOT / name).exists() and not (ROOT / name[:-3]).is_dir()}
+    assert missing == set()
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    assert set(re.findall(r"`make ([\w-]+)", text)) <= targets
+
+
+@pytest.mark.slow
+def test_tables_that_follow_from_the_planner_are_up_to_date() -> None:
+    """If not: `python scripts/doc_figures.py` writes them anew. A row of each is planned again."""
+    figures = script()
+    rows = {"compared": figures.compared(["ResNet-101"]), "weighed": figures.weighed([figures.TIME_VALUE])}
+    texts = {page: (ROOT / page).read_text() for page in PAGES}
+    for name, pages in (("compared", ["README.md", "docs/results.md"]), ("weighed", ["docs/concepts.md"])):
+        assert [page for page, text in texts.items() if name in figures.tables_in(text)] == pages
+        head, rule, row = rows[name]
+        for page in pages:
+            assert head + rule in texts[page], page
+            assert row in texts[page], page
+
+
+def test_every_picture_is_shown_and_has_a_script() -> None:
+    """A line below each picture names what draws it."""
+    pictures = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.png")}
+    shown: set[str] = set()
+    for page in PAGES:
+        text = (ROOT / page).read_text()
+        for found in re.finditer(r"!\[[^\]]*\]\(([^)]+)\)\n+(.*(?:\n.+)*)", text):
+            shown.add(found.group(1).removeprefix("docs/"))
+            assert _SCRIPT.search(found.group(2)), f"{page}: name what draws {found.group(1)}"
+        shown |= set(re.findall(r'<img src="([^"]+)"', text))
+    assert shown == pictures
+
+
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("doc_figures", ROOT / "scripts" / "doc_figures.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
