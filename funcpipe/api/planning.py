@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Unpack
 
 from torch import Tensor, nn
@@ -41,6 +42,7 @@ from funcpipe.partitioner.problem.merge import merge_layers
 from funcpipe.partitioner.problem.pins import NO_PINS, Pins
 from funcpipe.profiler import REPEATS, Bucket, buckets_of
 from funcpipe.provision.compare import WAYS
+from funcpipe.report.best_simulated import best_simulated
 from funcpipe.report.predict import predict
 from funcpipe.scheduler.simulator.disturbances import Disturbances
 from funcpipe.scheduler.simulator.simulate import UNDISTURBED
@@ -147,6 +149,7 @@ class Planning:
         policy: str = "funcpipe",
         solver: str = "auto",
         time_limit_s: float | None = None,
+        simulated_plans: int = 0,
         profile: ModelProfile | None = None,
         spec: AnySpec | None = None,
     ) -> Plan:
@@ -157,8 +160,8 @@ class Planning:
         the best ones are chosen. Activations travel in the format `wire`, their gradients in `wire_back`, by default
         the same, and the gradients that replicas sum in `wire_sync`; with `numerics` "bf16", all that is not asked to
         travel in 16 bits may travel in bf16, and with "int8" sums in 8 bits besides. `shard_optimizer` divides the
-        optimiser's state over replicas. Raises
-        Infeasible if no plan fits.
+        optimiser's state over replicas. With `simulated_plans`, an iteration of so many of the best plans is simulated,
+        and the best of them is taken. Raises Infeasible if no plan fits.
         """
         training = TrainingSpec(
             global_batch=global_batch,
@@ -174,9 +177,12 @@ class Planning:
         )
         arguments.check_planning(pins, time_limit_s)
         measured, platform = self._profiled(profile, spec)
-        self._plan = optimize(
-            measured, platform, training, pins=pins, policy=policy, solver=solver, time_limit_s=time_limit_s
-        )
+        if simulated_plans:
+            arguments.check_simulated(simulated_plans, policy, solver)
+            find = partial(best_simulated, count=simulated_plans, clipped=self._recipe.exchanges_norms)
+        else:
+            find = partial(optimize, policy=policy, solver=solver)
+        self._plan = find(measured, platform, training, pins=pins, time_limit_s=time_limit_s)
         return self._plan
 
     def optimize_forward(

@@ -77,6 +77,12 @@ def add_optimize(verbs: Any) -> None:
     )
     search.add_argument("--time-limit", type=positive, metavar="SECONDS", help="stop searching after this time")
     search.add_argument(
+        "--simulate",
+        type=whole(),
+        metavar="N",
+        help="simulate an iteration of the best N plans that differ in cuts, replicas or schedule, and take the best",
+    )
+    search.add_argument(
         "--policy",
         default="funcpipe",
         metavar="NAME",

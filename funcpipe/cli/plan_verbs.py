@@ -64,6 +64,12 @@ def optimize(options: argparse.Namespace) -> None:
         raise InputError("--figure draws the plans that --pareto finds: give --pareto too, or leave --figure out")
     if options.pareto and (options.policy, options.solver) != ("funcpipe", "auto"):
         raise InputError("--pareto searches by itself: it cannot be combined with --policy or --solver")
+    if options.simulate and (
+        options.pareto or options.what_if or options.policy != "funcpipe" or options.solver != "auto"
+    ):
+        raise InputError(
+            "--simulate compares the plans of one search: leave out --pareto, --what-if, --policy, --solver"
+        )
     if options.iterations > 1 and options.deadline is None and options.budget is None:
         raise InputError("--iterations is what --deadline or --budget are for: give one of them, or leave it out")
     if options.report and (options.pareto or options.what_if):
@@ -83,7 +89,13 @@ def optimize(options: argparse.Namespace) -> None:
     elif options.pareto:
         _pareto(options, measured, spec, training)
     else:
-        plan = find(measured, spec, training)
+        if options.simulate:
+            from funcpipe.report.best_simulated import best_simulated
+
+            limits = {"pins": plan_values.pins(options), "time_limit_s": options.time_limit}
+            plan = best_simulated(measured, spec, training, options.simulate, **limits)
+        else:
+            plan = find(measured, spec, training)
         write_file(partial(write, plan), options.output)
         if options.report:
             from funcpipe.report.html.material import Material

@@ -84,6 +84,13 @@ def check_profiling(sample: object, on: object, *, micro_batch: int, repeats: in
         checks.whole(field, value, 1)
 
 
+def check_simulated(plans: int, policy: str, solver: str) -> None:
+    """Whether so many plans can be simulated: those of our own search."""
+    checks.whole("simulated_plans", plans, 1)
+    if (policy, solver) != ("funcpipe", "auto"):
+        raise InvalidValue("simulated_plans", plans, "must be 0 with another policy or solver")
+
+
 def check_planning(pins: object, time_limit_s: float | None) -> None:
     """Raise InvalidValue unless these are pins and a time."""
     checks.kind_of("pins", pins, Pins)

@@ -121,7 +121,8 @@ class SolverReport:
 
     `merged_layers` is how many layers the plan was chosen among, where that is fewer than the profile has; `sync_ways`
     how many ways of synchronising, the same for all stages, where not every stage could have any. No *such* plan is
-    below `bound`. A plan that is better in another way has no bound.
+    below `bound`. A plan that is better in another way has no bound. Where plans were simulated, `simulated_plans` says
+    how many, and the other two what this one, the best of them, takes then: seconds and dollars of an iteration.
     """
 
     name: str
@@ -132,6 +133,9 @@ class SolverReport:
     bound: float | None = None
     merged_layers: int | None = None
     sync_ways: int | None = None
+    simulated_plans: int | None = None
+    simulated_s: float | None = None
+    simulated_usd: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

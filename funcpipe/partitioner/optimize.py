@@ -10,6 +10,7 @@ from funcpipe.partitioner.problem.pins import NO_PINS, Pins, PlacedPins
 from funcpipe.partitioner.problem.problem import Problem
 from funcpipe.partitioner.problem.stage_graph import EDGE_LIMIT
 from funcpipe.partitioner.search.disentangle import disentangled
+from funcpipe.partitioner.search.exact import best_plans as search_best_plans
 
 
 def optimize(
@@ -44,6 +45,40 @@ def optimize(
     if policy == "funcpipe" and may_sum_in_8_bits(training, profile.precision):
         return better_of(lambda wire_sync: planned(replace(training, wire_sync=wire_sync)))
     return planned(training)
+
+
+def best_plans(
+    profile: ModelProfile,
+    spec: PlatformSpec,
+    training: TrainingSpec,
+    count: int,
+    *,
+    time_limit_s: float | None = None,
+    pins: Pins = NO_PINS,
+) -> list[Plan]:
+    """The plan of `optimize`, and the best other ones that its search met: at most `count` in all, best first.
+
+    They differ in cuts, replicas, schedule or the format of sums.
+    """
+    found: list[Plan] = []
+
+    def planned(wanted: TrainingSpec) -> Plan:
+        problem, starts = merged_problem(profile, spec, wanted, pins=pins, layer_limit=PLANNED_LAYERS)
+        plans = search_best_plans(problem, count, time_limit_s=time_limit_s)
+        found.extend(with_origin(unmerged(plan, starts), profile, training) for plan in plans)
+        return found[-len(plans)]
+
+    if may_sum_in_8_bits(training, profile.precision):
+        best = better_of(lambda wire_sync: planned(replace(training, wire_sync=wire_sync)))
+    else:
+        best = planned(training)
+    others = [plan for plan in found if plan.stages != best.stages or plan.wires != best.wires]
+    return [best, *sorted(others, key=_objective)][:count]
+
+
+def _objective(plan: Plan) -> float:
+    assert plan.solver is not None
+    return plan.solver.objective
 
 
 def merged_problem(

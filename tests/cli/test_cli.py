@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -85,6 +86,20 @@ def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(tmp_path)
     write(measured, "profile.json")
     return "profile.json"
+
+
+def test_the_best_of_some_plans_by_simulation_is_taken(profile: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["optimize", profile, "--global-batch", "64", "--time-value", "30"]
+    assert main([*words, "--simulate", "3"]) == 0
+    shown = capsys.readouterr().out
+    assert "simulated: iteration" in shown
+    assert re.search(r"the best of [123] plans that were simulated", " ".join(shown.split()))
+    solver = read(Plan, "plan.json").solver
+    assert solver
+    assert solver.simulated_plans in (1, 2, 3)
+    for wrong in (["--pareto"], ["--policy", "lambdaml"], ["--solver", "highs"]):
+        assert main([*words, "--simulate", "3", *wrong]) == 2
+        assert "--simulate compares the plans of one search" in capsys.readouterr().err
 
 
 def test_a_step_is_simulated_under_disturbances(profile: str, capsys: pytest.CaptureFixture[str]) -> None:

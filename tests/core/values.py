@@ -140,6 +140,9 @@ solver_reports = st.builds(
     gap=st.none() | seconds,
     solve_s=seconds,
     bound=st.none() | seconds,
+    simulated_plans=st.none() | counts,
+    simulated_s=st.none() | seconds,
+    simulated_usd=st.none() | seconds,
 )
 
 

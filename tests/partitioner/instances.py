@@ -23,7 +23,8 @@ from funcpipe.core import (
     TrainingSpec,
     Wire,
 )
-from funcpipe.partitioner.problem.problem import LIMIT_SLACK, Problem
+from funcpipe.partitioner.problem.goal import LIMIT_SLACK
+from funcpipe.partitioner.problem.problem import Problem
 from funcpipe.partitioner.search.exhaustive import all_cuts, price_variants
 
 MB = 2**20

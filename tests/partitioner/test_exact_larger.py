@@ -8,7 +8,8 @@ import pytest
 
 from funcpipe.core import Recompute, Sync, TrainingSpec
 from funcpipe.partitioner.analysis.front import pareto_front
-from funcpipe.partitioner.problem.problem import LIMIT_SLACK, Problem
+from funcpipe.partitioner.problem.goal import LIMIT_SLACK
+from funcpipe.partitioner.problem.problem import Problem
 from funcpipe.partitioner.search.exact import exact
 from tests.partitioner.instances import by_cost, chain, front_of, platform
 from tests.partitioner.plain_search import plain_points

@@ -77,6 +77,12 @@ def plan(chosen: Plan, path: str, console: Console) -> None:
     if chosen.replicas > 1:
         console.print(f"replicas sum gradients by: {chosen.synchronisation}")
     solver = chosen.solver
+    if solver is not None and solver.simulated_s is not None:
+        off = solver.simulated_s / estimate.iteration_s - 1
+        console.print(
+            f"simulated: iteration {solver.simulated_s:.3f} s ({off:+.1%}), ${solver.simulated_usd:.6f}; "
+            f"the best of {solver.simulated_plans} plans that were simulated"
+        )
     if solver is not None:
         among = "" if solver.merged_layers is None else f" over {solver.merged_layers} merged layers"
         if solver.sync_ways is not None:

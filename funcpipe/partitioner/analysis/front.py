@@ -9,8 +9,9 @@ from funcpipe.core import ModelProfile, Optimality, Plan, PlatformSpec, Training
 from funcpipe.errors import Infeasible, InvalidValue
 from funcpipe.partitioner.catalog import PLANNED_LAYERS
 from funcpipe.partitioner.optimize import merged_problem, unmerged, with_origin
+from funcpipe.partitioner.problem.goal import Goal
 from funcpipe.partitioner.problem.pins import NO_PINS, Pins
-from funcpipe.partitioner.problem.problem import Goal, Problem
+from funcpipe.partitioner.problem.problem import Problem
 from funcpipe.partitioner.search.exact import time_limit
 from funcpipe.partitioner.search.incumbents import Cheapest, ParetoPlans
 from funcpipe.partitioner.search.infeasible import explain_infeasible

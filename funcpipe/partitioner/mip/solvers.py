@@ -12,7 +12,8 @@ from funcpipe.partitioner.mip.chain_form import build_chain_model, chain_program
 from funcpipe.partitioner.mip.run import GUROBI, HIGHS, SCIP, Form, Solver, solve
 from funcpipe.partitioner.mip.stage_form import StageProgramme, build_model, read_choices
 from funcpipe.partitioner.problem.best_sync import with_best_sync
-from funcpipe.partitioner.problem.problem import Goal, Problem
+from funcpipe.partitioner.problem.goal import Goal
+from funcpipe.partitioner.problem.problem import Problem
 from funcpipe.partitioner.problem.report import report
 from funcpipe.partitioner.search.infeasible import explain_infeasible
 from funcpipe.partitioner.search.initial_bounds import InitialBounds, initial_bounds

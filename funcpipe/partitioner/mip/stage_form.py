@@ -20,8 +20,9 @@ import pyomo.environ as pyo
 from funcpipe.partitioner.cost.arrays import Array
 from funcpipe.partitioner.cost.loads import Setting
 from funcpipe.partitioner.cost.pipeline import StageCosts, dollars, ended_s, round_trip_s, synchronised_s
+from funcpipe.partitioner.problem.goal import Goal
 from funcpipe.partitioner.problem.options import Options
-from funcpipe.partitioner.problem.problem import Goal, StageChoice
+from funcpipe.partitioner.problem.problem import StageChoice
 from funcpipe.partitioner.problem.stage_graph import StageGraph
 from funcpipe.partitioner.search.option_network import OptionNetwork
 

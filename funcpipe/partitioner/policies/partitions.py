@@ -15,8 +15,9 @@ from funcpipe.partitioner.cost.arrays import Array, IntArray
 from funcpipe.partitioner.cost.formulas import lane_times, sync_times
 from funcpipe.partitioner.cost.loads import Setting
 from funcpipe.partitioner.policies.common import Cuts, best_of, fitted
+from funcpipe.partitioner.problem.goal import Goal
 from funcpipe.partitioner.problem.options import edge_loads
-from funcpipe.partitioner.problem.problem import Goal, Problem
+from funcpipe.partitioner.problem.problem import Problem
 from funcpipe.partitioner.problem.report import report
 from funcpipe.partitioner.problem.stage_graph import StageGraph
 from funcpipe.partitioner.search.search import best_for

@@ -1,11 +1,8 @@
 """The problem to solve: which settings a plan can have, what makes it good, and the plan made of chosen stages."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-
-import numpy as np
 
 from funcpipe.core import (
     ModelProfile,
@@ -20,45 +17,17 @@ from funcpipe.core import (
     Wire,
 )
 from funcpipe.errors import PlanError
-from funcpipe.partitioner.cost.arrays import Array
 from funcpipe.partitioner.cost.evaluate import column_of, evaluate
 from funcpipe.partitioner.cost.loads import Setting
 from funcpipe.partitioner.cost.sync_choice import choose
 from funcpipe.partitioner.problem.borders import Borders
+from funcpipe.partitioner.problem.goal import Goal, goal_of
 from funcpipe.partitioner.problem.loose_graph import loose_stage_graph
 from funcpipe.partitioner.problem.pins import NO_PINS, Pins, PlacedPins
 from funcpipe.partitioner.problem.stage_graph import EDGE_LIMIT, StageGraph, build_stage_graph
 
-LIMIT_SLACK = 1e-9
-"""The share by which seconds and dollars may exceed their limits, which allows for rounding."""
-
 SYNC_TIME_VALUES = (3.84, 245.76)
 """The least and the greatest of the paper's weights on time that are not 0, in dollars for a saved hour."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Goal:
-    """What makes one plan better than another: fewer dollars, time being worth something, within the deadline.
-
-    With a budget: fewer seconds, among the plans that stay within it.
-    """
-
-    time_value_usd_s: float = 0.0
-    deadline_s: float = math.inf
-    budget_usd: float = math.inf
-    counts_seconds: bool = False
-
-    def objective(self, iteration_s: Array, cost_usd: Array) -> Array:
-        """What is minimised: dollars, or seconds under a budget; infinite where a limit is broken."""
-        slack = 1 + LIMIT_SLACK
-        allowed = (iteration_s <= self.deadline_s * slack) & (cost_usd <= self.budget_usd * slack)
-        value = iteration_s if self.counts_seconds else cost_usd + self.time_value_usd_s * iteration_s
-        return np.where(allowed, value, np.inf)
-
-    def of_plan(self, plan: Plan) -> float:
-        """The objective of a plan that has an estimate."""
-        assert plan.estimate is not None
-        return float(self.objective(np.array(plan.estimate.iteration_s), np.array(plan.estimate.cost_usd)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,20 +133,8 @@ class Problem:
 
     @cached_property
     def goal(self) -> Goal:
-        """What the training asks for.
-
-        An iteration must fit into a function's life. Where nothing costs anything, the fastest plan is best.
-        """
-        training, spec = self.training, self.spec
-        prices = (spec.price_put_usd, spec.price_get_usd, *(size.price_usd_s for size in spec.sizes))
-        free = not any(prices) and training.time_value == 0
-        life_s = math.inf if spec.lifetime_s is None else spec.lifetime_s - spec.cold_start_s
-        return Goal(
-            time_value_usd_s=(1.0 if free else training.time_value) / 3600,
-            deadline_s=min(life_s, math.inf if training.deadline_s is None else training.deadline_s),
-            budget_usd=math.inf if training.budget_usd is None else training.budget_usd,
-            counts_seconds=training.budget_usd is not None,
-        )
+        """What the training asks for."""
+        return goal_of(self.training, self.spec)
 
     def settings(self) -> tuple[Setting, ...]:
         """Every combination of replicas and schedule; unless one way of synchronising is asked for, each stage has its

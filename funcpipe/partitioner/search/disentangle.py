@@ -14,9 +14,10 @@ graph is a single path.
 from collections.abc import Collection
 from dataclasses import replace
 
+from funcpipe.partitioner.problem.goal import Goal
 from funcpipe.partitioner.problem.merge import merge_layers
 from funcpipe.partitioner.problem.options import fitting_stages
-from funcpipe.partitioner.problem.problem import Goal, Problem
+from funcpipe.partitioner.problem.problem import Problem
 from funcpipe.partitioner.problem.stage_graph import TooEntangled
 from funcpipe.partitioner.search.search import best_for
 

@@ -20,13 +20,33 @@ def exact(problem: Problem, *, time_limit_s: float | None = None, clock: Clock =
     After `time_limit_s` seconds by `clock` the best plan so far is returned, with the bound that is proved by then. If
     no plan has been found yet, the search continues until there is one.
     """
+    return best_plans(problem, 1, time_limit_s=time_limit_s, clock=clock)[0]
+
+
+def best_plans(
+    problem: Problem, count: int, *, time_limit_s: float | None = None, clock: Clock = time.monotonic
+) -> list[Plan]:
+    """The plan of `exact`, and the best other ones that the search met, at most `count` in all, best first.
+
+    They differ in cuts, replicas or schedule. Only of the first one anything is proved.
+    """
     started_s = clock()
     search = Search(problem, incumbents_for(problem.goal), time_limit(started_s, time_limit_s, clock))
     search.run()
     if not search.found:
         raise explain_infeasible(problem)
-    plan = search.found[-1].plan(problem)
-    return report(plan, problem, name="exact", bound=search.bound, solve_s=clock() - started_s)
+    best = search.found[-1].plan(problem)
+    plans = [report(best, problem, name="exact", bound=search.bound, solve_s=clock() - started_s)]
+    others = [*search.found[:-1], *search.closest.values()] if count > 1 else []
+    for found in sorted(others, key=lambda found: found.objective(problem.goal)):
+        plan = found.plan(problem)
+        if len(plans) < count and _shape(plan) not in map(_shape, plans):
+            plans.append(report(plan, problem, name="exact", bound=None, solve_s=clock() - started_s))
+    return plans
+
+
+def _shape(plan: Plan) -> tuple[object, ...]:
+    return plan.replicas, plan.schedule, [(stage.first, stage.stop) for stage in plan.stages]
 
 
 def time_limit(started_s: float, limit_s: float | None, clock: Clock = time.monotonic) -> Callable[[], bool]:

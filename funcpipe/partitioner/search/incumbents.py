@@ -24,7 +24,7 @@ import numpy as np
 
 from funcpipe.partitioner.cost.arrays import Array, BoolArray, IntArray
 from funcpipe.partitioner.cost.pipeline import PlanCosts
-from funcpipe.partitioner.problem.problem import LIMIT_SLACK, Goal
+from funcpipe.partitioner.problem.goal import LIMIT_SLACK, Goal
 
 CLOSE = 1 - 1e-9
 """A plan is not searched for unless it is better than what is known by more than this share."""

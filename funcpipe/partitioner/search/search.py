@@ -25,9 +25,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from funcpipe.core import MB, Plan
+from funcpipe.core import MB, Plan, ScheduleKind
 from funcpipe.partitioner.cost.arrays import Array, IntArray
-from funcpipe.partitioner.problem.problem import Goal, Problem, StageChoice
+from funcpipe.partitioner.problem.goal import Goal
+from funcpipe.partitioner.problem.problem import Problem, StageChoice
 from funcpipe.partitioner.problem.stage_graph import StageGraph
 from funcpipe.partitioner.search.incumbents import CLOSE, Incumbents, incumbents_for
 from funcpipe.partitioner.search.initial_bounds import InitialBounds, initial_bounds
@@ -68,6 +69,10 @@ class Found:
     iteration_s: float
     cost_usd: float
 
+    def objective(self, goal: Goal) -> float:
+        """What `goal` says of it."""
+        return float(goal.objective(np.array(self.iteration_s), np.array(self.cost_usd)))
+
     def plan(self, problem: Problem) -> Plan:
         """The plan, with its estimate; of schedules that do equally well it has the simplest."""
         setting = self.space.setting
@@ -107,6 +112,7 @@ class Search:
     """A search under way: what was found, each better than the one before, and the windows still to be looked into.
 
     When it has run, no plan has an objective below `bound`, and `complete` says whether everything was looked into.
+    `closest` are the best plans met on the way for each number of replicas and schedule.
     """
 
     def __init__(
@@ -121,6 +127,7 @@ class Search:
         self.problem, self.incumbents, self.time_is_up = problem, incumbents, time_is_up
         self.among = all_spaces(problem) if among is None else among
         self.found: list[Found] = []
+        self.closest: dict[tuple[int, ScheduleKind], Found] = {}
         self.bound = math.inf
         self.complete = True
         self._queue: list[_Entry] = []
@@ -244,16 +251,26 @@ class Search:
 
     def _offer(self, space: Space, network: OptionNetwork, paths: IntArray, ways: IntArray) -> None:
         """Offer the plans that the columns of `paths` stand for, as far as the space admits them."""
+        if not paths.size:
+            return
         costs = path_costs(network, paths, ways)
-        for number in self.incumbents.offer(costs.plan, space.admits(costs)):
-            self.found.append(
-                Found(
-                    space,
-                    space.choices(network, paths[:, number], ways[:, number]),
-                    float(costs.plan.iteration_s[number]),
-                    float(costs.plan.cost_usd[number]),
-                )
+        allowed = space.admits(costs)
+
+        def found(number: int) -> Found:
+            return Found(
+                space,
+                space.choices(network, paths[:, number], ways[:, number]),
+                float(costs.plan.iteration_s[number]),
+                float(costs.plan.cost_usd[number]),
             )
+
+        self.found += [found(number) for number in self.incumbents.offer(costs.plan, allowed)]
+        objective = self.problem.goal.objective(costs.plan.iteration_s, costs.plan.cost_usd)
+        closest = int(np.where(allowed, objective, np.inf).argmin())
+        setting = (space.setting.replicas, space.setting.schedule)
+        known = self.closest.get(setting)
+        if allowed[closest] and (known is None or objective[closest] < known.objective(self.problem.goal)):
+            self.closest[setting] = found(closest)
 
 
 def best_for(problem: Problem, goal: Goal, *, graph: StageGraph | None = None) -> Plan | None:
