@@ -62,6 +62,7 @@ def test_the_plan_taken_is_the_best_of_those_simulated(profile: ModelProfile, sp
     assert chosen.stages == plans[objectives.index(min(objectives))].stages
     assert report.simulated_plans == len(plans)
     assert report.simulated_s == pytest.approx(predict(chosen, profile, spec).duration_s)
+    assert report.simulated_s is not None
     assert report.simulated_usd is not None
     assert report.simulated_usd + WANTED.time_value / 3600 * report.simulated_s == pytest.approx(min(objectives))
 
