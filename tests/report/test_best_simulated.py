@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from funcpipe.core import Estimate, ModelProfile, Optimality, Plan, PlatformSpec, SolverReport, TrainingSpec
+from funcpipe.core import Estimate, ModelProfile, Numerics, Optimality, Plan, PlatformSpec, SolverReport, TrainingSpec
 from funcpipe.partitioner.optimize import best_plans, optimize
 from funcpipe.report import best_simulated as module
 from funcpipe.report.best_simulated import best_simulated
@@ -43,7 +43,7 @@ def test_the_first_plan_is_the_best_one_and_the_others_differ(
 
 def test_plans_with_sums_in_8_bits_and_in_16_are_compared() -> None:
     profile, spec, _ = CASES[0]
-    training = replace(WANTED, numerics="int8", replicas=(2,))
+    training = replace(WANTED, numerics=Numerics.INT8, replicas=(2,))
     plans = best_plans(profile, spec, training, 8)
     assert plans[0].stages == optimize(profile, spec, training).stages
     assert len({plan.wire_sync for plan in plans}) == 2
