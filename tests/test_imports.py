@@ -103,6 +103,7 @@ def test_a_module_imports_what_its_room_may(path: Path) -> None:
     assert "pyomo" not in tops or module.startswith("partitioner.mip")
     assert not tops & {"boto3", "botocore"} or module.startswith("platforms.aws.")
     assert "redis" not in tops or module.startswith("platforms.redis.")
+    assert "ray" not in tops or module == "platforms.ray.library"
     alibaba = {top for top in tops if top.startswith(("alibabacloud", "oss2", "Tea", "darabonba"))}
     assert not alibaba or module.startswith("platforms.aliyun.")
     assert "rich" not in tops or room in ("cli", "loggers")
@@ -135,7 +136,7 @@ def loaded_by(*statements: str) -> dict[str, set[str]]:
     return {statement: set(line.split()) for statement, line in zip(statements, done.stdout.splitlines(), strict=True)}
 
 
-HEAVY = {"torch", "pyomo", "highspy", "gurobipy", "pyscipopt", "boto3", "oss2", "redis", "matplotlib", "bokeh"}
+HEAVY = {"torch", "pyomo", "highspy", "gurobipy", "pyscipopt", "boto3", "oss2", "redis", "matplotlib", "bokeh", "ray"}
 
 
 def test_planning_loads_neither_torch_nor_a_solver() -> None:

@@ -79,7 +79,8 @@ class FuncPipe(Evaluating):
         a factory of such a dataset, which is called inside the functions, or the URL of one in object storage, such as
         `s3://bucket/prefix` (see `funcpipe.data`). On the local platform functions are as fast
         as this machine, and unlimited; `like` another platform they have its memory, processors, links and lifetime.
-        Other platforms are what `funcpipe deploy` made, by URL: `aws-lambda://NAME?region=…`, `aliyun-fc://…`.
+        Other platforms are what `funcpipe deploy` made, by URL: `aws-lambda://NAME?region=…`, `aliyun-fc://…`; or Ray,
+        `ray://local`, `ray://auto` or `ray://HOST:PORT`.
 
         With `validation` the model is validated meanwhile, by default after every epoch: see `Validation`.
 
@@ -137,7 +138,7 @@ class FuncPipe(Evaluating):
         On the local platform it needs a `storage`. `train` with `resume` watches it, and collects what it leaves.
         """
         settings, order = settings_with(settings, keywords), SampleOrder(epochs=epochs, seed=seed, shuffle=shuffle)
-        with open_session(platform, like, settings, silent=True) as session:
+        with open_session(platform, like, settings, silent=True, detached=True) as session:
             if not session.lasts:
                 raise InvalidValue("storage", settings.storage, "must be given for a run that is left to itself")
             prepared = self._prepare(

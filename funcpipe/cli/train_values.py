@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from funcpipe.cli.factories import check_names, load_factory, make_model
 from funcpipe.core import FaultTolerance, OnDrift, OnOutOfMemory, OptimizerKind, Plan, RunLimits, RunSettings, read
 from funcpipe.errors import InputError
-from funcpipe.platforms.catalog import LOCAL, load_spec, open_deployment
+from funcpipe.platforms.catalog import is_deployment, load_spec, open_deployment
 
 if TYPE_CHECKING:
     from funcpipe.api import FuncPipe
@@ -78,7 +78,7 @@ def run_settings(options: argparse.Namespace) -> RunSettings:
 
 def storage_url(options: argparse.Namespace) -> str | None:
     """Where the run keeps its objects, as `--storage` of other verbs takes it; None for a temporary folder."""
-    if options.storage is not None or options.platform == LOCAL:
+    if options.storage is not None or not is_deployment(options.platform):
         return str(options.storage) if options.storage is not None else None
     return open_deployment(options.platform).storage_urls.client
 
