@@ -25,6 +25,7 @@ ROOMS = {
     "training": {"core", "errors", "model", "comm", "platforms.base"},
     "profiler": {"core", "errors", "model", "comm", "platforms.base"},
     "runstate": {"core", "errors", "comm", "platforms.base", "training"},
+    "parameter_server": {"core", "errors", "model", "platforms.base", "platforms.ray.library", "training", "runstate"},
     "worker": {"core", "errors", "model", "comm", "scheduler", "platforms.base", "training", "profiler", "runstate"},
     "platforms": {"core", "errors", "platforms.base", "worker"},
     "examples": set[str](),
@@ -49,7 +50,7 @@ BASE = (
 
 WITH_TORCH = {
     *("api", "cli", "client", "comm", "examples", "loggers", "model", "profiler", "runstate", "testing", "training"),
-    "worker",
+    *("parameter_server", "worker"),
 }
 """Rooms that may import torch when they are loaded (the command line only inside a verb)."""
 

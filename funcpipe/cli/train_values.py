@@ -30,7 +30,7 @@ def plan_and_model(options: argparse.Namespace) -> "tuple[Plan, FuncPipe]":
     return plan, FuncPipe(
         model,
         loss_fn=loss,
-        optimizer=_optimizer(options, plan),
+        optimizer=optimizer_of(options, plan.optimizer),
         clip_grad_norm=options.clip_grad_norm,
         scheduler=load_factory(options.scheduler) if options.scheduler else None,
         scheduler_interval=options.scheduler_interval,
@@ -93,13 +93,13 @@ def _average(options: argparse.Namespace) -> "EMA | None":
     return None if decay is None else EMA(decay=decay)
 
 
-def _optimizer(options: argparse.Namespace, plan: Plan) -> Any:
-    """The optimiser factory that was named, or the plan's kind of optimiser."""
+def optimizer_of(options: argparse.Namespace, kind: OptimizerKind) -> Any:
+    """The optimiser factory that was named, or one of that kind."""
     import torch
 
     if options.optimizer:
         return load_factory(options.optimizer)
-    match plan.optimizer:
+    match kind:
         case OptimizerKind.SGD:
             return partial(torch.optim.SGD, lr=options.lr)
         case OptimizerKind.MOMENTUM:
