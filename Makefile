@@ -5,6 +5,8 @@ READY := .venv/.ready
 OUT := out
 # Installed without what it requires: that includes a torchvision which does not fit torch for CPUs.
 LITDATA := litdata lightning-utilities obstore tifffile
+# Only its schemas are used; it requires older versions of what is installed here, and 459 MB.
+SKYPILOT := skypilot
 # Processes that may not keep what they compile would compile the package anew, each of them.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -31,8 +33,8 @@ setup: $(READY)
 
 $(READY): setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[gurobi,scip,bayesian,aws,aliyun,redis,parquet,webdataset,report,examples,docs,dev]'
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps $(LITDATA)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[gurobi,scip,bayesian,aws,aliyun,redis,ray,parquet,webdataset,report,examples,docs,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps $(LITDATA) $(SKYPILOT)
 	touch $@
 
 demo: $(READY)

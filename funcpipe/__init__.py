@@ -89,8 +89,11 @@ if TYPE_CHECKING:
     from funcpipe.client.provisioning import provision_table
     from funcpipe.client.results import Progress, RunResult
     from funcpipe.client.run_status import RunStatus, WorkerStatus
+    from funcpipe.client.server_replan import Replanner, SpotPlan
+    from funcpipe.client.server_training import ServerCluster, ServerResult
     from funcpipe.client.site import Site, open_site
     from funcpipe.client.verdict import Verdict
+    from funcpipe.parameter_server.values import ServerWorker
     from funcpipe.partitioner.problem.pins import Pins
     from funcpipe.platforms.catalog import load_spec, open_deployment, open_platform, open_storage
     from funcpipe.platforms.machine_catalog import load_market
@@ -154,6 +157,7 @@ __all__ = [
     "Provision",
     "ProvisionTable",
     "Recompute",
+    "Replanner",
     "ReplicasDiffer",
     "RequestCounts",
     "RunError",
@@ -168,8 +172,12 @@ __all__ = [
     "RunTaken",
     "RunUnknown",
     "ScheduleKind",
+    "ServerCluster",
+    "ServerResult",
+    "ServerWorker",
     "Site",
     "SolverUnavailable",
+    "SpotPlan",
     "Stage",
     "State",
     "Status",
@@ -221,6 +229,11 @@ _LAZY = {
     "provision_table": "client.provisioning",
     "Progress": "client.results",
     "RunResult": "client.results",
+    "Replanner": "client.server_replan",
+    "SpotPlan": "client.server_replan",
+    "ServerCluster": "client.server_training",
+    "ServerResult": "client.server_training",
+    "ServerWorker": "parameter_server.values",
     "Site": "client.site",
     "open_site": "client.site",
     "Pins": "partitioner.problem.pins",

@@ -25,6 +25,7 @@ ROOMS = {
     "training": {"core", "errors", "model", "comm", "platforms.base"},
     "profiler": {"core", "errors", "model", "comm", "platforms.base"},
     "runstate": {"core", "errors", "comm", "platforms.base", "training"},
+    "parameter_server": {"core", "errors", "model", "platforms.base", "platforms.ray.library", "training", "runstate"},
     "worker": {"core", "errors", "model", "comm", "scheduler", "platforms.base", "training", "profiler", "runstate"},
     "platforms": {"core", "errors", "platforms.base", "worker"},
     "examples": set[str](),
@@ -49,7 +50,7 @@ BASE = (
 
 WITH_TORCH = {
     *("api", "cli", "client", "comm", "examples", "loggers", "model", "profiler", "runstate", "testing", "training"),
-    "worker",
+    *("parameter_server", "worker"),
 }
 """Rooms that may import torch when they are loaded (the command line only inside a verb)."""
 
@@ -103,6 +104,7 @@ def test_a_module_imports_what_its_room_may(path: Path) -> None:
     assert "pyomo" not in tops or module.startswith("partitioner.mip")
     assert not tops & {"boto3", "botocore"} or module.startswith("platforms.aws.")
     assert "redis" not in tops or module.startswith("platforms.redis.")
+    assert "ray" not in tops or module == "platforms.ray.library"
     alibaba = {top for top in tops if top.startswith(("alibabacloud", "oss2", "Tea", "darabonba"))}
     assert not alibaba or module.startswith("platforms.aliyun.")
     assert "rich" not in tops or room in ("cli", "loggers")
@@ -135,7 +137,7 @@ def loaded_by(*statements: str) -> dict[str, set[str]]:
     return {statement: set(line.split()) for statement, line in zip(statements, done.stdout.splitlines(), strict=True)}
 
 
-HEAVY = {"torch", "pyomo", "highspy", "gurobipy", "pyscipopt", "boto3", "oss2", "redis", "matplotlib", "bokeh"}
+HEAVY = {"torch", "pyomo", "highspy", "gurobipy", "pyscipopt", "boto3", "oss2", "redis", "matplotlib", "bokeh", "ray"}
 
 
 def test_planning_loads_neither_torch_nor_a_solver() -> None:

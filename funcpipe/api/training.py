@@ -13,6 +13,15 @@ from funcpipe.client.job import Learner, SampleOrder
 from funcpipe.client.launch import launch, launch_detached
 from funcpipe.client.prepare import Confirm, PreparedRun, prepare_training
 from funcpipe.client.results import RunResult
+from funcpipe.client.server_training import (
+    RAY_HERE,
+    ServerCluster,
+    ServerResult,
+    ServerRun,
+    cluster_of,
+    server_job_of,
+    train_on_cluster,
+)
 from funcpipe.client.session import Session, open_session
 from funcpipe.core import (
     FaultTolerance,
@@ -23,12 +32,17 @@ from funcpipe.core import (
     Validation,
     checks,
 )
+from funcpipe.core.market import Market
+from funcpipe.core.provision import Provision
 from funcpipe.core.settings import DEFAULT_FAULTS, DEFAULT_SETTINGS, NO_LIMITS, RunKeywords, settings_with
 from funcpipe.errors import InvalidValue
 from funcpipe.loggers import with_bar
 from funcpipe.model.tensors import named_tensors, saved_state
+from funcpipe.parameter_server.loops import Watch, nothing_changes
+from funcpipe.parameter_server.values import Updates
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import LOCAL
+from funcpipe.platforms.machine_catalog import load_market
 from funcpipe.training.data_source import Data
 from funcpipe.training.verify import TOLERANCE, Verification, verify_states
 
@@ -79,7 +93,8 @@ class FuncPipe(Evaluating):
         a factory of such a dataset, which is called inside the functions, or the URL of one in object storage, such as
         `s3://bucket/prefix` (see `funcpipe.data`). On the local platform functions are as fast
         as this machine, and unlimited; `like` another platform they have its memory, processors, links and lifetime.
-        Other platforms are what `funcpipe deploy` made, by URL: `aws-lambda://NAME?region=…`, `aliyun-fc://…`.
+        Other platforms are what `funcpipe deploy` made, by URL: `aws-lambda://NAME?region=…`, `aliyun-fc://…`; or Ray,
+        `ray://local`, `ray://auto` or `ray://HOST:PORT`.
 
         With `validation` the model is validated meanwhile, by default after every epoch: see `Validation`.
 
@@ -105,6 +120,50 @@ class FuncPipe(Evaluating):
                 result = launch(prepared, told)
                 self._learned = write_back(result, self.model, prepared.epochs_after(len(result.losses)))
                 return told.ended(replace(result.with_all_of(saved_state(self.model)), learned=None))
+
+    def train_with_server(
+        self,
+        dataset: Data,
+        *,
+        way: Provision | ServerCluster,
+        global_batch: int,
+        micro_batch: int,
+        epochs: int = 1,
+        updates: Updates | str = Updates.BSP,
+        market: Market | str = "aws",
+        platform: str = RAY_HERE,
+        save_every: int = 0,
+        seed: int = 0,
+        shuffle: bool = True,
+        watch: Watch = nothing_changes,
+        settings: RunSettings = DEFAULT_SETTINGS,
+        **keywords: Unpack[RunKeywords],
+    ) -> ServerResult:
+        """Train the module around a parameter server on Ray, and load the result into it.
+
+        `way` is what `provision` has found, with a parameter server, or a cluster by hand. `updates` "bsp" makes those
+        of one process, however many workers there are and however fast; "asp" makes one with each push of a worker.
+        Micro-batches are what is dealt out to workers. `platform` is a Ray cluster with the machines of `way`, `ray://auto`
+        or `ray://HOST:PORT`; by default all of them are processes of this machine. `market` has the prices. With a
+        `storage`, the server is saved after every `save_every` updates, and a run of the same name goes on from there.
+        `watch` is told how far the run has come, and may let workers leave and join, as a `Replanner` does.
+
+        Raises PlanError, DataError or ModelError before anything starts, WorkerFailed when no worker is left.
+        The module changes only if the run succeeds.
+        """
+        settings, order = settings_with(settings, keywords), SampleOrder(epochs=epochs, seed=seed, shuffle=shuffle)
+        chosen = checks.choice("updates", updates, Updates)
+        prices = load_market(market) if isinstance(market, str) else market
+        cluster = way if isinstance(way, ServerCluster) else cluster_of(way, prices, platform=platform)
+        run = ServerRun(
+            global_batch=global_batch, micro_batch=micro_batch, updates=chosen, save_every=save_every, watch=watch
+        )
+        learner = Learner(model=self.model, recipe=self._recipe, blocks=self._blocks)
+        job = server_job_of(learner, dataset, order, settings, run)
+        result = train_on_cluster(job, cluster, run, settings, prices)
+        self.model.load_state_dict(result.state_dict())
+        self._learned = None
+        return result
 
     def reset(self) -> None:
         """Forget the optimiser and the epochs of earlier calls of `train`; the module's weights stay as they are."""
@@ -137,7 +196,7 @@ class FuncPipe(Evaluating):
         On the local platform it needs a `storage`. `train` with `resume` watches it, and collects what it leaves.
         """
         settings, order = settings_with(settings, keywords), SampleOrder(epochs=epochs, seed=seed, shuffle=shuffle)
-        with open_session(platform, like, settings, silent=True) as session:
+        with open_session(platform, like, settings, silent=True, detached=True) as session:
             if not session.lasts:
                 raise InvalidValue("storage", settings.storage, "must be given for a run that is left to itself")
             prepared = self._prepare(

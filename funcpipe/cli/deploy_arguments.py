@@ -6,6 +6,7 @@ from typing import Any
 from funcpipe.cli.numbers import positive
 from funcpipe.cli.options import add_verb
 
+SKY = "sky"
 LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -14,11 +15,12 @@ def add_deploy(verbs: Any) -> None:
     verb = add_verb(
         verbs,
         "deploy",
-        "set up what runs on a cloud need: storage, role, image, a function of each size",
-        "funcpipe deploy aws --region eu-central-1 --plan plan.json",
+        "set up what runs on a cloud need: storage, role, image, a function of each size; or write what rents machines",
+        "funcpipe deploy aws --region eu-central-1 --plan plan.json\n"
+        "  funcpipe deploy sky --provision ways.json --run 'funcpipe train …' --template-only sky.yaml",
         module="deployments",
     )
-    _add_deployment(verb)
+    _add_deployment(verb, "aws", "aliyun", SKY)
     which = verb.add_mutually_exclusive_group()
     which.add_argument("--plan", metavar="FILE", help="make functions of the sizes of this plan")
     which.add_argument("--sizes", metavar="SIZE,SIZE", help="make functions of these sizes")
@@ -38,7 +40,9 @@ def add_deploy(verbs: Any) -> None:
         help="leave out the function that restarts workers of detached runs when nobody else does",
     )
     verb.add_argument(
-        "--template-only", metavar="FILE", help="write what would be made, for CloudFormation or Serverless Devs"
+        "--template-only",
+        metavar="FILE",
+        help="write what would be made, for CloudFormation or Serverless Devs; sky: write the task file for SkyPilot",
     )
     verb.add_argument(
         "--print-deployer-policy",
@@ -47,6 +51,13 @@ def add_deploy(verbs: Any) -> None:
     )
     verb.add_argument(
         "--account", metavar="NUMBER", help="aws: whose resources the policy is for (default: the user's)"
+    )
+    sky = verb.add_argument_group("sky")
+    sky.add_argument("--provision", metavar="FILE", help="the ways that `funcpipe provision --json` has printed")
+    sky.add_argument("--way", metavar="WAY", help="rent the machines of this way (default: the recommended one)")
+    sky.add_argument("--market", metavar="NAME|FILE", help="the market of the machines (default: the file's)")
+    sky.add_argument(
+        "--run", dest="command", metavar="COMMAND", help="what runs on the head node, with --platform ray://auto"
     )
 
 
@@ -59,7 +70,7 @@ def add_destroy(verbs: Any) -> None:
         "funcpipe destroy aws --region eu-central-1",
         module="deployments",
     )
-    _add_deployment(verb)
+    _add_deployment(verb, "aws", "aliyun")
 
 
 def add_logs(verbs: Any) -> None:
@@ -87,8 +98,8 @@ def add_logs(verbs: Any) -> None:
     lately.add_argument("--containing", metavar="TEXT", help="only lines with this text")
 
 
-def _add_deployment(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("cloud", choices=["aws", "aliyun"], help="which cloud")
+def _add_deployment(verb: argparse.ArgumentParser, *clouds: str) -> None:
+    verb.add_argument("cloud", choices=clouds, help="which cloud")
     _add_name(verb)
 
 

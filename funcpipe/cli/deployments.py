@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from funcpipe.cli import render
+from funcpipe.cli.deploy_arguments import SKY
 from funcpipe.cli.files import write_file
 from funcpipe.cli.log_lines import is_wanted, run_lines
+from funcpipe.cli.sky_file import write_sky_file
 from funcpipe.core import Plan, read
 from funcpipe.core.extras import needed_from
 from funcpipe.errors import InputError
@@ -158,6 +160,11 @@ CLOUDS: dict[str, Callable[[], Cloud]] = {"aws": Aws, "aliyun": Aliyun}
 
 def deploy(options: argparse.Namespace) -> None:
     """Set up a deployment, or write its template, or print which rights that needs."""
+    if options.cloud == SKY:
+        write_sky_file(options)
+        return
+    if options.provision is not None or options.command is not None:
+        raise InputError("--provision and --run are for machines: funcpipe deploy sky")
     cloud = _cloud(options)
     if options.print_deployer_policy:
         print(cloud.deployer_policy(options))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 from funcpipe.errors import InputError
 
-_READ = ("profile", "plan", "spec", "predicted", "files", "requirements", "weights", "loss_model")
+_READ = ("profile", "plan", "spec", "predicted", "files", "requirements", "weights", "loss_model", "provision")
 """The options, in some verb, that name files to read."""
 
 _OUTPUTS: dict[str, dict[str, str]] = {

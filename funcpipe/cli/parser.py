@@ -13,6 +13,7 @@ from funcpipe.cli.platform_options import add_platforms
 from funcpipe.cli.provision_options import add_fit_loss, add_provision
 from funcpipe.cli.report_options import add_compare, add_report
 from funcpipe.cli.run_options import add_clean, add_export, add_key, add_status, add_stop
+from funcpipe.cli.server_options import add_train_server
 from funcpipe.cli.train_options import add_train, add_verify
 from funcpipe.cli.watch_options import add_watch
 
@@ -55,7 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB", prog="funcpipe")
     for add in (
         *(add_profile, add_optimize, add_explain, add_simulate, add_train, add_verify, add_evaluate, add_predict),
-        *(add_provision, add_fit_loss),
+        *(add_provision, add_fit_loss, add_train_server),
         *(add_status, add_watch, add_stop, add_clean, add_export, add_key, add_report, add_compare, add_platforms),
         *(add_deploy, add_destroy, add_logs, add_completion),
     ):

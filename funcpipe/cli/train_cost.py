@@ -9,7 +9,7 @@ from funcpipe.cli import render
 from funcpipe.cli.factories import load_data
 from funcpipe.core import JobEstimate, Plan, Validation, to_text
 from funcpipe.errors import InputError
-from funcpipe.platforms.catalog import LOCAL, load_spec
+from funcpipe.platforms.catalog import LOCAL, is_ray, load_spec
 
 if TYPE_CHECKING:
     from funcpipe.api import FuncPipe
@@ -31,7 +31,7 @@ def confirm(options: argparse.Namespace, estimate: JobEstimate | None) -> None:
 
     Raises InputError if the answer is no; or if nobody can be asked, and neither --yes nor a limit was given.
     """
-    if options.platform == LOCAL or options.yes:
+    if options.platform == LOCAL or is_ray(options.platform) or options.yes:
         return
     line = (
         "what it costs is not known: the plan has no estimate" if estimate is None else estimate.line(options.max_usd)

@@ -146,8 +146,8 @@ def add_platform(verb: argparse.ArgumentParser) -> None:
         "--platform",
         default="local",
         metavar="PLATFORM",
-        help="where functions run: `local` for processes of this machine, or a deployment's URL, "
-        "such as aws-lambda://funcpipe?region=eu-central-1",
+        help="where functions run: `local` for processes of this machine, `ray://…` for Ray, or a "
+        "deployment's URL, such as aws-lambda://funcpipe?region=eu-central-1",
     )
     group.add_argument(
         "--like",

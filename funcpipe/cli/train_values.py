@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from funcpipe.cli.factories import check_names, load_factory, make_model
 from funcpipe.core import FaultTolerance, OnDrift, OnOutOfMemory, OptimizerKind, Plan, RunLimits, RunSettings, read
 from funcpipe.errors import InputError
-from funcpipe.platforms.catalog import LOCAL, load_spec, open_deployment
+from funcpipe.platforms.catalog import is_deployment, load_spec, open_deployment
 
 if TYPE_CHECKING:
     from funcpipe.api import FuncPipe
@@ -30,7 +30,7 @@ def plan_and_model(options: argparse.Namespace) -> "tuple[Plan, FuncPipe]":
     return plan, FuncPipe(
         model,
         loss_fn=loss,
-        optimizer=_optimizer(options, plan),
+        optimizer=optimizer_of(options, plan.optimizer),
         clip_grad_norm=options.clip_grad_norm,
         scheduler=load_factory(options.scheduler) if options.scheduler else None,
         scheduler_interval=options.scheduler_interval,
@@ -78,7 +78,7 @@ def run_settings(options: argparse.Namespace) -> RunSettings:
 
 def storage_url(options: argparse.Namespace) -> str | None:
     """Where the run keeps its objects, as `--storage` of other verbs takes it; None for a temporary folder."""
-    if options.storage is not None or options.platform == LOCAL:
+    if options.storage is not None or not is_deployment(options.platform):
         return str(options.storage) if options.storage is not None else None
     return open_deployment(options.platform).storage_urls.client
 
@@ -93,13 +93,13 @@ def _average(options: argparse.Namespace) -> "EMA | None":
     return None if decay is None else EMA(decay=decay)
 
 
-def _optimizer(options: argparse.Namespace, plan: Plan) -> Any:
-    """The optimiser factory that was named, or the plan's kind of optimiser."""
+def optimizer_of(options: argparse.Namespace, kind: OptimizerKind) -> Any:
+    """The optimiser factory that was named, or one of that kind."""
     import torch
 
     if options.optimizer:
         return load_factory(options.optimizer)
-    match plan.optimizer:
+    match kind:
         case OptimizerKind.SGD:
             return partial(torch.optim.SGD, lr=options.lr)
         case OptimizerKind.MOMENTUM:

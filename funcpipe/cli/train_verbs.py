@@ -13,7 +13,7 @@ from funcpipe.cli.train_cost import confirm, dry_run
 from funcpipe.cli.train_values import fault_tolerance, plan_and_model, run_limits, run_settings, storage_url
 from funcpipe.core import Plan, to_text, write_trace
 from funcpipe.errors import Disagreement
-from funcpipe.platforms.catalog import LOCAL
+from funcpipe.platforms.catalog import is_deployment
 
 
 def train(options: argparse.Namespace) -> None:
@@ -91,7 +91,7 @@ def _model_file(options: argparse.Namespace) -> str | None:
 
 def _keeps_model(options: argparse.Namespace) -> bool:
     """Whether the model stays in the run's storage."""
-    return options.keep_model and (options.storage is not None or options.platform != LOCAL)
+    return options.keep_model and (options.storage is not None or is_deployment(options.platform))
 
 
 def _kept_in(options: argparse.Namespace) -> str | None:

@@ -7,11 +7,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from funcpipe.client.site import Site, open_local
+from funcpipe.client.site import Site, open_local, open_ray
 from funcpipe.core import PlatformSpec, RunSettings
 from funcpipe.errors import InvalidValue
 from funcpipe.platforms.base import OpenPlatform, Platform, Storage
-from funcpipe.platforms.catalog import LOCAL, load_spec, open_deployment, open_platform, open_storage
+from funcpipe.platforms.catalog import (
+    LOCAL,
+    is_deployment,
+    is_ray,
+    load_spec,
+    open_deployment,
+    open_platform,
+    open_storage,
+    ray_cluster,
+)
 from funcpipe.platforms.request_meter import RequestMeter
 from funcpipe.platforms.wrappers import Counted
 from funcpipe.runstate.keyring import signed
@@ -49,27 +58,37 @@ def session_on(site: Site, *, reopen: OpenPlatform = open_platform) -> Session:
 
 @contextlib.contextmanager
 def open_session(
-    platform: str, like: str | PlatformSpec | None, settings: RunSettings, *, silent: bool = False
+    platform: str,
+    like: str | PlatformSpec | None,
+    settings: RunSettings,
+    *,
+    silent: bool = False,
+    detached: bool = False,
 ) -> Iterator[Session]:
     """The storage and the functions that `platform`, `like` and `settings` name; closed afterwards.
 
-    With `silent`, what local functions print is kept in their logs alone. Raises InvalidValue.
+    With `silent`, what local functions print is kept in their logs alone. Raises InvalidValue, or PlatformRefused where
+    no run can be left to itself that is to be `detached`.
     """
     imposed = load_spec(like) if isinstance(like, str) else like
     if platform != LOCAL and imposed is not None:
         raise InvalidValue("like", imposed.name, f"is for the platform {LOCAL!r}: {platform} has its own limits")
-    if platform == LOCAL and settings.resume is not None and settings.storage is None:
+    if not is_deployment(platform) and settings.resume is not None and settings.storage is None:
         raise InvalidValue("resume", settings.resume, "needs the storage that the run lies in")
+    if detached and is_ray(platform):
+        ray_cluster(platform)[0].check_detachable()
     meter = RequestMeter()
     with contextlib.ExitStack() as stack:
         url, storage = _storage(platform, settings, stack, meter)
 
         def functions() -> Platform:
-            if platform != LOCAL:
+            if is_deployment(platform):
                 return open_deployment(platform, meter=meter)
+            if is_ray(platform):
+                return stack.enter_context(open_ray(platform))
             return stack.enter_context(open_local(imposed, silent=silent))
 
-        lasts = settings.storage is not None or platform != LOCAL
+        lasts = settings.storage is not None or is_deployment(platform)
         yield Session(
             storage=signed(storage),
             storage_url=url,
@@ -88,7 +107,10 @@ def _storage(
     retry_s = settings.message_deadline_s
     if settings.storage is not None:
         return settings.storage, open_storage(settings.storage, retry_s=retry_s, meter=meter)
-    if platform != LOCAL:
+    if is_ray(platform) and ray_cluster(platform)[0].is_shared:
+        rule = "must be given for a cluster: a folder that all of its nodes share, or object storage"
+        raise InvalidValue("storage", settings.storage, rule)
+    if is_deployment(platform):
         urls = open_deployment(platform).storage_urls
         return urls.functions, open_storage(urls.client, retry_s=retry_s, meter=meter)
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="funcpipe-"))

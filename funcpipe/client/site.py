@@ -5,15 +5,27 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from funcpipe.core import PlatformSpec
 from funcpipe.errors import InvalidValue
 from funcpipe.platforms.base import Platform, Storage
-from funcpipe.platforms.catalog import LOCAL, load_spec, open_deployment, open_storage
+from funcpipe.platforms.catalog import (
+    LOCAL,
+    is_deployment,
+    is_ray,
+    load_spec,
+    open_deployment,
+    open_storage,
+    ray_cluster,
+)
 from funcpipe.platforms.local.platform import LocalPlatform, local_functions
 from funcpipe.platforms.processors import usable_processors
 from funcpipe.profiler.remote.layers import PlatformTimer, platform_timer
 from funcpipe.profiler.remote.platform import measure_platform
+
+if TYPE_CHECKING:
+    from funcpipe.platforms.ray.platform import RayPlatform
 
 _PRELOADED = ("torch", "funcpipe.worker.attempt", "funcpipe.profiler.remote.function")
 
@@ -51,6 +63,14 @@ def open_local(like: PlatformSpec | None = None, *, silent: bool = False) -> Abs
     )
 
 
+def open_ray(url: str) -> "AbstractContextManager[RayPlatform]":
+    """Functions in tasks of the Ray cluster that `url` names, or of a Ray that is started here meanwhile."""
+    address, spec = ray_cluster(url)
+    from funcpipe.platforms.ray.platform import ray_functions  # where Ray is missing, a wrong URL is told first
+
+    return ray_functions(address, spec)
+
+
 @contextmanager
 def open_site(platform: str = LOCAL, *, like: PlatformSpec | None = None) -> Iterator[Site]:
     """A platform to measure on: functions on this machine, with the limits of `like`, and a temporary folder.
@@ -58,13 +78,18 @@ def open_site(platform: str = LOCAL, *, like: PlatformSpec | None = None) -> Ite
     Or the deployment of that URL, with its own storage, and only the sizes that are deployed. Raises InvalidValue for a
     platform that cannot run functions.
     """
-    if platform != LOCAL:
-        if like is not None:
-            raise InvalidValue("like", like.name, f"is for the platform {LOCAL!r}: {platform} has its own limits")
+    if platform != LOCAL and like is not None:
+        raise InvalidValue("like", like.name, f"is for the platform {LOCAL!r}: {platform} has its own limits")
+    if is_ray(platform) and ray_cluster(platform)[0].is_shared:
+        raise InvalidValue(
+            "platform", platform, "must be ray://local: functions on a cluster measure with no storage of this machine"
+        )
+    if is_deployment(platform):
         deployment = open_deployment(platform).of_deployed_sizes()
         urls = deployment.storage_urls
         yield Site(deployment, open_storage(urls.client), urls.functions)
         return
-    with open_local(like) as local, tempfile.TemporaryDirectory(prefix="funcpipe-") as folder:
+    functions = open_ray(platform) if is_ray(platform) else open_local(like)
+    with functions as started, tempfile.TemporaryDirectory(prefix="funcpipe-") as folder:
         url = Path(folder).resolve().as_uri()
-        yield Site(local, open_storage(url), url)
+        yield Site(started, open_storage(url), url)

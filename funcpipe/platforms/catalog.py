@@ -3,6 +3,7 @@
 import os
 from dataclasses import replace
 from importlib import resources
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from funcpipe.core import PlatformSpec, from_text, read
@@ -11,11 +12,16 @@ from funcpipe.errors import InvalidValue
 from funcpipe.platforms.base import Deployment, Platform, Storage
 from funcpipe.platforms.local.files import FileStorage
 from funcpipe.platforms.local.link import read_link
+from funcpipe.platforms.machine_catalog import load_market
 from funcpipe.platforms.processors import usable_processors
 from funcpipe.platforms.request_meter import RequestMeter
 from funcpipe.platforms.wrappers import RETRY_S, Counted, Retried
 
+if TYPE_CHECKING:
+    from funcpipe.platforms.ray.address import RayAddress
+
 LOCAL = "local"
+_RAY = "ray"
 _OSS_OPTIONS = ({"endpoint", "region"}, {"domain", "region"})
 
 
@@ -114,11 +120,37 @@ def _storage_rule(scheme: str, url: str) -> str:
             )
 
 
+def is_ray(platform: str) -> bool:
+    """Whether functions of `platform` are tasks of Ray: `ray`, or a URL such as `ray://auto`."""
+    return platform.partition("://")[0] == _RAY
+
+
+def is_deployment(platform: str) -> bool:
+    """Whether `platform` is to be what `funcpipe deploy` made, with a storage of its own."""
+    return platform != LOCAL and not is_ray(platform)
+
+
+def ray_cluster(url: str) -> "tuple[RayAddress, PlatformSpec]":
+    """The cluster that the URL names, and its specification, with the prices of the machine that the URL may name."""
+    from funcpipe.platforms.ray.address import parse_address
+    from funcpipe.platforms.ray.spec import at_prices_of
+
+    address, spec = parse_address(url), load_spec(_RAY)
+    if address.machine is None or address.market is None:
+        return address, spec
+    return address, at_prices_of(spec, load_market(address.market), address.machine, spot=address.spot)
+
+
 def open_platform(url: str, *, meter: RequestMeter | None = None) -> Platform:
     """The platform whose `url` this is, such as `local:///folder/socket`: in its client's process, or in a function.
 
     `meter` counts what it asks of its own storage, as `open_deployment` says.
     """
+    if is_ray(url):
+        address, spec = ray_cluster(url)
+        from funcpipe.platforms.ray.platform import RayPlatform
+
+        return RayPlatform(address, spec)
     if urlsplit(url).scheme != LOCAL:
         return open_deployment(url, meter=meter)
     from funcpipe.platforms.local.platform import LocalPlatform  # which not every function needs
@@ -151,7 +183,9 @@ def open_deployment(url: str, *, meter: RequestMeter | None = None) -> Deploymen
             return AliyunPlatform(spec, aliyun.Account(**options), deployment=parts.netloc, domain=domain)
         case _:
             raise InvalidValue(
-                "platform", url, "must be local, or a deployment such as aws-lambda://funcpipe?region=eu-central-1"
+                "platform",
+                url,
+                "must be local, ray://…, or a deployment such as aws-lambda://funcpipe?region=eu-central-1",
             )
 
 

@@ -84,10 +84,14 @@ class Computation:
         if shards is not None:
             self._optimizer.divide(self.flat.layout, shards, replica, unit)
 
-    def begin_step(self, step: Step, take: Callable[[int], Batch]) -> None:
-        """Start a step; `take` gives what was loaded of a micro-batch, where the stage needs data."""
+    def begin_step(self, step: Step, take: Callable[[int], Batch], own: Iterable[int] | None = None) -> None:
+        """Start a step; `take` gives what was loaded of a micro-batch, where the stage needs data.
+
+        `own` are the micro-batches that this replica computes, by default every one whose turn it is among replicas.
+        """
         self._step = step
-        own = range(self._replica, len(step.micro_batches), self._replicas)
+        if own is None:
+            own = range(self._replica, len(step.micro_batches), self._replicas)
         self.passes.begin_step(step, own, take)
         self._statistics.begin_step(len(step.micro_batches))
         if self._flat is not None:

@@ -8,6 +8,8 @@ import pytest
 
 from funcpipe.cli import main
 from funcpipe.core import write
+from funcpipe.core.job_spec import JobSpec
+from funcpipe.core.provision import CostItem, Provision, ProvisionTable, Rented
 from funcpipe.platforms.aws.template import Shape, template
 from tests.cloud_emulation.aws import aws_cloud
 from tests.e2e import small
@@ -70,3 +72,69 @@ def test_a_deployment_s_life(
         assert cloud.client("cloudformation").describe_stacks()["Stacks"] == []
         assert main(["logs", "aws", "--region", "us-east-1"]) == 1
         assert "reading the logs of funcpipe: ResourceNotFoundException" in capsys.readouterr().err
+
+
+def ways(tmp_path: Path) -> str:
+    """A table of two ways: functions, which are recommended, and machines."""
+
+    def provision(way: str, name: str) -> Provision:
+        return Provision(
+            way=way,
+            rented=(Rented(name=name, count=2),),
+            seconds=60.0,
+            iterations=10.0,
+            cost=(CostItem(name=name, usd=1.0),),
+            binds="deadline",
+            why="it is a test",
+        )
+
+    table = ProvisionTable(
+        job=JobSpec(samples=64, global_batch=8, epochs=1),
+        model="small",
+        platform="aws-lambda",
+        market="aws",
+        provisions=(provision("funcpipe", "2048MB aws-lambda"), provision("one-machine", "c7i.4xlarge")),
+        refusals=(),
+        recommended="funcpipe",
+        why="it is the cheapest",
+    )
+    write(table, tmp_path / "ways.json")
+    write(table.provisions[1], tmp_path / "way.json")
+    return str(tmp_path / "ways.json")
+
+
+@pytest.mark.parametrize("words", [["ways.json", "--way", "one-machine"], ["way.json"]])
+def test_machines_of_a_provision_get_a_task_file(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ways(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    deploy = ["deploy", "sky", "--provision", *words, "--run", "funcpipe train job", "--region", "eu-central-1"]
+    assert main([*deploy, "--template-only", "sky.yaml"]) == 0
+    text = Path("sky.yaml").read_text()
+    for line in ("num_nodes: 2", '  instance_type: "c7i.4xlarge"', '  region: "eu-central-1"', "  funcpipe train job"):
+        assert line in text.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "deploy sky writes a task file: say which machines with --provision"),
+        (["--provision", "{}", "--run", "x"], "the way funcpipe rents 2 x 2048MB aws-lambda, which is no machine"),
+        (["--provision", "{}", "--run", "x", "--way", "y"], "--way must be one of funcpipe, one-machine"),
+        (["--provision", "/nowhere", "--run", "x"], "/nowhere: cannot be read"),
+        (["--provision", "{}", "--run", "x", "--sizes", "1MB"], "--sizes is for functions of a cloud"),
+    ],
+)
+def test_what_is_no_task_file_is_told(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = [word.format(ways(tmp_path)) for word in words]
+    assert main(["deploy", "sky", *named, "--template-only", str(tmp_path / "sky.yaml")]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "sky.yaml").exists()
+
+
+def test_a_provision_is_no_part_of_functions(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["deploy", "aws", "--provision", "ways.json"]) == 2
+    assert "--provision and --run are for machines: funcpipe deploy sky" in capsys.readouterr().err

@@ -13,8 +13,8 @@ from funcpipe.cli.parser import build_parser
 from funcpipe.partitioner.catalog import solvers
 
 VERBS = (
-    *("profile", "optimize", "explain", "simulate", "provision", "fit-loss", "train", "verify", "report", "platforms"),
-    *("status", "watch", "stop", "clean", "key", "deploy", "destroy", "logs", "completion"),
+    *("profile", "optimize", "explain", "simulate", "provision", "fit-loss", "train", "train-server", "verify"),
+    *("report", "platforms", "status", "watch", "stop", "clean", "key", "deploy", "destroy", "logs", "completion"),
 )
 
 

@@ -43,4 +43,4 @@ def test_what_cannot_be_asked_is_refused(capsys: pytest.CaptureFixture[str]) -> 
     with pytest.raises(SystemExit):
         main(["logs", "run-1", "--level", "loud"])
     assert main(["logs", "run-1", "--platform", "mars://x"]) == 2
-    assert "platform must be local, or a deployment" in capsys.readouterr().err
+    assert "platform must be local, ray://…, or a deployment" in capsys.readouterr().err

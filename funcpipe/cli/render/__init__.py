@@ -15,6 +15,7 @@ from funcpipe.cli.render.runs import (
     training_result,
     verification,
 )
+from funcpipe.cli.render.servers import server_result
 from funcpipe.cli.render.side_by_side import beside
 from funcpipe.cli.render.storages import storage_report
 
@@ -36,6 +37,7 @@ __all__ = [
     "profiling",
     "provisions",
     "run_status",
+    "server_result",
     "show",
     "simulation",
     "storage_report",

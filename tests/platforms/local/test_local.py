@@ -265,7 +265,7 @@ def test_a_host_that_cannot_load_the_functions_code_says_so(capfd: pytest.Captur
 
 @pytest.mark.parametrize("url", ["local://host/socket", "local:", "mars://x"])
 def test_a_url_that_is_no_platform_s_is_refused(url: str) -> None:
-    with pytest.raises(InvalidValue, match=r"must be the URL of a|must be local, or a deployment"):
+    with pytest.raises(InvalidValue, match=r"must be the URL of a|must be local, ray://…, or a deployment"):
         open_platform(url).invoke(worker())
 
 

@@ -1,0 +1,1 @@
+"""Data-parallel training around a parameter server: synchronous or asynchronous, on machines of different speeds."""

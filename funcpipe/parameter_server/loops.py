@@ -1,0 +1,240 @@
+"""The loops of training around a parameter server, synchronous and asynchronous.
+
+    BSP   deal the micro-batches of a step by speed, wait until all are with the server, update, again
+    ASP   whoever is free takes the next micro-batches; each push is an update
+
+A worker that is lost, or that leaves, costs at most what it was computing: that is dealt out again. If the server is
+lost, training goes on from its newest checkpoint.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from funcpipe.core import checks
+from funcpipe.errors import WorkerFailed
+from funcpipe.parameter_server.crew import Crew, Lost, Pushed, ServerLost
+from funcpipe.parameter_server.shares import deal
+from funcpipe.parameter_server.values import Chunk, PushRecord, ServerWorker
+from funcpipe.training.data import Batches, Step
+
+_log = logging.getLogger(__name__)
+
+_SERVER_RESTARTS = 5
+
+Watch = Callable[[Crew, float], None]
+"""Is called often, with the share of the work that is done: may let workers leave and join."""
+
+
+def nothing_changes(crew: Crew, done: float) -> None:
+    """The watch of a cluster that stays as it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Course:
+    """What is to be trained: `epochs` of `batches`; saved after every `save_every` updates, 0 stands for never."""
+
+    batches: Batches
+    epochs: int
+    save_every: int = 0
+    watch: Watch = nothing_changes
+
+    def __post_init__(self) -> None:
+        checks.whole("epochs", self.epochs, 1)
+        checks.whole("save_every", self.save_every, 0)
+
+    @property
+    def width(self) -> int:
+        """Ids of micro-batches that a step has room for."""
+        return -(-self.batches.global_batch // self.batches.micro_batch)
+
+    @property
+    def steps(self) -> int:
+        """Steps of all epochs."""
+        return self.epochs * self.batches.steps_per_epoch
+
+    def ids(self, step: Step) -> tuple[int, ...]:
+        """The ids of all numbers of a step, those too that a short one lacks: so that ids have no gaps."""
+        return tuple(range(step.number * self.width, (step.number + 1) * self.width))
+
+
+@dataclass
+class History:
+    """What has happened so far; after a return to a checkpoint, only what that holds."""
+
+    losses: list[float] = field(default_factory=list)
+    pushes: list[PushRecord] = field(default_factory=list)
+    computed_by: list[dict[str, int]] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    server_restarts: int = 0
+
+
+def train_synchronously(crew: Crew, course: Course, history: History) -> None:
+    """Train by BSP. Raises WorkerFailed when no worker is left."""
+    while True:
+        try:
+            first = crew.progress()[0]
+            del history.losses[first:], history.computed_by[first:]
+            for step in course.batches.steps_from(first, course.epochs):
+                course.watch(crew, step.number / course.steps)
+                history.computed_by.append(_collect(crew, course, step, history))
+                history.losses.append(crew.update(step, course.ids(step)))
+                if course.save_every and (step.number + 1) % course.save_every == 0:
+                    crew.save()
+            return
+        except ServerLost as error:
+            _restart(crew, history, error)
+
+
+def _collect(crew: Crew, course: Course, step: Step, history: History) -> dict[str, int]:
+    """Return once the gradients of all micro-batches of `step` are with the server: samples by worker."""
+    missing = set(range(len(step.micro_batches)))
+    samples: dict[str, int] = {}
+
+    def hand_out(numbers: Sequence[int]) -> None:
+        workers = _workers(crew, course, history, step.number / course.steps)
+        for worker, part in zip(workers, deal(numbers, [w.speed for w in workers]), strict=True):
+            if part:
+                first = step.number * course.width
+                ids = tuple(first + number for number in part)
+                crew.begin(worker.name, Chunk(step=step, numbers=part, ids=ids, separate=True))
+
+    hand_out(sorted(missing))
+    while missing:
+        match crew.next():
+            case Pushed(worker=worker, chunk=chunk) if chunk.step.number == step.number:
+                missing -= set(chunk.numbers)
+                done = sum(len(step.micro_batches[number]) for number in chunk.numbers)
+                samples[worker] = samples.get(worker, 0) + done
+            case Lost(worker=worker, chunks=chunks, reason=reason):
+                _note(history, worker, reason)
+                again = {number for chunk in chunks for number in chunk.numbers} & missing
+                hand_out(sorted(again))
+            case _:
+                course.watch(crew, step.number / course.steps)
+    return samples
+
+
+def train_asynchronously(crew: Crew, course: Course, history: History) -> None:
+    """Train by ASP. Raises WorkerFailed when no worker is left."""
+    while True:
+        try:
+            _apply_all(crew, course, history)
+            return
+        except ServerLost as error:
+            _restart(crew, history, error)
+
+
+def _apply_all(crew: Crew, course: Course, history: History) -> None:
+    version, below, beyond = crew.progress()
+    del history.pushes[version:]
+    work, busy = _Work(course, below, beyond), set[str]()
+    total = course.epochs * course.batches.samples
+    samples = sum(push.samples for push in history.pushes)
+    while True:
+        for free in crew.workers:
+            if free.name not in busy and (chunk := work.take(free.push)) is not None:
+                crew.begin(free.name, chunk)
+                busy.add(free.name)
+        if not busy:
+            if not work.has_more():
+                return
+            _workers(crew, course, history, samples / total)
+            continue
+        match crew.next():
+            case Pushed(worker=worker, chunk=done, applied=applied, time_s=time_s):
+                busy.discard(worker)
+                if applied is not None:
+                    loss, staleness = applied
+                    samples += done.step.samples
+                    history.pushes.append(
+                        PushRecord(
+                            worker=worker,
+                            samples=done.step.samples,
+                            loss=loss,
+                            staleness=staleness,
+                            iterations=len(history.pushes) + 1.0,
+                            time_s=time_s,
+                        )
+                    )
+                    if course.save_every and len(history.pushes) % course.save_every == 0:
+                        crew.save()
+            case Lost(worker=worker, chunks=chunks, reason=reason):
+                busy.discard(worker)
+                _note(history, worker, reason)
+                work.put_back(chunks)
+        course.watch(crew, samples / total)
+
+
+class _Work:
+    """The micro-batches of a run that nobody has taken, in order."""
+
+    def __init__(self, course: Course, below: int, beyond: Sequence[int]) -> None:
+        self._course = course
+        self._done = set(beyond)
+        self._below = below
+        self._steps: Iterator[Step] = course.batches.steps_from(below // course.width, course.epochs)
+        self._left: deque[tuple[int, Step, tuple[int, ...]]] = deque()  # id, its step, its samples
+        self._back: deque[Chunk] = deque()
+
+    def has_more(self) -> bool:
+        """Whether anything is left."""
+        while not self._left and not self._back and (step := next(self._steps, None)) is not None:
+            first = step.number * self._course.width
+            items = ((first + number, step, indices) for number, indices in enumerate(step.micro_batches))
+            self._left.extend(item for item in items if item[0] >= self._below and item[0] not in self._done)
+        return bool(self._left or self._back)
+
+    def take(self, count: int) -> Chunk | None:
+        """Up to `count` micro-batches of one step; None if nothing is left. What was put back comes first."""
+        if not self.has_more():
+            return None
+        if self._back:
+            return self._back.popleft()
+        _, step, _ = self._left[0]
+        taken: list[tuple[int, Step, tuple[int, ...]]] = []
+        while self._left and self._left[0][1] is step and len(taken) < count:
+            taken.append(self._left.popleft())
+        ids, width = [number for number, _, _ in taken], self._course.width
+        if not self._left:  # ids that a short step lacks count as done with its last ones
+            ids += [number for number in range(ids[-1] + 1, (step.number + 1) * width) if number not in self._done]
+        batches = tuple(indices for _, _, indices in taken)
+        # a step of its own: the loss is averaged over the push, and random numbers differ from those of other pushes
+        own = Step(
+            number=ids[0], epoch=step.epoch, micro_batches=batches, ends_epoch=step.ends_epoch and not self._left
+        )
+        return Chunk(step=own, numbers=tuple(range(len(batches))), ids=tuple(ids), separate=False)
+
+    def put_back(self, chunks: Sequence[Chunk]) -> None:
+        """Give `chunks` to others."""
+        self._back.extend(chunks)
+
+
+def _workers(crew: Crew, course: Course, history: History, done: float) -> Sequence[ServerWorker]:
+    """Those that may be given work, one at least: waits for one that starts, if there is none else."""
+    if not crew.workers:
+        course.watch(crew, done)
+    while not (workers := crew.workers):
+        if not crew.awaits:
+            last = f"; the last was lost: {history.lost[-1]}" if history.lost else ""
+            raise WorkerFailed(
+                f"no worker is left{last}; start more machines and run it again under the same name: it goes on from "
+                "the newest checkpoint"
+            )
+        if isinstance(event := crew.next(), Lost):
+            _note(history, event.worker, event.reason)
+    return workers
+
+
+def _note(history: History, worker: str, reason: str) -> None:
+    _log.warning("worker %s is lost: %s", worker, reason)
+    history.lost.append(f"{worker}: {reason}")
+
+
+def _restart(crew: Crew, history: History, error: ServerLost) -> None:
+    _log.warning("the parameter server is lost: %s; a new one starts from the newest checkpoint", error)
+    history.server_restarts += 1
+    if history.server_restarts > _SERVER_RESTARTS:
+        raise WorkerFailed(f"the parameter server was lost {history.server_restarts} times, at last because of {error}")
+    crew.restart_server()

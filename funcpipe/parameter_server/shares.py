@@ -1,0 +1,31 @@
+"""How the micro-batches of a global batch are dealt out to workers of different speeds."""
+
+import heapq
+from collections.abc import Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def counts_by_speed(items: int, speeds: Sequence[float]) -> tuple[int, ...]:
+    """How many of `items` equal pieces of work each worker gets, so that the last one ends as early as possible.
+
+    Each piece goes to whoever would end first with it, which is optimal for equal pieces; the first worker on a tie.
+    """
+    counts = [0] * len(speeds)
+    ends = [(1 / speed, i) for i, speed in enumerate(speeds)]
+    heapq.heapify(ends)
+    for _ in range(items):
+        _, i = ends[0]
+        counts[i] += 1
+        heapq.heapreplace(ends, ((counts[i] + 1) / speeds[i], i))
+    return tuple(counts)
+
+
+def deal(items: Sequence[T], speeds: Sequence[float]) -> tuple[tuple[T, ...], ...]:
+    """`items` in order, cut into a run of neighbours for each worker, by speed; slow workers may get none."""
+    parts, start = [], 0
+    for count in counts_by_speed(len(items), speeds):
+        parts.append(tuple(items[start : start + count]))
+        start += count
+    return tuple(parts)

@@ -1,0 +1,146 @@
+"""Functions as tasks of a Ray cluster."""
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any
+
+from funcpipe.core import Invocation, Plan, PlatformSpec, WatchSpec, WorkerSpec, to_text
+from funcpipe.core.log_lines import RawLine
+from funcpipe.errors import PlanError, PlatformBusy, PlatformError
+from funcpipe.platforms.base import Handle, PlainKeys, Status
+from funcpipe.platforms.processors import usable_processors
+from funcpipe.platforms.ray import host
+from funcpipe.platforms.ray.address import RayAddress, Via
+from funcpipe.platforms.ray.connection import NAMESPACE, connect, connected
+from funcpipe.platforms.ray.library import ray
+from funcpipe.platforms.ray.run_logs import keep_here, read_logs
+from funcpipe.platforms.ray.spec import Node, check_plan, of_nodes, size_for
+
+_log = logging.getLogger(__name__)
+
+_HEAD = {"node:__internal_head__": 0.001}
+"""The node that a cluster does not outlive."""
+
+
+class RayPlatform(PlainKeys):
+    """The functions of the cluster at `address`, in tasks with the processors and the memory of their size.
+
+    `spec` lists the sizes, those that fit on a node are offered. The process is connected when that is first needed.
+    """
+
+    def __init__(self, address: RayAddress, spec: PlatformSpec) -> None:
+        self._address = address
+        self._base = spec
+        self._watched: dict[str, WatchSpec] = {}
+
+    @property
+    def url(self) -> str:
+        """What `catalog.open_platform` opens it again by, in a function or in another process."""
+        return connect(self._address).url
+
+    @cached_property
+    def spec(self) -> PlatformSpec:
+        """What the cluster offers as it is now; functions on one machine share its processors."""
+        on_one_machine = not self._address.is_shared
+        return of_nodes(self._base, self._nodes(), shared_cores=usable_processors() if on_one_machine else None)
+
+    def check(self, plan: Plan, *, run_s: float | None = None) -> None:
+        """Raise PlatformRefused for a plan whose functions cannot run at once, nor ever will on these nodes."""
+        more = "add nodes" if self._address.is_shared else "have Ray offer more: ray://local?cpus=N"
+        check_plan(plan, self._base, self._nodes(), more=more)
+
+    def invoke(self, worker: Invocation) -> Handle:
+        """Start a function and return at once; it waits in Ray's queue until there is room."""
+        payload = to_text(worker)
+        if len(payload.encode()) > self._base.max_payload_bytes:
+            raise PlanError(
+                f"the invocation payload of worker {worker.worker} has {len(payload.encode())} bytes, more than the "
+                f"{self._base.max_payload_bytes} that {self._base.name} takes; use fewer stages or shorter names"
+            )
+        size = size_for(self._base, worker.size, worker.memory_mb)
+        name = self._ask("invoke", worker.run, worker.worker, payload, size.vcpu, size.memory_bytes)
+        if isinstance(worker, WorkerSpec):
+            self._watched[worker.run] = WatchSpec(
+                storage=worker.storage, run=worker.run, run_key=worker.run_key, until_ended=True
+            )
+        return Handle(worker=worker.worker, name=name)
+
+    def status(self, handle: Handle) -> Status:
+        """The function's state."""
+        status: Status = self._ask("status", handle.name)
+        return status
+
+    def stop(self, handle: Handle) -> None:
+        """End the function if it still runs; return when it has ended."""
+        self._ask("stop", handle.name)
+
+    def detach(self) -> None:
+        """Have the cluster watch the runs that were started here; raises PlatformRefused where Ray ends with us."""
+        self._address.check_detachable()
+        for spec in self._watched.values():
+            self._ask("watch", spec)
+
+    def logs(self, run: str) -> Iterator[RawLine]:
+        """What the cluster's living nodes have of the functions of `run`."""
+        connect(self._address)
+        yield from read_logs(run)
+
+    def keep_logs(self) -> None:
+        """Keep the logs of the runs that were started here on this machine."""
+        for run in self._watched:
+            try:
+                keep_here(run, read_logs(run))
+            except (ray.exceptions.RayError, OSError) as error:
+                _log.warning("the logs of run %s are not kept: %s", run, error)
+
+    def _nodes(self) -> list[Node]:
+        connect(self._address)
+        living = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        return [Node(cpus=found.get("CPU", 0.0), memory_bytes=found.get("memory", 0.0)) for found in living]
+
+    def _ask(self, method: str, *words: object) -> Any:
+        connect(self._address)
+        try:
+            return ray.get(getattr(self._host, method).remote(*words))
+        except ray.exceptions.ActorUnavailableError as error:
+            raise PlatformBusy(f"the host of functions at {self._address.url} does not answer: {error}") from error
+        except (ray.exceptions.RayError, ConnectionError) as error:
+            raise PlatformError(f"the host of functions at {self._address.url}: {_reason(error)}") from error
+
+    @cached_property
+    def _host(self) -> Any:
+        actor = ray.remote(host.FunctionHost).options(
+            name=host.NAME,
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            max_restarts=-1,
+            max_task_retries=3,
+            max_concurrency=1000,
+            resources=_HEAD,
+        )
+        return actor.remote(NAMESPACE)
+
+
+@contextlib.contextmanager
+def ray_functions(address: RayAddress, spec: PlatformSpec) -> Iterator[RayPlatform]:
+    """The functions of the cluster at `address`, with `spec`'s sizes; Ray is started and ended where it says so.
+
+    A cluster's functions run on afterwards. What those of a Ray that ends have logged is kept on this machine.
+    """
+    with connected(address) as found:
+        platform = RayPlatform(found, spec)
+        try:
+            yield platform
+        finally:
+            if address.via is Via.LOCAL:
+                platform.keep_logs()
+
+
+def _reason(error: BaseException) -> str:
+    """The line that says most: that of the error on the node, if there was one."""
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    return lines[-1].strip() if lines else type(error).__name__

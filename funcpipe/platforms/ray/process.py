@@ -1,0 +1,74 @@
+"""What a function does to its process, which Ray may use again for the next one: ordered output, limited memory."""
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+from funcpipe.platforms.memory import PeakMemory
+
+_LOOK_S = 0.2
+OUT_OF_MEMORY = 78
+"""The exit code of a function that used more memory than its size has."""
+
+
+@contextmanager
+def printed_in_order() -> Iterator[None]:
+    """Have what is printed go where lines are logged, so that it can be told which run it is of."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+class MemoryWatch:
+    """Ends the process when it has used more than `memory_bytes`, after having told how much it was.
+
+    Ray's own `memory` only places tasks, and a limit of the address space would count what threads never touch.
+    """
+
+    def __init__(
+        self,
+        memory: PeakMemory,
+        memory_bytes: int | None,
+        tell: Callable[[int], None],
+        *,
+        end: Callable[[int], object] = os._exit,
+    ) -> None:
+        """None is no limit."""
+        self._memory = memory
+        self._memory_bytes = memory_bytes
+        self._tell = tell
+        self._end = end
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="funcpipe-memory", daemon=True)
+
+    def __enter__(self) -> "MemoryWatch":
+        if self._memory_bytes is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        if self._memory_bytes is not None:
+            self._thread.join()
+
+    def _watch(self) -> None:
+        assert self._memory_bytes is not None, "there is no thread without a limit"
+        while not self._over.wait(_LOOK_S):
+            peak_bytes = self._memory.peak_bytes()
+            if peak_bytes > self._memory_bytes:
+                try:
+                    self._tell(peak_bytes)
+                finally:
+                    self._end(OUT_OF_MEMORY)
+                return

@@ -1,0 +1,41 @@
+"""The verb train-server."""
+
+from pathlib import Path
+
+import pytest
+
+from funcpipe.cli import main
+from funcpipe.core import write
+from tests.provision.test_compare import profile
+
+MODEL = "funcpipe.examples.spirals:model"
+TRAIN = ["train-server", MODEL, "--data", "funcpipe.examples.spirals:train_data", "--provision", "provision.json"]
+BATCH = ["--global-batch", "64", "--micro-batch", "16"]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
+    """A folder with what `funcpipe provision --json` has printed."""
+    monkeypatch.chdir(tmp_path)
+    write(profile(), tmp_path / "profile.json")
+    words = ["provision", "profile.json", "--samples", "20000", "--global-batch", "64", "--epochs", "2"]
+    assert main([*words, "--ways", "one-machine,spotdnn,lambdadnn", "--json"]) == 0
+    (tmp_path / "provision.json").write_text(capsys.readouterr().out)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("--way siren", "--way must be one of"),
+        ("--way one-machine", "has no parameter server"),
+        ("--way lambdadnn", "functions do not reach a parameter server"),
+        ("--way spotdnn --checkpoint 5", "give --storage URL too"),
+        ("--way spotdnn --market nowhere", "market must be one of"),
+        ("--way spotdnn --platform ray://host:1", "must be given with a Ray cluster"),
+        ("--way spotdnn --platform aws-lambda", "platform must be ray://local, ray://auto"),
+    ],
+)
+def test_mistakes_are_told(more: str, message: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*TRAIN, *BATCH, *more.split()]) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,156 @@
+"""Whole runs around a parameter server, without Ray."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from funcpipe.client.job import Job
+from funcpipe.errors import WorkerFailed
+from funcpipe.parameter_server.crew import Crew
+from funcpipe.parameter_server.loops import Course, History, train_asynchronously, train_synchronously
+from funcpipe.parameter_server.replica import ServerJob
+from funcpipe.parameter_server.values import ServerWorker
+from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.testing.server_crew import InTurnCrew
+from funcpipe.training.plain import train_in_one_process
+from tests.parameter_server.conftest import RUN, model
+
+Stored = tuple[Job, ServerJob, MemoryStorage]
+
+
+def workers(*speeds: float, push: int = 1) -> list[ServerWorker]:
+    return [ServerWorker(name=f"w{i}", speed=speed, push=push) for i, speed in enumerate(speeds)]
+
+
+def plain(job: Job) -> dict[str, Tensor]:
+    steps = tuple(job.batches.steps_from(0, job.epochs))
+    trained = train_in_one_process(model(), job.graph, job.dataset(), steps, recipe=job.recipe, seed=job.seed)
+    return dict(trained.state_dict())
+
+
+def assert_same_parameters(crew: InTurnCrew, expected: dict[str, Tensor]) -> None:
+    found = crew.server.state_dict()
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        if "running" in name:  # summed in another order by the replicas' way, as in pipelines
+            torch.testing.assert_close(found[name], tensor, rtol=1e-12, atol=1e-15)
+        else:
+            assert torch.equal(found[name], tensor), name
+
+
+@pytest.mark.parametrize("speeds", [(1.0,), (1.0, 1.0), (3.0, 1.0), (1.0, 2.0, 0.5, 1.0, 1.0, 1.0)])
+def test_synchronous_training_equals_one_process_bit_for_bit(stored: Stored, speeds: tuple[float, ...]) -> None:
+    job, sent, storage = stored
+    crew, history = InTurnCrew(sent, storage, RUN, workers(*speeds)), History()
+    train_synchronously(crew, Course(batches=job.batches, epochs=job.epochs), history)
+    assert len(history.losses) == job.steps
+    assert_same_parameters(crew, plain(job))
+
+
+def test_a_lost_worker_changes_no_bit(stored: Stored) -> None:
+    job, sent, storage = stored
+
+    def lose(crew: InTurnCrew, worker: str, pushed: int) -> None:
+        if pushed == 4 and any(w.name == "w1" for w in crew.workers):
+            crew.kill("w1")
+
+    crew, history = InTurnCrew(sent, storage, RUN, workers(1.0, 1.0, 1.0), before_push=lose), History()
+    train_synchronously(crew, Course(batches=job.batches, epochs=job.epochs), history)
+    assert history.lost == ["w1: its machine was taken back"]
+    assert all("w1" not in samples for samples in history.computed_by[2:])
+    assert_same_parameters(crew, plain(job))
+
+
+def test_a_lost_server_goes_on_from_its_checkpoint(stored: Stored) -> None:
+    job, sent, storage = stored
+    done: list[int] = []
+
+    def lose(crew: InTurnCrew, worker: str, pushed: int) -> None:
+        if pushed == 11 and not done:
+            done.append(pushed)
+            crew.kill_server()
+
+    crew, history = InTurnCrew(sent, storage, RUN, workers(1.0, 1.0), before_push=lose), History()
+    train_synchronously(crew, Course(batches=job.batches, epochs=job.epochs, save_every=2), history)
+    assert history.server_restarts == 1
+    assert len(history.losses) == job.steps
+    assert_same_parameters(crew, plain(job))
+
+
+def test_a_worker_with_notice_gets_no_more_work_and_one_that_joins_does(stored: Stored) -> None:
+    job, sent, storage = stored
+
+    def watch(crew: Crew, done: float) -> None:
+        if done >= 0.5 and any(worker.name == "w0" for worker in crew.workers):
+            crew.leave("w0")
+            crew.join(ServerWorker(name="new", speed=2.0))
+
+    crew, history = InTurnCrew(sent, storage, RUN, workers(1.0, 1.0)), History()
+    train_synchronously(crew, Course(batches=job.batches, epochs=job.epochs, watch=watch), history)
+    half = job.steps // 2
+    assert all(samples.keys() == {"w0", "w1"} for samples in history.computed_by[:half])
+    assert all("new" in samples and "w0" not in samples for samples in history.computed_by[half:])
+    assert_same_parameters(crew, plain(job))
+
+
+def test_without_workers_training_ends_and_says_so(stored: Stored) -> None:
+    job, sent, storage = stored
+    crew = InTurnCrew(sent, storage, RUN, workers(1.0), before_push=lambda crew, worker, pushed: crew.kill(worker))
+    with pytest.raises(WorkerFailed, match="no worker is left; the last was lost: w0"):
+        train_synchronously(crew, Course(batches=job.batches, epochs=1), History())
+
+
+def test_one_asynchronous_worker_is_never_stale(stored: Stored) -> None:
+    job, sent, storage = stored
+    crew, history = InTurnCrew(sent, storage, RUN, workers(1.0)), History()
+    train_asynchronously(crew, Course(batches=job.batches, epochs=job.epochs), history)
+    assert {push.staleness for push in history.pushes} == {0}
+    assert sum(push.samples for push in history.pushes) == job.epochs * job.samples
+
+
+def test_staleness_counts_updates_since_the_pull(stored: Stored) -> None:
+    """A worker three times as fast: three of its pushes come while the slow one computes."""
+    job, sent, storage = stored
+    crew, history = InTurnCrew(sent, storage, RUN, workers(3.0, 1.0)), History()
+    train_asynchronously(crew, Course(batches=job.batches, epochs=job.epochs), history)
+    full = [push for push in history.pushes if push.samples == 2]
+    slow = [push.staleness for push in full if push.worker == "w1"]
+    assert slow
+    assert set(slow[:-1]) <= {2, 3}
+    assert max(push.staleness for push in full if push.worker == "w0") == 1
+
+
+@pytest.mark.parametrize("push", [1, 2, 3])
+def test_asynchronous_training_applies_each_sample_once(stored: Stored, push: int) -> None:
+    job, sent, storage = stored
+    done: list[int] = []
+
+    def lose(crew: InTurnCrew, worker: str, pushed: int) -> None:
+        if pushed == 3 and not done:
+            done.append(pushed)
+            crew.kill("w1")
+        if pushed == 6 and len(done) == 1:
+            done.append(pushed)
+            crew.kill_server()
+
+    crew, history = InTurnCrew(sent, storage, RUN, workers(1.0, 2.0, 1.5, push=push), before_push=lose), History()
+    train_asynchronously(crew, Course(batches=job.batches, epochs=job.epochs, save_every=2), history)
+    assert done == [3, 6]
+    assert sum(record.samples for record in history.pushes) == job.epochs * job.samples
+    assert crew.server.samples == job.epochs * job.samples
+    assert crew.server.version == len(history.pushes)
+    assert not crew.server.applied.beyond
+
+
+def test_a_finished_run_that_is_begun_again_does_nothing(stored: Stored) -> None:
+    job, sent, storage = stored
+    course = Course(batches=job.batches, epochs=job.epochs, save_every=1)
+    first = InTurnCrew(sent, storage, RUN, workers(1.0))
+    train_synchronously(first, course, History())
+    again, history = InTurnCrew(sent, storage, RUN, workers(1.0, 1.0)), History()
+    train_synchronously(again, replace(course, epochs=job.epochs), history)
+    assert history.losses == []
+    for name, tensor in first.server.state_dict().items():
+        assert torch.equal(again.server.state_dict()[name], tensor)

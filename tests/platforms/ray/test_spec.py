@@ -1,0 +1,85 @@
+from dataclasses import replace
+
+import pytest
+
+from funcpipe.core import MB, Plan
+from funcpipe.errors import InvalidValue, PlatformRefused
+from funcpipe.platforms.catalog import load_spec, ray_cluster
+from funcpipe.platforms.machine_catalog import load_market
+from funcpipe.platforms.ray.spec import Node, at_prices_of, check_plan, of_nodes, size_for
+from tests.e2e import small
+
+SPEC = load_spec("ray")
+
+
+def node(cpus: float, memory_mb: int) -> Node:
+    return Node(cpus=cpus, memory_bytes=memory_mb * MB)
+
+
+def sized(*sizes: tuple[str, int], replicas: int = 2) -> Plan:
+    plan = small.plan(len(sizes), replicas)
+    stages = [replace(stage, size=size, memory_mb=mb) for stage, (size, mb) in zip(plan.stages, sizes, strict=True)]
+    return replace(plan, stages=tuple(stages))
+
+
+def test_sizes_are_those_that_fit_on_a_node() -> None:
+    found = of_nodes(SPEC, [node(2, 4096), node(1, 8192)], shared_cores=3)
+    names = [size.name for size in found.sizes]
+    assert names == ["1vCPU-1024MB", "1vCPU-2048MB", "1vCPU-4096MB", "2vCPU-4096MB"]
+    assert found.shared_cores == 3
+    assert [size.name for size in of_nodes(SPEC, [], shared_cores=None).sizes] == ["1vCPU-1024MB"]
+
+
+def test_a_size_costs_its_share_of_a_machine() -> None:
+    """Of c7i.4xlarge, 16 vCPUs and 32 GB for 0.714 dollars: half of its processors, or half of its memory."""
+    found = at_prices_of(SPEC, load_market("aws"), "c7i.4xlarge", spot=False)
+    assert found.size("8vCPU-16384MB").price_usd_s == pytest.approx(0.714 / 2 / 3600)
+    assert found.size("4vCPU-16384MB").price_usd_s == pytest.approx(0.714 / 2 / 3600)
+    assert found.size("16vCPU-32768MB").price_usd_s == pytest.approx(0.714 / 3600)
+    assert found.size("4vCPU-8192MB").upload_bytes_s == pytest.approx(781.2e6 / 4)
+    assert [size.name for size in found.sizes if size.memory_mb > 32768] == []
+    assert found.region == "us-east-1"
+    assert "on demand, of a share of c7i.4xlarge in us-east-1" in found.sources["price_usd_s"]
+
+
+def test_prices_come_with_the_url_and_a_machine_without_a_spot_price_is_refused() -> None:
+    address, spec = ray_cluster("ray://auto?machine=c7i.2xlarge&spot=1")
+    assert address.market == "aws"
+    assert spec.size("8vCPU-16384MB").price_usd_s == pytest.approx(0.1602 / 3600)
+    assert all(size.price_usd_s == 0 for size in ray_cluster("ray")[1].sizes)
+    with pytest.raises(InvalidValue, match="must have a spot price, and the market aws has none for it"):
+        ray_cluster("ray://auto?machine=c7i.4xlarge&spot=1")
+    with pytest.raises(InvalidValue, match="machine must be one of"):
+        ray_cluster("ray://auto?machine=x1")
+
+
+def test_a_machine_smaller_than_every_size_is_refused() -> None:
+    market = load_market("aws")
+    tiny = replace(market.machine("m5.large"), name="tiny", memory_mb=512)
+    with pytest.raises(InvalidValue, match="must be as large as the smallest size, 1vCPU-1024MB"):
+        at_prices_of(SPEC, replace(market, machines=(tiny,), server="tiny"), "tiny", spot=False)
+
+
+def test_plans_for_other_platforms_get_the_processors_of_the_smallest_size_with_their_memory() -> None:
+    assert size_for(SPEC, "2vCPU-4096MB", 4096) == SPEC.size("2vCPU-4096MB")
+    found = size_for(SPEC, "5120MB", 5120)
+    assert (found.name, found.vcpu, found.memory_mb) == ("5120MB", 2.0, 5120)
+    assert size_for(SPEC, "100GB", 102_400).memory_mb == 102_400
+
+
+def test_a_plan_that_has_room_is_accepted() -> None:
+    check_plan(sized(("1vCPU-1024MB", 1024), ("2vCPU-4096MB", 4096)), SPEC, [node(4, 9000), node(2, 8000)], more="")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "message"),
+    [
+        ([node(5, 64_000)], "needs 6 CPUs and 10240 MB at once, the cluster has 5 CPUs and 64000 MB on 1 nodes"),
+        ([node(6, 10_000)], "no place is left for function 4 of 4, of 1vCPU-1024MB with 1 CPUs; add nodes, or plan"),
+        ([node(1, 64_000)] * 6, "no place is left for function 1 of 4, of 2vCPU-4096MB with 2 CPUs"),
+        ([], "the cluster has 0 CPUs and 0 MB on 0 nodes"),
+    ],
+)
+def test_a_plan_that_ray_would_queue_for_ever_is_refused(nodes: list[Node], message: str) -> None:
+    with pytest.raises(PlatformRefused, match=message):
+        check_plan(sized(("1vCPU-1024MB", 1024), ("2vCPU-4096MB", 4096)), SPEC, nodes, more="add nodes")

@@ -1,0 +1,41 @@
+"""What tests do around the Ray that they start: nothing of it lies in the user's folders, and nothing is left of it."""
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+_TOKEN = "RAY_AUTH_TOKEN_PATH"
+_WITHIN_S = 120.0
+
+
+@contextmanager
+def environment_of_ray(folder: Path) -> Iterator[pytest.MonkeyPatch]:
+    """Within it Ray is started and ended; afterwards none of its processes is left.
+
+    It finds its token in `folder`, or it would put one into the home folder; and it sends nothing to anybody.
+    """
+    token = folder / "token"
+    token.write_text(secrets.token_hex(32))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(_TOKEN, str(token))
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+        yield patch
+    _, left = psutil.wait_procs(_processes_of(str(token)), timeout=_WITHIN_S)
+    assert left == []
+
+
+def _processes_of(token: str) -> list[psutil.Process]:
+    """Those that know of this token, whoever has started them."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(_TOKEN) == token:
+                found.append(process)
+        except psutil.Error:
+            continue  # it has ended, or is somebody else's
+    return found
