@@ -16,6 +16,7 @@ from funcpipe.client.profiling import profile_buckets
 from funcpipe.client.provisioning import provision_table
 from funcpipe.client.site import Site
 from funcpipe.core import (
+    DEFAULT_STORES,
     FaultTolerance,
     JobEstimate,
     ModelProfile,
@@ -24,6 +25,7 @@ from funcpipe.core import (
     PlatformSpec,
     Recompute,
     ScheduleKind,
+    Stores,
     Sync,
     Trace,
     TrainingSpec,
@@ -145,6 +147,7 @@ class Planning:
         schedule: ScheduleKind | str | None = None,
         sync: Sync | str | None = None,
         shard_optimizer: bool = False,
+        stores: Stores | str | Mapping[str, str] = DEFAULT_STORES,
         pins: Pins = NO_PINS,
         policy: str = "funcpipe",
         solver: str = "auto",
@@ -160,8 +163,10 @@ class Planning:
         the best ones are chosen. Activations travel in the format `wire`, their gradients in `wire_back`, by default
         the same, and the gradients that replicas sum in `wire_sync`; with `numerics` "bf16", all that is not asked to
         travel in 16 bits may travel in bf16, and with "int8" sums in 8 bits besides. `shard_optimizer` divides the
-        optimiser's state over replicas. With `simulated_plans`, an iteration of so many of the best plans is simulated,
-        and the best of them is taken. Raises Infeasible if no plan fits.
+        optimiser's state over replicas. `stores` says where messages, sums and checkpoints may be: "default", "auto",
+        or names by kind, {"messages": "express"}; `train` then takes a URL for each. With `simulated_plans`, an
+        iteration of so many of the best plans is simulated, and the best of them is taken. Raises Infeasible if no plan
+        fits.
         """
         training = TrainingSpec(
             global_batch=global_batch,
@@ -169,6 +174,7 @@ class Planning:
             **choices(wire=wire, wire_back=wire_back, wire_sync=wire_sync, numerics=numerics),
             **choices(recompute=recompute, schedule=schedule, sync=sync),
             shard_optimizer=shard_optimizer,
+            stores=Stores.of(stores),
             averaged=self._recipe.average is not None,
             replicas=_counts(replicas),
             time_value=time_value,

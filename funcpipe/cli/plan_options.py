@@ -210,6 +210,13 @@ def _add_choices(verb: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         "--shard-optimizer", action="store_true", help="divide the optimiser's state among replicas (ZeRO stage 1)"
     )
     group.add_argument(
+        "--stores",
+        default="default",
+        metavar="KIND=STORE",
+        help="which stores of the platform the plan may use: `default` alone, `auto` for whichever are best, or by "
+        "kind, such as messages=express,sums=auto",
+    )
+    group.add_argument(
         "--averaged", action="store_true", help="leave room for an average of the parameters (train --ema)"
     )
     group.add_argument(

@@ -16,6 +16,7 @@ from funcpipe.core import (
     PlatformSpec,
     Recompute,
     ScheduleKind,
+    Stores,
     Sync,
     TrainingSpec,
     Wire,
@@ -49,6 +50,7 @@ def training_spec(options: argparse.Namespace, global_batch: int) -> TrainingSpe
         schedule=None if options.schedule == "auto" else ScheduleKind(options.schedule),
         sync=None if options.sync == "auto" else Sync(options.sync),
         shard_optimizer=options.shard_optimizer,
+        stores=_stores(options.stores),
         averaged=options.averaged,
         replicas=_degrees(options.replicas),
         **_goal(options),
@@ -77,6 +79,14 @@ def explained_spec(options: argparse.Namespace, plan: Plan) -> TrainingSpec:
     if not {options.time_value, options.deadline, options.budget} <= {None}:
         changed |= _goal(options)
     return replace(made_for, **changed)
+
+
+def _stores(text: str) -> Stores:
+    """Which stores plans may use: a word for all kinds, or the store of some of them."""
+    if "=" not in text:
+        return Stores.of(text)
+    pairs = [part.partition("=") for part in text.split(",")]
+    return Stores.of({kind.strip(): name.strip() for kind, _, name in pairs})
 
 
 def _goal(options: argparse.Namespace) -> dict[str, Any]:

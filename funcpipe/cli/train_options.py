@@ -158,7 +158,8 @@ def add_platform(verb: argparse.ArgumentParser) -> None:
         "--storage",
         metavar="URL",
         help="where the run keeps its objects, such as file:///tmp/runs, s3://bucket/prefix or redis://host/0 "
-        "(default: a temporary folder, or the deployment's own storage)",
+        "(default: a temporary folder, or the deployment's own storage). For a plan with several stores: "
+        "default=URL,messages=URL,sums=URL,checkpoints=URL",
     )
     group.add_argument(
         "--spec", metavar="FILE", help="platform specification to price the bill with (default: the plan's platform)"

@@ -134,7 +134,7 @@ class _JobCosts:
         values = plan.optimizer.values_each(plan.replicas, sharded=plan.is_sharded, averaged=shape.averaged)
         self._parameter_bytes = list(self._parameters())
         self._saved_bytes = [held_bytes * (1 + values) for held_bytes in self._parameter_bytes]
-        self._save_s = self._slowest_s(self._saved_bytes, up=True) + 2 * prices.latency_s
+        self._save_s = self._slowest_s(self._saved_bytes, up=True) + 2 * prices.store(plan.stores.checkpoints).latency_s
         pause_s = self._slowest_s(self._saved_bytes, up=True) + self._slowest_s(self._saved_bytes, up=False)
         self._pause_s = hand_over_time_s(pause_s, prices.latency_s)
         self._step_s = iteration.iteration_s
@@ -163,6 +163,7 @@ class _JobCosts:
             ),
             client=JobItem(count=shape.steps, requests_usd=self._client_usd(total_s)),
             earlier_usd=shape.earlier_usd,
+            hours_usd=self._prices.stores_usd_h(plan.stores) * total_s / 3600,
         )
 
     def _start(self) -> JobItem:
@@ -189,10 +190,13 @@ class _JobCosts:
         return spec.price_invocation_usd + spec.request_usd(puts=6 + 3, gets=2 + 16, empty_gets=8)
 
     def _training(self) -> JobItem:
-        steps, iteration, spec = self._shape.steps, self._iteration, self._prices
-        empty = _EMPTY_GETS * iteration.gets
-        reports_usd = self._plan.replicas * spec.price_put_usd
-        each_usd = spec.request_usd(iteration.puts, iteration.gets + empty, empty) + reports_usd
+        steps, iteration, spec, more = self._shape.steps, self._iteration, self._prices, 1 + _EMPTY_GETS
+        each_usd = self._plan.replicas * spec.price_put_usd  # the reports
+        if not iteration.stores:
+            each_usd += spec.request_usd(iteration.puts, more * iteration.gets, _EMPTY_GETS * iteration.gets)
+        for item in iteration.stores:
+            requests = item.puts, more * item.gets, _EMPTY_GETS * item.gets
+            each_usd += spec.store(item.store).request_usd(*requests) + item.transfer_usd
         seconds = steps * self._step_s
         return JobItem(count=steps, seconds=seconds, functions_usd=seconds * self._usd_s, requests_usd=steps * each_usd)
 
@@ -234,18 +238,18 @@ class _JobCosts:
         """Those that are due, and the last one of all stages."""
         plan, spec = self._plan, self._prices
         count = (self._shape.steps - 1) // self._checkpoint_steps + 1 if self._shape.steps else 0
-        savers = plan.workers if plan.is_sharded or plan.feeds_back else len(plan.stages)
-        files = self._files() * savers / len(plan.stages)
-        saved_usd = spec.request_usd(puts=files + savers, gets=2 * files + savers, empty_gets=0)
+        store, every = spec.store(plan.stores.checkpoints), plan.is_sharded or plan.feeds_back
+        savers, share = (plan.workers, plan.replicas) if every else (len(plan.stages), 1)
+        files = self._files() * share
+        saved_usd = store.transfer_usd(share * sum(self._saved_bytes), 0.0)
+        saved_usd += store.request_usd(puts=files + savers, gets=2 * files + savers, empty_gets=0)
         marked_usd = plan.workers * spec.request_usd(puts=1 + 2.5, gets=3, empty_gets=1)  # a list costs what a put does
-        seconds = count * self._save_s
-        usd = count * (saved_usd + marked_usd)
+        seconds, usd = count * self._save_s, count * (saved_usd + marked_usd)
         return JobItem(count=count, seconds=seconds, functions_usd=seconds * self._usd_s, requests_usd=usd)
 
     def _hand_overs(self, start_s: float, worked_s: float) -> JobItem:
         """Functions that live `lifetime_s` start successors, which run beside them until they are ready."""
-        lifetime_s = self._faults.lifetime_s
-        steps = self._shape.steps + self._shape.forward_steps
+        lifetime_s, steps = self._faults.lifetime_s, self._shape.steps + self._shape.forward_steps
         if lifetime_s is None or not steps:
             return JobItem()
         beside_s = overlap_s(self._faults.cold_start_s, self._step_s)
@@ -291,7 +295,5 @@ class _JobCosts:
 
     def _slowest_s(self, stage_bytes: list[float], *, up: bool) -> float:
         """How long the slowest stage moves its bytes."""
-        return max(
-            size_bytes / (size.upload_bytes_s if up else size.download_bytes_s)
-            for size, size_bytes in self._by_size(stage_bytes)
-        )
+        sizes = self._by_size(stage_bytes)
+        return max(moved / (size.upload_bytes_s if up else size.download_bytes_s) for size, moved in sizes)

@@ -12,6 +12,7 @@ from funcpipe.client.cost_limits import check_limits
 from funcpipe.client.earlier_run import EarlierRun, as_begun, as_uploaded, earlier_run, take_over_for
 from funcpipe.client.job import Job, Learner, SampleOrder, make_job
 from funcpipe.client.job_estimate import JobShape, estimate_job, within
+from funcpipe.client.plan_stores import check_stores
 from funcpipe.client.session import Session
 from funcpipe.client.stages import PreparedStage, RunData, make_stages
 from funcpipe.core import (
@@ -181,6 +182,7 @@ def prepare(
     data = RunData.of(job)
     stages = make_stages(job, data)
     _check_sizes(job.plan, session.like)
+    check_stores(job.plan, session.storage_url)
     record = take_over_for(job, session, settings)
     if record is not None and (begun := as_begun(job, record)) is not job:
         job, stages = begun, make_stages(begun, data)

@@ -10,7 +10,7 @@ from funcpipe.core.choices import (
     Sync,
     Wire,
 )
-from funcpipe.core.estimate import Estimate, StageEstimate
+from funcpipe.core.estimate import Estimate, StageEstimate, StoreEstimate
 from funcpipe.core.job_estimate import JobEstimate, JobItem
 from funcpipe.core.job_spec import JobSpec
 from funcpipe.core.json_form import from_text, read, to_text, write
@@ -45,6 +45,7 @@ from funcpipe.core.runstate import (
 from funcpipe.core.settings import FaultTolerance, OnDrift, OnOutOfMemory, RunLimits, RunSettings
 from funcpipe.core.shard_order import ShardOrder
 from funcpipe.core.storage_report import RequestTimes, StorageReport
+from funcpipe.core.stores import DEFAULT_STORES, Stores, StoreSpec
 from funcpipe.core.sync_way import Streams, SyncWay, usual_streams
 from funcpipe.core.trace import (
     Event,
@@ -62,6 +63,7 @@ from funcpipe.core.validation import Monitor, MonitorMode, Validation, Validatio
 from funcpipe.core.watch import MARKS, WatchSpec
 
 __all__ = [
+    "DEFAULT_STORES",
     "LIST_KEYS",
     "MARKS",
     "MB",
@@ -141,7 +143,10 @@ __all__ = [
     "StepReport",
     "StepSummary",
     "StorageReport",
+    "StoreEstimate",
+    "StoreSpec",
     "StoredFile",
+    "Stores",
     "Streams",
     "Sync",
     "SyncWay",

@@ -28,8 +28,35 @@ class StageEstimate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoreEstimate:
+    """What one kind of object takes of its store in an iteration, all functions together.
+
+    `hours_usd` pays for the iteration's part of an hour of a store that is there for it; the first kind that is in the
+    store has it.
+    """
+
+    kind: str
+    store: str
+    puts: int
+    gets: int
+    sent_bytes: int
+    received_bytes: int
+    request_usd: float
+    transfer_usd: float
+    hours_usd: float = 0.0
+
+    @property
+    def cost_usd(self) -> float:
+        """All dollars of it."""
+        return self.request_usd + self.transfer_usd + self.hours_usd
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """What one iteration is predicted to take: seconds, itemised dollars, bytes, requests, and the bottleneck.
+
+    `compute_usd` pays for the functions' time, `request_usd` for storage requests and bytes, `hours_usd` for the hours
+    of stores that cost by the hour. `stores` has what it takes of each kind of object; older estimates lack it.
 
     `overhead_s` and `overhead_usd` are what an iteration's share of starting functions, and of handing over when their
     lifetime ends, adds; `iteration_s` and `cost_usd` do not include them.
@@ -46,3 +73,5 @@ class Estimate:
     stages: tuple[StageEstimate, ...]
     overhead_s: float = 0.0
     overhead_usd: float = 0.0
+    hours_usd: float = 0.0
+    stores: tuple[StoreEstimate, ...] = ()

@@ -39,7 +39,8 @@ class JobEstimate:
     messages of activations, gradients and sums; `validation` forward-only steps. `hand_overs` counts functions that
     take the place of others, `checkpoints` those of all stages. `watching` counts seconds: heartbeats, leases and empty
     requests of functions, besides their work. `client` counts the client's own requests. What the run has cost before
-    is `earlier_usd`. Logs and the watchdog of a deployment are not in it.
+    is `earlier_usd`, and `hours_usd` pays for stores that cost by the hour, while the run lasts. Logs and the watchdog
+    of a deployment are not in it.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.job-estimate/1"
@@ -55,6 +56,7 @@ class JobEstimate:
     watching: JobItem = field(default=NOTHING)
     client: JobItem = field(default=NOTHING)
     earlier_usd: float = 0.0
+    hours_usd: float = 0.0
 
     @property
     def items(self) -> dict[str, JobItem]:
@@ -80,13 +82,14 @@ class JobEstimate:
     @property
     def cost_usd(self) -> float:
         """Dollars for all that is left, and all that the run has cost before."""
-        return self.functions_usd + self.requests_usd + self.earlier_usd
+        return self.functions_usd + self.requests_usd + self.hours_usd + self.earlier_usd
 
     def line(self, max_usd: float | None = None) -> str:
         """The estimate in one line, with the limit `max_usd` if there is one."""
         parts = [counted(self.epochs, "epoch"), counted(self.steps, "step"), f"about {time_text(self.seconds)}"]
         if self.cost_usd:
             items = [f"functions {usd_text(self.functions_usd)}", f"requests {usd_text(self.requests_usd)}"]
+            items += [f"stores {usd_text(self.hours_usd)}"] if self.hours_usd else []
             items += [f"so far {usd_text(self.earlier_usd)}"] if self.earlier_usd else []
             parts.append(f"${usd_text(self.cost_usd)} on {self.platform} ({', '.join(items)})")
         else:

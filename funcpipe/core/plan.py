@@ -9,6 +9,7 @@ from funcpipe.core.choices import MESSAGE_WIRES, SYNC_WIRES, OptimizerKind, Reco
 from funcpipe.core.estimate import Estimate
 from funcpipe.core.numerics import Numerics, Precision
 from funcpipe.core.shown import Showable
+from funcpipe.core.stores import DEFAULT_STORES, Stores
 from funcpipe.core.summaries import plan_shown
 from funcpipe.core.sync_way import Streams, SyncWay
 from funcpipe.errors import InvalidValue
@@ -44,7 +45,8 @@ class TrainingSpec:
     is chosen. Gradients of activations travel as `wire_back` says, or else as activations do; those that replicas sum
     as `wire_sync` says. With `numerics` bf16, what would travel in 32 bits may travel in bf16, where that is better.
     With `shard_optimizer`, the state of the optimiser is divided over replicas. `averaged` says that an average of the
-    parameters over steps is kept, which is one more copy of them.
+    parameters over steps is kept, which is one more copy of them. `stores` says which of the platform's stores plans
+    may use, and may be given as `Stores.of` takes it; by default they use its default store alone.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.training/1"
@@ -64,8 +66,10 @@ class TrainingSpec:
     time_value: float = 0.0
     deadline_s: float | None = None
     budget_usd: float | None = None
+    stores: Stores = DEFAULT_STORES
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "stores", Stores.of(self.stores))
         for field, kind in _CHOICES.items():
             checks.choose(self, field, kind, optional=field in ("wire_back", "schedule", "sync"))
         checks.whole("global_batch", self.global_batch, 1)
@@ -147,8 +151,8 @@ class Plan(Showable):
     and the sums, are rounded to `wire_sync`. `streams` cuts a streamed synchronisation or an exchange; None stands for
     the usual cut. Stages may have ways of synchronising of their own (`ways`). With `shard_optimizer`, each replica
     keeps the optimiser's state of the split that it sums, and sends updated parameters in place of sums; `blocks` and
-    `precision` as in profiles. `averaged` says that memory was planned for an average of the parameters. `made_for` is
-    what was asked for when the plan was made; plans by hand or of old may lack it.
+    `precision` as in profiles. `averaged` says that memory was planned for an average of the parameters. `stores` are
+    those that it uses. `made_for` is what was asked for when the plan was made; plans by hand or of old may lack it.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.plan/1"
@@ -173,6 +177,7 @@ class Plan(Showable):
     blocks: tuple[str, ...] = ()
     precision: Precision = Precision.FP32
     made_for: TrainingSpec | None = None
+    stores: Stores = DEFAULT_STORES
 
     def __post_init__(self) -> None:
         for field in _CHOICES.keys() - {"recompute", "numerics"}:

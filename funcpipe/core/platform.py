@@ -1,14 +1,17 @@
 """What a platform offers: function sizes, links, prices and limits, as dated data."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import ClassVar
 
 from funcpipe.core import checks
+from funcpipe.core.stores import AUTO, DEFAULT, Stores, StoreSpec
 from funcpipe.errors import InvalidValue
 
 MB = 1024 * 1024  # of function memory, as the platforms count it
 
+
+_POSITIVE = ("shared_bytes_s", "lifetime_s", "shared_cores", "base_memory_bytes", "puts_s", "gets_s", "largest_bytes")
 
 LIST_KEYS = 1000
 """How many keys one request lists at most: as many as S3 and OSS tell."""
@@ -82,6 +85,9 @@ class PlatformSpec:
 
     `base_memory_bytes`, where it was measured, is what a function needs before it holds any of a model.
 
+    Latency, prices of requests and `shared_bytes_s` are those of its default store, and so are `puts_s`, `gets_s` and
+    `largest_bytes`, as `StoreSpec` has them; `stores` are further ones.
+
     Sizes of the same memory may differ in their processors. `sources` maps a field of this class, or of the
     sizes, to where and when its values were published or measured.
     """
@@ -107,9 +113,14 @@ class PlatformSpec:
     base_memory_bytes: int | None = None
     price_empty_get_usd: float | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
+    stores: tuple[StoreSpec, ...] = ()
+    puts_s: float | None = None
+    gets_s: float | None = None
+    largest_bytes: int | None = None
 
     def __post_init__(self) -> None:
         checks.filled("sizes", self.sizes)
+        checks.distinct("stores", [DEFAULT, AUTO, *(store.name for store in self.stores)])
         checks.distinct("sizes", [size.name for size in self.sizes])
         memory = [size.memory_mb for size in self.sizes]
         if memory != sorted(memory):
@@ -120,7 +131,7 @@ class PlatformSpec:
             checks.at_least(name, getattr(self, name), 1)
         if self.price_empty_get_usd is not None:
             checks.at_least("price_empty_get_usd", self.price_empty_get_usd, 0)
-        for name in ("shared_bytes_s", "lifetime_s", "shared_cores", "base_memory_bytes"):
+        for name in _POSITIVE:
             if getattr(self, name) is not None:
                 checks.positive(name, getattr(self, name))
         known = {item.name for kind in (PlatformSpec, FunctionSize) for item in fields(kind)}
@@ -147,3 +158,43 @@ class PlatformSpec:
             if size.name == name:
                 return size
         raise InvalidValue("size", name, f"must be one of {', '.join(size.name for size in self.sizes)}")
+
+    def store(self, name: str) -> StoreSpec:
+        """The store called `name`, "default" among them; raises InvalidValue with the names of all stores."""
+        if name == DEFAULT:
+            return StoreSpec(
+                name=DEFAULT,
+                what=f"the storage of {self.name}",
+                latency_s=self.latency_s,
+                price_put_usd=self.price_put_usd,
+                price_get_usd=self.price_get_usd,
+                price_empty_get_usd=self.price_empty_get_usd,
+                shared_bytes_s=self.shared_bytes_s,
+                puts_s=self.puts_s,
+                gets_s=self.gets_s,
+                largest_bytes=self.largest_bytes,
+                durable=True,
+            )
+        for store in self.stores:
+            if store.name == name:
+                return store
+        raise InvalidValue("store", name, f"must be one of {', '.join(self.store_names)}, which {self.name} has")
+
+    @property
+    def store_names(self) -> tuple[str, ...]:
+        """All stores by name, the default one first."""
+        return (DEFAULT, *(store.name for store in self.stores))
+
+    def shared_by(self, stores: Stores) -> float | None:
+        """The least that all functions together may move through the store of messages or of sums; None: no limit."""
+        caps = [self.store(name).shared_bytes_s for name in (stores.messages, stores.sums)]
+        return min([cap for cap in caps if cap is not None], default=None)
+
+    def unshared(self) -> "PlatformSpec":
+        """The same platform, where no function notices what others move."""
+        stores = tuple(replace(store, shared_bytes_s=None) for store in self.stores)
+        return replace(self, shared_bytes_s=None, stores=stores)
+
+    def stores_usd_h(self, stores: Stores) -> float:
+        """Dollars for an hour of `stores`, each of which counts once."""
+        return sum(self.store(name).price_usd_h for name in stores.names)

@@ -1,12 +1,14 @@
 """What users set about a run: how it copes with failures, what it may cost, and where its objects lie."""
 
 import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, TypedDict
 
 from funcpipe.core import checks
 from funcpipe.core.platform import PlatformSpec
+from funcpipe.core.stores import storage_of
 from funcpipe.errors import InputError
 
 
@@ -97,7 +99,8 @@ class RunLimits:
 class RunSettings:
     """What a run is called, where its objects lie, how long it waits for a message, and whose prices it is billed at.
 
-    `storage` is a URL; None stands for the deployment's own storage, or a temporary folder on the local platform. A new
+    `storage` is a URL, or one for "default" and for each kind of object that a plan keeps in a store of its own; None
+    stands for the deployment's own storage, or a temporary folder on the local platform. A new
     run is called `name`, or gets a name of its own; `resume` names a run in that storage to continue. A message that is
     not there after `message_deadline_s`, in which no function was started, ends the run. `prices` are by default those
     of the plan's platform.
@@ -130,7 +133,7 @@ class RunKeywords(TypedDict, total=False):
     """The fields of `RunSettings` as `train` and `start` take them by keyword; `run` is the new run's name."""
 
     run: str | None
-    storage: str | None
+    storage: str | Mapping[str, str] | None
     resume: str | None
     message_deadline_s: float
     prices: PlatformSpec | None
@@ -150,6 +153,8 @@ def settings_with(settings: RunSettings, keywords: RunKeywords) -> RunSettings:
         hint = f"; did you mean {near[0]}=?" if near else ""
         raise InputError(f"{key}= is no setting of a run{hint}; there are {', '.join(RunKeywords.__annotations__)}")
     given: dict[str, Any] = {"name" if key == "run" else key: value for key, value in keywords.items()}
+    if given.get("storage") is not None:
+        given["storage"] = storage_of(given["storage"])
     return replace(settings, **given)
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from funcpipe.core import ModelProfile, Plan, PlatformSpec, TrainingSpec
+from funcpipe.core import DEFAULT_STORES, ModelProfile, Plan, PlatformSpec, Stores, TrainingSpec
 from funcpipe.partitioner.catalog import PLANNED_LAYERS, find_policy
 from funcpipe.partitioner.problem.formats import better_of, may_sum_in_8_bits, with_formats, without_idle_formats
 from funcpipe.partitioner.problem.merge import merge_layers, starts_of
@@ -11,6 +11,9 @@ from funcpipe.partitioner.problem.problem import Problem
 from funcpipe.partitioner.problem.stage_graph import EDGE_LIMIT
 from funcpipe.partitioner.search.disentangle import disentangled
 from funcpipe.partitioner.search.exact import best_plans as search_best_plans
+from funcpipe.partitioner.search.exact import exact
+from funcpipe.partitioner.search.store_pairs import exact_over_stores, in_stores
+from funcpipe.partitioner.stores import best_over_stores, store_choices, with_checkpoints
 
 
 def optimize(
@@ -29,17 +32,22 @@ def optimize(
 
     A profile of more than `layer_limit` layers is merged first, and further while its stage graph would have more than
     `edge_limit` edges; the plan is optimal among the cuts that remain, as `plan.solver.merged_layers` says.
+    Plans use those of the platform's stores that `training.stores` allows; the best are chosen.
     After `time_limit_s` seconds the best plan so far is returned, with what is proved about it in `plan.solver`.
     Raises Infeasible when no plan satisfies the limits, PlanError when batch, micro-batch and replicas do not divide or
     the profile lacks a size of the platform, SolverUnavailable, and InvalidValue for an unknown policy, solver or pin,
     or for what a solver's programme cannot express.
     """
-    find = find_policy(policy, solver)
+    find, choices = find_policy(policy, solver), store_choices(spec, training.stores)
 
     def planned(wanted: TrainingSpec) -> Plan:
         limits = {"layer_limit": layer_limit, "edge_limit": edge_limit}
-        problem, starts = merged_problem(profile, spec, wanted, pins=pins, **limits)
-        plan = find(problem, time_limit_s=time_limit_s)
+        problem, starts = merged_problem(profile, spec, wanted, pins=pins, stores=choices[0], **limits)
+        if find is exact:
+            plan = exact_over_stores(problem, choices, time_limit_s=time_limit_s)
+        else:
+            plan = best_over_stores(problem, choices, find, time_limit_s=time_limit_s)
+        plan = with_checkpoints(plan, in_stores(problem, plan.stores), training.stores.checkpoints)
         return with_origin(unmerged(plan, starts), profile, training)
 
     if policy == "funcpipe" and may_sum_in_8_bits(training, profile.precision):
@@ -58,13 +66,25 @@ def best_plans(
 ) -> list[Plan]:
     """The plan of `optimize`, and the best other ones that its search met: at most `count` in all, best first.
 
-    They differ in cuts, replicas, schedule or the format of sums.
+    They differ in cuts, replicas, schedule or the format of sums, and use the same stores.
     """
     found: list[Plan] = []
+    choices = store_choices(spec, training.stores)
+
+    def solve_s(plan: Plan) -> float:
+        assert plan.solver is not None
+        return plan.solver.solve_s
 
     def planned(wanted: TrainingSpec) -> Plan:
-        problem, starts = merged_problem(profile, spec, wanted, pins=pins, layer_limit=PLANNED_LAYERS)
-        plans = search_best_plans(problem, count, time_limit_s=time_limit_s)
+        stores = choices[0]
+        problem, starts = merged_problem(profile, spec, wanted, pins=pins, layer_limit=PLANNED_LAYERS, stores=stores)
+        plans, left_s = [], time_limit_s
+        if len(choices) > 1:
+            plans = [exact_over_stores(problem, choices, time_limit_s=time_limit_s)]
+            problem = in_stores(problem, plans[0].stores)
+            left_s = None if time_limit_s is None else max(0.0, time_limit_s - solve_s(plans[0]))
+        plans += search_best_plans(problem, count, time_limit_s=left_s)[len(plans) :]
+        plans = [with_checkpoints(plan, problem, training.stores.checkpoints) for plan in plans]
         found.extend(with_origin(unmerged(plan, starts), profile, training) for plan in plans)
         return found[-len(plans)]
 
@@ -89,11 +109,12 @@ def merged_problem(
     pins: Pins,
     layer_limit: int,
     edge_limit: int = EDGE_LIMIT,
+    stores: Stores = DEFAULT_STORES,
 ) -> tuple[Problem, tuple[int, ...]]:
     """The problem with at most `layer_limit` layers, and where each begins in the profile, with the end."""
     merged = merge_layers(profile, layer_limit, keep=PlacedPins(pins, profile, spec).kept)
     wanted = with_formats(training)
-    problem = Problem(profile=merged, spec=spec, training=wanted, pins=pins, edge_limit=edge_limit)
+    problem = Problem(profile=merged, spec=spec, training=wanted, pins=pins, edge_limit=edge_limit, stores=stores)
     problem = disentangled(problem)
     return problem, starts_of(problem.profile, profile)
 

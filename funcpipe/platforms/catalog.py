@@ -8,6 +8,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from funcpipe.core import PlatformSpec, from_text, read
 from funcpipe.core.extras import needed_from
+from funcpipe.core.stores import DEFAULT, urls_by_kind
 from funcpipe.errors import InvalidValue
 from funcpipe.platforms.base import Deployment, Platform, Storage
 from funcpipe.platforms.local.files import FileStorage
@@ -15,6 +16,7 @@ from funcpipe.platforms.local.link import read_link
 from funcpipe.platforms.machine_catalog import load_market
 from funcpipe.platforms.processors import usable_processors
 from funcpipe.platforms.request_meter import RequestMeter
+from funcpipe.platforms.routed import Routed
 from funcpipe.platforms.wrappers import RETRY_S, Counted, Retried
 
 if TYPE_CHECKING:
@@ -47,10 +49,14 @@ def open_storage(url: str, *, retry_s: float = RETRY_S, meter: RequestMeter | No
 
     Or `oss://bucket/prefix?endpoint=…&region=…`, where `domain=…` may stand for `endpoint`: a custom domain of the
     bucket. Or `redis://host:port/database?prefix=…`, a Valkey or Redis server, and `rediss://` with TLS. Credentials
-    come from the environment, never from the URL. A fragment tells the link that is imposed, see `link.py`. A request
+    come from the environment, never from the URL. A fragment tells the link that is imposed, see `link.py`.
+    Objects of some kinds may lie elsewhere: `default=URL,messages=URL,sums=URL,checkpoints=URL`. A request
     that fails for now is tried again for `retry_s`; `meter` counts each try that costs something.
     """
-    parts = urlsplit(url)
+    if (urls := urls_by_kind(url)).keys() != {DEFAULT}:
+        opened = {one: open_storage(one, retry_s=retry_s, meter=meter) for one in sorted(set(urls.values()))}
+        return Routed({kind: opened[one] for kind, one in urls.items()})
+    parts = urlsplit(urls[DEFAULT])
     if parts.username is not None or parts.password is not None:
         where = "REDIS_USERNAME and REDIS_PASSWORD of the environment" if _is_redis(parts.scheme) else "the environment"
         raise InvalidValue("storage", _without_user(url), f"must not hold credentials; set them in {where}")

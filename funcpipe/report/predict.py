@@ -21,6 +21,7 @@ from funcpipe.errors import InvalidValue
 from funcpipe.partitioner.cost.arrays import Array
 from funcpipe.partitioner.cost.evaluate import column_of, plan_loads, plan_setting
 from funcpipe.partitioner.cost.formulas import lane_times
+from funcpipe.partitioner.cost.stores import link
 from funcpipe.scheduler.graph import StepShape, build_graph
 from funcpipe.scheduler.loading import Loading
 from funcpipe.scheduler.simulator.costs import Cost, costs_of
@@ -30,6 +31,14 @@ from funcpipe.scheduler.simulator.timeline import Timeline
 from funcpipe.scheduler.tasks import Kind, Task
 
 _NORM_BYTES = 8
+
+_SUMS = frozenset(
+    {
+        *(Kind.PUT_SPLIT, Kind.GET_SPLIT, Kind.PUT_MERGED, Kind.GET_MERGED),
+        *(Kind.PUT_TIED, Kind.GET_TIED, Kind.PUT_TIED_SUM, Kind.GET_TIED_SUM),
+    }
+)
+"""The tasks that move sums of gradients, which the cost model counts with the synchronisation."""
 
 
 def predict(
@@ -60,8 +69,14 @@ def forecast(
     """
     graph = build_graph(step_shape(plan, profile, clipped=clipped))
     costs = costs_of(graph, task_cost(plan, profile, spec), alike=True)
-    shared = {name: getattr(spec, name) for name in ("contention", "shared_bytes_s", "shared_cores")}
-    return play(graph, costs, disturbances=replace(disturbances, **shared))
+    caps = tuple(spec.store(name).shared_bytes_s for name in _stores_of(plan))
+    disturbed = replace(disturbances, contention=spec.contention, shared_bytes_s=caps, shared_cores=spec.shared_cores)
+    return play(graph, costs, disturbances=disturbed)
+
+
+def _stores_of(plan: Plan) -> tuple[str, ...]:
+    """The stores that tasks use, by their numbers: that of messages, and that of sums if it is another one."""
+    return tuple(dict.fromkeys((plan.stores.messages, plan.stores.sums)))
 
 
 def step_shape(plan: Plan, profile: ModelProfile, *, clipped: bool = False) -> StepShape:
@@ -90,13 +105,16 @@ def _loading(plan: Plan, profile: ModelProfile) -> Loading | None:
 
 def task_cost(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Callable[[Task], Cost]:
     """The cost of each task of `plan` when nothing disturbs it; as in the cost model, sums and updates are free."""
-    alone = replace(spec, contention=1.0, shared_bytes_s=None, shared_cores=None)
+    alone = replace(spec.unshared(), contention=1.0, shared_cores=None)
     loads = plan_loads(plan, profile, spec)
     lanes = lane_times(loads, plan_setting(plan, profile, alone), workers=plan.workers)
     payload = _payloads(plan, profile)
     parts_s = _parts_of_backwards(plan, profile, lanes.backward_s)
 
     load_s = 0.0 if profile.data is None else profile.data.load_s
+    names = _stores_of(plan)
+    stores = [alone.store(name) for name in names]
+    links = [link(loads, store, plan.workers) for store in stores]
 
     def cost(task: Task) -> Cost:
         if task.kind is Kind.LOAD:
@@ -110,8 +128,9 @@ def task_cost(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Callable
             return Cost(parts_s[task.stage][task.part])
         if not (task.kind.is_put or task.kind.is_get):
             return Cost(0.0)
-        links = loads.upload_bytes_s if task.kind.is_put else loads.download_bytes_s
-        return Cost(spec.latency_s, payload(task), float(links[task.stage]))
+        number = names.index(plan.stores.sums if task.kind in _SUMS else plan.stores.messages)
+        bytes_s = links[number][0 if task.kind.is_put else 1]
+        return Cost(stores[number].latency_s, payload(task), float(bytes_s[task.stage]), number)
 
     return cost
 

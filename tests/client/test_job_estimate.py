@@ -20,6 +20,8 @@ from funcpipe.core import (
     RunLimits,
     RunSettings,
     StageEstimate,
+    StoreEstimate,
+    Stores,
     Validation,
     from_text,
     to_text,
@@ -93,6 +95,31 @@ def test_steps_start_checkpoints_and_hand_overs_add_up() -> None:
     messages_usd = 100 * SPEC.request_usd(20, 20)
     assert messages_usd < found.training.requests_usd < 1.5 * messages_usd
     assert from_text(JobEstimate, to_text(found), source="test") == found
+
+
+def test_each_store_has_its_own_prices() -> None:
+    """Messages in a store by the GB, sums in one by the hour; empty requests at the price of the messages' store."""
+    prices = replace(SPEC, stores=(SPEC.store("express"), SPEC.store("valkey")))
+    one = StoreEstimate(
+        kind="messages",
+        store="express",
+        puts=10,
+        gets=10,
+        sent_bytes=0,
+        received_bytes=0,
+        request_usd=0.0,
+        transfer_usd=0.002,
+    )
+    iteration = replace(ITERATION, stores=(one, replace(one, kind="sums", store="valkey", transfer_usd=0.0)))
+    mixed = replace(plan(), estimate=iteration, stores=Stores(messages="express", sums="valkey"))
+    faults = FaultTolerance(checkpoint_steps=10)
+    found = estimate_job(mixed, JobShape(epochs=4, steps=100), faults=faults, prices=prices)
+    reports_usd = plan().replicas * SPEC.price_put_usd
+    each_usd = 10 * 1.13e-6 + 25 * 3e-8 + 0.002 + reports_usd
+    assert found.training.requests_usd == pytest.approx(100 * each_usd)
+    assert found.hours_usd == pytest.approx(found.seconds / 3600 * SPEC.store("valkey").price_usd_h)
+    assert found.cost_usd == pytest.approx(found.functions_usd + found.requests_usd + found.hours_usd)
+    assert "stores 0.0" in found.line()
 
 
 def test_an_average_of_the_parameters_is_saved_too() -> None:

@@ -17,8 +17,7 @@ from funcpipe.client.prepare import PreparedRun, prepare
 from funcpipe.client.results import Progress
 from funcpipe.client.session import Session, open_session, session_on
 from funcpipe.client.site import Site
-from funcpipe.core import Estimate, FaultTolerance, Halt, Plan
-from funcpipe.core.estimate import StageEstimate
+from funcpipe.core import Estimate, FaultTolerance, Halt, Plan, StageEstimate
 from funcpipe.core.settings import settings_with
 from funcpipe.errors import (
     DataError,

@@ -24,6 +24,9 @@ BACK_ENDS: dict[str, Callable[[Path], Storage]] = {
     "memory": lambda folder: MemoryStorage(),
     "files": FileStorage,
     "counted files": lambda folder: Counted(FileStorage(folder)),
+    "several files": lambda folder: open_storage(
+        f"default={(folder / 'd').as_uri()},messages={(folder / 'm').as_uri()},sums={(folder / 's').as_uri()}"
+    ),
     "throttled memory": lambda folder: Throttled(MemoryStorage(), latency_s=0.0001, upload=[OwnPace(1e9)]),
 }
 

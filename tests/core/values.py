@@ -19,6 +19,9 @@ from funcpipe.core import (
     SolverReport,
     Stage,
     StageEstimate,
+    StoreEstimate,
+    Stores,
+    StoreSpec,
     Streams,
     Sync,
     TensorProfile,
@@ -71,6 +74,27 @@ def profiles(draw: st.DrawFn) -> ModelProfile:
     )
 
 
+store_specs = st.builds(
+    StoreSpec,
+    name=names.map("store-{}".format),
+    what=names,
+    latency_s=seconds,
+    price_put_usd=seconds,
+    price_get_usd=seconds,
+    price_empty_get_usd=st.none() | seconds,
+    price_sent_usd_gb=seconds,
+    price_received_usd_gb=seconds,
+    price_usd_h=seconds,
+    bytes_s=st.none() | st.floats(1, 1e12),
+    shared_bytes_s=st.none() | st.floats(1, 1e12),
+    puts_s=st.none() | st.floats(1, 1e6),
+    gets_s=st.none() | st.floats(1, 1e6),
+    largest_bytes=st.none() | st.integers(1, 2**40),
+    durable=st.booleans(),
+    sources=st.dictionaries(st.sampled_from(["latency_s", "durable"]), names),
+)
+
+
 @st.composite
 def platforms(draw: st.DrawFn) -> PlatformSpec:
     memory = sorted(draw(st.lists(st.integers(1, 20_000), min_size=1, max_size=5, unique=True)))
@@ -104,6 +128,9 @@ def platforms(draw: st.DrawFn) -> PlatformSpec:
         max_functions=draw(st.integers(1, 10_000)),
         max_payload_bytes=draw(st.integers(1, 2**24)),
         shared_cores=draw(st.none() | st.integers(1, 128)),
+        stores=draw(st.lists(store_specs, max_size=2, unique_by=lambda store: store.name).map(tuple)),
+        puts_s=draw(st.none() | rate),
+        largest_bytes=draw(st.none() | st.integers(1, 2**40)),
     )
 
 
@@ -120,6 +147,19 @@ stage_estimates = st.builds(
     backward_download_s=seconds,
     sync_s=seconds,
 )
+store_estimates = st.builds(
+    StoreEstimate,
+    kind=st.sampled_from(["messages", "sums"]),
+    store=names,
+    puts=counts,
+    gets=counts,
+    sent_bytes=counts,
+    received_bytes=counts,
+    request_usd=seconds,
+    transfer_usd=seconds,
+    hours_usd=seconds,
+)
+stores = st.builds(Stores, messages=names, sums=names, checkpoints=names)
 estimates = st.builds(
     Estimate,
     iteration_s=seconds,
@@ -131,6 +171,8 @@ estimates = st.builds(
     gets=counts,
     bottleneck=names,
     stages=st.lists(stage_estimates, max_size=3).map(tuple),
+    hours_usd=seconds,
+    stores=st.lists(store_estimates, max_size=2).map(tuple),
 )
 solver_reports = st.builds(
     SolverReport,
@@ -184,6 +226,7 @@ def plans(draw: st.DrawFn) -> Plan:
         optimizer=draw(st.sampled_from(OptimizerKind)),
         estimate=draw(st.none() | estimates),
         solver=draw(st.none() | solver_reports),
+        stores=draw(stores),
     )
 
 
@@ -199,6 +242,7 @@ training_specs = wires.flatmap(
         schedule=st.none() | st.sampled_from(ScheduleKind),
         replicas=st.none() | st.lists(st.integers(1, 64), max_size=4).map(tuple),
         time_value=seconds,
+        stores=stores,
         deadline_s=st.none() | st.floats(1e-6, 1e6),
     )
 )

@@ -20,12 +20,25 @@ def test_the_specifications_that_ship_can_be_read_and_say_where_they_come_from(n
 @pytest.mark.parametrize("name", [name for name in spec_names() if name != "local"])
 def test_every_value_of_a_cloud_s_specification_has_its_source(name: str) -> None:
     spec = load_spec(name)
-    told = {"name", "region", "as_of", "source", "sources", "sizes"}
+    told = {"name", "region", "as_of", "source", "sources", "sizes", "stores"}
     about_all = {item.name for item in fields(spec) if getattr(spec, item.name) is not None} - told
     about_sizes = {item.name for item in fields(spec.sizes[0])} - told
     without_a_source = {"contention"}  # 1, until it is measured
     assert spec.sources.keys() == (about_all | about_sizes) - without_a_source
     assert all(spec.sources.values())
+
+
+@pytest.mark.parametrize("name", [name for name in spec_names() if name != "local"])
+def test_every_value_of_a_store_has_its_source(name: str) -> None:
+    stores = load_spec(name).stores
+    assert stores
+    for store in stores:
+        assert store.what
+        told = {"name", "what", "sources"}
+        asked = {item.name for item in fields(store) if getattr(store, item.name) not in (None, 0.0, False)} - told
+        free = {"price_put_usd", "price_get_usd"}  # that requests are free is told too
+        assert store.sources.keys() == asked | {"latency_s", "durable"} | free
+        assert all(store.sources.values())
 
 
 def test_sizes_follow_the_rules_of_their_clouds() -> None:

@@ -7,6 +7,7 @@ from rich.console import Console
 
 from funcpipe.cli.render.table import Column, print_table
 from funcpipe.core import MB, Estimate, ModelProfile, Plan, PlatformSpec, Trace
+from funcpipe.core.stores import KINDS
 from funcpipe.partitioner.problem.formats import reason_for
 
 if TYPE_CHECKING:
@@ -68,9 +69,12 @@ def plan(chosen: Plan, path: str, console: Console) -> None:
     print_table(console, f"{chosen.model} on {chosen.platform}: {shape}, {chosen.schedule.value}", columns, rows)
     console.print(
         f"iteration {estimate.iteration_s:.3f} s, ${estimate.cost_usd:.6f} "
-        f"(functions ${estimate.compute_usd:.6f}, requests ${estimate.request_usd:.6f}); "
-        f"bottleneck: {estimate.bottleneck}"
+        f"(functions ${estimate.compute_usd:.6f}, requests ${estimate.request_usd:.6f}"
+        + (f", hours of stores ${estimate.hours_usd:.6f}); " if estimate.hours_usd else "); ")
+        + f"bottleneck: {estimate.bottleneck}"
     )
+    if not chosen.stores.is_default:
+        console.print("stores: " + ", ".join(f"{kind} in {getattr(chosen.stores, kind)}" for kind in KINDS))
     if reason := reason_for(chosen):
         wires = f"activations {chosen.wire.value}, their gradients {chosen.gradient_wire.value}"
         console.print(f"formats: {wires}, sums {chosen.wire_sync.value}: {reason}")

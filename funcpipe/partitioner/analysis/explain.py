@@ -1,8 +1,10 @@
 """Why a plan is as it is: memory and lanes of each stage, the limits that bind, and what other choices would cost."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from funcpipe.core import MB, ModelProfile, Plan, PlatformSpec, TrainingSpec
+from funcpipe.core.stores import DEFAULT, KINDS
 from funcpipe.partitioner.analysis.second_best import second_best
 from funcpipe.partitioner.catalog import PLANNED_LAYERS
 from funcpipe.partitioner.cost.evaluate import evaluate
@@ -67,6 +69,19 @@ class StageExplanation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoreExplanation:
+    """The store of one kind of object: what it is, and what the plan would take with the default one instead.
+
+    `default` is None where it is the default one, and for checkpoints, which are not a part of an iteration.
+    """
+
+    kind: str
+    store: str
+    what: str
+    default: Alternative | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     """A plan explained. `objective` is in `unit`: dollars, time valued, or seconds; `second` the best other plan."""
 
@@ -77,6 +92,7 @@ class Explanation:
     bottleneck: str
     binding: tuple[str, ...]
     second: Alternative | None
+    stores: tuple[StoreExplanation, ...] = ()
 
 
 def explain(
@@ -91,7 +107,7 @@ def explain(
     """Explain `plan`, which was made for these arguments. Raises PlanError when they do not belong together."""
     estimate = evaluate(plan, profile, spec)
     priced = replace(plan, estimate=estimate)
-    whole = Problem(profile=profile, spec=spec, training=training, pins=pins)
+    whole = Problem(profile=profile, spec=spec, training=training, pins=pins, stores=plan.stores)
     return Explanation(
         plan=priced,
         objective=whole.goal.of_plan(priced),
@@ -100,7 +116,18 @@ def explain(
         bottleneck=estimate.bottleneck,
         binding=_binding(priced, whole),
         second=_second(priced, whole, layer_limit),
+        stores=tuple(_store(priced, kind, whole) for kind in KINDS),
     )
+
+
+def _store(plan: Plan, kind: str, problem: Problem) -> StoreExplanation:
+    name = getattr(plan.stores, kind)
+    default = None
+    if name != DEFAULT and kind != "checkpoints":
+        other = replace(plan, stores=replace(plan.stores, **{kind: DEFAULT}))
+        other = replace(other, estimate=evaluate(other, problem.profile, problem.spec))
+        default = _beside(plan, other, problem, f"{kind} in {DEFAULT}")
+    return StoreExplanation(kind=kind, store=name, what=problem.spec.store(name).what, default=default)
 
 
 def _stage(plan: Plan, number: int, problem: Problem) -> StageExplanation:
@@ -165,7 +192,7 @@ def _beside(plan: Plan, other: Plan, problem: Problem, what: str) -> Alternative
 def _second(plan: Plan, whole: Problem, layer_limit: int) -> Alternative | None:
     """The best plan that is not this one, among the cuts that merging leaves."""
     problem, starts = merged_problem(
-        whole.profile, whole.spec, whole.training, pins=whole.pins, layer_limit=layer_limit
+        whole.profile, whole.spec, whole.training, pins=whole.pins, layer_limit=layer_limit, stores=plan.stores
     )
     place = {start: number for number, start in enumerate(starts)}
     if any(stage.first not in place or stage.stop not in place for stage in plan.stages):
@@ -202,4 +229,19 @@ def _binding(plan: Plan, problem: Problem) -> tuple[str, ...]:
         found.append(f"functions at once: {plan.workers} of {problem.max_functions}")
     if plan.replicas in (min(problem.degrees), max(problem.degrees)) and problem.training.replicas is not None:
         found.append(f"replicas: {plan.replicas} of {', '.join(map(str, problem.degrees))}")
-    return tuple(found)
+    return (*found, *_request_limits(plan, problem.spec))
+
+
+def _request_limits(plan: Plan, spec: PlatformSpec) -> Iterator[str]:
+    """The stores that the plan asks for nearly as much a second as they take below one prefix, or for more."""
+    estimate = plan.estimate
+    assert estimate is not None
+    for name in {item.store: None for item in estimate.stores}:
+        items, store = [item for item in estimate.stores if item.store == name], spec.store(name)
+        for what, count, most in (
+            ("puts", sum(item.puts for item in items), store.puts_s),
+            ("gets", sum(item.gets for item in items), store.gets_s),
+        ):
+            if most is not None and count > _NEAR * most * estimate.iteration_s:
+                rate = count / estimate.iteration_s
+                yield f"requests: {rate:.0f} {what} a second of {most:.0f} below a prefix of {name}"

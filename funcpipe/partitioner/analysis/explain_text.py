@@ -24,11 +24,13 @@ def _lines(explanation: Explanation) -> Iterator[str]:
     )
     if reason := reason_for(plan):
         yield f"number formats: {reason}"
+    hours = f", hours of stores {estimate.hours_usd:.4g} $" if estimate.hours_usd else ""
     yield (
         f"an iteration of {plan.global_batch} samples: {estimate.iteration_s:.4g} s, {estimate.cost_usd:.4g} $ "
         f"(functions {estimate.compute_usd:.4g} $, {estimate.puts} puts and {estimate.gets} gets "
-        f"{estimate.request_usd:.4g} $)"
+        f"{estimate.request_usd:.4g} ${hours})"
     )
+    yield from _store_lines(explanation)
     if estimate.overhead_s or estimate.overhead_usd:
         yield (
             f"starting and handing over adds {estimate.overhead_s:.3g} s and {estimate.overhead_usd:.3g} $ "
@@ -42,6 +44,25 @@ def _lines(explanation: Explanation) -> Iterator[str]:
     yield "limits that bind: " + ("; ".join(explanation.binding) or "none")
     if explanation.second is not None:
         yield f"second-best plan: {_change(explanation.second, explanation.unit)}: {explanation.second.what}"
+
+
+def _store_lines(explanation: Explanation) -> Iterator[str]:
+    """The stores, where not all is in the default one."""
+    estimate = explanation.plan.estimate
+    assert estimate is not None
+    if explanation.plan.stores.is_default:
+        return
+    taken = {item.kind: item for item in estimate.stores}
+    for chosen in explanation.stores:
+        yield f"{chosen.kind} in {chosen.store}: {chosen.what}"
+        if (item := taken.get(chosen.kind)) is not None:
+            hours = f", hours {item.hours_usd:.3g} $" if item.hours_usd else ""
+            yield (
+                f"  {item.puts} puts and {item.gets} gets {item.request_usd:.3g} $, {item.sent_bytes / MB:.0f} MB sent "
+                f"and {item.received_bytes / MB:.0f} MB received {item.transfer_usd:.3g} ${hours}"
+            )
+        if chosen.default is not None:
+            yield f"  the same plan with {chosen.default.what}: {_change(chosen.default, explanation.unit)}"
 
 
 def _stage_lines(number: int, stage: StageExplanation, unit: str) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """The Pareto front of a problem: exactly those plans that no other plan beats in both time and money."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,8 @@ from funcpipe.partitioner.search.exact import time_limit
 from funcpipe.partitioner.search.incumbents import Cheapest, ParetoPlans
 from funcpipe.partitioner.search.infeasible import explain_infeasible
 from funcpipe.partitioner.search.search import Found, Search
+from funcpipe.partitioner.search.store_pairs import in_stores
+from funcpipe.partitioner.stores import store_choices, with_checkpoints
 
 USD_PER_MB_S = 0.0000166667 / 1024
 """The paper's unit of money in dollars: a megabyte of function memory for a second, on AWS Lambda."""
@@ -56,16 +59,20 @@ def pareto_front(
     time_limit_s: float | None = None,
     layer_limit: int = PLANNED_LAYERS,
 ) -> Front:
-    """The front of all plans for `training`; its time value, deadline and budget are ignored.
+    """The front of all plans for `training`, in all stores that it allows; time value, deadline and budget are ignored.
 
     Raises what `optimize` raises.
     """
     started_s = time.monotonic()
     free = replace(training, time_value=0.0, deadline_s=None, budget_usd=None)
-    problem, starts = merged_problem(profile, spec, free, pins=pins, layer_limit=layer_limit)
-    found, complete = _search(problem, started_s, time_limit_s)
-    plans = tuple(with_origin(unmerged(some.plan(problem), starts), profile, training) for some in found)
-    points = [(some.iteration_s, some.cost_usd) for some in found]
+    choices = store_choices(spec, training.stores)
+    problem, starts = merged_problem(profile, spec, free, pins=pins, layer_limit=layer_limit, stores=choices[0])
+    problems = [in_stores(problem, stores) for stores in choices]
+    found, complete = _search(problems, started_s, time_limit_s)
+    checkpoints = training.stores.checkpoints
+    ready = [with_checkpoints(some.plan(own), own, checkpoints) for own, some in found]
+    plans = tuple(with_origin(unmerged(plan, starts), profile, training) for plan in ready)
+    points = [(some.iteration_s, some.cost_usd) for _, some in found]
     return Front(
         model=profile.model,
         platform=spec.name,
@@ -87,7 +94,7 @@ def recommended_point(points: Sequence[tuple[float, float]]) -> int:
     """The paper's choice: the fastest point whose speed-up over the cheapest is worth its extra cost.
 
     Compared to the cheapest point, its speed-up is at least 0.8 of its extra cost, both as shares (FuncPipe, section
-    5.1). The cheapest point if there is none. Raises InvalidValue for no points.
+    5.1). The cheapest point if there is none, or if it is free. Raises InvalidValue for no points.
     """
     if not points:
         raise InvalidValue("points", points, "must not be empty")
@@ -96,24 +103,36 @@ def recommended_point(points: Sequence[tuple[float, float]]) -> int:
     worth = [
         i
         for i, (s, c) in enumerate(points)
-        if i == cheapest or (c > dollars and (seconds / s - 1) / (c / dollars - 1) >= WORTH_IT)
+        if i == cheapest or (c > dollars > 0 and (seconds / s - 1) / (c / dollars - 1) >= WORTH_IT)
     ]
     return min(worth, key=lambda i: points[i][0])
 
 
-def _search(problem: Problem, started_s: float, time_limit_s: float | None) -> tuple[list[Found], bool]:
-    """The plans of the front in ascending order of time, and whether it is all of it."""
+def _search(
+    problems: Sequence[Problem], started_s: float, time_limit_s: float | None
+) -> tuple[list[tuple[Problem, Found]], bool]:
+    """The plans of the front in ascending order of time, each with its problem, and whether it is all of it."""
     time_is_up = time_limit(started_s, time_limit_s)
-    life_s = problem.goal.deadline_s
-    cheap = Search(problem, Cheapest(Goal(deadline_s=life_s)), time_is_up)
-    cheap.run()
-    if not cheap.found:
-        raise explain_infeasible(problem)
-    best = ParetoPlans(latest_s=cheap.found[-1].iteration_s * (1 + 1e-9))
-    search = Search(problem, best, time_is_up)
-    search.run()
-    if not search.found:
+    cheapest, complete = Cheapest(Goal(deadline_s=problems[0].goal.deadline_s)), True
+    latest_s = math.inf
+    for problem in problems:
+        cheap = Search(problem, cheapest, time_is_up)
+        cheap.run()
+        complete &= cheap.complete
+        latest_s = cheap.found[-1].iteration_s if cheap.found else latest_s
+    if latest_s == math.inf:
+        raise explain_infeasible(problems[0])
+    best = ParetoPlans(latest_s=latest_s * (1 + 1e-9))
+    found: list[tuple[Problem, Found]] = []
+    for problem in problems:
+        search = Search(problem, best, time_is_up)
+        search.found = [some for _, some in found]  # so that time may be up before it finds any itself
+        known = len(search.found)
+        search.run()
+        complete &= search.complete
+        found += [(problem, some) for some in search.found[known:]]
+    if not found:
         raise Infeasible("no plan was found within the time limit")
     undominated = set(zip(best.seconds, best.dollars, strict=True))
-    on_front = {(some.iteration_s, some.cost_usd): some for some in search.found}
-    return [on_front[point] for point in sorted(undominated)], search.complete and cheap.complete
+    on_front = {(some.iteration_s, some.cost_usd): (problem, some) for problem, some in found}
+    return [on_front[point] for point in sorted(undominated)], complete

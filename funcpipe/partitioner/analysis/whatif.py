@@ -22,7 +22,8 @@ class Planner(Protocol):
 class Changes:
     """How another platform differs: bandwidth and prices by a factor, the rest by new values; None changes nothing.
 
-    `price` multiplies the prices of functions, `request_price` those of storage requests.
+    `price` multiplies the prices of functions, `request_price` those of requests to all stores, and of their bytes and
+    hours; `latency_s` and `shared_bytes_s` are those of the default store.
     """
 
     bandwidth: float = 1.0
@@ -62,6 +63,7 @@ class Changes:
             price_put_usd=spec.price_put_usd * self.request_price,
             price_get_usd=spec.price_get_usd * self.request_price,
             price_empty_get_usd=empty and empty * self.request_price,
+            stores=tuple(store.times(self.request_price) for store in spec.stores),
             **{name: value for name, value in given.items() if value is not None},
         )
 

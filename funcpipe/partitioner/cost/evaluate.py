@@ -23,6 +23,7 @@ from funcpipe.partitioner.cost.loads import Loads, Setting, StageTraffic
 from funcpipe.partitioner.cost.memory import MemoryUse, memory_use, parameter_copies
 from funcpipe.partitioner.cost.pipeline import dollars, plan_costs
 from funcpipe.partitioner.cost.requests import requests
+from funcpipe.partitioner.cost.stores import objects_fit, store_estimates, way_fits
 from funcpipe.partitioner.cost.ties import stage_ties
 
 _HAND_OVER_REQUESTS = 11
@@ -49,11 +50,12 @@ def evaluate(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Estimate:
     whole = plan_costs(stages._replace(share=setting.round_shares(len(plan.stages))), setting)
     iteration_s, usd_s, requests_usd = whole.iteration_s.item(), whole.price_usd_s.item(), whole.request_usd.item()
     puts, gets = requests(loads, setting, plan.ways)
+    hours_usd = dollars(setting.stores_usd_s, iteration_s, 0.0)
     hand_over_s, start_usd, steps = _function_life(loads, setting, iteration_s)
     return Estimate(
         iteration_s=iteration_s,
         cost_usd=dollars(usd_s, iteration_s, requests_usd),
-        compute_usd=dollars(usd_s, iteration_s, 0.0),
+        compute_usd=dollars(usd_s, iteration_s, 0.0) - hours_usd,
         request_usd=requests_usd,
         peak_memory_bytes=int(memory.total_bytes.max()),
         puts=int(puts.sum()),
@@ -62,6 +64,8 @@ def evaluate(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Estimate:
         stages=_stage_estimates(lanes, sync_s, memory, load_s),
         overhead_s=hand_over_s / steps,
         overhead_usd=dollars(usd_s, hand_over_s, start_usd) / steps,
+        hours_usd=hours_usd,
+        stores=store_estimates(loads, setting, iteration_s, plan.ways),
     )
 
 
@@ -86,6 +90,18 @@ def check_memory(plan: Plan, estimate: Estimate) -> None:
             )
 
 
+def check_objects(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> None:
+    """Raise PlanError if a stage writes an object that is too large for its store."""
+    setting, loads = plan_setting(plan, profile, spec), plan_loads(plan, profile, spec)
+    too_large = ~objects_fit(loads, setting)
+    too_large |= [not way_fits(way, loads, setting)[i] for i, way in enumerate(plan.ways)]
+    if too_large.any():
+        raise PlanError(
+            f"stage {int(too_large.argmax())} writes an object that is too large for {plan.stores.messages!r}, which "
+            f"holds its messages, or {plan.stores.sums!r}, which holds its sums; choose another store, or more objects"
+        )
+
+
 def plan_setting(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Setting:
     """What holds for all stages of `plan`."""
     return Setting(
@@ -102,6 +118,7 @@ def plan_setting(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Setti
         schedule=plan.schedule,
         sharded=plan.is_sharded,
         data=profile.data,
+        stores=plan.stores,
     )
 
 
@@ -128,6 +145,7 @@ def plan_loads(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Loads:
         held_input_bytes=held_inputs_bytes(*_borders(plan.stages), profile),
         workspace_bytes=_most_workspace_bytes(plan.stages, profile),
         **loading_of(*_borders(plan.stages), profile),
+        is_last=(np.arange(len(plan.stages)) == len(plan.stages) - 1).astype(np.float64),
         recompute=np.array([stage.recompute for stage in plan.stages]),
         traffic=traffic,
         upload_bytes_s=np.array([size.upload_bytes_s for size in sizes]),

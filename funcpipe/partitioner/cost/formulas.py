@@ -9,7 +9,8 @@ Plans, the exact search, the solvers' coefficients and the other policies are al
 - `pipeline`: from stages to the seconds and dollars of an iteration;
 - `sync_time`, `sync_ways`, `sync_choice`: how long the ways of synchronising take, for all stages, and which is best
   for one gradient;
-- `requests`, `memory`, `ties`: storage requests, peak bytes, parameters that several layers share;
+- `requests`, `stores`: storage requests; bytes and dollars by store, and links to them;
+- `memory`, `ties`: peak bytes, parameters that several layers share;
 - `evaluate`: all of it for one plan.
 """
 
@@ -22,7 +23,7 @@ from funcpipe.core import ScheduleKind, SyncWay
 from funcpipe.partitioner.cost.arrays import Array
 from funcpipe.partitioner.cost.loads import Loads, Setting
 from funcpipe.partitioner.cost.pipeline import StageCosts
-from funcpipe.partitioner.cost.requests import request_usd, requests
+from funcpipe.partitioner.cost.stores import link, storage_usd
 from funcpipe.partitioner.cost.sync_time import sync_time_s
 
 
@@ -67,21 +68,11 @@ class Lanes:
         return np.maximum(compute_s, links_s), np.zeros_like(compute_s)
 
 
-def shared_link(loads: Loads, setting: Setting, workers: int) -> tuple[Array, Array]:
-    """Bytes per second up and down that each of `workers` functions gets, all of them transferring at once.
-
-    The platform's cap, where it has one, holds for each direction and is shared evenly.
-    """
-    cap = setting.spec.shared_bytes_s
-    share = np.inf if cap is None else cap / workers
-    return np.minimum(loads.upload_bytes_s, share), np.minimum(loads.download_bytes_s, share)
-
-
 def lane_times(loads: Loads, setting: Setting, *, workers: int) -> Lanes:
-    """Seconds of one micro-batch on each lane; `workers` functions share the platform's links."""
-    up, down = shared_link(loads, setting, workers)
-    ratio, latency_s, traffic = setting.wire_ratio, setting.spec.latency_s, loads.traffic
-    ratio_back = ratio if setting.gradient_wire_ratio is None else setting.gradient_wire_ratio
+    """Seconds of one micro-batch on each lane; `workers` functions share the store of messages."""
+    store, traffic = setting.message_store, loads.traffic
+    up, down = link(loads, store, workers)
+    ratio, ratio_back, latency_s = setting.wire_ratio, setting.back_wire_ratio, store.latency_s
     forward_s = setting.spec.contention * loads.forward_s
     backward_s = setting.spec.contention * loads.backward_s
     return Lanes(
@@ -98,9 +89,9 @@ def tied_times(loads: Loads, setting: Setting, up: Array, down: Array) -> tuple[
     """Seconds in which each stage writes and reads the gradients of tied parameters, and those of the backward during
     which other gradients may travel: none where stages share parameters, as nothing travels before it has ended.
     """
-    ties = loads.ties
+    ties, store = loads.ties, setting.sum_store
     tied_s = ties.upload_bytes / up + ties.download_bytes / down
-    tied_s = tied_s + setting.spec.latency_s * (ties.upload_objects + ties.download_objects)
+    tied_s = tied_s + store.latency_s * (ties.upload_objects + ties.download_objects)
     backward_s = np.where(ties.download_objects > 0, 0.0, setting.spec.contention * loads.backward_s)
     return tied_s, backward_s
 
@@ -109,9 +100,9 @@ def sync_times(loads: Loads, setting: Setting, *, workers: int, way: SyncWay | N
     """Seconds in which each stage's replicas sum their gradients, from its last backward on, in `way`.
 
     They include those in which it writes and reads the gradients of tied parameters, one after the other. `workers`
-    functions share the platform's links. None stands for the way of the setting.
+    functions share the store of sums. None stands for the way of the setting.
     """
-    up, down = shared_link(loads, setting, workers)
+    up, down = link(loads, setting.sum_store, workers)
     tied_s, backward_s = tied_times(loads, setting, up, down)
     way = setting.way if way is None else way
     return tied_s + sync_time_s(
@@ -121,7 +112,7 @@ def sync_times(loads: Loads, setting: Setting, *, workers: int, way: SyncWay | N
         replicas=setting.replicas,
         upload_bytes_s=up,
         download_bytes_s=down,
-        latency_s=setting.spec.latency_s,
+        latency_s=setting.sum_store.latency_s,
         streams=way.streams,
         backward_s=backward_s,
     )
@@ -137,7 +128,8 @@ def stage_costs(
 ) -> StageCosts:
     """What the stages cost, by their lanes and their synchronisation; `share` is left at 0 for the caller to set.
 
-    `ways` are those of the stages, as in `requests`.
+    `ways` are those of the stages, as in `requests`. The hours of stores count with the last stage, as each plan has
+    exactly one.
     """
     forward_lane_s, backward_lane_s = lanes.slowest(setting.schedule)
     return StageCosts(
@@ -147,8 +139,8 @@ def stage_costs(
         backward_lane_s=backward_lane_s,
         round_s=lanes.round_s,
         sync_s=sync_s,
-        price_usd_s=setting.replicas * loads.price_usd_s,
-        request_usd=request_usd(*requests(loads, setting, ways), setting.spec),
+        price_usd_s=setting.replicas * loads.price_usd_s + setting.stores_usd_s * loads.is_last,
+        request_usd=storage_usd(loads, setting, ways),
         work_s=compute_work_s(lanes, setting),
         share=np.zeros(1),
     )

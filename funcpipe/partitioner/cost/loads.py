@@ -9,7 +9,17 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from funcpipe.core import DataProfile, PlatformSpec, ScheduleKind, Streams, Sync, SyncWay
+from funcpipe.core import (
+    DEFAULT_STORES,
+    DataProfile,
+    PlatformSpec,
+    ScheduleKind,
+    Stores,
+    StoreSpec,
+    Streams,
+    Sync,
+    SyncWay,
+)
 from funcpipe.partitioner.cost.arrays import Array, BoolArray
 from funcpipe.partitioner.cost.ties import Ties
 from funcpipe.scheduler.schedules import in_flight
@@ -42,7 +52,8 @@ class Loads:
     stage keeps of a micro-batch under recomputation: what it reads from other stages and of the model's inputs;
     `held_input_bytes` is what it keeps of that without recomputation, in addition to `activation_bytes`;
     `workspace_bytes` is the largest amount that any of its layers needs in addition while it runs. `loads_data` is 1
-    for stages that load data, 0 for others; `loaded_bytes` is what they keep of a loaded micro-batch.
+    for stages that load data, 0 for others; `loaded_bytes` is what they keep of a loaded micro-batch. `is_last` is 1
+    for stages that end with the model's last layer, of which each plan has one, 0 for others.
     """
 
     forward_s: Array
@@ -56,6 +67,7 @@ class Loads:
     workspace_bytes: Array
     loads_data: Array
     loaded_bytes: Array
+    is_last: Array
     recompute: BoolArray
     traffic: StageTraffic
     upload_bytes_s: Array
@@ -82,7 +94,7 @@ class Setting:
     `values_per_parameter` is what each function keeps for the optimiser. `gradient_wire_ratio` is the wire ratio of the
     gradients that stages return, where it differs from that of activations, `sync_wire_ratio` that of the gradients
     that replicas sum. Where the optimiser is `sharded` over replicas, no stage may share parameters with another one.
-    `data` is None where loading was not measured.
+    `data` is None where loading was not measured. `stores` are those of the platform that the plan uses.
     """
 
     micro_batches: int
@@ -98,6 +110,27 @@ class Setting:
     streams: Streams | None = None
     sharded: bool = False
     data: DataProfile | None = None
+    stores: Stores = DEFAULT_STORES
+
+    @property
+    def message_store(self) -> StoreSpec:
+        """Where activations and their gradients travel."""
+        return self.spec.store(self.stores.messages)
+
+    @property
+    def sum_store(self) -> StoreSpec:
+        """Through which replicas sum their gradients."""
+        return self.spec.store(self.stores.sums)
+
+    @property
+    def stores_usd_s(self) -> float:
+        """Dollars a second of the stores that cost by the hour, while the plan runs."""
+        return self.spec.stores_usd_h(self.stores) / 3600
+
+    @property
+    def back_wire_ratio(self) -> float:
+        """The wire ratio of the gradients that stages return."""
+        return self.wire_ratio if self.gradient_wire_ratio is None else self.gradient_wire_ratio
 
     @property
     def way(self) -> SyncWay:

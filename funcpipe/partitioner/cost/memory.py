@@ -13,6 +13,8 @@ import numpy as np
 
 from funcpipe.partitioner.cost.arrays import Array, BoolArray
 from funcpipe.partitioner.cost.loads import Loads, Setting
+from funcpipe.partitioner.cost.stores import objects_fit
+from funcpipe.partitioner.cost.sync_ways import any_way_fits
 from funcpipe.scheduler.loading import SPARE
 
 
@@ -105,5 +107,9 @@ def memory_use(loads: Loads, setting: Setting, held: Array | float) -> MemoryUse
 
 
 def admitted(loads: Loads, setting: Setting) -> BoolArray:
-    """Which stages are possible at all: one that shares parameters with others cannot divide its optimiser."""
-    return ~(setting.sharded & (loads.ties.upload_objects > 0))
+    """Which stages are possible at all: objects must fit their stores, and a stage that shares parameters with others
+    cannot divide its optimiser.
+    """
+    possible: BoolArray = ~(setting.sharded & (loads.ties.upload_objects > 0)) & objects_fit(loads, setting)
+    possible &= any_way_fits(loads, setting)
+    return possible

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from funcpipe.core import PlatformSpec, Streams, Sync, SyncWay, usual_streams
+from funcpipe.core import PlatformSpec, StoreSpec, Streams, Sync, SyncWay, usual_streams
 from funcpipe.partitioner.cost.arrays import Array
 from funcpipe.partitioner.cost.loads import Loads, Setting, StageTraffic
 
@@ -38,9 +38,9 @@ def sync_requests(way: SyncWay, replicas: int) -> tuple[int, int]:
     return round(replicas * puts), round(replicas * gets)
 
 
-def request_usd(puts: Any, gets: Any, spec: PlatformSpec) -> Any:
+def request_usd(puts: Any, gets: Any, prices: PlatformSpec | StoreSpec) -> Any:
     """Dollars for storage requests."""
-    return spec.request_usd(puts, gets)
+    return prices.request_usd(puts, gets)
 
 
 def raw_objects(replicas: int, streams: Streams) -> int:

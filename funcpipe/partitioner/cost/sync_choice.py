@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from funcpipe.core import PlatformSpec, Streams, Sync
+from funcpipe.core import PlatformSpec, StoreSpec, Streams, Sync
 from funcpipe.partitioner.cost.pipeline import dollars
 from funcpipe.partitioner.cost.requests import request_usd, requests_each
 from funcpipe.partitioner.cost.sync_time import sync_time_s
@@ -43,7 +43,7 @@ def choose(
     up: float,
     down: float,
     price_usd_s: float,
-    spec: PlatformSpec,
+    spec: PlatformSpec | StoreSpec,
     time_value: float = 0.0,
     sharded: bool = False,
     merged_bytes: float | None = None,

@@ -56,6 +56,8 @@ def chain_programme(problem: Problem, *, longest_s: float, unit_usd: float) -> C
         raise InvalidValue("sync", chosen, "must be 'three-phase' or 'pipelined' in the paper's form")
     if problem.spec.shared_bytes_s is not None or problem.pins != NO_PINS:
         raise InvalidValue("solver", "paper", "cannot be combined with shared links or pins; use another solver")
+    if not problem.stores.is_default:
+        raise InvalidValue("solver", "paper", "cannot express several stores; use another solver")
     if profile.data is not None:
         raise InvalidValue("solver", "paper", "cannot express what loading data takes; use another solver")
     if profile.ties:

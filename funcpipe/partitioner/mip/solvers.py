@@ -18,7 +18,7 @@ from funcpipe.partitioner.problem.report import report
 from funcpipe.partitioner.search.infeasible import explain_infeasible
 from funcpipe.partitioner.search.initial_bounds import InitialBounds, initial_bounds
 from funcpipe.partitioner.search.option_network import path_costs
-from funcpipe.partitioner.search.spaces import Space, spaces, with_stage_counts
+from funcpipe.partitioner.search.spaces import Space, exact_spaces, spaces, with_stage_counts
 
 STAGE_FORM = Form(build_model, read_choices)
 CHAIN_FORM = Form(build_chain_model, read_chain)
@@ -86,7 +86,7 @@ def _stage_form(problem: Problem, solver: Solver, time_limit_s: float | None) ->
 
 def _spaces(problem: Problem) -> Iterator[Space]:
     """Spaces in which all stages synchronise in one way: options that have a choice of ways would be too many."""
-    return spaces(problem, problem.stage_graph, settings=problem.one_way_settings())
+    return exact_spaces(spaces(problem, problem.stage_graph, settings=problem.one_way_settings()))
 
 
 def chain_form(problem: Problem, solver: Solver, *, time_limit_s: float | None = None) -> Plan:

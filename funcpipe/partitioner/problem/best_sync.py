@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from funcpipe.core import Optimality, Plan, Streams, Sync
 from funcpipe.errors import PlanError
-from funcpipe.partitioner.cost.evaluate import check_memory, evaluate
+from funcpipe.partitioner.cost.evaluate import check_memory, check_objects, evaluate
 from funcpipe.partitioner.cost.sync_choice import candidates
 from funcpipe.partitioner.problem.problem import Problem
 
@@ -33,6 +33,7 @@ def _variants(plan: Plan, problem: Problem) -> Iterator[Plan]:
         estimate = evaluate(variant, problem.profile, problem.spec)
         try:
             check_memory(variant, estimate)
+            check_objects(variant, problem.profile, problem.spec)
         except PlanError:
             continue
         yield replace(variant, estimate=estimate)

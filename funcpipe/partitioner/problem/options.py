@@ -75,8 +75,8 @@ class Options:
 
     def needing(self, fewest: IntArray) -> "Options":
         """The options if each needs at least the way `fewest`."""
-        usd = self.ways.usd
-        request_usd = self.costs.request_usd + usd[fewest] - usd[self.fewest]
+        more_usd = self.ways.usd_of(self.row, fewest) - self.ways.usd_of(self.row, self.fewest)
+        request_usd = self.costs.request_usd + more_usd
         return replace(self, fewest=fewest, costs=self.costs._replace(request_usd=request_usd))
 
     def choice(self, option: int, way: int, graph: StageGraph) -> StageChoice:
@@ -87,7 +87,7 @@ class Options:
             stop=int(graph.stop[edge]),
             size=int(self.size[option]),
             recompute=bool(self.recompute[option]),
-            way=self.ways.ways[way],
+            way=self.ways.way(int(self.row[option]), way),
         )
 
 
@@ -162,7 +162,7 @@ def _priced(
     """The options of the edges and sizes that fit with some stages behind them."""
     lanes = lane_times(loads, setting, workers=workers)
     costs = stage_costs(loads, lanes, table.least_s.reshape(most_behind.shape), setting, ())
-    costs = costs._replace(request_usd=costs.request_usd + table.usd[0])
+    costs = costs._replace(request_usd=costs.request_usd + table.usd[:, :1])
     edge, size = picked = np.nonzero(most_behind >= 0)
     return Options(
         edge=edge,
@@ -230,6 +230,7 @@ def edge_loads(problem: Problem, graph: StageGraph) -> Loads:
         held_input_bytes=held_inputs_bytes(graph.first, graph.stop, profile)[:, None],
         workspace_bytes=_most_workspace_bytes(profile, graph)[:, None],
         **{name: column[:, None] for name, column in loading_of(graph.first, graph.stop, profile).items()},
+        is_last=(graph.stop == graph.layers)[:, None].astype(np.float64),
         recompute=np.zeros((len(graph.first), len(sizes)), dtype=bool),
         traffic=traffic,
         upload_bytes_s=np.array([[size.upload_bytes_s for size in sizes]]),

@@ -1,15 +1,18 @@
 """The problem to solve: which settings a plan can have, what makes it good, and the plan made of chosen stages."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from funcpipe.core import (
+    DEFAULT_STORES,
     ModelProfile,
     Plan,
     PlatformSpec,
     ScheduleKind,
     Stage,
+    Stores,
     Streams,
     Sync,
     SyncWay,
@@ -49,10 +52,10 @@ class Problem:
     """One planning problem: a profile on a platform, trained as asked, with what is pinned. Checked where it is made.
 
     `fitting` are the stages (first layer, layer behind the last) that fit some function, where that has been worked
-    out. The stage graph has at most `edge_limit` edges.
+    out. The stage graph has at most `edge_limit` edges. Plans use `stores`.
 
     Raises PlanError when batch, micro-batch and replicas do not divide, or a size was not measured; InvalidValue for
-    pins that name what does not exist.
+    pins and stores that name what does not exist.
     """
 
     profile: ModelProfile
@@ -61,8 +64,10 @@ class Problem:
     pins: Pins = NO_PINS
     fitting: frozenset[tuple[int, int]] | None = None
     edge_limit: int = EDGE_LIMIT
+    stores: Stores = DEFAULT_STORES
 
     def __post_init__(self) -> None:
+        self.spec.stores_usd_h(self.stores)  # whether there are such stores
         for size in self.spec.sizes:
             column_of(size.name, self.profile)
         micro_batch, batch = self.profile.micro_batch, self.training.global_batch
@@ -106,6 +111,11 @@ class Problem:
         if self.pins.replicas is not None:
             wanted &= set(self.pins.replicas)
         return tuple(sorted(degree for degree in wanted if degree <= self.max_functions))
+
+    @property
+    def shared_bytes_s(self) -> float | None:
+        """As `PlatformSpec.shared_by`."""
+        return self.spec.shared_by(self.stores)
 
     @cached_property
     def placed(self) -> PlacedPins:
@@ -165,7 +175,8 @@ class Problem:
         """
         if self.training.sync is not None or replicas == 1:
             return ((self.training.sync or Sync.PIPELINED, None),)
-        size = self.spec.sizes[len(self.spec.sizes) // 2]
+        size, store = self.spec.sizes[len(self.spec.sizes) // 2], self.spec.store(self.stores.sums)
+        most = math.inf if store.bytes_s is None else store.bytes_s
         quarter = self.profile.summed_bytes(0, len(self.profile.layers)) / 4
         ratio, sharded = self.training.wire_sync.ratio, self.training.shard_optimizer
         chosen = [
@@ -173,10 +184,10 @@ class Problem:
                 ratio * quarter,
                 replicas,
                 merged_bytes=quarter if sharded else None,
-                up=size.upload_bytes_s,
-                down=size.download_bytes_s,
+                up=min(size.upload_bytes_s, most),
+                down=min(size.download_bytes_s, most),
                 price_usd_s=size.price_usd_s,
-                spec=self.spec,
+                spec=store,
                 time_value=value,
                 sharded=sharded,
             )
@@ -221,6 +232,7 @@ class Problem:
             streams=streams,
             sharded=sharded,
             data=self.profile.data,
+            stores=self.stores,
         )
 
     def _fed_back(self, replicas: int, sync: Sync | None) -> float:
@@ -265,6 +277,7 @@ class Problem:
             averaged=self.training.averaged,
             blocks=self.profile.blocks,
             precision=self.profile.precision,
+            stores=self.stores,
         )
         return replace(plan, estimate=evaluate(plan, self.profile, self.spec))
 

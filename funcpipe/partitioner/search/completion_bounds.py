@@ -135,7 +135,7 @@ def completion_bounds(window: TimeWindow) -> CompletionBounds:
     forward_s = any_lane[0, _Ahead.FORWARD_S] + network.repeats * caps.least_lane_s[0]
     return CompletionBounds(
         window=window,
-        ends_s=_ends_s(first_s, window.high_s - forward_s, len(network.options.ways.usd)),
+        ends_s=_ends_s(first_s, window.high_s - forward_s, network.options.ways.columns),
         in_front=in_front(network, weights),
         closing_usd=closing_usd(network, weights, second_usd),
         least_lane_s=caps.least_lane_s,

@@ -1,7 +1,8 @@
 """The exact search: the best plan with proof, or the best plan so far with a bound. It needs no solver."""
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from funcpipe.core import Plan
 from funcpipe.partitioner.problem.problem import Problem
@@ -9,6 +10,7 @@ from funcpipe.partitioner.problem.report import report
 from funcpipe.partitioner.search.incumbents import incumbents_for
 from funcpipe.partitioner.search.infeasible import explain_infeasible
 from funcpipe.partitioner.search.search import Search
+from funcpipe.partitioner.search.spaces import Space
 
 Clock = Callable[[], float]
 """Seconds since some point in the past, such as `time.monotonic`."""
@@ -31,8 +33,7 @@ def best_plans(
     They differ in cuts, replicas or schedule. Only of the first one anything is proved.
     """
     started_s = clock()
-    search = Search(problem, incumbents_for(problem.goal), time_limit(started_s, time_limit_s, clock))
-    search.run()
+    search = search_below(problem, math.inf, time_limit(started_s, time_limit_s, clock))
     if not search.found:
         raise explain_infeasible(problem)
     best = search.found[-1].plan(problem)
@@ -47,6 +48,18 @@ def best_plans(
 
 def _shape(plan: Plan) -> tuple[object, ...]:
     return plan.replicas, plan.schedule, [(stage.first, stage.stop) for stage in plan.stages]
+
+
+def search_below(
+    problem: Problem, cutoff: float, time_is_up: Callable[[], bool], among: Iterable[Space] | None = None
+) -> Search:
+    """The search, when it has run, for the best plan whose objective is below `cutoff`; infinite: for any.
+
+    It looks into the spaces `among`, or into all.
+    """
+    search = Search(problem, incumbents_for(problem.goal, cutoff), time_is_up, among=among)
+    search.run()
+    return search
 
 
 def time_limit(started_s: float, limit_s: float | None, clock: Clock = time.monotonic) -> Callable[[], bool]:

@@ -17,13 +17,14 @@ import numpy as np
 
 from funcpipe.core import ModelProfile, Plan, Recompute, Stage, SyncWay, find_routes, stages_of_layers
 from funcpipe.errors import Infeasible
-from funcpipe.partitioner.cost.arrays import Array
+from funcpipe.partitioner.cost.arrays import Array, BoolArray
 from funcpipe.partitioner.cost.evaluate import column_of, plan_traffic
 from funcpipe.partitioner.cost.formulas import lane_times, stage_costs, sync_times
 from funcpipe.partitioner.cost.loads import Loads, Setting
 from funcpipe.partitioner.cost.memory import admitted, memory_use
 from funcpipe.partitioner.cost.pipeline import PlanCosts, StageCosts, plan_costs
-from funcpipe.partitioner.cost.sync_ways import way_usd, ways_of
+from funcpipe.partitioner.cost.stores import way_fits, way_usd
+from funcpipe.partitioner.cost.sync_ways import ways_of
 from funcpipe.partitioner.cost.ties import Ties
 from funcpipe.partitioner.problem.problem import Problem, StageChoice
 from funcpipe.partitioner.problem.report import report
@@ -86,25 +87,26 @@ def price_variants(
     lanes = lane_times(loads, setting, workers=workers)
     ways = ways_of(setting)
     sync_s = np.stack([sync_times(loads, setting, workers=workers, way=way) for way in ways])
-    usd = np.array([way_usd(way, setting.replicas, setting.spec) for way in ways])
+    sync_s[~np.stack([np.broadcast_to(way_fits(way, loads, setting), sync_s.shape[1:]) for way in ways])] = np.inf
+    usd = np.stack([np.broadcast_to(way_usd(way, loads, setting), sync_s.shape[1:]) for way in ways])
     stages = stage_costs(loads, lanes, np.zeros_like(sync_s[0]), setting, ())
     stages = stages._replace(share=setting.round_shares(len(cuts)))
     stages = StageCosts(*(np.broadcast_to(column, sync_s.shape[1:]) for column in stages))
-    cheapest = np.argsort(usd, kind="stable")
     chosen, number = [], []
     for variant in np.flatnonzero(fits):
-        ends_s = _before_sync_s(stages, variant, setting) + sync_s[cheapest, variant]
-        in_time = ends_s <= np.unique(ends_s)[:, None, None] * (1 + 1e-12)
-        some = in_time.any(axis=1).all(axis=1)
-        chosen.append(cheapest[np.unique(in_time[some].argmax(axis=1), axis=0)])
-        number += [variant] * len(chosen[-1])
+        order = np.argsort(usd[:, variant], axis=0, kind="stable")
+        ends_s = _before_sync_s(stages, variant, setting) + np.take_along_axis(sync_s[:, variant], order, axis=0)
+        in_time: BoolArray = ends_s <= np.unique(ends_s[np.isfinite(ends_s)])[:, None, None] * (1 + 1e-12)
+        some = np.all(np.any(in_time, axis=1), axis=1)
+        places = np.unique(in_time[some].argmax(axis=1), axis=0)
+        chosen.append(np.take_along_axis(order, places, axis=0))
+        number += [variant] * len(places)
     if not chosen:
         return [], PlanCosts(iteration_s=np.zeros(0), price_usd_s=np.zeros(0), request_usd=np.zeros(0))
     way, stage = np.concatenate(chosen), np.arange(len(cuts))
     priced = StageCosts(*(column[number] for column in stages))
-    priced = priced._replace(
-        sync_s=sync_s[way, np.array(number)[:, None], stage], request_usd=priced.request_usd + usd[way]
-    )
+    picked = way, np.array(number)[:, None], stage
+    priced = priced._replace(sync_s=sync_s[picked], request_usd=priced.request_usd + usd[picked])
     taken = [
         tuple((size, again, ways[w]) for (size, again), w in zip(variants[v], row, strict=True))
         for v, row in zip(number, way, strict=True)
@@ -149,6 +151,7 @@ def _loads(problem: Problem, cuts: tuple[tuple[int, int], ...], variants: Array)
         workspace_bytes=np.array([max(x.workspace_bytes for x in part) for part in layers], dtype=np.float64),
         loads_data=np.array([profile.loads_data(first, stop) for first, stop in cuts], dtype=np.float64),
         loaded_bytes=np.array([profile.loaded_bytes(first, stop) for first, stop in cuts], dtype=np.float64),
+        is_last=(stage == len(cuts) - 1).astype(np.float64),
         recompute=recompute,
         traffic=traffic,
         upload_bytes_s=np.array([size.upload_bytes_s for size in sizes])[size],

@@ -161,9 +161,9 @@ class ParetoPlans:
         return True
 
 
-def incumbents_for(goal: Goal) -> Incumbents:
-    """No plan known yet, in a search for the best one."""
-    return Fastest(goal) if goal.counts_seconds else Cheapest(goal)
+def incumbents_for(goal: Goal, best: float = math.inf) -> Incumbents:
+    """No plan known yet, in a search for the best one whose objective is below `best`."""
+    return Fastest(goal, best) if goal.counts_seconds else Cheapest(goal, best)
 
 
 def _best(goal: Goal, plans: PlanCosts, allowed: BoolArray, known: float) -> tuple[IntArray, float]:

@@ -89,17 +89,19 @@ def with_ways(labels: Labels, network: OptionNetwork, fewest: IntArray, most: In
     """The labels with their options synchronised as fast as in way `most`, for the requests of way `fewest`."""
     options, table = network.options, network.options.ways
     tail = labels.tail
-    seconds = table.seconds[options.row[labels.option], most]
+    row = options.row[labels.option]
+    seconds = table.seconds[row, most]
     begun_s = synchronised_s(tail.backward_s, tail.backward_lane_s, 0.0, network.repeats)
     finish_s = np.maximum(tail.finish_s, begun_s + seconds)
-    more_usd = table.usd[fewest] - table.usd[options.fewest[labels.option]]
+    fewest_usd = table.usd_of(row, fewest)
+    more_usd = fewest_usd - table.usd_of(row, options.fewest[labels.option])
     in_time = _first_in_time(labels.option, network, np.maximum(ends_s, finish_s[:, None]) - begun_s[:, None])
     in_time = np.minimum(np.maximum(in_time, fewest[:, None]), most[:, None])
     tail = tail._replace(finish_s=finish_s, request_usd=tail.request_usd + more_usd)
     return replace(
         labels,
         tail=tail,
-        in_time_usd=labels.in_time_usd + table.usd[in_time] - table.usd[fewest][:, None],
+        in_time_usd=labels.in_time_usd + table.usd_of(row[:, None], in_time) - fewest_usd[:, None],
         mean_usd=labels.mean_usd - more_usd,
     )
 

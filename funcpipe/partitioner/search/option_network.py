@@ -95,7 +95,8 @@ class OptionNetwork:
             least: Array = second_usd * options.costs.sync_s
             return least
         price_usd = np.broadcast_to(second_usd, len(options))[:, None]
-        usd = options.ways.usd - options.ways.usd[options.fewest][:, None] + price_usd * seconds[options.row]
+        usd = options.ways.usd_rows(options.row) - options.ways.usd_of(options.row, options.fewest)[:, None]
+        usd = usd + price_usd * seconds[options.row]
         usd[np.arange(seconds.shape[1]) < options.fewest[:, None]] = np.inf
         found: Array = usd.min(axis=1)
         return found
@@ -183,10 +184,12 @@ def path_costs(network: OptionNetwork, paths: IntArray, ways: IntArray) -> PathC
     for chosen, way in zip(paths[::-1], ways[::-1], strict=True):
         here = chosen >= 0
         fits &= ~here | (stages <= options.most_behind[chosen])
+        row = options.row[chosen]
+        more_usd = table.usd_of(row, way) - table.usd_of(row, options.fewest[chosen])
         stage = StageCosts(*(column[chosen] for column in options.costs))._replace(
             share=shares[stages],
-            sync_s=table.seconds[options.row[chosen], way],
-            request_usd=options.costs.request_usd[chosen] + table.usd[way] - table.usd[options.fewest[chosen]],
+            sync_s=table.seconds[row, way],
+            request_usd=options.costs.request_usd[chosen] + more_usd,
         )
         longer = with_stage(tail, stage, repeats=repeats)
         tail = PlanTail(*(np.where(here, new, old) for new, old in zip(longer, tail, strict=True)))

@@ -132,6 +132,7 @@ class Search:
         self.complete = True
         self._queue: list[_Entry] = []
         self._numbers = itertools.count()
+        self._parts: dict[int, InitialBounds | None] = {}
 
     def run(self) -> None:
         """Search until nothing better can exist, or until time is up and something has been found."""
@@ -139,8 +140,7 @@ class Search:
             self._cut(space, bounds)
         while self._queue and not self._must_stop(self._queue[0].priority):
             self._look_into(heapq.heappop(self._queue))
-        if self.found:
-            self.bound = min(self.bound, self.incumbents.best * CLOSE)
+        self.bound = min(self.bound, self.incumbents.best * CLOSE)
 
     def _initial_bounds(self) -> list[tuple[Space, InitialBounds]]:
         """A first look at the spaces, at all of them if time allows."""
@@ -148,15 +148,14 @@ class Search:
         for space in self.among:
             if self._must_stop(0.0):  # no objective is below 0: all that is known of the rest
                 return []
-            bounds = initial_bounds(space.network)
+            bounds = self._looked_at(space)
             if bounds is not None:
-                self._offer(space, space.network, *few_ends(space.network, bounds.paths))
                 looked_at.append((space, bounds))
         return looked_at
 
     def _must_stop(self, bound: float) -> bool:
         """Whether time is up, so that `bound` is all that is known of what is left."""
-        if self.found and self.time_is_up():
+        if (self.found or self.incumbents.best < math.inf) and self.time_is_up():
             self.bound, self.complete = min(self.bound, bound), False
             return True
         return False
@@ -164,7 +163,7 @@ class Search:
     def _cut(self, space: Space, bounds: InitialBounds) -> None:
         """Queue the windows of a space."""
         low_s = bounds.fastest_s * (1 - _ROUNDING)
-        latest_s = min(bounds.slowest_s * (1 + _ROUNDING), self.incumbents.latest_s)
+        latest_s = min(bounds.slowest_s * space.slowdown * (1 + _ROUNDING), self.incumbents.latest_s)
         threshold_usd = float(self.incumbents.threshold_usd(np.array([low_s]))[0])
         value_usd_s = self.incumbents.time_value_usd_s
         least_usd_s = bounds.least_price_usd_s + value_usd_s
@@ -200,16 +199,50 @@ class Search:
         if window is None:
             return
         narrow = window.high_s < window.low_s * _NARROW
-        if not entry.counts_stages and (narrow or len(window.network) <= _SEARCHABLE):
+        small = narrow or len(window.network) <= _SEARCHABLE
+        if space.split is not None:
+            for part in space.parts:
+                self._push_part(part, window)
+        elif not entry.counts_stages and small:
             multiplied = replace(window, network=with_stage_counts(space, window.network))
             self._push(space, multiplied, counts_stages=True)
         elif not entry.glanced_at and self._glance(space, window):
-            self._push(space, window, counts_stages=True, glanced_at=True)
+            self._push(space, window, counts_stages=entry.counts_stages, glanced_at=True)
         elif not self._searched(space, window, pair_limit=math.inf if narrow else _PAIRS):
             parts = _PARTS if len(window.network) <= _SEARCHABLE else 2
             for low_s, high_s in itertools.pairwise(np.geomspace(window.low_s, window.high_s, parts + 1).tolist()):
-                part = replace(window, low_s=low_s, high_s=high_s)
-                self._push(space, part, counts_stages=entry.counts_stages, glanced_at=entry.glanced_at)
+                shorter = replace(window, low_s=low_s, high_s=high_s)
+                self._push(space, shorter, counts_stages=entry.counts_stages, glanced_at=entry.glanced_at)
+
+    def _push_part(self, part: Space, window: TimeWindow) -> None:
+        """Queue the window of a space for a part of the space."""
+        if id(part) not in self._parts:
+            self._parts[id(part)] = self._looked_at(part)
+        bounds = self._parts[id(part)]
+        if bounds is None:
+            return
+        low_s = max(window.low_s, bounds.fastest_s * (1 - _ROUNDING))
+        if low_s > window.high_s:
+            return
+        price_usd_s = float(bounds.price_usd_s(np.array([window.high_s]))[0])
+        second_usd = max(window.second_usd, (price_usd_s + self.incumbents.time_value_usd_s) * (1 - _ROUNDING))
+        window = replace(
+            window,
+            network=part.network,
+            low_s=low_s,
+            second_usd=second_usd,
+            weights=bounds.weights,
+            bound_usd=max(window.bound_usd, second_usd * low_s),
+            steepness=1.0,
+        )
+        self._push(part, window, counts_stages=part.counts_stages)
+
+    def _looked_at(self, space: Space) -> InitialBounds | None:
+        """A first look at a space, which offers the plans that it finds; None if there are none."""
+        bounds = initial_bounds(space.network)
+        if bounds is not None:
+            self._offer(space, space.network, *few_ends(space.network, bounds.paths))
+        return bounds
 
     def _glance(self, space: Space, window: TimeWindow) -> bool:
         """Look for a better plan among the most promising labels alone; true if there is one."""

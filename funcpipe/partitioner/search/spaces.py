@@ -6,19 +6,21 @@ replicas synchronise. By hand: a global batch of 4 micro-batches can have 1, 2 o
 
 Two things depend on how many stages a plan has, which an option does not know:
 
-- where functions share the platform's links, the bandwidth of each: such plans form a space for each number of stages;
+- where functions share a store, the bandwidth of each. A space first prices plans as if they had the fewest stages that
+  they may have, which is a lower bound; where that is not enough, it is split, down to one number of stages;
 - under 1F1B, the memory of a stage and its pace depend on how many stages lie *behind* it. A space first treats every
   stage as if few lay behind it, which is a lower bound; `with_stage_counts` later multiplies the nodes by that number.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
-from funcpipe.core import ScheduleKind, SyncWay
+from funcpipe.core import ScheduleKind
 from funcpipe.partitioner.cost.arrays import BoolArray, IntArray
-from funcpipe.partitioner.cost.loads import Setting
+from funcpipe.partitioner.cost.loads import Loads, Setting
 from funcpipe.partitioner.cost.sync_ways import WayTable, way_table
 from funcpipe.partitioner.problem.options import Options, price_options, ways
 from funcpipe.partitioner.problem.problem import Problem, StageChoice
@@ -26,12 +28,13 @@ from funcpipe.partitioner.problem.stage_graph import StageGraph
 from funcpipe.partitioner.search.option_network import OptionNetwork, PathCosts, without_dominated
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Space:
     """Plans of `fewest` to `most` stages under one setting.
 
     Where `counts_stages` is false, paths through `network` may have fewer or more stages, and stages on them may not
-    fit with all that lie behind them.
+    fit with all that lie behind them. Plans of more than `exact_upto` stages cost more than the network says: they are
+    searched in `parts`, and take at most `slowdown` times as long.
     """
 
     setting: Setting
@@ -41,6 +44,14 @@ class Space:
     fewest: int
     most: int
     counts_stages: bool
+    exact_upto: int
+    slowdown: float = 1.0
+    split: "Callable[[], tuple[Space, ...]] | None" = None
+
+    @cached_property
+    def parts(self) -> "tuple[Space, ...]":
+        """Smaller spaces that hold the same plans, with better bounds; none if the costs are those of all plans."""
+        return self.split() if self.split is not None else ()
 
     def choices(self, network: OptionNetwork, path: IntArray, ways: IntArray) -> list[StageChoice]:
         """The stages of a path through `network`, which is a part of this space's, in these ways."""
@@ -51,11 +62,16 @@ class Space:
         ]
 
     def admits(self, paths: PathCosts) -> BoolArray:
-        """Which paths are plans of this space."""
-        return paths.fits & (paths.stages >= self.fewest) & (paths.stages <= self.most)
+        """Which paths are plans of this space that cost what they are said to."""
+        return paths.fits & (paths.stages >= self.fewest) & (paths.stages <= min(self.most, self.exact_upto))
 
+
+_COUNTED = 300_000
+"""How many options a network may have, times the most stages of a plan, to count the stages of its paths at once."""
 
 Keep = Callable[[Setting, Options], BoolArray]
+Tables = dict[tuple[object, ...], WayTable]
+"""Ways of synchronising by what they depend on, to be used again in a search of the same stages."""
 
 
 def all_spaces(problem: Problem) -> Iterator[Space]:
@@ -63,40 +79,102 @@ def all_spaces(problem: Problem) -> Iterator[Space]:
     return spaces(problem, problem.stage_graph)
 
 
+def exact_spaces(among: Iterable[Space]) -> Iterator[Space]:
+    """The same plans in spaces whose networks cost what plans do, one for each number of stages where they must be."""
+    for space in among:
+        if space.split is None:
+            yield space
+        else:
+            yield from exact_spaces(space.parts)
+
+
 def spaces(
-    problem: Problem, graph: StageGraph, keep: Keep | None = None, settings: Iterable[Setting] | None = None
+    problem: Problem,
+    graph: StageGraph,
+    keep: Keep | None = None,
+    settings: Iterable[Setting] | None = None,
+    tables: Tables | None = None,
 ) -> Iterator[Space]:
     """Every space of `problem` with the options for which `keep` is true (None: all), made one by one.
 
     The spaces are those of all settings of the problem unless others are given.
     """
+    made = _Maker(
+        problem=problem,
+        graph=graph,
+        keep=keep,
+        loads=ways(problem, graph),
+        tables={} if tables is None else tables,
+    )
     links = [max(size.upload_bytes_s, size.download_bytes_s) for size in problem.spec.sizes]
-    loads = ways(problem, graph)
-    tables: dict[tuple[int, SyncWay | None, int], WayTable] = {}
+    cap = problem.shared_bytes_s
     for setting in problem.settings() if settings is None else settings:
         most = min(graph.layers, problem.max_functions // setting.replicas)
-        cap = problem.spec.shared_bytes_s
         free = most if cap is None else min(most, int(cap / max(links) / setting.replicas))
-        ranges = [(1, free)] if free else []
-        for fewest, upto in [*ranges, *((count, count) for count in range(free + 1, most + 1))]:
-            workers = upto * setting.replicas
-            key = setting.replicas, None if setting.sync is None else setting.way, workers if cap else 0
-            if key not in tables:
-                tables[key] = way_table(loads[0], setting, workers=workers)
-            options = price_options(problem, graph, loads, setting, workers=workers, ways=tables[key])
-            if keep is not None:
-                options = options.take(keep(setting, options))
-            options = without_dominated(options)
-            if len(options):
-                yield Space(
-                    setting=setting,
-                    graph=graph,
-                    options=options,
-                    network=OptionNetwork.of(options, setting, start=graph.start),
-                    fewest=fewest,
-                    most=upto,
-                    counts_stages=setting.schedule is ScheduleKind.GPIPE and fewest == 1 and upto == graph.layers,
-                )
+        yield from made.spaces(setting, 1, most, exact_upto=max(free, 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Maker:
+    """Makes the spaces of one problem."""
+
+    problem: Problem
+    graph: StageGraph
+    keep: Keep | None
+    loads: tuple[Loads, ...]
+    tables: Tables
+
+    def spaces(self, setting: Setting, fewest: int, most: int, *, exact_upto: int) -> Iterator[Space]:
+        """Plans of `fewest` to `most` stages, priced as if they had `exact_upto`; nothing if there is no such plan."""
+        if fewest > most:
+            return
+        problem, graph, workers = self.problem, self.graph, exact_upto * setting.replicas
+        options = price_options(
+            problem, graph, self.loads, setting, workers=workers, ways=self._table(setting, workers)
+        )
+        if self.keep is not None:
+            options = options.take(self.keep(setting, options))
+        options = without_dominated(options)
+        if not len(options):
+            return
+        space = Space(
+            setting=setting,
+            graph=graph,
+            options=options,
+            network=OptionNetwork.of(options, setting, start=graph.start),
+            fewest=fewest,
+            most=most,
+            counts_stages=setting.schedule is ScheduleKind.GPIPE and fewest == 1 and most == graph.layers,
+            exact_upto=exact_upto,
+        )
+        if most <= exact_upto:
+            yield _counted(space) if fewest > 1 else space
+        else:
+            slowdown = 2 * most / exact_upto  # of transfers, and of sums that a backward hid
+            yield replace(space, slowdown=slowdown, counts_stages=False, split=lambda: tuple(self._parts(space)))
+
+    def _parts(self, space: Space) -> Iterator[Space]:
+        """The plans that cost what the space says, and two halves of the others."""
+        setting, upto = space.setting, space.exact_upto
+        yield _counted(replace(space, most=upto, counts_stages=False))
+        middle = (upto + 1 + space.most) // 2
+        yield from self.spaces(setting, upto + 1, middle, exact_upto=upto + 1)
+        yield from self.spaces(setting, middle + 1, space.most, exact_upto=middle + 1)
+
+    def _table(self, setting: Setting, workers: int) -> WayTable:
+        way = None if setting.sync is None else setting.way
+        shared = setting.sum_store.shared_bytes_s is not None
+        key = setting.replicas, way, workers if shared else 0, setting.stores.sums
+        if key not in self.tables:
+            self.tables[key] = way_table(self.loads[0], setting, workers=workers)
+        return self.tables[key]
+
+
+def _counted(space: Space) -> Space:
+    """The same plans, in a network that has no others, if that is not too large."""
+    if len(space.network) * space.most > _COUNTED:
+        return space
+    return replace(space, network=with_stage_counts(space, space.network), counts_stages=True)
 
 
 def with_stage_counts(space: Space, network: OptionNetwork) -> OptionNetwork:

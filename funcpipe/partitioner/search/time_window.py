@@ -145,7 +145,7 @@ def _in_time(window: TimeWindow, lanes: LaneCaps) -> OptionNetwork:
     behind = to_end(window.network, seconds.to_end(), lanes.excluded)
     least_s, before_sync_s = seconds.least_through(behind, lanes)
     network, kept = window.network, least_s <= window.high_s
-    if len(network.options.ways.usd) > 1:
+    if network.options.ways.columns > 1:
         network = network.needing(_fewest_ways(network, window.high_s * (1 + 1e-9) - before_sync_s))
     return network if kept.all() else network.keep(kept)
 

@@ -37,11 +37,11 @@ class UsefulWays:
         """For the labels of `bounds`. Where a slower plan may be useless or too late, all ways are worth it."""
         window = bounds.window
         options, table = window.network.options, window.network.options.ways
-        last = np.full(len(options), len(table.usd) - 1)
+        last = np.full(len(options), table.columns - 1)
         if incumbents.slower_may_win:
             threshold_usd = float(incumbents.threshold_usd(np.array([window.low_s]))[0])
             second_usd = min(max(threshold_usd / window.low_s, window.second_usd), _MOST_USD_S)
-            best = (table.usd + second_usd * table.seconds[options.row]).argmin(axis=1)
+            best = (table.usd_rows(options.row) + second_usd * table.seconds[options.row]).argmin(axis=1)
             slower_s = table.seconds[options.row, best] - table.seconds[options.row, -1]
             last = np.where(window.high_s + slower_s <= incumbents.latest_s, best, last)
         return UsefulWays(bounds=bounds, latest_s=min(window.high_s, incumbents.latest_s), worth_it=last)

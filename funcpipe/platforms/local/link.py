@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from funcpipe.core import FunctionSize, PlatformSpec
+from funcpipe.core.stores import DEFAULT, storage_of, urls_by_kind
 from funcpipe.errors import InvalidValue
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.local.throttle import OwnPace, Pace, SharedPace, Throttled
@@ -38,9 +39,12 @@ class Link:
         )
 
     def on(self, url: str) -> str:
-        """The URL of a storage, which may have another link already, with this one."""
+        """The URL of a storage, or those of several, which may have another link already, with this one."""
         words = {name: getattr(self, name) for name in self.__slots__ if getattr(self, name) is not None}
-        return urlsplit(url)._replace(fragment=urlencode(words)).geturl()
+        linked = {
+            kind: urlsplit(one)._replace(fragment=urlencode(words)).geturl() for kind, one in urls_by_kind(url).items()
+        }
+        return linked[DEFAULT] if len(linked) == 1 else storage_of(linked)
 
     def _paces(self, bytes_s: float, direction: str) -> list[Pace]:
         paces: list[Pace] = [OwnPace(bytes_s)]

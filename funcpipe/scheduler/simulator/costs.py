@@ -22,12 +22,14 @@ Array = npt.NDArray[np.float64]
 class Cost:
     """What a task costs: first `seconds`, then `payload_bytes` at no more than `link_bytes_s`.
 
-    Without a link, moving the bytes is part of the seconds.
+    Without a link, moving the bytes is part of the seconds. Transfers through the same `store`, by number, share what
+    it moves.
     """
 
     seconds: float
     payload_bytes: float = 0
     link_bytes_s: float | None = None
+    store: int = 0
 
     def __post_init__(self) -> None:
         if not self.seconds >= 0:
@@ -47,6 +49,7 @@ class Costs:
     body_bytes: Array
     link_bytes_s: Array
     payload_bytes: npt.NDArray[np.int64]
+    stores: npt.NDArray[np.int64]
 
     @property
     def alone_s(self) -> Array:
@@ -68,6 +71,7 @@ def costs_of(graph: Graph, cost: Callable[[Task], Cost], *, alike: bool = False)
         body_bytes=table.body_bytes[order],
         link_bytes_s=table.link_bytes_s[order],
         payload_bytes=table.payload_bytes[order],
+        stores=table.stores[order],
     )
 
 
@@ -77,4 +81,5 @@ def _columns(costs: list[Cost]) -> Costs:
         body_bytes=np.array([cost.payload_bytes if cost.link_bytes_s else 0 for cost in costs], dtype=np.float64),
         link_bytes_s=np.array([cost.link_bytes_s or np.inf for cost in costs], dtype=np.float64),
         payload_bytes=np.array([round(cost.payload_bytes) for cost in costs], dtype=np.int64),
+        stores=np.array([cost.store for cost in costs], dtype=np.int64),
     )

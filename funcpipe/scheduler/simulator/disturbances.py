@@ -38,14 +38,15 @@ class Disturbances:
     """What disturbs a step; by default nothing does, and every task takes as long as it takes alone.
 
     `contention` divides the speed of a computation while bytes of its function move. `shared_bytes_s` caps the bytes
-    that all functions together move in each direction, `shared_cores` the processors that they compute on; those who
-    could use more get equal shares. `compute_jitter` and `transfer_jitter` are coefficients of variation: each task's
-    time is multiplied by a log-normal number with mean 1, drawn from `seed`; `cold_start_jitter` does the same to
-    `cold_start_s`, the seconds before a worker's first task. `stragglers` multiplies all times of some workers.
+    that all functions together move in each direction, through all stores or through each by its number;
+    `shared_cores` caps the processors that they compute on. Those who could use more get equal shares.
+    `compute_jitter` and `transfer_jitter` are coefficients of variation: each task's time is multiplied by a log-normal
+    number with mean 1, drawn from `seed`; `cold_start_jitter` does the same to `cold_start_s`, the seconds before a
+    worker's first task. `stragglers` multiplies all times of some workers.
     """
 
     contention: float = 1.0
-    shared_bytes_s: float | None = None
+    shared_bytes_s: float | tuple[float | None, ...] | None = None
     shared_cores: int | None = None
     compute_jitter: float = 0.0
     transfer_jitter: float = 0.0
@@ -59,17 +60,24 @@ class Disturbances:
         checks.at_least("contention", self.contention, 1)
         for name in ("compute_jitter", "transfer_jitter", "cold_start_s", "cold_start_jitter", "seed"):
             checks.at_least(name, getattr(self, name), 0)
-        for name in ("shared_bytes_s", "shared_cores"):
-            if getattr(self, name) is not None:
-                checks.positive(name, getattr(self, name))
+        for name, caps in (("shared_bytes_s", self.caps_bytes_s), ("shared_cores", (self.shared_cores,))):
+            for cap in caps:
+                if cap is not None:
+                    checks.positive(name, cap)
         for worker, factor in self.stragglers.items():
             checks.positive(f"stragglers[{worker}]", factor)
 
     @property
     def independent(self) -> bool:
         """Whether no task slows another down and no worker dies."""
-        shared = self.shared_bytes_s is not None or self.shared_cores is not None
+        shared = any(cap is not None for cap in (*self.caps_bytes_s, self.shared_cores))
         return self.contention == 1.0 and not shared and not self.failures
+
+    @property
+    def caps_bytes_s(self) -> tuple[float | None, ...]:
+        """The cap of each store; where there is but one, all share it."""
+        caps = self.shared_bytes_s
+        return caps if isinstance(caps, tuple) else (caps,)
 
     def check_workers(self, workers: Mapping[Worker, int]) -> None:
         """Raise InvalidValue if a straggler or a failure names a worker that is not in `workers`."""
@@ -88,7 +96,9 @@ def disturbed(costs: Costs, graph: Graph, disturbances: Disturbances) -> Costs:
     factor = log_normal(draw, spread)
     if disturbances.stragglers:
         factor *= [disturbances.stragglers.get((task.stage, task.replica), 1.0) for task in graph.tasks]
-    return Costs(costs.seconds * factor, costs.body_bytes * factor, costs.link_bytes_s, costs.payload_bytes)
+    return Costs(
+        costs.seconds * factor, costs.body_bytes * factor, costs.link_bytes_s, costs.payload_bytes, costs.stores
+    )
 
 
 def cold_starts(workers: int, disturbances: Disturbances) -> Array:

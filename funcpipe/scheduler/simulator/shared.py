@@ -53,10 +53,15 @@ class SharedSimulator:
         self._bytes: list[float] = costs.body_bytes.tolist()
         self._cores = self._share([1.0, 1.0], [1.0, 1.0 / disturbances.contention], disturbances.shared_cores)
         alike = [1.0] * len(links)
-        shares = {lane: self._share(links.tolist(), alike, disturbances.shared_bytes_s) for lane in Resource}
-        shares[Resource.COMPUTE] = self._cores
-        self._share_of = [shares[lane] for lane in lanes]
-        self._fair_shares = [share for share in shares.values() if isinstance(share, FairShare)]
+        caps = disturbances.caps_bytes_s
+        shares = {
+            (lane, store): self._cores if lane is Resource.COMPUTE else self._share(links.tolist(), alike, cap)
+            for lane in Resource
+            for store, cap in enumerate(caps)
+        }
+        stores = np.minimum(costs.stores, len(caps) - 1).tolist()
+        self._share_of = [shares[lane, store] for lane, store in zip(lanes, stores, strict=True)]
+        self._fair_shares = [share for share in dict.fromkeys(shares.values()) if isinstance(share, FairShare)]
         self._waits = list(graph.waits)
         self._working = [False] * count
         self._taken = [False] * graph.lanes

@@ -81,7 +81,7 @@ def _rates(
     rates = dict.fromkeys(waiting, 1.0)
     for resource in LINKS:
         flows = [i for i in moving if graph.tasks[i].kind.resource is resource]
-        capacity = disturbances.shared_bytes_s or math.inf
+        capacity = disturbances.caps_bytes_s[0] or math.inf
         shares = fair_rates([float(costs.link_bytes_s[i]) for i in flows], capacity)
         rates |= dict(zip(flows, shares, strict=True))
     busy = {(graph.tasks[i].stage, graph.tasks[i].replica) for i in moving}

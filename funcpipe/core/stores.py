@@ -1,0 +1,171 @@
+"""The stores of a platform, and which of them a plan takes for each kind of what functions write."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+
+from funcpipe.core import checks
+from funcpipe.errors import InvalidValue
+
+GB = 2**30
+"""Of stored and moved data, as AWS bills it: in an example of the S3 FAQ, a GB is 1,048,576 KB (2026-11)."""
+
+DEFAULT = "default"
+"""The store that a platform's specification describes by its own fields."""
+
+AUTO = "auto"
+"""In what a user asks for: whichever store is best."""
+
+_PRICES = ("price_put_usd", "price_get_usd", "price_sent_usd_gb", "price_received_usd_gb", "price_usd_h")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSpec:
+    """One store that functions of a platform can reach.
+
+    Every operation takes `latency_s` before its bytes move. One function moves at most `bytes_s` in each direction, and
+    all together at most `shared_bytes_s`; None means that only the function's own link limits it. Besides requests it
+    may cost by the GB, sent to it or received from it, and `price_usd_h` for every hour that it is there. It takes at
+    most `puts_s` and `gets_s` requests a second below one prefix, and objects of at most `largest_bytes`. What a
+    `durable` store has acknowledged outlives its servers. Asking for what is not there costs `price_empty_get_usd`, or
+    as much as any other get if that is None. `sources` tells where each value was published or measured.
+    """
+
+    name: str
+    what: str
+    latency_s: float
+    price_put_usd: float
+    price_get_usd: float
+    price_empty_get_usd: float | None = None
+    price_sent_usd_gb: float = 0.0
+    price_received_usd_gb: float = 0.0
+    price_usd_h: float = 0.0
+    bytes_s: float | None = None
+    shared_bytes_s: float | None = None
+    puts_s: float | None = None
+    gets_s: float | None = None
+    largest_bytes: int | None = None
+    durable: bool = False
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("latency_s", *_PRICES):
+            checks.at_least(name, getattr(self, name), 0)
+        if self.price_empty_get_usd is not None:
+            checks.at_least("price_empty_get_usd", self.price_empty_get_usd, 0)
+        for name in ("bytes_s", "shared_bytes_s", "puts_s", "gets_s", "largest_bytes"):
+            if getattr(self, name) is not None:
+                checks.positive(name, getattr(self, name))
+        known = {item.name for item in fields(StoreSpec)}
+        for name in self.sources:
+            if name not in known:
+                raise InvalidValue("sources", name, "must name fields of a store")
+
+    @property
+    def empty_get_usd(self) -> float:
+        """Dollars for asking for an object that is not there."""
+        return self.price_get_usd if self.price_empty_get_usd is None else self.price_empty_get_usd
+
+    @property
+    def costs_by_byte(self) -> bool:
+        """Whether what is moved costs anything besides requests."""
+        return bool(self.price_sent_usd_gb or self.price_received_usd_gb)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nothing about it costs anything."""
+        return not any(getattr(self, name) for name in _PRICES)
+
+    def times(self, factor: float) -> "StoreSpec":
+        """The same store with all its prices multiplied."""
+        empty_usd = self.price_empty_get_usd
+        prices = {name: factor * getattr(self, name) for name in _PRICES}
+        return replace(self, **prices, price_empty_get_usd=empty_usd and factor * empty_usd)
+
+    def request_usd(self, puts: float, gets: float, empty_gets: float = 0) -> float:
+        """Dollars for requests; `empty_gets`, among the gets, found no object."""
+        return puts * self.price_put_usd + (gets - empty_gets) * self.price_get_usd + empty_gets * self.empty_get_usd
+
+    def transfer_usd(self, sent_bytes: float, received_bytes: float) -> float:
+        """Dollars for bytes that functions send to it and receive from it."""
+        return (sent_bytes * self.price_sent_usd_gb + received_bytes * self.price_received_usd_gb) / GB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stores:
+    """The store, by name, of messages between stages, of sums of gradients, and of checkpoints.
+
+    All else that a run keeps, such as its records and leases, is in the platform's default store. In what is asked
+    for, a name may be "auto": whichever is best.
+    """
+
+    messages: str = DEFAULT
+    sums: str = DEFAULT
+    checkpoints: str = DEFAULT
+
+    @classmethod
+    def of(cls, asked: "Stores | str | Mapping[str, str]") -> "Stores":
+        """What is asked for: "default", "auto" for all kinds, or the name of a store for some kinds.
+
+        Raises InvalidValue for a kind that there is not.
+        """
+        if isinstance(asked, Stores):
+            return asked
+        if isinstance(asked, str):
+            if asked not in (DEFAULT, AUTO):
+                raise InvalidValue("stores", asked, "must be 'default', 'auto', or a store for some of its kinds")
+            return cls(messages=asked, sums=asked, checkpoints=asked)
+        if not isinstance(asked, Mapping):
+            raise InvalidValue("stores", asked, "must be 'default', 'auto', or a store for some of its kinds")
+        for kind in asked:
+            if kind not in KINDS:
+                raise InvalidValue("stores", kind, f"must name kinds among {', '.join(KINDS)}")
+        return replace(cls(), **asked)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All stores, each once."""
+        return tuple(dict.fromkeys((self.messages, self.sums, self.checkpoints)))
+
+    @property
+    def is_default(self) -> bool:
+        """Whether everything is in the platform's default store."""
+        return self == DEFAULT_STORES
+
+
+DEFAULT_STORES = Stores()
+"""Everything in the platform's default store."""
+
+KINDS = tuple(item.name for item in fields(Stores))
+"""The kinds of objects whose store can be chosen."""
+
+_BY_KIND = re.compile(rf"(?:^|,)({DEFAULT}|{'|'.join(KINDS)})=")
+
+
+def urls_by_kind(storage: str) -> dict[str, str]:
+    """The URLs in `storage`, which reads `default=URL,messages=URL,…`, or is the one URL of everything, "default".
+
+    >>> urls_by_kind("default=s3://bucket/runs,messages=redis://host/0")
+    {'default': 's3://bucket/runs', 'messages': 'redis://host/0'}
+
+    Raises InvalidValue for a kind without a URL, or if that of "default" is missing.
+    """
+    if not _BY_KIND.match(storage):
+        return {DEFAULT: storage}
+    _, *parts = _BY_KIND.split(storage)
+    urls = dict(zip(parts[::2], parts[1::2], strict=True))
+    if DEFAULT not in urls or not all(urls.values()):
+        raise InvalidValue("storage", storage, "must have a URL for each kind it names, and for default")
+    return urls
+
+
+def storage_of(urls: str | Mapping[str, str]) -> str:
+    """What `urls_by_kind` reads, of URLs by kind; a single URL stays as it is. Raises InvalidValue."""
+    if isinstance(urls, str):
+        return urls
+    for kind in urls:
+        if kind not in (DEFAULT, *KINDS):
+            raise InvalidValue("storage", kind, f"must have URLs for {', '.join((DEFAULT, *KINDS))}")
+    storage = ",".join(f"{kind}={url}" for kind, url in urls.items())
+    urls_by_kind(storage or f"{DEFAULT}=")
+    return storage

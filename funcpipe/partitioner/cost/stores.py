@@ -1,0 +1,197 @@
+"""What stages move through the stores of messages and of sums: bytes, requests, and what they cost.
+
+Activations and their gradients are messages. What replicas exchange to sum gradients, and the gradients of tied
+parameters, which travel at the same time, are sums. By hand: four replicas of a stage sum 120 bytes each by streams.
+Each sends three quarters of its own gradient, 90 bytes, and its quarter of the sums, 30; and receives three other
+replicas' share of its quarter, 90 bytes, and the three other quarters of the sums, 90.
+
+>>> sync_bytes_each(Sync.STREAMED, 4, 120.0, 120.0)
+(120.0, 180.0)
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from funcpipe.core import StoreEstimate, StoreSpec, Sync, SyncWay, usual_streams
+from funcpipe.partitioner.cost.arrays import Array, BoolArray
+from funcpipe.partitioner.cost.loads import Loads, Setting
+from funcpipe.partitioner.cost.requests import message_requests, raw_objects, sync_requests
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """What each stage moves in one iteration, all replicas together, of one kind; an element for each stage."""
+
+    puts: Array
+    gets: Array
+    sent_bytes: Array
+    received_bytes: Array
+
+    def request_usd(self, store: StoreSpec) -> Array:
+        """Dollars for its requests."""
+        usd: Array = store.request_usd(self.puts, self.gets)  # type: ignore[arg-type, assignment]
+        return usd
+
+    def transfer_usd(self, store: StoreSpec) -> Array:
+        """Dollars for its bytes."""
+        usd: Array = store.transfer_usd(self.sent_bytes, self.received_bytes)  # type: ignore[arg-type, assignment]
+        return usd
+
+
+def link(loads: Loads, store: StoreSpec, workers: int) -> tuple[Array, Array]:
+    """Bytes per second up and down that each of `workers` functions gets from `store`, all transferring at once.
+
+    The store's cap, where it has one, holds for each direction and is shared evenly.
+    """
+    share = np.inf if store.shared_bytes_s is None else store.shared_bytes_s / workers
+    most = min(share, np.inf if store.bytes_s is None else store.bytes_s)
+    return np.minimum(loads.upload_bytes_s, most), np.minimum(loads.download_bytes_s, most)
+
+
+def message_traffic(loads: Loads, setting: Setting) -> Traffic:
+    """Activations and their gradients between stages."""
+    puts, gets = message_requests(loads.traffic, setting)
+    each, traffic, back = setting.micro_batches, loads.traffic, setting.back_wire_ratio
+    forward = setting.wire_ratio
+    return Traffic(
+        puts=puts,
+        gets=gets,
+        sent_bytes=each * (forward * traffic.forward_out_bytes + back * traffic.backward_out_bytes),
+        received_bytes=each * (forward * traffic.forward_in_bytes + back * traffic.backward_in_bytes),
+    )
+
+
+def sum_traffic(loads: Loads, setting: Setting, ways: Sequence[SyncWay] | None = None) -> Traffic:
+    """What replicas exchange to sum gradients, and gradients of tied parameters on their way between stages.
+
+    `ways` are those of the stages, as in `requests.requests`.
+    """
+    chosen = (setting.way,) if ways is None else ways
+    ties, replicas = loads.ties, setting.replicas
+    counts = np.array([sync_requests(way, replicas) for way in chosen] or [(0, 0)])
+    moved = [sync_bytes(way, loads, setting) for way in chosen]
+    sent, received = (_along_stages([one[side] for one in moved]) for side in (0, 1))
+    return Traffic(
+        puts=counts[:, 0] + replicas * ties.upload_objects,
+        gets=counts[:, 1] + replicas * ties.download_objects,
+        sent_bytes=sent + replicas * ties.upload_bytes,
+        received_bytes=received + replicas * ties.download_bytes,
+    )
+
+
+def _along_stages(of_ways: list[Array]) -> Array:
+    """Of values for each way and stage those for the way of each stage; the only one where there is one way."""
+    if len(of_ways) < 2:
+        return of_ways[0] if of_ways else np.zeros(1)
+    return np.stack([np.broadcast_to(values, len(of_ways))[i] for i, values in enumerate(of_ways)])
+
+
+def sync_bytes(way: SyncWay, loads: Loads, setting: Setting) -> tuple[Array, Array]:
+    """Bytes that all replicas of each stage send and receive in one synchronisation."""
+    gradient_bytes = setting.sync_wire_ratio * loads.summed_bytes
+    merged_bytes = setting.merged_wire_ratio * loads.summed_bytes
+    sent, received = sync_bytes_each(way.sync, setting.replicas, gradient_bytes, merged_bytes)
+    return setting.replicas * sent, setting.replicas * received
+
+
+def sync_bytes_each(sync: Sync, replicas: int, gradient_bytes: Any, merged_bytes: Any) -> tuple[Any, Any]:
+    """Bytes that each replica sends and receives in one synchronisation, on average."""
+    others = replicas - 1
+    match sync:
+        case _ if replicas == 1:
+            return 0 * gradient_bytes, 0 * gradient_bytes
+        case Sync.EXCHANGE:
+            return gradient_bytes, others * gradient_bytes
+        case Sync.ALL_REDUCE:  # the first replica reads what all others write, and they its sum
+            sent = (others * gradient_bytes + merged_bytes) / replicas
+            return sent, others * (gradient_bytes + merged_bytes) / replicas
+        case _:
+            raw_bytes = others * gradient_bytes / replicas
+            return raw_bytes + merged_bytes / replicas, raw_bytes + others * merged_bytes / replicas
+
+
+def way_usd(way: SyncWay, loads: Loads, setting: Setting) -> Array:
+    """Dollars of each stage for the requests and the bytes of one synchronisation, all replicas together."""
+    store = setting.sum_store
+    usd: Array = store.request_usd(*sync_requests(way, setting.replicas)) + np.zeros(1)
+    if store.costs_by_byte:
+        usd = usd + store.transfer_usd(*sync_bytes(way, loads, setting))  # type: ignore[arg-type]
+    return usd
+
+
+def storage_usd(loads: Loads, setting: Setting, ways: Sequence[SyncWay] | None = None) -> Array:
+    """Dollars of each stage in one iteration for requests and bytes of both kinds; `ways` as in `sum_traffic`."""
+    messages, sums = message_traffic(loads, setting), sum_traffic(loads, setting, ways)
+    usd: Array = messages.request_usd(setting.message_store) + messages.transfer_usd(setting.message_store)
+    return usd + sums.request_usd(setting.sum_store) + sums.transfer_usd(setting.sum_store)
+
+
+def objects_fit(loads: Loads, setting: Setting) -> BoolArray:
+    """Which stages write no object that is too large for its store; those for sums aside, which `way_fits` knows.
+
+    Of messages, all that a stage sends forward for a micro-batch must fit, and all that it sends back: that is more
+    than an object only where one stage writes several.
+    """
+    messages, sums = setting.message_store.largest_bytes, setting.sum_store.largest_bytes
+    fit: BoolArray = np.ones(np.broadcast(loads.parameter_bytes, loads.traffic.forward_out_bytes).shape, dtype=bool)
+    if messages is not None:
+        fit &= setting.wire_ratio * loads.traffic.forward_out_bytes <= messages
+        fit &= setting.back_wire_ratio * loads.traffic.backward_out_bytes <= messages
+    if sums is not None:
+        fit &= loads.ties.upload_bytes <= sums
+    return fit
+
+
+def way_fits(way: SyncWay, loads: Loads, setting: Setting) -> BoolArray:
+    """Which stages write no object that is too large for its store when they synchronise in `way`."""
+    largest, fit = setting.sum_store.largest_bytes, np.ones_like(loads.summed_bytes, dtype=bool)
+    if largest is None or setting.replicas == 1:
+        return fit
+    raw_share, merged_share = largest_shares(way, setting.replicas)
+    fit &= raw_share * setting.sync_wire_ratio * loads.summed_bytes <= largest
+    fit &= merged_share * setting.merged_wire_ratio * loads.summed_bytes <= largest
+    return fit
+
+
+def largest_shares(way: SyncWay, replicas: int) -> tuple[float, float]:
+    """The shares of a gradient in the largest raw and in the largest merged object; by `comm.collectives.Pattern`."""
+    cut_as = usual_streams(way.sync, replicas, way.streams)
+    if way.sync is Sync.EXCHANGE:
+        return 1 / cut_as.rounds, 0.0
+    if way.sync is Sync.ALL_REDUCE:
+        return 1.0, 1.0
+    readers = -(-(replicas - 1) // raw_objects(replicas, cut_as))
+    merged = min(cut_as.merged, cut_as.rounds)
+    return readers / (replicas * cut_as.rounds), -(-cut_as.rounds // merged) / (replicas * cut_as.rounds)
+
+
+def store_estimates(
+    loads: Loads, setting: Setting, iteration_s: float, ways: Sequence[SyncWay]
+) -> tuple[StoreEstimate, ...]:
+    """What messages and sums take of their stores; the hours of a store count with the first kind that is in it."""
+    stores = setting.stores
+    found: list[StoreEstimate] = []
+    kinds = [
+        ("messages", stores.messages, message_traffic(loads, setting)),
+        ("sums", stores.sums, sum_traffic(loads, setting, ways)),
+    ]
+    for kind, name, traffic in kinds:
+        store = setting.spec.store(name)
+        is_first = name not in [earlier.store for earlier in found]
+        found.append(
+            StoreEstimate(
+                kind=kind,
+                store=name,
+                puts=int(traffic.puts.sum()),
+                gets=int(traffic.gets.sum()),
+                sent_bytes=round(traffic.sent_bytes.sum()),
+                received_bytes=round(traffic.received_bytes.sum()),
+                request_usd=float(traffic.request_usd(store).sum()),
+                transfer_usd=float(traffic.transfer_usd(store).sum()),
+                hours_usd=store.price_usd_h / 3600 * iteration_s if is_first else 0.0,
+            )
+        )
+    return tuple(found)
