@@ -127,8 +127,7 @@ def _worker_tasks(shape: StepShape, links: Links, stage: int, replica: int) -> T
     """Everything that one worker does before its update."""
     mine = range(replica, shape.micro_batches, shape.replicas)
     gradients: tuple[Task, ...] = ()
-    buckets = shape.pattern_of(stage).streams.rounds - 1 if shape.replicas > 1 and not _adds_tied(shape, stage) else 0
-    pipeline = Pipeline(links, shape.schedule, stage, shape.stages, replica, mine, buckets)
+    pipeline = Pipeline(links, shape.schedule, stage, shape.stages, replica, mine, _buckets(shape, links, stage))
     loads = stage_loads(
         shape.loading,
         shape.schedule,
@@ -151,6 +150,17 @@ def _worker_tasks(shape: StepShape, links: Links, stage: int, replica: int) -> T
     yield from _share_tied(shape, stage, replica, gradients)
     if shape.norms:
         yield from _share_norms(shape, stage, replica, gradients)
+
+
+def _buckets(shape: StepShape, links: Links, stage: int) -> int:
+    """How many parts of the gradient may be summed before the last backward has ended.
+
+    None where it has gradients of activations to send: those of other stages wait for them, and would wait for the
+    parts as well, at one stage after the other. None either where gradients of tied parameters are still to be added.
+    """
+    if shape.replicas == 1 or links.gradient_writes or _adds_tied(shape, stage):
+        return 0
+    return shape.pattern_of(stage).streams.rounds - 1
 
 
 def _add_tied(shape: StepShape, stage: int, replica: int, gradients: tuple[Task, ...]) -> Tasks:

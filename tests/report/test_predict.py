@@ -15,6 +15,7 @@ from funcpipe.core import (
     Resource,
     ScheduleKind,
     Stage,
+    Streams,
     Sync,
     TensorProfile,
     TiedParameter,
@@ -118,6 +119,40 @@ def test_synchronisation_of_two_replicas_takes_the_time_of_the_formula() -> None
         for wired, seconds in ((replace(plan, wire_sync=Wire.BF16), 1.0), (sharded(plan), 0.5 + 1.0)):
             assert predict(wired, profile, SPEC).duration_s == pytest.approx(seconds + 4 * 0.04)
             assert evaluate(wired, profile, SPEC).iteration_s == pytest.approx(seconds + 4 * 0.04)
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 6])
+@pytest.mark.parametrize("sync", [Sync.EXCHANGE, Sync.STREAMED])
+def test_sums_of_a_stage_do_not_hold_up_the_stages_before_it(sync: Sync, rounds: int) -> None:
+    """Eight stages, each with a second's worth of gradients: what is sent to earlier stages goes up first."""
+    layer = LayerProfile(
+        name="l", parameter_bytes=70_000_000, activation_bytes=0, forward_s=(0.02,) * 8, backward_s=(0.04,) * 8
+    )
+    tensors = tuple(
+        TensorProfile(name=f"t{i}", producer=i, consumers=(i + 1,), forward_bytes=10**6, backward_bytes=10**6)
+        for i in range(7)
+    )
+    profile = ModelProfile(
+        model="m",
+        micro_batch=1,
+        platform="aws-lambda",
+        sizes=SIZES,
+        base_memory_bytes=0,
+        layers=(layer,) * 8,
+        tensors=tensors,
+    )
+    plan = Plan(
+        global_batch=8,
+        micro_batch=1,
+        replicas=2,
+        schedule=ScheduleKind.GPIPE,
+        sync=sync,
+        streams=Streams(rounds, 1, rounds),
+        wire=Wire.FP32,
+        stages=tuple(Stage(first=i, stop=i + 1, size="10240MB", memory_mb=10240) for i in range(8)),
+    )
+    predicted = predict(plan, profile, SPEC)
+    assert predicted.duration_s == pytest.approx(evaluate(plan, profile, SPEC).iteration_s, rel=0.02)
 
 
 def sharded(plan: Plan) -> Plan:

@@ -162,29 +162,43 @@ def test_a_worker_s_part_keeps_its_order_and_its_own_needs() -> None:
 
 
 def test_a_round_of_the_synchronisation_waits_for_its_bucket_alone() -> None:
-    """Of three rounds two may begin while the last backward runs; its gradients for earlier stages go up first."""
+    """Of three rounds of the first stage two may begin while the last backward runs."""
     graph = build_graph(replace(small(), micro_batches=4, sync=Sync.STREAMED, streams=Streams(3, 1, 3)))
     needs = {
         str(task): {str(graph.tasks[i]) for i in found} for task, found in zip(graph.tasks, graph.needs, strict=True)
     }
-    assert needs["put-split.s1.r0.k0"] == {"bucket.s1.r0.m0.k0"}
-    assert needs["put-split.s1.r0.k1"] == {"bucket.s1.r0.m0.k1"}
-    assert needs["put-split.s1.r0.k2"] == {"flatten.s1.r0"}
-    assert needs["bucket.s1.r0.m0.k1"] == {"forward.s1.r0.m0", "bucket.s1.r0.m0.k0"}
-    assert needs["backward.s1.r0.m0.k2"] == {"forward.s1.r0.m0", "bucket.s1.r0.m0.k1"}
+    assert needs["put-split.s0.r0.k0"] == {"bucket.s0.r0.m0.k0"}
+    assert needs["put-split.s0.r0.k1"] == {"bucket.s0.r0.m0.k1"}
+    assert needs["put-split.s0.r0.k2"] == {"flatten.s0.r0"}
+    assert needs["bucket.s0.r0.m0.k1"] == {"forward.s0.r0.m0", "bucket.s0.r0.m0.k0"}
+    assert needs["backward.s0.r0.m0.k2"] == {"forward.s0.r0.m0", "bucket.s0.r0.m0.k1"}
     lanes = {
-        lane.resource: [str(graph.tasks[i]) for i in found] for lane, found in graph.lanes().items() if lane.stage == 1
+        lane.resource: [str(graph.tasks[i]) for i in found] for lane, found in graph.lanes().items() if lane.stage == 0
     }
-    uploads = lanes[Resource.UPLOAD]
+    assert lanes[Resource.MERGE] == ["merge.s0.r1.k0", "merge.s0.r1.k1", "merge.s0.r1.k2"]
+
+
+def test_stages_that_send_gradients_of_activations_have_no_buckets() -> None:
+    """Other stages wait for these, so they go up before anything of the synchronisation."""
+    graph = build_graph(replace(small(), micro_batches=4, sync=Sync.STREAMED, streams=Streams(3, 1, 3)))
+    assert {task.stage for task in graph.tasks if task.kind is Kind.BUCKET} == {0}
+    needs = {
+        str(task): {str(graph.tasks[i]) for i in found} for task, found in zip(graph.tasks, graph.needs, strict=True)
+    }
+    assert needs["put-split.s1.r0.k0"] == {"flatten.s1.r0"}
+    uploads = next(
+        [str(graph.tasks[i]) for i in found]
+        for lane, found in graph.lanes().items()
+        if (lane.stage, lane.replica, lane.resource) == (1, 1, Resource.UPLOAD)
+    )
     assert uploads.index("put-gradient.s1.r1.m1.p0") < uploads.index("put-split.s1.r1.k0")
-    assert lanes[Resource.MERGE] == ["merge.s1.r1.k0", "merge.s1.r1.k1", "merge.s1.r1.k2"]
 
 
 def test_stages_that_add_tied_gradients_have_no_buckets() -> None:
     """What later stages found is known after the backward only."""
     routes = replace(chain_routes(2), ties=(TieRoute(stages=(0, 1), parameters=("w",), payload_bytes=4),))
     graph = build_graph(replace(small(), routes=routes, sync=Sync.STREAMED, streams=Streams(3, 1, 3)))
-    assert {task.stage for task in graph.tasks if task.kind is Kind.BUCKET} == {1}
+    assert not any(task.kind is Kind.BUCKET for task in graph.tasks)
 
 
 def test_the_readers_of_an_object() -> None:

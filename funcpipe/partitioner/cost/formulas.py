@@ -87,12 +87,14 @@ def lane_times(loads: Loads, setting: Setting, *, workers: int) -> Lanes:
 
 def tied_times(loads: Loads, setting: Setting, up: Array, down: Array) -> tuple[Array, Array]:
     """Seconds in which each stage writes and reads the gradients of tied parameters, and those of the backward during
-    which other gradients may travel: none where stages share parameters, as nothing travels before it has ended.
+    which other gradients may travel: none where stages share parameters or return gradients of activations, as nothing
+    travels before it has ended.
     """
     ties, store = loads.ties, setting.sum_store
     tied_s = ties.upload_bytes / up + ties.download_bytes / down
     tied_s = tied_s + store.latency_s * (ties.upload_objects + ties.download_objects)
-    backward_s = np.where(ties.download_objects > 0, 0.0, setting.spec.contention * loads.backward_s)
+    waits = (ties.download_objects > 0) | (loads.traffic.backward_out_objects > 0)
+    backward_s = np.where(waits, 0.0, setting.spec.contention * loads.backward_s)
     return tied_s, backward_s
 
 

@@ -145,7 +145,7 @@ def exposed_s(
 ) -> Array:
     """Seconds that an exchange or a streamed scatter-reduce takes beyond the backward during which it begins.
 
-    The backward completes its rounds one by one, evenly over its `backward_s`. All of these but the last round's share
+    The backward completes its rounds one by one, evenly over its `backward_s`, or at its end where that is 0. All of these but the last round's share
     is gained; what is left is at least the time of the last round alone.
     """
     link = (replicas, up, down, latency_s)
