@@ -145,8 +145,8 @@ def exposed_s(
 ) -> Array:
     """Seconds that an exchange or a streamed scatter-reduce takes beyond the backward during which it begins.
 
-    The backward completes its rounds one by one, evenly over its `backward_s`, or at its end where that is 0. All of these but the last round's share
-    is gained; what is left is at least the time of the last round alone.
+    The backward completes its rounds one by one, evenly over its `backward_s`, or at its end where that is 0. All of
+    these but the last round's share is gained; what is left is at least the time of the last round alone.
     """
     link = (replicas, up, down, latency_s)
     sums = np.asarray(gradient_bytes if merged_bytes is None else merged_bytes, dtype=np.float64)
