@@ -66,10 +66,11 @@ _COVERAGE = "COVERAGE_PROCESS_CONFIG"
 
 @pytest.fixture(scope="session", autouse=True)
 def logs_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Logs of local functions and keys of runs do not go where those of the user lie."""
+    """Logs of local functions and keys of runs do not go where those of the user lie; no history is kept."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FUNCPIPE_LOG_DIR", str(tmp_path_factory.mktemp("logs")))
         patch.setenv("FUNCPIPE_KEY_DIR", str(tmp_path_factory.mktemp("keys")))
+        patch.setenv("FUNCPIPE_HISTORY", "")
         patch.setenv("FUNCPIPE_RUN_KEY", RUN_KEY.text)
         yield
 

@@ -29,6 +29,7 @@ ROOMS = {
     "worker": {"core", "errors", "model", "comm", "scheduler", "platforms.base", "training", "profiler", "runstate"},
     "platforms": {"core", "errors", "platforms.base", "worker"},
     "examples": set[str](),
+    "history": {"core", "errors"},
     "report": {"core", "errors", "comm.collectives", "scheduler", "partitioner"},
     "provision": {"core", "errors", "partitioner"},
 }
@@ -149,6 +150,7 @@ def test_planning_loads_neither_torch_nor_a_solver() -> None:
         "import funcpipe.partitioner.optimize",
         "import funcpipe.report.predict",
         "import funcpipe.provision.workload, funcpipe.provision.fit_loss, funcpipe.provision.spotdnn_search",
+        "import funcpipe.history.journal, funcpipe.history.learned",
     )
     assert {statement: heavy for statement, loaded in found.items() if (heavy := loaded & HEAVY)} == {}
 

@@ -11,6 +11,7 @@ from funcpipe.client.continuation import Learned, write_back
 from funcpipe.client.export import load_into
 from funcpipe.client.job import Learner, SampleOrder
 from funcpipe.client.launch import launch, launch_detached
+from funcpipe.client.observing import file_run
 from funcpipe.client.prepare import Confirm, PreparedRun, prepare_training
 from funcpipe.client.results import RunResult
 from funcpipe.client.server_training import (
@@ -118,6 +119,7 @@ class FuncPipe(Evaluating):
             prepared.ask(confirm)
             with told.of_run(run_info(prepared)):
                 result = launch(prepared, told)
+                file_run(prepared, result)
                 self._learned = write_back(result, self.model, prepared.epochs_after(len(result.losses)))
                 return told.ended(replace(result.with_all_of(saved_state(self.model)), learned=None))
 

@@ -7,6 +7,7 @@ from typing import Any
 from funcpipe.cli.completion import add_completion
 from funcpipe.cli.deploy_arguments import add_deploy, add_destroy, add_logs
 from funcpipe.cli.evaluate_options import add_evaluate, add_predict
+from funcpipe.cli.history_options import add_history
 from funcpipe.cli.options import HelpFormatter
 from funcpipe.cli.plan_options import add_explain, add_optimize, add_profile, add_simulate
 from funcpipe.cli.platform_options import add_platforms
@@ -56,7 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB", prog="funcpipe")
     for add in (
         *(add_profile, add_optimize, add_explain, add_simulate, add_train, add_verify, add_evaluate, add_predict),
-        *(add_provision, add_fit_loss, add_train_server),
+        *(add_provision, add_fit_loss, add_train_server, add_history),
         *(add_status, add_watch, add_stop, add_clean, add_export, add_key, add_report, add_compare, add_platforms),
         *(add_deploy, add_destroy, add_logs, add_completion),
     ):

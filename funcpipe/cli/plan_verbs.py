@@ -4,12 +4,14 @@ Each imports what it needs itself, so that planning loads neither torch nor a cl
 """
 
 import argparse
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from funcpipe.cli import plan_values, render
 from funcpipe.cli.factories import check_names, load_data, make_model, make_sample
 from funcpipe.cli.files import write_file
+from funcpipe.cli.history_verbs import observed_here, with_observed
 from funcpipe.cli.platform_verbs import check_site, open_named_site
 from funcpipe.core import ModelProfile, Plan, PlatformSpec, TrainingSpec, read, to_text, write, write_trace
 from funcpipe.core.json_form import to_plain
@@ -18,7 +20,9 @@ from funcpipe.platforms.catalog import load_spec
 
 if TYPE_CHECKING:
     import torch
+    from rich.console import Console
 
+    from funcpipe.history.learned import ObservedIteration
     from funcpipe.partitioner.analysis.whatif import Planner
 
 
@@ -102,7 +106,15 @@ def optimize(options: argparse.Namespace) -> None:
             from funcpipe.report.html.page import write_page
 
             write_file(partial(write_page, Material(plan=plan, profile=measured, spec=spec)), options.report)
-        render.show(options.json, to_text(plan), partial(render.plan, plan, options.output))
+        (observed,) = observed_here([plan])
+        told = partial(_planned, plan, options.output, observed)
+        render.show(options.json, with_observed(to_text(plan), observed), told)
+
+
+def _planned(plan: Plan, path: str, observed: "Sequence[ObservedIteration]", console: "Console") -> None:
+    """The plan as modelled, and an iteration as observed here."""
+    render.plan(plan, path, console)
+    render.observed(observed, console)
 
 
 def _what_if(

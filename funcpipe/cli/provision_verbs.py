@@ -1,21 +1,27 @@
 """The verbs provision and fit-loss."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from funcpipe.cli import plan_values, render
 from funcpipe.cli.files import write_file
+from funcpipe.cli.history_verbs import observed_here, with_observed
 from funcpipe.cli.numbers import positive
-from funcpipe.core import ModelProfile, OptimizerKind, TrainingSpec, read, to_text, write
+from funcpipe.core import ModelProfile, OptimizerKind, ProvisionTable, TrainingSpec, read, to_text, write
 from funcpipe.core.job_spec import JobSpec
 from funcpipe.core.loss_model import InverseLoss, LossModel, WeightedLoss
 from funcpipe.core.market import Market
 from funcpipe.errors import FormatError, InputError
 from funcpipe.platforms.machine_catalog import load_market
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from funcpipe.history.learned import ObservedIteration
 
 N = TypeVar("N", int, float)
 
@@ -56,7 +62,17 @@ def provision(options: argparse.Namespace) -> None:
         from funcpipe.provision.figure import draw
 
         write_file(partial(draw, table, fronts(inputs, table)), options.figure)
-    render.show(options.json, to_text(table), partial(render.provisions, table))
+    plans = [(one.way, one.plan) for one in table.provisions if one.plan is not None]
+    observed = observed_here([plan for _, plan in plans])
+    found = {way: here for (way, _), here in zip(plans, observed, strict=True) if here}
+    render.show(options.json, with_observed(to_text(table), found), partial(_provisions, table, found))
+
+
+def _provisions(table: ProvisionTable, found: "Mapping[str, Sequence[ObservedIteration]]", console: "Console") -> None:
+    """All ways as modelled, and an iteration of those with a plan as observed here."""
+    render.provisions(table, console)
+    for way, observed in found.items():
+        render.observed(observed, console, prefix=f"{way}, ")
 
 
 def fit_loss(options: argparse.Namespace) -> None:

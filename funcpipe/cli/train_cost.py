@@ -2,17 +2,22 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from funcpipe.cli import render
 from funcpipe.cli.factories import load_data
+from funcpipe.cli.history_verbs import observed_here, with_observed
 from funcpipe.core import JobEstimate, Plan, Validation, to_text
 from funcpipe.errors import InputError
 from funcpipe.platforms.catalog import LOCAL, is_ray, load_spec
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from funcpipe.api import FuncPipe
+    from funcpipe.history.learned import ObservedIteration
 
 
 def dry_run(options: argparse.Namespace, plan: Plan, pipe: "FuncPipe", validation: Validation | None) -> None:
@@ -23,10 +28,20 @@ def dry_run(options: argparse.Namespace, plan: Plan, pipe: "FuncPipe", validatio
     found = pipe.estimate(
         data, epochs=options.epochs, platform=functions, plan=plan, prices=prices, validation=validation
     )
-    render.show(options.json, to_text(found), partial(render.job_estimate, found, options.max_usd))
+    (observed,) = observed_here([plan])
+    told = partial(_estimated, found, options.max_usd, observed)
+    render.show(options.json, with_observed(to_text(found), observed), told)
 
 
-def confirm(options: argparse.Namespace, estimate: JobEstimate | None) -> None:
+def _estimated(
+    found: JobEstimate, max_usd: float | None, observed: "Sequence[ObservedIteration]", console: "Console"
+) -> None:
+    """The job as modelled, and an iteration of it as observed here."""
+    render.job_estimate(found, max_usd, console)
+    render.observed(observed, console)
+
+
+def confirm(options: argparse.Namespace, plan: Plan, estimate: JobEstimate | None) -> None:
     """Ask on a terminal whether a job that costs money is to start.
 
     Raises InputError if the answer is no; or if nobody can be asked, and neither --yes nor a limit was given.
@@ -36,8 +51,9 @@ def confirm(options: argparse.Namespace, estimate: JobEstimate | None) -> None:
     line = (
         "what it costs is not known: the plan has no estimate" if estimate is None else estimate.line(options.max_usd)
     )
+    (observed,) = observed_here([plan])
     if sys.stdin.isatty() and sys.stderr.isatty():
-        print(f"{line}\ngo on? [y/N] ", end="", file=sys.stderr, flush=True)
+        print("\n".join([line, *render.observed_lines(observed), "go on? [y/N] "]), end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             raise InputError("nothing was started")
     elif options.max_usd is None:

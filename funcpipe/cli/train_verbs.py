@@ -28,7 +28,7 @@ def train(options: argparse.Namespace) -> None:
     if options.dry_run:
         dry_run(options, plan, pipe, validation)
         return
-    settings = _settings(options, plan) | {"validation": validation, "confirm": partial(confirm, options)}
+    settings = _settings(options, plan) | {"validation": validation, "confirm": partial(confirm, options, plan)}
     if options.detach:
         run = pipe.start(load_data(options.data), **settings)
         render.show(options.json, render.as_json({"run": run}), partial(render.detached, run, storage_url(options)))

@@ -75,6 +75,7 @@ class RunResult(Showable):
     of steps that updated nothing, as their gradients were not finite. `callback_errors` are the exceptions that
     callbacks have raised, of each the first. `validations` are in the order of their steps, and `best` the model of the
     best of them, if that was kept. `outputs` are those of a model that predicts, for all samples in their order.
+    `start_s` are the seconds from the invocation of each worker's last function to its first line, where known.
     """
 
     run: str
@@ -91,6 +92,7 @@ class RunResult(Showable):
     validations: tuple[ValidationReport, ...] = ()
     best: Mapping[str, Tensor] | None = None
     outputs: Mapping[str, Tensor] = field(default_factory=dict)
+    start_s: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def best_step(self) -> int | None:
@@ -161,7 +163,22 @@ def collect(
         validations=validations,
         best=best_tensors(storage, keys, len(plan.stages), validations),
         outputs=outputs or {},
+        start_s=_starts_s(functions, reports),
     )
+
+
+def _starts_s(functions: Sequence[WatchedFunction], reports: Sequence[WorkerReport]) -> dict[str, float]:
+    """Seconds from the invocation of each worker's last function to its first line, by the clocks of both."""
+    invoked_s: dict[tuple[str, int], float] = {}
+    for function in functions:
+        started = function.started
+        attempt = started.worker, started.attempt
+        invoked_s[attempt] = max(started.started_at_s, invoked_s.get(attempt, 0.0))
+    return {
+        report.worker: max(report.started_at_s - began_s, 0.0)
+        for report in sorted(reports, key=lambda report: report.attempt)
+        if (began_s := invoked_s.get((report.worker, report.attempt), 0.0))
+    }
 
 
 def bill(

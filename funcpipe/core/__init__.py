@@ -18,6 +18,7 @@ from funcpipe.core.loss_model import InverseLoss, LossModel, WeightedLoss
 from funcpipe.core.market import Gpu, Machine, Market
 from funcpipe.core.names import WorkerId, worker_name
 from funcpipe.core.numerics import Numerics, OnNan, Precision
+from funcpipe.core.observation import Observation, Quantity
 from funcpipe.core.plan import Optimality, Plan, SolverReport, Stage, TrainingSpec
 from funcpipe.core.platform import LIST_KEYS, MB, FunctionSize, PlatformSpec, RequestCounts
 from funcpipe.core.probe import LayerReport, MachineReport, ProbeSpec
@@ -106,6 +107,7 @@ __all__ = [
     "Monitor",
     "MonitorMode",
     "Numerics",
+    "Observation",
     "OnDrift",
     "OnNan",
     "OnOutOfMemory",
@@ -121,6 +123,7 @@ __all__ = [
     "ProfiledBucket",
     "Provision",
     "ProvisionTable",
+    "Quantity",
     "Recompute",
     "Refusal",
     "Rented",

@@ -1,7 +1,7 @@
 """What a whole job is expected to take, before it is started: seconds and dollars, item by item."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from funcpipe.core import checks
 
@@ -57,6 +57,11 @@ class JobEstimate:
     client: JobItem = field(default=NOTHING)
     earlier_usd: float = 0.0
     hours_usd: float = 0.0
+
+    @staticmethod
+    def upgrade(fields: dict[str, Any]) -> dict[str, Any]:
+        """The fields of what a command has printed with `--json`, which says beside them what was observed here."""
+        return {name: value for name, value in fields.items() if name != "observed_here"}
 
     @property
     def items(self) -> dict[str, JobItem]:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from funcpipe.core import checks
 from funcpipe.core.choices import MESSAGE_WIRES, SYNC_WIRES, OptimizerKind, Recompute, ScheduleKind, Sync, Wire
@@ -203,6 +203,11 @@ class Plan(Showable):
         if self.is_sharded:
             for way in self.ways:
                 _check_sharding(way.sync, self.gradient_wire)
+
+    @staticmethod
+    def upgrade(fields: dict[str, Any]) -> dict[str, Any]:
+        """The fields of what a command has printed with `--json`, which says beside them what was observed here."""
+        return {name: value for name, value in fields.items() if name != "observed_here"}
 
     @property
     def ways(self) -> tuple[SyncWay, ...]:

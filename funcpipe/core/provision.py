@@ -1,7 +1,7 @@
 """What a job is to be run on, what that is predicted to take, and how the ways compare."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from funcpipe.core.job_spec import JobSpec
 from funcpipe.core.plan import Plan
@@ -107,5 +107,10 @@ class ProvisionTable(Showable):
     why: str
     assumptions: tuple[str, ...] = ()
     market_assumptions: tuple[str, ...] = ()
+
+    @staticmethod
+    def upgrade(fields: dict[str, Any]) -> dict[str, Any]:
+        """The fields of what a command has printed with `--json`, which says beside them what was observed here."""
+        return {name: value for name, value in fields.items() if name != "observed_here"}
 
     shown = provisions_shown

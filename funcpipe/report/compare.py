@@ -67,7 +67,7 @@ def compare(predicted: Trace, observed: Trace) -> Report:
     """
     if not observed.events or not predicted.events:
         raise PlanError("there is nothing to compare: a trace has no events")
-    steps = _full_steps(observed)
+    steps = full_steps(observed)
     observed_s = _iteration_s(observed, steps)
     expected = _use(predicted, predicted.steps()[:1], predicted.duration_s)
     found = _use(observed, steps, observed_s)
@@ -89,11 +89,16 @@ def compare(predicted: Trace, observed: Trace) -> Report:
 
 def typical_step(observed: Trace) -> Trace:
     """The step with the median duration among those with the most tasks, shifted to start at 0 s."""
-    steps = [observed.of_step(step) for step in _full_steps(observed)]
+    steps = [observed.of_step(step) for step in full_steps(observed)]
     return sorted(steps, key=lambda step: step.duration_s)[len(steps) // 2].from_zero()
 
 
-def _full_steps(trace: Trace) -> tuple[int, ...]:
+def typical_iteration_s(observed: Trace) -> float:
+    """How long an observed iteration lasts: from the end of one step to the end of the next, the median."""
+    return _iteration_s(observed, full_steps(observed))
+
+
+def full_steps(trace: Trace) -> tuple[int, ...]:
     """The steps with the most tasks; loads do not count, as the first and the last step have others."""
     counts = Counter(event.step for event in trace.events if event.lane is not Resource.LOAD)
     most = max(counts.values())

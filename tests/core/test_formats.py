@@ -19,6 +19,7 @@ FORMATS = {
     "JobSpec": "funcpipe.job-spec/1",
     "LayerReport": "funcpipe.layer/1",
     "LeaseDocument": "funcpipe.lease/1",
+    "Observation": "funcpipe.observation/1",
     "OwnerDocument": "funcpipe.owner/1",
     "MachineReport": "funcpipe.machine/1",
     "Manifest": "funcpipe.checkpoint/1",

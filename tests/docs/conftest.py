@@ -52,6 +52,7 @@ def folder(planned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     """A copy of `planned` for one page, which is the current folder and the first in which modules are looked for."""
     shutil.copytree(planned, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FUNCPIPE_HISTORY", str(tmp_path / "history.jsonl"))
     monkeypatch.syspath_prepend(tmp_path)
     before = set(sys.modules)
     yield tmp_path

@@ -1,5 +1,6 @@
 """How results look in a terminal."""
 
+from funcpipe.cli.render.history import history, observed, observed_lines
 from funcpipe.cli.render.output import as_json, show
 from funcpipe.cli.render.plans import front, plan, platform, platforms, profile, simulation, what_if
 from funcpipe.cli.render.progress import profiling
@@ -27,8 +28,11 @@ __all__ = [
     "detached",
     "evaluation",
     "front",
+    "history",
     "job_estimate",
     "loss_model",
+    "observed",
+    "observed_lines",
     "plan",
     "platform",
     "platforms",

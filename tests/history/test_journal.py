@@ -1,0 +1,93 @@
+"""The file of the history: where it lies, what a damaged line costs, and that it does not grow for ever."""
+
+import fcntl
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from funcpipe.core import Observation, to_text
+from funcpipe.errors import InvalidValue
+from funcpipe.history.journal import append, history_file, read_history
+from tests.history.observations import observation
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "data" / "history.jsonl"
+
+
+def of_runs(count: int) -> list[Observation]:
+    return [observation(run=f"r{number}") for number in range(count)]
+
+
+def test_it_lies_where_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUNCPIPE_HISTORY", "/somewhere/h.jsonl")
+    assert history_file() == Path("/somewhere/h.jsonl")
+    monkeypatch.setenv("FUNCPIPE_HISTORY", "")
+    assert history_file() is None
+    assert read_history() == ()
+    monkeypatch.delenv("FUNCPIPE_HISTORY")
+    monkeypatch.setenv("XDG_DATA_HOME", "/data")
+    assert history_file() == Path("/data/funcpipe/history.jsonl")
+    monkeypatch.delenv("XDG_DATA_HOME")
+    assert history_file() == Path.home() / ".local/share/funcpipe/history.jsonl"
+
+
+def test_what_is_filed_is_read_back_once(path: Path) -> None:
+    assert read_history(path) == ()
+    append(path, of_runs(2))
+    append(path, of_runs(3))
+    assert read_history(path) == tuple(of_runs(3))
+
+
+def test_a_damaged_line_is_reported_and_skipped(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    append(path, of_runs(1))
+    with path.open("ab") as file:
+        file.write(b'{"format": "funcpipe.observation/1", "run": \n\xff\xfe\n{"format": "funcpipe.obs')
+    append(path, of_runs(2))
+    caplog.clear()
+    assert read_history(path) == tuple(of_runs(2))
+    assert [f"{path}:{line}: not JSON" in caplog.text for line in (2, 3, 4, 5)] == [True, True, True, False]
+
+
+def test_a_history_that_cannot_be_read_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert read_history(tmp_path) == ()
+    assert "cannot be read" in caplog.text
+
+
+def test_a_full_history_keeps_its_newest_half(path: Path) -> None:
+    most = 10 * len(to_text(observation()))
+    for one in of_runs(40):
+        append(path, [one], most_bytes=most)
+    kept = read_history(path)
+    assert path.stat().st_size <= most
+    assert kept == tuple(of_runs(40)[-len(kept) :])
+    assert len(kept) >= 4
+    assert {file.name for file in path.parent.iterdir()} == {path.name, f"{path.name}.lock"}
+
+
+def test_writers_take_turns(path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda one: append(path, [one]), of_runs(40)))
+    assert {one.run for one in read_history(path)} == {one.run for one in of_runs(40)}
+
+
+def test_a_writer_that_keeps_the_lock_holds_nobody_up(path: Path) -> None:
+    append(path, of_runs(1))
+    with path.with_name(f"{path.name}.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(TimeoutError, match="another process has locked"):
+            append(path, of_runs(2), lock_s=0.0)
+    assert read_history(path) == tuple(of_runs(1))
+
+
+@pytest.mark.parametrize("field", ["run", "platform", "ran_on", "size"])
+def test_an_observation_says_what_it_is_of(field: str) -> None:
+    with pytest.raises(InvalidValue, match=field):
+        observation(**{field: ""})
+
+
+def test_an_observation_has_no_negative_seconds() -> None:
+    with pytest.raises(InvalidValue, match="observed_s"):
+        observation(observed_s=-1.0)
