@@ -162,7 +162,7 @@ class Planning:
         iteration costs no more. `pins` are decisions that the plan must follow. Unless `schedule` and `sync` are given,
         the best ones are chosen. Activations travel in the format `wire`, their gradients in `wire_back`, by default
         the same, and the gradients that replicas sum in `wire_sync`; with `numerics` "bf16", all that is not asked to
-        travel in 16 bits may travel in bf16, and with "int8" sums in 8 bits besides. `shard_optimizer` divides the
+        travel in 16 bits may travel in bf16, and with "int8" in 8 bits besides. `shard_optimizer` divides the
         optimiser's state over replicas. `stores` says where messages, sums and checkpoints may be: "default", "auto",
         or names by kind, {"messages": "express"}; `train` then takes a URL for each. With `simulated_plans`, an
         iteration of so many of the best plans is simulated, and the best of them is taken. Raises Infeasible if no plan

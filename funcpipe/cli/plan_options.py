@@ -5,7 +5,7 @@ from typing import Any
 
 from funcpipe.cli.numbers import not_negative, positive, whole
 from funcpipe.cli.options import FACTORY, add_blocks, add_choice, add_measuring, add_platform, add_precision, add_verb
-from funcpipe.core import MESSAGE_WIRES, SYNC_WIRES, Numerics, OptimizerKind, Recompute, ScheduleKind, Sync
+from funcpipe.core import SYNC_WIRES, Numerics, OptimizerKind, Recompute, ScheduleKind, Sync, Wire
 from funcpipe.partitioner.catalog import PROFILED_LAYERS
 
 
@@ -171,13 +171,11 @@ def _add_choices(verb: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     add_choice(
         group, "--optimizer", [kind.value for kind in OptimizerKind], "sgd", "optimiser, by the state that it keeps"
     )
-    add_choice(
-        group, "--wire", [wire.value for wire in MESSAGE_WIRES], "fp32", "number format in which activations travel"
-    )
+    add_choice(group, "--wire", [wire.value for wire in Wire], "fp32", "number format in which activations travel")
     add_choice(
         group,
         "--wire-back",
-        ["same", *(wire.value for wire in MESSAGE_WIRES)],
+        ["same", *(wire.value for wire in Wire)],
         "same",
         "number format of their gradients",
     )
@@ -193,7 +191,7 @@ def _add_choices(verb: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         "--numerics",
         [kind.value for kind in Numerics],
         "exact",
-        "may what would travel in fp32 travel in bf16, or sums in int8, where that is better",
+        "may what would travel in fp32 travel in bf16, or in int8, where that is better",
     )
     add_choice(
         group,

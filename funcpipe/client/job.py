@@ -9,7 +9,7 @@ from funcpipe.client.continuation import Learned
 from funcpipe.client.evaluation import JobEvaluation, as_validation, make_evaluation
 from funcpipe.client.open_data import open_data, sendable
 from funcpipe.client.rehearsal import rehearse
-from funcpipe.core import Plan, PlatformSpec, RunSettings, Validation, checks
+from funcpipe.core import Plan, PlatformSpec, RunSettings, Validation, Wire, checks
 from funcpipe.core.validation import LOSS
 from funcpipe.errors import InvalidValue
 from funcpipe.model.graph import LayerGraph, trace
@@ -90,6 +90,7 @@ class Job:
             recipe=self.recipe,
             seed=self.seed,
             rounding=max(self.recipe.precision.rounding, *(wire.rounding for wire in self.plan.wires)),
+            in_blocks=Wire.INT8 in self.plan.wires,
             collate=self.loading.collate,
         )
 

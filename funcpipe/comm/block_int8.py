@@ -10,6 +10,8 @@ by the scale, of two as near the even one. So a number moves by at most 1/254 of
 not finite comes out as NaN in whole, so no such number is lost.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -17,6 +19,10 @@ BLOCK = 256
 """How many numbers share a scale."""
 
 _MOST, _MISSING = 127.0, -128
+_LARGEST_SCALE = torch.finfo(torch.float32).max / _MOST * (1 - 2.0**-23)  # 127 of a larger one might be infinite
+
+AT_ONCE = 256 * BLOCK
+"""How many numbers are best worked on at once, so that they stay in the processor's cache."""
 
 
 def blocks_in(elements: int) -> int:
@@ -24,11 +30,18 @@ def blocks_in(elements: int) -> int:
     return -(-elements // BLOCK)
 
 
+def parts(elements: int) -> Iterator[tuple[slice, slice]]:
+    """Which numbers, and which of their blocks, are worked on at once, one part after another."""
+    for start in range(0, elements, AT_ONCE):
+        stop = min(start + AT_ONCE, elements)
+        yield slice(start, stop), slice(start // BLOCK, blocks_in(stop))
+
+
 def quantised(values: Tensor) -> tuple[Tensor, Tensor]:
     """`values`, a vector of 32-bit numbers, as whole numbers (int8, one each) and scales (float32, one a block)."""
     rows = _rows(values)
     scales = rows.abs().amax(1) / _MOST
-    scales.masked_fill_(~scales.isfinite(), torch.nan)
+    scales.masked_fill_(~scales.isfinite(), torch.nan).clamp_(max=_LARGEST_SCALE)
     shares = rows / scales.unsqueeze(1)
     whole = shares.nan_to_num_(0.0, 0.0, 0.0).round_().clamp_(-_MOST, _MOST).to(torch.int8)
     whole.masked_fill_(is_missing(rows), _MISSING)
@@ -43,6 +56,12 @@ def restored(whole: Tensor, scales: Tensor, into: Tensor) -> None:
         torch.mul(whole[filled:], scales[-1], out=into[filled:])
     into.add_(0.0)  # a negative share of a scale that underflows is no missing number
     into.masked_fill_(whole == _MISSING, -0.0)
+
+
+def largest_in_blocks(values: Tensor) -> Tensor:
+    """The largest magnitude of each number's block, in the shape of `values`, which are 32-bit numbers."""
+    flat = values.detach().reshape(-1)
+    return _rows(flat).abs().amax(1).repeat_interleave(BLOCK)[: len(flat)].view(values.shape)
 
 
 def is_missing(values: Tensor) -> Tensor:

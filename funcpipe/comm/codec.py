@@ -4,9 +4,10 @@ A message is a fixed head, a JSON description and the bytes of the tensors, each
 
     magic "FPM2" | length of the description | 28 bytes that prove the rest whole | description | padding | tensor | …
 
-The description lists each tensor's name, dtype, shape, dtype on the wire, and offset. It is checked against the bytes
-of the message before anything is allocated. Every tensor is copied once, and cast in the same pass. The length of a
-message follows from dtypes and shapes alone, so several messages may share an object and be read one by one.
+The description lists each tensor's name, dtype, shape, form on the wire (`wire_form.py`), and offset. It is checked
+against the bytes of the message before anything is allocated. Every tensor is copied once, and cast in the same pass.
+The length of a message follows from dtypes and shapes alone, so several messages may share an object and be read one by
+one.
 
 Within a run, messages are signed (`signature.py`): nobody without the run's key can make one, and a message passes only
 in the object and at the offset that it was written for. Elsewhere an XXH3 of the rest, which takes as many bytes, shows
@@ -19,7 +20,7 @@ For example, `{"x": torch.zeros(3)}` sent as bf16: the head has 36 bytes, the de
 import json
 import math
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,33 +29,26 @@ from torch import Tensor
 
 from funcpipe.comm.buffer_pool import block
 from funcpipe.comm.signature import CHECKSUM, PROOF_BYTES, Proof
+from funcpipe.comm.wire_form import DTYPES, FORMS, WireForm, dtype_name, form_of
 from funcpipe.core import Wire
 from funcpipe.errors import CorruptMessage, InvalidValue
 
 _MAGIC = b"FPM2"
 _HEAD = struct.Struct(f"<4sI{PROOF_BYTES}s")
 _ALIGNMENT = 64
-_CAST_BYTES = 256 * 1024  # read and cast in chunks that fit the processor's cache
-_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
-_WIRE_DTYPES = {Wire.BF16: torch.bfloat16, Wire.FP16: torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
     """Where the parts of a message are.
 
-    `placed` holds for each tensor its offset after `start`, the tensor, and its dtype on the wire; `size` is in bytes.
+    `placed` holds for each tensor its offset after `start`, the tensor, and its form on the wire; `size` is in bytes.
     """
 
     description: bytes
     start: int
-    placed: tuple[tuple[int, Tensor, torch.dtype], ...]
+    placed: tuple[tuple[int, Tensor, WireForm], ...]
     size: int
-
-
-def sent_as(dtype: torch.dtype, wire: Wire) -> torch.dtype:
-    """What numbers of `dtype` travel as: 32-bit floats as `wire` says, everything else as it is."""
-    return _WIRE_DTYPES.get(wire, dtype) if dtype is torch.float32 else dtype
 
 
 def message_bytes(tensors: Mapping[str, Tensor], wire: Wire = Wire.FP32) -> int:
@@ -104,7 +98,7 @@ def decode(
 
     It has to have been encoded with the same `proof`, `offset` bytes after the first message of its series.
     Tensors that `into` names are written there; they must be contiguous and have the shape that was sent, and the dtype
-    that they had or that they travelled in.
+    that they had or, unless that was int8 with scales, travelled in.
     """
     view = memoryview(message)
     if view.nbytes < _HEAD.size:
@@ -148,10 +142,10 @@ def _lay_out(tensors: Mapping[str, Tensor], wire: Wire) -> _Layout:
     for name, tensor in tensors.items():
         if tensor.layout is not torch.strided or tensor.is_quantized:
             raise InvalidValue(name, f"a tensor of {tensor.dtype}, {tensor.layout}", "must be dense, not quantised")
-        sent = sent_as(tensor.dtype, wire)
-        placed.append((offset, tensor, sent))
-        entries.append([name, _name(tensor.dtype), list(tensor.shape), _name(sent), offset])
-        offset = _aligned(offset + tensor.numel() * sent.itemsize)
+        form = form_of(tensor.dtype, wire)
+        placed.append((offset, tensor, form))
+        entries.append([name, dtype_name(tensor.dtype), list(tensor.shape), form.name, offset])
+        offset = _aligned(offset + form.size(tensor.numel()))
     description = json.dumps(entries, separators=(",", ":")).encode()
     start = _aligned(_HEAD.size + len(description))
     return _Layout(description, start, tuple(placed), start + offset)
@@ -160,74 +154,39 @@ def _lay_out(tensors: Mapping[str, Tensor], wire: Wire) -> _Layout:
 def _write(layout: _Layout, buffer: Tensor, proof: Proof, place: int) -> None:
     message = buffer.numpy().data
     message[_HEAD.size : layout.start] = layout.description.ljust(layout.start - _HEAD.size, b"\0")
-    for offset, tensor, sent in layout.placed:
+    for offset, tensor, form in layout.placed:
         first = layout.start + offset
-        end = first + tensor.numel() * sent.itemsize
+        end = first + form.size(tensor.numel())
         if tensor.numel():
-            _write_tensor(tensor.detach(), buffer[first:end], sent)
+            form.write(tensor.detach(), buffer[first:end])
         message[end : _aligned(end)] = bytes(_aligned(end) - end)
     _HEAD.pack_into(message, 0, _MAGIC, len(layout.description), proof.of(message[_HEAD.size :], place))
-
-
-def _write_tensor(tensor: Tensor, place: Tensor, sent: torch.dtype) -> None:
-    if tensor.dtype is not sent:
-        place.view(sent).view(tensor.shape).copy_(tensor)
-    else:
-        if sent.itemsize == 1:
-            tensor = tensor.view(torch.uint8)  # torch cannot copy every dtype as what it is
-        place.copy_(_bytes_of(tensor.resolve_conj().resolve_neg().contiguous()))
 
 
 def _check_places(entries: list[Any]) -> None:
     """No two tensors share bytes, so that no more is allocated than was sent."""
     end = 0
-    for _, _, shape, wire_name, offset in entries:
+    for _, _, shape, form_name, offset in entries:
         if offset < end:
             raise ValueError(f"a tensor begins at byte {offset}, before the one before it ends")
-        end = offset + math.prod(shape) * _DTYPES[wire_name].itemsize
+        end = offset + FORMS[form_name].size(math.prod(shape))
 
 
 def _read(entry: list[Any], payload: memoryview, target: Tensor | None) -> Tensor:
-    _, dtype_name, shape, wire_name, offset = entry
-    dtype, sent = _DTYPES[dtype_name], _DTYPES[wire_name]
+    _, name, shape, form_name, offset = entry
+    dtype, form = DTYPES[name], FORMS[form_name]
     count = math.prod(shape)
-    size = count * sent.itemsize
+    size = form.size(count)
     if min([*shape, offset, 0]) < 0 or offset + size > payload.nbytes:
         raise ValueError(f"a tensor of shape {shape} at byte {offset} is not within the {payload.nbytes} bytes")
     if target is None:
         target = block(count * dtype.itemsize).view(dtype).view(shape) if count else torch.empty(shape, dtype=dtype)
-    elif target.dtype not in (dtype, sent) or list(target.shape) != shape or not target.is_contiguous():
-        raise ValueError(f"a tensor of {dtype}, shape {shape}, does not fit {target.dtype}, {list(target.shape)}")
+    if not form.fits(target, dtype) or list(target.shape) != shape or not target.is_contiguous():
+        sent = f"a tensor of {dtype}, shape {shape}, sent as {form_name}"
+        raise ValueError(f"{sent}, does not fit {target.dtype}, {list(target.shape)}")
     if count:
-        _fill(target, payload[offset : offset + size], sent)
+        form.read(payload[offset : offset + size], target)
     return target
-
-
-def _fill(target: Tensor, data: memoryview, sent: torch.dtype) -> None:
-    if target.dtype is sent:
-        _bytes_of(target).numpy().data[:] = data
-        return
-    flat = target.view(-1)
-    piece = torch.empty(min(_CAST_BYTES, data.nbytes), dtype=torch.uint8)
-    for first, stop in _pieces(data.nbytes):
-        piece.numpy().data[: stop - first] = data[first:stop]
-        flat[first // sent.itemsize : stop // sent.itemsize].copy_(piece[: stop - first].view(sent))
-
-
-def _pieces(size: int) -> Iterator[tuple[int, int]]:
-    for first in range(0, size, _CAST_BYTES):
-        yield first, min(first + _CAST_BYTES, size)
-
-
-def _bytes_of(tensor: Tensor) -> Tensor:
-    flat = tensor.detach().as_strided(
-        (tensor.numel(),), (1,)
-    )  # one element may have any stride and count as contiguous
-    return flat.view(torch.uint8)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _aligned(offset: int) -> int:

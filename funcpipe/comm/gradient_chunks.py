@@ -21,8 +21,8 @@ from torch import Tensor
 
 from funcpipe.comm.block_int8 import BLOCK
 from funcpipe.comm.buffer_pool import block
-from funcpipe.comm.codec import sent_as
 from funcpipe.comm.collectives import Pattern, Piece, cut
+from funcpipe.comm.wire_form import sent_as
 from funcpipe.core import Wire
 
 _ROUNDED_AT_ONCE = 64 * 1024  # elements, which stay in the processor's cache
@@ -122,6 +122,11 @@ class GradientChunks:
 def cut_unit(wire: Wire) -> int:
     """Of how many elements pieces are made that are summed in the format `wire`."""
     return BLOCK if wire is Wire.INT8 else 1
+
+
+def message_wire(wire: Wire) -> Wire:
+    """The format in which messages of sums in the format `wire` are put: in 8 bits, chunks have rounded themselves."""
+    return Wire.FP32 if wire is Wire.INT8 else wire
 
 
 def _add(total: Tensor, others: Mapping[int, Tensor], own: int) -> None:

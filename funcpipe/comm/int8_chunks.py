@@ -7,26 +7,16 @@ them all bits, are the same in every way of synchronising. The head keeps its 32
 """
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from funcpipe.comm.block_int8 import BLOCK, blocks_in, is_missing, quantised, restored
+from funcpipe.comm.block_int8 import AT_ONCE, BLOCK, blocks_in, is_missing, parts, quantised, restored
 from funcpipe.comm.collectives import Pattern, Piece, cut
 from funcpipe.comm.error_feedback import ErrorFeedback
 from funcpipe.comm.gradient_chunks import GradientChunks
 from funcpipe.core import Wire
-
-_AT_ONCE = 256 * BLOCK
-"""How many elements are rounded at once, so that they stay in the processor's cache."""
-
-
-def _parts(elements: int) -> Iterator[tuple[slice, slice]]:
-    """Which elements, and which of their blocks, are worked on at once."""
-    for start in range(0, elements, _AT_ONCE):
-        stop = min(start + _AT_ONCE, elements)
-        yield slice(start, stop), slice(start // BLOCK, blocks_in(stop))
 
 
 class Int8Chunks(GradientChunks):
@@ -98,10 +88,10 @@ class Int8Chunks(GradientChunks):
         messages: dict[int, Mapping[str, Tensor]] = {**self._received.pop(piece, {}), own: self.contribution(piece)}
         start, border, stop = self._borders(piece)
         total, head = self._flat[border:stop], self._flat[start:border]
-        values = torch.empty(min(len(total), _AT_ONCE))
+        values = torch.empty(min(len(total), AT_ONCE))
         for number, rank in enumerate(sorted(messages)):
             message = messages[rank]
-            for here, blocks in _parts(len(total)):
+            for here, blocks in parts(len(total)):
                 place = total[here]
                 came = values[: len(place)] if number else place
                 restored(message["whole"][here], message["scales"][blocks], came)
@@ -127,8 +117,8 @@ class Int8Chunks(GradientChunks):
         What is missing stays so, and its part stays kept; where numbers are not finite, nothing is kept.
         """
         whole, scales = torch.empty(len(values), dtype=torch.int8), torch.empty(blocks_in(len(values)))
-        came = torch.empty(min(len(values), _AT_ONCE))
-        for here, blocks in _parts(len(values)):
+        came = torch.empty(min(len(values), AT_ONCE))
+        for here, blocks in parts(len(values)):
             some, before = values[here], kept[here]
             missing = is_missing(some)
             wanted = torch.where(missing, some, some + before + 0.0)

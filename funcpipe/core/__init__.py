@@ -1,7 +1,6 @@
 """The values that flow from profile to report: frozen, checked where they are made, written to JSON and read back."""
 
 from funcpipe.core.choices import (
-    MESSAGE_WIRES,
     SYNC_WIRES,
     Interval,
     OptimizerKind,
@@ -68,7 +67,6 @@ __all__ = [
     "LIST_KEYS",
     "MARKS",
     "MB",
-    "MESSAGE_WIRES",
     "SYNC_WIRES",
     "ActivationRoute",
     "Bill",

@@ -4,7 +4,11 @@ from enum import Enum
 
 
 class Wire(Enum):
-    """The number format in which tensors are sent."""
+    """The number format in which tensors are sent.
+
+    Only 32-bit floats are rounded; others travel as they are. In int8, 256 numbers share a scale, their largest divided
+    by 127; if one of them is infinite or NaN, all 256 arrive as NaN.
+    """
 
     FP32 = "fp32"
     BF16 = "bf16"
@@ -26,12 +30,11 @@ class Wire(Enum):
 
     @property
     def underflow(self) -> float:
-        """The largest 32-bit number that arrives as 0 whatever is sent with it."""
+        """The largest 32-bit number that arrives as 0 whatever is sent with it, and as -0.0 if it is negative; none
+        does in int8, where -0.0 has a code of its own.
+        """
         return {Wire.FP32: 0.0, Wire.BF16: 2.0**-134, Wire.FP16: 2.0**-25, Wire.INT8: 0.0}[self]
 
-
-MESSAGE_WIRES = (Wire.FP32, Wire.BF16, Wire.FP16)
-"""The formats in which activations and their gradients may travel."""
 
 SYNC_WIRES = (Wire.FP32, Wire.BF16, Wire.INT8)
 """The formats in which gradients may be summed. They span more powers of two than fp16 has: many would be lost."""

@@ -28,7 +28,7 @@ class Numerics(Enum):
     """How free the planner is with numbers that travel.
 
     With `EXACT` they travel as asked, by default in 32 bits; with `BF16`, what was not asked to travel in 16 bits may
-    travel in bf16. With `INT8`, sums may besides be made in 8 bits.
+    travel in bf16. With `INT8`, messages and sums may besides travel in 8 bits.
     """
 
     EXACT = "exact"

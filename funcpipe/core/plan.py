@@ -5,7 +5,7 @@ from enum import Enum
 from typing import Any, ClassVar
 
 from funcpipe.core import checks
-from funcpipe.core.choices import MESSAGE_WIRES, SYNC_WIRES, OptimizerKind, Recompute, ScheduleKind, Sync, Wire
+from funcpipe.core.choices import SYNC_WIRES, OptimizerKind, Recompute, ScheduleKind, Sync, Wire
 from funcpipe.core.estimate import Estimate
 from funcpipe.core.numerics import Numerics, Precision
 from funcpipe.core.shown import Showable
@@ -43,10 +43,10 @@ class TrainingSpec:
     at most one of the two is given. Choices may be given as strings, such as `wire="bf16"`. `replicas` restricts the
     degrees of data parallelism; None admits all that divide the batch. Where `schedule` or `sync` is None, the best
     is chosen. Gradients of activations travel as `wire_back` says, or else as activations do; those that replicas sum
-    as `wire_sync` says. With `numerics` bf16, what would travel in 32 bits may travel in bf16, where that is better.
-    With `shard_optimizer`, the state of the optimiser is divided over replicas. `averaged` says that an average of the
-    parameters over steps is kept, which is one more copy of them. `stores` says which of the platform's stores plans
-    may use, and may be given as `Stores.of` takes it; by default they use its default store alone.
+    as `wire_sync` says. With `numerics` bf16 or int8, what would travel in 32 bits may travel in fewer, where that is
+    better. With `shard_optimizer`, the state of the optimiser is divided over replicas. `averaged` says that an average
+    of the parameters over steps is kept, which is one more copy of them. `stores` says which of the platform's stores
+    plans may use, and may be given as `Stores.of` takes it; by default they use its default store alone.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.training/1"
@@ -82,8 +82,6 @@ class TrainingSpec:
         if self.deadline_s is not None and self.budget_usd is not None:
             raise InvalidValue("budget_usd", self.budget_usd, "cannot be given together with deadline_s")
         _check_sums(self.wire_sync)
-        for field in ("wire", "wire_back"):
-            _check_messages(field, getattr(self, field))
         if self.wire_sync is Wire.INT8:
             _check_unscaled(self.wire_back or self.wire)
         if self.shard_optimizer:
@@ -196,8 +194,6 @@ class Plan(Showable):
                 raise InvalidValue(f"stages[{i}].first", stage.first, rule)
             expected = stage.stop
         _check_sums(self.wire_sync)
-        for field in ("wire", "wire_back"):
-            _check_messages(field, getattr(self, field))
         if self.feeds_back:
             _check_unscaled(self.gradient_wire, self.precision)
         if self.is_sharded:
@@ -272,15 +268,10 @@ def _check_sums(wire_sync: Wire) -> None:
         )
 
 
-def _check_messages(field: str, wire: Wire | None) -> None:
-    if wire is not None and wire not in MESSAGE_WIRES:
-        raise InvalidValue(field, wire.value, f"must be one of {', '.join(wire.value for wire in MESSAGE_WIRES)}")
-
-
 def _check_unscaled(gradient_wire: Wire, precision: Precision = Precision.FP32) -> None:
     """Whether sums can be made in 8 bits: what is kept for the next step has the scale of the loss of this one."""
     if gradient_wire is Wire.FP16:
-        raise InvalidValue("wire_back", gradient_wire.value, "must be fp32 or bf16 with sums in int8")
+        raise InvalidValue("wire_back", gradient_wire.value, "must be fp32, bf16 or int8 with sums in int8")
     if precision.scales_loss:
         raise InvalidValue("wire_sync", Wire.INT8.value, f"must be fp32 or bf16 with the precision {precision.value}")
 
@@ -291,4 +282,4 @@ def _check_sharding(sync: Sync | None, gradient_wire: Wire) -> None:
         ways = ", ".join(way.value for way in Sync if way.shares_sums)
         raise InvalidValue("sync", sync.value, f"must be one of {ways} with shard_optimizer")
     if gradient_wire is Wire.FP16:
-        raise InvalidValue("wire_back", gradient_wire.value, "must be fp32 or bf16 with shard_optimizer")
+        raise InvalidValue("wire_back", gradient_wire.value, "must be fp32, bf16 or int8 with shard_optimizer")

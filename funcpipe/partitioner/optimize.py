@@ -113,7 +113,7 @@ def merged_problem(
 ) -> tuple[Problem, tuple[int, ...]]:
     """The problem with at most `layer_limit` layers, and where each begins in the profile, with the end."""
     merged = merge_layers(profile, layer_limit, keep=PlacedPins(pins, profile, spec).kept)
-    wanted = with_formats(training)
+    wanted = with_formats(training, profile.precision)
     problem = Problem(profile=merged, spec=spec, training=wanted, pins=pins, edge_limit=edge_limit, stores=stores)
     problem = disentangled(problem)
     return problem, starts_of(problem.profile, profile)

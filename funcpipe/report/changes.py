@@ -27,7 +27,7 @@ def changes(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> tuple[Chan
     """Every single change that fits into memory and saves time or money, those first that save both, then by seconds.
 
     Tried are: each stage on another size, or recomputing or not, the other schedules, ways of synchronising, and
-    16-bit formats. Raises PlanError if the arguments do not belong together.
+    formats of fewer bits. Raises PlanError if the arguments do not belong together.
     """
     now = evaluate(plan, profile, spec)
     found = []
@@ -64,8 +64,9 @@ def _neighbours(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Iterat
     for schedule in set(ScheduleKind) - {plan.schedule}:
         yield f"schedule {schedule.value}", replace(plan, schedule=schedule)
     yield from _other_sums(plan)
-    for wire in (Wire.BF16,) if plan.wire is Wire.FP32 and len(plan.stages) > 1 else ():
-        yield f"activations in {wire.value}", replace(plan, wire=wire)
+    for wire in (Wire.BF16, Wire.INT8) if len(plan.stages) > 1 else ():
+        if wire.ratio < plan.wire.ratio:
+            yield f"activations in {wire.value}", replace(plan, wire=wire)
 
 
 def _other_sums(plan: Plan) -> Iterator[tuple[str, Plan]]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from funcpipe.comm.block_int8 import largest_in_blocks
 from funcpipe.core import OnNan
 from funcpipe.model.graph import LayerGraph
 from funcpipe.model.graph.autocast import autocast_to
@@ -103,7 +104,7 @@ class PlainRun:
 @dataclass(frozen=True, kw_only=True)
 class PlainTraining:
     """All that training in one process takes, to do it several times. Weights are moved by `rounding`, a share of each
-    weight, or by the last digit of their dtype if that is more.
+    weight, or by the last digit of their dtype if that is more; with `in_blocks`, a share of the largest of 256.
     """
 
     model: nn.Module
@@ -113,6 +114,7 @@ class PlainTraining:
     recipe: Recipe
     seed: int
     rounding: float = 0.0
+    in_blocks: bool = False
     collate: Collate | None = None
 
     def run(self, number: int = 0, names: Collection[str] | None = None) -> PlainRun:
@@ -122,7 +124,7 @@ class PlainTraining:
         """
         start = detached_copy(self.model)
         if number:
-            _move_by_rounding(start, self.rounding, torch.Generator().manual_seed(number))
+            _move_by_rounding(start, self.rounding, self.in_blocks, torch.Generator().manual_seed(number))
         gradients: list[Mapping[str, Tensor]] = []
 
         def keep(model: nn.Module) -> None:
@@ -143,14 +145,17 @@ class PlainTraining:
         return PlainRun(start=_tensors(start, names), end=_tensors(end, names), gradients=tuple(gradients))
 
 
-def _move_by_rounding(model: nn.Module, rounding: float, generator: torch.Generator) -> None:
+def _move_by_rounding(model: nn.Module, rounding: float, in_blocks: bool, generator: torch.Generator) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             share = max(rounding, torch.finfo(parameter.dtype).eps) if parameter.is_floating_point() else 0.0
             if parameter.is_complex():
                 share = max(rounding, torch.finfo(parameter.real.dtype).eps)
             signs = torch.randint(0, 2, parameter.shape, generator=generator) * 2 - 1
-            parameter.mul_(1 + share * signs.to(parameter.dtype))
+            if in_blocks and parameter.dtype is torch.float32:
+                parameter.add_(share * signs * largest_in_blocks(parameter))
+            else:
+                parameter.mul_(1 + share * signs.to(parameter.dtype))
 
 
 def _tensors(model: nn.Module, names: Collection[str] | None) -> dict[str, Tensor]:

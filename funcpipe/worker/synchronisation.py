@@ -11,7 +11,7 @@ from torch import Tensor
 from funcpipe.comm import codec
 from funcpipe.comm.channel import Channel, Received
 from funcpipe.comm.collectives import Pattern, Piece
-from funcpipe.comm.gradient_chunks import GradientChunks
+from funcpipe.comm.gradient_chunks import GradientChunks, message_wire
 from funcpipe.core import Wire
 from funcpipe.errors import InvalidValue
 from funcpipe.scheduler.execute import TaskResult
@@ -59,7 +59,7 @@ class Synchronisation:
                 raise InvalidValue("task", str(task), "must be part of a synchronisation")
 
     def _put(self, task: Task, messages: Sequence[Mapping[str, Tensor]], wire: Wire) -> TaskResult:
-        return TaskResult(self._channel.put_series(self._key_of(task), messages, wire=wire))
+        return TaskResult(self._channel.put_series(self._key_of(task), messages, wire=message_wire(wire)))
 
     def _get_raw(self, task: Task, chunks: GradientChunks, part: int) -> TaskResult:
         """Read this replica's piece from an object that holds pieces for several readers."""
@@ -105,7 +105,8 @@ class Synchronisation:
         assert task.peer is not None, f"{task} reads from nobody"
         sent = self._pattern.merged_pieces(task.peer, part)
         into = [chunks.merged_room(piece) for piece in sent]
-        received = self._channel.get_series(self._key_of(source_of(task)), into, wire=chunks.merged_wire)
+        wire = message_wire(chunks.merged_wire)
+        received = self._channel.get_series(self._key_of(source_of(task)), into, wire=wire)
         for piece in sent:
             chunks.unpack(piece)
         return result_of(received)
@@ -115,7 +116,7 @@ def _range_of(piece: Piece, sent: Sequence[Piece], chunks: GradientChunks, wire:
     """Where `piece` lies in an object of the pieces `sent` in the format `wire`: its first byte, and its end unless
     that is the object's.
     """
-    sizes = [codec.message_bytes(chunks.form(other, wire), wire) for other in sent]
+    sizes = [codec.message_bytes(chunks.form(other, wire), message_wire(wire)) for other in sent]
     place = sent.index(piece)
     start = sum(sizes[:place])
     return start, None if place == len(sent) - 1 else start + sizes[place]

@@ -118,7 +118,7 @@ def test_another_file_can_be_named_and_none_is_needed(job: Path, tmp_path: Path)
         ("[training]\nepochs = 0", "training.epochs must be a whole number from 1 to 1000000000, got '0'"),
         ("[training]\nepochs = true", "training.epochs must be a string or a number, got True"),
         ("[training]\nlr = nan", "training.lr must be above 0, got 'nan'"),
-        ("[plan]\nwire = 'bf61'", "plan.wire must be one of 'fp32', 'bf16', 'fp16', got 'bf61'"),
+        ("[plan]\nwire = 'bf61'", "plan.wire must be one of 'fp32', 'bf16', 'fp16', 'int8', got 'bf61'"),
         ("[plan]\nwire-sync = 'fp16'", "plan.wire-sync must be one of 'fp32', 'bf16', 'int8', got 'fp16'"),
         ("[plan]\nshard-optimizer = 1", "plan.shard-optimizer must be true or false, got 1"),
         ("[plan]\ndeadline = 1\nbudget = 1", "plan.deadline and plan.budget exclude each other: keep one"),

@@ -178,7 +178,7 @@ MISTAKES = {
     f"stop x {NONE} --wait -1": LEAST,
     "logs aws --minutes -5": ABOVE,
     # choices
-    f"{OPTIMIZE} --wire bf61": "choose from 'fp32', 'bf16', 'fp16'",
+    f"{OPTIMIZE} --wire bf61": "choose from 'fp32', 'bf16', 'fp16', 'int8'",
     f"{OPTIMIZE} --wire-sync fp16": "choose from 'fp32', 'bf16'",
     f"{OPTIMIZE} --numerics int4": "choose from 'exact', 'bf16'",
     f"{OPTIMIZE} --schedule 1fib": "'1f1b'",
@@ -202,7 +202,7 @@ MISTAKES = {
     f"{OPTIMIZE} --pareto --policy pipedream": "--pareto searches by itself",
     f"{OPTIMIZE} --iterations 5": "--iterations is what --deadline or --budget are for",
     f"{OPTIMIZE} --budget 1 --deadline 1": "not allowed with argument",
-    f"{OPTIMIZE} --wire fp16 --shard-optimizer": "wire_back must be fp32 or bf16 with shard_optimizer",
+    f"{OPTIMIZE} --wire fp16 --shard-optimizer": "wire_back must be fp32, bf16 or int8 with shard_optimizer",
     f"{PROFILE} --max-usd 1": "say where they run: --on local",
     f"{TRAIN} --from-start": "--from-start says how to resume a run",
     f"{TRAIN} --take-over": "--take-over says what to do",

@@ -2,7 +2,7 @@
 
 import torch
 
-from funcpipe.comm.block_int8 import BLOCK, blocks_in, quantised, restored
+from funcpipe.comm.block_int8 import BLOCK, blocks_in, largest_in_blocks, quantised, restored
 
 
 def through(values: torch.Tensor) -> torch.Tensor:
@@ -40,3 +40,10 @@ def test_numbers_too_small_for_a_scale_come_out_as_zero_and_not_as_missing() -> 
     assert found.tolist() == [0.0, 0.0]
     assert not found.signbit().any()
     assert through(torch.zeros(0)).numel() == 0
+
+
+def test_each_number_knows_the_largest_of_its_block() -> None:
+    values = torch.zeros(2, BLOCK)
+    values[0, 3], values[1, 5] = -2.0, 3.0
+    assert largest_in_blocks(values)[0].tolist() == [2.0] * BLOCK
+    assert largest_in_blocks(values.view(-1)[: BLOCK + 6]).tolist() == [2.0] * BLOCK + [3.0] * 6

@@ -119,6 +119,15 @@ def test_every_changed_or_lost_byte_is_noticed() -> None:
         [["a", "float32", ["x"], "float32", 0]],
         [["a", "float32", None, "float32", 0]],
         [[[], "float32", [1], "float32", 0]],
+        [["a", "float32", [1 << 40], "int8x256", 0]],
+        [["a", "float32", [-300], "int8x256", 0]],
+        [["a", "float32", [4], "int8x256", 1 << 60]],
+        [["a", "float32", [4.0], "int8x256", 0]],
+        [["a", "float32", [200], "int8x256", 0]],
+        [["a", "float32", [4], "int8x256", 0], ["b", "float32", [4], "int8x256", 7]],
+        [["a", "int64", [4], "int8x256", 0]],
+        [["a", "int8x256", [4], "int8x256", 0]],
+        [["a", "float32", [4], "int8x255", 0]],
     ],
 )
 def test_a_description_that_does_not_fit_its_bytes_is_refused(description: object) -> None:

@@ -3,7 +3,6 @@
 from hypothesis import strategies as st
 
 from funcpipe.core import (
-    MESSAGE_WIRES,
     SYNC_WIRES,
     Estimate,
     FunctionSize,
@@ -189,7 +188,7 @@ solver_reports = st.builds(
 
 
 wires = st.sampled_from(
-    [(wire, sums) for wire in MESSAGE_WIRES for sums in SYNC_WIRES if (wire, sums) != (Wire.FP16, Wire.INT8)]
+    [(wire, sums) for wire in Wire for sums in SYNC_WIRES if (wire, sums) != (Wire.FP16, Wire.INT8)]
 )
 """Formats of messages and of sums that go together."""
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from funcpipe.core import (
-    MESSAGE_WIRES,
     SYNC_WIRES,
     FunctionSize,
     LayerProfile,
@@ -142,7 +141,7 @@ def draw_problem(seed: int) -> Problem:
         global_batch=draw.choice([4, 16, 32]),
         time_value=draw.choice([0, 0, 3.84, 30, 300]),
         optimizer=draw.choice(list(OptimizerKind)),
-        wire=draw.choice(MESSAGE_WIRES),
+        wire=draw.choice(list(Wire)),
         recompute=draw.choice(list(Recompute)),
     )
     profile = chain(layers, sizes, seed, skips=draw.choice([0, 0, 2, 4]))

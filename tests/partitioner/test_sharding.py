@@ -78,7 +78,7 @@ def test_an_explanation_shows_the_share() -> None:
 def test_what_does_not_go_together_is_refused() -> None:
     with pytest.raises(InvalidValue, match="with shard_optimizer"):
         replace(SHARDED, sync=Sync.ALL_REDUCE)
-    with pytest.raises(InvalidValue, match="must be fp32 or bf16 with shard_optimizer"):
+    with pytest.raises(InvalidValue, match="must be fp32, bf16 or int8 with shard_optimizer"):
         replace(SHARDED, wire_back=Wire.FP16)
     with pytest.raises(InvalidValue, match="does not go with the policy hybridps"):
         hybridps(Problem(profile=PROFILE, spec=SPEC, training=SHARDED))

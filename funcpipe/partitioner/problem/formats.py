@@ -4,9 +4,11 @@ bf16 halves bytes, and neither requests nor computation grow: every plan takes a
 memory as in 32 bits, or less. So no search is needed to see that bf16 is best, under every goal. What never travels, as
 between the stages of a plan that has but one, gains nothing, and stays as it is.
 
-int8 takes about half as many bytes as bf16 again, but functions keep what rounding takes from sums, which may need
-larger ones, or leave no plan at all. So where sums in int8 are allowed, a plan is made for each of the two formats, and
-the better one is taken. The updated parameters of a divided optimiser travel in 32 bits in any case.
+int8 takes about half as many bytes as bf16 again. For messages between stages the same holds as for bf16, so where it
+is allowed they travel in int8; a model that computes in 16 bits makes most of them in 16 bits, which no format rounds
+further, and keeps bf16. For sums functions keep what rounding takes away, which may need larger ones, or leave no plan
+at all. So where sums in int8 are allowed, a plan is made for each of the two formats, and the better one is taken. The
+updated parameters of a divided optimiser travel in 32 bits in any case.
 """
 
 from collections.abc import Callable
@@ -17,16 +19,25 @@ from funcpipe.errors import Infeasible
 from funcpipe.partitioner.problem.report import GAP_OF_A_PROOF
 
 REASON = "bf16 halves what travels, and numerics=bf16 allows it"
-REASON_8_BITS = "numerics=int8 allows sums in 8 bits, and they make the best plan"
+REASON_8_BITS = "numerics=int8 allows 8 bits, and the best plan sends {} in them"
 REASON_16_BITS = "numerics=int8 allows bf16, which makes the best plan"
 
 
-def with_formats(training: TrainingSpec) -> TrainingSpec:
-    """`training` with the best of the formats that it allows."""
+def with_formats(training: TrainingSpec, precision: Precision = Precision.FP32) -> TrainingSpec:
+    """`training`, of a model that computes in `precision`, with the best of the formats that it allows."""
     if training.numerics is Numerics.EXACT:
         return training
-    back = None if training.wire_back is None else _smaller(training.wire_back)
-    return replace(training, wire=_smaller(training.wire), wire_back=back, wire_sync=_smaller(training.wire_sync))
+    small = Wire.INT8 if training.numerics is Numerics.INT8 and precision is Precision.FP32 else Wire.BF16
+
+    def chosen(wire: Wire, free: Wire) -> Wire:
+        return free if wire is Wire.FP32 else wire
+
+    return replace(
+        training,
+        wire=chosen(training.wire, small),
+        wire_back=None if training.wire_back is None else chosen(training.wire_back, small),
+        wire_sync=chosen(training.wire_sync, Wire.BF16),
+    )
 
 
 def may_sum_in_8_bits(training: TrainingSpec, precision: Precision) -> bool:
@@ -65,7 +76,7 @@ def with_bound_of(best: Plan, rest: Plan) -> Plan:
 
 
 def without_idle_formats(plan: Plan, training: TrainingSpec) -> Plan:
-    """`plan`, which was made for `training`, with bf16 only where something travels in it."""
+    """`plan`, which was made for `training`, with other formats only where something travels in them."""
     if training.numerics is Numerics.EXACT:
         return plan
     if len(plan.stages) == 1:
@@ -79,10 +90,18 @@ def reason_for(plan: Plan) -> str | None:
     if asked is None or asked.numerics is Numerics.EXACT:
         return None
     same = (plan.wire, plan.wire_back, plan.wire_sync) == (asked.wire, asked.wire_back, asked.wire_sync)
-    if asked.numerics is Numerics.INT8:
-        return None if same else REASON_8_BITS if plan.wire_sync is Wire.INT8 else REASON_16_BITS
-    return None if same else REASON
+    if same:
+        return None
+    if asked.numerics is Numerics.BF16:
+        return REASON
+    choices = {
+        "activations": (plan.wire, asked.wire),
+        "their gradients": (plan.gradient_wire, asked.wire_back or asked.wire),
+        "sums": (plan.wire_sync, asked.wire_sync),
+    }
+    in_8_bits = [what for what, (wire, before) in choices.items() if wire is Wire.INT8 is not before]
+    return REASON_8_BITS.format(_in_words(in_8_bits)) if in_8_bits else REASON_16_BITS
 
 
-def _smaller(wire: Wire) -> Wire:
-    return Wire.BF16 if wire is Wire.FP32 else wire
+def _in_words(names: list[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
