@@ -6,7 +6,7 @@ import pytest
 
 from funcpipe.core import write
 from funcpipe.errors import FormatError, InvalidValue
-from funcpipe.platforms.catalog import load_spec, open_storage, spec_names
+from funcpipe.platforms.catalog import is_deployment, load_spec, open_storage, spec_names
 
 
 @pytest.mark.parametrize("name", spec_names())
@@ -28,7 +28,7 @@ def test_every_value_of_a_cloud_s_specification_has_its_source(name: str) -> Non
     assert all(spec.sources.values())
 
 
-@pytest.mark.parametrize("name", [name for name in spec_names() if name != "local"])
+@pytest.mark.parametrize("name", [name for name in spec_names() if is_deployment(name)])
 def test_every_value_of_a_store_has_its_source(name: str) -> None:
     stores = load_spec(name).stores
     assert stores
