@@ -154,8 +154,11 @@ def completion_bounds(window: TimeWindow) -> CompletionBounds:
 
 
 def _ends_s(first_s: float, last_s: float, ways: int) -> Array:
-    """Ends from 0 to the last there is, most of them between `first_s` and `last_s`; only these two with one way."""
-    return np.array([0.0, *(np.linspace(first_s, last_s, _ENDS) if ways > 1 else [last_s])])
+    """Ends from 0 to the last there is, most of them between `first_s` and `last_s`; only these two with one way.
+
+    Where no path is left, `first_s` is infinite.
+    """
+    return np.array([0.0, *(np.linspace(min(first_s, last_s), last_s, _ENDS) if ways > 1 else [last_s])])
 
 
 def _least_entering(network: OptionNetwork, values: Array) -> Array:
