@@ -3,7 +3,7 @@
 import argparse
 import importlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -16,10 +16,12 @@ from experiments.cuts import even_cuts
 from experiments.demo_clouds import estimates
 from funcpipe import FuncPipe
 from funcpipe.cli import render
-from funcpipe.core import ModelProfile, Resource, write, write_trace
+from funcpipe.core import FinishedRun, ModelProfile, Resource, write, write_trace
 from funcpipe.partitioner.problem.pins import Pins
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.report.compare import Report, compare
+from funcpipe.report.html.material import Material
+from funcpipe.report.html.page import write_page
 
 SETTINGS = {
     "digits": {"micro_batch": 16, "global_batch": 128, "epochs": 6},
@@ -83,20 +85,29 @@ def run(module: ModuleType, output: Path, *, micro_batch: int, global_batch: int
         said=evaluate(pipe.model, module),
         why=[] if again_s is None else list(explanation(comparison, again_s)),
         clouds=list(estimates(profile, plan, samples=len(module.train_data()), epochs=epochs)),
-        report=output / "report.txt",
+        report=output / "report.html",
         yours=demo_screen.write_own(output / "yours"),
     )
-    lines = demo_screen.screen(outcome)
-    write_report(outcome.report, comparison, str(trace), lines)
-    console.print("", *lines, sep="\n", markup=False, soft_wrap=True)
-
-
-def write_report(path: Path, comparison: Report, trace: str, lines: Sequence[str]) -> None:
-    """The report of the run that the last screen names: the place to write another kind of report."""
-    with path.open("w", encoding="utf-8") as file:
-        told = Console(file=file, width=120, highlight=False)
-        render.comparison(comparison, trace, told)
-        told.print(*lines, sep="\n", markup=False, soft_wrap=True)
+    finished = FinishedRun(
+        losses=result.losses,
+        skipped_steps=result.skipped_steps,
+        bill=result.bill,
+        workers=result.workers,
+        elapsed_s=trained_s,
+        kept_bytes=0,
+    )
+    write_page(
+        Material(
+            plan=plan,
+            profile=profile,
+            spec=load_spec("local"),
+            predicted=predicted,
+            observed=result.trace,
+            finished=finished,
+        ),
+        outcome.report,
+    )
+    console.print("", *demo_screen.screen(outcome), sep="\n", markup=False, soft_wrap=True)
 
 
 def profile_of(pipe: FuncPipe, module: ModuleType, micro_batch: int) -> ModelProfile:

@@ -69,7 +69,7 @@ def outcome(folder: Path, *, stages: int = 2, why: tuple[str, ...] = ()) -> demo
         said="on unseen data accuracy 91.7%, loss 0.243",
         why=why,
         clouds=tuple(estimates(PROFILE, PLAN, samples=1536, epochs=6)),
-        report=folder / "report.txt",
+        report=folder / "report.html",
         yours=folder / "yours",
     )
 
@@ -91,7 +91,7 @@ def test_the_screen_answers_what_a_person_asks(monkeypatch: pytest.MonkeyPatch, 
     assert "AWS Lambda: " in said
     assert "Alibaba FC: " in said
     assert "These are estimates" in said
-    assert "out/digits/report.txt" in said
+    assert "out/digits/report.html" in said
     assert lines[-4].endswith(":$PATH && cd out/digits/yours")
 
 
