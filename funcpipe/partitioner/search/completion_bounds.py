@@ -156,9 +156,11 @@ def completion_bounds(window: TimeWindow) -> CompletionBounds:
 def _ends_s(first_s: float, last_s: float, ways: int) -> Array:
     """Ends from 0 to the last there is, most of them between `first_s` and `last_s`; only these two with one way.
 
-    Where no path is left, `first_s` is infinite.
+    Where no path is left, `first_s` is infinite, and no end matters.
     """
-    return np.array([0.0, *(np.linspace(min(first_s, last_s), last_s, _ENDS) if ways > 1 else [last_s])])
+    if ways == 1 or not np.isfinite(first_s):
+        return np.array([0.0, max(last_s, 0.0)])
+    return np.array([0.0, *np.linspace(min(first_s, last_s), last_s, _ENDS)])
 
 
 def _least_entering(network: OptionNetwork, values: Array) -> Array:
