@@ -7,16 +7,22 @@ from functools import partial
 from typing import Any
 
 from funcpipe.cli import render
+from funcpipe.cli.files import write_file
 from funcpipe.core import Plan
 from funcpipe.core.json_form import to_plain
 from funcpipe.history.journal import history_file, read_history
-from funcpipe.history.learned import ObservedIteration, as_observed, known
+from funcpipe.history.learned import ObservedIteration, as_observed, errors, known
 
 
 def history(options: argparse.Namespace) -> None:
     """Print what is known, and how far predictions were off before and after correction."""
     path = history_file()
-    found = known(read_history(path)) if path is not None else ()
+    observations = read_history(path) if path is not None else ()
+    found = known(observations)
+    if options.figure:
+        from funcpipe.history.plot import plot_errors
+
+        write_file(partial(plot_errors, errors(observations)), options.figure)
     summary = {"history": None if path is None else str(path), "known": found}
     render.show(options.json, render.as_json(summary), partial(render.history, found, path))
 

@@ -1,7 +1,7 @@
 """What the history knows: an iteration of a plan as it would be observed here, and how far predictions were off."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -96,18 +96,41 @@ def as_observed(plan: Plan, observations: Sequence[Observation]) -> tuple[Observ
     return tuple(found)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Errors:
+    """How far off each run's prediction of one quantity was, oldest run first: |predicted - observed| / observed.
+
+    For `after` each run is predicted with what was known before it, so the first is as `before`.
+    """
+
+    platform: str
+    ran_on: str
+    size: str
+    quantity: Quantity
+    before: tuple[float, ...]
+    after: tuple[float, ...]
+
+
 def known(observations: Sequence[Observation]) -> tuple[Known, ...]:
     """All that is known, by platform, place, size and quantity."""
-    groups: Mapping[tuple[str, str, str, int], list[Observation]] = defaultdict(list)
+    return tuple(_known(group) for group in _groups(observations))
+
+
+def errors(observations: Sequence[Observation]) -> tuple[Errors, ...]:
+    """The errors of all predictions, by platform, place, size and quantity."""
+    return tuple(_errors(group) for group in _groups(observations))
+
+
+def _groups(observations: Sequence[Observation]) -> list[list[Observation]]:
+    groups: dict[tuple[str, str, str, int], list[Observation]] = defaultdict(list)
     for one in observations:
         groups[one.platform, one.ran_on, one.size, list(Quantity).index(one.quantity)].append(one)
-    return tuple(_known(groups[key]) for key in sorted(groups))
+    return [groups[key] for key in sorted(groups)]
 
 
 def _known(observations: Sequence[Observation]) -> Known:
-    first, correction = observations[0], fit(observations)
-    later = range(1, len(observations))
-    unchanged = Correction()
+    first, correction, off = observations[0], fit(observations), _errors(observations)
+    later = slice(1 if len(observations) > 1 else 0, None)
     return Known(
         platform=first.platform,
         ran_on=first.ran_on,
@@ -116,15 +139,28 @@ def _known(observations: Sequence[Observation]) -> Known:
         runs=len({one.run for one in observations}),
         factor=correction.factor,
         offset_s=correction.offset_s,
-        error_before=_error([(unchanged, observations[i]) for i in later or (0,)]),
-        error_after=_error([(fit(observations[:i]), observations[i]) for i in later]),
+        error_before=_median(off.before[later]),
+        error_after=_median(off.after[1:]),
     )
 
 
-def _error(predictions: Sequence[tuple[Correction, Observation]]) -> float | None:
-    errors = [
-        abs(correction.apply(one.predicted_s) - one.observed_s) / one.observed_s
-        for correction, one in predictions
-        if one.observed_s > 0
-    ]
+def _errors(observations: Sequence[Observation]) -> Errors:
+    first = observations[0]
+    unchanged = Correction()
+    counted = [i for i, one in enumerate(observations) if one.observed_s > 0]
+    return Errors(
+        platform=first.platform,
+        ran_on=first.ran_on,
+        size=first.size,
+        quantity=first.quantity,
+        before=tuple(_off(unchanged, observations[i]) for i in counted),
+        after=tuple(_off(fit(observations[:i]) if i else unchanged, observations[i]) for i in counted),
+    )
+
+
+def _off(correction: Correction, one: Observation) -> float:
+    return abs(correction.apply(one.predicted_s) - one.observed_s) / one.observed_s
+
+
+def _median(errors: Sequence[float]) -> float | None:
     return median(errors) if errors else None

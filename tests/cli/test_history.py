@@ -102,3 +102,16 @@ def test_a_history_that_is_turned_off_says_so(
     monkeypatch.setenv("FUNCPIPE_HISTORY", "")
     assert main(["history"]) == 0
     assert "turned off" in capsys.readouterr().out
+
+
+def test_errors_are_drawn(observed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["history", "--figure", "errors.svg"]) == 0
+    drawn = (observed / "errors.svg").read_text(encoding="utf-8")
+    assert "<svg" in drawn
+
+
+def test_there_is_nothing_to_draw_with_fewer_than_two_runs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    append(here / "history.jsonl", [observation()])
+    assert main(["history", "--figure", "errors.svg"]) == 2
+    assert "no prediction has been compared with two runs" in capsys.readouterr().err
+    assert not (here / "errors.svg").exists()

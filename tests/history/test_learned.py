@@ -6,7 +6,7 @@ import pytest
 
 from funcpipe.core import Estimate, Plan, Quantity
 from funcpipe.history.correction import fit
-from funcpipe.history.learned import as_observed, known
+from funcpipe.history.learned import as_observed, errors, known
 from tests.e2e import small
 from tests.history.observations import observation
 
@@ -73,3 +73,12 @@ def test_errors_are_those_of_predictions_made_before_the_run() -> None:
 def test_quantities_and_sizes_are_known_apart() -> None:
     found = known([observation(quantity=quantity, size=size) for size in ("b", "a") for quantity in Quantity])
     assert [(one.size, one.quantity) for one in found] == [(size, one) for size in ("a", "b") for one in Quantity]
+
+
+def test_errors_of_each_run_are_those_with_what_was_known_before_it() -> None:
+    runs = [observation(run=f"r{i}") for i in range(3)]
+    (found,) = errors([*runs, observation(run="r3", observed_s=0.0)])
+    assert found.before == (0.5, 0.5, 0.5)
+    assert found.after == (0.5, *(pytest.approx((2 - fit(runs[:i]).factor) / 2) for i in (1, 2)))
+    (summary,) = known(runs)
+    assert summary.error_after == pytest.approx(sum(found.after[1:]) / 2)
