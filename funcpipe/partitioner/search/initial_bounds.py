@@ -52,6 +52,8 @@ class InitialBounds:
 
 def initial_bounds(network: OptionNetwork) -> InitialBounds | None:
     """The first look; None where no path leads from the start to the end."""
+    if not len(network):
+        return None
     caps = lane_caps(network, _CAPS)
     price, forward_s = network.costs.price_usd_s, network.costs.forward_sum_s
     weights = first_weights(network)
