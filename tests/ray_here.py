@@ -1,5 +1,6 @@
 """What tests do around the Ray that they start: nothing of it lies in the user's folders, and nothing is left of it."""
 
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ import pytest
 
 _TOKEN = "RAY_AUTH_TOKEN_PATH"
 _WITHIN_S = 120.0
+_RAY = re.compile(r"^ray::|/ray/")
 
 
 @contextmanager
@@ -30,11 +32,15 @@ def environment_of_ray(folder: Path) -> Iterator[pytest.MonkeyPatch]:
 
 
 def _processes_of(token: str) -> list[psutil.Process]:
-    """Those that know of this token, whoever has started them."""
+    """Those of Ray that know of this token, whoever has started them.
+
+    Others may have inherited it, such as a server of forks that another test of this process began meanwhile.
+    """
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get(_TOKEN) == token:
+            of_ray = _RAY.search(" ".join(process.cmdline())) is not None
+            if of_ray and process.environ().get(_TOKEN) == token:
                 found.append(process)
         except psutil.Error:
             continue  # it has ended, or is somebody else's
