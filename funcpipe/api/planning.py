@@ -164,9 +164,8 @@ class Planning:
         the same, and the gradients that replicas sum in `wire_sync`; with `numerics` "bf16", all that is not asked to
         travel in 16 bits may travel in bf16, and with "int8" in 8 bits besides. `shard_optimizer` divides the
         optimiser's state over replicas. `stores` says where messages, sums and checkpoints may be: "default", "auto",
-        or names by kind, {"messages": "express"}; `train` then takes a URL for each. With `simulated_plans`, an
-        iteration of so many of the best plans is simulated, and the best of them is taken. Raises Infeasible if no plan
-        fits.
+        or names by kind, {"messages": "express"}; `train` then takes a URL for each. With `simulated_plans`, so many of
+        the best plans are simulated, and the best of them is taken. Raises Infeasible if no plan fits.
         """
         training = TrainingSpec(
             global_batch=global_batch,
@@ -176,19 +175,16 @@ class Planning:
             shard_optimizer=shard_optimizer,
             stores=Stores.of(stores),
             averaged=self._recipe.average is not None,
-            replicas=_counts(replicas),
+            replicas=arguments.counts(replicas),
             time_value=time_value,
             deadline_s=deadline_s,
             budget_usd=budget_usd,
         )
-        arguments.check_planning(pins, time_limit_s)
-        measured, platform = self._profiled(profile, spec)
+        arguments.check_planning(pins, time_limit_s, simulated_plans, policy, solver)
+        find = partial(optimize, policy=policy, solver=solver)
         if simulated_plans:
-            arguments.check_simulated(simulated_plans, policy, solver)
             find = partial(best_simulated, count=simulated_plans, clipped=self._recipe.exchanges_norms)
-        else:
-            find = partial(optimize, policy=policy, solver=solver)
-        self._plan = find(measured, platform, training, pins=pins, time_limit_s=time_limit_s)
+        self._plan = find(*self._profiled(profile, spec), training, pins=pins, time_limit_s=time_limit_s)
         return self._plan
 
     def optimize_forward(
@@ -213,7 +209,7 @@ class Planning:
             global_batch=global_batch,
             **choices(wire=wire),
             recompute=Recompute.NEVER,
-            replicas=_counts(replicas),
+            replicas=arguments.counts(replicas),
             time_value=time_value,
             deadline_s=deadline_s,
             budget_usd=budget_usd,
@@ -302,7 +298,3 @@ class Planning:
 
     def _planned(self, plan: Plan | None) -> Plan:
         return given("plan", plan or self._plan, Plan)
-
-
-def _counts(replicas: Sequence[int] | int | None) -> tuple[int, ...] | None:
-    return None if replicas is None else (replicas,) if isinstance(replicas, int) else tuple(replicas)

@@ -84,18 +84,19 @@ def check_profiling(sample: object, on: object, *, micro_batch: int, repeats: in
         checks.whole(field, value, 1)
 
 
-def check_simulated(plans: int, policy: str, solver: str) -> None:
-    """Whether so many plans can be simulated: those of our own search."""
-    checks.whole("simulated_plans", plans, 1)
-    if (policy, solver) != ("funcpipe", "auto"):
-        raise InvalidValue("simulated_plans", plans, "must be 0 with another policy or solver")
-
-
-def check_planning(pins: object, time_limit_s: float | None) -> None:
-    """Raise InvalidValue unless these are pins and a time."""
+def check_planning(pins: object, time_limit_s: float | None, simulated_plans: int, policy: str, solver: str) -> None:
+    """Raise InvalidValue unless these are pins, a time, and a number of plans of our own search, which are simulated."""
     checks.kind_of("pins", pins, Pins)
     if time_limit_s is not None:
         checks.positive("time_limit_s", time_limit_s)
+    checks.whole("simulated_plans", simulated_plans, 0)
+    if simulated_plans and (policy, solver) != ("funcpipe", "auto"):
+        raise InvalidValue("simulated_plans", simulated_plans, "must be 0 with another policy or solver")
+
+
+def counts(replicas: Sequence[int] | int | None) -> tuple[int, ...] | None:
+    """Degrees of data parallelism, as a TrainingSpec takes them."""
+    return None if replicas is None else (replicas,) if isinstance(replicas, int) else tuple(replicas)
 
 
 def check_run(faults: object, limits: object) -> None:

@@ -1,8 +1,9 @@
 """From a profile, a platform and what is wanted to a plan: merge the layers, find the plan, name its layers again."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
-from funcpipe.core import DEFAULT_STORES, ModelProfile, Plan, PlatformSpec, Stores, TrainingSpec
+from funcpipe.core import DEFAULT_STORES, ModelProfile, Plan, PlatformSpec, SolverReport, Stores, TrainingSpec
 from funcpipe.partitioner.catalog import PLANNED_LAYERS, find_policy
 from funcpipe.partitioner.problem.formats import better_of, may_sum_in_8_bits, with_formats, without_idle_formats
 from funcpipe.partitioner.problem.merge import merge_layers, starts_of
@@ -50,9 +51,9 @@ def optimize(
         plan = with_checkpoints(plan, in_stores(problem, plan.stores), training.stores.checkpoints)
         return with_origin(unmerged(plan, starts), profile, training)
 
-    if policy == "funcpipe" and may_sum_in_8_bits(training, profile.precision):
-        return better_of(lambda wire_sync: planned(replace(training, wire_sync=wire_sync)))
-    return planned(training)
+    if policy != "funcpipe":
+        return planned(training)
+    return _in_best_formats(training, profile, planned)
 
 
 def best_plans(
@@ -66,14 +67,10 @@ def best_plans(
 ) -> list[Plan]:
     """The plan of `optimize`, and the best other ones that its search met: at most `count` in all, best first.
 
-    They differ in cuts, replicas, schedule or the format of sums, and use the same stores.
+    They differ in cuts, replicas, schedule or formats, and use the same stores.
     """
     found: list[Plan] = []
     choices = store_choices(spec, training.stores)
-
-    def solve_s(plan: Plan) -> float:
-        assert plan.solver is not None
-        return plan.solver.solve_s
 
     def planned(wanted: TrainingSpec) -> Plan:
         stores = choices[0]
@@ -82,23 +79,31 @@ def best_plans(
         if len(choices) > 1:
             plans = [exact_over_stores(problem, choices, time_limit_s=time_limit_s)]
             problem = in_stores(problem, plans[0].stores)
-            left_s = None if time_limit_s is None else max(0.0, time_limit_s - solve_s(plans[0]))
+            left_s = None if time_limit_s is None else max(0.0, time_limit_s - _report(plans[0]).solve_s)
         plans += search_best_plans(problem, count, time_limit_s=left_s)[len(plans) :]
         plans = [with_checkpoints(plan, problem, training.stores.checkpoints) for plan in plans]
         found.extend(with_origin(unmerged(plan, starts), profile, training) for plan in plans)
         return found[-len(plans)]
 
-    if may_sum_in_8_bits(training, profile.precision):
-        best = better_of(lambda wire_sync: planned(replace(training, wire_sync=wire_sync)))
-    else:
-        best = planned(training)
-    others = [plan for plan in found if plan.stages != best.stages or plan.wires != best.wires]
-    return [best, *sorted(others, key=_objective)][:count]
+    best = _in_best_formats(training, profile, planned)
+    others = [plan for plan in found if _decided(plan) != _decided(best)]
+    return [best, *sorted(others, key=lambda plan: _report(plan).objective)][:count]
 
 
-def _objective(plan: Plan) -> float:
+def _in_best_formats(training: TrainingSpec, profile: ModelProfile, planned: Callable[[TrainingSpec], Plan]) -> Plan:
+    """The better of what is `planned` with sums in bf16 and in int8, where `training` leaves that open."""
+    if not may_sum_in_8_bits(training, profile.precision):
+        return planned(training)
+    return better_of(lambda wire_sync: planned(replace(training, wire_sync=wire_sync)))
+
+
+def _decided(plan: Plan) -> tuple[object, ...]:
+    return plan.replicas, plan.schedule, plan.stages, plan.wires
+
+
+def _report(plan: Plan) -> SolverReport:
     assert plan.solver is not None
-    return plan.solver.objective
+    return plan.solver
 
 
 def merged_problem(

@@ -271,3 +271,16 @@ def test_a_solver_that_proved_nothing_leaves_a_gap_of_everything() -> None:
     assert (reported.solver.bound, reported.solver.gap) == (0.0, 1.0)
     assert reported.solver.status is Optimality.FEASIBLE
     assert from_text(Plan, to_text(reported), source="plan.json") == reported
+
+
+def test_what_is_known_of_a_part_of_a_space_is_not_taken_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spaces come and go during a search, and a new one may lie where an old one lay: as here, all of them do."""
+    monkeypatch.setattr("funcpipe.partitioner.search.search.id", lambda _: 0, raising=False)
+    shared = platform(2, shared_bytes_s=5e7)
+    for seed in range(4):
+        training = TrainingSpec(global_batch=16, time_value=30.0)
+        problem = Problem(profile=chain(3, 2, seed), spec=shared, training=training)
+        expected, found = exhaustive(problem).solver, exact(problem).solver
+        assert expected
+        assert found
+        assert found.objective == pytest.approx(expected.objective, rel=1e-8)

@@ -4,7 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from funcpipe.core import Estimate, ModelProfile, Numerics, Optimality, Plan, PlatformSpec, SolverReport, TrainingSpec
+from funcpipe.core import (
+    Estimate,
+    ModelProfile,
+    Numerics,
+    Optimality,
+    Plan,
+    PlatformSpec,
+    ScheduleKind,
+    SolverReport,
+    TrainingSpec,
+)
 from funcpipe.partitioner.optimize import best_plans, optimize
 from funcpipe.report import best_simulated as module
 from funcpipe.report.best_simulated import best_simulated
@@ -39,6 +49,14 @@ def test_the_first_plan_is_the_best_one_and_the_others_differ(
     shapes = {(p.replicas, p.schedule, tuple(stage.first for stage in p.stages)) for p in plans}
     assert len(shapes) == len(plans)
     assert all(solved(plan).bound is None for plan in plans[1:])
+
+
+def test_plans_that_differ_in_their_schedule_alone_are_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    profile, spec, _ = CASES[0]
+    best = optimize(profile, spec, WANTED)
+    other = replace(best, schedule=next(kind for kind in ScheduleKind if kind is not best.schedule))
+    monkeypatch.setattr("funcpipe.partitioner.optimize.search_best_plans", lambda *_, **__: [best, other])
+    assert [plan.schedule for plan in best_plans(profile, spec, WANTED, 2)] == [best.schedule, other.schedule]
 
 
 def test_plans_with_sums_in_8_bits_and_in_16_are_compared() -> None:

@@ -14,9 +14,10 @@ from funcpipe.partitioner.problem.goal import Goal
 from funcpipe.partitioner.problem.pins import NO_PINS, Pins
 from funcpipe.partitioner.problem.problem import Problem
 from funcpipe.partitioner.search.exact import time_limit
+from funcpipe.partitioner.search.found import Found
 from funcpipe.partitioner.search.incumbents import Cheapest, ParetoPlans
 from funcpipe.partitioner.search.infeasible import explain_infeasible
-from funcpipe.partitioner.search.search import Found, Search
+from funcpipe.partitioner.search.search import Search
 from funcpipe.partitioner.search.store_pairs import in_stores
 from funcpipe.partitioner.stores import store_choices, with_checkpoints
 

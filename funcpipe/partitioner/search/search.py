@@ -25,11 +25,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from funcpipe.core import MB, Plan, ScheduleKind
+from funcpipe.core import Plan, ScheduleKind
 from funcpipe.partitioner.cost.arrays import Array, IntArray
 from funcpipe.partitioner.problem.goal import Goal
-from funcpipe.partitioner.problem.problem import Problem, StageChoice
+from funcpipe.partitioner.problem.problem import Problem
 from funcpipe.partitioner.problem.stage_graph import StageGraph
+from funcpipe.partitioner.search.found import Found
 from funcpipe.partitioner.search.incumbents import CLOSE, Incumbents, incumbents_for
 from funcpipe.partitioner.search.initial_bounds import InitialBounds, initial_bounds
 from funcpipe.partitioner.search.label_search import TooManyLabels, search_labels
@@ -58,42 +59,6 @@ _GLANCE = 48
 _PATHS = 16
 """For how many paths the ways of synchronising are chosen at a time."""
 _ROUNDING = 1e-9
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A plan found: its space and stages, and what it takes."""
-
-    space: Space
-    choices: list[StageChoice]
-    iteration_s: float
-    cost_usd: float
-
-    def objective(self, goal: Goal) -> float:
-        """What `goal` says of it."""
-        return float(goal.objective(np.array(self.iteration_s), np.array(self.cost_usd)))
-
-    def plan(self, problem: Problem) -> Plan:
-        """The plan, with its estimate; of schedules that do equally well it has the simplest."""
-        setting = self.space.setting
-        plans = [
-            problem.plan(replace(setting, schedule=schedule), self.choices)
-            for schedule in problem.schedules(setting.replicas)
-        ]
-        chosen = next(plan for plan in plans if plan.schedule is setting.schedule)
-        return next(plan for plan in plans if plan is chosen or _does_as_well(plan, chosen))
-
-
-def _does_as_well(plan: Plan, other: Plan) -> bool:
-    """Whether `plan` fits its functions and takes no more than `other`."""
-    assert plan.estimate is not None
-    assert other.estimate is not None
-    fits = all(
-        needs.memory_bytes <= stage.memory_mb * MB
-        for needs, stage in zip(plan.estimate.stages, plan.stages, strict=True)
-    )
-    faster = plan.estimate.iteration_s <= other.estimate.iteration_s * (1 + _ROUNDING)
-    return fits and faster and plan.estimate.cost_usd <= other.estimate.cost_usd * (1 + _ROUNDING)
 
 
 @dataclass(order=True, slots=True)
@@ -132,7 +97,7 @@ class Search:
         self.complete = True
         self._queue: list[_Entry] = []
         self._numbers = itertools.count()
-        self._parts: dict[int, InitialBounds | None] = {}
+        self._parts: dict[Space, InitialBounds | None] = {}
 
     def run(self) -> None:
         """Search until nothing better can exist, or until time is up and something has been found."""
@@ -216,9 +181,9 @@ class Search:
 
     def _push_part(self, part: Space, window: TimeWindow) -> None:
         """Queue the window of a space for a part of the space."""
-        if id(part) not in self._parts:
-            self._parts[id(part)] = self._looked_at(part)
-        bounds = self._parts[id(part)]
+        if part not in self._parts:
+            self._parts[part] = self._looked_at(part)
+        bounds = self._parts[part]
         if bounds is None:
             return
         low_s = max(window.low_s, bounds.fastest_s * (1 - _ROUNDING))

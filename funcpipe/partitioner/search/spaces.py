@@ -28,7 +28,7 @@ from funcpipe.partitioner.problem.stage_graph import StageGraph
 from funcpipe.partitioner.search.option_network import OptionNetwork, PathCosts, without_dominated
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Space:
     """Plans of `fewest` to `most` stages under one setting.
 
