@@ -85,7 +85,7 @@ def check_profiling(sample: object, on: object, *, micro_batch: int, repeats: in
 
 
 def check_planning(pins: object, time_limit_s: float | None, simulated_plans: int, policy: str, solver: str) -> None:
-    """Raise InvalidValue unless these are pins, a time, and a number of plans of our own search, which are simulated."""
+    """Raise InvalidValue unless these are pins, a time, and how many plans of our own search are simulated."""
     checks.kind_of("pins", pins, Pins)
     if time_limit_s is not None:
         checks.positive("time_limit_s", time_limit_s)

@@ -20,6 +20,7 @@ from funcpipe.core import ModelProfile, Plan
 from funcpipe.errors import DataError, PlanError
 from funcpipe.partitioner.problem.forward_only import forward_only
 from funcpipe.platforms.catalog import load_spec
+from funcpipe.report.predict import predict
 from funcpipe.testing.faults import FunctionFaults
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform, one_at_a_time
@@ -192,3 +193,11 @@ def test_a_plan_of_forwards_alone_needs_less_time_and_memory_than_one_for_traini
     assert sum(layer.constant_bytes for layer in one.layers) == sum(
         layer.constant_bytes + layer.parameter_bytes for layer in two.layers
     )
+
+
+def test_plans_are_simulated_where_that_is_asked_for() -> None:
+    own, spec = pipe(optimizer=functools.partial(torch.optim.Adam, lr=0.1)), load_spec("local")
+    plan = own.optimize(global_batch=16, simulated_plans=3, profile=profile(), spec=spec)
+    assert plan.solver is not None
+    assert plan.solver.simulated_plans in (1, 2, 3)
+    assert plan.solver.simulated_s == pytest.approx(predict(plan, profile(), spec).duration_s)

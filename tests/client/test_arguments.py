@@ -59,6 +59,14 @@ MISTAKES: dict[str, tuple[Callable[[FuncPipe], object], str]] = {
     "batch as text": (lambda p: planned(p, global_batch="8"), "global_batch must be a whole number"),
     "half a batch": (lambda p: planned(p, global_batch=8.5), "global_batch must be a whole number"),
     "time limit": (lambda p: planned(p, time_limit_s=-1), "time_limit_s must be above 0"),
+    "plans to simulate": (
+        lambda p: planned(p, simulated_plans=-1),
+        "simulated_plans must be a whole number of at least 0",
+    ),
+    "simulated policy": (
+        lambda p: planned(p, simulated_plans=3, policy="lambdaml"),
+        "simulated_plans must be 0 with another policy or solver, got 3",
+    ),
     "pins": (lambda p: planned(p, pins="layer1"), "pins must be a Pins, got 'layer1'"),
     "file of a profile": (lambda p: planned(p, profile="profile.json"), "profile must be a ModelProfile"),
     "file of a plan": (lambda p: trained(p, plan="plan.json"), "plan must be a Plan, got 'plan.json'"),
