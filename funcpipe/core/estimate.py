@@ -75,3 +75,7 @@ class Estimate:
     overhead_usd: float = 0.0
     hours_usd: float = 0.0
     stores: tuple[StoreEstimate, ...] = ()
+
+    def usd_in(self, iteration_s: float) -> float:
+        """Dollars of an iteration that takes `iteration_s` instead: those of functions and of hours follow the time."""
+        return (self.compute_usd + self.hours_usd) * iteration_s / self.iteration_s + self.request_usd

@@ -14,7 +14,7 @@ class ObservedIteration:
     """What one iteration takes where earlier runs ran, `ran_on`: as modelled, and corrected by what they took.
 
     `same_sizes` says whether those runs had functions of the plan's sizes; otherwise they stand for all sizes. Dollars
-    for functions follow the seconds, those for requests stay.
+    are those of so long an iteration.
     """
 
     platform: str
@@ -80,6 +80,7 @@ def as_observed(plan: Plan, observations: Sequence[Observation]) -> tuple[Observ
         if learned is None:
             continue
         correction, same = learned
+        observed_s = correction.apply(estimate.iteration_s)
         found.append(
             ObservedIteration(
                 platform=plan.platform,
@@ -89,8 +90,8 @@ def as_observed(plan: Plan, observations: Sequence[Observation]) -> tuple[Observ
                 factor=correction.factor,
                 modelled_s=estimate.iteration_s,
                 modelled_usd=estimate.cost_usd,
-                observed_s=correction.apply(estimate.iteration_s),
-                observed_usd=correction.apply(estimate.compute_usd) + estimate.request_usd,
+                observed_s=observed_s,
+                observed_usd=estimate.usd_in(observed_s),
             )
         )
     return tuple(found)

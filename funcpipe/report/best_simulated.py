@@ -42,8 +42,7 @@ def best_simulated(
 def _seconds_and_dollars(plan: Plan, trace: Trace) -> tuple[float, float]:
     estimate = plan.estimate
     assert estimate is not None
-    usd_s = estimate.compute_usd / estimate.iteration_s
-    return trace.end_s, usd_s * trace.end_s + estimate.request_usd
+    return trace.end_s, estimate.usd_in(trace.end_s)
 
 
 def _simulated(first: Plan, chosen: Plan, plans: int, seconds: float, dollars: float) -> Plan:

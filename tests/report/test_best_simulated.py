@@ -74,8 +74,7 @@ def test_the_plan_taken_is_the_best_of_those_simulated(profile: ModelProfile, sp
     objectives = []
     for plan in plans:
         seconds, estimate = predict(plan, profile, spec).duration_s, estimated(plan)
-        usd = estimate.compute_usd * seconds / estimate.iteration_s + estimate.request_usd
-        objectives.append(usd + WANTED.time_value / 3600 * seconds)
+        objectives.append(estimate.usd_in(seconds) + WANTED.time_value / 3600 * seconds)
     report = solved(chosen)
     assert chosen.stages == plans[objectives.index(min(objectives))].stages
     assert report.simulated_plans == len(plans)
@@ -108,3 +107,12 @@ def test_where_no_plan_keeps_the_limits_when_simulated_the_first_is_taken(monkey
     chosen = best_simulated(profile, spec, late, 3)
     assert chosen.stages == optimize(profile, spec, late).stages
     assert solved(chosen).simulated_s == 1e6
+
+
+def test_a_longer_iteration_costs_more_for_functions_and_for_hours_of_stores() -> None:
+    profile, spec, _ = CASES[0]
+    estimate = replace(
+        estimated(optimize(profile, spec, WANTED)), iteration_s=2.0, compute_usd=3.0, hours_usd=1.0, request_usd=5.0
+    )
+    assert estimate.usd_in(2.0) == pytest.approx(3.0 + 1.0 + 5.0)
+    assert estimate.usd_in(4.0) == pytest.approx(6.0 + 2.0 + 5.0)
