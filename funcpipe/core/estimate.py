@@ -78,4 +78,5 @@ class Estimate:
 
     def usd_in(self, iteration_s: float) -> float:
         """Dollars of an iteration that takes `iteration_s` instead: those of functions and of hours follow the time."""
-        return (self.compute_usd + self.hours_usd) * iteration_s / self.iteration_s + self.request_usd
+        longer = iteration_s / self.iteration_s if self.iteration_s else 1.0
+        return longer * (self.compute_usd + self.hours_usd) + self.request_usd
