@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 _TOKEN = "RAY_AUTH_TOKEN_PATH"
+_SECRET = secrets.token_hex(32)  # the same for each Ray of this process, as Ray's library reads it once and keeps it
 _WITHIN_S = 120.0
 _RAY = re.compile(r"^ray::|/ray/")
 
@@ -21,7 +22,7 @@ def environment_of_ray(folder: Path) -> Iterator[pytest.MonkeyPatch]:
     It finds its token in `folder`, or it would put one into the home folder; and it sends nothing to anybody.
     """
     token = folder / "token"
-    token.write_text(secrets.token_hex(32))
+    token.write_text(_SECRET)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(_TOKEN, str(token))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")

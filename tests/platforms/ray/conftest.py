@@ -1,4 +1,4 @@
-"""One Ray for all tests of this folder: it takes seconds to start."""
+"""One Ray for all tests of a module: it takes seconds to start, and a process has one at a time."""
 
 import os
 import tempfile
@@ -14,7 +14,7 @@ from tests.ray_here import environment_of_ray
 CPUS = 8
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayAddress]:
     """A Ray of eight CPUs, as a cluster that others have started: clients come and go. Nothing of it is left."""
     from funcpipe.platforms.ray.connection import connected
