@@ -13,6 +13,7 @@ from funcpipe.model.graph import trace
 from funcpipe.parameter_server.ray_actors import RaySite
 from funcpipe.parameter_server.values import ServerWorker
 from funcpipe.platforms.catalog import load_spec, open_storage
+from funcpipe.provision.spotdnn import SpotSystem, SpotType
 from funcpipe.training.recipe import Recipe
 
 WIDTH = 500
@@ -78,6 +79,16 @@ def site(made: Job, folder: str, server_resources: Mapping[str, float] | None = 
         server_resources=server_resources or {},
         link_bytes_s=SERVER_MB_S * 1e6,
     )
+
+
+def spot_system() -> SpotSystem:
+    """What spotDNN's model knows of `model()` and the links."""
+    return SpotSystem(model_mb=model_mb(), request_mb_s=LINK_MB_S, server_mb_s=SERVER_MB_S)
+
+
+def spot_type(name: str, sample_s: float, *, usd_h: float, quota: int) -> SpotType:
+    """A type of machine that takes `sample_s` for a sample, and pushes after each micro-batch."""
+    return SpotType(name=name, batch=MICRO_BATCH, compute_s=MICRO_BATCH * sample_s, gpus=0, usd_h=usd_h, quota=quota)
 
 
 def worker(name: str, sample_s: float, **settings: object) -> ServerWorker:

@@ -16,13 +16,12 @@ from ray.cluster_utils import Cluster
 
 from experiments.studies.server_cases import (
     FAST_S,
-    LINK_MB_S,
     MICRO_BATCH,
-    SERVER_MB_S,
     SLOW_S,
     job,
-    model_mb,
     site,
+    spot_system,
+    spot_type,
     worker,
 )
 from funcpipe.client.server_replan import Replanner, SpotPlan
@@ -33,10 +32,10 @@ from funcpipe.parameter_server.values import ServerWorker
 from funcpipe.platforms.ray.address import RayAddress, Via
 from funcpipe.platforms.ray.connection import connected
 from funcpipe.provision.goal import Goal
-from funcpipe.provision.spotdnn import SpotSystem, SpotType, predict
+from funcpipe.provision.spotdnn import SpotType, predict
 
-SMALL = SpotType(name="small", batch=MICRO_BATCH, compute_s=MICRO_BATCH * SLOW_S, gpus=0, usd_h=0.1, quota=3)
-LARGE = SpotType(name="large", batch=MICRO_BATCH, compute_s=MICRO_BATCH * FAST_S, gpus=0, usd_h=0.3, quota=3)
+SMALL = spot_type("small", SLOW_S, usd_h=0.1, quota=3)
+LARGE = spot_type("large", FAST_S, usd_h=0.3, quota=3)
 MEMORY = {"object_store_memory": 100 << 20}
 HEAD = {"num_cpus": 1, "resources": {"server": 1}, "include_dashboard": False, **MEMORY}
 
@@ -54,7 +53,7 @@ def main() -> None:
     options = parser.parse_args()
     made = job(options.pushes * MICRO_BATCH, MICRO_BATCH)
     spec = JobSpec(samples=made.samples, global_batch=MICRO_BATCH, epochs=1)
-    system = SpotSystem(model_mb=model_mb(), request_mb_s=LINK_MB_S, server_mb_s=SERVER_MB_S)
+    system = spot_system()
     undisturbed_s = predict((3, 0), (SMALL, LARGE), system, Goal(job=spec)).seconds
     deadline_s = options.slack * undisturbed_s
     goal = Goal(job=replace(spec, deadline_s=deadline_s), deadline_s=deadline_s)

@@ -22,6 +22,8 @@ from experiments.studies.server_cases import (
     job,
     model_mb,
     site,
+    spot_system,
+    spot_type,
     worker,
 )
 from funcpipe.parameter_server.crew import Lost, Pushed
@@ -128,12 +130,8 @@ def bsp_observed(workers: int, steps: int) -> list[TimedStep]:
 
 def asp_predicted_s(workers: int) -> float:
     """Seconds of a normalised iteration, by spotDNN's equations (4) to (9)."""
-    types = [
-        spotdnn.SpotType(name=name, batch=MICRO_BATCH, compute_s=MICRO_BATCH * each_s, gpus=0, usd_h=1.0, quota=workers)
-        for name, each_s in (("slow", SLOW_S), ("fast", FAST_S))
-    ]
-    system = spotdnn.SpotSystem(model_mb=model_mb(), request_mb_s=LINK_MB_S, server_mb_s=SERVER_MB_S)
-    return spotdnn.cluster_of((workers // 2, workers // 2), types, system)[1]
+    types = [spot_type(name, each_s, usd_h=1.0, quota=workers) for name, each_s in (("slow", SLOW_S), ("fast", FAST_S))]
+    return spotdnn.cluster_of((workers // 2, workers // 2), types, spot_system())[1]
 
 
 def asp_observed_s(workers: int, steps: int) -> float:
