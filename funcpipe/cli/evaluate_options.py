@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from funcpipe.cli.numbers import positive, whole
-from funcpipe.cli.options import FACTORY, add_blocks, add_precision, add_verb
+from funcpipe.cli.options import FACTORY, add_blocks, add_loss, add_model, add_precision, add_verb
 from funcpipe.cli.train_options import add_fault_tolerance, add_message_deadline, add_platform
 from funcpipe.cli.validation_options import add_metric
 
@@ -20,12 +20,7 @@ def add_evaluate(verbs: Any) -> None:
         module="evaluate_verbs",
     )
     evaluation = _add_model(verb)
-    evaluation.add_argument(
-        "--loss",
-        metavar="MODULE:FUNCTION",
-        default="torch.nn.functional:cross_entropy",
-        help="loss of output and target, or `own` if the model's output has a `loss`",
-    )
+    add_loss(evaluation)
     add_metric(evaluation)
     _add_common(verb)
 
@@ -48,7 +43,7 @@ def add_predict(verbs: Any) -> None:
 
 
 def _add_model(verb: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    verb.add_argument("model", metavar=FACTORY, help="factory that returns the model, an nn.Module")
+    add_model(verb)
     group = verb.add_argument_group("plan and data")
     group.add_argument("--plan", required=True, metavar="FILE", help="plan written by `funcpipe optimize`")
     group.add_argument(

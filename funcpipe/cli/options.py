@@ -91,6 +91,21 @@ def add_platform(verb: argparse._ActionsContainer, *, default: str | None) -> No
     choice.add_argument("--spec", metavar="FILE", help="a platform specification of your own, instead of --platform")
 
 
+def add_model(verb: argparse._ActionsContainer) -> None:
+    """The model, as a factory."""
+    verb.add_argument("model", metavar=FACTORY, help="factory that returns the model, an nn.Module")
+
+
+def add_loss(verb: argparse._ActionsContainer) -> None:
+    """What training minimises."""
+    verb.add_argument(
+        "--loss",
+        metavar="MODULE:FUNCTION",
+        default="torch.nn.functional:cross_entropy",
+        help="loss of output and target, or `own` if the model's output has a `loss`",
+    )
+
+
 def add_blocks(verb: argparse._ActionsContainer) -> None:
     """Modules that are not divided."""
     verb.add_argument(

@@ -4,7 +4,16 @@ import argparse
 from typing import Any
 
 from funcpipe.cli.numbers import not_negative, positive, whole
-from funcpipe.cli.options import FACTORY, add_blocks, add_choice, add_measuring, add_platform, add_precision, add_verb
+from funcpipe.cli.options import (
+    FACTORY,
+    add_blocks,
+    add_choice,
+    add_measuring,
+    add_model,
+    add_platform,
+    add_precision,
+    add_verb,
+)
 from funcpipe.core import SYNC_WIRES, Numerics, OptimizerKind, Recompute, ScheduleKind, Sync, Wire
 from funcpipe.partitioner.catalog import PROFILED_LAYERS
 
@@ -19,7 +28,7 @@ def add_profile(verbs: Any) -> None:
         "    --micro-batch 16 --platform local -o profile.json",
         module="plan_verbs",
     )
-    verb.add_argument("model", metavar=FACTORY, help="factory that returns the model, an nn.Module")
+    add_model(verb)
     model = verb.add_argument_group("model")
     model.add_argument(
         "--sample",

@@ -1,9 +1,10 @@
 """The options of train-server."""
 
+import argparse
 from typing import Any
 
 from funcpipe.cli.numbers import positive, whole
-from funcpipe.cli.options import FACTORY, add_blocks, add_choice, add_precision, add_verb
+from funcpipe.cli.options import FACTORY, add_blocks, add_choice, add_loss, add_model, add_precision, add_verb
 from funcpipe.core import Interval, OptimizerKind
 
 
@@ -17,7 +18,16 @@ def add_train_server(verbs: Any) -> None:
         "    --data funcpipe.examples.spirals:train_data --global-batch 64 --micro-batch 8 --epochs 6",
         module="server_verbs",
     )
-    verb.add_argument("model", metavar=FACTORY, help="factory that returns the model, an nn.Module")
+    add_model(verb)
+    _add_machines(verb)
+    _add_training(verb)
+    verb.add_argument_group("output").add_argument(
+        "-o", "--output", metavar="FILE", help="write the trained state_dict: .safetensors, .pt or .pth"
+    )
+
+
+def _add_machines(verb: argparse.ArgumentParser) -> None:
+    """The machines that train, and the data that they read."""
     cluster = verb.add_argument_group("machines and data")
     cluster.add_argument(
         "--provision", required=True, metavar="FILE", help="what `funcpipe provision --json` has printed"
@@ -35,6 +45,10 @@ def add_train_server(verbs: Any) -> None:
     cluster.add_argument("--storage", metavar="URL", help="where the data and the server's state are kept")
     cluster.add_argument("--data", metavar=f"{FACTORY}|URL", required=True, help="factory or URL of the dataset")
     add_blocks(cluster)
+
+
+def _add_training(verb: argparse.ArgumentParser) -> None:
+    """How to train."""
     training = verb.add_argument_group("training")
     add_choice(
         training,
@@ -46,12 +60,7 @@ def add_train_server(verbs: Any) -> None:
     training.add_argument("--global-batch", type=whole(), required=True, metavar="N", help="samples of an update")
     training.add_argument("--micro-batch", type=whole(), required=True, metavar="N", help="samples dealt out at once")
     training.add_argument("--epochs", type=whole(), default=1, metavar="N", help="passes over the data")
-    training.add_argument(
-        "--loss",
-        metavar="MODULE:FUNCTION",
-        default="torch.nn.functional:cross_entropy",
-        help="loss of output and target, or `own` if the model's output has a `loss`",
-    )
+    add_loss(training)
     training.add_argument("--optimizer", metavar=FACTORY, help="factory that takes the parameters (default: --kind)")
     add_choice(training, "--kind", [kind.value for kind in OptimizerKind], OptimizerKind.SGD.value, "the optimiser")
     training.add_argument("--lr", type=positive, default=0.01, metavar="RATE", help="learning rate of --kind")
@@ -68,6 +77,3 @@ def add_train_server(verbs: Any) -> None:
         "--checkpoint", type=whole(0), default=0, metavar="N", help="save the server after every N updates"
     )
     training.add_argument("--run-name", metavar="RUN", help="name of the run; one that was saved goes on")
-    verb.add_argument_group("output").add_argument(
-        "-o", "--output", metavar="FILE", help="write the trained state_dict: .safetensors, .pt or .pth"
-    )

@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from funcpipe.cli.numbers import positive, whole
-from funcpipe.cli.options import FACTORY, add_blocks, add_choice, add_precision, add_verb
+from funcpipe.cli.options import FACTORY, add_blocks, add_choice, add_loss, add_model, add_precision, add_verb
 from funcpipe.cli.validation_options import add_validation
 from funcpipe.core import Interval
 
@@ -87,7 +87,7 @@ def add_verify(verbs: Any) -> None:
 
 def _add_model(verb: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """The model, the plan, and how to train; the group of the last."""
-    verb.add_argument("model", metavar=FACTORY, help="factory that returns the model, an nn.Module")
+    add_model(verb)
     plan = verb.add_argument_group("plan and data")
     plan.add_argument("--plan", required=True, metavar="FILE", help="plan written by `funcpipe optimize`")
     plan.add_argument(
@@ -98,12 +98,7 @@ def _add_model(verb: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     )
     add_blocks(plan)
     training = verb.add_argument_group("training")
-    training.add_argument(
-        "--loss",
-        metavar="MODULE:FUNCTION",
-        default="torch.nn.functional:cross_entropy",
-        help="loss of output and target, or `own` if the model's output has a `loss`",
-    )
+    add_loss(training)
     training.add_argument(
         "--optimizer",
         metavar=FACTORY,
