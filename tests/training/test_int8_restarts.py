@@ -46,7 +46,7 @@ class Killing(MemoryStorage):
 
 
 def train(storage: Killing, plan: Plan) -> dict[str, Worker]:
-    """Train; whoever is killed gets another attempt."""
+    """Train, and restart each worker that is killed."""
     optimizer = adam if plan.shard_optimizer else momentum
     job = make_job(model(), plan, vectors, loss=F.cross_entropy, optimizer=optimizer, epochs=2)
     faults = FaultTolerance(checkpoint_steps=2)
