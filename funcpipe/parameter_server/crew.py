@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from funcpipe.parameter_server.values import Chunk, ServerWorker, WorkTimes
+from funcpipe.parameter_server.values import Chunk, Progress, ServerWorker, WorkTimes
 from funcpipe.training.data import Step
 
 
@@ -65,8 +65,8 @@ class Crew(Protocol):
     def save(self) -> None:
         """Let the server write a checkpoint."""
 
-    def progress(self) -> tuple[int, int, Sequence[int]]:
-        """The server's version; and what was applied: all micro-batches below a number, and some beyond it."""
+    def progress(self) -> Progress:
+        """How far the server has come."""
 
     def restart_server(self) -> None:
         """Start a new server from the newest checkpoint; workers forget what they were given."""

@@ -1,7 +1,7 @@
 """The loops of training around a parameter server, synchronous and asynchronous.
 
-    BSP   deal the micro-batches of a step by speed, wait until all are with the server, update, again
-    ASP   whoever is free takes the next micro-batches; each push is an update
+    BSP   deal out the micro-batches of a step by speed, wait for all gradients, update, repeat
+    ASP   give the next micro-batches to each idle worker, update with each push
 
 A worker that is lost, or that leaves, costs at most what it was computing: that is dealt out again. If the server is
 lost, training goes on from its newest checkpoint.
@@ -61,21 +61,29 @@ class Course:
 
 @dataclass
 class History:
-    """What has happened so far; after a return to a checkpoint, only what that holds."""
+    """What has happened since `first` updates; after a return to a checkpoint, only what that holds."""
 
+    first: int | None = None
     losses: list[float] = field(default_factory=list)
     pushes: list[PushRecord] = field(default_factory=list)
     computed_by: list[dict[str, int]] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     server_restarts: int = 0
 
+    def return_to(self, version: int) -> None:
+        """Forget all updates after `version`; the first call says where this history begins."""
+        if self.first is None:
+            self.first = version
+        kept = version - self.first
+        del self.losses[kept:], self.computed_by[kept:], self.pushes[kept:]
+
 
 def train_synchronously(crew: Crew, course: Course, history: History) -> None:
     """Train by BSP. Raises WorkerFailed when no worker is left."""
     while True:
         try:
-            first = crew.progress()[0]
-            del history.losses[first:], history.computed_by[first:]
+            first = crew.progress().version
+            history.return_to(first)
             for step in course.batches.steps_from(first, course.epochs):
                 course.watch(crew, step.number / course.steps)
                 history.computed_by.append(_collect(crew, course, step, history))
@@ -127,11 +135,11 @@ def train_asynchronously(crew: Crew, course: Course, history: History) -> None:
 
 
 def _apply_all(crew: Crew, course: Course, history: History) -> None:
-    version, below, beyond = crew.progress()
-    del history.pushes[version:]
-    work, busy = _Work(course, below, beyond), set[str]()
+    progress = crew.progress()
+    history.return_to(progress.version)
+    work, busy = _Work(course, progress.below, progress.beyond), set[str]()
     total = course.epochs * course.batches.samples
-    samples = sum(push.samples for push in history.pushes)
+    samples = progress.samples
     while True:
         for free in crew.workers:
             if free.name not in busy and (chunk := work.take(free.push)) is not None:

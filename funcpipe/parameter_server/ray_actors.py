@@ -11,7 +11,7 @@ from funcpipe.parameter_server.link import SharedLink
 from funcpipe.parameter_server.replica import Replica, ServerJob
 from funcpipe.parameter_server.saved import SavedServer
 from funcpipe.parameter_server.server import ParameterServer
-from funcpipe.parameter_server.values import Chunk, Push, ServerWorker, WorkTimes
+from funcpipe.parameter_server.values import Chunk, Progress, Push, ServerWorker, WorkTimes
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.ray.library import ray
 from funcpipe.training.data import Step
@@ -63,9 +63,9 @@ class ServerActor:
         """Write a checkpoint."""
         self._saved.save(self._server)
 
-    def progress(self) -> tuple[int, int, Sequence[int]]:
-        """The version, and what was applied: all ids below a number, and some beyond it."""
-        return self._server.version, self._server.applied.below, sorted(self._server.applied.beyond)
+    def progress(self) -> Progress:
+        """How far the server has come."""
+        return self._server.progress()
 
     def state_dict(self) -> dict[str, Tensor]:
         """The model's `state_dict`."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from funcpipe.errors import FuncPipeError, PlatformRefused, WorkerFailed
 from funcpipe.parameter_server.crew import Lost, Pushed, ServerLost
 from funcpipe.parameter_server.ray_actors import RaySite, ServerActor, WorkerActor
-from funcpipe.parameter_server.values import Chunk, ServerWorker
+from funcpipe.parameter_server.values import Chunk, Progress, ServerWorker
 from funcpipe.platforms.ray.library import ray
 from funcpipe.training.data import Step
 
@@ -154,10 +154,10 @@ class RayCrew:
         """Let the server write a checkpoint."""
         self._ask("save")
 
-    def progress(self) -> tuple[int, int, Sequence[int]]:
-        """The version of the server, and what it has applied."""
-        version, below, beyond = self._ask("progress")
-        return version, below, beyond
+    def progress(self) -> Progress:
+        """How far the server has come."""
+        progress: Progress = self._ask("progress")
+        return progress
 
     def state_dict(self) -> dict[str, Tensor]:
         """The model's `state_dict`."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from funcpipe.errors import PlanError
 from funcpipe.parameter_server.replica import ServerJob
-from funcpipe.parameter_server.values import Push
+from funcpipe.parameter_server.values import Progress, Push
 from funcpipe.training.data import Step
 from funcpipe.training.passes import Batch
 from funcpipe.training.state import StageState
@@ -95,6 +95,16 @@ class ParameterServer:
             self.applied.add(push.chunk.ids)
             self.samples += step.samples
             return sum(push.loss_sums) / step.samples, staleness
+
+    def progress(self) -> Progress:
+        """How far it has come."""
+        with self._lock:
+            return Progress(
+                version=self.version,
+                samples=self.samples,
+                below=self.applied.below,
+                beyond=tuple(sorted(self.applied.beyond)),
+            )
 
     def state(self) -> tuple[StageState, dict[str, object]]:
         """A copy of what has been learned, and how far the run has come, as JSON."""

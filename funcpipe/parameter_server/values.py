@@ -74,6 +74,16 @@ class Push:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a server has come: updates, samples, and the ids applied, all `below` a number and some `beyond` it."""
+
+    version: int
+    samples: int
+    below: int
+    beyond: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkTimes:
     """The seconds that a worker took for a chunk: until it had the parameters, the gradients, and had pushed them."""
 

@@ -8,7 +8,7 @@ from funcpipe.parameter_server.crew import Lost, Pushed, ServerLost
 from funcpipe.parameter_server.replica import Replica, ServerJob
 from funcpipe.parameter_server.saved import SavedServer
 from funcpipe.parameter_server.server import ParameterServer
-from funcpipe.parameter_server.values import Chunk, Push, ServerWorker
+from funcpipe.parameter_server.values import Chunk, Progress, Push, ServerWorker
 from funcpipe.platforms.base import Storage
 from funcpipe.training.data import Step
 
@@ -107,10 +107,10 @@ class InTurnCrew:
         self._check_server()
         self._saved.save(self.server)
 
-    def progress(self) -> tuple[int, int, Sequence[int]]:
-        """The version of the server, and what it has applied."""
+    def progress(self) -> Progress:
+        """How far the server has come."""
         self._check_server()
-        return self.server.version, self.server.applied.below, sorted(self.server.applied.beyond)
+        return self.server.progress()
 
     def restart_server(self) -> None:
         """Start a server from the newest checkpoint."""

@@ -1,6 +1,7 @@
 """Whole runs around a parameter server, without Ray."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -154,3 +155,34 @@ def test_a_finished_run_that_is_begun_again_does_nothing(stored: Stored) -> None
     assert history.losses == []
     for name, tensor in first.server.state_dict().items():
         assert torch.equal(again.server.state_dict()[name], tensor)
+
+
+def resumed(stored: Stored, **settings: Any) -> tuple[InTurnCrew, Course]:
+    """A crew whose server is at the end of the first of two epochs, and the course of both."""
+    job, sent, storage = stored
+    first = InTurnCrew(sent, storage, RUN, workers(1.0))
+    course = Course(batches=job.batches, epochs=job.epochs, save_every=2)
+    train_synchronously(first, replace(course, epochs=1), History())
+    first.save()
+    return InTurnCrew(sent, storage, RUN, workers(1.0, 1.0), **settings), course
+
+
+def test_a_run_that_goes_on_and_loses_its_server_counts_each_step_once(stored: Stored) -> None:
+    done: list[int] = []
+
+    def lose(crew: InTurnCrew, worker: str, pushed: int) -> None:
+        if pushed == 5 and not done:
+            done.append(pushed)
+            crew.kill_server()
+
+    (crew, course), history = resumed(stored, before_push=lose), History()
+    train_synchronously(crew, course, history)
+    assert history.server_restarts == 1
+    assert len(history.losses) == len(history.computed_by) == course.steps // 2
+
+
+def test_an_asynchronous_run_that_goes_on_tells_the_watch_what_was_done_before(stored: Stored) -> None:
+    told: list[float] = []
+    crew, course = resumed(stored)
+    train_asynchronously(crew, replace(course, watch=lambda _, done: told.append(done)), History())
+    assert 0.5 < told[0] < told[-1] == 1.0
