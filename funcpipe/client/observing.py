@@ -8,6 +8,7 @@ from statistics import mean, median
 from funcpipe.client.prepare import PreparedRun
 from funcpipe.client.results import RunResult
 from funcpipe.core import Estimate, Observation, Plan, PlatformSpec, Quantity, Resource, Trace
+from funcpipe.core.names import worker_name
 from funcpipe.errors import FuncPipeError
 from funcpipe.history.journal import append, history_file
 from funcpipe.history.learned import sizes_of
@@ -102,9 +103,11 @@ def _starts(
 ) -> Iterator[tuple[str, Quantity, float, float]]:
     """Seconds from the invocation of a function to its first line, by size: the median."""
     seen: dict[str, list[float]] = defaultdict(list)
-    for worker, seconds in start_s.items():
-        seen[plan.stages[int(worker.partition(".")[0].removeprefix("s"))].size].append(seconds)
+    for number, stage in enumerate(plan.stages):
+        workers = (worker_name(number, replica) for replica in range(plan.replicas))
+        seen[stage.size] += [start_s[worker] for worker in workers if worker in start_s]
     cold_s = {size.name: size.cold_start_s for size in functions.sizes}
     for size, seconds_of in seen.items():
-        known_s = cold_s.get(size)
-        yield size, Quantity.START_UP, functions.cold_start_s if known_s is None else known_s, median(seconds_of)
+        if seconds_of:
+            known_s = cold_s.get(size)
+            yield size, Quantity.START_UP, functions.cold_start_s if known_s is None else known_s, median(seconds_of)

@@ -16,7 +16,7 @@ from funcpipe.client.prepare import new_run_name
 from funcpipe.client.server_job import check_servable, one_stage, stored_job
 from funcpipe.core import RunSettings
 from funcpipe.core.market import HOUR_S, Market
-from funcpipe.core.provision import CostItem, Provision
+from funcpipe.core.provision import SERVER_ROLE, CostItem, Provision
 from funcpipe.errors import InvalidValue, PlanError
 from funcpipe.parameter_server.loops import (
     Course,
@@ -28,14 +28,12 @@ from funcpipe.parameter_server.loops import (
 )
 from funcpipe.parameter_server.values import PushRecord, ServerWorker, Updates
 from funcpipe.platforms.catalog import open_storage
-from funcpipe.platforms.machine_catalog import load_market
 from funcpipe.platforms.ray.address import RayAddress, Via, parse_address
 from funcpipe.training.data_source import Data
 
 if TYPE_CHECKING:
     from funcpipe.parameter_server.ray_crew import RayCrew
 
-SERVER_ROLE = "parameter server"
 RAY_HERE = "ray://local"
 _OBJECT_STORE_BYTES = 256 << 20  # of a Ray that is started here: parameters and gradients pass through it
 
@@ -88,7 +86,7 @@ def cluster_of(way: Provision, market: Market, *, platform: str = RAY_HERE) -> S
             "give a way on machines, such as spotdnn or cynthia"
         )
     on_nodes = parse_address(platform).is_shared
-    slowest = min(market.compute_vcpu(market.machine(item.name)) for item in rented)
+    slowest = min((market.compute_vcpu(market.machine(item.name)) for item in rented), default=1.0)
     workers = [
         ServerWorker(
             name=f"{item.name}-{number}",
@@ -167,7 +165,7 @@ def server_job_of(learner: Learner, dataset: Data, order: SampleOrder, settings:
 
 
 def train_on_cluster(
-    job: Job, cluster: ServerCluster, run: ServerRun, settings: RunSettings, market: Market | str | None = None
+    job: Job, cluster: ServerCluster, run: ServerRun, settings: RunSettings, market: Market
 ) -> ServerResult:
     """Train `job` around a parameter server on Ray.
 
@@ -201,8 +199,7 @@ def train_on_cluster(
         if settings.storage is not None and not settings.keep_model:
             storage = open_storage(url)
             storage.delete_many(storage.list(f"{name}/server/"))
-    chosen = load_market(market) if isinstance(market, str) else market
-    return result if chosen is None else replace(result, bill=_bill(cluster, crew, chosen))
+    return replace(result, bill=_bill(cluster, crew, market))
 
 
 def _trained(job: Job, crew: "RayCrew", run: ServerRun, name: str) -> ServerResult:

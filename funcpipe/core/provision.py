@@ -8,6 +8,9 @@ from funcpipe.core.plan import Plan
 from funcpipe.core.shown import Showable
 from funcpipe.core.summaries import provision_shown, provisions_shown
 
+SERVER_ROLE = "parameter server"
+"""The role of what is rented for a parameter server."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rented:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from funcpipe.core import checks
-from funcpipe.core.provision import CostItem, Provision, Rented
+from funcpipe.core.provision import SERVER_ROLE, CostItem, Provision, Rented
 from funcpipe.errors import Infeasible
 from funcpipe.provision.goal import Cluster, Goal, no_way
 from funcpipe.provision.result import provision, what_binds
@@ -202,7 +202,7 @@ def cynthia(
         goal,
         rented=[
             Rented(name=found.kind.name, count=found.workers),
-            Rented(name=server.name, count=found.servers, role="parameter server"),
+            Rented(name=server.name, count=found.servers, role=SERVER_ROLE),
         ],
         seconds=found.seconds,
         start_s=start_s,

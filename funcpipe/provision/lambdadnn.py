@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from funcpipe.core.provision import CostItem, Provision, Rented
+from funcpipe.core.provision import SERVER_ROLE, CostItem, Provision, Rented
 from funcpipe.errors import Infeasible
 from funcpipe.provision.goal import Goal, no_way
 from funcpipe.provision.result import provision, what_binds
@@ -237,7 +237,7 @@ def function_provision(
         goal,
         rented=[
             Rented(name=f"{found.memory_mb}MB {market.function}", count=found.functions),
-            Rented(name=market.server, count=1, role="parameter server"),
+            Rented(name=market.server, count=1, role=SERVER_ROLE),
         ],
         seconds=found.seconds,
         start_s=market.start_s,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 
-from funcpipe.core.provision import CostItem, Provision, Rented
+from funcpipe.core.provision import SERVER_ROLE, CostItem, Provision, Rented
 from funcpipe.errors import Infeasible, InvalidValue
 from funcpipe.provision.goal import Goal, no_way
 from funcpipe.provision.result import provision, what_binds
@@ -177,7 +177,7 @@ def spot_provision(
         goal,
         rented=[
             *(Rented(name=kind.name, count=count, spot=True) for count, kind in chosen),
-            Rented(name=system.server, count=1, role="parameter server"),
+            Rented(name=system.server, count=1, role=SERVER_ROLE),
         ],
         seconds=found.seconds,
         start_s=system.start_s,

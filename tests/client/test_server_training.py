@@ -55,6 +55,8 @@ def test_ways_without_a_server_or_without_machines_are_refused() -> None:
     server = Rented(name=MARKET.server, count=1, role="parameter server")
     with pytest.raises(PlanError, match="functions do not reach a parameter server"):
         cluster_of(way(Rented(name="2048MB aws-lambda", count=4), server), MARKET)
+    with pytest.raises(InvalidValue, match="one worker at least"):
+        cluster_of(way(server), MARKET)
 
 
 def test_clusters_without_workers_or_with_one_name_twice_are_refused() -> None:
