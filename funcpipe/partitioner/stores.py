@@ -25,7 +25,7 @@ from funcpipe.partitioner.cost.pipeline import dollars
 from funcpipe.partitioner.cost.stores import link
 from funcpipe.partitioner.problem.problem import Problem
 from funcpipe.partitioner.problem.report import report
-from funcpipe.partitioner.search.store_pairs import STORE_COSTS, STORE_LIMITS, in_stores
+from funcpipe.partitioner.search.store_pairs import STORE_COSTS, STORE_LIMITS, allowed, in_stores
 
 FILE_BYTES = 64 << 20
 """Of a file of a checkpoint, at most."""
@@ -38,7 +38,7 @@ def store_choices(spec: PlatformSpec, asked: Stores) -> tuple[Stores, ...]:
     """
     pairs = [
         Stores(messages=messages, sums=sums)
-        for messages, sums in itertools.product(_allowed(spec, asked.messages), _allowed(spec, asked.sums))
+        for messages, sums in itertools.product(allowed(spec, asked.messages), allowed(spec, asked.sums))
     ]
     return tuple(
         pair
@@ -49,10 +49,6 @@ def store_choices(spec: PlatformSpec, asked: Stores) -> tuple[Stores, ...]:
             if j != i
         )
     )
-
-
-def _allowed(spec: PlatformSpec, asked: str) -> tuple[str, ...]:
-    return spec.store_names if asked == AUTO else (spec.store(asked).name,)
 
 
 def _is_as_good(spec: PlatformSpec, pair: Stores, other: Stores) -> bool:

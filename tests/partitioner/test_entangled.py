@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from funcpipe.core import ModelProfile, Optimality, Recompute, Sync, TensorProfile, TiedParameter, TrainingSpec
+from funcpipe.core import (
+    ModelProfile,
+    Optimality,
+    Recompute,
+    Stores,
+    StoreSpec,
+    Sync,
+    TensorProfile,
+    TiedParameter,
+    TrainingSpec,
+)
 from funcpipe.errors import Infeasible
 from funcpipe.partitioner.analysis.explain import explain
 from funcpipe.partitioner.cost.evaluate import check_memory, evaluate
@@ -16,6 +26,7 @@ from funcpipe.partitioner.optimize import merged_problem, optimize
 from funcpipe.partitioner.problem.borders import Borders
 from funcpipe.partitioner.problem.pins import NO_PINS, Pins
 from funcpipe.partitioner.problem.stage_graph import TooEntangled, build_stage_graph
+from funcpipe.partitioner.stores import store_choices
 from tests.examples import at_most
 from tests.partitioner.instances import MB, chain, platform
 
@@ -101,6 +112,26 @@ def test_a_small_memory_makes_the_graph_small() -> None:
     problem, _ = merged_problem(profile, platform(2), TRAINING, pins=NO_PINS, layer_limit=40, edge_limit=2000)
     assert len(problem.profile.layers) == 20
     assert len(problem.stage_graph.first) <= 2000
+
+
+def test_a_store_of_small_objects_rules_out_nothing_in_another_one() -> None:
+    """The first pair of stores takes no message, and all layers together fit no function: plans are in the others."""
+    drawn = encoder_decoder(20, 3)
+    profile = replace(drawn, layers=tuple(replace(layer, constant_bytes=700 * MB) for layer in drawn.layers))
+    small = StoreSpec(
+        name="small", what="for notes", latency_s=0.0, price_put_usd=0.0, price_get_usd=0.0, largest_bytes=100
+    )
+    large = replace(small, name="large", what="for all", latency_s=0.01, largest_bytes=None)
+    spec, training = platform(2, stores=(small, large)), replace(TRAINING, stores=Stores.of("auto"))
+    first = store_choices(spec, training.stores)[0]
+    assert first == Stores(messages="small", sums="small")
+    problem, _ = merged_problem(profile, spec, training, pins=NO_PINS, layer_limit=40, edge_limit=2000, stores=first)
+    assert problem.stores == first
+    alone = replace(training, stores=Stores(messages="large", sums="large"))
+    expected, _ = merged_problem(profile, spec, alone, pins=NO_PINS, layer_limit=40, edge_limit=2000, stores=alone.stores)
+    assert problem.fitting == expected.fitting
+    plan = optimize(profile, spec, replace(training, replicas=(1,)), edge_limit=2000)
+    assert plan.stores.messages == "large"
 
 
 def test_every_cut_pinned_is_one_path_however_entangled() -> None:

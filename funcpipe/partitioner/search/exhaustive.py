@@ -17,7 +17,7 @@ import numpy as np
 
 from funcpipe.core import ModelProfile, Plan, Recompute, Stage, SyncWay, find_routes, stages_of_layers
 from funcpipe.errors import Infeasible
-from funcpipe.partitioner.cost.arrays import Array, BoolArray
+from funcpipe.partitioner.cost.arrays import Array, IntArray
 from funcpipe.partitioner.cost.evaluate import column_of, plan_traffic
 from funcpipe.partitioner.cost.formulas import lane_times, stage_costs, sync_times
 from funcpipe.partitioner.cost.loads import Loads, Setting
@@ -92,14 +92,12 @@ def price_variants(
     stages = stage_costs(loads, lanes, np.zeros_like(sync_s[0]), setting, ())
     stages = stages._replace(share=setting.round_shares(len(cuts)))
     stages = StageCosts(*(np.broadcast_to(column, sync_s.shape[1:]) for column in stages))
+    order = np.argsort(usd, axis=0, kind="stable")
+    ends_s = _before_sync_s(stages, setting) + np.take_along_axis(sync_s, order, axis=0)
     chosen, number = [], []
     for variant in np.flatnonzero(fits):
-        order = np.argsort(usd[:, variant], axis=0, kind="stable")
-        ends_s = _before_sync_s(stages, variant, setting) + np.take_along_axis(sync_s[:, variant], order, axis=0)
-        in_time: BoolArray = ends_s <= np.unique(ends_s[np.isfinite(ends_s)])[:, None, None] * (1 + 1e-12)
-        some = np.all(np.any(in_time, axis=1), axis=1)
-        places = np.unique(in_time[some].argmax(axis=1), axis=0)
-        chosen.append(np.take_along_axis(order, places, axis=0))
+        places = _cheapest_in_time(ends_s[:, variant])
+        chosen.append(np.take_along_axis(order[:, variant], places, axis=0))
         number += [variant] * len(places)
     if not chosen:
         return [], PlanCosts(iteration_s=np.zeros(0), price_usd_s=np.zeros(0), request_usd=np.zeros(0))
@@ -114,10 +112,24 @@ def price_variants(
     return taken, plan_costs(priced, setting)
 
 
-def _before_sync_s(stages: StageCosts, variant: np.intp, setting: Setting) -> Array:
-    """When each stage of a plan begins to synchronise, after the forwards: written out, not by the recurrence."""
-    sums, lanes = stages.backward_sum_s[variant], stages.backward_lane_s[variant]
-    return np.array([sums[k:].sum() + setting.repeats * lanes[k:].max() for k in range(len(sums))])
+def _before_sync_s(stages: StageCosts, setting: Setting) -> Array:
+    """When the stages of each plan begin to synchronise, after the forwards: written out, not by the recurrence."""
+    sums, lanes = stages.backward_sum_s, stages.backward_lane_s
+    starts = [sums[:, k:].sum(-1) + setting.repeats * lanes[:, k:].max(-1) for k in range(sums.shape[-1])]
+    return np.stack(starts, axis=-1)
+
+
+def _cheapest_in_time(ends_s: Array) -> IntArray:
+    """For each time at which a plan may end (rows) the first way of each stage (columns) that ends by then.
+
+    `ends_s` has a row for each way and a column for each stage. The earliest end up to each way falls, so the first way
+    in time is where it reaches that time.
+    """
+    earliest_s = np.minimum.accumulate(ends_s, axis=0)
+    limits_s = np.unique(earliest_s[np.isfinite(earliest_s)]) * (1 + 1e-12)
+    places = np.stack([np.searchsorted(-column, -limits_s) for column in earliest_s.T], axis=-1)
+    possible: IntArray = places[(places < len(ends_s)).all(axis=1)]
+    return possible
 
 
 def all_cuts(layers: int) -> Iterator[tuple[tuple[int, int], ...]]:

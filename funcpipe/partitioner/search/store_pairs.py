@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from funcpipe.core import Plan, Stores, StoreSpec
+from funcpipe.core import Plan, PlatformSpec, Stores, StoreSpec
+from funcpipe.core.stores import AUTO
 from funcpipe.errors import PlanError
 from funcpipe.partitioner.cost.evaluate import check_objects, evaluate
 from funcpipe.partitioner.problem.problem import Problem
@@ -39,6 +40,26 @@ def with_graph_of(problem: Problem, other: Problem) -> Problem:
     """`problem`, with the stage graph of `other`, which has the same one, if that has been made."""
     vars(problem).update({name: made for name, made in vars(other).items() if name == "stage_graph"})
     return problem
+
+
+def allowed(spec: PlatformSpec, asked: str) -> tuple[str, ...]:
+    """The stores that may be taken where `asked` is a name or "auto"; raises InvalidValue for an unknown one."""
+    return spec.store_names if asked == AUTO else (spec.store(asked).name,)
+
+
+def roomiest(spec: PlatformSpec, asked: Stores) -> Stores:
+    """The allowed stores of messages and of sums that take the largest objects: what fits in any pair fits in theirs.
+
+    Of several such stores, the platform lists the chosen one first.
+    """
+
+    def room(name: str) -> float:
+        largest = spec.store(name).largest_bytes
+        return math.inf if largest is None else largest
+
+    return Stores(
+        messages=max(allowed(spec, asked.messages), key=room), sums=max(allowed(spec, asked.sums), key=room)
+    )
 
 
 def exact_over_stores(
