@@ -28,7 +28,7 @@ For example, replica 0 of three, streamed in one round with one group of readers
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
@@ -264,39 +264,6 @@ def _round_by_round(moves: Sequence[Transfer], pattern: Pattern) -> tuple[Transf
 def _has_readers(pattern: Pattern, replica: int, part: int) -> bool:
     others = any(pattern.merges(other) is not None for other in range(pattern.workers) if other != replica)
     return others and bool(pattern.raw_pieces(replica, part))
-
-
-def cut(length: int, pattern: Pattern, head: int = 0, unit: int = 1) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """The elements [start, stop) of each piece: one row for each round, one column for each split.
-
-    Rounds go from the end of the gradient to its beginning, the order in which a backward pass makes it. The first
-    `head` elements, which are known only at the end, belong to the last round. Behind the head, pieces begin at
-    multiples of `unit` elements.
-    """
-    rounds = cut_rounds(length, pattern, head, unit)
-    return tuple(tuple(_within(start, stop, pattern.splits, head, unit)) for start, stop in rounds)
-
-
-def cut_rounds(length: int, pattern: Pattern, head: int = 0, unit: int = 1) -> tuple[tuple[int, int], ...]:
-    """The elements [start, stop) of each round, the last elements first."""
-    rounds = _unit_ranges(length - head, pattern.streams.rounds, unit)
-    return tuple((head + start if i else 0, head + stop) for i, (start, stop) in enumerate(rounds))[::-1]
-
-
-def _within(start: int, stop: int, splits: int, head: int, unit: int) -> Iterator[tuple[int, int]]:
-    if unit == 1:
-        for first, last in split_ranges(stop - start, splits):
-            yield start + first, start + last
-        return
-    border = max(start, head)
-    for number, (first, last) in enumerate(_unit_ranges(stop - border, splits, unit)):
-        yield border + first if number else start, border + last
-
-
-def _unit_ranges(length: int, count: int, unit: int) -> list[tuple[int, int]]:
-    """Cut `length` elements into `count` ranges that begin at multiples of `unit`."""
-    ranges = split_ranges(-(-length // unit), count)
-    return [(min(start * unit, length), min(stop * unit, length)) for start, stop in ranges]
 
 
 def split_ranges(length: int, splits: int) -> tuple[tuple[int, int], ...]:

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from funcpipe.comm.block_int8 import BLOCK
 from funcpipe.comm.buffer_pool import block
-from funcpipe.comm.collectives import Pattern, Piece, cut
+from funcpipe.comm.collectives import Pattern, Piece
+from funcpipe.comm.cuts import cut
 from funcpipe.comm.wire_form import sent_as
 from funcpipe.core import Wire
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from funcpipe.comm.block_int8 import AT_ONCE, BLOCK, blocks_in, is_missing, parts, quantised, restored
-from funcpipe.comm.collectives import Pattern, Piece, cut
+from funcpipe.comm.collectives import Pattern, Piece
+from funcpipe.comm.cuts import cut
 from funcpipe.comm.error_feedback import ErrorFeedback
 from funcpipe.comm.gradient_chunks import GradientChunks
 from funcpipe.core import Wire

@@ -195,6 +195,11 @@ class PlatformSpec:
         stores = tuple(replace(store, shared_bytes_s=None) for store in self.stores)
         return replace(self, shared_bytes_s=None, stores=stores)
 
+    def without_object_limits(self) -> "PlatformSpec":
+        """The same platform, whose stores take objects of any size."""
+        stores = tuple(replace(store, largest_bytes=None) for store in self.stores)
+        return replace(self, largest_bytes=None, stores=stores)
+
     def stores_usd_h(self, stores: Stores) -> float:
         """Dollars for an hour of `stores`, each of which counts once."""
         return sum(self.store(name).price_usd_h for name in stores.names)

@@ -4,7 +4,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from torch import Tensor, nn
 
-from funcpipe.comm.collectives import Pattern, cut
+from funcpipe.comm.collectives import Pattern
+from funcpipe.comm.cuts import cut
 from funcpipe.model.seeds import SHARED_GENERATORS, layer_seed, reseed
 from funcpipe.model.split import StageModule
 from funcpipe.training.data import Step

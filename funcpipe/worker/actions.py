@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from funcpipe.comm.channel import Channel, Received
-from funcpipe.comm.collectives import cut_rounds, pattern_of
+from funcpipe.comm.collectives import pattern_of
+from funcpipe.comm.cuts import cut_rounds
 from funcpipe.comm.gradient_chunks import GradientChunks, cut_unit
 from funcpipe.comm.int8_chunks import gradient_chunks
 from funcpipe.core import Plan, Routes, Wire, worker_name

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from funcpipe.comm.collectives import Move, Pattern, cut, open_downloads, pattern, split_ranges, transfers
+from funcpipe.comm.collectives import Move, Pattern, open_downloads, pattern, split_ranges, transfers
 from funcpipe.core import Streams, Sync
 
 streams = st.builds(Streams, st.integers(1, 6), st.integers(1, 8), st.integers(1, 6))
@@ -14,13 +14,6 @@ patterns = st.builds(pattern, st.sampled_from(Sync), st.integers(2, 9), st.none(
 def test_splits_are_those_of_numpy(length: int, splits: int) -> None:
     parts = np.array_split(np.arange(length), splits)
     assert [list(range(start, stop)) for start, stop in split_ranges(length, splits)] == [list(part) for part in parts]
-
-
-@given(st.integers(0, 500), patterns)
-def test_pieces_cover_the_vector_once(length: int, chosen: Pattern) -> None:
-    ranges = [piece for row in cut(length, chosen) for piece in row]
-    assert sorted(i for start, stop in ranges for i in range(start, stop)) == list(range(length))
-    assert len(ranges) == chosen.streams.rounds * chosen.splits
 
 
 def test_the_order_of_the_paper() -> None:

@@ -27,6 +27,24 @@ class Residual(nn.Module):
         return F.relu(inner + self.skip(x))
 
 
+class Lopsided(nn.Module):
+    """Layers of very different sizes, with statistics and a parameter that the loss does not depend on."""
+
+    def __init__(self, wide: int, narrow: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, wide)
+        self.norm = nn.BatchNorm1d(wide)
+        self.unused = nn.Linear(wide, 3)
+        self.second = nn.Linear(wide, narrow)
+        self.last = nn.Linear(narrow, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.norm(self.first(x)))
+        ignored = self.unused(x).detach().sum()
+        output: Tensor = self.last(self.second(x)) + 0 * ignored
+        return output
+
+
 class Block(nn.Module):
     """Causal attention, then a small network for each position; both normalise first and add to what came in."""
 

@@ -17,6 +17,7 @@ from funcpipe.core import (
     PlatformSpec,
     Recompute,
     ScheduleKind,
+    StoreSpec,
     TensorProfile,
     TiedParameter,
     TrainingSpec,
@@ -58,6 +59,12 @@ def platform(sizes: int = 3, **changes: object) -> PlatformSpec:
         max_functions=1000,
         max_payload_bytes=2**20,
     )
+    return replace(spec, **changes)  # type: ignore[arg-type]
+
+
+def store(name: str, **changes: object) -> StoreSpec:
+    """A store that costs by the request, without limits of its own."""
+    spec = StoreSpec(name=name, what=f"a test's {name}", latency_s=0.01, price_put_usd=1e-6, price_get_usd=1e-7)
     return replace(spec, **changes)  # type: ignore[arg-type]
 
 

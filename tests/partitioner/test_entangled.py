@@ -128,7 +128,9 @@ def test_a_store_of_small_objects_rules_out_nothing_in_another_one() -> None:
     problem, _ = merged_problem(profile, spec, training, pins=NO_PINS, layer_limit=40, edge_limit=2000, stores=first)
     assert problem.stores == first
     alone = replace(training, stores=Stores(messages="large", sums="large"))
-    expected, _ = merged_problem(profile, spec, alone, pins=NO_PINS, layer_limit=40, edge_limit=2000, stores=alone.stores)
+    expected, _ = merged_problem(
+        profile, spec, alone, pins=NO_PINS, layer_limit=40, edge_limit=2000, stores=alone.stores
+    )
     assert problem.fitting == expected.fitting
     plan = optimize(profile, spec, replace(training, replicas=(1,)), edge_limit=2000)
     assert plan.stores.messages == "large"

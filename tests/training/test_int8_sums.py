@@ -14,33 +14,16 @@ from funcpipe.errors import InvalidValue
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.worker.loop import Worker
 from tests.e2e.int8_sums import Int8Sums
+from tests.e2e.networks import Lopsided
 from tests.e2e.plans import even_plan, momentum, sample_numbers
 from tests.e2e.reference import train
 from tests.in_process import make_job, run_workers
 from tests.training.test_wire_sync import SAMPLES, WAYS, adam, assert_every_worker_has, vectors
 
 
-class Wide(nn.Module):
-    """Stages of several blocks, with statistics and a parameter that the loss does not depend on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(5, 300)
-        self.norm = nn.BatchNorm1d(300)
-        self.unused = nn.Linear(300, 3)
-        self.second = nn.Linear(300, 7)
-        self.last = nn.Linear(7, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = torch.tanh(self.norm(self.first(x)))
-        ignored = self.unused(x).detach().sum()
-        output: Tensor = self.last(self.second(x)) + 0 * ignored
-        return output
-
-
 def model() -> nn.Module:
     torch.manual_seed(2)
-    return Wide()
+    return Lopsided(wide=300, narrow=7)  # of several blocks
 
 
 def plan_of(way: tuple[Sync, Streams | None], replicas: int, **options: Any) -> Plan:

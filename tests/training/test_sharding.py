@@ -17,7 +17,7 @@ from torch import Tensor, nn, optim
 
 from funcpipe.comm.arrival_estimator import ArrivalEstimator
 from funcpipe.comm.channel import Channel
-from funcpipe.comm.collectives import cut
+from funcpipe.comm.cuts import cut
 from funcpipe.comm.gradient_chunks import GradientChunks
 from funcpipe.core import Plan, Routes, Streams, Sync, TieRoute, Wire
 from funcpipe.errors import InvalidValue, PlanError

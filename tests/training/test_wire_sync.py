@@ -14,11 +14,11 @@ from torch import Tensor, nn, optim
 from funcpipe.core import Plan, ScheduleKind, Streams, Sync, Wire
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.worker.loop import Worker
+from tests.e2e.networks import Lopsided
 from tests.e2e.plans import even_plan, momentum, sample_numbers
 from tests.e2e.reference import largest_difference, train
 from tests.in_process import make_job, run_workers
 from tests.training import test_ties
-from tests.worker.test_buckets import Small
 
 adam: Callable[..., optim.Optimizer] = partial(optim.AdamW, lr=0.02)
 SAMPLES = 28
@@ -30,7 +30,7 @@ WAYS = [
 
 def model() -> nn.Module:
     torch.manual_seed(2)
-    return Small()
+    return Lopsided(wide=40, narrow=3)
 
 
 def vectors() -> list[tuple[Tensor, Tensor]]:

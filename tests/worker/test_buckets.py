@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from funcpipe.core import Streams, Sync
 from funcpipe.testing.memory_storage import MemoryStorage
+from tests.e2e.networks import Lopsided
 from tests.e2e.plans import even_plan, momentum, sample_numbers
 from tests.e2e.reference import largest_difference, train
 from tests.in_process import make_job, run_workers
@@ -20,27 +21,9 @@ pytestmark = pytest.mark.slow
 WAYS = [(Sync.EXCHANGE, Streams(3, 1, 1)), (Sync.STREAMED, Streams(4, 2, 2)), (Sync.STREAMED, Streams(5, 1, 5))]
 
 
-class Small(nn.Module):
-    """A network with statistics, a parameter that the loss does not depend on, and layers of very different sizes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(5, 40)
-        self.norm = nn.BatchNorm1d(40)
-        self.unused = nn.Linear(40, 3)
-        self.second = nn.Linear(40, 3)
-        self.last = nn.Linear(3, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = torch.tanh(self.norm(self.first(x)))
-        ignored = self.unused(x).detach().sum()
-        output: Tensor = self.last(self.second(x)) + 0 * ignored
-        return output
-
-
 def model() -> nn.Module:
     torch.manual_seed(2)
-    return Small().double()
+    return Lopsided(wide=40, narrow=3).double()
 
 
 def vectors() -> list[tuple[Tensor, Tensor]]:

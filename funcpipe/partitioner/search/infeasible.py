@@ -1,8 +1,8 @@
 """Why there is no plan, and what would help: limits are dropped one after the other until there are plans.
 
-The order is: numbers of replicas, deadline or budget, pins, sharing of parameters, number of functions, memory. By
-hand: with a deadline of 5 s there is no plan; without it the fastest takes 7 s, so the deadline is the cause. If there
-were none without it either, the pins would be dropped next.
+The order is: numbers of replicas, deadline or budget, pins, sharing of parameters, number of functions, size of
+objects, memory. By hand: with a deadline of 5 s there is no plan; without it the fastest takes 7 s, so the deadline is
+the cause. If there were none without it either, the pins would be dropped next.
 """
 
 import math
@@ -47,7 +47,20 @@ def explain_infeasible(problem: Problem) -> Infeasible:
             f"no plan fits into {problem.max_functions} functions at once, the most that {problem.spec.name} "
             "or the pins allow; allow more functions, or choose a larger size"
         )
+    if _fastest(replace(unlimited, spec=unlimited.spec.without_object_limits())) is not None:
+        return Infeasible(_objects(problem))
     return Infeasible(_memory(problem))
+
+
+def _objects(problem: Problem) -> str:
+    """The limits of the stores, one of which each plan breaks."""
+    chosen = [("messages", problem.stores.messages), ("sums", problem.stores.sums)]
+    sizes = [(kind, name, problem.spec.store(name).largest_bytes) for kind, name in chosen]
+    limits = [f"{most} bytes at most in {name!r}, where {kind} are" for kind, name, most in sizes if most is not None]
+    return (
+        f"every plan writes an object that is too large for its store: {problem.spec.name} takes objects of "
+        f"{' and '.join(limits)}; choose another store, or a smaller micro-batch"
+    )
 
 
 def _without_limits(problem: Problem) -> Problem:

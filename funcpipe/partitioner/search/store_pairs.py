@@ -57,9 +57,7 @@ def roomiest(spec: PlatformSpec, asked: Stores) -> Stores:
         largest = spec.store(name).largest_bytes
         return math.inf if largest is None else largest
 
-    return Stores(
-        messages=max(allowed(spec, asked.messages), key=room), sums=max(allowed(spec, asked.sums), key=room)
-    )
+    return Stores(messages=max(allowed(spec, asked.messages), key=room), sums=max(allowed(spec, asked.sums), key=room))
 
 
 def exact_over_stores(
