@@ -71,11 +71,6 @@ class StoreSpec:
         """Whether what is moved costs anything besides requests."""
         return bool(self.price_sent_usd_gb or self.price_received_usd_gb)
 
-    @property
-    def is_free(self) -> bool:
-        """Whether nothing about it costs anything."""
-        return not any(getattr(self, name) for name in _PRICES)
-
     def times(self, factor: float) -> "StoreSpec":
         """The same store with all its prices multiplied."""
         empty_usd = self.price_empty_get_usd
