@@ -14,9 +14,9 @@ from torch import nn
 from experiments import demo_screen
 from experiments.cuts import even_cuts
 from experiments.demo_clouds import estimates
-from funcpipe import FuncPipe
+from funcpipe import FuncPipe, RunResult
 from funcpipe.cli import render
-from funcpipe.core import FinishedRun, ModelProfile, Resource, write, write_trace
+from funcpipe.core import FinishedRun, ModelProfile, Plan, Resource, Trace, write, write_trace
 from funcpipe.partitioner.problem.pins import Pins
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.report.compare import Report, compare
@@ -52,14 +52,7 @@ def run(module: ModuleType, output: Path, *, micro_batch: int, global_batch: int
     pipe = FuncPipe(module.model(), loss_fn=module.loss, optimizer=module.optimizer, name=module.__name__)
     profile = profile_of(pipe, module, micro_batch)
     write(profile, output / "profile.json")
-
-    # A model this small fits one function: cuts and replicas are pinned, to show the pipeline at work.
-    pins = Pins(cuts=even_cuts(profile, STAGES), replicas=(replicas_for(load_spec("local").shared_cores or 1),))
-    plan = pipe.optimize(global_batch=global_batch, time_value=TIME_VALUE, pins=pins)
-    write(plan, output / "plan.json")
-    render.plan(plan, str(output / "plan.json"), console)
-    predicted = pipe.simulate()
-    write_trace(predicted, output / "predicted.json")
+    plan, predicted = planned(pipe, profile, output, console, global_batch=global_batch)
 
     console.print(f"training {VERIFIED_STEPS} steps over functions and in one process, to compare", soft_wrap=True)
     checked = pipe.verify(module.train_data, steps=VERIFIED_STEPS)
@@ -67,14 +60,7 @@ def run(module: ModuleType, output: Path, *, micro_batch: int, global_batch: int
     began_s = time.monotonic()
     result = pipe.train(module.train_data, epochs=epochs)
     trained_s = time.monotonic() - began_s
-    trace = output / "observed.json"
-    write_trace(result.trace, trace)
-    comparison = compare(predicted, result.trace)
-    render.comparison(comparison, str(trace), console)
-    again_s = None
-    if comparison.ratio is not None and not is_near(comparison.ratio):
-        profile_of(pipe, module, micro_batch)
-        again_s = pipe.simulate().duration_s
+    comparison = compared(predicted, result.trace, output / "observed.json", console)
     outcome = demo_screen.Outcome(
         name=module.__name__.rpartition(".")[2],
         checked=checked,
@@ -83,12 +69,58 @@ def run(module: ModuleType, output: Path, *, micro_batch: int, global_batch: int
         trained_s=trained_s,
         cost_usd=result.bill.cost_usd,
         said=evaluate(pipe.model, module),
-        why=[] if again_s is None else list(explanation(comparison, again_s)),
+        why=why(pipe, module, micro_batch, comparison),
         clouds=list(estimates(profile, plan, samples=len(module.train_data()), epochs=epochs)),
         report=output / "report.html",
         yours=demo_screen.write_own(output / "yours"),
     )
-    finished = FinishedRun(
+    material = Material(
+        plan=plan,
+        profile=profile,
+        spec=load_spec("local"),
+        predicted=predicted,
+        observed=result.trace,
+        finished=finished(result, trained_s),
+    )
+    write_page(material, outcome.report)
+    console.print("", *demo_screen.screen(outcome), sep="\n", markup=False, soft_wrap=True)
+
+
+def planned(
+    pipe: FuncPipe, profile: ModelProfile, output: Path, console: Console, *, global_batch: int
+) -> tuple[Plan, Trace]:
+    """The plan and its simulation, shown and written.
+
+    A model this small fits one function: cuts and replicas are pinned, to show the pipeline at work.
+    """
+    pins = Pins(cuts=even_cuts(profile, STAGES), replicas=(replicas_for(load_spec("local").shared_cores or 1),))
+    plan = pipe.optimize(global_batch=global_batch, time_value=TIME_VALUE, pins=pins)
+    write(plan, output / "plan.json")
+    render.plan(plan, str(output / "plan.json"), console)
+    predicted = pipe.simulate()
+    write_trace(predicted, output / "predicted.json")
+    return plan, predicted
+
+
+def compared(predicted: Trace, observed: Trace, path: Path, console: Console) -> Report:
+    """What was observed beside what was predicted, shown; the observed trace is written to `path`."""
+    write_trace(observed, path)
+    comparison = compare(predicted, observed)
+    render.comparison(comparison, str(path), console)
+    return comparison
+
+
+def why(pipe: FuncPipe, module: ModuleType, micro_batch: int, comparison: Report) -> list[str]:
+    """Why the prediction was not met, after profiling again; nothing where it was."""
+    if comparison.ratio is None or is_near(comparison.ratio):
+        return []
+    profile_of(pipe, module, micro_batch)
+    return list(explanation(comparison, pipe.simulate().duration_s))
+
+
+def finished(result: RunResult, trained_s: float) -> FinishedRun:
+    """What the report shows of a run that has left nothing in storage."""
+    return FinishedRun(
         losses=result.losses,
         skipped_steps=result.skipped_steps,
         bill=result.bill,
@@ -96,18 +128,6 @@ def run(module: ModuleType, output: Path, *, micro_batch: int, global_batch: int
         elapsed_s=trained_s,
         kept_bytes=0,
     )
-    write_page(
-        Material(
-            plan=plan,
-            profile=profile,
-            spec=load_spec("local"),
-            predicted=predicted,
-            observed=result.trace,
-            finished=finished,
-        ),
-        outcome.report,
-    )
-    console.print("", *demo_screen.screen(outcome), sep="\n", markup=False, soft_wrap=True)
 
 
 def profile_of(pipe: FuncPipe, module: ModuleType, micro_batch: int) -> ModelProfile:

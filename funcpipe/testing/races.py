@@ -12,18 +12,7 @@ from typing import Any, cast
 
 import torch
 
-from funcpipe.core import (
-    Outcome,
-    Plan,
-    RunAccount,
-    ScheduleKind,
-    Stage,
-    Sync,
-    Wire,
-    WorkerId,
-    WorkerSpec,
-    worker_name,
-)
+from funcpipe.core import Outcome, Plan, RunAccount, ScheduleKind, Stage, Sync, Wire, WorkerId, WorkerSpec, worker_name
 from funcpipe.errors import KeyMissing
 from funcpipe.platforms.base import Handle, Invoked, Platform, Storage
 from funcpipe.runstate.checkpoints import Checkpoints

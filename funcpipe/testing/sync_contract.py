@@ -19,8 +19,8 @@ _Object = tuple[Move, int, int]
 class SyncContract:
     """Inherit this; every method takes the fixture `way`."""
 
-    def test_every_replica_has_every_sum_in_the_order_of_ranks(self, way: Way) -> None:
-        """Ranks are recorded instead of added, so another order would be seen."""
+    def test_every_replica_has_every_sum_of_all_ranks(self, way: Way) -> None:
+        """Ranks are recorded instead of added; `funcpipe.comm.gradient_chunks` adds in their order in every way."""
         for replicas in REPLICAS:
             pattern = way(replicas)
             everything = {
@@ -57,7 +57,7 @@ class SyncContract:
 
 
 def played(pattern: Pattern) -> Mapping[int, Mapping[Piece, tuple[int, ...]]]:
-    """What each replica has in the end of each piece: the ranks whose contributions were added, in that order.
+    """What each replica has in the end of each piece: the ranks whose contributions were added, in ascending order.
 
     Raises AssertionError when replicas wait for each other for ever.
     """

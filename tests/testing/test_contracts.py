@@ -72,4 +72,4 @@ def test_a_sum_that_lacks_a_replica_is_found(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr("funcpipe.testing.sync_contract.transfers", reading_one_twice)
     with pytest.raises(AssertionError):
-        SyncContract().test_every_replica_has_every_sum_in_the_order_of_ranks(lambda n: pattern(Sync.EXCHANGE, n))
+        SyncContract().test_every_replica_has_every_sum_of_all_ranks(lambda n: pattern(Sync.EXCHANGE, n))
