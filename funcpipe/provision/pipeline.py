@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from funcpipe.core.job_estimate import JobEstimate
-from funcpipe.core.plan import Plan, TrainingSpec
+from funcpipe.core.plan import Optimality, Plan, TrainingSpec
 from funcpipe.core.platform import PlatformSpec
 from funcpipe.core.profile import ModelProfile
 from funcpipe.core.provision import CostItem, Provision, Rented
@@ -20,6 +20,8 @@ JobEstimator = Callable[[Plan, int], JobEstimate]
 """What so many steps by a plan take: `client.job_estimate`, which this room may not import."""
 
 _ROUNDS = 6
+_SEARCH_S, _FRONT_S = 15.0, 40.0
+"""Seconds after which a search for one plan, and for the whole front, takes the best that it has found."""
 
 
 def job_steps(goal: Goal, global_batch: int) -> int:
@@ -64,7 +66,7 @@ def funcpipe_front(
 ) -> Iterator[Provision]:
     """The whole job by every plan that no other beats in both time and money."""
     steps = job_steps(goal, training.global_batch)
-    for plan in pareto_front(profile, spec, training).plans:
+    for plan in pareto_front(profile, spec, training, time_limit_s=_FRONT_S).plans:
         yield as_provision(goal, plan, estimate(plan, steps))
 
 
@@ -76,7 +78,8 @@ def as_provision(goal: Goal, plan: Plan, job: JobEstimate) -> Provision:
         sizes[stage.size] += plan.replicas
     shape = f"{len(plan.stages)} stages x {plan.replicas} replicas"
     by_budget = math.isinf(goal.deadline_s) and goal.job.budget_usd is not None
-    what = "the fastest plan within the budget" if by_budget else "the cheapest plan that makes it"
+    best = "fastest plan within the budget" if by_budget else "cheapest plan that makes it"
+    what = f"the {best}" if is_proved(plan) else f"the {best} of those found in {_SEARCH_S:g} s"
     return provision(
         "funcpipe",
         goal,
@@ -91,9 +94,14 @@ def as_provision(goal: Goal, plan: Plan, job: JobEstimate) -> Provision:
     )
 
 
+def is_proved(plan: Plan) -> bool:
+    """Whether a search has ended that says that no other plan is better."""
+    return plan.solver is not None and plan.solver.status is Optimality.OPTIMAL
+
+
 def _planned(profile: ModelProfile, spec: PlatformSpec, training: TrainingSpec, goal: Goal) -> Plan:
     try:
-        return optimize(profile, spec, training)
+        return optimize(profile, spec, training, time_limit_s=_SEARCH_S)
     except Infeasible as error:
         raise Infeasible(
             f"funcpipe: no plan for {goal.job.goal} is within the limit of an iteration: {error}"

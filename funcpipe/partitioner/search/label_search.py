@@ -76,6 +76,8 @@ def _undominated(
 ) -> tuple[Labels, int]:
     """The labels of `node` that no other one dominates, the most promising first; and how many pairs were compared."""
     order = np.argsort(bounds.cheapest_usd(labels, node), kind="stable")
+    if keep is not None and incumbents.best == np.inf:  # any plan in time is welcome
+        order = _interleaved(order, np.argsort(bounds.earliest_s(labels, node), kind="stable"))
     labels = labels.take(order if keep is None else order[: 4 * keep])
     if node == bounds.window.network.start:
         return labels, 0
@@ -93,3 +95,11 @@ def _undominated(
         among &= np.triu(np.ones_like(among), k=1)  # of two that dominate each other, the first one stays
         kept = np.concatenate([kept, block[~among.any(axis=0)]])
     return labels.take(kept[:keep]), pairs
+
+
+def _interleaved(first: IntArray, second: IntArray) -> IntArray:
+    """Two orders of the same numbers as one, which takes from both in turn."""
+    both = np.stack([first, second], axis=1).ravel()
+    _, places = np.unique(both, return_index=True)
+    merged: IntArray = both[np.sort(places)]
+    return merged
