@@ -1,0 +1,170 @@
+"""Whole runs around a parameter server whose workers are functions."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from funcpipe.client.job import Job
+from funcpipe.errors import WorkerFailed
+from funcpipe.parameter_server.function_crew import FunctionCrew
+from funcpipe.parameter_server.loops import Course, History, train_asynchronously, train_synchronously
+from funcpipe.parameter_server.replica import ServerJob
+from funcpipe.testing.faults import FunctionFaults
+from funcpipe.testing.memory_storage import MemoryStorage
+from tests.parameter_server.functions import crew_of, no_faults
+from tests.parameter_server.test_loops import plain
+
+Stored = tuple[Job, ServerJob, MemoryStorage]
+
+
+def assert_same_parameters(found: dict[str, Tensor], job: Job) -> None:
+    for name, tensor in plain(job).items():
+        if "running" in name:  # summed in another order by the replicas' way, as in pipelines
+            torch.testing.assert_close(found[name], tensor, rtol=1e-12, atol=1e-15)
+        else:
+            assert torch.equal(found[name], tensor), name
+
+
+@pytest.mark.parametrize("speeds", [(1.0,), (1.0, 1.0), (3.0, 1.0)])
+def test_synchronous_training_on_functions_equals_one_process_bit_for_bit(
+    stored: Stored, speeds: tuple[float, ...]
+) -> None:
+    """Steps of four micro-batches, and a last one of three, of an epoch with 22 samples."""
+    job, history, storage = stored[0], History(), MemoryStorage()
+    with crew_of(job, *speeds, storage=storage) as crew:
+        train_synchronously(crew, Course(batches=job.batches, epochs=job.epochs), history)
+        found = crew.state_dict()
+    assert len(history.losses) == job.steps
+    assert history.lost == []
+    assert {samples for step in history.computed_by for samples in step} == {f"f{i}" for i in range(len(speeds))}
+    assert_same_parameters(found, job)
+    left = [key for key in storage.list("") if "/work/" in key or "/pushes/" in key]
+    assert left == []
+    assert len([key for key in storage.list("") if "/server/parameters/" in key]) == 1
+
+
+def test_a_killed_function_is_followed_by_another_and_changes_no_bit(stored: Stored) -> None:
+    job, history = stored[0], History()
+
+    def faults_of(number: int) -> FunctionFaults:
+        return FunctionFaults(killed_writing=("/pushes/", 3)) if number == 1 else FunctionFaults()
+
+    with crew_of(job, 1.0, 1.0, faults_of=faults_of) as crew:
+        train_synchronously(crew, Course(batches=job.batches, epochs=job.epochs), history)
+        found, used = crew.state_dict(), crew.used()
+    assert history.lost == ["f1: killed by SIGKILL"]
+    assert used["f1"].functions == 2
+    assert used["f0"].functions == 1
+    assert "f1" in history.computed_by[-1]
+    assert_same_parameters(found, job)
+
+
+def test_functions_whose_life_ends_hand_over(stored: Stored) -> None:
+    job, history = stored[0], History()
+    with crew_of(job, 1.0, 1.0, lifetime_s=0.4) as crew:
+        train_synchronously(crew, Course(batches=job.batches, epochs=20 * job.epochs), history)
+        used = crew.used()
+        found = crew.state_dict()
+    assert history.lost == []
+    assert all(worker.functions > 2 for worker in used.values())
+    assert len(history.losses) == 20 * job.steps
+    assert all(step.keys() == {"f0", "f1"} for step in history.computed_by)
+    assert torch.isfinite(found["0.weight"]).all()
+
+
+@pytest.mark.parametrize("push", [1, 2])
+def test_asynchronous_functions_apply_each_sample_once(stored: Stored, push: int) -> None:
+    job, history = stored[0], History()
+
+    def faults_of(number: int) -> FunctionFaults:
+        return FunctionFaults(killed_writing=("/pushes/", 3)) if number == 0 else FunctionFaults()
+
+    with crew_of(job, 1.0, 1.0, 1.0, push=push, faults_of=faults_of) as crew:
+        train_asynchronously(crew, Course(batches=job.batches, epochs=job.epochs), history)
+        progress = crew.progress()
+    assert [line.partition(":")[0] for line in history.lost] == ["f0"]
+    assert sum(record.samples for record in history.pushes) == job.epochs * job.samples
+    assert progress.samples == job.epochs * job.samples
+    assert progress.version == len(history.pushes)
+    assert progress.beyond == ()
+
+
+def test_a_worker_whose_functions_always_die_is_given_up_and_the_others_go_on(
+    stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, history = stored[0], History()
+    doomed = {1}
+
+    def faults_of(number: int) -> FunctionFaults:
+        if number in doomed or number > 1:
+            return FunctionFaults(killed_writing=("/pushes/", 2))
+        return no_faults(number)
+
+    quick(monkeypatch)
+    with crew_of(job, 1.0, 1.0, faults_of=faults_of) as crew:
+        train_synchronously(crew, Course(batches=job.batches, epochs=20 * job.epochs), history)
+        used = crew.used()
+    assert used["f1"].functions == 6
+    assert len(history.lost) == 6
+    assert len(history.losses) == 20 * job.steps
+
+
+def test_without_any_function_left_training_ends_and_says_so(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = stored[0]
+    quick(monkeypatch)
+    with (
+        pytest.raises(WorkerFailed, match="no worker is left; the last was lost: f0: killed by SIGKILL"),
+        crew_of(job, 1.0, faults_of=lambda number: FunctionFaults(killed_writing=("/pushes/", 2))) as crew,
+    ):
+        train_synchronously(crew, Course(batches=job.batches, epochs=job.epochs), History())
+
+
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Functions are started again without a pause."""
+    from funcpipe.core.backoff import Backoff
+    from funcpipe.parameter_server import function_fleet
+
+    monkeypatch.setattr(function_fleet, "RESTART_PAUSES", Backoff(first_s=0.0, most_s=0.0))
+    monkeypatch.setattr(function_fleet, "_LOOK_S", 0.01)
+
+
+def test_an_error_of_the_model_ends_the_run_with_its_traceback(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    from funcpipe.parameter_server.replica import Replica
+
+    def fail(self: Replica, *arguments: object) -> None:
+        raise ValueError("the target is out of range")
+
+    monkeypatch.setattr(Replica, "work", fail)
+    job = stored[0]
+    with (
+        pytest.raises(WorkerFailed, match=r"worker f\d failed: ValueError: the target is out of range\n.*Traceback"),
+        crew_of(job, 1.0, 1.0) as crew,
+    ):
+        train_synchronously(crew, Course(batches=job.batches, epochs=job.epochs), History())
+
+
+def test_a_new_crew_goes_on_from_the_checkpoint_of_one_before(stored: Stored) -> None:
+    job, storage, course = stored[0], MemoryStorage(), Course(batches=stored[0].batches, epochs=1)
+    with crew_of(job, 1.0, 1.0, storage=storage) as crew:
+        train_synchronously(crew, course, History())
+        crew.save()
+    with crew_of(job, 1.0, storage=storage, generation=1) as crew:
+        history = History()
+        train_synchronously(crew, Course(batches=job.batches, epochs=job.epochs), history)
+        found = crew.state_dict()
+    assert len(history.losses) == job.steps // 2
+    assert_same_parameters(found, job)
+
+
+def test_a_worker_that_leaves_ends_what_it_has(stored: Stored) -> None:
+    job, history = stored[0], History()
+
+    def watch(crew: FunctionCrew, done: float) -> None:
+        if done >= 0.5 and any(worker.name == "f0" for worker in crew.workers):
+            crew.leave("f0")
+
+    with crew_of(job, 1.0, 1.0) as crew:
+        train_synchronously(crew, Course(batches=job.batches, epochs=job.epochs, watch=watch), history)  # type: ignore[arg-type]
+        found = crew.state_dict()
+    assert "f0" not in history.computed_by[-1]
+    assert_same_parameters(found, job)
