@@ -87,7 +87,7 @@ class FunctionCrew:
         try:
             for worker in self._first:
                 self.join(worker)
-            while self.awaits:
+            while not all(seat.is_ready for seat in self._fleet.seats.values()):
                 event = self.next()
                 lost += [event] if isinstance(event, Lost) else []
         except BaseException:
@@ -104,15 +104,15 @@ class FunctionCrew:
     @property
     def workers(self) -> tuple[ServerWorker, ...]:
         """Those that may be given work."""
-        seats = self._fleet.seats.values()
-        if self._site.gathers and any(seat.handing_over for seat in seats):
+        seats = [seat for seat in self._fleet.seats.values() if not seat.leaving]
+        if self._site.gathers and any(seat.handing_over or seat.is_closing for seat in seats):
             return ()
-        return tuple(seat.worker for seat in seats if seat.is_ready and not seat.leaving)
+        return tuple(seat.worker for seat in seats if seat.is_open)
 
     @property
     def awaits(self) -> bool:
         """Whether functions are starting, or are about to."""
-        return any(not seat.is_ready for seat in self._fleet.seats.values())
+        return any(not seat.is_open for seat in self._fleet.seats.values())
 
     def join(self, worker: ServerWorker) -> None:
         """Start a worker; it is given work once it has loaded the model."""

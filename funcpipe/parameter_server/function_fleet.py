@@ -52,8 +52,18 @@ class Seat:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it can be given orders."""
+        """Whether its function has loaded the model."""
         return self.line is not None and self.line.ready
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be given orders."""
+        return self.is_ready and not self.is_closing
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether its function is about to leave."""
+        return self.line is not None and self.line.is_closing
 
 
 class FunctionFleet:

@@ -91,6 +91,11 @@ class FunctionLine:
             self.leaves_at_s = self._clock() + message.left_s
         return self.given.pop(message.number, None)
 
+    @property
+    def is_closing(self) -> bool:
+        """Whether the function is about to leave, so that it is better not given another order."""
+        return self.last is not None and self.last.number > 0 and self._clock() >= self.leaves_at_s
+
     def function_ended(self) -> None:
         """The platform says that the function has ended: tell so, after whatever else it has sent."""
         self._ended_s = self._clock()
@@ -131,7 +136,9 @@ class FunctionLine:
             while heard and (order := self._orders.get()) is not None:
                 self._storage.put(self._keys.order(self.spec, order.number), encode_document(order))
                 heard = self._await(order.number)
-            if self._ended.is_set():
+            if self._ended.is_set() and not (
+                heard and self._await(self._number + 1)
+            ):  # it may have left while it waited
                 self._told.put(Heard(self))
         except Exception as error:  # noqa: BLE001 - told to the thread that leads the training, which raises it
             self._told.put(Heard(self, error=error))

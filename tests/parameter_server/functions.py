@@ -35,11 +35,12 @@ def crew_of(
     faults_of: Callable[[int], FunctionFaults] = no_faults,
     spec: PlatformSpec = SPEC,
     storage: MemoryStorage | None = None,
+    generation: int = 0,
     **settings: Any,
 ) -> Iterator[FunctionCrew]:
     """A crew of functions that are threads, with workers of these speeds; nothing that they exchanged is left."""
     kept = storage or MemoryStorage()
-    keys = Keys(RUN, 0, NONCE)
+    keys = Keys(RUN, generation, NONCE)
     signed = signed_for_tests(kept)
     sent = stored_job(job, signed, ServerKeys(keys).root)
     told = ServerFunctionSpec(
@@ -52,6 +53,7 @@ def crew_of(
         bundle_sha256=hashlib.sha256(sent.bundle).hexdigest(),
         seed=sent.seed,
         message_deadline_s=60.0,
+        generation=generation,
         nonce=NONCE,
         run_key=RUN_KEY.text,
     )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from funcpipe.client.job import Job
 from funcpipe.errors import WorkerFailed
-from funcpipe.parameter_server.crew import Crew
+from funcpipe.parameter_server.crew import Crew, Lost, Pushed
 from funcpipe.parameter_server.loops import Course, History, train_asynchronously, train_synchronously
 from funcpipe.parameter_server.replica import ServerJob
 from funcpipe.parameter_server.values import ServerWorker
@@ -93,6 +93,39 @@ def test_a_worker_with_notice_gets_no_more_work_and_one_that_joins_does(stored: 
     half = job.steps // 2
     assert all(samples.keys() == {"w0", "w1"} for samples in history.computed_by[:half])
     assert all("new" in samples and "w0" not in samples for samples in history.computed_by[half:])
+    assert_same_parameters(crew, plain(job))
+
+
+class StartingLater(InTurnCrew):
+    """A worker that starts is there only when nothing else happens any more."""
+
+    starting: ServerWorker | None = None
+
+    @property
+    def awaits(self) -> bool:
+        return self.starting is not None
+
+    def next(self) -> Pushed | Lost | None:
+        found = super().next()
+        if found is None and self.starting is not None:
+            self.join(self.starting)
+            self.starting = None
+        return found
+
+
+def test_what_a_leaving_worker_pushes_counts_while_all_others_start(stored: Stored) -> None:
+    job, sent, storage = stored
+
+    def change(crew: InTurnCrew, worker: str, pushed: int) -> None:
+        assert isinstance(crew, StartingLater)
+        if pushed == 0 and any(other.name == "w0" for other in crew.workers):
+            crew.leave("w0")
+            crew.kill("w1")
+            crew.starting = ServerWorker(name="w2")
+
+    crew, history = StartingLater(sent, storage, RUN, workers(1.0, 1.0), before_push=change), History()
+    train_synchronously(crew, Course(batches=job.batches, epochs=job.epochs), history)
+    assert history.computed_by[0] == {"w0": 4, "w2": 4}
     assert_same_parameters(crew, plain(job))
 
 
