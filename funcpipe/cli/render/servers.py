@@ -9,7 +9,7 @@ from funcpipe.core.job_estimate import time_text, usd_text
 from funcpipe.core.provision import Provision
 
 if TYPE_CHECKING:
-    from funcpipe.client.server_training import ServerResult
+    from funcpipe.client.server_run import ServerResult
 
 
 def server_result(result: "ServerResult", way: Provision, output: str, console: Console) -> None:
