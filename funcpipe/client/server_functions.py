@@ -226,11 +226,12 @@ def _payload(
 
 
 def _check_enough_work(job: Job, functions: ServerFunctions) -> None:
-    micro_batches = -(-job.plan.global_batch // job.plan.micro_batch)
+    plan = job.plan
+    micro_batches = -(-plan.global_batch // plan.micro_batch)
     if functions.workers > micro_batches:
         raise PlanError(
-            f"a global batch of {job.plan.global_batch} has {micro_batches} micro-batches of {job.plan.micro_batch}, and "
-            f"some of {functions.workers} functions would have nothing to do; take smaller micro-batches"
+            f"a global batch of {plan.global_batch} has {micro_batches} micro-batches of {plan.micro_batch}, and of "
+            f"{functions.workers} functions some would have nothing to do; take smaller micro-batches"
         )
 
 
