@@ -58,7 +58,7 @@ class FunctionsUsed:
 
 
 class FunctionCrew:
-    """A context manager; no function runs afterwards."""
+    """A context manager; afterwards its functions have ended, or have said their last word."""
 
     def __init__(
         self, site: FunctionSite, workers: Sequence[ServerWorker], *, clock: Callable[[], float] = time.monotonic
