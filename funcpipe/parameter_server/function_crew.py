@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
+import torch
 from torch import Tensor
 
 from funcpipe.core import RequestCounts, ServerFunctionSpec
@@ -58,7 +59,10 @@ class FunctionsUsed:
 
 
 class FunctionCrew:
-    """A context manager; afterwards its functions have ended, or have said their last word."""
+    """A context manager; afterwards its functions have ended, or have said their last word.
+
+    Meanwhile this process computes with one thread, as functions do: sums of several may differ in their last bits.
+    """
 
     def __init__(
         self, site: FunctionSite, workers: Sequence[ServerWorker], *, clock: Callable[[], float] = time.monotonic
@@ -78,13 +82,14 @@ class FunctionCrew:
 
         Raises PlatformError, PlatformRefused or WorkerFailed.
         """
-        self._began_s = self._clock()
+        self._began_s, self._threads = self._clock(), torch.get_num_threads()
+        torch.set_num_threads(1)
         keys, job = self._keys.keys, self._site.job
-        self._site.storage.put(keys.bundle(0), job.bundle)
-        self._site.storage.put(keys.parameters(0), serialised(job.tensors))
-        self.restart_server()
         lost = list[Lost]()
         try:
+            self._site.storage.put(keys.bundle(0), job.bundle)
+            self._site.storage.put(keys.parameters(0), serialised(job.tensors))
+            self.restart_server()
             for worker in self._first:
                 self.join(worker)
             while not all(seat.is_ready for seat in self._fleet.seats.values()):
@@ -251,6 +256,7 @@ class FunctionCrew:
             while any(not line.over for line in fleet.lines) and self._clock() < until_s:
                 self._await_last_words()
         fleet.stop()
+        torch.set_num_threads(self._threads)
         self._ended_s = self._clock()
 
     def _await_last_words(self) -> None:
