@@ -40,9 +40,6 @@ _log = logging.getLogger(__name__)
 _STOPPING_S = 10.0
 """How long functions may go on, and cost, after a run has reached a limit."""
 
-_FREE = ("redis", "rediss", "file")
-"""Storages whose requests cost nothing: they are on machines that are paid for anyhow."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class ServerFunctions:
@@ -143,7 +140,7 @@ class _Bill:
         known = {machine.name for machine in market.machines}
         machine = market.machine(functions.server) if functions.server in known else None
         self._server_usd_s = 0.0 if machine is None else machine.on_demand_usd_h / HOUR_S
-        self._is_free = urlsplit(urls_by_kind(session.storage_url)[DEFAULT]).scheme in _FREE and session.like is None
+        self._is_free = _is_free(session)
         self.usd_s = functions.workers * size.price_usd_s + self._server_usd_s
 
     def items(self) -> tuple[CostItem, ...]:
@@ -158,6 +155,15 @@ class _Bill:
         if self._server_usd_s:
             items.append(CostItem(name="server", usd=self._server_usd_s * self._crew.lifetime_s))
         return tuple(items)
+
+
+def _is_free(session: Session) -> bool:
+    """Whether storage requests cost nothing: to a server or a folder of a machine that is paid for anyhow.
+
+    A folder beside functions that are like a platform's stands for that platform's storage.
+    """
+    scheme = urlsplit(urls_by_kind(session.storage_url)[DEFAULT]).scheme
+    return scheme in ("redis", "rediss") or (scheme == "file" and session.like is None)
 
 
 def _guarded(

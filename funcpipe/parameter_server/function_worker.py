@@ -35,6 +35,9 @@ from funcpipe.runstate.signed_storage import OneKey, SignedStorage
 
 _log = logging.getLogger(__name__)
 
+_PATIENCE = 2
+"""Message deadlines that a function waits for work: one is what the client waits for a function that is silent."""
+
 
 def main(payload: str, *, open_storage: OpenStorage, invoked: Invoked) -> None:
     """Be the function of `payload`, the JSON of a ServerFunctionSpec. Ends with exit code 1 if it fails."""
@@ -108,7 +111,8 @@ class _Function:
     def _next_order(self) -> WorkOrder | None:
         """The next order; None if this function's life is over before it comes. Raises DeadlineExceeded."""
         self._number += 1
-        key, deadline_s = self._keys.order(self._spec, self._number), self._spec.message_deadline_s
+        key = self._keys.order(self._spec, self._number)
+        deadline_s = _PATIENCE * self._spec.message_deadline_s
         left_s = (
             self._left_s() if self._longest_s else None
         )  # nobody leaves before the first: the next would do the same

@@ -1,5 +1,6 @@
 """The verb train-server."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -42,3 +43,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 def test_mistakes_are_told(more: str, message: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*TRAIN, *BATCH, *more.split()]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_lambdadnn_s_way_trains_a_model_on_functions(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    way = ["--way", "lambdadnn", "--epochs", "2", "--like", "aws-lambda", "-o", "trained.safetensors"]
+    assert main([*TRAIN, *BATCH, *way, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["losses"][-1] < found["losses"][0]
+    assert len(found["step_s"]) == len(found["losses"])
+    assert found["lost"] == []
+    assert found["cost_usd"] > 0
+    assert (here / "trained.safetensors").exists()

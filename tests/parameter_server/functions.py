@@ -36,6 +36,7 @@ def crew_of(
     spec: PlatformSpec = SPEC,
     storage: MemoryStorage | None = None,
     generation: int = 0,
+    lost: frozenset[int] = frozenset(),
     **settings: Any,
 ) -> Iterator[FunctionCrew]:
     """A crew of functions that are threads, with workers of these speeds; nothing that they exchanged is left."""
@@ -57,7 +58,7 @@ def crew_of(
         nonce=NONCE,
         run_key=RUN_KEY.text,
     )
-    platform = ThreadPlatform(spec, kept, faults_of=faults_of)
+    platform = ThreadPlatform(spec, kept, faults_of=faults_of, lost=lost)
     site = FunctionSite(job=sent, spec=replace(told, **settings), platform=platform, storage=signed)
     workers = [ServerWorker(name=f"f{i}", speed=speed, push=push) for i, speed in enumerate(speeds)]
     with one_at_a_time(), FunctionCrew(site, workers) as crew:

@@ -1,5 +1,7 @@
 """Whole runs around a parameter server whose workers are functions."""
 
+import math
+import threading
 import time
 from dataclasses import replace
 
@@ -8,10 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from funcpipe.client.job import Job
-from funcpipe.errors import WorkerFailed
+from funcpipe.core import RequestCounts
+from funcpipe.core.backoff import Backoff
+from funcpipe.errors import CorruptMessage, WorkerFailed
+from funcpipe.parameter_server import function_fleet
 from funcpipe.parameter_server.function_crew import FunctionCrew
+from funcpipe.parameter_server.function_messages import FunctionMessage, packed, unpacked
 from funcpipe.parameter_server.loops import Course, History, train_asynchronously, train_synchronously
-from funcpipe.parameter_server.replica import ServerJob
+from funcpipe.parameter_server.replica import Replica, ServerJob
 from funcpipe.testing.faults import FunctionFaults
 from funcpipe.testing.memory_storage import MemoryStorage
 from tests.parameter_server.conftest import adam_recipe, make_job
@@ -130,16 +136,11 @@ def test_without_any_function_left_training_ends_and_says_so(stored: Stored, mon
 
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Functions are started again without a pause."""
-    from funcpipe.core.backoff import Backoff
-    from funcpipe.parameter_server import function_fleet
-
     monkeypatch.setattr(function_fleet, "RESTART_PAUSES", Backoff(first_s=0.001, most_s=0.001))
     monkeypatch.setattr(function_fleet, "_LOOK_S", 0.01)
 
 
 def test_an_error_of_the_model_ends_the_run_with_its_traceback(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
-    from funcpipe.parameter_server.replica import Replica
-
     def fail(self: Replica, *arguments: object) -> None:
         raise ValueError("the target is out of range")
 
@@ -177,3 +178,74 @@ def test_a_worker_that_leaves_ends_what_it_has(stored: Stored) -> None:
         found = crew.state_dict()
     assert "f0" not in history.computed_by[-1]
     assert_same_parameters(found, job)
+
+
+def test_an_invocation_that_is_lost_is_made_again(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(function_fleet, "_START_S", 1.0)
+    quick(monkeypatch)
+    job, history = stored[0], History()
+    with crew_of(job, 1.0, 1.0, lost=frozenset({0})) as crew:
+        train_synchronously(crew, Course(batches=job.batches, epochs=job.epochs), history)
+        found, used = crew.state_dict(), crew.used()
+    assert history.lost == ["f0: its function was not ready 1 s after it was invoked"]
+    assert used["f0"].functions == 2
+    assert_same_parameters(found, job)
+
+
+def test_a_function_that_sleeps_is_given_up_and_followed_by_another(
+    stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick(monkeypatch)
+    job, history = stored[0], History()
+
+    def faults_of(number: int) -> FunctionFaults:
+        return FunctionFaults(sleeps_at=12, sleeps_s=30.0) if number == 1 else FunctionFaults()
+
+    with crew_of(job, 1.0, 1.0, faults_of=faults_of, message_deadline_s=1.0) as crew:
+        train_synchronously(crew, Course(batches=job.batches, epochs=job.epochs), history)
+        found = crew.state_dict()
+    assert history.lost == ["f1: its function has not answered for 1 s (message_deadline_s)"]
+    assert_same_parameters(found, job)
+
+
+def test_functions_that_are_out_of_memory_end_the_run_and_say_what_to_do(
+    stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Replica, *arguments: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(Replica, "work", fail)
+    job = stored[0]
+    with (
+        pytest.raises(WorkerFailed, match="a function of 1024 MB, holds the whole model and has run out of memory"),
+        crew_of(job, 1.0) as crew,
+    ):
+        train_synchronously(crew, Course(batches=job.batches, epochs=job.epochs), History())
+
+
+def test_storage_that_tells_nothing_is_asked_until_answers_are_there(stored: Stored) -> None:
+    class Silent(MemoryStorage):
+        watches = False
+
+        def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
+            cancel.wait(timeout_s)
+
+    job, history = stored[0], History()
+    with crew_of(job, 1.0, 1.0, storage=Silent()) as crew:
+        train_synchronously(crew, Course(batches=job.batches, epochs=job.epochs), history)
+        found = crew.state_dict()
+    assert_same_parameters(found, job)
+
+
+def test_messages_are_whole_or_refused() -> None:
+    message = FunctionMessage(number=3, billed_s=1.5, requests=RequestCounts(puts=2), loss_sums=(0.1, float("nan")))
+    vectors = (torch.tensor([0.1, 1e-300], dtype=torch.float64), torch.zeros(0))
+    data = packed(message, vectors)
+    found, tensors = unpacked(data, source="x")
+    assert found.loss_sums[0] == 0.1
+    assert math.isnan(found.loss_sums[1])
+    assert found.requests == RequestCounts(puts=2)
+    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(tensors, vectors, strict=True))
+    for broken in (b"", data[:3], data[:10], data[:-1], packed(message)):
+        with pytest.raises(CorruptMessage, match="x"):
+            unpacked(broken, source="x")
