@@ -26,7 +26,7 @@ from funcpipe.parameter_server.function_messages import ServerKeys
 from funcpipe.parameter_server.replica import ServerJob
 from funcpipe.parameter_server.values import ServerWorker, Updates
 from funcpipe.platforms.base import Platform
-from funcpipe.platforms.catalog import LOCAL
+from funcpipe.platforms.catalog import LOCAL, is_deployment, open_deployment
 from funcpipe.platforms.local.log_files import kept_by_client
 from funcpipe.runstate.generations import delete_generation, list_generations, reserve_generation
 from funcpipe.runstate.keyring import KeyFolder
@@ -98,7 +98,7 @@ def train_on_functions(
         _generation(session, name) as keys,
     ):
         platform = session.functions()
-        size = _size(platform.spec, functions.memory_mb)
+        size = _size(functions, platform.spec)
         platform.check(_as_plan(job, functions, size, platform.spec))
         sent = stored_job(job, session.storage, ServerKeys(keys).root)
         site = FunctionSite(
@@ -241,14 +241,18 @@ def _check_enough_work(job: Job, functions: ServerFunctions) -> None:
         )
 
 
-def _size(spec: PlatformSpec, memory_mb: int) -> FunctionSize:
-    """The smallest size with so much memory; of several the one with the most processors."""
-    fitting = [size for size in spec.sizes if size.memory_mb >= memory_mb]
-    if not fitting:
+def _size(functions: ServerFunctions, spec: PlatformSpec) -> FunctionSize:
+    """The smallest size with enough memory, of those that are deployed if one fits; of several, the fastest."""
+    offered = [size for size in spec.sizes if size.memory_mb >= functions.memory_mb]
+    if not offered:
         raise PlanError(
-            f"functions of {memory_mb} MB are asked for, and the largest of {spec.name} have {spec.sizes[-1].memory_mb}"
+            f"functions of {functions.memory_mb} MB are asked for, and the largest of {spec.name} have "
+            f"{spec.sizes[-1].memory_mb}; take less memory, with a smaller micro-batch"
         )
-    return min(fitting, key=lambda size: (size.memory_mb, -size.vcpu))
+    if is_deployment(functions.platform):
+        deployed = open_deployment(functions.platform).of_deployed_sizes().spec.sizes
+        offered = [size for size in offered if size in deployed] or offered
+    return min(offered, key=lambda size: (size.memory_mb, -size.vcpu))
 
 
 def _as_plan(job: Job, functions: ServerFunctions, size: FunctionSize, spec: PlatformSpec) -> Plan:

@@ -12,8 +12,8 @@ class ServerFunctionSpec:
 
     `storage` is the URL of the run's objects, among them the whole model's code, which is loaded only if its SHA-256 is
     `bundle_sha256`. The function leaves before it is `lifetime_s` old, and fails when no work has come for twice
-    `message_deadline_s`, which is how long its client waits for an answer. `generation` and `nonce` are parts of the run's keys, `run_key` is the text of its RunKey.
-    `log_level` is what `core.logs.read_levels` reads.
+    `message_deadline_s`, which is how long its client waits for an answer. `generation` and `nonce` are parts of the
+    run's keys, `run_key` is the text of its RunKey. `log_level` is what `core.logs.read_levels` reads.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.server-function/1"

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from funcpipe import FuncPipe, ServerCluster, ServerFunctions, ServerWorker
+from funcpipe.client.server_functions import expected
 from funcpipe.client.server_job import check_servable
 from funcpipe.client.server_replan import Replanner, SpotPlan
 from funcpipe.client.server_training import cluster_of
@@ -60,6 +61,12 @@ def test_a_provision_of_functions_becomes_functions() -> None:
     deployed = cluster_of(way(rented, server), MARKET, platform="aws-lambda://mine")
     assert isinstance(deployed, ServerFunctions)
     assert deployed.platform == "aws-lambda://mine"
+
+
+def test_a_prediction_is_scaled_to_the_steps_that_are_trained() -> None:
+    predicted = replace(way(Rented(name="2048MB aws-lambda", count=4)), start_s=20.0, seconds=120.0, iterations=50.0)
+    assert expected(predicted, 50) == (120.0, 1.0)
+    assert expected(predicted, 100) == pytest.approx((220.0, 220 / 120))
 
 
 def test_ways_without_a_server_or_with_unknown_machines_are_refused() -> None:
