@@ -34,6 +34,7 @@ def main() -> None:
     parser.add_argument("--functions", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--storage", help="URL (default: a folder of this machine)")
+    parser.add_argument("--latency", type=float, default=0.001, help="seconds of a function's request (default: 0.001)")
     options = parser.parse_args()
     print(
         f"model {model_mb():.2f} MB, links {LINK_MB_S:g} MB/s, server {SERVER_MB_S:g} MB/s, {MICRO_BATCH} samples each"
@@ -41,7 +42,7 @@ def main() -> None:
     print(f"{'':22} {'predicted s':>12} {'observed':>9} {'error':>7}")
     with tempfile.TemporaryDirectory() as folder:
         for count in options.functions:
-            steps = observed(count, options.steps, options.storage or Path(folder).as_uri())
+            steps = observed(count, options.steps, options.storage or Path(folder).as_uri(), options.latency)
             print_row(f"{count} functions", bsp_predicted_s(count), fmean(step.seconds for step in steps))
             print_parts(count, steps)
 
@@ -52,15 +53,15 @@ def sleeping_loss(output: Tensor, target: Tensor) -> Tensor:
     return nn.functional.mse_loss(output, target)
 
 
-def platform_spec() -> PlatformSpec:
-    """aws-lambda's functions, with these links: to a storage on the server's machine."""
+def platform_spec(latency_s: float) -> PlatformSpec:
+    """aws-lambda's functions, with these links to a storage."""
     spec = load_spec("aws-lambda")
     link = LINK_MB_S * 1e6
     sizes = tuple(replace(size, upload_bytes_s=link, download_bytes_s=link) for size in spec.sizes)
-    return replace(spec, sizes=sizes, latency_s=0.001, cold_start_s=0.5, shared_bytes_s=SERVER_MB_S * 1e6)
+    return replace(spec, sizes=sizes, latency_s=latency_s, cold_start_s=0.5, shared_bytes_s=SERVER_MB_S * 1e6)
 
 
-def observed(functions: int, steps: int, url: str) -> list[TimedStep]:
+def observed(functions: int, steps: int, url: str, latency_s: float) -> list[TimedStep]:
     """Each step but the first."""
     made = job(MICRO_BATCH * functions * (steps + 1), MICRO_BATCH * functions)
     made = replace(made, recipe=replace(made.recipe, loss=sleeping_loss))
@@ -79,13 +80,12 @@ def observed(functions: int, steps: int, url: str) -> list[TimedStep]:
         seed=sent.seed,
         message_deadline_s=60.0,
         nonce=keys.nonce,
-        lifetime_s=platform_spec().lifetime_s,
         run_key=run_key.text,
     )
     workers = [ServerWorker(name=f"f{number}") for number in range(functions)]
     try:
         with (
-            open_local(platform_spec()) as platform,
+            open_local(platform_spec(latency_s)) as platform,
             FunctionCrew(FunctionSite(job=sent, spec=spec, platform=platform, storage=storage), workers) as crew,
         ):
             return timed_steps(crew, made)
