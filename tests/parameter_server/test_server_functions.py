@@ -1,6 +1,8 @@
 """Whole runs around a parameter server whose workers are local functions: processes of this machine."""
 
 import logging
+import os
+import signal
 import time
 import warnings
 from dataclasses import replace
@@ -16,6 +18,8 @@ from funcpipe.client.server_run import ServerResult, ServerRun
 from funcpipe.core import RunLimits, RunSettings
 from funcpipe.core.settings import NO_LIMITS
 from funcpipe.errors import InvalidValue, PlanError, RunHalted
+from funcpipe.parameter_server.crew import Crew
+from funcpipe.parameter_server.function_crew import FunctionCrew
 from funcpipe.parameter_server.loops import Watch, nothing_changes
 from funcpipe.parameter_server.values import Updates
 from funcpipe.platforms.catalog import load_spec, open_storage
@@ -55,7 +59,7 @@ def slow_loss(output: Tensor, target: Tensor) -> Tensor:
 @pytest.mark.slow
 def test_local_functions_train_as_one_process_does_and_are_billed() -> None:
     result = train(adam_job())
-    assert_same_parameters(dict(result.state), adam_job())
+    assert_same_parameters(result.state, adam_job())
     assert result.lost == ()
     usd = {item.name: item.usd for item in result.bill}
     size = load_spec("local").sizes[0]
@@ -85,8 +89,25 @@ def test_functions_with_limits_hand_over_before_their_life_ends(caplog: pytest.L
     started = [record.getMessage() for record in caplog.records if "started function" in record.getMessage()]
     assert len(started) >= 4
     assert result.lost == ()
-    assert_same_parameters(dict(result.state), job)
+    assert_same_parameters(result.state, job)
     assert {item.name for item in result.bill} == {"f0", "f1", "requests", "server"}
+
+
+@pytest.mark.slow
+def test_a_killed_process_is_followed_by_another_and_changes_no_bit() -> None:
+    killed: list[int] = []
+
+    def kill(crew: Crew, done: float) -> None:
+        assert isinstance(crew, FunctionCrew)
+        if done >= 0.3 and not killed:
+            killed.append(int(crew._fleet.lines[0].handle.name.rsplit(" ", 1)[1]))
+            os.kill(killed[0], signal.SIGKILL)
+
+    job = make_job(replace(adam_recipe(), loss=slow_loss), epochs=4)
+    result = train(job, watch=kill)
+    assert result.lost == ("f0: killed by SIGKILL",)
+    assert result.computed_by[-1].keys() == {"f0", "f1"}
+    assert_same_parameters(result.state, job)
 
 
 @pytest.mark.slow
@@ -98,7 +119,7 @@ def test_a_run_ends_before_it_exceeds_its_limit_and_goes_on_from_there(tmp_path:
         train(job, functions, limits=limit, storage=url, name="r")
     result = train(job, functions, storage=url, name="r", save_every=10)
     assert 0 < len(result.losses) < job.steps
-    assert_same_parameters(dict(result.state), job)
+    assert_same_parameters(result.state, job)
     kept = open_storage(url).list("")
     assert kept
     assert all(key.startswith("r/server/checkpoints/") for key in kept)

@@ -26,7 +26,7 @@ SETTINGS = RunSettings(message_deadline_s=60, keep_model=False)
 def test_functions_train_around_a_server_through_the_deployment_s_bucket(storage: Storage, cloud: AwsCloud) -> None:
     functions = ServerFunctions(workers=2, memory_mb=600, platform=PLATFORM, server=MARKET.server)
     result = train_on_functions(adam_job(), functions, RUN, SETTINGS, MARKET, limits=NO_LIMITS)
-    assert_same_parameters(dict(result.state), adam_job())
+    assert_same_parameters(result.state, adam_job())
     assert result.lost == ()
     assert {samples for step in result.computed_by for samples in step} == {"f0", "f1"}
     usd = {item.name: item.usd for item in result.bill}
