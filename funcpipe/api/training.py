@@ -16,7 +16,7 @@ from funcpipe.client.prepare import Confirm, PreparedRun, prepare_training
 from funcpipe.client.results import RunResult
 from funcpipe.client.server_functions import ServerFunctions, train_on_functions
 from funcpipe.client.server_run import ServerResult, ServerRun
-from funcpipe.client.server_training import ServerCluster, cluster_of, server_job_of, train_on_cluster
+from funcpipe.client.server_training import ServerCluster, check_given, cluster_of, server_job_of, train_on_cluster
 from funcpipe.client.session import Session, open_session
 from funcpipe.core import (
     FaultTolerance,
@@ -157,6 +157,7 @@ class FuncPipe(Evaluating):
         chosen = checks.choice("updates", updates, Updates)
         prices = load_market(market) if isinstance(market, str) else market
         cluster = cluster_of(way, prices, platform=platform, like=like) if isinstance(way, Provision) else way
+        check_given(cluster, like=None if isinstance(way, Provision) else like, limits=limits)
         run = ServerRun(
             global_batch=global_batch, micro_batch=micro_batch, updates=chosen, save_every=save_every, watch=watch
         )

@@ -13,7 +13,7 @@ from funcpipe.client.prepare import new_run_name
 from funcpipe.client.server_functions import ServerFunctions
 from funcpipe.client.server_job import check_servable, one_stage, stored_job
 from funcpipe.client.server_run import ServerResult, ServerRun, trained
-from funcpipe.core import PlatformSpec, RunSettings
+from funcpipe.core import PlatformSpec, RunLimits, RunSettings
 from funcpipe.core.market import HOUR_S, Market
 from funcpipe.core.provision import SERVER_ROLE, CostItem, Provision, Rented
 from funcpipe.errors import InvalidValue, PlanError
@@ -85,6 +85,17 @@ def cluster_of(
     if like is not None:
         raise InvalidValue("like", like, f"is for functions, and {way.way} trains on machines")
     return _machines(way, rented, servers[0], market, platform or RAY_HERE)
+
+
+def check_given(
+    cluster: ServerCluster | ServerFunctions, *, like: str | PlatformSpec | None, limits: RunLimits
+) -> None:
+    """Raise InvalidValue for what would have no effect: `like` beside a cluster by hand, limits on machines."""
+    if like is not None:
+        raise InvalidValue("like", like, "goes with a provision; ServerFunctions has its own")
+    given = {name: value for name in ("max_usd", "deadline_s") if (value := getattr(limits, name)) is not None}
+    if given and isinstance(cluster, ServerCluster):
+        raise InvalidValue("limits", given, "hold for functions alone: machines are rented, and ended, by others")
 
 
 def _machines(way: Provision, rented: Sequence[Rented], server: str, market: Market, platform: str) -> ServerCluster:

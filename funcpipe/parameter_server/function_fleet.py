@@ -223,7 +223,7 @@ class FunctionFleet:
             seat.line = self._invoke(seat)
         except PlatformError as error:
             _log.warning("worker %s could not be started again: %s", seat.worker.name, error)
-            seat.restarts += 1
+            seat.restarts, seat.handing_over = seat.restarts + 1, False
             self._plan_restart(seat, self._clock() + RESTART_PAUSES.pause_s(seat.restarts))
 
     def _plan_restart(self, seat: Seat, at_s: float) -> None:

@@ -113,9 +113,9 @@ class _Function:
         self._number += 1
         key = self._keys.order(self._spec, self._number)
         deadline_s = _PATIENCE * self._spec.message_deadline_s
-        left_s = (
-            self._left_s() if self._longest_s else None
-        )  # nobody leaves before the first: the next would do the same
+        left_s = self._left_s()
+        if left_s is not None:  # an order that is on its way still fits; before its first, no function leaves at all
+            left_s = left_s + self._longest_s if self._longest_s else None
         data = self._arrivals.get(key, deadline_s if left_s is None else min(deadline_s, left_s))
         if data is not None:
             return decode_document(WorkOrder, data, source=key)

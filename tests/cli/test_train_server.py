@@ -34,6 +34,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         ("--way lambdadnn --platform aws-lambda", "training on aws-lambda costs money: lambdadnn is predicted to take"),
         ("--way lambdadnn --max-usd 1e-7", "the job is expected to cost more than the limit of $1e-07"),
         ("--way spotdnn --like aws-lambda", "like is for functions"),
+        ("--way spotdnn --max-usd 3", "limits hold for functions alone"),
         ("--way spotdnn --checkpoint 5", "give --storage URL too"),
         ("--way spotdnn --market nowhere", "market must be one of"),
         ("--way spotdnn --platform ray://host:1", "must be given with a Ray cluster"),
