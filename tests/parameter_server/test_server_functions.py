@@ -24,6 +24,8 @@ from funcpipe.parameter_server.loops import Watch, nothing_changes
 from funcpipe.parameter_server.values import Updates
 from funcpipe.platforms.catalog import load_spec, open_storage
 from funcpipe.platforms.machine_catalog import load_market
+from funcpipe.runstate.generations import reserve_generation
+from funcpipe.runstate.keyring import signed
 from tests.parameter_server.conftest import GLOBAL_BATCH, MICRO_BATCH, adam_job, adam_recipe, make_job
 from tests.parameter_server.test_function_crew import assert_same_parameters
 from tests.redis_servers import redis_server
@@ -73,6 +75,8 @@ def test_asynchronous_local_functions_exchange_through_redis(tmp_path: Path) -> 
     job = adam_job()
     with redis_server(tmp_path) as port:
         url = f"redis://127.0.0.1:{port}/0"
+        left = reserve_generation(storage := signed(open_storage(url)), "asp")
+        storage.put(left.bundle(0), b"of a client that has died")
         result = train(job, updates=Updates.ASP, storage=url, name="asp", keep_model=False)
         assert open_storage(url).list("") == ()
     assert sum(push.samples for push in result.pushes) == job.epochs * job.samples
