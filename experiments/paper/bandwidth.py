@@ -82,9 +82,11 @@ def findings(rows: Sequence[Row]) -> tuple[str, ...]:
 
 
 def _gain(row: Row) -> str:
-    speedup = "no faster at that cost" if row["speedup"] is None else f"{row['speedup']:.2f}x as fast"
-    saving = "no cheaper in that time" if row["saving"] is None else f"{100 * row['saving']:.0f} % cheaper"
-    return f"{speedup} or {saving}"
+    speedup = "without a plan as cheap" if row["speedup"] is None else f"{row['speedup']:.2f}x as fast at no more cost"
+    if row["saving"] is None:
+        return f"{speedup}, and has no plan as fast"
+    share = round(100 * row["saving"])
+    return f"{speedup}, or {abs(share)} % {'cheaper' if share >= 0 else 'dearer'} in no more time"
 
 
 def draw(rows: Sequence[Row]) -> "Figure":

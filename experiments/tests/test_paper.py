@@ -105,14 +105,15 @@ def test_the_page_is_whole_and_needs_no_network(answered: Answer) -> None:
 def test_findings_about_systems_count_ties_and_losses() -> None:
     row = {"model": "m", "platform": "p", "batch": 64, "baseline": "lambdaml", "system": OURS, "proved": True}
     rows = [
-        {**row, "speedup": 2.5, "saving": 0.1},
-        {**row, "speedup": 1.0, "saving": 0.0},
-        {**row, "speedup": None, "saving": 0.05},
+        {**row, "workers": 4, "speedup": 2.5, "saving": 0.1},
+        {**row, "workers": 1, "speedup": 1.0, "saving": 0.0},
+        {**row, "workers": 4, "speedup": None, "saving": 0.05},
     ]
     first, last = systems.findings(rows)
     assert "1.00x to 2.50x" in first
     assert "in 3 settings; it is no faster in 1 of them; it has no plan as cheap in 1 of them" in first
     assert "reaches 2.2x or 77 % in 1 of 3 settings, and neither 1.3x nor 7 % in 2" in last
+    assert "in 1 of these lambdaml is a single function" in last
 
 
 def test_findings_about_search_tell_where_another_policy_is_better() -> None:

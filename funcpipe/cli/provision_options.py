@@ -70,7 +70,12 @@ def add_fit_loss(verbs: Any) -> None:
     curve.add_argument("--batch", metavar="N,N", help="samples of an iteration, one number or one for each curve")
     curve.add_argument("--workers", metavar="N,N", default="1", help="asynchronous workers, as with --batch")
     curve.add_argument("--convergence", metavar="X,X", default="0", help="convergence coefficients, as with --batch")
-    curve.add_argument("--skip", type=whole(0), default=0, metavar="N", help="leave out the first N steps of each")
+    curve.add_argument(
+        "--skip",
+        type=whole(0),
+        metavar="N",
+        help="leave out the first N steps of each curve (default: a tenth of them)",
+    )
     model = verb.add_argument_group("model")
     add_choice(
         model,

@@ -16,6 +16,7 @@ from funcpipe.errors import DataError
 
 Array = NDArray[np.float64]
 
+_SETTLING = 10
 _GRID = 60
 _REFINEMENTS = 40
 
@@ -43,8 +44,9 @@ class LossCurve:
         if any(step <= 0 for step in self.steps) or list(self.steps) != sorted(set(self.steps)):
             raise DataError("the steps of a loss curve must begin above 0 and rise")
 
-    def after(self, skip: int) -> "LossCurve":
-        """The curve without its first `skip` points."""
+    def after(self, skip: int | None = None) -> "LossCurve":
+        """The curve without its first `skip` points; by default a tenth, whose losses fall unlike later ones."""
+        skip = len(self.steps) // _SETTLING if skip is None else skip
         return replace(self, steps=self.steps[skip:], losses=self.losses[skip:])
 
 

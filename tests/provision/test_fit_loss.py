@@ -1,6 +1,7 @@
 """Fitting a loss: what was put in comes out, and the uncertainty is that of repeated draws."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -131,3 +132,10 @@ def test_what_cannot_be_fitted_is_told() -> None:
         InverseLoss(scale=1, floor=0, batch=8, covariance=((1.0,),))
     with pytest.raises(Infeasible, match="holds for weighted batches below 1000 samples, got 2000"):
         WeightedLoss(gamma1=1, gamma2=-0.1, gamma3=100, gamma5=0.5).steps(1, batch=2000, workers=1, convergence=0)
+
+
+def test_by_default_the_first_tenth_of_a_curve_is_left_out() -> None:
+    curve = LossCurve(steps=tuple(range(1, 31)), losses=tuple(1 / step for step in range(1, 31)), batch=8)
+    assert curve.after().steps == tuple(range(4, 31))
+    assert curve.after(0) == curve
+    assert replace(curve, steps=(1.0, 2.0), losses=(2.0, 1.0)).after().steps == (1.0, 2.0), "few points all count"
