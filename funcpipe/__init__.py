@@ -89,8 +89,10 @@ if TYPE_CHECKING:
     from funcpipe.client.provisioning import provision_table
     from funcpipe.client.results import Progress, RunResult
     from funcpipe.client.run_status import RunStatus, WorkerStatus
+    from funcpipe.client.server_functions import ServerFunctions
     from funcpipe.client.server_replan import Replanner, SpotPlan
-    from funcpipe.client.server_training import ServerCluster, ServerResult
+    from funcpipe.client.server_run import ServerResult
+    from funcpipe.client.server_training import ServerCluster
     from funcpipe.client.site import Site, open_site
     from funcpipe.client.verdict import Verdict
     from funcpipe.parameter_server.values import ServerWorker
@@ -173,6 +175,7 @@ __all__ = [
     "RunUnknown",
     "ScheduleKind",
     "ServerCluster",
+    "ServerFunctions",
     "ServerResult",
     "ServerWorker",
     "Site",
@@ -232,7 +235,8 @@ _LAZY = {
     "Replanner": "client.server_replan",
     "SpotPlan": "client.server_replan",
     "ServerCluster": "client.server_training",
-    "ServerResult": "client.server_training",
+    "ServerFunctions": "client.server_functions",
+    "ServerResult": "client.server_run",
     "ServerWorker": "parameter_server.values",
     "Site": "client.site",
     "open_site": "client.site",

@@ -23,6 +23,7 @@ _PROCESSES = (
     "e2e/test_like.py",
     "e2e/test_measure.py",
     "e2e/test_recovery.py",
+    "parameter_server/test_server_functions.py",
     "platforms/entry/",
     "worker/test_hand_over.py",
     "client/test_control.py",
@@ -30,6 +31,7 @@ _PROCESSES = (
     "platforms/aws/test_functions.py",
     "platforms/aws/test_hand_over.py",
     "platforms/aws/test_measure.py",
+    "platforms/aws/test_server_functions.py",
     "cli/",
 )
 """Slow tests that start functions, or wait for what happens in its own time."""

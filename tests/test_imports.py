@@ -25,8 +25,13 @@ ROOMS = {
     "training": {"core", "errors", "model", "comm", "platforms.base"},
     "profiler": {"core", "errors", "model", "comm", "platforms.base"},
     "runstate": {"core", "errors", "comm", "platforms.base", "training"},
-    "parameter_server": {"core", "errors", "model", "platforms.base", "platforms.ray.library", "training", "runstate"},
-    "worker": {"core", "errors", "model", "comm", "scheduler", "platforms.base", "training", "profiler", "runstate"},
+    "parameter_server": {
+        *("core", "errors", "model", "comm", "platforms.base", "platforms.ray.library", "training", "runstate"),
+    },
+    "worker": {
+        *("core", "errors", "model", "comm", "scheduler", "platforms.base", "training", "profiler", "runstate"),
+        "parameter_server",
+    },
     "platforms": {"core", "errors", "platforms.base", "worker"},
     "examples": set[str](),
     "history": {"core", "errors"},
@@ -156,7 +161,10 @@ def test_planning_loads_neither_torch_nor_a_solver() -> None:
 
 
 def test_a_function_loads_no_client_no_search_no_solver_and_no_cloud() -> None:
-    modules = ("worker.attempt", "profiler.remote.function", "platforms.entry.function")
+    modules = (
+        *("worker.attempt", "profiler.remote.function", "platforms.entry.function"),
+        "parameter_server.function_worker",
+    )
     for statement, loaded in loaded_by(*(f"import funcpipe.{module}" for module in modules)).items():
         assert not loaded & ((HEAVY - {"torch"}) | {"rich", "networkx"}), statement
         forbidden = ("funcpipe.client", "funcpipe.partitioner", "funcpipe.report", "funcpipe.api", "funcpipe.cli")

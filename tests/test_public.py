@@ -21,7 +21,7 @@ FaultTolerance RunLimits RunSettings Validation ValidationReport Numerics OnDrif
 Precision Wire Sync ScheduleKind Recompute OptimizerKind
 Outcome WorkerReport read write load_spec
 JobSpec InverseLoss WeightedLoss Market Provision ProvisionTable load_market provision_table
-ServerCluster ServerResult ServerWorker Replanner SpotPlan
+ServerCluster ServerFunctions ServerResult ServerWorker Replanner SpotPlan
 Storage Platform Deployment Handle Status State Cause StorageUrls
 Site open_site open_storage open_platform open_deployment
 """

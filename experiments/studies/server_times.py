@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
+from typing import Any, cast
 
 from experiments.studies.server_cases import (
     FAST_S,
@@ -26,11 +27,11 @@ from experiments.studies.server_cases import (
     spot_type,
     worker,
 )
-from funcpipe.parameter_server.crew import Lost, Pushed
+from funcpipe.client.job import Job
+from funcpipe.parameter_server.crew import Crew, Lost, Pushed
 from funcpipe.parameter_server.loops import Course, History, train_asynchronously, train_synchronously
-from funcpipe.parameter_server.ray_actors import RaySite
 from funcpipe.parameter_server.ray_crew import RayCrew
-from funcpipe.parameter_server.values import ServerWorker, WorkTimes
+from funcpipe.parameter_server.values import WorkTimes
 from funcpipe.platforms.ray.address import RayAddress, Via
 from funcpipe.platforms.ray.connection import connected
 from funcpipe.provision import lambdadnn, spotdnn
@@ -48,10 +49,10 @@ def main() -> None:
     with connected(RayAddress(via=Via.LOCAL, cpus=max(options.workers))):
         for count in options.workers:
             steps = bsp_observed(count, options.steps)
-            _print(f"BSP, {count} equal", bsp_predicted_s(count), fmean(step.seconds for step in steps))
-            _print_parts(count, steps)
+            print_row(f"BSP, {count} equal", bsp_predicted_s(count), fmean(step.seconds for step in steps))
+            print_parts(count, steps)
         for count in options.workers:
-            _print(
+            print_row(
                 f"ASP, {count // 2} slow {count // 2} fast",
                 asp_predicted_s(count),
                 asp_observed_s(count, options.steps),
@@ -92,18 +93,21 @@ class TimedStep:
     update_s: float
 
 
-class TimedCrew(RayCrew):
-    """A crew that keeps how long each step took."""
+class Timed:
+    """Wraps a crew, and keeps how long each step took."""
 
-    def __init__(self, site: RaySite, workers: Sequence[ServerWorker]) -> None:
-        super().__init__(site, workers)
+    def __init__(self, crew: Crew) -> None:
+        self._crew = crew
         self.steps: list[TimedStep] = []
         self._times: list[WorkTimes] = []
         self._ended_step_s = 0.0
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._crew, name)
+
     def next(self) -> Pushed | Lost | None:
         """As of the crew."""
-        found = super().next()
+        found = self._crew.next()
         if isinstance(found, Pushed) and found.times is not None:
             self._times.append(found.times)
         return found
@@ -111,7 +115,7 @@ class TimedCrew(RayCrew):
     def update(self, step: Step, ids: Sequence[int]) -> float:
         """As of the crew."""
         began_s = time.monotonic()
-        loss = super().update(step, ids)
+        loss = self._crew.update(step, ids)
         ended_s = time.monotonic()
         self.steps.append(TimedStep(ended_s - self._ended_step_s, tuple(self._times), ended_s - began_s))
         self._times, self._ended_step_s = [], ended_s
@@ -123,9 +127,15 @@ def bsp_observed(workers: int, steps: int) -> list[TimedStep]:
     made = job(MICRO_BATCH * workers * (steps + 1), MICRO_BATCH * workers)
     with tempfile.TemporaryDirectory() as folder:
         machines = [worker(f"w{i}", SLOW_S) for i in range(workers)]
-        with TimedCrew(site(made, folder), machines) as crew:
-            train_synchronously(crew, Course(batches=made.batches, epochs=1), History())
-            return crew.steps[1:]
+        with RayCrew(site(made, folder), machines) as crew:
+            return timed_steps(crew, made)
+
+
+def timed_steps(crew: Crew, made: Job) -> list[TimedStep]:
+    """Each step but the first, of one epoch with `crew`."""
+    timed = Timed(crew)
+    train_synchronously(cast(Crew, timed), Course(batches=made.batches, epochs=1), History())
+    return timed.steps[1:]
 
 
 def asp_predicted_s(workers: int) -> float:
@@ -148,7 +158,7 @@ def asp_observed_s(workers: int, steps: int) -> float:
     return 1 / sum((len(own) - 1) / (own[-1] - own[0]) for own in ends)
 
 
-def _print_parts(workers: int, steps: list[TimedStep]) -> None:
+def print_parts(workers: int, steps: list[TimedStep]) -> None:
     """The parts of a step beside the model's."""
     transfer_s = model_mb() / min(LINK_MB_S, SERVER_MB_S / workers)
     predicted = {"pull": transfer_s, "compute": MICRO_BATCH * SLOW_S, "push": transfer_s, "update": 0.0, "rest": 0.0}
@@ -163,7 +173,8 @@ def _print_parts(workers: int, steps: list[TimedStep]) -> None:
         print(f"  {name:20} {seconds:12.3f} {median(observed[name]):9.3f}")
 
 
-def _print(what: str, predicted_s: float, observed_s: float) -> None:
+def print_row(what: str, predicted_s: float, observed_s: float) -> None:
+    """A line of the table."""
     print(f"{what:22} {predicted_s:12.3f} {observed_s:9.3f} {predicted_s / observed_s - 1:+7.1%}", flush=True)
 
 

@@ -14,15 +14,9 @@ from funcpipe.client.launch import launch, launch_detached
 from funcpipe.client.observing import file_run
 from funcpipe.client.prepare import Confirm, PreparedRun, prepare_training
 from funcpipe.client.results import RunResult
-from funcpipe.client.server_training import (
-    RAY_HERE,
-    ServerCluster,
-    ServerResult,
-    ServerRun,
-    cluster_of,
-    server_job_of,
-    train_on_cluster,
-)
+from funcpipe.client.server_functions import ServerFunctions, train_on_functions
+from funcpipe.client.server_run import ServerResult, ServerRun
+from funcpipe.client.server_training import ServerCluster, check_given, cluster_of, server_job_of, train_on_cluster
 from funcpipe.client.session import Session, open_session
 from funcpipe.core import (
     FaultTolerance,
@@ -127,42 +121,53 @@ class FuncPipe(Evaluating):
         self,
         dataset: Data,
         *,
-        way: Provision | ServerCluster,
+        way: Provision | ServerCluster | ServerFunctions,
         global_batch: int,
         micro_batch: int,
         epochs: int = 1,
         updates: Updates | str = Updates.BSP,
         market: Market | str = "aws",
-        platform: str = RAY_HERE,
+        platform: str | None = None,
+        like: str | PlatformSpec | None = None,
         save_every: int = 0,
         seed: int = 0,
         shuffle: bool = True,
         watch: Watch = nothing_changes,
+        limits: RunLimits = NO_LIMITS,
         settings: RunSettings = DEFAULT_SETTINGS,
         **keywords: Unpack[RunKeywords],
     ) -> ServerResult:
-        """Train the module around a parameter server on Ray, and load the result into it.
+        """Train the module around a parameter server, on Ray or on functions, and load the result into it.
 
-        `way` is what `provision` has found, with a parameter server, or a cluster by hand. `updates` "bsp" makes those
-        of one process, however many workers there are and however fast; "asp" makes one with each push of a worker.
-        Micro-batches are what is dealt out to workers. `platform` is a Ray cluster with the machines of `way`, `ray://auto`
-        or `ray://HOST:PORT`; by default all of them are processes of this machine. `market` has the prices. With a
-        `storage`, the server is saved after every `save_every` updates, and a run of the same name goes on from there.
-        `watch` is told how far the run has come, and may let workers leave and join, as a `Replanner` does.
+        `way` is what `provision` has found, with a parameter server, or a cluster or functions by hand. `updates` "bsp"
+        makes those of one process, however many workers there are and however fast; "asp" makes one with each push of a
+        worker. Micro-batches are what is dealt out to workers. `market` has the prices of machines.
 
-        Raises PlanError, DataError or ModelError before anything starts, WorkerFailed when no worker is left.
-        The module changes only if the run succeeds.
+        For machines, `platform` is a Ray cluster that has them, `ray://auto` or `ray://HOST:PORT`; by default all of
+        them are processes of this machine. For functions it is "local", with the limits of `like` if that is given, or
+        a deployment's URL; the server is in this process then, and `limits` hold for this call.
+
+        With a `storage`, the server is saved after every `save_every` updates, and a run of the same name goes on from
+        there. `watch` is told how far the run has come, and may let workers leave and join, as a `Replanner` does.
+
+        Raises PlanError, DataError or ModelError before anything starts, WorkerFailed when no worker is left, RunHalted
+        at a limit. The module changes only if the run succeeds.
         """
         settings, order = settings_with(settings, keywords), SampleOrder(epochs=epochs, seed=seed, shuffle=shuffle)
         chosen = checks.choice("updates", updates, Updates)
         prices = load_market(market) if isinstance(market, str) else market
-        cluster = way if isinstance(way, ServerCluster) else cluster_of(way, prices, platform=platform)
+        cluster = cluster_of(way, prices, platform=platform, like=like) if isinstance(way, Provision) else way
+        check_given(cluster, like=None if isinstance(way, Provision) else like, limits=limits)
         run = ServerRun(
             global_batch=global_batch, micro_batch=micro_batch, updates=chosen, save_every=save_every, watch=watch
         )
         learner = Learner(model=self.model, recipe=self._recipe, blocks=self._blocks)
         job = server_job_of(learner, dataset, order, settings, run)
-        result = train_on_cluster(job, cluster, run, settings, prices)
+        if isinstance(cluster, ServerFunctions):
+            predicted = way if isinstance(way, Provision) else None
+            result = train_on_functions(job, cluster, run, settings, prices, limits=limits, way=predicted)
+        else:
+            result = train_on_cluster(job, cluster, run, settings, prices)
         self.model.load_state_dict(result.state_dict())
         self._learned = None
         return result

@@ -3,8 +3,8 @@
 import argparse
 from typing import Any
 
-from funcpipe.cli.numbers import positive, whole
-from funcpipe.cli.options import FACTORY, add_blocks, add_loss, add_model, add_precision, add_verb
+from funcpipe.cli.numbers import whole
+from funcpipe.cli.options import FACTORY, add_blocks, add_limits, add_loss, add_model, add_precision, add_verb
 from funcpipe.cli.train_options import add_fault_tolerance, add_message_deadline, add_platform
 from funcpipe.cli.validation_options import add_metric
 
@@ -70,10 +70,7 @@ def _add_common(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--run", dest="run_name", metavar="NAME", help="name of the run (default: a random one)")
     add_message_deadline(add_fault_tolerance(verb))
     limits = verb.add_argument_group("limits")
-    limits.add_argument("--max-usd", type=positive, metavar="USD", help="stop before the run costs more than this")
-    limits.add_argument(
-        "--deadline", type=positive, metavar="SECONDS", help="stop before the run takes longer than this"
-    )
+    add_limits(limits)
     limits.add_argument(
         "--yes", action="store_true", help="start though a limit is expected to be reached before the last sample"
     )

@@ -129,6 +129,12 @@ def add_precision(verb: argparse._ActionsContainer, *, default: str | None) -> N
     )
 
 
+def add_limits(verb: argparse._ActionsContainer) -> None:
+    """What a run may cost and take."""
+    verb.add_argument("--max-usd", type=positive, metavar="USD", help="stop before the run costs more than this")
+    verb.add_argument("--deadline", type=positive, metavar="SECONDS", help="stop before the run takes longer than this")
+
+
 def add_measuring(verb: argparse._ActionsContainer) -> None:
     """Functions that are started to measure something."""
     verb.add_argument("--like", metavar="NAME", help="give local functions the limits of this platform")

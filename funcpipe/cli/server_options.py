@@ -4,7 +4,16 @@ import argparse
 from typing import Any
 
 from funcpipe.cli.numbers import positive, whole
-from funcpipe.cli.options import FACTORY, add_blocks, add_choice, add_loss, add_model, add_precision, add_verb
+from funcpipe.cli.options import (
+    FACTORY,
+    add_blocks,
+    add_choice,
+    add_limits,
+    add_loss,
+    add_model,
+    add_precision,
+    add_verb,
+)
 from funcpipe.core import Interval, OptimizerKind
 
 
@@ -13,7 +22,7 @@ def add_train_server(verbs: Any) -> None:
     verb = add_verb(
         verbs,
         "train-server",
-        "train a model around a parameter server, on the machines of a provision",
+        "train a model around a parameter server, on the machines or the functions of a provision",
         "funcpipe train-server funcpipe.examples.spirals:model --provision provision.json --way spotdnn \\\n"
         "    --data funcpipe.examples.spirals:train_data --global-batch 64 --micro-batch 8 --epochs 6",
         module="server_verbs",
@@ -21,6 +30,9 @@ def add_train_server(verbs: Any) -> None:
     add_model(verb)
     _add_machines(verb)
     _add_training(verb)
+    limits = verb.add_argument_group("limits", "Of training on functions, which stops there.")
+    add_limits(limits)
+    limits.add_argument("--yes", action="store_true", help="do not ask whether the expected cost is right")
     verb.add_argument_group("output").add_argument(
         "-o", "--output", metavar="FILE", help="write the trained state_dict: .safetensors, .pt or .pth"
     )
@@ -38,11 +50,16 @@ def _add_machines(verb: argparse.ArgumentParser) -> None:
     )
     cluster.add_argument(
         "--platform",
-        default="ray://local",
         metavar="URL",
-        help="a Ray cluster that has the machines, such as ray://auto (default: processes of this machine)",
+        help="a Ray cluster that has the machines, such as ray://auto, or a deployment that has the functions, such as "
+        "aws-lambda://NAME (default: processes of this machine)",
     )
-    cluster.add_argument("--storage", metavar="URL", help="where the data and the server's state are kept")
+    cluster.add_argument("--like", metavar="NAME", help="give local functions the limits of this platform")
+    cluster.add_argument(
+        "--storage",
+        metavar="URL",
+        help="where the data and the server's state are kept, and what functions exchange, such as redis://host/0",
+    )
     cluster.add_argument("--data", metavar=f"{FACTORY}|URL", required=True, help="factory or URL of the dataset")
     add_blocks(cluster)
 

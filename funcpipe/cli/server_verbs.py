@@ -8,14 +8,16 @@ from funcpipe.cli import render
 from funcpipe.cli.factories import check_names, load_data, load_factory, make_model
 from funcpipe.cli.model_files import check_holds, check_model_file, free_model_file, write_somewhere
 from funcpipe.cli.provision_files import chosen_way
-from funcpipe.cli.train_values import optimizer_of
+from funcpipe.cli.train_cost import ask
+from funcpipe.cli.train_values import optimizer_of, run_limits
 from funcpipe.core import OptimizerKind
+from funcpipe.core.job_estimate import time_text, usd_text
 from funcpipe.errors import InputError
 from funcpipe.platforms.machine_catalog import load_market
 
 
 def train_server(options: argparse.Namespace) -> None:
-    """Train a model around a parameter server on Ray, and write it to a file."""
+    """Train a model around a parameter server, and write it to a file."""
     way, found = chosen_way(options.provision, options.way)
     market = load_market(options.market or found)
     if options.checkpoint and options.storage is None:
@@ -26,6 +28,10 @@ def train_server(options: argparse.Namespace) -> None:
     import torch
 
     from funcpipe.api import FuncPipe
+    from funcpipe.client.server_training import cluster_of
+
+    cluster_of(way, market, platform=options.platform, like=options.like)  # mistakes are told before anybody is asked
+    ask(options, [f"{way.way} is predicted to take {time_text(way.seconds)} and {usd_text(way.usd)}: {way.text}"])
 
     torch.manual_seed(options.seed)
     pipe = FuncPipe(
@@ -49,7 +55,9 @@ def train_server(options: argparse.Namespace) -> None:
         updates=options.updates,
         market=market,
         platform=options.platform,
+        like=options.like,
         save_every=options.checkpoint,
+        limits=run_limits(options),
         seed=options.seed,
         storage=options.storage,
         run=options.run_name,

@@ -42,22 +42,33 @@ def _estimated(
 
 
 def confirm(options: argparse.Namespace, plan: Plan, estimate: JobEstimate | None) -> None:
-    """Ask on a terminal whether a job that costs money is to start.
-
-    Raises InputError if the answer is no; or if nobody can be asked, and neither --yes nor a limit was given.
-    """
-    if options.platform == LOCAL or is_ray(options.platform) or options.yes:
+    """Ask on a terminal whether a job that costs money is to start. Raises InputError as `ask` does."""
+    if _is_free(options):
         return
     line = (
         "what it costs is not known: the plan has no estimate" if estimate is None else estimate.line(options.max_usd)
     )
     (observed,) = observed_here([plan])
+    ask(options, [line, *render.observed_lines(observed)])
+
+
+def ask(options: argparse.Namespace, lines: Sequence[str]) -> None:
+    """Ask on a terminal whether training that costs money is to start; `lines` say how much, the first in short.
+
+    Raises InputError if the answer is no; or if nobody can be asked, and neither --yes nor a limit was given.
+    """
+    if _is_free(options):
+        return
     if sys.stdin.isatty() and sys.stderr.isatty():
-        print("\n".join([line, *render.observed_lines(observed), "go on? [y/N] "]), end="", file=sys.stderr, flush=True)
+        print("\n".join([*lines, "go on? [y/N] "]), end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             raise InputError("nothing was started")
     elif options.max_usd is None:
         raise InputError(
-            f"training on {options.platform} costs money: {line}; as there is no terminal to ask on, give --yes to go "
-            "on, or --max-usd to limit the cost"
+            f"training on {options.platform} costs money: {lines[0]}; as there is no terminal to ask on, give --yes to "
+            "go on, or --max-usd to limit the cost"
         )
+
+
+def _is_free(options: argparse.Namespace) -> bool:
+    return options.yes or options.platform in (None, LOCAL) or is_ray(options.platform)

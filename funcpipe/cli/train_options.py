@@ -4,7 +4,16 @@ import argparse
 from typing import Any
 
 from funcpipe.cli.numbers import positive, whole
-from funcpipe.cli.options import FACTORY, add_blocks, add_choice, add_loss, add_model, add_precision, add_verb
+from funcpipe.cli.options import (
+    FACTORY,
+    add_blocks,
+    add_choice,
+    add_limits,
+    add_loss,
+    add_model,
+    add_precision,
+    add_verb,
+)
 from funcpipe.cli.validation_options import add_validation
 from funcpipe.core import Interval
 
@@ -26,10 +35,7 @@ def add_train(verbs: Any) -> None:
     _add_run(verb)
     add_message_deadline(add_fault_tolerance(verb))
     limits = verb.add_argument_group("limits", "The run stops at a limit, and what it has saved can be resumed.")
-    limits.add_argument("--max-usd", type=positive, metavar="USD", help="stop before the run costs more than this")
-    limits.add_argument(
-        "--deadline", type=positive, metavar="SECONDS", help="stop before the run takes longer than this"
-    )
+    add_limits(limits)
     limits.add_argument(
         "--dry-run", action="store_true", help="say what the job is expected to take and to cost, and start nothing"
     )

@@ -24,6 +24,7 @@ from funcpipe.core import (
     checks,
     prices_of,
 )
+from funcpipe.core.lifetime import leaves_at_s, overlap_s
 from funcpipe.errors import PlanError
 from funcpipe.partitioner.cost.evaluate import hand_over_time_s, size_of
 from funcpipe.platforms.catalog import load_spec
@@ -32,7 +33,6 @@ from funcpipe.training.data import Batches
 from funcpipe.training.data_source import Data
 from funcpipe.training.evaluation import evaluation_batches
 from funcpipe.worker.checkpoint_interval import CheckpointInterval
-from funcpipe.worker.hand_over import leaves_at_s, overlap_s
 
 _EMPTY_GETS = 1.5
 """How often a message is asked for before it is there."""

@@ -2,33 +2,25 @@
 
 import functools
 import tempfile
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-
 from funcpipe.client.job import Job, Learner, SampleOrder, make_job
 from funcpipe.client.prepare import new_run_name
+from funcpipe.client.server_functions import ServerFunctions
 from funcpipe.client.server_job import check_servable, one_stage, stored_job
-from funcpipe.core import RunSettings
+from funcpipe.client.server_run import ServerResult, ServerRun, trained
+from funcpipe.core import PlatformSpec, RunLimits, RunSettings
 from funcpipe.core.market import HOUR_S, Market
-from funcpipe.core.provision import SERVER_ROLE, CostItem, Provision
+from funcpipe.core.provision import SERVER_ROLE, CostItem, Provision, Rented
 from funcpipe.errors import InvalidValue, PlanError
-from funcpipe.parameter_server.loops import (
-    Course,
-    History,
-    Watch,
-    nothing_changes,
-    train_asynchronously,
-    train_synchronously,
-)
-from funcpipe.parameter_server.values import PushRecord, ServerWorker, Updates
-from funcpipe.platforms.catalog import open_storage
+from funcpipe.parameter_server.values import ServerWorker
+from funcpipe.platforms.catalog import LOCAL, open_storage
 from funcpipe.platforms.ray.address import RayAddress, Via, parse_address
+from funcpipe.provision.lambdadnn import memory_of
 from funcpipe.training.data_source import Data
 
 if TYPE_CHECKING:
@@ -66,24 +58,52 @@ class ServerCluster:
         return replace(address, cpus=address.cpus or len(self.workers)) if address.via is Via.LOCAL else address
 
 
-def cluster_of(way: Provision, market: Market, *, platform: str = RAY_HERE) -> ServerCluster:
-    """The cluster that a provision rents, with the speeds that the market says its machines have.
+def cluster_of(
+    way: Provision, market: Market, *, platform: str | None = None, like: str | PlatformSpec | None = None
+) -> ServerCluster | ServerFunctions:
+    """What a provision rents: machines with the speeds that the market says they have, or functions.
 
-    In a Ray cluster each node must have a resource named after its machine: `ray start --resources='{"NAME": 1}'`.
-    Raises PlanError for a way without a parameter server, or whose workers are no machines; InvalidValue.
+    `platform` is where those are: processes of this machine, or functions of it, unless it says otherwise. In a Ray
+    cluster each node must have a resource named after its machine: `ray start --resources='{"NAME": 1}'`. Local
+    functions have the limits of `like`. Raises PlanError for a way without a parameter server; InvalidValue.
     """
     servers = [item.name for item in way.rented if item.role == SERVER_ROLE]
     if not servers:
         raise PlanError(
-            f"the way {way.way} has no parameter server; give one that has, such as spotdnn or cynthia, or train by "
-            "its plan: funcpipe train"
+            f"the way {way.way} has no parameter server; give one that has, such as lambdadnn, spotdnn or cynthia, or "
+            "train by its plan: funcpipe train"
         )
-    known = {machine.name for machine in market.machines}
     rented = [item for item in way.rented if item.role != SERVER_ROLE]
+    if len(rented) == 1 and (memory_mb := memory_of(rented[0])) is not None:
+        return ServerFunctions(
+            workers=rented[0].count,
+            memory_mb=memory_mb,
+            platform=platform or LOCAL,
+            like=like,
+            server=servers[0],
+        )
+    if like is not None:
+        raise InvalidValue("like", like, f"is for functions, and {way.way} trains on machines")
+    return _machines(way, rented, servers[0], market, platform or RAY_HERE)
+
+
+def check_given(
+    cluster: ServerCluster | ServerFunctions, *, like: str | PlatformSpec | None, limits: RunLimits
+) -> None:
+    """Raise InvalidValue for what would have no effect: `like` beside a cluster by hand, limits on machines."""
+    if like is not None:
+        raise InvalidValue("like", like, "goes with a provision; ServerFunctions has its own")
+    given = {name: value for name in ("max_usd", "deadline_s") if (value := getattr(limits, name)) is not None}
+    if given and isinstance(cluster, ServerCluster):
+        raise InvalidValue("limits", given, "hold for functions alone: machines are rented, and ended, by others")
+
+
+def _machines(way: Provision, rented: Sequence[Rented], server: str, market: Market, platform: str) -> ServerCluster:
+    known = {machine.name for machine in market.machines}
     if strange := [item.name for item in rented if item.name not in known]:
         raise PlanError(
-            f"{strange[0]} is no machine of the market {market.name}: functions do not reach a parameter server here; "
-            "give a way on machines, such as spotdnn or cynthia"
+            f"{strange[0]}, which {way.way} rents, is no machine of the market {market.name}; give the market that the "
+            "provision was made for"
         )
     on_nodes = parse_address(platform).is_shared
     slowest = min((market.compute_vcpu(market.machine(item.name)) for item in rented), default=1.0)
@@ -100,57 +120,10 @@ def cluster_of(way: Provision, market: Market, *, platform: str = RAY_HERE) -> S
     ]
     return ServerCluster(
         workers=tuple(workers),
-        server=servers[0],
+        server=server,
         platform=platform,
-        server_resources={servers[0]: 0.01} if on_nodes else {},
+        server_resources={server: 0.01} if on_nodes else {},
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServerResult:
-    """What training around a parameter server has found and taken.
-
-    `losses` are those of synchronous steps, `step_s` the seconds that each took, `computed_by` the samples of each by
-    worker. `pushes` are those of asynchronous training, with their staleness. `lost` tells of workers that were lost.
-    `bill` has an item for each machine; machines that are not of the market are not in it.
-    """
-
-    run: str
-    updates: Updates
-    seconds: float
-    state: Mapping[str, Tensor]
-    losses: tuple[float, ...] = ()
-    step_s: tuple[float, ...] = ()
-    computed_by: tuple[Mapping[str, int], ...] = ()
-    pushes: tuple[PushRecord, ...] = ()
-    lost: tuple[str, ...] = ()
-    server_restarts: int = 0
-    bill: tuple[CostItem, ...] = ()
-
-    @property
-    def usd(self) -> float:
-        """All dollars."""
-        return sum(item.usd for item in self.bill)
-
-    @property
-    def mean_staleness(self) -> float:
-        """Of asynchronous pushes; 0 if there are none."""
-        return sum(push.staleness for push in self.pushes) / max(len(self.pushes), 1)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """The trained `state_dict`."""
-        return dict(self.state)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServerRun:
-    """How to train: the batches, when the server updates, how often it is saved, and who watches the cluster."""
-
-    global_batch: int
-    micro_batch: int
-    updates: Updates = Updates.BSP
-    save_every: int = 0
-    watch: Watch = nothing_changes
 
 
 def server_job_of(learner: Learner, dataset: Data, order: SampleOrder, settings: RunSettings, run: ServerRun) -> Job:
@@ -195,46 +168,11 @@ def train_on_cluster(
         )
         stack.enter_context(connected(address, object_store_bytes=_OBJECT_STORE_BYTES))
         crew = stack.enter_context(RayCrew(site, cluster.workers))
-        result = _trained(job, crew, run, name)
+        result = trained(job, crew, run, name)
         if settings.storage is not None and not settings.keep_model:
             storage = open_storage(url)
             storage.delete_many(storage.list(f"{name}/server/"))
     return replace(result, bill=_bill(cluster, crew, market))
-
-
-def _trained(job: Job, crew: "RayCrew", run: ServerRun, name: str) -> ServerResult:
-    history, steps, began_s = History(), list[float](), time.monotonic()
-
-    def watch(seen: object, done: float) -> None:
-        while len(steps) < len(history.losses):
-            steps.append(time.monotonic() - began_s)
-        del steps[len(history.losses) :]
-        run.watch(crew, done)
-
-    course = Course(batches=job.batches, epochs=job.epochs, save_every=run.save_every, watch=watch)
-    (train_synchronously if run.updates is Updates.BSP else train_asynchronously)(crew, course, history)
-    if run.save_every:
-        crew.save()
-    ended_s = time.monotonic() - began_s
-    ends = [*steps, *[ended_s] * (len(history.losses) - len(steps))]
-    pushes = [replace(push, time_s=push.time_s - began_s) for push in history.pushes]
-    mean = sum(push.samples for push in pushes) / max(len(pushes), 1)
-    applied = 0
-    for i, push in enumerate(pushes):
-        applied += push.samples
-        pushes[i] = replace(push, iterations=applied / mean)
-    return ServerResult(
-        run=name,
-        updates=run.updates,
-        seconds=ended_s,
-        state=crew.state_dict(),
-        losses=tuple(history.losses),
-        step_s=tuple(end - before for before, end in zip([0.0, *ends], ends, strict=False)),
-        computed_by=tuple(history.computed_by),
-        pushes=tuple(pushes),
-        lost=tuple(history.lost),
-        server_restarts=history.server_restarts,
-    )
 
 
 def _bill(cluster: ServerCluster, crew: "RayCrew", market: Market) -> tuple[CostItem, ...]:

@@ -27,7 +27,12 @@ from funcpipe.profiler.remote.platform import measure_platform
 if TYPE_CHECKING:
     from funcpipe.platforms.ray.platform import RayPlatform
 
-_PRELOADED = ("torch", "funcpipe.worker.attempt", "funcpipe.profiler.remote.function")
+_PRELOADED = (
+    "torch",
+    "funcpipe.worker.attempt",
+    "funcpipe.parameter_server.function_worker",
+    "funcpipe.profiler.remote.function",
+)
 
 
 @dataclass(frozen=True)

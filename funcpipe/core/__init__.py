@@ -42,6 +42,7 @@ from funcpipe.core.runstate import (
     RunRecord,
     StoredFile,
 )
+from funcpipe.core.server_function import ServerFunctionSpec
 from funcpipe.core.settings import FaultTolerance, OnDrift, OnOutOfMemory, RunLimits, RunSettings
 from funcpipe.core.shard_order import ShardOrder
 from funcpipe.core.storage_report import RequestTimes, StorageReport
@@ -136,6 +137,7 @@ __all__ = [
     "RunRecord",
     "RunSettings",
     "ScheduleKind",
+    "ServerFunctionSpec",
     "ShardOrder",
     "SolverReport",
     "Source",

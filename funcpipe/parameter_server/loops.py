@@ -98,30 +98,35 @@ def train_synchronously(crew: Crew, course: Course, history: History) -> None:
 def _collect(crew: Crew, course: Course, step: Step, history: History) -> dict[str, int]:
     """Return once the gradients of all micro-batches of `step` are with the server: samples by worker."""
     missing = set(range(len(step.micro_batches)))
+    waiting = sorted(missing)  # for a worker: nobody computes these
     samples: dict[str, int] = {}
-
-    def hand_out(numbers: Sequence[int]) -> None:
-        workers = _workers(crew, course, history, step.number / course.steps)
-        for worker, part in zip(workers, deal(numbers, [w.speed for w in workers]), strict=True):
-            if part:
-                first = step.number * course.width
-                ids = tuple(first + number for number in part)
-                crew.begin(worker.name, Chunk(step=step, numbers=part, ids=ids, separate=True))
-
-    hand_out(sorted(missing))
     while missing:
+        if waiting:
+            done = step.number / course.steps
+            if workers := _workers(crew, course, history, done, others=len(waiting) < len(missing)):
+                _deal_out(crew, course, step, waiting, workers)
+                waiting = []
         match crew.next():
             case Pushed(worker=worker, chunk=chunk) if chunk.step.number == step.number:
                 missing -= set(chunk.numbers)
-                done = sum(len(step.micro_batches[number]) for number in chunk.numbers)
-                samples[worker] = samples.get(worker, 0) + done
+                computed = sum(len(step.micro_batches[number]) for number in chunk.numbers)
+                samples[worker] = samples.get(worker, 0) + computed
             case Lost(worker=worker, chunks=chunks, reason=reason):
                 _note(history, worker, reason)
                 again = {number for chunk in chunks for number in chunk.numbers} & missing
-                hand_out(sorted(again))
+                waiting = sorted({*waiting, *again})
             case _:
                 course.watch(crew, step.number / course.steps)
     return samples
+
+
+def _deal_out(crew: Crew, course: Course, step: Step, numbers: Sequence[int], workers: Sequence[ServerWorker]) -> None:
+    """Give the micro-batches `numbers` of `step` to `workers`, by speed."""
+    first = step.number * course.width
+    for worker, part in zip(workers, deal(numbers, [w.speed for w in workers]), strict=True):
+        if part:
+            ids = tuple(first + number for number in part)
+            crew.begin(worker.name, Chunk(step=step, numbers=part, ids=ids, separate=True))
 
 
 def train_asynchronously(crew: Crew, course: Course, history: History) -> None:
@@ -148,8 +153,7 @@ def _apply_all(crew: Crew, course: Course, history: History) -> None:
         if not busy:
             if not work.has_more():
                 return
-            _workers(crew, course, history, samples / total)
-            continue
+            _workers(crew, course, history, samples / total, others=False)
         match crew.next():
             case Pushed(worker=worker, chunk=done, applied=applied, time_s=time_s):
                 busy.discard(worker)
@@ -219,19 +223,20 @@ class _Work:
         self._back.extend(chunks)
 
 
-def _workers(crew: Crew, course: Course, history: History, done: float) -> Sequence[ServerWorker]:
-    """Those that may be given work, one at least: waits for one that starts, if there is none else."""
+def _workers(crew: Crew, course: Course, history: History, done: float, *, others: bool) -> Sequence[ServerWorker]:
+    """Those that may be given work. There may be none while some start, or while `others` still compute.
+
+    Raises WorkerFailed where none will come.
+    """
     if not crew.workers:
         course.watch(crew, done)
-    while not (workers := crew.workers):
-        if not crew.awaits:
-            last = f"; the last was lost: {history.lost[-1]}" if history.lost else ""
-            raise WorkerFailed(
-                f"no worker is left{last}; start more machines and run it again under the same name: it goes on from "
-                "the newest checkpoint"
-            )
-        if isinstance(event := crew.next(), Lost):
-            _note(history, event.worker, event.reason)
+    workers = crew.workers
+    if not workers and not crew.awaits and not others:
+        last = f"; the last was lost: {history.lost[-1]}" if history.lost else ""
+        raise WorkerFailed(
+            f"no worker is left{last}; run it again under the same name, where there is room for workers: it goes on "
+            "from the newest checkpoint"
+        )
     return workers
 
 

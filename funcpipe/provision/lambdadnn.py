@@ -4,6 +4,7 @@ The equations' numbers are those of the paper. MB and MB/s are its units.
 """
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -11,6 +12,8 @@ from funcpipe.core.provision import SERVER_ROLE, CostItem, Provision, Rented
 from funcpipe.errors import Infeasible
 from funcpipe.provision.goal import Goal, no_way
 from funcpipe.provision.result import provision, what_binds
+
+_FUNCTIONS = re.compile(r"(\d+)MB \S+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,7 +239,7 @@ def function_provision(
         way,
         goal,
         rented=[
-            Rented(name=f"{found.memory_mb}MB {market.function}", count=found.functions),
+            rented_functions(found.functions, found.memory_mb, market.function),
             Rented(name=market.server, count=1, role=SERVER_ROLE),
         ],
         seconds=found.seconds,
@@ -246,6 +249,17 @@ def function_provision(
         binds=binds,
         why=why,
     )
+
+
+def rented_functions(count: int, memory_mb: int, platform: str) -> Rented:
+    """So many functions of a platform."""
+    return Rented(name=f"{memory_mb}MB {platform}", count=count)
+
+
+def memory_of(rented: Rented) -> int | None:
+    """The memory of the functions in `rented`, in MB; None if it is machines."""
+    match = _FUNCTIONS.fullmatch(rented.name)
+    return None if match is None else int(match[1])
 
 
 def _ascending(

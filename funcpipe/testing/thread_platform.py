@@ -8,15 +8,27 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from funcpipe.core import Invocation, Plan, PlatformSpec, RequestCounts, WorkerSpec, from_text, to_text
+from funcpipe.core import (
+    Invocation,
+    Plan,
+    PlatformSpec,
+    RequestCounts,
+    ServerFunctionSpec,
+    WorkerSpec,
+    from_text,
+    to_text,
+)
 from funcpipe.core.log_lines import RawLine
 from funcpipe.errors import FuncPipeError, PlatformError
 from funcpipe.model.split.bundle import LOADING
+from funcpipe.parameter_server.function_worker import run_function
 from funcpipe.platforms.base import Cause, Handle, Invoked, PlainKeys, Platform, State, Status, Storage
 from funcpipe.platforms.wrappers import Counted, Retried
 from funcpipe.testing.faults import FunctionFaults, FunctionStorage
 from funcpipe.training.passes import Passes
 from funcpipe.worker.attempt import run_attempt
+
+_Spec = WorkerSpec | ServerFunctionSpec
 
 
 @dataclass
@@ -67,7 +79,7 @@ class ThreadPlatform(PlainKeys):
 
     def invoke(self, worker: Invocation) -> Handle:
         """Start a function and return at once."""
-        assert isinstance(worker, WorkerSpec), "these functions only train"
+        assert isinstance(worker, WorkerSpec | ServerFunctionSpec), "these functions only train"
         number = next(self._numbers)
         if number in self._doubled:
             self._start(worker, _Function(None, FunctionFaults(), self._clock_of(number)), f"function {number} again")
@@ -112,8 +124,8 @@ class ThreadPlatform(PlainKeys):
         for name in list(self._functions):
             self.stop(Handle(worker="", name=name))
 
-    def _start(self, worker: WorkerSpec, function: _Function, name: str, *, lost: bool = False) -> Handle:
-        spec = from_text(WorkerSpec, to_text(worker), source="the invocation payload")
+    def _start(self, worker: _Spec, function: _Function, name: str, *, lost: bool = False) -> Handle:
+        spec: _Spec = from_text(type(worker), to_text(worker), source="the invocation payload")
         self._functions[name] = function
         if not lost:
             function.thread = threading.Thread(
@@ -122,10 +134,13 @@ class ThreadPlatform(PlainKeys):
             function.thread.start()
         return Handle(worker=spec.worker, name=name)
 
-    def _run(self, spec: WorkerSpec, function: _Function) -> None:
+    def _run(self, spec: _Spec, function: _Function) -> None:
         try:
             counted = Counted(FunctionStorage(self._storage, function.faults), function.invoked.meter)
             storage = Retried(counted, deadline_s=spec.message_deadline_s)
+            if isinstance(spec, ServerFunctionSpec):
+                function.ended_well = run_function(spec, storage, invoked=function.invoked)
+                return
             function.ended_well = run_attempt(spec, storage, self.open, invoked=function.invoked, clock=function.clock)
         except FuncPipeError:
             function.ended_well = False  # it could not even say so

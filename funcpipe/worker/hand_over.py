@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from funcpipe.core import HandOver, WorkerSpec
 from funcpipe.core.backoff import Backoff
+from funcpipe.core.lifetime import leaves_at_s, overlap_s
 from funcpipe.errors import KeyMissing, PlatformError, PlatformRefused
 from funcpipe.platforms.base import OpenPlatform, Storage
 from funcpipe.runstate.documents import POLL_S, get_document, put_document
@@ -23,24 +24,8 @@ from funcpipe.worker.progress import WorkerProgress
 
 _log = logging.getLogger(__name__)
 
-_RESERVE = 0.02
-"""The part of a function's lifetime kept for steps or checkpoints that take longer than any before."""
-
-_COLD_STARTS = 1.5
-"""How many cold starts a successor is given to become ready."""
-
 _PAUSES = Backoff(first_s=2.0, most_s=20.0)
 """The pauses before a successor that could not be started is tried again."""
-
-
-def overlap_s(cold_start_s: float, step_s: float) -> float:
-    """How long before a function leaves it starts its successor, so that that is ready in time."""
-    return _COLD_STARTS * cold_start_s + 2 * step_s
-
-
-def leaves_at_s(lifetime_s: float, step_s: float, saving_s: float) -> float:
-    """The age at which a function leaves: two more steps, and a checkpoint twice as slow, still end in time."""
-    return lifetime_s * (1 - _RESERVE) - 2 * step_s - 2 * saving_s
 
 
 class Successor:

@@ -1,8 +1,8 @@
-"""What every function runs: its payload says whether it is a worker of a run, a probe that measures, or a watchdog."""
+"""What every function runs: a worker of a run, one of a parameter server, a probe that measures, or a watchdog."""
 
 import json
 
-from funcpipe.core import ProbeSpec, WatchSpec, WorkerSpec
+from funcpipe.core import ProbeSpec, ServerFunctionSpec, WatchSpec, WorkerSpec
 from funcpipe.errors import FormatError
 from funcpipe.platforms.base import Invoked, OpenPlatform, OpenStorage
 from funcpipe.worker.deferred_compiler import defer_compiler
@@ -30,10 +30,16 @@ def main(
 
         defer_compiler()
         work(payload, open_storage=open_storage, open_platform=open_platform, invoked=invoked or Invoked())
+    elif payload_format == ServerFunctionSpec.FORMAT:
+        from funcpipe.parameter_server.function_worker import main as serve
+
+        defer_compiler()
+        serve(payload, open_storage=open_storage, invoked=invoked or Invoked())
     elif payload_format == WatchSpec.FORMAT:
         from funcpipe.worker.watchdog import main as watch  # which does without torch
 
         watch(payload, open_storage=open_storage, open_platform=open_platform)
     else:
-        expected = f"{WorkerSpec.FORMAT!r}, {ProbeSpec.FORMAT!r} or {WatchSpec.FORMAT!r}"
+        known = (WorkerSpec, ServerFunctionSpec, ProbeSpec, WatchSpec)
+        expected = " or ".join(repr(kind.FORMAT) for kind in known)
         raise FormatError(f"the invocation payload: field 'format' is {payload_format!r}, expected {expected}")

@@ -1,5 +1,6 @@
 """The verb train-server."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     [
         ("--way siren", "--way must be one of"),
         ("--way one-machine", "has no parameter server"),
-        ("--way lambdadnn", "functions do not reach a parameter server"),
+        ("--way lambdadnn --platform nowhere --yes", "platform must be local, ray://…, or a deployment"),
+        ("--way lambdadnn --platform aws-lambda", "training on aws-lambda costs money: lambdadnn is predicted to take"),
+        ("--way lambdadnn --max-usd 1e-7", "the job is expected to cost more than the limit of $1e-07"),
+        ("--way spotdnn --like aws-lambda", "like is for functions"),
+        ("--way spotdnn --max-usd 3", "limits hold for functions alone"),
         ("--way spotdnn --checkpoint 5", "give --storage URL too"),
         ("--way spotdnn --market nowhere", "market must be one of"),
         ("--way spotdnn --platform ray://host:1", "must be given with a Ray cluster"),
@@ -39,3 +44,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 def test_mistakes_are_told(more: str, message: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*TRAIN, *BATCH, *more.split()]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_lambdadnn_s_way_trains_a_model_on_functions(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    way = ["--way", "lambdadnn", "--epochs", "2", "--like", "aws-lambda", "-o", "trained.safetensors"]
+    assert main([*TRAIN, *BATCH, *way, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["losses"][-1] < found["losses"][0]
+    assert len(found["step_s"]) == len(found["losses"])
+    assert found["lost"] == []
+    assert found["cost_usd"] > 0
+    assert (here / "trained.safetensors").exists()

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from funcpipe import FuncPipe, ServerCluster, ServerWorker
+from funcpipe import FuncPipe, ServerCluster, ServerFunctions, ServerWorker
+from funcpipe.client.server_functions import expected
 from funcpipe.client.server_job import check_servable
 from funcpipe.client.server_replan import Replanner, SpotPlan
 from funcpipe.client.server_training import cluster_of
@@ -38,6 +39,7 @@ def test_a_provision_becomes_workers_with_the_speeds_of_their_machines() -> None
     rented = (Rented(name=first.name, count=2, spot=True), Rented(name=second.name, count=1))
     server = Rented(name=MARKET.server, count=1, role="parameter server")
     cluster = cluster_of(way(*rented, server), MARKET)
+    assert isinstance(cluster, ServerCluster)
     assert [worker.machine for worker in cluster.workers] == [first.name, first.name, second.name]
     ratio = cluster.workers[0].speed / cluster.workers[2].speed
     assert ratio == pytest.approx(first.vcpu / second.vcpu)
@@ -46,15 +48,35 @@ def test_a_provision_becomes_workers_with_the_speeds_of_their_machines() -> None
     assert cluster.server == MARKET.server
     assert not cluster.workers[0].resources
     placed = cluster_of(way(*rented, server), MARKET, platform="ray://host:1")
+    assert isinstance(placed, ServerCluster)
     assert placed.workers[0].resources == {first.name: 1.0}
 
 
-def test_ways_without_a_server_or_without_machines_are_refused() -> None:
+def test_a_provision_of_functions_becomes_functions() -> None:
+    server = Rented(name=MARKET.server, count=1, role="parameter server")
+    rented = Rented(name="2048MB aws-lambda", count=4)
+    found = cluster_of(way(rented, server), MARKET, like="aws-lambda")
+    assert found == ServerFunctions(workers=4, memory_mb=2048, server=MARKET.server, like="aws-lambda")
+    assert [worker.name for worker in found.crew] == ["f0", "f1", "f2", "f3"]
+    deployed = cluster_of(way(rented, server), MARKET, platform="aws-lambda://mine")
+    assert isinstance(deployed, ServerFunctions)
+    assert deployed.platform == "aws-lambda://mine"
+
+
+def test_a_prediction_is_scaled_to_the_steps_that_are_trained() -> None:
+    predicted = replace(way(Rented(name="2048MB aws-lambda", count=4)), start_s=20.0, seconds=120.0, iterations=50.0)
+    assert expected(predicted, 50) == (120.0, 1.0)
+    assert expected(predicted, 100) == pytest.approx((220.0, 220 / 120))
+
+
+def test_ways_without_a_server_or_with_unknown_machines_are_refused() -> None:
     with pytest.raises(PlanError, match="has no parameter server"):
         cluster_of(way(Rented(name=MARKET.machines[0].name, count=1)), MARKET)
     server = Rented(name=MARKET.server, count=1, role="parameter server")
-    with pytest.raises(PlanError, match="functions do not reach a parameter server"):
-        cluster_of(way(Rented(name="2048MB aws-lambda", count=4), server), MARKET)
+    with pytest.raises(PlanError, match=f"nowhere.4x, which w rents, is no machine of the market {MARKET.name}"):
+        cluster_of(way(Rented(name="nowhere.4x", count=4), server), MARKET)
+    with pytest.raises(InvalidValue, match="like is for functions, and w trains on machines"):
+        cluster_of(way(Rented(name=SLOW, count=4), server), MARKET, like="aws-lambda")
     with pytest.raises(InvalidValue, match="one worker at least"):
         cluster_of(way(server), MARKET)
 

@@ -4,6 +4,7 @@ import inspect
 
 import funcpipe.core
 from funcpipe.core.trace import TRACE_FORMAT
+from funcpipe.parameter_server.function_messages import FunctionMessage, WorkOrder
 
 FORMATS = {
     "Events": "funcpipe.events/1",
@@ -33,6 +34,7 @@ FORMATS = {
     "ReplicaMark": "funcpipe.replica-mark/1",
     "Restart": "funcpipe.restart/1",
     "RunRecord": "funcpipe.run/1",
+    "ServerFunctionSpec": "funcpipe.server-function/1",
     "StepReport": "funcpipe.step/1",
     "StepSummary": "funcpipe.steps/1",
     "StorageReport": "funcpipe.storage/1",
@@ -52,3 +54,5 @@ def test_the_names_of_formats_stay() -> None:
     found = {name: text for name, text in formats.items() if isinstance(text, str)}
     assert found == FORMATS
     assert TRACE_FORMAT == "funcpipe.trace/1"
+    assert WorkOrder.FORMAT == "funcpipe.server-work/1"
+    assert FunctionMessage.FORMAT == "funcpipe.server-push/1"

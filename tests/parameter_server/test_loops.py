@@ -1,5 +1,6 @@
 """Whole runs around a parameter server, without Ray."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from funcpipe.client.job import Job
 from funcpipe.errors import WorkerFailed
-from funcpipe.parameter_server.crew import Crew
+from funcpipe.parameter_server.crew import Lost, Pushed
 from funcpipe.parameter_server.loops import Course, History, train_asynchronously, train_synchronously
 from funcpipe.parameter_server.replica import ServerJob
 from funcpipe.parameter_server.values import ServerWorker
@@ -32,22 +33,16 @@ def plain(job: Job) -> dict[str, Tensor]:
 
 
 def assert_same_parameters(crew: InTurnCrew, expected: dict[str, Tensor]) -> None:
-    found = crew.server.state_dict()
+    assert_same(crew.server.state_dict(), expected)
+
+
+def assert_same(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         if "running" in name:  # summed in another order by the replicas' way, as in pipelines
             torch.testing.assert_close(found[name], tensor, rtol=1e-12, atol=1e-15)
         else:
             assert torch.equal(found[name], tensor), name
-
-
-@pytest.mark.parametrize("speeds", [(1.0,), (1.0, 1.0), (3.0, 1.0), (1.0, 2.0, 0.5, 1.0, 1.0, 1.0)])
-def test_synchronous_training_equals_one_process_bit_for_bit(stored: Stored, speeds: tuple[float, ...]) -> None:
-    job, sent, storage = stored
-    crew, history = InTurnCrew(sent, storage, RUN, workers(*speeds)), History()
-    train_synchronously(crew, Course(batches=job.batches, epochs=job.epochs), history)
-    assert len(history.losses) == job.steps
-    assert_same_parameters(crew, plain(job))
 
 
 def test_a_lost_worker_changes_no_bit(stored: Stored) -> None:
@@ -80,19 +75,36 @@ def test_a_lost_server_goes_on_from_its_checkpoint(stored: Stored) -> None:
     assert_same_parameters(crew, plain(job))
 
 
-def test_a_worker_with_notice_gets_no_more_work_and_one_that_joins_does(stored: Stored) -> None:
+class StartingLater(InTurnCrew):
+    """A worker that starts is there only when nothing else happens any more."""
+
+    starting: ServerWorker | None = None
+
+    @property
+    def awaits(self) -> bool:
+        return self.starting is not None
+
+    def next(self) -> Pushed | Lost | None:
+        found = super().next()
+        if found is None and self.starting is not None:
+            self.join(self.starting)
+            self.starting = None
+        return found
+
+
+def test_what_a_leaving_worker_pushes_counts_while_all_others_start(stored: Stored) -> None:
     job, sent, storage = stored
 
-    def watch(crew: Crew, done: float) -> None:
-        if done >= 0.5 and any(worker.name == "w0" for worker in crew.workers):
+    def change(crew: InTurnCrew, worker: str, pushed: int) -> None:
+        assert isinstance(crew, StartingLater)
+        if pushed == 0 and any(other.name == "w0" for other in crew.workers):
             crew.leave("w0")
-            crew.join(ServerWorker(name="new", speed=2.0))
+            crew.kill("w1")
+            crew.starting = ServerWorker(name="w2")
 
-    crew, history = InTurnCrew(sent, storage, RUN, workers(1.0, 1.0)), History()
-    train_synchronously(crew, Course(batches=job.batches, epochs=job.epochs, watch=watch), history)
-    half = job.steps // 2
-    assert all(samples.keys() == {"w0", "w1"} for samples in history.computed_by[:half])
-    assert all("new" in samples and "w0" not in samples for samples in history.computed_by[half:])
+    crew, history = StartingLater(sent, storage, RUN, workers(1.0, 1.0), before_push=change), History()
+    train_synchronously(crew, Course(batches=job.batches, epochs=job.epochs), history)
+    assert history.computed_by[0] == {"w0": 4, "w2": 4}
     assert_same_parameters(crew, plain(job))
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+import funcpipe.parameter_server.function_worker
 import funcpipe.profiler.remote.function
 import funcpipe.worker.attempt
 import funcpipe.worker.watchdog
-from funcpipe.core import ProbeSpec, WatchSpec, WorkerSpec, to_text
+from funcpipe.core import ProbeSpec, ServerFunctionSpec, WatchSpec, WorkerSpec, to_text
 from funcpipe.errors import FormatError, InvalidValue, RunKeyMissing
 from funcpipe.runstate.keys import Keys
 from funcpipe.scheduler.tasks import Kind, Task
@@ -35,7 +36,7 @@ def test_a_payload_without_a_format_is_refused(payload: str) -> None:
 
 
 def test_a_payload_of_another_format_is_refused() -> None:
-    expected = r"'funcpipe.worker/1', 'funcpipe.probe/1' or 'funcpipe.watch/1'"
+    expected = r"'funcpipe.worker/1' or 'funcpipe.server-function/1' or 'funcpipe.probe/1' or 'funcpipe.watch/1'"
     with pytest.raises(FormatError, match=rf"field 'format' is 'x/1', expected {expected}"):
         invoke(json.dumps({"format": "x/1"}))
 
@@ -45,6 +46,7 @@ def test_a_payload_of_another_format_is_refused() -> None:
     [
         (WorkerSpec.FORMAT, funcpipe.worker.attempt),
         (ProbeSpec.FORMAT, funcpipe.profiler.remote.function),
+        (ServerFunctionSpec.FORMAT, funcpipe.parameter_server.function_worker),
         (WatchSpec.FORMAT, funcpipe.worker.watchdog),
     ],
 )

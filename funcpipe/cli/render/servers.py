@@ -1,5 +1,6 @@
 """Training around a parameter server, in a terminal."""
 
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -9,7 +10,7 @@ from funcpipe.core.job_estimate import time_text, usd_text
 from funcpipe.core.provision import Provision
 
 if TYPE_CHECKING:
-    from funcpipe.client.server_training import ServerResult
+    from funcpipe.client.server_run import ServerResult
 
 
 def server_result(result: "ServerResult", way: Provision, output: str, console: Console) -> None:
@@ -39,9 +40,12 @@ def server_result(result: "ServerResult", way: Provision, output: str, console: 
         console.print(f"loss {losses[0]:.4f} -> {losses[-1]:.4f} in {len(losses)} updates", soft_wrap=True)
     for line in result.lost:
         console.print(f"lost: {line}", soft_wrap=True)
+    if result.step_s:
+        predicted_s = (way.seconds - way.start_s) / way.iterations
+        console.print(f"a step took {fmean(result.step_s):.3g} s, {predicted_s:.3g} s predicted", soft_wrap=True)
     console.print(
         f"took {time_text(result.seconds)} and {usd_text(result.usd)} here; {time_text(way.seconds)} and "
-        f"{usd_text(way.usd)} predicted for the machines of {way.way}",
+        f"{usd_text(way.usd)} predicted for what {way.way} rents",
         soft_wrap=True,
     )
     console.print(f"the model is in {output}", soft_wrap=True)

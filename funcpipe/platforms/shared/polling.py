@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from funcpipe.core import Invocation, PlatformSpec, WorkerSpec, to_text
+from funcpipe.core import Invocation, PlatformSpec, ServerFunctionSpec, WorkerSpec, to_text
 from funcpipe.errors import DeadlineExceeded, PlatformBusy, PlatformRefused
 from funcpipe.platforms.base import State, Status
 
@@ -63,7 +63,7 @@ class OutageTolerance:
 
 def payload_of(worker: Invocation, spec: PlatformSpec, wrap_key: Callable[[str], str]) -> bytes:
     """What a function is invoked with, the run's key wrapped; raises PlatformRefused for more than it may be."""
-    if isinstance(worker, WorkerSpec):
+    if isinstance(worker, WorkerSpec | ServerFunctionSpec):
         worker = replace(worker, run_key=wrap_key(worker.run_key))
     payload = to_text(worker).encode()
     if len(payload) > spec.max_payload_bytes:

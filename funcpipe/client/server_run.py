@@ -1,0 +1,111 @@
+"""A run around a parameter server, whoever computes: how it is to train, and what it leaves."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from torch import Tensor
+
+from funcpipe.client.job import Job
+from funcpipe.core.provision import CostItem
+from funcpipe.parameter_server.crew import Crew
+from funcpipe.parameter_server.loops import (
+    Course,
+    History,
+    Watch,
+    nothing_changes,
+    train_asynchronously,
+    train_synchronously,
+)
+from funcpipe.parameter_server.values import PushRecord, Updates
+
+
+class ServerCrew(Crew, Protocol):
+    """A crew that has the trained model."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The model's `state_dict`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerResult:
+    """What training around a parameter server has found and taken.
+
+    `losses` are those of synchronous steps, `step_s` the seconds that each took, `computed_by` the samples of each by
+    worker. `pushes` are those of asynchronous training, with their staleness. `lost` tells of workers that were lost.
+    `bill` has an item for each machine; machines that are not of the market are not in it.
+    """
+
+    run: str
+    updates: Updates
+    seconds: float
+    state: Mapping[str, Tensor]
+    losses: tuple[float, ...] = ()
+    step_s: tuple[float, ...] = ()
+    computed_by: tuple[Mapping[str, int], ...] = ()
+    pushes: tuple[PushRecord, ...] = ()
+    lost: tuple[str, ...] = ()
+    server_restarts: int = 0
+    bill: tuple[CostItem, ...] = ()
+
+    @property
+    def usd(self) -> float:
+        """All dollars."""
+        return sum(item.usd for item in self.bill)
+
+    @property
+    def mean_staleness(self) -> float:
+        """Of asynchronous pushes; 0 if there are none."""
+        return sum(push.staleness for push in self.pushes) / max(len(self.pushes), 1)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The trained `state_dict`."""
+        return dict(self.state)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerRun:
+    """How to train: the batches, when the server updates, how often it is saved, and who watches the cluster."""
+
+    global_batch: int
+    micro_batch: int
+    updates: Updates = Updates.BSP
+    save_every: int = 0
+    watch: Watch = nothing_changes
+
+
+def trained(job: Job, crew: ServerCrew, run: ServerRun, name: str) -> ServerResult:
+    """Train `job` with `crew`, as the run called `name`: all that is found but the bill."""
+    history, steps, began_s = History(), list[float](), time.monotonic()
+
+    def watch(seen: object, done: float) -> None:
+        while len(steps) < len(history.losses):
+            steps.append(time.monotonic() - began_s)
+        del steps[len(history.losses) :]
+        run.watch(crew, done)
+
+    course = Course(batches=job.batches, epochs=job.epochs, save_every=run.save_every, watch=watch)
+    (train_synchronously if run.updates is Updates.BSP else train_asynchronously)(crew, course, history)
+    if run.save_every:
+        crew.save()
+    ended_s = time.monotonic() - began_s
+    ends = [*steps, *[ended_s] * (len(history.losses) - len(steps))]
+    pushes = [replace(push, time_s=push.time_s - began_s) for push in history.pushes]
+    mean = sum(push.samples for push in pushes) / max(len(pushes), 1)
+    applied = 0
+    for i, push in enumerate(pushes):
+        applied += push.samples
+        pushes[i] = replace(push, iterations=applied / mean)
+    return ServerResult(
+        run=name,
+        updates=run.updates,
+        seconds=ended_s,
+        state=crew.state_dict(),
+        losses=tuple(history.losses),
+        step_s=tuple(end - before for before, end in zip([0.0, *ends], ends, strict=False)),
+        computed_by=tuple(history.computed_by),
+        pushes=tuple(pushes),
+        lost=tuple(history.lost),
+        server_restarts=history.server_restarts,
+    )

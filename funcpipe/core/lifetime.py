@@ -1,0 +1,17 @@
+"""When a function leaves before its platform ends it, and when its successor is started."""
+
+_RESERVE = 0.02
+"""The part of a function's lifetime kept for steps or checkpoints that take longer than any before."""
+
+_COLD_STARTS = 1.5
+"""How many cold starts a successor is given to become ready."""
+
+
+def overlap_s(cold_start_s: float, step_s: float) -> float:
+    """How long before a function leaves it starts its successor, so that that is ready in time."""
+    return _COLD_STARTS * cold_start_s + 2 * step_s
+
+
+def leaves_at_s(lifetime_s: float, step_s: float, saving_s: float) -> float:
+    """The age at which a function leaves: two more steps, and a checkpoint twice as slow, still end in time."""
+    return lifetime_s * (1 - _RESERVE) - 2 * step_s - 2 * saving_s

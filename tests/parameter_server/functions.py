@@ -1,0 +1,65 @@
+"""Functions that are threads of the tests' process, around a parameter server."""
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from funcpipe.client.job import Job
+from funcpipe.client.server_job import stored_job
+from funcpipe.core import PlatformSpec, ServerFunctionSpec
+from funcpipe.parameter_server.function_crew import FunctionCrew, FunctionSite
+from funcpipe.parameter_server.function_messages import ServerKeys
+from funcpipe.parameter_server.values import ServerWorker
+from funcpipe.platforms.catalog import load_spec
+from funcpipe.runstate.keys import Keys
+from funcpipe.testing.faults import FunctionFaults
+from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.testing.run_keys import NONCE, RUN_KEY, signed_for_tests
+from funcpipe.testing.thread_platform import ThreadPlatform, one_at_a_time
+from tests.parameter_server.conftest import RUN
+
+SPEC = replace(load_spec("local"), cold_start_s=0.0)
+
+
+def no_faults(number: int) -> FunctionFaults:
+    return FunctionFaults()
+
+
+@contextlib.contextmanager
+def crew_of(
+    job: Job,
+    *speeds: float,
+    push: int = 1,
+    faults_of: Callable[[int], FunctionFaults] = no_faults,
+    spec: PlatformSpec = SPEC,
+    storage: MemoryStorage | None = None,
+    generation: int = 0,
+    lost: frozenset[int] = frozenset(),
+    **settings: Any,
+) -> Iterator[FunctionCrew]:
+    """A crew of functions that are threads, with workers of these speeds; nothing that they exchanged is left."""
+    kept = storage or MemoryStorage()
+    keys = Keys(RUN, generation, NONCE)
+    signed = signed_for_tests(kept)
+    sent = stored_job(job, signed, ServerKeys(keys).root)
+    told = ServerFunctionSpec(
+        run=RUN,
+        worker="f",
+        attempt=0,
+        size="1024MB",
+        memory_mb=1024,
+        storage="memory://",
+        bundle_sha256=hashlib.sha256(sent.bundle).hexdigest(),
+        seed=sent.seed,
+        message_deadline_s=60.0,
+        generation=generation,
+        nonce=NONCE,
+        run_key=RUN_KEY.text,
+    )
+    platform = ThreadPlatform(spec, kept, faults_of=faults_of, lost=lost)
+    site = FunctionSite(job=sent, spec=replace(told, **settings), platform=platform, storage=signed)
+    workers = [ServerWorker(name=f"f{i}", speed=speed, push=push) for i, speed in enumerate(speeds)]
+    with one_at_a_time(), FunctionCrew(site, workers) as crew:
+        yield crew

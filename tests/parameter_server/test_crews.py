@@ -1,0 +1,111 @@
+"""What every crew does: the same training, whoever computes. Ray's is tested in `test_ray_crew`, with nodes."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import pytest
+from torch import Tensor
+
+from funcpipe.client.job import Job
+from funcpipe.parameter_server.crew import Crew
+from funcpipe.parameter_server.loops import Course, History, train_asynchronously, train_synchronously
+from funcpipe.parameter_server.replica import ServerJob
+from funcpipe.parameter_server.values import ServerWorker
+from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.testing.server_crew import InTurnCrew
+from tests.parameter_server.conftest import RUN
+from tests.parameter_server.functions import crew_of
+from tests.parameter_server.test_loops import assert_same, plain
+
+Stored = tuple[Job, ServerJob, MemoryStorage]
+
+
+class TrainedCrew(Crew, Protocol):
+    """A crew that tells what it has trained."""
+
+    def state_dict(self) -> dict[str, Tensor]: ...
+
+
+Open = Callable[..., AbstractContextManager[TrainedCrew]]
+"""Opens a crew with workers of these speeds; `push` is how many micro-batches they sum."""
+
+
+class InTurn(InTurnCrew):
+    def state_dict(self) -> dict[str, Tensor]:
+        return self.server.state_dict()
+
+
+@pytest.fixture(params=["in turn", "functions"])
+def open_crew(request: pytest.FixtureRequest, stored: Stored) -> Open:
+    """Each kind of crew, for the job of `stored`."""
+    job, sent, storage = stored
+
+    @contextlib.contextmanager
+    def in_turn(*speeds: float, push: int = 1) -> Iterator[TrainedCrew]:
+        workers = [ServerWorker(name=f"f{i}", speed=speed, push=push) for i, speed in enumerate(speeds)]
+        yield InTurn(sent, storage, RUN, workers)
+
+    @contextlib.contextmanager
+    def functions(*speeds: float, push: int = 1) -> Iterator[TrainedCrew]:
+        with crew_of(job, *speeds, push=push) as crew:
+            yield crew
+
+    return in_turn if request.param == "in turn" else functions
+
+
+@pytest.mark.parametrize("speeds", [(1.0,), (1.0, 1.0), (3.0, 1.0), (1.0, 2.0, 0.5, 1.0, 1.0, 1.0)])
+def test_synchronous_training_equals_one_process_bit_for_bit(
+    open_crew: Open, stored: Stored, speeds: tuple[float, ...]
+) -> None:
+    """Steps of four micro-batches, and a last one of three, of an epoch with 22 samples."""
+    job, history = stored[0], History()
+    with open_crew(*speeds) as crew:
+        train_synchronously(crew, Course(batches=job.batches, epochs=job.epochs), history)
+        found = crew.state_dict()
+    assert len(history.losses) == job.steps
+    assert history.lost == []
+    assert_same(found, plain(job))
+
+
+@pytest.mark.parametrize("push", [1, 2])
+def test_asynchronous_training_applies_each_sample_once(open_crew: Open, stored: Stored, push: int) -> None:
+    job, history = stored[0], History()
+    with open_crew(1.0, 2.0, push=push) as crew:
+        train_asynchronously(crew, Course(batches=job.batches, epochs=job.epochs), history)
+        progress = crew.progress()
+    assert sum(record.samples for record in history.pushes) == progress.samples == job.epochs * job.samples
+    assert progress.version == len(history.pushes)
+    assert all(0 <= record.staleness < len(history.pushes) for record in history.pushes)
+
+
+def test_a_worker_with_notice_gets_no_more_work_and_one_that_joins_does(open_crew: Open, stored: Stored) -> None:
+    job, history = stored[0], History()
+
+    def watch(crew: Crew, done: float) -> None:
+        if done >= 0.5 and any(worker.name == "f0" for worker in crew.workers):
+            crew.leave("f0")
+            crew.join(ServerWorker(name="new", speed=2.0))
+
+    with open_crew(1.0, 1.0) as crew:
+        train_synchronously(crew, Course(batches=job.batches, epochs=job.epochs, watch=watch), history)
+        found = crew.state_dict()
+    half = job.steps // 2
+    assert all(samples.keys() == {"f0", "f1"} for samples in history.computed_by[:half])
+    assert all("f0" not in samples for samples in history.computed_by[half:])
+    assert "new" in history.computed_by[-1]
+    assert_same(found, plain(job))
+
+
+def test_a_finished_run_has_nothing_left_to_do(open_crew: Open, stored: Stored) -> None:
+    job, course = stored[0], Course(batches=stored[0].batches, epochs=1)
+    with open_crew(1.0) as crew:
+        train_synchronously(crew, course, History())
+        before = crew.state_dict()
+        history = History()
+        train_synchronously(crew, course, history)
+        after = crew.state_dict()
+    assert history.losses == []
+    assert job.steps == 2 * course.steps
+    assert_same(after, before)

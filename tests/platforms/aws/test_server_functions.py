@@ -1,0 +1,44 @@
+"""λDNN's way on AWS: functions around a parameter server in the client's process."""
+
+import time
+
+import pytest
+
+from funcpipe.client.server_functions import ServerFunctions, train_on_functions
+from funcpipe.client.server_run import ServerRun
+from funcpipe.core import RunSettings
+from funcpipe.core.settings import NO_LIMITS
+from funcpipe.errors import PlatformRefused
+from funcpipe.platforms.base import Storage
+from funcpipe.platforms.machine_catalog import load_market
+from tests.cloud_emulation.aws import AwsCloud
+from tests.parameter_server.conftest import GLOBAL_BATCH, MICRO_BATCH, adam_job
+from tests.parameter_server.test_function_crew import assert_same_parameters
+from tests.platforms.aws.conftest import EVERY_S, PLATFORM
+
+pytestmark = pytest.mark.slow
+
+MARKET = load_market("aws")
+RUN = ServerRun(global_batch=GLOBAL_BATCH, micro_batch=MICRO_BATCH)
+SETTINGS = RunSettings(message_deadline_s=60, keep_model=False)
+
+
+def test_functions_train_around_a_server_through_the_deployment_s_bucket(storage: Storage, cloud: AwsCloud) -> None:
+    functions = ServerFunctions(workers=2, memory_mb=600, platform=PLATFORM, server=MARKET.server)
+    result = train_on_functions(adam_job(), functions, RUN, SETTINGS, MARKET, limits=NO_LIMITS)
+    assert_same_parameters(result.state, adam_job())
+    assert result.lost == ()
+    assert {samples for step in result.computed_by for samples in step} == {"f0", "f1"}
+    usd = {item.name: item.usd for item in result.bill}
+    assert usd.keys() == {"f0", "f1", "requests", "server"}
+    assert all(value > 0 for value in usd.values())
+    until_s = time.monotonic() + 30  # they have said their last word, and end
+    while any(environment.busy for environment in cloud.environments):
+        assert time.monotonic() < until_s
+        time.sleep(EVERY_S)
+
+
+def test_sizes_that_are_not_deployed_are_refused(storage: Storage) -> None:
+    functions = ServerFunctions(workers=2, memory_mb=2048, platform=PLATFORM)
+    with pytest.raises(PlatformRefused, match="there is no function funcpipe-2048"):
+        train_on_functions(adam_job(), functions, RUN, SETTINGS, MARKET, limits=NO_LIMITS)
