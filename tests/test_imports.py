@@ -41,6 +41,7 @@ ABOVE = ("client", "testing", "loggers", "api", "cli", "__init__", "__main__")
 BASE = (
     "platforms.base",
     "platforms.request_meter",
+    "platforms.routed",
     "platforms.starting",
     "platforms.wrappers",
     "platforms.allocator",

@@ -8,6 +8,7 @@ from dataclasses import replace
 from funcpipe.client.prepare import PreparedRun
 from funcpipe.comm import codec
 from funcpipe.core import RunAccount, WorkerSpec, logs, prices_of
+from funcpipe.core.stores import DEFAULT, KINDS
 from funcpipe.runstate.checkpoints import Checkpoints
 from funcpipe.runstate.keyring import KeyFolder
 from funcpipe.runstate.keys import Keys
@@ -70,7 +71,9 @@ def _account(prepared: PreparedRun, stage: int) -> RunAccount:
     """
     prices, plan = prepared.job.prices, prepared.job.plan
     usd_s = prices_of(plan, prices).function_usd_s
-    starting_usd = prices.counted_usd(prepared.meter.counts) + plan.workers * prices.price_invocation_usd
+    asked_usd = prices.counted_usd(prepared.meter.by_kind, plan.stores)
+    starting_usd = asked_usd + plan.workers * prices.price_invocation_usd
+    others = {kind: plan.stores.of_kind(kind) for kind in KINDS if plan.stores.of_kind(kind) != DEFAULT}
     return replace(
         prepared.account,
         requests_usd=prepared.account.requests_usd + starting_usd,
@@ -80,4 +83,6 @@ def _account(prepared: PreparedRun, stage: int) -> RunAccount:
         put_usd=prices.price_put_usd,
         get_usd=prices.price_get_usd,
         empty_get_usd=prices.empty_get_usd,
+        hours_usd_s=prices.stores_usd_h(plan.stores) / 3600,
+        stores={kind: replace(prices.store(name), sources={}) for kind, name in others.items()},
     )

@@ -17,7 +17,8 @@ from funcpipe.core.stores import DEFAULT, KINDS
 from funcpipe.errors import StorageError
 from funcpipe.platforms.base import OPEN, Gate, Storage
 
-_KEY = re.compile(r"[^/]+/g\d{4}(?:-[0-9a-f]+)?/(messages|checkpoints)/(?:[^/]+/\d{8}/(put-(?:split|merged|tied))?)?")
+_KEY = re.compile(r"[^/]+/g\d{4}(?:-[0-9a-f]+)?/(messages|checkpoints)/(?:[^/]+/\d{8}/(.+))?")
+_OF_SUMS = re.compile(r"(?:put|get)-(?:split|merged|tied)")
 _FOLDER = re.compile(r"[^/]+/(?:generations|owner|g\d{4}(?:-[0-9a-f]+)?/(?!messages/|checkpoints/)[^/]+)/")
 
 
@@ -26,7 +27,12 @@ def kind_of(key: str) -> str:
     match = _KEY.match(key)
     if match is None:
         return DEFAULT
-    return "sums" if match[2] else match[1]
+    return match[1] if match[2] is None else kind_moved(match[2])
+
+
+def kind_moved(task: str) -> str:
+    """The kind of the object that `task` puts or gets, which replicas or stages exchange: messages, or sums."""
+    return "sums" if _OF_SUMS.match(task) else "messages"
 
 
 class Routed:

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from funcpipe.client.upload import upload
-from funcpipe.core import FaultTolerance, RequestCounts, RunAccount, RunLimits, WorkerSpec
+from funcpipe.core import CountsByKind, FaultTolerance, RequestCounts, RunAccount, RunLimits, WorkerSpec
 from funcpipe.platforms.base import Invoked
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.keys import Keys
@@ -76,7 +76,8 @@ def progress_of(own: RequestCounts, *, workers: int) -> WorkerProgress:
 
 def test_a_function_estimates_what_the_requests_of_all_cost() -> None:
     progress = progress_of(RequestCounts(puts=30, lists=5, gets=90, empty_gets=40), workers=4)
-    progress.record_messages(RequestCounts(puts=20, gets=40), RequestCounts(puts=100, gets=300))
+    own, others = RequestCounts(puts=20, gets=40), RequestCounts(puts=100, gets=300)
+    progress.record_messages(CountsByKind(default=own), CountsByKind(default=others))
     own_usd = 35 * PUT_USD + 50 * GET_USD + 40 * EMPTY_USD
     others_usd = (100 + 3 * 15) * PUT_USD + (300 + 3 * 10) * GET_USD + 3 * 40 * EMPTY_USD
     assert progress.run_requests_usd == pytest.approx(0.5 + own_usd + others_usd)
