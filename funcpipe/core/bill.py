@@ -12,9 +12,10 @@ from funcpipe.core.stores import Stores
 class StoreBill:
     """What one kind of object took of its store in a run, of all functions and the client that makes the bill.
 
-    The kinds are messages, sums, checkpoints, and "default": all else, such as records, leases and data. `request_usd`
-    pays for the requests, `transfer_usd` for the bytes. `hours_usd` pays for the hours of a store that is there for the
-    run; the first kind that is in the store has it.
+    The kinds are messages, sums, checkpoints, and "default": all else, such as records, leases and data, without the
+    bytes of what a function writes and reads after it has counted them, to make its report. `request_usd` pays for the
+    requests, `transfer_usd` for the bytes. `hours_usd` pays for the hours of a store that is there for the run; the
+    first kind that is in the store has it.
     """
 
     kind: str

@@ -35,6 +35,16 @@ def kind_moved(task: str) -> str:
     return "sums" if _OF_SUMS.match(task) else "messages"
 
 
+def _kinds_below(prefix: str) -> tuple[str, ...]:
+    """The kinds of objects whose keys may begin with `prefix`."""
+    if _FOLDER.match(prefix):
+        return (DEFAULT,)
+    match = _KEY.match(prefix)
+    if match is None:
+        return (DEFAULT, *KINDS)
+    return ("messages", "sums") if match[1] == "messages" else (match[1],)
+
+
 class Routed:
     """Objects in the storage of their kind; `stores` has one for "default", and for some other kinds."""
 
@@ -67,9 +77,8 @@ class Routed:
 
     def list(self, prefix: str) -> tuple[str, ...]:
         """The keys of all storages that may hold some, sorted."""
-        if _FOLDER.match(prefix):
-            return self._stores[DEFAULT].list(prefix)
-        return tuple(sorted({key for store in self._each() for key in store.list(prefix)}))
+        asked = {id(store): store for store in (self._stores[kind] for kind in _kinds_below(prefix))}
+        return tuple(sorted({key for store in asked.values() for key in store.list(prefix)}))
 
     def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
         """As the storage of its kind."""
