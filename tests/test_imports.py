@@ -31,7 +31,7 @@ ROOMS = {
     "examples": set[str](),
     "history": {"core", "errors"},
     "report": {"core", "errors", "comm.collectives", "scheduler", "partitioner"},
-    "provision": {"core", "errors", "partitioner"},
+    "provision": {"core", "errors", "history", "partitioner"},
 }
 """What each room may import besides itself; those above may import whatever is named here."""
 

@@ -7,6 +7,7 @@ from typing import Unpack
 from funcpipe.api.evaluating import Evaluating
 from funcpipe.client import arguments
 from funcpipe.client.callbacks import Callback, Callbacks, run_info
+from funcpipe.client.comparing import file_server_run
 from funcpipe.client.continuation import Learned, write_back
 from funcpipe.client.export import load_into
 from funcpipe.client.job import Learner, SampleOrder
@@ -163,6 +164,8 @@ class FuncPipe(Evaluating):
         learner = Learner(model=self.model, recipe=self._recipe, blocks=self._blocks)
         job = server_job_of(learner, dataset, order, settings, run)
         result = train_on_cluster(job, cluster, run, settings, prices)
+        if isinstance(way, Provision):
+            file_server_run(way, result, job, ran_on=prices.name if cluster.address.is_shared else LOCAL)
         self.model.load_state_dict(result.state_dict())
         self._learned = None
         return result

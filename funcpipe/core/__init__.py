@@ -10,6 +10,7 @@ from funcpipe.core.choices import (
     Sync,
     Wire,
 )
+from funcpipe.core.comparison import ComparedWay, Comparison, WayRun
 from funcpipe.core.estimate import Estimate, StageEstimate, StoreEstimate
 from funcpipe.core.job_estimate import JobEstimate, JobItem
 from funcpipe.core.job_spec import JobSpec
@@ -73,6 +74,8 @@ __all__ = [
     "ActivationRoute",
     "Bill",
     "Busy",
+    "ComparedWay",
+    "Comparison",
     "CostItem",
     "CountsByKind",
     "CurvePoint",
@@ -163,6 +166,7 @@ __all__ = [
     "Validation",
     "ValidationReport",
     "WatchSpec",
+    "WayRun",
     "WeightedLoss",
     "Wire",
     "WorkerId",
