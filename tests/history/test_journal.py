@@ -10,7 +10,7 @@ import pytest
 from funcpipe.core import Comparison, JobSpec, Observation, WayRun, to_text
 from funcpipe.core.comparison import ComparedWay
 from funcpipe.errors import InvalidValue
-from funcpipe.history.journal import MOST_COMPARISONS, append, history_file, read_all, read_history
+from funcpipe.history.journal import MOST_COMPARISONS, Entry, append, history_file, read_all, read_history
 from tests.history.observations import observation
 
 
@@ -107,7 +107,7 @@ def way_run(key: str, run: str = "r") -> WayRun:
 
 
 def test_lines_of_all_kinds_are_read_back_each_once(path: Path) -> None:
-    lines = [*of_runs(1), comparison("a"), way_run("a")]
+    lines: list[Entry] = [*of_runs(1), comparison("a"), way_run("a")]
     append(path, lines)
     append(path, [*lines, replace(comparison("a"), at_s=9.0), replace(way_run("a"), usd=0.6), way_run("a", "s")])
     found = read_all(path)
