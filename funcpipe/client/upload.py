@@ -8,7 +8,6 @@ from dataclasses import replace
 from funcpipe.client.prepare import PreparedRun
 from funcpipe.comm import codec
 from funcpipe.core import RunAccount, WorkerSpec, logs, prices_of
-from funcpipe.core.stores import DEFAULT, KINDS
 from funcpipe.runstate.checkpoints import Checkpoints
 from funcpipe.runstate.keyring import KeyFolder
 from funcpipe.runstate.keys import Keys
@@ -73,7 +72,6 @@ def _account(prepared: PreparedRun, stage: int) -> RunAccount:
     usd_s = prices_of(plan, prices).function_usd_s
     asked_usd = prices.counted_usd(prepared.meter.by_kind, plan.stores)
     starting_usd = asked_usd + plan.workers * prices.price_invocation_usd
-    others = {kind: plan.stores.of_kind(kind) for kind in KINDS if plan.stores.of_kind(kind) != DEFAULT}
     return replace(
         prepared.account,
         requests_usd=prepared.account.requests_usd + starting_usd,
@@ -84,5 +82,5 @@ def _account(prepared: PreparedRun, stage: int) -> RunAccount:
         get_usd=prices.price_get_usd,
         empty_get_usd=prices.empty_get_usd,
         hours_usd_s=prices.stores_usd_h(plan.stores) / 3600,
-        stores={kind: replace(prices.store(name), sources={}) for kind, name in others.items()},
+        stores=prices.other_stores(plan.stores),
     )

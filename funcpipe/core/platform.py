@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from funcpipe.core import checks
 from funcpipe.core.requests import CountsByKind
-from funcpipe.core.stores import AUTO, DEFAULT, Stores, StoreSpec
+from funcpipe.core.stores import AUTO, DEFAULT, KINDS, Stores, StoreSpec
 from funcpipe.errors import InvalidValue
 
 MB = 1024 * 1024  # of function memory, as the platforms count it
@@ -173,6 +173,11 @@ class PlatformSpec:
         """The same platform, whose stores take objects of any size."""
         stores = tuple(replace(store, largest_bytes=None) for store in self.stores)
         return replace(self, largest_bytes=None, stores=stores)
+
+    def other_stores(self, stores: Stores) -> dict[str, StoreSpec]:
+        """The stores, by kind and without their sources, of what `stores` has elsewhere than in the default one."""
+        names = {kind: stores.of_kind(kind) for kind in KINDS}
+        return {kind: replace(self.store(name), sources={}) for kind, name in names.items() if name != DEFAULT}
 
     def stores_usd_h(self, stores: Stores) -> float:
         """Dollars for an hour of `stores`, each of which counts once."""

@@ -147,6 +147,18 @@ DEFAULT_STORES = Stores()
 KINDS = tuple(item.name for item in fields(Stores))
 """The kinds of objects whose store can be chosen."""
 
+_OF_SUMS = re.compile(r"(?:put|get)-(?:split|merged|tied)")
+
+
+def kind_moved(task: str) -> str:
+    """The kind of the object that `task` puts or gets, which replicas or stages exchange: messages, or sums.
+
+    >>> kind_moved("put-split.s0.r1.p0.k2"), kind_moved("get-activation.s1.r0.m3")
+    ('sums', 'messages')
+    """
+    return "sums" if _OF_SUMS.match(task) else "messages"
+
+
 _BY_KIND = re.compile(rf"(?:^|,)({DEFAULT}|{'|'.join(KINDS)})=")
 
 

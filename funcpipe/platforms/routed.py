@@ -13,12 +13,11 @@ import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 
-from funcpipe.core.stores import DEFAULT, KINDS
+from funcpipe.core.stores import DEFAULT, KINDS, kind_moved
 from funcpipe.errors import StorageError
 from funcpipe.platforms.base import OPEN, Gate, Storage
 
 _KEY = re.compile(r"[^/]+/g\d{4}(?:-[0-9a-f]+)?/(messages|checkpoints)/(?:[^/]+/\d{8}/(.+))?")
-_OF_SUMS = re.compile(r"(?:put|get)-(?:split|merged|tied)")
 _FOLDER = re.compile(r"[^/]+/(?:generations|owner|g\d{4}(?:-[0-9a-f]+)?/(?!messages/|checkpoints/)[^/]+)/")
 
 
@@ -28,11 +27,6 @@ def kind_of(key: str) -> str:
     if match is None:
         return DEFAULT
     return match[1] if match[2] is None else kind_moved(match[2])
-
-
-def kind_moved(task: str) -> str:
-    """The kind of the object that `task` puts or gets, which replicas or stages exchange: messages, or sums."""
-    return "sums" if _OF_SUMS.match(task) else "messages"
 
 
 def _kinds_below(prefix: str) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from funcpipe.core import CountsByKind, RequestCounts, Routes, WorkerId, WorkerSpec
-from funcpipe.platforms.routed import kind_moved
+from funcpipe.core.stores import kind_moved
 from funcpipe.runstate.keys import Keys
 from funcpipe.scheduler.graph import Graph, StepShape, build_graph
 from funcpipe.scheduler.loading import Loading
