@@ -22,7 +22,7 @@ def worker_reports(storage: Storage, keys: Keys) -> tuple[WorkerReport, ...]:
 
 
 def spent_so_far(storage: Storage, record: RunRecord) -> RunAccount:
-    """What the run has cost and taken: the most that any of its documents tells.
+    """What the run has cost and taken: the most that any of its documents tells, reports without hours of stores.
 
     Requests of the newest generation are apart, by the estimate of its functions; earlier ones are in its record.
     """
