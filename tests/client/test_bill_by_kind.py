@@ -1,6 +1,7 @@
 """The bill has the requests and bytes of each kind of object, also of functions that died, and limits count them so."""
 
 import re
+import time
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -83,12 +84,19 @@ def spec(**changes: Any) -> PlatformSpec:
 
 
 def prepared(
-    functions: ThreadPlatform, storage: Counting, stores: Stores, *, epochs: int = 1, limits: RunLimits | None = None
+    functions: ThreadPlatform,
+    storage: Counting,
+    stores: Stores,
+    *,
+    epochs: int = 1,
+    limits: RunLimits | None = None,
+    settings: RunSettings | None = None,
 ) -> PreparedRun:
     own = job()
     own = replace(own, epochs=epochs, prices=functions.spec, plan=replace(own.plan, stores=stores))
     session = session_on(Site(functions, storage, URLS), reopen=functions.open)
-    return prepare(own, session, faults=STEADY, limits=limits or RunLimits(), settings=RunSettings(name=RUN))
+    chosen = settings or RunSettings(name=RUN)
+    return prepare(own, session, faults=replace(STEADY, keep=True), limits=limits or RunLimits(), settings=chosen)
 
 
 def counted(bill: Bill, kind: str) -> dict[str, int]:
@@ -153,6 +161,19 @@ def test_a_run_is_ended_before_the_requests_or_the_bytes_of_a_store_cost_too_muc
     spent_usd = storage.asked["puts", "messages"] * changes.get("price_put_usd", 0.0)
     spent_usd += storage.asked["sent_bytes", "messages"] * by_byte_usd
     assert 500 < spent_usd < 3000
+
+
+def test_a_run_is_ended_before_the_hours_of_a_store_cost_too_much_and_who_resumes_it_counts_them() -> None:
+    storage, dollar_a_second = Counting(), replace(spec().store("served"), price_usd_h=3600.0)
+    prices = replace(spec(), stores=(spec().store("near"), dollar_a_second))
+    functions = ThreadPlatform(prices, storage)
+    limits, began_s = RunLimits(max_usd=1.5), time.monotonic()
+    with pytest.raises(RunHalted, match=r"it would cost more than \$1\.5"):
+        launch(prepared(functions, storage, MIXED, epochs=1000, limits=limits))
+    took_s = time.monotonic() - began_s
+    again = prepared(functions, storage, MIXED, epochs=1000, settings=RunSettings(resume=RUN))
+    assert 0 < again.account.elapsed_s < took_s
+    assert again.account.spent_usd == pytest.approx(again.account.elapsed_s, rel=0.2)  # hardly anything else costs
 
 
 def test_progress_tells_what_the_bill_does() -> None:
