@@ -36,7 +36,7 @@ ROOMS = {
     "examples": set[str](),
     "history": {"core", "errors"},
     "report": {"core", "errors", "comm.collectives", "scheduler", "partitioner"},
-    "provision": {"core", "errors", "partitioner"},
+    "provision": {"core", "errors", "history", "partitioner"},
 }
 """What each room may import besides itself; those above may import whatever is named here."""
 
@@ -46,6 +46,7 @@ ABOVE = ("client", "testing", "loggers", "api", "cli", "__init__", "__main__")
 BASE = (
     "platforms.base",
     "platforms.request_meter",
+    "platforms.routed",
     "platforms.starting",
     "platforms.wrappers",
     "platforms.allocator",

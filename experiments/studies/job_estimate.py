@@ -103,7 +103,7 @@ def plan_text(plan: Plan) -> str:
 def items(expected: JobEstimate, result: RunResult, spec: PlatformSpec, took_s: float) -> Mapping[str, Any]:
     """Pairs of what was expected and what was billed."""
     bill = result.bill
-    client_usd = spec.counted_usd(bill.client)
+    client_usd = spec.store("default").counted_usd(bill.client)
     return {
         "functions started": (expected.start.count + expected.hand_overs.count, bill.functions),
         "seconds": (

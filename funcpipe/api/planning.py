@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from funcpipe.client import arguments
 from funcpipe.client.arguments import AnySpec, choices, given, spec_of
+from funcpipe.client.comparing import filed
 from funcpipe.client.data_profile import profile_data
 from funcpipe.client.job_estimate import estimate_job, job_shape
 from funcpipe.client.open_data import open_data
@@ -274,12 +275,9 @@ class Planning:
             budget_usd=budget_usd,
             miss_chance=miss_chance,
         )
-        training = TrainingSpec(
-            global_batch=global_batch,
-            optimizer=optimizer_kind(self._recipe.optimizer, trainable_shapes(self.model)),
-            averaged=self._recipe.average is not None,
-        )
-        return provision_table(
+        kind = optimizer_kind(self._recipe.optimizer, trainable_shapes(self.model))
+        training = TrainingSpec(global_batch=global_batch, optimizer=kind, averaged=self._recipe.average is not None)
+        table = provision_table(
             measured,
             job,
             spec=platform,
@@ -290,6 +288,7 @@ class Planning:
             faults=faults,
             ways=ways,
         )
+        return filed(table)
 
     def _profiled(self, profile: ModelProfile | None, spec: AnySpec | None) -> tuple[ModelProfile, PlatformSpec]:
         measured = given("profile", profile or self._profile, ModelProfile)

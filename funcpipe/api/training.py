@@ -7,6 +7,7 @@ from typing import Unpack
 from funcpipe.api.evaluating import Evaluating
 from funcpipe.client import arguments
 from funcpipe.client.callbacks import Callback, Callbacks, run_info
+from funcpipe.client.comparing import file_server_run
 from funcpipe.client.continuation import Learned, write_back
 from funcpipe.client.export import load_into
 from funcpipe.client.job import Learner, SampleOrder
@@ -163,11 +164,15 @@ class FuncPipe(Evaluating):
         )
         learner = Learner(model=self.model, recipe=self._recipe, blocks=self._blocks)
         job = server_job_of(learner, dataset, order, settings, run)
+        predicted = way if isinstance(way, Provision) else None
         if isinstance(cluster, ServerFunctions):
-            predicted = way if isinstance(way, Provision) else None
             result = train_on_functions(job, cluster, run, settings, prices, limits=limits, way=predicted)
+            rented = cluster.platform != LOCAL
         else:
             result = train_on_cluster(job, cluster, run, settings, prices)
+            rented = cluster.address.is_shared
+        if predicted is not None:
+            file_server_run(predicted, result, job, ran_on=prices.name if rented else LOCAL)
         self.model.load_state_dict(result.state_dict())
         self._learned = None
         return result

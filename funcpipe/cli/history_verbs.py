@@ -4,27 +4,46 @@ import argparse
 import json
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from funcpipe.cli import render
 from funcpipe.cli.files import write_file
 from funcpipe.core import Plan
 from funcpipe.core.json_form import to_plain
-from funcpipe.history.journal import history_file, read_history
-from funcpipe.history.learned import ObservedIteration, as_observed, errors, known
+from funcpipe.history.journal import History, history_file, read_all, read_history
+from funcpipe.history.learned import Known, ObservedIteration, as_observed, errors, known
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from funcpipe.provision.hindsight import Hindsight
 
 
 def history(options: argparse.Namespace) -> None:
     """Print what is known, and how far predictions were off before and after correction."""
     path = history_file()
-    observations = read_history(path) if path is not None else ()
-    found = known(observations)
+    everything = read_all(path) if path is not None else History()
+    found = known(everything.observations)
+    from funcpipe.provision.hindsight import hindsights
+
+    looked_back = hindsights(everything)
     if options.figure:
         from funcpipe.history.plot import plot_errors
 
-        write_file(partial(plot_errors, errors(observations)), options.figure)
-    summary = {"history": None if path is None else str(path), "known": found}
-    render.show(options.json, render.as_json(summary), partial(render.history, found, path))
+        write_file(partial(plot_errors, errors(everything.observations)), options.figure)
+    counted = [one for one in looked_back if one.counts]
+    best = {"jobs": len(counted), "best": sum(one.is_best for one in counted)}
+    summary: dict[str, Any] = {"history": None if path is None else str(path), "known": found}
+    summary |= {"chosen_way_best_in_hindsight": best, "hindsight": looked_back}
+    render.show(options.json, render.as_json(summary), partial(_history, found, looked_back, path))
+
+
+def _history(
+    found: "Sequence[Known]", looked_back: "Sequence[Hindsight]", path: Path | None, console: "Console"
+) -> None:
+    render.history(found, path, console)
+    render.hindsight(looked_back, console)
 
 
 def observed_here(plans: Sequence[Plan]) -> tuple[tuple[ObservedIteration, ...], ...]:

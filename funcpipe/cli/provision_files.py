@@ -1,8 +1,9 @@
 """The files that `funcpipe provision --json` has printed, as other verbs read them."""
 
+import os
 from pathlib import Path
 
-from funcpipe.core import read
+from funcpipe.core import Plan, read
 from funcpipe.core.provision import Provision, ProvisionTable
 from funcpipe.errors import FormatError, InputError
 
@@ -25,6 +26,27 @@ def chosen_way(path: str, way: str | None) -> tuple[Provision, str]:
     if way not in (None, alone.way):
         raise InputError(f"{path} has one way, {alone.way}, and --way names {way}")
     return alone, "aws"
+
+
+def plan_in(path: str, way: str | None) -> Plan:
+    """The plan in a file, or that of a way that `funcpipe provision --json` has printed, as `chosen_way` finds it.
+
+    Raises InputError or FormatError.
+    """
+    if not os.path.exists(path) or not _is_table(path):
+        if way is not None:
+            raise InputError(
+                f"--way names {way}, but {path} has no ways: leave it out, or give as --plan what "
+                "`funcpipe provision --json` has printed"
+            )
+        return read(Plan, path)
+    found, _ = chosen_way(path, way)
+    if found.plan is None:
+        raise InputError(
+            f"the way {found.way} rents machines and has no plan: train by it with funcpipe train-server, or name the "
+            "way funcpipe with --way"
+        )
+    return found.plan
 
 
 def _is_table(path: str) -> bool:

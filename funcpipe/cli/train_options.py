@@ -95,7 +95,15 @@ def _add_model(verb: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """The model, the plan, and how to train; the group of the last."""
     add_model(verb)
     plan = verb.add_argument_group("plan and data")
-    plan.add_argument("--plan", required=True, metavar="FILE", help="plan written by `funcpipe optimize`")
+    plan.add_argument(
+        "--plan",
+        required=True,
+        metavar="FILE",
+        help="plan written by `funcpipe optimize`, or ways that `funcpipe provision --json` has printed",
+    )
+    plan.add_argument(
+        "--way", metavar="WAY", help="of several ways, the one whose plan to take (default: the one recommended)"
+    )
     plan.add_argument(
         "--data",
         metavar=f"{FACTORY}|URL",

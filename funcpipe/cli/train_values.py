@@ -5,7 +5,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from funcpipe.cli.factories import check_names, load_factory, make_model
-from funcpipe.core import FaultTolerance, OnDrift, OnOutOfMemory, OptimizerKind, Plan, RunLimits, RunSettings, read
+from funcpipe.cli.provision_files import plan_in
+from funcpipe.core import FaultTolerance, OnDrift, OnOutOfMemory, OptimizerKind, Plan, RunLimits, RunSettings
 from funcpipe.errors import InputError
 from funcpipe.platforms.catalog import is_deployment, load_spec, open_deployment
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 def plan_and_model(options: argparse.Namespace) -> "tuple[Plan, FuncPipe]":
     """The plan, and the model with its loss and optimiser."""
-    plan = read(Plan, options.plan)
+    plan = plan_in(options.plan, options.way)
     check_names({"the model": options.model, "--data": options.data})
     check_names({} if options.loss == "own" else {"--loss": options.loss})
     check_names({"--optimizer": options.optimizer} if options.optimizer else {})

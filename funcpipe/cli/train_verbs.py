@@ -12,6 +12,7 @@ from funcpipe.cli.model_files import check_holds, check_model_file, free_model_f
 from funcpipe.cli.train_cost import confirm, dry_run
 from funcpipe.cli.train_values import fault_tolerance, plan_and_model, run_limits, run_settings, storage_url
 from funcpipe.core import Plan, to_text, write_trace
+from funcpipe.core.json_form import to_plain
 from funcpipe.errors import Disagreement
 from funcpipe.platforms.catalog import is_deployment
 
@@ -46,13 +47,14 @@ def train(options: argparse.Namespace) -> None:
     if options.best:
         write_somewhere(result.best_state_dict(), options.best, f"{result.run}-best")
     summary: dict[str, Any] = {"run": result.run, "losses": result.losses, "cost_usd": result.bill.cost_usd}
-    summary |= {"trace": options.trace, "model": output, "skipped_steps": result.skipped_steps}
+    summary |= {"bill": to_plain(result.bill), "trace": options.trace, "model": output}
+    summary["skipped_steps"] = result.skipped_steps
     if result.validations:
         summary["validations"] = [{"step": report.step, **report.values} for report in result.validations]
         summary["best_step"] = result.best_step
     written = {"trace": options.trace, "model": output}
     written |= {"averaged": options.averaged_output, "best": options.best}
-    told = partial(render.training_result, result, written, _kept_in(options))
+    told = partial(render.training_result, result, plan.estimate, written, _kept_in(options))
     render.show(options.json, render.as_json(summary), told)
 
 

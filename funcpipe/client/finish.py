@@ -4,8 +4,8 @@ import logging
 from dataclasses import replace
 
 from funcpipe.client.prepare import PreparedRun
-from funcpipe.client.results import OnProgress, Progress, RunResult, best_tensors, load_trace, load_trained, with_client
-from funcpipe.core import FinishedRun, RunRecord
+from funcpipe.client.results import OnProgress, Progress, RunResult, best_tensors, load_trace, load_trained
+from funcpipe.core import Bill, FinishedRun, RunRecord
 from funcpipe.errors import RunUnknown
 from funcpipe.runstate.finished import ended_step, keep_only_model, last_checkpoint
 from funcpipe.runstate.generations import find_record
@@ -31,12 +31,17 @@ def finish(prepared: PreparedRun, keys: Keys, owner: Owner, result: RunResult) -
     finished = FinishedRun(
         losses=result.losses,
         skipped_steps=result.skipped_steps,
-        bill=with_client(result.bill, prepared.meter.counts, prepared.job.prices),
+        bill=billed(prepared, result.bill),
         workers=result.workers,
         elapsed_s=spent_so_far(storage, record).elapsed_s,
         kept_bytes=size,
     )
     keep_only_model(storage, record, finished, checkpoint)
+
+
+def billed(prepared: PreparedRun, bill: Bill) -> Bill:
+    """`bill`, made for functions alone, with what this client has asked of the storage until now."""
+    return bill.with_client(prepared.meter.by_kind, prepared.job.prices, prepared.job.plan.stores)
 
 
 def collect_kept(prepared: PreparedRun, record: RunRecord, finished: FinishedRun, on_progress: OnProgress) -> RunResult:

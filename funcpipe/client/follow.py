@@ -105,6 +105,7 @@ class ClientBudget:
         self._steps = prepared.job.steps
         plan = prepared.job.plan
         self._usd_s = sum(prices_of(plan, prepared.job.prices).function_usd_s) * plan.replicas
+        self._usd_s += prepared.job.prices.stores_usd_h(plan.stores) / 3600
         self._ordered = False
 
     def keep(self, cost_usd: float, *, done: int, step_s: float) -> None:

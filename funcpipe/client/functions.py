@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
-from funcpipe.core import Heartbeat, Outcome, RequestCounts, WorkerSpec
+from funcpipe.core import CountsByKind, Heartbeat, Outcome, WorkerSpec
 from funcpipe.errors import Superseded
 from funcpipe.platforms.base import Platform, Storage
 from funcpipe.runstate.documents import POLL_S
@@ -70,13 +70,13 @@ class WatchedWorker:
     looked_s: float = 0.0
     peak_bytes: int = 0
     memory_mb: int | None = None
-    requests: dict[int, RequestCounts] = field(default_factory=dict)
+    requests: dict[int, CountsByKind] = field(default_factory=dict)
 
     def hear(self, heartbeat: Heartbeat, now_s: float) -> None:
         """Take note of what was the worker's last heartbeat at `now_s`."""
         self.peak_bytes = max(self.peak_bytes, heartbeat.memory_bytes)
         self.memory_mb = heartbeat.memory_mb
-        self.requests[heartbeat.attempt] = heartbeat.requests
+        self.requests[heartbeat.attempt] = heartbeat.counts
         beat = heartbeat.attempt, heartbeat.beat
         if beat != self.beat:
             self.beat, self.heard_s = beat, now_s

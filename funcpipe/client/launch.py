@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from funcpipe.client.commands import after_failure, after_removal
 from funcpipe.client.ending import end_generation, end_leftovers
-from funcpipe.client.finish import collect_kept, finish
+from funcpipe.client.finish import billed, collect_kept, finish
 from funcpipe.client.follow import collect_finished, follow
 from funcpipe.client.onlookers import OnlyOnce, look_on, still_there
 from funcpipe.client.prepare import PreparedRun
-from funcpipe.client.results import OnProgress, RunResult, ignore_progress, with_client
+from funcpipe.client.results import OnProgress, RunResult, ignore_progress
 from funcpipe.client.supervisor import Supervisor
 from funcpipe.client.upload import upload
 from funcpipe.core import RunRecord
@@ -79,17 +79,18 @@ def launch_detached(prepared: PreparedRun) -> str:
         with _supervisor(fenced, keys, owner) as supervisor:
             _start(fenced, keys, supervisor, detached=True)
             supervisor.detach()
-    counts = prepared.meter.counts
+    counts, job = prepared.meter.counts, prepared.job
     _log.info(
         "run %s: to start it, this client made %d puts, %d lists and %d gets: $%.6f, which no later bill has",
-        *(prepared.name, counts.puts, counts.lists, counts.gets, prepared.job.prices.counted_usd(counts)),
+        *(prepared.name, counts.puts, counts.lists, counts.gets),
+        job.prices.counted_usd(prepared.meter.by_kind, job.plan.stores),
     )
     return prepared.name
 
 
 def _billed(prepared: PreparedRun, result: RunResult) -> RunResult:
     """`result` with all requests of this client in its bill: nothing of the run is left that it would ask for."""
-    return replace(result, bill=with_client(result.bill, prepared.meter.counts, prepared.job.prices))
+    return replace(result, bill=billed(prepared, result.bill))
 
 
 def _watch(prepared: PreparedRun, record: RunRecord, on_progress: OnProgress) -> RunResult:
@@ -171,6 +172,7 @@ def _supervisor(prepared: PreparedRun, keys: Keys, owner: Owner, *, keep: bool =
         prepared.storage,
         keys,
         prices=prepared.job.prices,
+        stores=prepared.job.plan.stores,
         account=prepared.account,
         keep=keep,
         check_owner=owner.check_now,

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from statistics import mean, median
 
+from funcpipe.client.comparing import file_way_run
 from funcpipe.client.prepare import PreparedRun
 from funcpipe.client.results import RunResult
 from funcpipe.core import Estimate, Observation, Plan, PlatformSpec, Quantity, Resource, Trace
@@ -28,7 +29,9 @@ def file_run(prepared: PreparedRun, result: RunResult) -> None:
         return
     try:
         spec = prepared.platform.spec
-        append(path, observed(prepared.job.plan, spec, result, ran_on=place_of(prepared.platform.url, spec)))
+        ran_on = place_of(prepared.platform.url, spec)
+        append(path, observed(prepared.job.plan, spec, result, ran_on=ran_on))
+        file_way_run(prepared, result, ran_on=ran_on)
     except (OSError, FuncPipeError) as error:
         _log.warning("run %s is not in the history: %s", result.run, error)
 

@@ -182,7 +182,7 @@ def prepare(
     data = RunData.of(job)
     stages = make_stages(job, data)
     _check_sizes(job.plan, session.like)
-    check_stores(job.plan, session.storage_url)
+    check_stores(job.plan, session.storage_url, job.prices)
     record = take_over_for(job, session, settings)
     if record is not None and (begun := as_begun(job, record)) is not job:
         job, stages = begun, make_stages(begun, data)

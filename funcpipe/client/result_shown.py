@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from funcpipe.core.job_estimate import counted, usd_text
 from funcpipe.core.shown import Shown, curve
+from funcpipe.core.stores import DEFAULT
 
 if TYPE_CHECKING:
     from funcpipe.client.results import RunResult
@@ -20,6 +21,9 @@ def result_shown(result: "RunResult") -> Shown:
         ("used", f"{counted(bill.functions, 'function')} for {bill.function_seconds:.1f} s, {requests}"),
         ("model", f"{counted(len(result.tensors), 'tensor')} of {values:,} numbers: state_dict()"),
     ]
+    if any(item.store != DEFAULT for item in bill.stores):
+        items = [f"{item.kind} in {item.store} ${usd_text(item.cost_usd)}" for item in bill.stores]
+        facts.append(("stores", ", ".join(items)))
     if result.validations:
         last = result.validations[-1]
         measured = ", ".join(f"{name} {value:.4f}" for name, value in last.values.items())

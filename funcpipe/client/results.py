@@ -8,17 +8,20 @@ from torch import Tensor
 from funcpipe.client.functions import WatchedFunction, unwatched_functions
 from funcpipe.client.result_shown import result_shown
 from funcpipe.core import (
+    DEFAULT_STORES,
     Bill,
+    CountsByKind,
     Event,
     Events,
     Plan,
     PlatformSpec,
-    RequestCounts,
     Source,
+    Stores,
     Trace,
     ValidationReport,
     WorkerReport,
     prices_of,
+    store_bills,
 )
 from funcpipe.core.shown import Showable
 from funcpipe.errors import InvalidValue, RunUnknown
@@ -27,7 +30,7 @@ from funcpipe.platforms.base import Storage
 from funcpipe.runstate.checkpoints import Checkpoints
 from funcpipe.runstate.documents import readable_documents
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.spending import request_usd, told_requests, worker_reports
+from funcpipe.runstate.spending import lasted_s, request_usd, told_requests, worker_reports
 from funcpipe.runstate.validation_reports import ValidationKeys
 from funcpipe.runstate.validations import BestModel
 from funcpipe.scheduler.simulator.clocks import aligned
@@ -143,8 +146,8 @@ def collect(
     """What a run leaves whose workers have all done `steps` steps; before it was resumed, it had cost `earlier_usd`.
 
     The bill counts all functions of the run, those too that this client has not `watched`, but not this client's own
-    requests, which are not over yet (`with_client`). What was learned is read from storage unless it is `trained`, and
-    so is the best model of its `validations`.
+    requests, which are not over yet (`Bill.with_client`). What was learned is read from storage unless it is `trained`,
+    and so is the best model of its `validations`.
     """
     reports = worker_reports(storage, keys)
     functions = [*watched, *unwatched_functions(storage, keys, watched)]
@@ -154,7 +157,15 @@ def collect(
         losses=losses,
         tensors=trained.state_dict(),
         trace=load_trace(storage, keys, plan, prices),
-        bill=bill(functions, reports, told_requests(storage, keys, reports), prices, earlier_usd=earlier_usd),
+        bill=bill(
+            functions,
+            reports,
+            told_requests(storage, keys, reports),
+            prices,
+            stores=plan.stores,
+            lasted_s=lasted_s(storage, keys) if prices.stores_usd_h(plan.stores) else 0.0,
+            earlier_usd=earlier_usd,
+        ),
         workers=reports,
         attributes=trained.attributes(),
         averaged=trained.averaged_state_dict(),
@@ -184,12 +195,16 @@ def _starts_s(functions: Sequence[WatchedFunction], reports: Sequence[WorkerRepo
 def bill(
     functions: Sequence[WatchedFunction],
     reports: Sequence[WorkerReport],
-    requests: RequestCounts,
+    requests: CountsByKind,
     prices: PlatformSpec,
     *,
+    stores: Stores = DEFAULT_STORES,
+    lasted_s: float = 0.0,
     earlier_usd: float,
 ) -> Bill:
-    """What functions that have all ended took, and what their `requests` cost.
+    """What functions that have all ended took, and what their `requests` cost, whose objects lie in `stores`.
+
+    A store that costs by the hour is paid for `lasted_s`.
 
     A function that has left a report says itself how long it ran. Of several functions that were started as one
     attempt, the report is the last one's.
@@ -207,24 +222,15 @@ def bill(
         platform=prices.name,
         functions=len(functions),
         function_seconds=sum(seconds),
-        puts=requests.puts,
-        lists=requests.lists,
-        gets=requests.gets,
+        puts=requests.total.puts,
+        lists=requests.total.lists,
+        gets=requests.total.gets,
         compute_usd=sum(s * function.started.usd_s for s, function in zip(seconds, functions, strict=True)),
-        request_usd=request_usd(requests, prices, functions=len(functions)),
+        request_usd=request_usd(requests, prices, stores, functions=len(functions)),
         earlier_usd=earlier_usd,
-    )
-
-
-def with_client(made: Bill, client: RequestCounts, prices: PlatformSpec) -> Bill:
-    """The bill `made` for functions, with what this client has asked of the storage."""
-    return replace(
-        made,
-        puts=made.puts + client.puts,
-        lists=made.lists + client.lists,
-        gets=made.gets + client.gets,
-        request_usd=made.request_usd + prices.counted_usd(client),
-        client=client,
+        hours_usd=prices.stores_usd_h(stores) / 3600 * lasted_s,
+        lasted_s=lasted_s,
+        stores=store_bills(requests, prices, stores, lasted_s=lasted_s),
     )
 
 

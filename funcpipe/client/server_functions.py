@@ -151,7 +151,7 @@ class _Bill:
             items.append(CostItem(name=name, usd=usd))
         if not self._is_free:
             requests = sum((own.requests for own in used.values()), self._session.meter.counts)
-            items.append(CostItem(name="requests", usd=self._prices.counted_usd(requests)))
+            items.append(CostItem(name="requests", usd=self._prices.store(DEFAULT).counted_usd(requests)))
         if self._server_usd_s:
             items.append(CostItem(name="server", usd=self._server_usd_s * self._crew.lifetime_s))
         return tuple(items)

@@ -14,6 +14,7 @@ from funcpipe.client.failures import final_failures, first_failure, how_it_ended
 from funcpipe.client.functions import WatchedFunction, WatchedWorker, attached, await_end, joined, start_as_owner
 from funcpipe.client.growth import LESS_MEMORY, grown
 from funcpipe.core import MB, OnOutOfMemory, Outcome, PlatformSpec, RunAccount, WorkerReport, WorkerSpec, prices_of
+from funcpipe.core.stores import DEFAULT_STORES, Stores
 from funcpipe.errors import DeadlineExceeded, PlatformError, RunHalted, Superseded, WorkerFailed
 from funcpipe.platforms.base import Cause, Platform, State, Status, Storage
 from funcpipe.platforms.request_meter import RequestMeter
@@ -25,6 +26,7 @@ from funcpipe.runstate.halt import read_halt_reason
 from funcpipe.runstate.heartbeats import newest_heartbeat
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import last_attempt, newest_attempt
+from funcpipe.runstate.spending import request_usd
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +50,7 @@ class Supervisor:
         keys: Keys,
         *,
         prices: PlatformSpec,
+        stores: Stores = DEFAULT_STORES,
         account: RunAccount,
         keep: bool = True,
         check_owner: Callable[[], None] = lambda: None,
@@ -56,9 +59,8 @@ class Supervisor:
         self._storage = storage
         self._keys = keys
         self._platform = platform
-        self._prices = prices
-        self._account = account
-        self._keep = keep
+        self._prices, self._stores = prices, stores
+        self._account, self._keep = account, keep
         self._check_owner = check_owner
         self._meter = meter or RequestMeter()
         self._workers: dict[str, WatchedWorker] = {}
@@ -139,15 +141,16 @@ class Supervisor:
         return [function for worker in self._workers.values() for function in worker.functions]
 
     def cost_usd(self) -> float:
-        """Dollars for the functions' time so far, with what the run had cost before."""
+        """Dollars for the time of functions and of stores so far, with what the run had cost before."""
         watched = sum(function.watched_s() * function.started.usd_s for function in self.functions())
-        return self._account.spent_usd + watched
+        hours = (self.elapsed_s() - self._account.elapsed_s) / 3600
+        return self._account.spent_usd + watched + hours * self._prices.stores_usd_h(self._stores)
 
     def requests_usd(self) -> float:
         """Dollars for invocations, for what functions have asked, as they last told, and for what this client has."""
         told = [counts for worker in self._workers.values() for counts in worker.requests.values()]
-        invoked_usd = len(self.functions()) * self._prices.price_invocation_usd
-        return self._prices.counted_usd(sum(told, self._meter.counts)) + invoked_usd
+        asked, functions = sum(told, self._meter.by_kind), len(self.functions())
+        return request_usd(asked, self._prices, self._stores, functions=functions)
 
     def elapsed_s(self) -> float:
         """How long the run has taken, with what it had taken before."""
@@ -251,9 +254,10 @@ class Supervisor:
         newest = newest_attempt(self._storage, self._keys, name)
         attempt = 0 if newest is None else newest + 1
         _log.warning("run %s: restarts worker %s as attempt %d: it %s", self._keys.run, name, attempt, why)
-        spent = {"spent_usd": self.cost_usd(), "elapsed_s": self.elapsed_s(), "requests_usd": self.requests_usd()}
+        spent_usd, elapsed_s, asked_usd = self.cost_usd(), self.elapsed_s(), self.requests_usd()
+        account = replace(worker.spec.account, spent_usd=spent_usd, elapsed_s=elapsed_s, requests_usd=asked_usd)
         try:
-            self._invoke(worker, replace(worker.spec, attempt=attempt, account=replace(worker.spec.account, **spent)))
+            self._invoke(worker, replace(worker.spec, attempt=attempt, account=account))
         except PlatformError as error:
             self._restart(worker, f"cannot be started: {error}")
 
@@ -279,10 +283,8 @@ class Supervisor:
         peak_bytes = max(other.peak_bytes for other in replicas)
         plan = grown(spec.plan, spec.stage, peak_bytes, self._prices.sizes, self._platform.check, failure=failure)
         usd_s = prices_of(plan, self._prices).function_usd_s
-        _log.warning(
-            "run %s: stage %d grows from %s to %s",
-            *(self._keys.run, spec.stage, stage.size, plan.stages[spec.stage].size),
-        )
+        larger = plan.stages[spec.stage].size
+        _log.warning("run %s: stage %d grows from %s to %s", self._keys.run, spec.stage, stage.size, larger)
         for other in self._workers.values():
             account = replace(other.spec.account, usd_s=usd_s[other.spec.stage], run_usd_s=sum(usd_s) * plan.replicas)
             other.spec = replace(other.spec, plan=plan, account=account)

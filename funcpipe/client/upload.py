@@ -70,7 +70,8 @@ def _account(prepared: PreparedRun, stage: int) -> RunAccount:
     """
     prices, plan = prepared.job.prices, prepared.job.plan
     usd_s = prices_of(plan, prices).function_usd_s
-    starting_usd = prices.counted_usd(prepared.meter.counts) + plan.workers * prices.price_invocation_usd
+    asked_usd = prices.counted_usd(prepared.meter.by_kind, plan.stores)
+    starting_usd = asked_usd + plan.workers * prices.price_invocation_usd
     return replace(
         prepared.account,
         requests_usd=prepared.account.requests_usd + starting_usd,
@@ -80,4 +81,6 @@ def _account(prepared: PreparedRun, stage: int) -> RunAccount:
         put_usd=prices.price_put_usd,
         get_usd=prices.price_get_usd,
         empty_get_usd=prices.empty_get_usd,
+        hours_usd_s=prices.stores_usd_h(plan.stores) / 3600,
+        stores=prices.other_stores(plan.stores),
     )

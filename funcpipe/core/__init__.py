@@ -1,5 +1,6 @@
 """The values that flow from profile to report: frozen, checked where they are made, written to JSON and read back."""
 
+from funcpipe.core.bill import Bill, StoreBill, store_bills
 from funcpipe.core.choices import (
     SYNC_WIRES,
     Interval,
@@ -9,6 +10,7 @@ from funcpipe.core.choices import (
     Sync,
     Wire,
 )
+from funcpipe.core.comparison import ComparedWay, Comparison, WayRun
 from funcpipe.core.estimate import Estimate, StageEstimate, StoreEstimate
 from funcpipe.core.job_estimate import JobEstimate, JobItem
 from funcpipe.core.job_spec import JobSpec
@@ -19,12 +21,13 @@ from funcpipe.core.names import WorkerId, worker_name
 from funcpipe.core.numerics import Numerics, OnNan, Precision
 from funcpipe.core.observation import Observation, Quantity
 from funcpipe.core.plan import Optimality, Plan, SolverReport, Stage, TrainingSpec
-from funcpipe.core.platform import LIST_KEYS, MB, FunctionSize, PlatformSpec, RequestCounts
+from funcpipe.core.platform import LIST_KEYS, MB, FunctionSize, PlatformSpec
 from funcpipe.core.probe import LayerReport, MachineReport, ProbeSpec
 from funcpipe.core.profile import DataProfile, LayerProfile, ModelProfile, ProfiledBucket, TensorProfile, TiedParameter
 from funcpipe.core.provision import CostItem, CurvePoint, Provision, ProvisionTable, Refusal, Rented
+from funcpipe.core.requests import CountsByKind, RequestCounts
 from funcpipe.core.routes import ActivationRoute, GradientRoute, Routes, TieRoute, find_routes, stages_of_layers
-from funcpipe.core.run import Bill, FinishedRun, Invocation, StepReport, StepSummary, WorkerReport, WorkerSpec
+from funcpipe.core.run import FinishedRun, Invocation, StepReport, StepSummary, WorkerReport, WorkerSpec
 from funcpipe.core.runstate import (
     Busy,
     FunctionDocument,
@@ -72,7 +75,10 @@ __all__ = [
     "ActivationRoute",
     "Bill",
     "Busy",
+    "ComparedWay",
+    "Comparison",
     "CostItem",
+    "CountsByKind",
     "CurvePoint",
     "DataProfile",
     "Estimate",
@@ -146,6 +152,7 @@ __all__ = [
     "StepReport",
     "StepSummary",
     "StorageReport",
+    "StoreBill",
     "StoreEstimate",
     "StoreSpec",
     "StoredFile",
@@ -161,6 +168,7 @@ __all__ = [
     "Validation",
     "ValidationReport",
     "WatchSpec",
+    "WayRun",
     "WeightedLoss",
     "Wire",
     "WorkerId",
@@ -172,6 +180,7 @@ __all__ = [
     "read",
     "read_trace",
     "stages_of_layers",
+    "store_bills",
     "to_text",
     "usual_streams",
     "worker_name",

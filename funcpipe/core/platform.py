@@ -5,7 +5,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import ClassVar
 
 from funcpipe.core import checks
-from funcpipe.core.stores import AUTO, DEFAULT, Stores, StoreSpec
+from funcpipe.core.requests import CountsByKind
+from funcpipe.core.stores import AUTO, DEFAULT, KINDS, Stores, StoreSpec
 from funcpipe.errors import InvalidValue
 
 MB = 1024 * 1024  # of function memory, as the platforms count it
@@ -15,33 +16,6 @@ _POSITIVE = ("shared_bytes_s", "lifetime_s", "shared_cores", "base_memory_bytes"
 
 LIST_KEYS = 1000
 """How many keys one request lists at most: as many as S3 and OSS tell."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestCounts:
-    """Storage requests and bytes. `empty_gets`, among the gets, found no object; deletions cost nothing, and count not.
-
-    A request counts if a cloud bills it: if it was answered, or refused for what it asked (no such object, or one that
-    is there already), but not if the server failed
-    (https://docs.aws.amazon.com/AmazonS3/latest/userguide/ErrorCodeBilling.html, November 2026).
-    """
-
-    puts: int = 0
-    lists: int = 0
-    gets: int = 0
-    empty_gets: int = 0
-    sent_bytes: int = 0
-    received_bytes: int = 0
-
-    def __add__(self, other: "RequestCounts") -> "RequestCounts":
-        return RequestCounts(
-            puts=self.puts + other.puts,
-            lists=self.lists + other.lists,
-            gets=self.gets + other.gets,
-            empty_gets=self.empty_gets + other.empty_gets,
-            sent_bytes=self.sent_bytes + other.sent_bytes,
-            received_bytes=self.received_bytes + other.received_bytes,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,9 +122,9 @@ class PlatformSpec:
         """Dollars for storage requests; `empty_gets`, among the gets, found no object."""
         return puts * self.price_put_usd + (gets - empty_gets) * self.price_get_usd + empty_gets * self.empty_get_usd
 
-    def counted_usd(self, counts: RequestCounts) -> float:
-        """Dollars for the requests in `counts`. A listing costs as much as a put, at S3 and at OSS."""
-        return self.request_usd(counts.puts + counts.lists, counts.gets, counts.empty_gets)
+    def counted_usd(self, counts: CountsByKind, stores: Stores) -> float:
+        """Dollars for the requests and the bytes in `counts`, each kind at the prices of the store that it is in."""
+        return counts.usd(lambda kind: self.store(stores.of_kind(kind)))
 
     def size(self, name: str) -> FunctionSize:
         """The size called `name`; raises InvalidValue with the names of all sizes."""
@@ -199,6 +173,11 @@ class PlatformSpec:
         """The same platform, whose stores take objects of any size."""
         stores = tuple(replace(store, largest_bytes=None) for store in self.stores)
         return replace(self, largest_bytes=None, stores=stores)
+
+    def other_stores(self, stores: Stores) -> dict[str, StoreSpec]:
+        """The stores, by kind and without their sources, of what `stores` has elsewhere than in the default one."""
+        names = {kind: stores.of_kind(kind) for kind in KINDS}
+        return {kind: replace(self.store(name), sources={}) for kind, name in names.items() if name != DEFAULT}
 
     def stores_usd_h(self, stores: Stores) -> float:
         """Dollars for an hour of `stores`, each of which counts once."""

@@ -45,8 +45,9 @@ class Provision(Showable):
     """What one way of training the job rents, and the prediction for it.
 
     `start_s` is the part of `seconds` before the first iteration. `spread` is the standard deviation of the time as a
-    share of it; `miss_chance` is None where there is no deadline. `binds` names the limit that decided, `why` says how
-    the choice was made. `plan` is what FuncPipe would train by.
+    share of it; `miss_chance` is None where there is no deadline. `losses_s` machines a second are lost, each of which
+    adds `delay_s`. `binds` names the limit that decided, `why` says how the choice was made. `plan` is what FuncPipe
+    would train by.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.provision/1"
@@ -61,6 +62,8 @@ class Provision(Showable):
     start_s: float = 0.0
     spread: float = 0.0
     miss_chance: float | None = None
+    losses_s: float = 0.0
+    delay_s: float = 0.0
     curve: tuple[CurvePoint, ...] = ()
     assumptions: tuple[str, ...] = ()
     plan: Plan | None = None

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from funcpipe.core import checks
+from funcpipe.core.bill import Bill
 from funcpipe.core.names import worker_name
 from funcpipe.core.plan import Plan
-from funcpipe.core.platform import RequestCounts
+from funcpipe.core.requests import CountsByKind, RequestCounts
 from funcpipe.core.runstate import Outcome, RunAccount
 from funcpipe.core.settings import FaultTolerance, RunLimits
 from funcpipe.core.validation import ValidationReport
@@ -181,7 +182,8 @@ class WorkerReport:
     """What an attempt of a worker reports when it ends: its outcome, what it used, and the error if it failed.
 
     `retryable` says whether another attempt may succeed; `out_of_memory` whether the failure was a lack of memory.
-    It is billed for `alive_s`. `instructions` are those of its processor that torch used.
+    It is billed for `alive_s`. `instructions` are those of its processor that torch used. `by_kind` are its requests
+    for each kind of object; older reports lack it.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.report/1"
@@ -206,11 +208,14 @@ class WorkerReport:
     usd_s: float = 0.0
     instructions: str = ""
     lists: int = 0
+    by_kind: CountsByKind | None = None
 
     @property
-    def requests(self) -> RequestCounts:
-        """The attempt's storage requests."""
-        return RequestCounts(**{item.name: getattr(self, item.name) for item in dataclasses.fields(RequestCounts)})
+    def counts(self) -> CountsByKind:
+        """The attempt's storage requests by kind; those of a report that does not tell kinds are of the default one."""
+        return self.by_kind or CountsByKind(
+            default=RequestCounts(**{item.name: getattr(self, item.name) for item in dataclasses.fields(RequestCounts)})
+        )
 
     @property
     def is_final(self) -> bool:
@@ -218,34 +223,6 @@ class WorkerReport:
         if self.outcome is Outcome.FAILED:
             return not self.retryable and not self.out_of_memory
         return self.outcome in (Outcome.FINISHED, Outcome.HALTED)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bill:
-    """What a run used and cost, at the prices of `platform`; `earlier_usd` is what it cost before it was resumed.
-
-    `puts`, `lists` and `gets` are the requests of all its functions, and of the client that makes the bill, which alone
-    are those in `client`. Functions that died told of their requests with their last heartbeats: what they asked for
-    afterwards, within `heartbeat_s` at most, is missing, and so is what a function did that never became its worker.
-    """
-
-    FORMAT: ClassVar[str] = "funcpipe.bill/1"
-
-    platform: str
-    functions: int
-    function_seconds: float
-    puts: int
-    gets: int
-    compute_usd: float
-    request_usd: float
-    earlier_usd: float = 0.0
-    lists: int = 0
-    client: RequestCounts = field(default_factory=RequestCounts)
-
-    @property
-    def cost_usd(self) -> float:
-        """Dollars for functions and requests together, from the start of the run."""
-        return self.earlier_usd + self.compute_usd + self.request_usd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

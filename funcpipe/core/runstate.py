@@ -8,8 +8,9 @@ from typing import ClassVar
 from funcpipe.core import checks
 from funcpipe.core.numerics import Precision
 from funcpipe.core.plan import Plan
-from funcpipe.core.platform import RequestCounts
+from funcpipe.core.requests import CountsByKind, RequestCounts
 from funcpipe.core.shard_order import ShardOrder
+from funcpipe.core.stores import DEFAULT, StoreSpec
 from funcpipe.core.validation import ValidationReport
 
 
@@ -29,7 +30,8 @@ class RunAccount:
 
     It had cost `spent_usd`, and `requests_usd` for the requests of this generation. All functions of the run together
     cost `run_usd_s` a second, this one costs `usd_s`; a put or a listing costs `put_usd`, a get `get_usd`, or
-    `empty_get_usd` if there is no such object; to invoke a function costs `invocation_usd`.
+    `empty_get_usd` if there is no such object; to invoke a function costs `invocation_usd`. `stores` are the stores, by
+    kind, of what is not in the default one, and `hours_usd_s` is what they cost a second, while they are there.
     """
 
     spent_usd: float = 0.0
@@ -41,16 +43,28 @@ class RunAccount:
     get_usd: float = 0.0
     empty_get_usd: float = 0.0
     invocation_usd: float = 0.0
+    hours_usd_s: float = 0.0
+    stores: Mapping[str, StoreSpec] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for item in fields(self):
-            checks.at_least(item.name, getattr(self, item.name), 0)
+            if item.name != "stores":
+                checks.at_least(item.name, getattr(self, item.name), 0)
 
-    def counted_usd(self, counts: RequestCounts) -> float:
-        """Dollars for the requests in `counts`."""
-        found = counts.gets - counts.empty_gets
-        puts = counts.puts + counts.lists
-        return puts * self.put_usd + found * self.get_usd + counts.empty_gets * self.empty_get_usd
+    def store(self, kind: str) -> StoreSpec:
+        """The prices of the store that objects of `kind` are in."""
+        return self.stores.get(kind) or StoreSpec(
+            name=DEFAULT,
+            what="the default store",
+            latency_s=0.0,
+            price_put_usd=self.put_usd,
+            price_get_usd=self.get_usd,
+            price_empty_get_usd=self.empty_get_usd,
+        )
+
+    def counted_usd(self, counts: CountsByKind) -> float:
+        """Dollars for the requests and the bytes in `counts`."""
+        return counts.usd(self.store)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +200,8 @@ class Heartbeat:
 
     The attempt is billed for `alive_s` so far; `step_s` is the duration of a step. `spent_usd` is what the worker has
     cost, `run_usd` and `run_s` what the run has cost and taken; `run_requests_usd` is what the requests of the
-    generation have cost in addition, by this worker's estimate. `requests` are the attempt's own, with this heartbeat.
+    generation have cost in addition, by this worker's estimate. `requests` are the attempt's own, with this heartbeat,
+    and `by_kind` the same for each kind of object; older heartbeats lack it. `run_usd` has the hours of stores.
     `saved_step` is the newest step whose checkpoint the worker knows of; `sent_at_s` is the time by its own clock.
     `instructions` are those of its processor that torch uses.
     """
@@ -211,6 +226,12 @@ class Heartbeat:
     instructions: str = ""
     run_requests_usd: float = 0.0
     requests: RequestCounts = field(default_factory=RequestCounts)
+    by_kind: CountsByKind | None = None
+
+    @property
+    def counts(self) -> CountsByKind:
+        """The attempt's requests by kind; those of a heartbeat that does not tell kinds are all of the default one."""
+        return self.by_kind or CountsByKind(default=self.requests)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

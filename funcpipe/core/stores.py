@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 
 from funcpipe.core import checks
+from funcpipe.core.requests import RequestCounts
 from funcpipe.errors import InvalidValue
 
 GB = 2**30
@@ -85,6 +86,14 @@ class StoreSpec:
         """Dollars for bytes that functions send to it and receive from it."""
         return (sent_bytes * self.price_sent_usd_gb + received_bytes * self.price_received_usd_gb) / GB
 
+    def asked_usd(self, counts: RequestCounts) -> float:
+        """Dollars for the requests in `counts`. A listing costs as much as a put, at S3 and at OSS."""
+        return self.request_usd(counts.puts + counts.lists, counts.gets, counts.empty_gets)
+
+    def counted_usd(self, counts: RequestCounts) -> float:
+        """Dollars for the requests and the bytes in `counts`: what a run is billed for, and limited by."""
+        return self.asked_usd(counts) + self.transfer_usd(counts.sent_bytes, counts.received_bytes)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stores:
@@ -122,6 +131,10 @@ class Stores:
         """All stores, each once."""
         return tuple(dict.fromkeys((self.messages, self.sums, self.checkpoints)))
 
+    def of_kind(self, kind: str) -> str:
+        """The store of objects of `kind`, one of KINDS or "default"."""
+        return DEFAULT if kind == DEFAULT else str(getattr(self, kind))
+
     @property
     def is_default(self) -> bool:
         """Whether everything is in the platform's default store."""
@@ -133,6 +146,18 @@ DEFAULT_STORES = Stores()
 
 KINDS = tuple(item.name for item in fields(Stores))
 """The kinds of objects whose store can be chosen."""
+
+_OF_SUMS = re.compile(r"(?:put|get)-(?:split|merged|tied)")
+
+
+def kind_moved(task: str) -> str:
+    """The kind of the object that `task` puts or gets, which replicas or stages exchange: messages, or sums.
+
+    >>> kind_moved("put-split.s0.r1.p0.k2"), kind_moved("get-activation.s1.r0.m3")
+    ('sums', 'messages')
+    """
+    return "sums" if _OF_SUMS.match(task) else "messages"
+
 
 _BY_KIND = re.compile(rf"(?:^|,)({DEFAULT}|{'|'.join(KINDS)})=")
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,7 +10,9 @@ from typing import Any, ClassVar
 from funcpipe.core import checks, json_form
 from funcpipe.core.plan import Plan
 from funcpipe.core.platform import PlatformSpec
+from funcpipe.core.requests import RequestCounts
 from funcpipe.core.shown import Showable
+from funcpipe.core.stores import StoreSpec, kind_moved
 from funcpipe.core.summaries import trace_shown
 from funcpipe.errors import FormatError, InvalidValue
 
@@ -78,23 +80,35 @@ class Events:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """The price of a second of each stage's functions, and of each storage request."""
+    """The price of a second of each stage's functions, and of each request to the default store.
+
+    `stores` are the stores, by kind, of messages and of sums that are not in the default one.
+    """
 
     function_usd_s: tuple[float, ...]
     put_usd: float
     get_usd: float
+    stores: Mapping[str, StoreSpec] = field(default_factory=dict)
 
-    def request_usd(self, lane: Resource) -> float:
-        """The price of one request on `lane`."""
-        return {Resource.UPLOAD: self.put_usd, Resource.DOWNLOAD: self.get_usd}.get(lane, 0.0)
+    def transfer_usd(self, event: Event) -> float:
+        """Dollars for the request of `event` and for its bytes; 0 for one that transfers nothing."""
+        store = self.stores.get(kind_moved(event.task))
+        if event.lane is Resource.UPLOAD:
+            counts = RequestCounts(puts=1, sent_bytes=event.payload_bytes)
+            return self.put_usd if store is None else store.counted_usd(counts)
+        if event.lane is Resource.DOWNLOAD:
+            counts = RequestCounts(gets=1, received_bytes=event.payload_bytes)
+            return self.get_usd if store is None else store.counted_usd(counts)
+        return 0.0
 
 
 def prices_of(plan: Plan, spec: PlatformSpec) -> Prices:
-    """What the functions of `plan` and their requests cost on `spec`; raises InvalidValue if it lacks a size."""
+    """What the functions of `plan` and their requests cost on `spec`; raises InvalidValue if it lacks size or store."""
     return Prices(
         function_usd_s=tuple(spec.size(stage.size).price_usd_s for stage in plan.stages),
         put_usd=spec.price_put_usd,
         get_usd=spec.price_get_usd,
+        stores=spec.other_stores(plan.stores),
     )
 
 

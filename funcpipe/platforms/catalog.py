@@ -1,6 +1,7 @@
 """The platforms that funcpipe knows by name, their storage, and specifications read from files."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import resources
 from typing import TYPE_CHECKING
@@ -8,7 +9,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from funcpipe.core import PlatformSpec, from_text, read
 from funcpipe.core.extras import needed_from
-from funcpipe.core.stores import DEFAULT, urls_by_kind
+from funcpipe.core.stores import DEFAULT, KINDS, urls_by_kind
 from funcpipe.errors import InvalidValue
 from funcpipe.platforms.base import Deployment, Platform, Storage
 from funcpipe.platforms.local.files import FileStorage
@@ -54,14 +55,22 @@ def open_storage(url: str, *, retry_s: float = RETRY_S, meter: RequestMeter | No
     that fails for now is tried again for `retry_s`; `meter` counts each try that costs something.
     """
     if (urls := urls_by_kind(url)).keys() != {DEFAULT}:
-        opened = {one: open_storage(one, retry_s=retry_s, meter=meter) for one in sorted(set(urls.values()))}
+        kinds: dict[str, list[str]] = {}
+        for kind in (DEFAULT, *KINDS):
+            kinds.setdefault(urls.get(kind, urls[DEFAULT]), []).append(kind)
+        opened = {one: _open_one(one, retry_s=retry_s, meter=meter, kinds=kinds[one]) for one in sorted(kinds)}
         return Routed({kind: opened[one] for kind, one in urls.items()})
-    parts = urlsplit(urls[DEFAULT])
+    return _open_one(urls[DEFAULT], retry_s=retry_s, meter=meter, kinds=(DEFAULT, *KINDS))
+
+
+def _open_one(url: str, *, retry_s: float, meter: RequestMeter | None, kinds: Sequence[str]) -> Storage:
+    """The storage at one `url`, where objects of `kinds` lie."""
+    parts = urlsplit(url)
     if parts.username is not None or parts.password is not None:
         where = "REDIS_USERNAME and REDIS_PASSWORD of the environment" if _is_redis(parts.scheme) else "the environment"
         raise InvalidValue("storage", _without_user(url), f"must not hold credentials; set them in {where}")
     store = _open_unretried(parts._replace(fragment="").geturl())
-    store = Retried(store if meter is None else Counted(store, meter), deadline_s=retry_s)
+    store = Retried(store if meter is None else Counted(store, meter, kinds=kinds), deadline_s=retry_s)
     return read_link(parts.fragment).impose(store) if parts.fragment else store
 
 

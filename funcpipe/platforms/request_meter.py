@@ -2,7 +2,8 @@
 
 import threading
 
-from funcpipe.core import RequestCounts
+from funcpipe.core import CountsByKind, RequestCounts
+from funcpipe.core.stores import DEFAULT
 
 
 class RequestMeter:
@@ -10,14 +11,20 @@ class RequestMeter:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts = RequestCounts()
+        self._counts = CountsByKind().by_kind
+
+    @property
+    def by_kind(self) -> CountsByKind:
+        """The counts so far, by the kind of objects."""
+        with self._lock:
+            return CountsByKind(**self._counts)
 
     @property
     def counts(self) -> RequestCounts:
         """The counts so far."""
-        return self._counts
+        return self.by_kind.total
 
-    def add(self, counts: RequestCounts) -> None:
-        """Count what was asked."""
+    def add(self, counts: RequestCounts, kind: str = DEFAULT) -> None:
+        """Count what was asked of the store of objects of that kind."""
         with self._lock:
-            self._counts += counts
+            self._counts[kind] += counts

@@ -13,11 +13,11 @@ import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 
-from funcpipe.core.stores import DEFAULT, KINDS
+from funcpipe.core.stores import DEFAULT, KINDS, kind_moved
 from funcpipe.errors import StorageError
 from funcpipe.platforms.base import OPEN, Gate, Storage
 
-_KEY = re.compile(r"[^/]+/g\d{4}(?:-[0-9a-f]+)?/(messages|checkpoints)/(?:[^/]+/\d{8}/(put-(?:split|merged|tied))?)?")
+_KEY = re.compile(r"[^/]+/g\d{4}(?:-[0-9a-f]+)?/(messages|checkpoints)/(?:[^/]+/\d{8}/(.+))?")
 _FOLDER = re.compile(r"[^/]+/(?:generations|owner|g\d{4}(?:-[0-9a-f]+)?/(?!messages/|checkpoints/)[^/]+)/")
 
 
@@ -26,7 +26,17 @@ def kind_of(key: str) -> str:
     match = _KEY.match(key)
     if match is None:
         return DEFAULT
-    return "sums" if match[2] else match[1]
+    return match[1] if match[2] is None else kind_moved(match[2])
+
+
+def _kinds_below(prefix: str) -> tuple[str, ...]:
+    """The kinds of objects whose keys may begin with `prefix`."""
+    if _FOLDER.match(prefix):
+        return (DEFAULT,)
+    match = _KEY.match(prefix)
+    if match is None:
+        return (DEFAULT, *KINDS)
+    return ("messages", "sums") if match[1] == "messages" else (match[1],)
 
 
 class Routed:
@@ -61,9 +71,8 @@ class Routed:
 
     def list(self, prefix: str) -> tuple[str, ...]:
         """The keys of all storages that may hold some, sorted."""
-        if _FOLDER.match(prefix):
-            return self._stores[DEFAULT].list(prefix)
-        return tuple(sorted({key for store in self._each() for key in store.list(prefix)}))
+        asked = {id(store): store for store in (self._stores[kind] for kind in _kinds_below(prefix))}
+        return tuple(sorted({key for store in asked.values() for key in store.list(prefix)}))
 
     def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
         """As the storage of its kind."""

@@ -10,9 +10,11 @@ from typing import TypeVar
 
 from funcpipe.core import LIST_KEYS, RequestCounts
 from funcpipe.core.backoff import Backoff
+from funcpipe.core.stores import DEFAULT, KINDS
 from funcpipe.errors import KeyExists, KeyMissing, StorageBusy
 from funcpipe.platforms.base import OPEN, Gate, Storage, batches
 from funcpipe.platforms.request_meter import RequestMeter
+from funcpipe.platforms.routed import kind_of
 
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -28,16 +30,23 @@ _WORRYING_S = 5.0
 
 
 class Counted:
-    """Counts with `meter` the requests and bytes that pass through it: wrapped around what makes each request once."""
+    """Counts with `meter` the requests and bytes that pass through it: wrapped around what makes each request once.
 
-    def __init__(self, store: Storage, meter: RequestMeter | None = None) -> None:
+    They count for the kind of the object that is asked for, by its key. A listing counts for the kind of its prefix, or
+    for the first of the `kinds` whose objects lie in the store, if those of the prefix do not.
+    """
+
+    def __init__(
+        self, store: Storage, meter: RequestMeter | None = None, *, kinds: Sequence[str] = (DEFAULT, *KINDS)
+    ) -> None:
         self._store = store
         self._meter = meter or RequestMeter()
+        self._kinds = tuple(kinds)
         self.watches = store.watches
 
     @property
     def traffic(self) -> RequestCounts:
-        """The counts so far."""
+        """The counts so far, of all kinds."""
         return self._meter.counts
 
     def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
@@ -45,18 +54,18 @@ class Counted:
         try:
             self._store.put(key, data, if_absent=if_absent, gate=gate)
         except KeyExists:
-            self._meter.add(RequestCounts(puts=1))
+            self._meter.add(RequestCounts(puts=1), kind_of(key))
             raise
-        self._meter.add(RequestCounts(puts=1, sent_bytes=memoryview(data).nbytes))
+        self._meter.add(RequestCounts(puts=1, sent_bytes=memoryview(data).nbytes), kind_of(key))
 
     def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
         """As the wrapped storage; counted, also when there is no object."""
         try:
             data = self._store.get(key, start=start, stop=stop, gate=gate)
         except KeyMissing:
-            self._meter.add(RequestCounts(gets=1, empty_gets=1))
+            self._meter.add(RequestCounts(gets=1, empty_gets=1), kind_of(key))
             raise
-        self._meter.add(RequestCounts(gets=1, received_bytes=len(data)))
+        self._meter.add(RequestCounts(gets=1, received_bytes=len(data)), kind_of(key))
         return data
 
     def delete(self, key: str) -> None:
@@ -70,7 +79,9 @@ class Counted:
     def list(self, prefix: str) -> tuple[str, ...]:
         """As the wrapped storage; counted once for every LIST_KEYS keys that are found, and once if there are none."""
         keys = self._store.list(prefix)
-        self._meter.add(RequestCounts(lists=max(-(-len(keys) // LIST_KEYS), 1)))
+        kind = kind_of(prefix)
+        counted = RequestCounts(lists=max(-(-len(keys) // LIST_KEYS), 1))
+        self._meter.add(counted, kind if kind in self._kinds else self._kinds[0])
         return keys
 
     def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:

@@ -77,6 +77,8 @@ def as_provision(goal: Goal, plan: Plan, job: JobEstimate) -> Provision:
     for stage in plan.stages:
         sizes[stage.size] += plan.replicas
     shape = f"{len(plan.stages)} stages x {plan.replicas} replicas"
+    cost = [CostItem(name="functions", usd=job.functions_usd), CostItem(name="requests", usd=job.requests_usd)]
+    cost += [CostItem(name="stores", usd=job.hours_usd)] if job.hours_usd else []
     by_budget = math.isinf(goal.deadline_s) and goal.job.budget_usd is not None
     best = "fastest plan within the budget" if by_budget else "cheapest plan that makes it"
     what = f"the {best}" if is_proved(plan) else f"the {best} of those found in {_SEARCH_S:g} s"
@@ -87,7 +89,7 @@ def as_provision(goal: Goal, plan: Plan, job: JobEstimate) -> Provision:
         seconds=job.seconds,
         start_s=job.start.seconds,
         iterations=job.steps,
-        cost=[CostItem(name="functions", usd=job.functions_usd), CostItem(name="requests", usd=job.requests_usd)],
+        cost=cost,
         binds=what_binds(job.seconds, goal.deadline_s),
         why=f"{what}: {shape}, bound by {plan.estimate.bottleneck}",
         plan=plan,

@@ -41,6 +41,8 @@ def provision(
         why=why,
         start_s=start_s,
         spread=spread,
+        losses_s=losses_s,
+        delay_s=delay_s,
         miss_chance=miss_chance(seconds, goal.job.deadline_s, spread=spread, losses_s=losses_s, delay_s=delay_s),
         curve=curve(goal, seconds=seconds, start_s=start_s, usd=usd, cluster=cluster),
         assumptions=tuple(assumptions),

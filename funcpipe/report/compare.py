@@ -1,7 +1,7 @@
 """Compares a predicted with an observed trace of one plan, stage by stage and lane by lane."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import ClassVar
@@ -134,27 +134,30 @@ def _nothing(predicted: Trace) -> LaneUse:
     return LaneUse(busy_s=0.0, wait_s=0.0, idle_s=predicted.duration_s, usd=no_usd, idle_usd=no_usd)
 
 
-def _tariff(trace: Trace, stage: int, lane: Resource) -> tuple[float, float] | None:
-    """Dollars per second and per task of a lane; None if the trace has no prices."""
+def _tariff(trace: Trace, stage: int, lane: Resource) -> tuple[float, Callable[[Event], float]] | None:
+    """Dollars per second of a lane, and for each of its transfers; None if the trace has no prices."""
     if trace.prices is None:
         return None
     second_usd = trace.prices.function_usd_s[stage] if lane is Resource.COMPUTE else 0.0
-    return second_usd, trace.prices.request_usd(lane)
+    return second_usd, trace.prices.transfer_usd
 
 
 def _lane_use(
-    steps: list[list[Event]], iteration_s: float, replicas: int, tariff: tuple[float, float] | None
+    steps: list[list[Event]],
+    iteration_s: float,
+    replicas: int,
+    tariff: tuple[float, Callable[[Event], float]] | None,
 ) -> LaneUse:
     busy_s = median(sum(event.busy_s for event in events) for events in steps) / replicas
     wait_s = median(sum(event.waited_s for event in events) for events in steps) / replicas
     idle_s = max(0.0, iteration_s - busy_s - wait_s)
     if tariff is None:
         return LaneUse(busy_s=busy_s, wait_s=wait_s, idle_s=idle_s, usd=None, idle_usd=None)
-    second_usd, task_usd = tariff
+    second_usd, transfer_usd = tariff
     return LaneUse(
         busy_s=busy_s,
         wait_s=wait_s,
         idle_s=idle_s,
-        usd=second_usd * replicas * iteration_s + task_usd * median(map(len, steps)),
+        usd=second_usd * replicas * iteration_s + median(sum(map(transfer_usd, events)) for events in steps),
         idle_usd=second_usd * replicas * idle_s,
     )

@@ -90,6 +90,6 @@ def _of_trace(trace: Trace) -> dict[str, str]:
         if whole:
             found[f"{use.value} %"] = f"{100 * sum(stage.seconds[use] for stage in uses) / whole:.1f}"
     if trace.prices is not None:
-        requests = sum(trace.prices.request_usd(event.lane) for event in trace.events)
+        requests = sum(trace.prices.transfer_usd(event) for event in trace.events)
         found["dollars"] = f"{requests + sum(sum((stage.usd or {}).values()) for stage in uses):.4g}"
     return found

@@ -41,9 +41,10 @@ class BudgetGuard:
         self._overlapped_s = age_s
 
     def spent_usd(self, age_s: float) -> float:
-        """Dollars for functions when this one is `age_s` old, if all functions of the run have run since."""
+        """Dollars for functions and hours of stores when this one is `age_s` old, if all functions have run since."""
         beside_s = self._overlapped_s + max(age_s - self._overlaps_from_s, 0.0)
-        return self._account.spent_usd + (age_s + beside_s) * self._account.run_usd_s
+        hours_usd = age_s * self._account.hours_usd_s
+        return self._account.spent_usd + (age_s + beside_s) * self._account.run_usd_s + hours_usd
 
     def requests_usd(self) -> float:
         """Dollars for the requests of the run's generation so far."""

@@ -4,10 +4,11 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from funcpipe.core import Heartbeat, PlatformSpec, RequestCounts, RunAccount, RunRecord, WorkerReport
+from funcpipe.core import CountsByKind, Heartbeat, PlatformSpec, RunAccount, RunRecord, Stores, WorkerReport
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.documents import readable_documents
 from funcpipe.runstate.functions import list_functions
+from funcpipe.runstate.generations import find_record
 from funcpipe.runstate.heartbeats import attempt_of
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.liveness import read_heartbeats
@@ -21,7 +22,7 @@ def worker_reports(storage: Storage, keys: Keys) -> tuple[WorkerReport, ...]:
 
 
 def spent_so_far(storage: Storage, record: RunRecord) -> RunAccount:
-    """What the run has cost and taken: the most that any of its documents tells.
+    """What the run has cost and taken: the most that any of its documents tells, reports without hours of stores.
 
     Requests of the newest generation are apart, by the estimate of its functions; earlier ones are in its record.
     """
@@ -47,18 +48,24 @@ def spent_with_requests(storage: Storage, record: RunRecord, prices: PlatformSpe
     keys, spent = Keys.of(record), spent_so_far(storage, record)
     functions = len(list_functions(storage, keys))
     requests = told_requests(storage, keys, worker_reports(storage, keys))
-    requests_usd = request_usd(requests, prices, functions=functions)
+    requests_usd = request_usd(requests, prices, record.plan.stores, functions=functions)
     return replace(spent, spent_usd=spent.spent_usd + requests_usd, requests_usd=0.0)
 
 
-def told_requests(storage: Storage, keys: Keys, reports: Sequence[WorkerReport]) -> RequestCounts:
+def told_requests(storage: Storage, keys: Keys, reports: Sequence[WorkerReport]) -> CountsByKind:
     """The requests of all attempts: as in `reports`, or by its last heartbeat of one that could make no report."""
     reported = {(report.worker, report.attempt) for report in reports}
     beats = [key for key in storage.list(keys.all_heartbeats) if attempt_of(keys, key) not in reported]
-    unreported = (beat.requests for beat in readable_documents(storage, Heartbeat, beats))
-    return sum([*(report.requests for report in reports), *unreported], RequestCounts())
+    unreported = (beat.counts for beat in readable_documents(storage, Heartbeat, beats))
+    return sum([*(report.counts for report in reports), *unreported], CountsByKind())
 
 
-def request_usd(requests: RequestCounts, prices: PlatformSpec, *, functions: int) -> float:
-    """Dollars for storage requests, and for the invocations of so many functions."""
-    return prices.counted_usd(requests) + functions * prices.price_invocation_usd
+def request_usd(requests: CountsByKind, prices: PlatformSpec, stores: Stores, *, functions: int) -> float:
+    """Dollars for storage requests and their bytes, and for the invocations of so many functions."""
+    return prices.counted_usd(requests, stores) + functions * prices.price_invocation_usd
+
+
+def lasted_s(storage: Storage, keys: Keys) -> float:
+    """Seconds that the generation of a run has taken, as far as its functions have told; 0 if its record is lost."""
+    record = find_record(storage, keys)
+    return 0.0 if record is None else spent_so_far(storage, record).elapsed_s - record.elapsed_s

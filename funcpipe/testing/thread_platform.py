@@ -23,6 +23,7 @@ from funcpipe.errors import FuncPipeError, PlatformError
 from funcpipe.model.split.bundle import LOADING
 from funcpipe.parameter_server.function_worker import run_function
 from funcpipe.platforms.base import Cause, Handle, Invoked, PlainKeys, Platform, State, Status, Storage
+from funcpipe.platforms.request_meter import RequestMeter
 from funcpipe.platforms.wrappers import Counted, Retried
 from funcpipe.testing.faults import FunctionFaults, FunctionStorage
 from funcpipe.training.passes import Passes
@@ -112,9 +113,13 @@ class ThreadPlatform(PlainKeys):
     def detach(self) -> None:
         """Nothing: functions are threads of their client."""
 
+    def meter_of(self, name: str) -> RequestMeter:
+        """What counts the requests of the function of that name."""
+        return self._functions[name].invoked.meter
+
     def counts_of(self, name: str) -> RequestCounts:
         """What the function of that name has asked of the storage."""
-        return self._functions[name].invoked.meter.counts
+        return self.meter_of(name).counts
 
     def stop_all(self) -> None:
         """End all functions, at once, as the end of their machine would."""

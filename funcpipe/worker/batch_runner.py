@@ -2,13 +2,12 @@
 
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
 from funcpipe.comm.channel import Channel
-from funcpipe.core import RequestCounts, WorkerSpec, worker_name
+from funcpipe.core import CountsByKind, WorkerSpec, worker_name
 from funcpipe.model.split import StageModule
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.validation_reports import ValidationKeys
@@ -21,6 +20,7 @@ from funcpipe.training.evaluation import Evaluation, StageEvaluation
 from funcpipe.training.passes import Batch
 from funcpipe.training.scores import Scores
 from funcpipe.worker.lane_monitor import LaneMonitor
+from funcpipe.worker.step_graph import message_counts
 
 OPEN_TRANSFERS = 4
 """How many uploads, and how many downloads, may be open at once."""
@@ -39,7 +39,7 @@ class BatchRunner:
         trained: StageModule,
         lanes: LaneMonitor,
         cancel: threading.Event,
-        record: Callable[[RequestCounts, RequestCounts], None],
+        record: Callable[[CountsByKind, CountsByKind], None],
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`record` is told what this worker, and what all others, have asked of the storage for messages."""
@@ -53,7 +53,7 @@ class BatchRunner:
         self._clock = clock
         self._routes = evaluation.routes
         self._names = {(r.producer, part): r.tensors for part, r in evaluation.routes.numbered_activations()}
-        self._made: dict[int, tuple[Graph, RequestCounts, RequestCounts]] = {}
+        self._made: dict[int, tuple[Graph, CountsByKind, CountsByKind]] = {}
         self.scores = Scores(evaluation.loss, evaluation.metrics)
         is_last = spec.stage == len(spec.plan.stages) - 1
         self._evaluation = Evaluation(
@@ -117,22 +117,13 @@ class BatchRunner:
     def _key(self, step: int, batch: int, put: Task) -> str:
         return self._keys.batch_message(worker_name(put.stage, put.replica), step, batch, str(put))
 
-    def _graph(self, micro_batches: int) -> tuple[Graph, RequestCounts, RequestCounts]:
+    def _graph(self, micro_batches: int) -> tuple[Graph, CountsByKind, CountsByKind]:
         if micro_batches not in self._made:
             plan, spec = self._spec.plan, self._spec
             graph = forward_graph(
                 stages=len(plan.stages), replicas=plan.replicas, micro_batches=micro_batches, routes=self._routes
             )
             mine = graph.of_worker(spec.stage, spec.replica)
-            own, everything = _requests(mine.tasks), _requests(graph.tasks)
-            others = RequestCounts(puts=everything.puts - own.puts, gets=everything.gets - own.gets)
-            self._made[micro_batches] = (mine, own, others)
+            others = [task for task in graph.tasks if (task.stage, task.replica) != (spec.stage, spec.replica)]
+            self._made[micro_batches] = (mine, message_counts(mine.tasks), message_counts(others))
         return self._made[micro_batches]
-
-
-def _requests(tasks: Sequence[Task]) -> RequestCounts:
-    kinds = Counter(task.kind for task in tasks)
-    return RequestCounts(
-        puts=sum(count for kind, count in kinds.items() if kind.is_put),
-        gets=sum(count for kind, count in kinds.items() if kind.is_get),
-    )

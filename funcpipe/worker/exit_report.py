@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 
-from funcpipe.core import Halt, Outcome, RequestCounts, WorkerReport, WorkerSpec
+from funcpipe.core import CountsByKind, Halt, Outcome, RequestCounts, WorkerReport, WorkerSpec
 from funcpipe.errors import CorruptMessage, StorageError, TaskFailed
 from funcpipe.platforms.base import Invoked, Storage
 from funcpipe.runstate.documents import put_document
@@ -78,9 +78,10 @@ class ExitReporter:
             retryable=isinstance(cause, StorageError | CorruptMessage),
             out_of_memory=isinstance(cause, MemoryError) or any(text in str(cause) for text in _NO_MEMORY),
         )
-        counts = self._invoked.meter.counts + RequestCounts(puts=1)  # with this report, and what comes after it
+        still = RequestCounts(puts=1)  # this report, and what comes after it
         if report.is_final:
-            counts += CLOSING
+            still += CLOSING
         if report.is_final and outcome is Outcome.FAILED:
-            counts += ORDERING
-        return replace(report, **asdict(counts))
+            still += ORDERING
+        counts = self._invoked.meter.by_kind + CountsByKind(default=still)
+        return replace(report, **asdict(counts.total), by_kind=counts)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from funcpipe.core import Event, Events, Heartbeat, OnDrift, Outcome, RequestCounts, Resource, WorkerSpec
+from funcpipe.core import CountsByKind, Event, Events, Heartbeat, OnDrift, Outcome, RequestCounts, Resource, WorkerSpec
 from funcpipe.errors import Cancelled, ReplicasDiffer, RunHalted, Superseded, TaskFailed
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.documents import put_document
@@ -219,6 +219,7 @@ class Worker:
         )
 
     def _describe(self, beat: int) -> Heartbeat:
+        counts = self.progress.requests + CountsByKind(default=RequestCounts(puts=1))
         return Heartbeat(
             worker=self.spec.worker,
             attempt=self.spec.attempt,
@@ -237,5 +238,6 @@ class Worker:
             busy=self.runner.lanes.busy(),
             instructions=instruction_set(),
             run_requests_usd=self.progress.run_requests_usd,
-            requests=self.progress.requests + RequestCounts(puts=1),
+            requests=counts.total,
+            by_kind=counts,
         )

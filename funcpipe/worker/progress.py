@@ -2,13 +2,14 @@
 
 It counts its own storage requests and has to estimate those of all others, whom to ask would be requests again. How
 many messages they put and get follows from the graph of each step. What a worker asks for besides its messages, for
-leases, heartbeats and messages that have not come, is taken to be the same for all.
+leases, heartbeats and messages that have not come, is taken to be the same for all, and so are the bytes that it moves,
+where a store costs by the byte.
 """
 
 import time
 from dataclasses import replace
 
-from funcpipe.core import RequestCounts, RunAccount, WorkerSpec
+from funcpipe.core import CountsByKind, RunAccount, WorkerSpec
 from funcpipe.platforms.base import Invoked
 from funcpipe.runstate.limits import BudgetGuard
 
@@ -20,7 +21,7 @@ class WorkerProgress:
         self._account = spec.account
         self._invoked = invoked
         self._workers = len(spec.plan.stages) * spec.plan.replicas
-        self._own = self._others = RequestCounts()
+        self._own = self._others = CountsByKind()
         self.budget = BudgetGuard(spec.limits, spec.account, spec.faults.heartbeat_s, requests_usd=self._requests_usd)
         self.steps = steps
         self.done = spec.first_step
@@ -36,9 +37,9 @@ class WorkerProgress:
         return self._invoked.billed_s
 
     @property
-    def requests(self) -> RequestCounts:
+    def requests(self) -> CountsByKind:
         """The storage requests that this function has made."""
-        return self._invoked.meter.counts
+        return self._invoked.meter.by_kind
 
     @property
     def peak_memory_bytes(self) -> int:
@@ -52,7 +53,7 @@ class WorkerProgress:
 
     @property
     def run_usd(self) -> float:
-        """Dollars that the whole run has cost, but for the requests of this generation."""
+        """Dollars that the whole run has cost, with the hours of stores, but for the requests of this generation."""
         return self.budget.spent_usd(self.billed_s)
 
     @property
@@ -76,7 +77,7 @@ class WorkerProgress:
         account = self.account
         return replace(account, requests_usd=account.requests_usd + self._workers * account.invocation_usd)
 
-    def record_messages(self, own: RequestCounts, others: RequestCounts) -> None:
+    def record_messages(self, own: CountsByKind, others: CountsByKind) -> None:
         """Record the messages of a step: those that this worker, and those that all others, have put and got."""
         self._own += own
         self._others += others

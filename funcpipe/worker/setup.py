@@ -136,9 +136,9 @@ def _validator(
 
 def _channel(spec: WorkerSpec, fenced: Storage, keys: Keys, cancel: threading.Event) -> Channel:
     """Who waits for long may hold up all functions of the run."""
-    account = spec.account
+    empty_get_usd = spec.account.store("messages").empty_get_usd
     estimator = ArrivalEstimator(
-        deadline_s=spec.message_deadline_s, empty_get_usd=account.empty_get_usd, idle_usd_s=account.run_usd_s
+        deadline_s=spec.message_deadline_s, empty_get_usd=empty_get_usd, idle_usd_s=spec.account.run_usd_s
     )
     return Channel(
         fenced, estimator, run_key=RunKey(spec.run_key), cancel=cancel, started=partial(fenced.list, keys.functions)

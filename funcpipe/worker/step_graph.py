@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from funcpipe.core import RequestCounts, Routes, WorkerId, WorkerSpec
+from funcpipe.core import CountsByKind, RequestCounts, Routes, WorkerId, WorkerSpec
+from funcpipe.core.stores import kind_moved
 from funcpipe.runstate.keys import Keys
 from funcpipe.scheduler.graph import Graph, StepShape, build_graph
 from funcpipe.scheduler.loading import Loading
@@ -25,8 +26,8 @@ class StepGraph:
     readers: Mapping[Task, frozenset[WorkerId]]
     upstream: frozenset[WorkerId]
     most_objects: int
-    own: RequestCounts
-    others: RequestCounts
+    own: CountsByKind
+    others: CountsByKind
 
 
 class StepGraphs:
@@ -85,14 +86,15 @@ class StepGraphs:
             readers=readers_of(graph, worker),
             upstream=upstream_of(graph, worker),
             most_objects=most_objects(graph),
-            own=_requests(task for task in graph.tasks if (task.stage, task.replica) == worker),
-            others=_requests(task for task in graph.tasks if (task.stage, task.replica) != worker),
+            own=message_counts(task for task in graph.tasks if (task.stage, task.replica) == worker),
+            others=message_counts(task for task in graph.tasks if (task.stage, task.replica) != worker),
         )
 
 
-def _requests(tasks: Iterable[Task]) -> RequestCounts:
-    kinds = Counter(task.kind for task in tasks)
-    return RequestCounts(
-        puts=sum(count for kind, count in kinds.items() if kind.is_put),
-        gets=sum(count for kind, count in kinds.items() if kind.is_get),
-    )
+def message_counts(tasks: Iterable[Task]) -> CountsByKind:
+    """The requests for messages that `tasks` make if each finds its object at once, without their bytes."""
+    counts = CountsByKind().by_kind
+    for kind, count in Counter(task.kind for task in tasks).items():
+        if kind.is_put or kind.is_get:
+            counts[kind_moved(kind.value)] += RequestCounts(puts=count * kind.is_put, gets=count * kind.is_get)
+    return CountsByKind(**counts)

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from funcpipe.cli import main
-from funcpipe.core import ModelProfile, Plan, ProvisionTable, from_text, read, write
+from funcpipe.cli.provision_files import plan_in
+from funcpipe.core import ModelProfile, Plan, ProvisionTable, WayRun, from_text, read, write
+from funcpipe.errors import InputError
 from funcpipe.history.correction import fit
-from funcpipe.history.journal import append
+from funcpipe.history.journal import append, read_all
 from tests.history.observations import observation
 from tests.provision.test_compare import profile
 
@@ -94,6 +96,88 @@ def test_history_lists_what_is_known(observed: Path, capsys: pytest.CaptureFixtu
     assert (known["runs"], known["quantity"], known["error_before"]) == (3, "iteration", 0.5)
     assert known["error_after"] < 0.25
     assert found["history"] == str(observed / "history.jsonl")
+
+
+PROVISION = ["provision", "profile.json", "--samples", "20000", "--global-batch", "64", "--epochs", "2"]
+
+
+def test_provision_files_its_comparison_and_history_tells_how_the_choice_looks_now(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for deadline in ("3600", "86400"):
+        assert main([*PROVISION, "--deadline", deadline, "--json"]) == 0
+    capsys.readouterr()
+    assert main(["history"]) == 0
+    assert "hindsight" not in capsys.readouterr().out
+    path = here / "history.jsonl"
+    for comparison, slower in zip(read_all(path).comparisons, (1.0, 100.0), strict=True):
+        (chosen,) = [way for way in comparison.ways if way.way == comparison.recommended]
+        took = WayRun(
+            comparison=comparison.key,
+            way=chosen.way,
+            run=f"r{slower}",
+            ran_on=chosen.place,
+            share=1.0,
+            seconds=slower * chosen.seconds,
+            usd=slower * chosen.usd,
+            at_s=1.7e9,
+        )
+        append(path, [took, replace(took, run=f"elsewhere{slower}", ran_on="local")])
+    assert main(["history"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "chosen way best in hindsight: 1 of 2 jobs" in text
+    assert "are as modelled, as no run of them is known here" in text
+    assert main(["history", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["chosen_way_best_in_hindsight"] == {"jobs": 2, "best": 1}
+    assert [one["best"] == one["chosen"]["way"] for one in told["hindsight"]] == [True, False]
+
+
+def test_a_run_elsewhere_is_told_and_does_not_count(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*PROVISION, "--json"]) == 0
+    (comparison,) = read_all(here / "history.jsonl").comparisons
+    took = WayRun(
+        comparison=comparison.key,
+        way=comparison.ways[0].way,
+        run="r",
+        ran_on="local",
+        share=1.0,
+        seconds=1.0,
+        usd=1.0,
+        at_s=1.0,
+    )
+    append(here / "history.jsonl", [took])
+    capsys.readouterr()
+    assert main(["history"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "chosen way best in hindsight: 0 of 0 jobs" in text
+    assert "runs that were not where the way was predicted for do not count" in text
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--way", "one-machine"], "rents machines and has no plan: train by it with funcpipe train-server"),
+        (["--way", "magic"], "--way must be one of"),
+    ],
+)
+def test_train_takes_the_plan_of_a_way_or_says_why_not(
+    more: list[str], message: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*PROVISION, "--ways", "funcpipe,one-machine", "--json"]) == 0
+    (here / "ways.json").write_text(capsys.readouterr().out)
+    words = ["train", "tests.e2e.small:model", "--plan", "ways.json", "--data", "tests.cli.test_history:data"]
+    assert main([*words, *more, "--dry-run"]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+    found = read(ProvisionTable, here / "ways.json")
+    assert plan_in("ways.json", "funcpipe") == next(one.plan for one in found.provisions if one.way == "funcpipe")
+
+
+def test_a_plan_has_no_ways(observed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(OPTIMIZE) == 0
+    with pytest.raises(InputError, match=r"--way names funcpipe, but plan\.json has no ways"):
+        plan_in("plan.json", "funcpipe")
+    assert plan_in("plan.json", None) == read(Plan, "plan.json")
 
 
 def test_a_history_that_is_turned_off_says_so(

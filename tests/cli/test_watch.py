@@ -144,6 +144,7 @@ def test_a_sparkline_rises_and_falls_with_its_values() -> None:
     assert sparkline([0, 0, 7, 7], 2) == "▁█"
     assert sparkline([2, 2, 2], 3) == "▁▁▁"
     assert sparkline([0, math.nan, 7], 3) == "▁ █"
+    assert sparkline([-1.7e308, 1.7e308], 2) == "▁█"
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from funcpipe.client.functions import WatchedFunction, unwatched_functions
 from funcpipe.client.results import bill
 from funcpipe.client.supervisor import Supervisor
-from funcpipe.core import Bill, FunctionDocument, Outcome, RequestCounts
+from funcpipe.core import DEFAULT_STORES, Bill, CountsByKind, FunctionDocument, Outcome
 from funcpipe.core.json_form import to_plain
 from funcpipe.platforms.base import Handle, State, Status
 from funcpipe.runstate.documents import put_document
@@ -73,7 +73,7 @@ def test_objects_that_were_not_there_cost_what_the_platform_says() -> None:
     puts_usd = 12 * spec_with().price_put_usd + 6 * spec_with().price_invocation_usd
     for price, gets_usd in ((None, 18 * 4e-7), (0.0, 12 * 4e-7), (1e-3, 12 * 4e-7 + 6 * 1e-3)):
         prices = replace(spec_with(), price_get_usd=4e-7, price_empty_get_usd=price)
-        assert request_usd(requests, prices, functions=6) == pytest.approx(puts_usd + gets_usd)
+        assert request_usd(requests, prices, DEFAULT_STORES, functions=6) == pytest.approx(puts_usd + gets_usd)
 
 
 def test_functions_that_died_unwatched_count_until_their_last_sign_of_life() -> None:
@@ -102,7 +102,7 @@ def test_a_report_goes_before_what_a_client_saw_and_belongs_to_one_function() ->
     run.platform.ended[again] = DONE
     functions = [function for function in attached(run).functions() if function.started.worker == "s0.r0"]
     functions[0].age_s, functions[1].age_s = 25.0, 99.0
-    made = bill(functions, worker_reports(run.storage, KEYS), RequestCounts(), spec_with(), earlier_usd=0.0)
+    made = bill(functions, worker_reports(run.storage, KEYS), CountsByKind(), spec_with(), earlier_usd=0.0)
     assert made.function_seconds == pytest.approx(25 + 7)
 
 

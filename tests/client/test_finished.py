@@ -14,7 +14,7 @@ from funcpipe.client.prepare import PreparedRun, prepare
 from funcpipe.client.results import Progress
 from funcpipe.client.session import session_on
 from funcpipe.client.site import Site
-from funcpipe.core import Invocation, Outcome, PlatformSpec, RunSettings, WorkerReport
+from funcpipe.core import DEFAULT_STORES, Invocation, Outcome, PlatformSpec, RunSettings, WorkerReport
 from funcpipe.errors import PlanError, PlatformError, RunInterrupted
 from funcpipe.platforms.base import Handle, OpenPlatform, PlainKeys, Platform
 from funcpipe.platforms.catalog import load_spec
@@ -213,7 +213,8 @@ def test_what_a_generation_has_cost_with_its_requests_is_on_the_bill_of_the_next
     epochs = step // 3 + 2
     going_on = prepared(storage, functions, epochs=epochs)
     spec = functions.spec
-    requests_usd = spec.counted_usd(told_requests(signed(storage), keys, worker_reports(signed(storage), keys)))
+    told = told_requests(signed(storage), keys, worker_reports(signed(storage), keys))
+    requests_usd = spec.counted_usd(told, DEFAULT_STORES)
     assert requests_usd >= 1500 * spec.price_put_usd
     expected_usd = spent_usd + requests_usd + invocations * spec.price_invocation_usd
     assert going_on.account.spent_usd == pytest.approx(expected_usd)

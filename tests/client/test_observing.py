@@ -85,7 +85,8 @@ def plan() -> Plan:
 
 def prepared(plan: Plan) -> PreparedRun:
     platform = SimpleNamespace(url="local:///tmp/socket", spec=SPEC)
-    return cast(PreparedRun, SimpleNamespace(job=SimpleNamespace(plan=plan), platform=platform))
+    job = SimpleNamespace(plan=plan, samples=64, evaluation=None)
+    return cast(PreparedRun, SimpleNamespace(job=job, platform=platform, resumed=None, running=None))
 
 
 def test_each_quantity_of_a_size_is_filed(plan: Plan) -> None:

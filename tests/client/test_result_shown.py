@@ -1,11 +1,12 @@
 """A run's result shows what it took in a few lines, however large its model is."""
 
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import torch
 
 from funcpipe.client.results import RunResult
-from funcpipe.core import Bill, Source, Trace, ValidationReport
+from funcpipe.core import Bill, RequestCounts, Source, StoreBill, Trace, ValidationReport
 
 RESULT = RunResult(
     run="run-1",
@@ -39,6 +40,14 @@ def test_it_is_a_few_lines() -> None:
         "  skipped: 1 step whose gradients were not finite",
         "  callbacks: 1 callback failed: callback_errors",
     ]
+
+
+def test_stores_other_than_the_default_one_have_a_line() -> None:
+    near = StoreBill(kind="messages", store="near", requests=RequestCounts(), request_usd=0.25, transfer_usd=0.5)
+    rest = replace(near, kind="default", store="default", transfer_usd=0.0)
+    bill = replace(RESULT.bill, stores=(rest, near))
+    assert "  stores: default in default $0.25, messages in near $0.75" in repr(replace(RESULT, bill=bill)).splitlines()
+    assert "stores" not in repr(replace(RESULT, bill=replace(bill, stores=(rest,))))
 
 
 def test_a_notebook_draws_its_losses() -> None:

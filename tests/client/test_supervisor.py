@@ -8,7 +8,7 @@ import pytest
 from funcpipe.client.functions import WatchedWorker
 from funcpipe.client.results import bill
 from funcpipe.client.supervisor import Supervisor
-from funcpipe.core import FaultTolerance, Halt, OnOutOfMemory, Outcome, RequestCounts, RunAccount, WorkerSpec
+from funcpipe.core import CountsByKind, FaultTolerance, Halt, OnOutOfMemory, Outcome, RunAccount, WorkerSpec
 from funcpipe.core.backoff import Backoff
 from funcpipe.errors import DeadlineExceeded, PlatformError, RunHalted, WorkerFailed
 from funcpipe.platforms.base import Cause, Handle, State, Status
@@ -315,7 +315,7 @@ def test_a_client_that_attaches_counts_what_was_spent_before() -> None:
     assert seconds["s1.r0"] == 0.0  # nobody knows
     run.report("s1.r0", Outcome.FAILED)
     reports = worker_reports(run.storage, KEYS)
-    made = bill(supervisor.functions(), reports, RequestCounts(), spec_with(), earlier_usd=0.25)
+    made = bill(supervisor.functions(), reports, CountsByKind(), spec_with(), earlier_usd=0.25)
     assert made.functions == 6
     assert made.function_seconds >= 47.0
     assert made.cost_usd == pytest.approx(0.25 + made.compute_usd + made.request_usd)

@@ -9,6 +9,7 @@ from funcpipe.parameter_server.function_messages import FunctionMessage, WorkOrd
 FORMATS = {
     "Events": "funcpipe.events/1",
     "Bill": "funcpipe.bill/1",
+    "Comparison": "funcpipe.comparison/1",
     "FinishedRun": "funcpipe.finished/1",
     "FunctionDocument": "funcpipe.function/1",
     "Halt": "funcpipe.halt/1",
@@ -41,6 +42,7 @@ FORMATS = {
     "TrainingSpec": "funcpipe.training/1",
     "ValidationReport": "funcpipe.validation/1",
     "WatchSpec": "funcpipe.watch/1",
+    "WayRun": "funcpipe.way-run/1",
     "WeightedLoss": "funcpipe.loss-weighted/1",
     "WorkerReport": "funcpipe.report/1",
     "WorkerSpec": "funcpipe.worker/1",

@@ -3,8 +3,25 @@
 import json
 from dataclasses import replace
 
-from funcpipe.core import FaultTolerance, OnOutOfMemory, RunAccount, RunLimits, WorkerSpec, from_text, to_text
+from funcpipe.core import (
+    Bill,
+    CountsByKind,
+    FaultTolerance,
+    Heartbeat,
+    OnOutOfMemory,
+    Outcome,
+    RequestCounts,
+    RunAccount,
+    RunLimits,
+    StoreBill,
+    StoreSpec,
+    WorkerReport,
+    WorkerSpec,
+    from_text,
+    to_text,
+)
 from tests.e2e import small
+from tests.run_documents import BEAT
 
 OLD_LIFE = {
     "checkpoint_steps": 4,
@@ -66,3 +83,63 @@ def test_a_payload_from_before_life_was_divided_is_still_read() -> None:
     old = {name: value for name, value in document.items() if name not in ("faults", "limits", "account")}
     text = json.dumps(old | {"life": OLD_LIFE})
     assert from_text(WorkerSpec, text, source="payload") == spec()
+
+
+def without(written: WorkerSpec | Heartbeat | WorkerReport | Bill, *names: str) -> str:
+    """The document as a version wrote it that did not know these fields."""
+    return json.dumps({name: value for name, value in json.loads(to_text(written)).items() if name not in names})
+
+
+COUNTS = RequestCounts(puts=4, lists=1, gets=6, empty_gets=2, sent_bytes=100, received_bytes=50)
+BY_KIND = CountsByKind(default=RequestCounts(puts=1), messages=COUNTS)
+REPORT = WorkerReport(
+    worker="s0.r0",
+    attempt=0,
+    outcome=Outcome.FINISHED,
+    started_at_s=0.0,
+    ended_at_s=1.0,
+    puts=4,
+    lists=1,
+    gets=6,
+    empty_gets=2,
+    sent_bytes=100,
+    received_bytes=50,
+    peak_memory_bytes=1,
+)
+
+
+def test_what_was_counted_before_kinds_were_is_all_of_the_default_kind() -> None:
+    beat = replace(BEAT, requests=COUNTS, by_kind=BY_KIND)
+    assert from_text(Heartbeat, to_text(beat), source="beat").counts == BY_KIND
+    assert from_text(Heartbeat, without(beat, "by_kind"), source="beat").counts == CountsByKind(default=COUNTS)
+    report = replace(REPORT, by_kind=BY_KIND)
+    assert from_text(WorkerReport, to_text(report), source="report").counts == BY_KIND
+    assert from_text(WorkerReport, without(report, "by_kind"), source="report").counts == CountsByKind(default=COUNTS)
+
+
+def test_an_account_keeps_the_prices_of_stores_and_without_them_all_is_in_the_default_one() -> None:
+    near = StoreSpec(name="near", what="near", latency_s=0.0, price_put_usd=0.5, price_get_usd=0.0)
+    account = RunAccount(put_usd=2.0, get_usd=3.0, empty_get_usd=5.0, hours_usd_s=0.1, stores={"messages": near})
+    written = replace(spec(), account=account)
+    assert from_text(WorkerSpec, to_text(written), source="payload") == written
+    assert account.counted_usd(BY_KIND) == 2.0 + 5 * 0.5  # listing costs as much as putting
+    assert replace(account, stores={}).counted_usd(BY_KIND) == 2.0 + 5 * 2.0 + 4 * 3.0 + 2 * 5.0
+
+
+def test_a_bill_without_items_of_stores_is_still_read() -> None:
+    item = StoreBill(kind="messages", store="near", requests=COUNTS, request_usd=0.1, transfer_usd=0.2, hours_usd=0.3)
+    bill = Bill(
+        platform="local",
+        functions=1,
+        function_seconds=1.0,
+        puts=4,
+        gets=6,
+        compute_usd=1.0,
+        request_usd=0.3,
+        hours_usd=0.3,
+        lasted_s=5.0,
+        stores=(item,),
+    )
+    assert from_text(Bill, to_text(bill), source="bill") == bill
+    old = from_text(Bill, without(bill, "hours_usd", "lasted_s", "stores"), source="bill")
+    assert (old.stores, old.hours_usd, old.cost_usd) == ((), 0.0, 1.3)

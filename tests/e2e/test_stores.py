@@ -8,7 +8,7 @@ import pytest
 
 from funcpipe.cli import main
 from funcpipe.core import Stores, write
-from funcpipe.platforms.catalog import open_storage
+from funcpipe.platforms.catalog import load_spec, open_storage
 from tests.e2e import small
 from tests.redis_servers import redis_server
 
@@ -20,7 +20,9 @@ def test_a_run_in_several_stores_learns_as_in_one(
     stores = Stores(messages="valkey", sums="express", checkpoints="express")
     write(small.plan(), tmp_path / "plan.json")
     write(replace(small.plan(), stores=stores), tmp_path / "mixed.json")
+    write(replace(load_spec("local"), stores=load_spec("aws-lambda").stores), tmp_path / "spec.json")
     job = ["tests.e2e.small:model", "--data", "tests.e2e.small:data", "--epochs", "1", "--json", "--run", "kept"]
+    job += ["--spec", str(tmp_path / "spec.json")]
     one = (tmp_path / "one").as_uri()
     default, express = (tmp_path / "default").as_uri(), (tmp_path / "express").as_uri()
     with redis_server(tmp_path, "--save", "") as port:
@@ -28,10 +30,14 @@ def test_a_run_in_several_stores_learns_as_in_one(
         losses = []
         for plan, url in (("plan.json", one), ("mixed.json", several)):
             assert main(["train", *job, "--plan", str(tmp_path / plan), "--storage", url]) == 0
-            losses.append(json.loads(capsys.readouterr().out)["losses"])
+            told = json.loads(capsys.readouterr().out)
+            losses.append(told["losses"])
             assert main(["status", "kept", "--storage", url, "--json"]) == 0
             assert json.loads(capsys.readouterr().out)["verdict"] == "finished"
         assert losses[0] == losses[1]
+        billed = {item["kind"]: item["store"] for item in told["bill"]["stores"]}
+        assert billed == {"default": "default", "messages": "valkey", "sums": "express", "checkpoints": "express"}
+        assert told["bill"]["hours_usd"] > 0
         kept = {key.split("/")[2] for key in open_storage(express).list("kept/")}
         assert kept <= {"checkpoints"}
         assert (tmp_path / "express").exists()

@@ -2,13 +2,15 @@
 
 import fcntl
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from funcpipe.core import Observation, to_text
+from funcpipe.core import Comparison, JobSpec, Observation, WayRun, to_text
+from funcpipe.core.comparison import ComparedWay
 from funcpipe.errors import InvalidValue
-from funcpipe.history.journal import append, history_file, read_history
+from funcpipe.history.journal import MOST_COMPARISONS, Entry, append, history_file, read_all, read_history
 from tests.history.observations import observation
 
 
@@ -91,3 +93,36 @@ def test_an_observation_says_what_it_is_of(field: str) -> None:
 def test_an_observation_has_no_negative_seconds() -> None:
     with pytest.raises(InvalidValue, match="observed_s"):
         observation(observed_s=-1.0)
+
+
+def comparison(key: str) -> Comparison:
+    way = ComparedWay(way="w", key="k", rented="m", place="aws", seconds=1.0, usd=1.0, iterations=1.0)
+    job = JobSpec(samples=1, global_batch=1, epochs=1)
+    names = {"model": "m", "platform": "local", "market": "aws", "recommended": "w"}
+    return Comparison(key=key, job=job, ways=(way,), at_s=1.0, **names)
+
+
+def way_run(key: str, run: str = "r") -> WayRun:
+    return WayRun(comparison=key, way="w", run=run, ran_on="aws", share=1.0, seconds=1.0, usd=0.5, at_s=2.0)
+
+
+def test_lines_of_all_kinds_are_read_back_each_once(path: Path) -> None:
+    lines: list[Entry] = [*of_runs(1), comparison("a"), way_run("a")]
+    append(path, lines)
+    append(path, [*lines, replace(comparison("a"), at_s=9.0), replace(way_run("a"), usd=0.6), way_run("a", "s")])
+    found = read_all(path)
+    assert (found.observations, found.comparisons) == (tuple(of_runs(1)), (comparison("a"),))
+    assert found.way_runs == (way_run("a"), way_run("a", "s"))
+    assert read_history(path) == tuple(of_runs(1))
+
+
+def test_too_many_comparisons_lose_their_oldest_and_last_those_with_runs(path: Path) -> None:
+    append(path, [*of_runs(3), comparison("0"), way_run("0")])
+    for number in range(1, MOST_COMPARISONS + 1):
+        append(path, [comparison(str(number))])
+    found, kept = read_all(path), MOST_COMPARISONS // 2
+    newest = range(MOST_COMPARISONS - kept + 2, MOST_COMPARISONS + 1)
+    assert [one.key for one in found.comparisons] == ["0", *map(str, newest)]
+    assert (found.observations, found.way_runs) == (tuple(of_runs(3)), (way_run("0"),))
+    append(path, [comparison("new")])
+    assert len(read_all(path).comparisons) == kept + 1

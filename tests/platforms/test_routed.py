@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from funcpipe.core import CountsByKind, RequestCounts
 from funcpipe.core.stores import storage_of, urls_by_kind
-from funcpipe.errors import InvalidValue
+from funcpipe.errors import InvalidValue, KeyMissing
 from funcpipe.platforms.catalog import open_storage
 from funcpipe.platforms.local.files import FileStorage
+from funcpipe.platforms.request_meter import RequestMeter
 from funcpipe.platforms.routed import Routed, kind_of
 from funcpipe.runstate.keys import Keys
 from funcpipe.scheduler.tasks import Kind
@@ -50,11 +52,41 @@ def test_objects_go_apart_and_lists_find_them_all() -> None:
     assert not any(store.list("") for store in stores.values())
 
 
-def test_a_folder_of_the_default_storage_is_listed_there_alone() -> None:
+def test_requests_count_for_the_kind_of_their_object_and_lists_for_a_kind_of_the_store_that_is_asked(
+    tmp_path: Path,
+) -> None:
+    meter = RequestMeter()
+    here, there = tmp_path.as_uri() + "/here", tmp_path.as_uri() + "/there"
+    storage = open_storage(f"default={here},sums={there},checkpoints={there}", meter=meter)
+    storage.put(key_of(Kind.PUT_SPLIT), b"12345")
+    storage.put(key_of(Kind.PUT_ACTIVATION), b"123")
+    storage.put(KEYS.record, b"1")
+    assert storage.get(key_of(Kind.PUT_SPLIT)) == b"12345"
+    with pytest.raises(KeyMissing):
+        storage.get(KEYS.checkpoint(0, "1"))
+    storage.list(KEYS.checkpoints)
+    storage.list(KEYS.run_prefix)
+    storage.list(KEYS.step_reports)
+    assert meter.by_kind == CountsByKind(
+        default=RequestCounts(puts=1, lists=2, sent_bytes=1),
+        messages=RequestCounts(puts=1, sent_bytes=3),
+        sums=RequestCounts(puts=1, gets=1, lists=1, sent_bytes=5, received_bytes=5),
+        checkpoints=RequestCounts(gets=1, empty_gets=1, lists=1),
+    )
+    assert meter.counts == RequestCounts(puts=3, gets=2, lists=4, empty_gets=1, sent_bytes=9, received_bytes=5)
+
+
+def test_a_folder_is_listed_only_where_its_objects_may_be() -> None:
     class Refusing(MemoryStorage):
         def list(self, prefix: str) -> tuple[str, ...]:
             raise AssertionError(f"{prefix} cannot be here")
 
+    apart = Routed(
+        {"default": Refusing(), "messages": MemoryStorage(), "sums": MemoryStorage(), "checkpoints": Refusing()}
+    )
+    assert apart.list(KEYS.messages("s0.r0")) == ()
+    only = Routed({"default": Refusing(), "checkpoints": MemoryStorage()})
+    assert only.list(KEYS.checkpoints) == ()
     routed = Routed({"default": MemoryStorage(), "messages": Refusing()})
     for prefix in (KEYS.leases("s0.r0"), KEYS.step_reports, KEYS.reservations, KEYS.owner.owner_heartbeats(0)):
         assert routed.list(prefix) == ()

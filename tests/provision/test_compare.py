@@ -7,7 +7,17 @@ from pathlib import Path
 import pytest
 
 from funcpipe.client.provisioning import provision_inputs, provision_table
-from funcpipe.core import MB, LayerProfile, ModelProfile, OptimizerKind, TensorProfile, from_text, to_text
+from funcpipe.core import (
+    MB,
+    LayerProfile,
+    ModelProfile,
+    OptimizerKind,
+    Stores,
+    TensorProfile,
+    TrainingSpec,
+    from_text,
+    to_text,
+)
 from funcpipe.core.job_spec import JobSpec
 from funcpipe.core.loss_model import InverseLoss
 from funcpipe.core.provision import Provision, ProvisionTable
@@ -15,7 +25,7 @@ from funcpipe.errors import InvalidValue
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.platforms.machine_catalog import load_market
 from funcpipe.provision import workload
-from funcpipe.provision.compare import ORACLES, WAYS, fronts, undominated
+from funcpipe.provision.compare import ORACLES, WAYS, compare, fronts, undominated
 from funcpipe.provision.cynthia import Mode, predict
 from funcpipe.provision.figure import draw
 from funcpipe.provision.goal import Goal
@@ -217,3 +227,14 @@ def test_what_is_wrong_is_told() -> None:
         job_of(miss_chance=1.0)
     (refusal,) = provision_table(profile(), job_of(), ways=("exhaustive-spot",)).refusals
     assert "combinations are too many; lower the quotas" in refusal.reason
+
+
+def test_our_own_way_pays_for_the_hours_of_stores() -> None:
+    training = TrainingSpec(global_batch=64, replicas=(2,), stores=Stores(messages="valkey", sums="valkey"))
+    inputs = provision_inputs(profile(), job_of(), training=training)
+    (ours,) = compare(inputs, ["funcpipe"]).provisions
+    assert ours.plan is not None
+    job = inputs.estimate(ours.plan, round(ours.iterations))
+    (hours_usd,) = [item.usd for item in ours.cost if item.name == "stores"]
+    assert hours_usd == pytest.approx(ours.seconds / 3600 * 0.2496)  # the server's price for an hour
+    assert ours.usd == pytest.approx(job.cost_usd)

@@ -2,9 +2,11 @@ from dataclasses import replace
 
 import pytest
 
-from funcpipe.core import Event, Prices, Resource, Source, Trace, from_text, to_text
+from funcpipe.core import Event, Prices, Resource, Source, Stores, StoreSpec, Trace, from_text, prices_of, to_text
 from funcpipe.errors import PlanError
+from funcpipe.platforms.catalog import load_spec
 from funcpipe.report.compare import Report, compare, typical_step
+from tests.e2e import small
 
 
 def event(step: int, lane: Resource, start_s: float, end_s: float, *, replica: int = 0, waited_s: float = 0.0) -> Event:
@@ -60,6 +62,30 @@ def test_bubbles_and_requests_have_their_price() -> None:
     compute, download = compare(priced, PREDICTED).lanes
     assert (compute.predicted.usd, compute.predicted.idle_usd) == (2 * 2.5 * 3, 2 * 0.5 * 3)
     assert (download.predicted.usd, download.predicted.idle_usd) == (7, 0)
+
+
+def test_a_transfer_costs_what_the_store_of_its_kind_asks() -> None:
+    """Messages in a store of $1 a put, $2 a get, and by the GB; sums in the default one, at $5 and $7."""
+    near = StoreSpec(name="near", what="near", latency_s=0.0, price_put_usd=1.0, price_get_usd=2.0)
+    near = replace(near, price_sent_usd_gb=8.0, price_received_usd_gb=16.0)
+    prices = Prices(function_usd_s=(0.0,), put_usd=5.0, get_usd=7.0, stores={"messages": near})
+    moved = Event(task="", stage=0, replica=0, lane=Resource.UPLOAD, step=0, start_s=0, end_s=1, payload_bytes=1 << 28)
+    tasks = {"put-activation.s0.r0.m0": 1 + 2.0, "put-split.s0.r0.k1": 5.0, "put-tied-sum.s0.r0": 5.0}
+    assert {task: prices.transfer_usd(replace(moved, task=task)) for task in tasks} == tasks
+    got = replace(moved, lane=Resource.DOWNLOAD)
+    tasks = {"get-gradient.s0.r0.m0": 2 + 4.0, "get-merged.s0.r0.k1": 7.0}
+    assert {task: prices.transfer_usd(replace(got, task=task)) for task in tasks} == tasks
+    assert prices.transfer_usd(replace(moved, task="forward.s0.r0.m0", lane=Resource.COMPUTE)) == 0.0
+
+
+def test_prices_of_a_plan_name_its_stores() -> None:
+    spec = load_spec("aws-lambda")
+    plan = replace(small.plan(), platform=spec.name, stores=Stores(messages="valkey", sums="express"))
+    plan = replace(plan, stages=tuple(replace(stage, size=spec.sizes[0].name) for stage in plan.stages))
+    assert {kind: store.name for kind, store in prices_of(plan, spec).stores.items()} == {
+        "messages": "valkey",
+        "sums": "express",
+    }
 
 
 def test_the_typical_step_has_the_median_duration_and_begins_at_nought() -> None:

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from funcpipe.client.upload import upload
-from funcpipe.core import FaultTolerance, RequestCounts, RunAccount, RunLimits, WorkerSpec
+from funcpipe.core import CountsByKind, FaultTolerance, RequestCounts, RunAccount, RunLimits, StoreSpec, WorkerSpec
 from funcpipe.platforms.base import Invoked
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.keys import Keys
@@ -76,12 +76,36 @@ def progress_of(own: RequestCounts, *, workers: int) -> WorkerProgress:
 
 def test_a_function_estimates_what_the_requests_of_all_cost() -> None:
     progress = progress_of(RequestCounts(puts=30, lists=5, gets=90, empty_gets=40), workers=4)
-    progress.record_messages(RequestCounts(puts=20, gets=40), RequestCounts(puts=100, gets=300))
+    own, others = RequestCounts(puts=20, gets=40), RequestCounts(puts=100, gets=300)
+    progress.record_messages(CountsByKind(default=own), CountsByKind(default=others))
     own_usd = 35 * PUT_USD + 50 * GET_USD + 40 * EMPTY_USD
     others_usd = (100 + 3 * 15) * PUT_USD + (300 + 3 * 10) * GET_USD + 3 * 40 * EMPTY_USD
     assert progress.run_requests_usd == pytest.approx(0.5 + own_usd + others_usd)
     assert progress.account.requests_usd == progress.run_requests_usd
     assert progress.account.spent_usd == pytest.approx(1.0)  # functions are free here
+
+
+def test_each_kind_of_message_counts_at_the_price_of_its_store() -> None:
+    near = StoreSpec(name="near", what="near", latency_s=0.0, price_put_usd=2e-6, price_get_usd=1e-7)
+    near = replace(near, price_sent_usd_gb=8.0)
+    spec = uploaded(MemoryStorage(), stages=2, replicas=1)[0]
+    invoked = Invoked()
+    invoked.meter.add(RequestCounts(puts=30, gets=90, empty_gets=40))
+    invoked.meter.add(RequestCounts(puts=12, gets=20, empty_gets=10, sent_bytes=1 << 20), "messages")
+    progress = WorkerProgress(replace(spec, account=replace(ACCOUNT, stores={"messages": near})), invoked, steps=10)
+    own, others = RequestCounts(puts=12, gets=10), RequestCounts(puts=7, gets=9)
+    progress.record_messages(CountsByKind(messages=own), CountsByKind(messages=others))
+    beside_usd = 30 * PUT_USD + 50 * GET_USD + 40 * EMPTY_USD + 10 * 1e-7 + 8.0 / 1024
+    assert progress.run_requests_usd == pytest.approx(0.5 + 2 * beside_usd + (12 + 7) * 2e-6 + (10 + 9) * 1e-7)
+
+
+def test_hours_of_stores_count_once_however_many_functions_run() -> None:
+    account = RunAccount(spent_usd=1.0, run_usd_s=0.5, hours_usd_s=0.25)
+    guard = BudgetGuard(RunLimits(max_usd=20.0), account, 10.0)
+    guard.begin_overlap(10.0)
+    assert guard.spent_usd(16.0) == pytest.approx(1.0 + (16 + 6) * 0.5 + 16 * 0.25)
+    assert guard.exceeded(16.0) is None
+    assert guard.exceeded(20.0) == "it would cost more than $20"
 
 
 def test_requests_count_towards_the_limit_as_fast_as_they_are_made() -> None:

@@ -1,6 +1,6 @@
 """How results look in a terminal."""
 
-from funcpipe.cli.render.history import history, observed, observed_lines
+from funcpipe.cli.render.history import hindsight, history, observed, observed_lines
 from funcpipe.cli.render.output import as_json, show
 from funcpipe.cli.render.plans import front, plan, platform, platforms, profile, simulation, what_if
 from funcpipe.cli.render.progress import profiling
@@ -28,6 +28,7 @@ __all__ = [
     "detached",
     "evaluation",
     "front",
+    "hindsight",
     "history",
     "job_estimate",
     "loss_model",

@@ -1,5 +1,6 @@
 """What earlier runs took, in a terminal: beside a prediction, and all that is known."""
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -7,9 +8,11 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from funcpipe.cli.render.table import Column, print_table
+from funcpipe.core.job_estimate import time_text, usd_text
 
 if TYPE_CHECKING:
     from funcpipe.history.learned import Known, ObservedIteration
+    from funcpipe.provision.hindsight import Hindsight
 
 
 def observed_lines(found: "Sequence[ObservedIteration]", prefix: str = "") -> list[str]:
@@ -63,6 +66,59 @@ def history(found: "Sequence[Known]", path: Path | None, console: Console) -> No
     ]
     print_table(console, "predicted and observed", columns, rows)
     console.print(f"errors are medians, of runs after the first; from {path}", soft_wrap=True)
+
+
+def hindsight(found: "Sequence[Hindsight]", console: Console) -> None:
+    """How the ways that were chosen look now: a line for each job that was done by one of the ways compared for it."""
+    if not found:
+        return
+    counted = [one for one in found if one.counts]
+    columns = (
+        *(Column("compared", text=True, drop=1), Column("job", text=True), Column("chosen way", text=True)),
+        *(Column("predicted"), Column("observed"), Column("best in hindsight", text=True)),
+    )
+    rows = [
+        (
+            time.strftime("%Y-%m-%d", time.localtime(one.comparison.at_s)),
+            f"{one.comparison.model}, {one.comparison.job.goal}",
+            one.chosen.way,
+            _price(one.chosen.seconds, one.chosen.usd),
+            _price(one.observed.seconds, one.observed.usd),
+            _best(one),
+        )
+        for one in found
+    ]
+    print_table(console, "", [*columns], rows)
+    best = sum(one.is_best for one in counted)
+    console.print(f"chosen way best in hindsight: {best} of {jobs(len(counted))}")
+    others = [known for one in counted for known in one.known if known.way != one.chosen.way]
+    modelled = sum(known.basis == "modelled" for known in others)
+    if others:
+        console.print(
+            f"of {len(others)} predictions of other ways, {modelled} are as modelled, as no run of them is known here"
+        )
+    if len(counted) < len(found):
+        console.print("runs that were not where the way was predicted for do not count")
+
+
+def jobs(number: int) -> str:
+    """A number of jobs."""
+    return f"{number} job" if number == 1 else f"{number} jobs"
+
+
+def _best(one: "Hindsight") -> str:
+    if not one.counts:
+        return f"not counted: it ran on {one.run.ran_on}"
+    if one.is_best:
+        return "the chosen one"
+    if one.best is None:
+        return "none would do the job"
+    (known,) = [known for known in one.known if known.way == one.best]
+    return f"{known.way}: {_price(known.seconds, known.usd)}, {'as ' if known.basis == 'modelled' else ''}{known.basis}"
+
+
+def _price(seconds: float, usd: float) -> str:
+    return f"{time_text(seconds) if seconds >= 10 else f'{seconds:.2g} s'}, ${usd_text(usd)}"
 
 
 def _percent(error: float | None) -> str:

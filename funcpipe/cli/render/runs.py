@@ -7,7 +7,8 @@ from rich.console import Console
 
 from funcpipe.cli.render.table import Column, print_table
 from funcpipe.client.commands import after_end, after_failure, commands, watch_command
-from funcpipe.core import MB, JobEstimate
+from funcpipe.core import MB, Bill, Estimate, JobEstimate
+from funcpipe.core.stores import DEFAULT
 
 if TYPE_CHECKING:
     from funcpipe.api.evaluating import EvaluationResult
@@ -43,9 +44,16 @@ def job_estimate(found: JobEstimate, max_usd: float | None, console: Console) ->
 
 
 def training_result(
-    result: "RunResult", written: Mapping[str, str | None], kept_in: str | None, console: Console
+    result: "RunResult",
+    expected: Estimate | None,
+    written: Mapping[str, str | None],
+    kept_in: str | None,
+    console: Console,
 ) -> None:
-    """What a run took, the files that were `written`, and the storage in which its model is kept, if it is."""
+    """What a run took beside the items of stores that its plan expected of an iteration, and what it leaves.
+
+    The latter are the files that were `written`, and the storage in which the model is kept, if it is.
+    """
     bill = result.bill
     console.print(
         f"{result.run}: loss {result.losses[0]:.4f} -> {result.losses[-1]:.4f} in {len(result.losses)} steps; "
@@ -53,6 +61,7 @@ def training_result(
         f"{bill.puts} puts, {bill.lists} lists, {bill.gets} gets: "
         f"${bill.cost_usd:.6f} at the prices of {bill.platform}"
     )
+    stores_of_bill(bill, expected, len(result.losses), console)
     if result.skipped_steps:
         steps = ", ".join(str(step + 1) for step in result.skipped_steps)
         console.print(f"skipped, as their gradients were not finite: {len(result.skipped_steps)} steps: {steps}")
@@ -68,6 +77,33 @@ def training_result(
         console.print(f"the model is kept in {kept_in}", soft_wrap=True, markup=False)
         for command in after_end(result.run, kept_in):
             console.print(command, soft_wrap=True, markup=False)
+
+
+def stores_of_bill(bill: Bill, expected: Estimate | None, steps: int, console: Console) -> None:
+    """What each kind of object took of its store, beside what was expected of `steps` iterations.
+
+    Nothing where all is in the default store.
+    """
+    if all(item.store == DEFAULT for item in bill.stores):
+        return
+    items = {} if expected is None else {item.kind: steps * item.cost_usd for item in expected.stores}
+    columns = (
+        *(Column("kind", text=True), Column("store", text=True)),
+        *(Column("puts", drop=2), Column("lists", drop=2), Column("gets", drop=2), Column("requests $", drop=3)),
+        *(Column("MB sent", drop=1), Column("received", drop=1), Column("bytes $", drop=4), Column("hours $", drop=4)),
+        *(Column("all $"), Column("expected $")),
+    )
+    rows = [
+        (
+            *("all else" if item.kind == DEFAULT else item.kind, item.store),
+            *(str(item.requests.puts), str(item.requests.lists), str(item.requests.gets), f"{item.request_usd:.6f}"),
+            *(f"{item.requests.sent_bytes / MB:.2f}", f"{item.requests.received_bytes / MB:.2f}"),
+            *(f"{item.transfer_usd:.6f}", f"{item.hours_usd:.6f}", f"{item.cost_usd:.6f}"),
+            f"{items[item.kind]:.6f}" if item.kind in items else "-",
+        )
+        for item in bill.stores
+    ]
+    print_table(console, "", columns, rows)
 
 
 def evaluation(found: "EvaluationResult", console: Console) -> None:

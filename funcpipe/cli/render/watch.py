@@ -76,8 +76,11 @@ def sparkline(values: Sequence[float], width: int) -> str:
     means = [sum(values[first:stop]) / (stop - first) for first, stop in itertools.pairwise(bounds)]
     finite = [mean for mean in means if abs(mean) < float("inf")]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
-    scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_BLOCKS[round((mean - low) * scale)] if abs(mean) < float("inf") else " " for mean in means)
+    half = (
+        high / 2 - low / 2 or 1.0
+    )  # the difference of two large numbers may be too large, that of their halves is not
+    shares = [(mean / 2 - low / 2) / half if abs(mean) < float("inf") else None for mean in means]
+    return "".join(" " if share is None else _BLOCKS[round((len(_BLOCKS) - 1) * share)] for share in shares)
 
 
 def _head(view: "RunView", width: int) -> Iterator[Text]:

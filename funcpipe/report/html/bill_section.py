@@ -1,7 +1,7 @@
 """The bill of a run, item by item, beside what was estimated."""
 
 from funcpipe.core import Bill, Estimate
-from funcpipe.report.html.markup import Section, paragraph, seconds, table, usd
+from funcpipe.report.html.markup import Section, megabytes, paragraph, seconds, table, usd
 from funcpipe.report.html.material import Material
 
 
@@ -13,6 +13,9 @@ def bill_section(material: Material) -> Section | None:
     bill, steps = finished.bill, len(finished.losses)
     rows = _rows(bill, estimate, steps)
     parts = [table(f"{steps} steps on {bill.platform}", ("item", "estimate", "bill", "bill / estimate"), rows)]
+    if bill.stores:
+        head = ("kind", "store", "estimate", "bill", "bill / estimate", "puts", "lists", "gets", "sent", "received")
+        parts.append(table("What each kind of object took of its store", head, _store_rows(bill, estimate, steps)))
     if bill.earlier_usd:
         parts.append(paragraph(f"Before it was resumed, the run had cost {usd(bill.earlier_usd)}.", kind="note"))
     parts.append(paragraph("The estimate is that of an iteration, times the steps; start-up is in it as overhead."))
@@ -24,18 +27,32 @@ def _rows(bill: Bill, estimate: Estimate | None, steps: int) -> list[tuple[str, 
     compute = None if estimate is None else steps * estimate.compute_usd
     requested = None if estimate is None else steps * estimate.request_usd
     puts, gets = (None, None) if estimate is None else (steps * estimate.puts, steps * estimate.gets)
+    hours = None if estimate is None else steps * estimate.hours_usd
     overhead = "" if estimate is None else usd(steps * estimate.overhead_usd)
     return [
         _money("functions", compute, bill.compute_usd),
         _money("requests", requested, bill.request_usd),
+        *([_money("hours of stores", hours, bill.hours_usd)] if bill.hours_usd or hours else []),
         ("starts and hand-overs", overhead, "in the items above", ""),
-        _money("all", expected, bill.compute_usd + bill.request_usd),
+        _money("all", expected, bill.cost_usd - bill.earlier_usd),
         _count("puts", puts, bill.puts),
         _count("gets", gets, bill.gets),
         ("lists", "", f"{bill.lists:,}", ""),
         ("functions started", "", f"{bill.functions:,}", ""),
         ("function time", "", seconds(bill.function_seconds), ""),
     ]
+
+
+def _store_rows(bill: Bill, estimate: Estimate | None, steps: int) -> list[tuple[str, ...]]:
+    expected = {item.kind: steps * item.cost_usd for item in (() if estimate is None else estimate.stores)}
+    rows = []
+    for item in bill.stores:
+        kind, store, asked = item.kind, item.store, item.requests
+        name, *money = _money("all else" if kind == "default" else kind, expected.get(kind), item.cost_usd)
+        counts = (f"{count:,}" for count in (asked.puts, asked.lists, asked.gets))
+        moved = megabytes(asked.sent_bytes), megabytes(asked.received_bytes)
+        rows.append((name, store, *money, *counts, *moved))
+    return rows
 
 
 def _money(name: str, expected: float | None, found: float) -> tuple[str, ...]:
@@ -54,6 +71,7 @@ def _estimated(estimate: Estimate) -> Section:
     rows = [
         ("functions", usd(estimate.compute_usd)),
         ("requests", usd(estimate.request_usd)),
+        *([("hours of stores", usd(estimate.hours_usd))] if estimate.hours_usd else []),
         ("starts and hand-overs", usd(estimate.overhead_usd)),
         ("all", usd(estimate.cost_usd + estimate.overhead_usd)),
         ("puts", f"{estimate.puts:,}"),

@@ -92,7 +92,7 @@ def _dollars(trace: Trace, ends: dict[int, float], found: tuple[Mark, ...]) -> l
     usd_s = sum(prices.function_usd_s[stage] for stage, _ in workers)
     asked: dict[int, float] = defaultdict(float)
     for event in trace.events:
-        asked[event.step] += prices.request_usd(event.lane)
+        asked[event.step] += prices.transfer_usd(event)
     begin_s, requests_usd, spent = min(event.start_s for event in trace.events), 0.0, []
     for step, end_s in ends.items():
         requests_usd += asked[step]

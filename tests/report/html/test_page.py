@@ -7,9 +7,10 @@ from html.parser import HTMLParser
 
 import pytest
 
+from funcpipe.core import RequestCounts, StoreBill
 from funcpipe.errors import InputError
 from funcpipe.report.html.bill_section import bill_section
-from funcpipe.report.html.markup import table
+from funcpipe.report.html.markup import table, usd
 from funcpipe.report.html.material import Material, merged
 from funcpipe.report.html.page import page
 from funcpipe.report.html.progress_section import marks
@@ -89,6 +90,23 @@ def test_the_bill_stands_beside_the_estimate_of_as_many_steps() -> None:
     assert WHOLE.estimate is not None
     rows = dict(re.findall(r'<th scope="row">(puts|gets)</th><td>([\d,]+)</td>', str(section.parts[0])))
     assert rows == {"puts": f"{3 * WHOLE.estimate.puts:,}", "gets": f"{3 * WHOLE.estimate.gets:,}"}
+
+
+def test_each_kind_of_object_stands_with_its_store_beside_its_estimate() -> None:
+    assert WHOLE.estimate is not None
+    assert WHOLE.finished is not None
+    asked = RequestCounts(puts=1234, lists=5, gets=6, sent_bytes=20 << 20, received_bytes=30 << 20)
+    item = StoreBill(kind="messages", store="near", requests=asked, request_usd=0.25, transfer_usd=0.5, hours_usd=0.75)
+    bill = replace(WHOLE.finished.bill, stores=(item, replace(item, kind="default")), hours_usd=0.75)
+    section = bill_section(replace(WHOLE, finished=replace(WHOLE.finished, bill=bill)))
+    assert section is not None
+    whole, items, *_ = map(str, section.parts)
+    (expected,) = [3 * of_kind.cost_usd for of_kind in WHOLE.estimate.stores if of_kind.kind == "messages"]
+    counts = "<td>1,234</td><td>5</td><td>6</td><td>20 MB</td><td>30 MB</td>"
+    cells = f"<td>near</td><td>{usd(expected)}</td><td>$1.5</td><td>{1.5 / expected:.2f}</td>{counts}"
+    assert f'<th scope="row">messages</th>{cells}' in items
+    assert f'<th scope="row">all else</th><td>near</td><td></td><td>$1.5</td><td></td>{counts}' in items
+    assert '<th scope="row">hours of stores</th><td>$0</td><td>$0.75</td>' in whole
 
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

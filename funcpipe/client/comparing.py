@@ -1,0 +1,102 @@
+"""Files comparisons of ways to do a job, and what runs by one of them took, in the local history.
+
+A run belongs to the newest comparison that has a way with its plan, or with the machines that it trains on, for as many
+samples. What goes wrong is a warning, and no failure of what the user wants.
+"""
+
+import logging
+import time
+
+from funcpipe.client.job import Job
+from funcpipe.client.prepare import PreparedRun
+from funcpipe.client.results import RunResult
+from funcpipe.client.server_run import ServerResult
+from funcpipe.core.comparison import ComparedWay, Comparison, WayRun
+from funcpipe.core.provision import Provision, ProvisionTable
+from funcpipe.errors import FuncPipeError
+from funcpipe.history.journal import Entry, append, history_file, read_all
+from funcpipe.provision.hindsight import comparison_of, plan_key, way_key
+
+_log = logging.getLogger(__name__)
+
+
+def filed(table: ProvisionTable) -> ProvisionTable:
+    """`table`, which is now in the history, if any of its ways can do the job."""
+    if table.provisions:
+        _file("the comparison of ways", comparison_of(table, at_s=time.time()))
+    return table
+
+
+def file_way_run(prepared: PreparedRun, result: RunResult, *, ran_on: str) -> None:
+    """File a run of functions by the plan of a compared way.
+
+    One that was resumed, or validated the model meanwhile, took longer than the job that was compared, and is left out.
+    """
+    job, workers, running = prepared.job, result.workers, prepared.running
+    was_resumed = prepared.resumed is not None if running is None else running.generation > 0
+    if not (result.losses and workers) or job.evaluation is not None or was_resumed:
+        return
+    found = _compared(plan_key(job.plan), job.samples)
+    if found is None:
+        return
+    comparison, way = found
+    began_at_s = min(report.started_at_s - result.start_s.get(report.worker, 0.0) for report in workers)
+    ended_at_s = max(report.ended_at_s for report in workers)
+    took = WayRun(
+        comparison=comparison.key,
+        way=way.way,
+        run=result.run,
+        ran_on=ran_on,
+        share=_share(comparison, way, steps=len(result.losses), each_epoch=job.batches.steps_per_epoch),
+        seconds=max(ended_at_s - began_at_s, 1e-6),
+        usd=result.bill.cost_usd,
+        at_s=ended_at_s,
+    )
+    _file(f"run {result.run}", took)
+
+
+def file_server_run(provision: Provision, result: ServerResult, job: Job, *, ran_on: str) -> None:
+    """File a run around a parameter server on the machines of `provision`, which were there when it began."""
+    found = _compared(way_key(provision), job.samples)
+    pushed = sum(push.samples for push in result.pushes)
+    steps = len(result.losses) or round(pushed / job.plan.global_batch)
+    if found is None or not steps:
+        return
+    comparison, way = found
+    took = WayRun(
+        comparison=comparison.key,
+        way=way.way,
+        run=result.run,
+        ran_on=ran_on,
+        share=_share(comparison, way, steps=steps, each_epoch=job.batches.steps_per_epoch),
+        seconds=max(result.seconds, 1e-6),
+        usd=result.usd,
+        at_s=time.time(),
+        with_start=False,
+    )
+    _file(f"run {result.run}", took)
+
+
+def _share(comparison: Comparison, way: ComparedWay, *, steps: int, each_epoch: int) -> float:
+    """Which part of the job `steps` steps are. Epochs leave out samples that fill no batch, so they are compared."""
+    epochs = comparison.job.epochs
+    return steps / way.iterations if epochs is None else steps / each_epoch / epochs
+
+
+def _compared(key: str, samples: int) -> tuple[Comparison, ComparedWay] | None:
+    """The newest comparison for so many samples that has a way with that key, and the way."""
+    for comparison in reversed(read_all().comparisons):
+        for way in comparison.ways:
+            if way.key == key and comparison.job.samples == samples:
+                return comparison, way
+    return None
+
+
+def _file(what: str, entry: Entry) -> None:
+    path = history_file()
+    if path is None:
+        return
+    try:
+        append(path, [entry])
+    except (OSError, FuncPipeError) as error:
+        _log.warning("%s is not in the history: %s", what, error)

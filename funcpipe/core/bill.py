@@ -1,0 +1,106 @@
+"""What a run cost: its functions, and for each kind of object what it took of its store."""
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from funcpipe.core.platform import PlatformSpec
+from funcpipe.core.requests import CountsByKind, RequestCounts
+from funcpipe.core.stores import Stores
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreBill:
+    """What one kind of object took of its store in a run, of all functions and the client that makes the bill.
+
+    The kinds are messages, sums, checkpoints, and "default": all else, such as records, leases and data, without the
+    bytes of what a function writes and reads after it has counted them, to make its report. `request_usd` pays for the
+    requests, `transfer_usd` for the bytes. `hours_usd` pays for the hours of a store that is there for the run; the
+    first kind that is in the store has it.
+    """
+
+    kind: str
+    store: str
+    requests: RequestCounts
+    request_usd: float
+    transfer_usd: float
+    hours_usd: float = 0.0
+
+    @property
+    def cost_usd(self) -> float:
+        """All dollars of it."""
+        return self.request_usd + self.transfer_usd + self.hours_usd
+
+
+def store_bills(
+    counts: CountsByKind, prices: PlatformSpec, stores: Stores, *, lasted_s: float
+) -> tuple[StoreBill, ...]:
+    """An item for each kind that took anything of its store in a run that has lasted `lasted_s`."""
+    found: list[StoreBill] = []
+    paid: set[str] = set()
+    for kind, requests in counts.by_kind.items():
+        store = prices.store(stores.of_kind(kind))
+        hours_usd = 0.0 if store.name in paid else store.price_usd_h / 3600 * lasted_s
+        paid.add(store.name)
+        if requests != RequestCounts() or hours_usd:
+            item = StoreBill(
+                kind=kind,
+                store=store.name,
+                requests=requests,
+                request_usd=store.asked_usd(requests),
+                transfer_usd=store.transfer_usd(requests.sent_bytes, requests.received_bytes),
+                hours_usd=hours_usd,
+            )
+            found.append(item)
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bill:
+    """What a run used and cost, at the prices of `platform`; `earlier_usd` is what it cost before it was resumed.
+
+    `puts`, `lists` and `gets` are the requests of all its functions, and of the client that makes the bill, which alone
+    are those in `client`. Functions that died told of their requests with their last heartbeats: what they asked for
+    afterwards, within `heartbeat_s` at most, is missing, and so is what a function did that never became its worker.
+
+    `request_usd` pays for invocations, storage requests and bytes. `hours_usd` pays for stores that cost by the hour;
+    where there are such, `lasted_s` is how long the run took since it was last started. `stores` has what each kind of
+    object took; older bills lack it.
+    """
+
+    FORMAT: ClassVar[str] = "funcpipe.bill/1"
+
+    platform: str
+    functions: int
+    function_seconds: float
+    puts: int
+    gets: int
+    compute_usd: float
+    request_usd: float
+    earlier_usd: float = 0.0
+    lists: int = 0
+    client: RequestCounts = field(default_factory=RequestCounts)
+    hours_usd: float = 0.0
+    lasted_s: float = 0.0
+    stores: tuple[StoreBill, ...] = ()
+
+    @property
+    def cost_usd(self) -> float:
+        """Dollars for functions, requests and stores together, from the start of the run."""
+        return self.earlier_usd + self.compute_usd + self.request_usd + self.hours_usd
+
+    def with_client(self, client: CountsByKind, prices: PlatformSpec, stores: Stores) -> "Bill":
+        """This bill, made for functions alone, with what the client has asked of the storage."""
+        asked = client.total
+        items: tuple[StoreBill, ...] = ()
+        if self.stores or not self.puts:
+            counts = CountsByKind(**{item.kind: item.requests for item in self.stores}) + client
+            items = store_bills(counts, prices, stores, lasted_s=self.lasted_s)
+        return replace(
+            self,
+            puts=self.puts + asked.puts,
+            lists=self.lists + asked.lists,
+            gets=self.gets + asked.gets,
+            request_usd=self.request_usd + prices.counted_usd(client, stores),
+            client=asked,
+            stores=items,
+        )
