@@ -79,7 +79,8 @@ def test_a_run_without_its_client_is_watched_stopped_and_removed(
 def test_a_run_without_its_client_outlives_the_death_of_its_only_function(
     deployed: Account, storage: Storage, cloud: AwsCloud
 ) -> None:
-    job, faults = long_job(small.plan(1, 1)), FaultTolerance(heartbeat_s=0.5, lease_s=1.0, checkpoint_steps=1)
+    job = replace(long_job(small.plan(1, 1)), epochs=4)  # it must not end before its function is killed
+    faults = FaultTolerance(heartbeat_s=0.5, lease_s=1.0, checkpoint_steps=1)
     platform = AwsPlatform(replace(load_spec("aws-lambda"), cold_start_s=1.0), deployed, polling=OFTEN)
 
     def prepared(settings: RunSettings) -> PreparedRun:

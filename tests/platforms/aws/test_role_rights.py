@@ -79,7 +79,8 @@ def test_functions_may_do_what_they_do_and_nothing_else(
 def test_a_watchdog_may_do_what_it_does_and_nothing_else(
     deployed: Account, storage: Storage, cloud: AwsCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job, faults = long_job(small.plan(1, 1)), FaultTolerance(heartbeat_s=0.5, lease_s=1.0, checkpoint_steps=1)
+    job = replace(long_job(small.plan(1, 1)), epochs=4)  # it must not end before its function is killed
+    faults = FaultTolerance(heartbeat_s=0.5, lease_s=1.0, checkpoint_steps=1)
     with ExitStack() as stack:
         seen = Cloud(cloud, stack)
         launch_detached(prepared(job, deployed, storage, faults, RunSettings(name="left")))
