@@ -8,7 +8,6 @@ from typing import Any
 from funcpipe.core import (
     Estimate,
     ModelProfile,
-    Optimality,
     Plan,
     PlatformSpec,
     Recompute,
@@ -113,7 +112,7 @@ def best_on(
 
 def is_proved(plan: Plan | None) -> bool:
     """Whether no plan of its system can be better; not if its search was cut short."""
-    return plan is not None and plan.solver is not None and plan.solver.status is Optimality.OPTIMAL
+    return plan is not None and plan.is_proved
 
 
 def better(one: Plan | None, other: Plan | None) -> Plan | None:

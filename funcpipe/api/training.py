@@ -157,24 +157,24 @@ class FuncPipe(Evaluating):
         settings, order = settings_with(settings, keywords), SampleOrder(epochs=epochs, seed=seed, shuffle=shuffle)
         chosen = checks.choice("updates", updates, Updates)
         prices = load_market(market) if isinstance(market, str) else market
+        predicted = way if isinstance(way, Provision) else None
         cluster = cluster_of(way, prices, platform=platform, like=like) if isinstance(way, Provision) else way
-        check_given(cluster, like=None if isinstance(way, Provision) else like, limits=limits)
+        check_given(cluster, like=like if predicted is None else None, limits=limits)
         run = ServerRun(
             global_batch=global_batch, micro_batch=micro_batch, updates=chosen, save_every=save_every, watch=watch
         )
         learner = Learner(model=self.model, recipe=self._recipe, blocks=self._blocks)
         job = server_job_of(learner, dataset, order, settings, run)
-        predicted = way if isinstance(way, Provision) else None
         if isinstance(cluster, ServerFunctions):
             result = train_on_functions(job, cluster, run, settings, prices, limits=limits, way=predicted)
             rented = cluster.platform != LOCAL
         else:
             result = train_on_cluster(job, cluster, run, settings, prices)
             rented = cluster.address.is_shared
-        if predicted is not None:
-            file_server_run(predicted, result, job, ran_on=prices.name if rented else LOCAL)
         self.model.load_state_dict(result.state_dict())
         self._learned = None
+        if predicted is not None:
+            file_server_run(predicted, result, job, ran_on=prices.name if rented else LOCAL)
         return result
 
     def reset(self) -> None:

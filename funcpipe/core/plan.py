@@ -218,6 +218,11 @@ class Plan(Showable):
         return next(iter(ways)) if len(ways) == 1 else ", ".join(f"{i}: {way}" for i, way in enumerate(self.ways))
 
     @property
+    def is_proved(self) -> bool:
+        """Whether a search ended with the proof that no other plan is better."""
+        return self.solver is not None and self.solver.status is Optimality.OPTIMAL
+
+    @property
     def is_sharded(self) -> bool:
         """Whether there are replicas over which the optimiser's state is divided."""
         return self.shard_optimizer and self.replicas > 1

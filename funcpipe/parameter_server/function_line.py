@@ -136,10 +136,10 @@ class FunctionLine:
             while heard and (order := self._orders.get()) is not None:
                 self._storage.put(self._keys.order(self.spec, order.number), encode_document(order))
                 heard = self._await(order.number)
-            if self._ended.is_set() and not (
-                heard and self._await(self._number + 1)
-            ):  # it may have left while it waited
-                self._told.put(Heard(self))
+            if self._ended.is_set():
+                left_while_it_waited = heard and self._await(self._number + 1)
+                if not left_while_it_waited:
+                    self._told.put(Heard(self))
         except Exception as error:  # noqa: BLE001 - told to the thread that leads the training, which raises it
             self._told.put(Heard(self, error=error))
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from funcpipe.core.job_estimate import JobEstimate
-from funcpipe.core.plan import Optimality, Plan, TrainingSpec
+from funcpipe.core.plan import Plan, TrainingSpec
 from funcpipe.core.platform import PlatformSpec
 from funcpipe.core.profile import ModelProfile
 from funcpipe.core.provision import CostItem, Provision, Rented
@@ -81,7 +81,7 @@ def as_provision(goal: Goal, plan: Plan, job: JobEstimate) -> Provision:
     cost += [CostItem(name="stores", usd=job.hours_usd)] if job.hours_usd else []
     by_budget = math.isinf(goal.deadline_s) and goal.job.budget_usd is not None
     best = "fastest plan within the budget" if by_budget else "cheapest plan that makes it"
-    what = f"the {best}" if is_proved(plan) else f"the {best} of those found in {_SEARCH_S:g} s"
+    what = f"the {best}" if plan.is_proved else f"the {best} of those found in the time of a search"
     return provision(
         "funcpipe",
         goal,
@@ -94,11 +94,6 @@ def as_provision(goal: Goal, plan: Plan, job: JobEstimate) -> Provision:
         why=f"{what}: {shape}, bound by {plan.estimate.bottleneck}",
         plan=plan,
     )
-
-
-def is_proved(plan: Plan) -> bool:
-    """Whether a search has ended that says that no other plan is better."""
-    return plan.solver is not None and plan.solver.status is Optimality.OPTIMAL
 
 
 def _planned(profile: ModelProfile, spec: PlatformSpec, training: TrainingSpec, goal: Goal) -> Plan:

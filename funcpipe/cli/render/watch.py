@@ -76,9 +76,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
     means = [sum(values[first:stop]) / (stop - first) for first, stop in itertools.pairwise(bounds)]
     finite = [mean for mean in means if abs(mean) < float("inf")]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
-    half = (
-        high / 2 - low / 2 or 1.0
-    )  # the difference of two large numbers may be too large, that of their halves is not
+    half = high / 2 - low / 2 or 1.0  # the difference of two large numbers may overflow, that of their halves cannot
     shares = [(mean / 2 - low / 2) / half if abs(mean) < float("inf") else None for mean in means]
     return "".join(" " if share is None else _BLOCKS[round((len(_BLOCKS) - 1) * share)] for share in shares)
 
