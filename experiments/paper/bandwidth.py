@@ -75,18 +75,18 @@ def findings(rows: Sequence[Row]) -> tuple[str, ...]:
             mine = [row for row in rows if (row["model"], row["system"]) == (model, system)]
             slow, fast = mine[0], mine[-1]
             found.append(
-                f"{model}: with links {slow['links']:g} times as fast {system} is {_gain(slow)}, "
-                f"with {fast['links']:g} times {_gain(fast)}."
+                f"{model}: with links {slow['links']:g} times as fast {system} {_gain(slow)}; "
+                f"with {fast['links']:g} times it {_gain(fast)}."
             )
     return tuple(found)
 
 
 def _gain(row: Row) -> str:
-    speedup = "without a plan as cheap" if row["speedup"] is None else f"{row['speedup']:.2f}x as fast at no more cost"
-    if row["saving"] is None:
-        return f"{speedup}, and has no plan as fast"
-    share = round(100 * row["saving"])
-    return f"{speedup}, or {abs(share)} % {'cheaper' if share >= 0 else 'dearer'} in no more time"
+    speedup, saving = row["speedup"], row["saving"]
+    fast = "has no plan as cheap" if speedup is None else f"is {speedup:.2f}x as fast at no more cost"
+    if saving is None:
+        return f"{fast} and no plan as fast"
+    return f"{fast} and {100 * abs(saving):.0f} % {'dearer' if saving < 0 else 'cheaper'} in no more time"
 
 
 def draw(rows: Sequence[Row]) -> "Figure":
