@@ -1,7 +1,8 @@
 """32-bit numbers as 8-bit ones with a scale for each block of 256: 1 + 4/256 bytes each.
 
 A block's scale is its largest magnitude divided by 127, and a number travels as the whole number nearest to it divided
-by the scale, of two as near the even one. So a number moves by at most 1/254 of the block's largest. For example:
+by the scale, of two as near the even one. So a number moves by at most 1/254 of the block's largest, and by what the
+quotient and the product lose in 32 bits. For example:
 
     127.0  0.5  1.5  -0.0        the scale is 1.0
     127    0    2    (-128)      and 127.0, 0.0, 2.0, -0.0 come out
