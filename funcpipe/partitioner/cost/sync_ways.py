@@ -13,7 +13,6 @@ by their dollars, here as everywhere.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -21,7 +20,7 @@ from funcpipe.core import Sync, SyncWay, usual_streams
 from funcpipe.partitioner.cost.arrays import Array, BoolArray, IntArray
 from funcpipe.partitioner.cost.formulas import tied_times
 from funcpipe.partitioner.cost.loads import Loads, Setting
-from funcpipe.partitioner.cost.stores import largest_shares, link, way_fits, way_usd
+from funcpipe.partitioner.cost.stores import largest_shares, link, way_usd
 from funcpipe.partitioner.cost.sync_choice import candidates
 from funcpipe.partitioner.cost.sync_time import Cut, exposed_s, sync_time_s
 
@@ -47,55 +46,54 @@ def ways_of(setting: Setting) -> tuple[SyncWay, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WayTable:
-    """For stages (rows) and ways (columns) the least seconds with no more dollars for storage than the column's.
+    """The least seconds in which stages synchronise (rows) with no more dollars for storage than a column's.
 
-    Seconds include those for the gradients of tied parameters, as `formulas.sync_times`. Rows come in groups of
-    `grouped`, the sizes of one stage: a group has a row of `usd`, which rises along the columns, and of `number`, the
-    place of each column's way in `ways`. Where only requests cost anything, all stages share one row of these.
+    Stages on sizes that do alike share a row: `row[stage, size]` is theirs. Seconds include those for the gradients of
+    tied parameters, as `formulas.sync_times`. Rows come in groups, and `group` has each row's: a group has a row of
+    `usd`, which rises along the columns, and of `number`, the place of each column's way in `ways`. A stage is in one
+    group on all sizes; where only requests cost anything, there is one group.
     """
 
     ways: tuple[SyncWay, ...]
     number: IntArray
     usd: Array
     seconds: Array
-    grouped: int
+    group: IntArray
+    row: IntArray
 
     @property
     def columns(self) -> int:
         """How many ways each stage may choose from at most."""
         return int(self.seconds.shape[1])
 
-    @property
-    def least_s(self) -> Array:
-        """The fastest way of each stage."""
-        least: Array = self.seconds[:, -1]
-        return least
-
     def way(self, row: int, column: int) -> SyncWay:
-        """The way of a stage in a column."""
-        return self.ways[int(self.number[self._group(row), column])]
+        """The way of a row in a column."""
+        return self.ways[int(self.number[self.group[row], column])]
 
     def usd_of(self, row: IntArray, column: IntArray | int) -> Array:
-        """Dollars of these stages in these columns, element by element."""
-        usd: Array = self.usd[self._group(row), column]
+        """Dollars of these rows in these columns, element by element."""
+        usd: Array = self.usd[0 if len(self.usd) == 1 else self.group[row], column]
         return usd
 
     def usd_rows(self, row: IntArray) -> Array:
-        """Dollars of these stages in all columns; a single row where they are the same for all."""
-        return self.usd if len(self.usd) == 1 else self.usd[row // self.grouped]
-
-    def _group(self, row: Any) -> Any:
-        return 0 if len(self.usd) == 1 else row // self.grouped
+        """Dollars of these rows in all columns; a single row where they are the same for all."""
+        return self.usd if len(self.usd) == 1 else self.usd[self.group[row]]
 
 
 def any_way_fits(loads: Loads, setting: Setting) -> BoolArray:
     """Which stages have a way of synchronising whose objects fit the store."""
+    fits = _fits(loads.summed_bytes[..., None], setting, ways_of(setting))
+    return np.asarray(fits.any(axis=-1))
+
+
+def _fits(summed_bytes: Array, setting: Setting, ways: tuple[SyncWay, ...]) -> BoolArray:
+    """Which ways (last axis) have no object that is too large for the store."""
     largest = setting.sum_store.largest_bytes
     if largest is None or setting.replicas == 1:
-        return np.ones_like(loads.summed_bytes, dtype=bool)
-    raw, merged = _shares(ways_of(setting), setting.replicas)
-    least = np.maximum(raw * setting.sync_wire_ratio, merged * setting.merged_wire_ratio).min()
-    fits: BoolArray = least * loads.summed_bytes <= largest
+        return np.ones((*summed_bytes.shape[:-1], len(ways)), dtype=bool)
+    raw, merged = _shares(ways, setting.replicas)
+    most = np.maximum(raw * setting.sync_wire_ratio, merged * setting.merged_wire_ratio)
+    fits: BoolArray = most * summed_bytes <= largest
     return fits
 
 
@@ -106,31 +104,45 @@ def _shares(ways: tuple[SyncWay, ...], replicas: int) -> tuple[Array, Array]:
 
 
 def way_table(loads: Loads, setting: Setting, *, workers: int) -> WayTable:
-    """The ways of all stages of `loads`, one row for each, in the order of the flat array."""
+    """The ways of all stages of `loads` on all sizes."""
     ways, store = ways_of(setting), setting.sum_store
-    shape = np.broadcast_shapes(loads.summed_bytes.shape, loads.upload_bytes_s.shape)
-    seconds = _seconds(loads, setting, ways, workers)
-    if not store.costs_by_byte and (store.largest_bytes is None or setting.replicas == 1):
-        usd = np.array([[way_usd(way, loads, setting).item() for way in ways]])
-        return _in_order(ways, usd, seconds, grouped=seconds.shape[0])
-    stages = (shape[0], 1)
-    usd = np.concatenate([np.broadcast_to(way_usd(way, loads, setting), stages) for way in ways], axis=1)
-    fits = np.concatenate([np.broadcast_to(way_fits(way, loads, setting), stages) for way in ways], axis=1)
-    return _in_order(ways, np.where(fits, usd, np.inf), seconds, grouped=shape[1])
+    up, down = link(loads, store, workers)
+    columns = np.broadcast_arrays(loads.summed_bytes, up, down, *tied_times(loads, setting, up, down))
+    alike, place, row = _distinct([column.ravel() for column in columns])
+    stage, group = place // columns[0].shape[1], np.zeros(len(place), dtype=np.int64)
+    fits = _fits(loads.summed_bytes, setting, ways)
+    if store.costs_by_byte or not fits.all():
+        group[1:] = (alike[0, 1:] != alike[0, :-1]).cumsum()  # the bytes that are summed decide
+    stage = stage[np.searchsorted(group, np.arange(group.max(initial=-1) + 1))]
+    usd = np.concatenate([np.broadcast_to(way_usd(way, loads, setting), (len(fits), 1)) for way in ways], axis=1)
+    usd = np.where(fits, usd, np.inf)[stage]
+    return _in_order(ways, usd, _seconds(alike, setting, ways), group, row.reshape(columns[0].shape))
 
 
-def _in_order(ways: tuple[SyncWay, ...], usd: Array, seconds: Array, *, grouped: int) -> WayTable:
+def _distinct(columns: Sequence[Array]) -> tuple[Array, IntArray, IntArray]:
+    """The distinct elements of parallel arrays in ascending order, the place of one of each, and which one each is."""
+    order = np.lexsort(columns[::-1])
+    ordered = np.stack(columns)[:, order]
+    is_new = np.ones(len(order), dtype=bool)
+    is_new[1:] = (ordered[:, 1:] != ordered[:, :-1]).any(axis=0)
+    which = np.empty_like(order)
+    which[order] = is_new.cumsum() - 1
+    return ordered[:, is_new], order[is_new], which
+
+
+def _in_order(ways: tuple[SyncWay, ...], usd: Array, seconds: Array, group: IntArray, row: IntArray) -> WayTable:
     """The table: for each group the ways in the order of their dollars, without those that are no faster than others.
 
     Ways with infinite dollars cannot be. A group with fewer ways than others repeats its last one.
     """
     order = np.argsort(usd, axis=1, kind="stable")
     usd = np.take_along_axis(usd, order, axis=1)
-    seconds = np.take_along_axis(seconds.reshape(len(usd), grouped, len(ways)), order[:, None], axis=2)
-    seconds[np.broadcast_to(np.isinf(usd)[:, None], seconds.shape)] = np.inf
-    np.minimum.accumulate(seconds, axis=2, out=seconds)
+    seconds = np.take_along_axis(seconds, order[group], axis=1)
+    seconds[np.isinf(usd)[group]] = np.inf
+    np.minimum.accumulate(seconds, axis=1, out=seconds)
     faster = np.ones(usd.shape, dtype=bool)
-    faster[:, 1:] = (seconds[..., 1:] < seconds[..., :-1]).any(axis=1)
+    starts = np.searchsorted(group, np.arange(len(usd)))
+    faster[:, 1:] = np.logical_or.reduceat(seconds[:, 1:] < seconds[:, :-1], starts, axis=0)
     count = faster.sum(axis=1, keepdims=True)
     place = np.argsort(~faster, axis=1, kind="stable")[:, : count.max(initial=1)]
     place = np.take_along_axis(place, np.minimum(np.arange(place.shape[1]), count - 1), axis=1)
@@ -138,20 +150,16 @@ def _in_order(ways: tuple[SyncWay, ...], usd: Array, seconds: Array, *, grouped:
         ways=ways,
         number=np.take_along_axis(order, place, axis=1),
         usd=np.take_along_axis(usd, place, axis=1),
-        seconds=np.take_along_axis(seconds, place[:, None], axis=2).reshape(-1, place.shape[1]),
-        grouped=grouped,
+        seconds=np.take_along_axis(seconds, place[group], axis=1),
+        group=group,
+        row=row,
     )
 
 
-def _seconds(loads: Loads, setting: Setting, ways: Sequence[SyncWay], workers: int) -> Array:
-    """Seconds of each way (column) for each stage (row)."""
-    up, down = link(loads, setting.sum_store, workers)
-    tied_s, backward_s = tied_times(loads, setting, up, down)
-    summed = loads.summed_bytes
-    columns = np.broadcast_arrays(
-        *(setting.sync_wire_ratio * summed, setting.merged_wire_ratio * summed, up, down, tied_s, backward_s)
-    )
-    size, merged, up, down, tied_s, backward_s = (column.reshape(-1, 1) for column in columns)
+def _seconds(columns: Array, setting: Setting, ways: Sequence[SyncWay]) -> Array:
+    """Seconds of each way (column) for each row: summed bytes, up, down, and the seconds of `tied_times`."""
+    summed, up, down, tied_s, backward_s = columns[:, :, None]
+    size, merged = setting.sync_wire_ratio * summed, setting.merged_wire_ratio * summed
     seconds = np.empty((len(size), len(ways)))
     latency_s, replicas = setting.sum_store.latency_s, setting.replicas
     for sync in {way.sync for way in ways}:
@@ -177,4 +185,5 @@ def _seconds(loads: Loads, setting: Setting, ways: Sequence[SyncWay], workers: i
                 latency_s=latency_s,
             )
             seconds[:, which] = found
-    return seconds + tied_s
+    seconds += tied_s
+    return seconds

@@ -161,8 +161,8 @@ def _priced(
 ) -> Options:
     """The options of the edges and sizes that fit with some stages behind them."""
     lanes = lane_times(loads, setting, workers=workers)
-    costs = stage_costs(loads, lanes, table.least_s.reshape(most_behind.shape), setting, ())
-    costs = costs._replace(request_usd=costs.request_usd + table.usd[:, :1])
+    costs = stage_costs(loads, lanes, table.seconds[table.row, -1], setting, ())
+    costs = costs._replace(request_usd=costs.request_usd + table.usd_of(table.row, 0))
     edge, size = picked = np.nonzero(most_behind >= 0)
     return Options(
         edge=edge,
@@ -174,7 +174,7 @@ def _priced(
         costs=StageCosts(*(np.broadcast_to(column, most_behind.shape)[picked] for column in costs)),
         first=graph.first[edge],
         stop=graph.stop[edge],
-        row=edge * most_behind.shape[1] + size,
+        row=table.row[picked],
         fewest=np.zeros(len(edge), dtype=np.int64),
         ways=table,
     )
