@@ -65,10 +65,15 @@ def test_the_best_pair_equals_enumeration(seed: int) -> None:
 @pytest.mark.parametrize("seed", by_cost(0, 5, 60))
 def test_the_front_of_all_stores_equals_enumeration(seed: int) -> None:
     problem = with_stores(draw_problem(seed), seed)
-    front = pareto_front(problem.profile, problem.spec, replace(problem.training, stores=AUTO))
     free = replace(problem, training=replace(problem.training, time_value=0.0))
     pairs = store_choices(problem.spec, AUTO)
     points = sorted(point for pair in pairs for point in all_points(replace(free, stores=pair)))
+    training = replace(problem.training, stores=AUTO)
+    if not points:
+        with pytest.raises(Infeasible):
+            pareto_front(problem.profile, problem.spec, training)
+        return
+    front = pareto_front(problem.profile, problem.spec, training)
     found = [(plan.estimate.iteration_s, plan.estimate.cost_usd) for plan in front.plans if plan.estimate]
     expected = front_of(points)
     assert len(found) == len(expected)

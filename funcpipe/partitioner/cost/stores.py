@@ -11,6 +11,7 @@ replicas' share of its quarter, 90 bytes, and the three other quarters of the su
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -147,13 +148,24 @@ def objects_fit(loads: Loads, setting: Setting) -> BoolArray:
 
 def way_fits(way: SyncWay, loads: Loads, setting: Setting) -> BoolArray:
     """Which stages write no object that is too large for its store when they synchronise in `way`."""
-    largest, fit = setting.sum_store.largest_bytes, np.ones_like(loads.summed_bytes, dtype=bool)
+    return np.asarray(ways_fit((way,), loads, setting)[..., 0])
+
+
+def ways_fit(ways: tuple[SyncWay, ...], loads: Loads, setting: Setting) -> BoolArray:
+    """The same for each of several ways, along a last axis."""
+    largest, summed_bytes = setting.sum_store.largest_bytes, loads.summed_bytes[..., None]
     if largest is None or setting.replicas == 1:
-        return fit
-    raw_share, merged_share = largest_shares(way, setting.replicas)
-    fit &= raw_share * setting.sync_wire_ratio * loads.summed_bytes <= largest
-    fit &= merged_share * setting.merged_wire_ratio * loads.summed_bytes <= largest
-    return fit
+        return np.ones((*summed_bytes.shape[:-1], len(ways)), dtype=bool)
+    raw, merged = _largest_shares(ways, setting.replicas)
+    share = np.maximum(raw * setting.sync_wire_ratio, merged * setting.merged_wire_ratio)
+    fits: BoolArray = share * summed_bytes <= largest
+    return fits
+
+
+@lru_cache
+def _largest_shares(ways: tuple[SyncWay, ...], replicas: int) -> tuple[Array, Array]:
+    raw, merged = zip(*(largest_shares(way, replicas) for way in ways), strict=True)
+    return np.array(raw), np.array(merged)
 
 
 def largest_shares(way: SyncWay, replicas: int) -> tuple[float, float]:

@@ -20,7 +20,7 @@ from funcpipe.core import Sync, SyncWay, usual_streams
 from funcpipe.partitioner.cost.arrays import Array, BoolArray, IntArray
 from funcpipe.partitioner.cost.formulas import tied_times
 from funcpipe.partitioner.cost.loads import Loads, Setting
-from funcpipe.partitioner.cost.stores import largest_shares, link, way_usd
+from funcpipe.partitioner.cost.stores import link, way_usd, ways_fit
 from funcpipe.partitioner.cost.sync_choice import candidates
 from funcpipe.partitioner.cost.sync_time import Cut, exposed_s, sync_time_s
 
@@ -46,12 +46,13 @@ def ways_of(setting: Setting) -> tuple[SyncWay, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WayTable:
-    """The least seconds in which stages synchronise (rows) with no more dollars for storage than a column's.
+    """How long stages (rows) take to synchronise in the fastest of the ways up to a column, cheapest ways first.
 
-    Stages on sizes that do alike share a row: `row[stage, size]` is theirs. Seconds include those for the gradients of
-    tied parameters, as `formulas.sync_times`. Rows come in groups, and `group` has each row's: a group has a row of
-    `usd`, which rises along the columns, and of `number`, the place of each column's way in `ways`. A stage is in one
-    group on all sizes; where only requests cost anything, there is one group.
+    `row[stage, size]` is the row of a stage on a size; stages that take as long in every way share one. Seconds include
+    those for the gradients of tied parameters, as `formulas.sync_times`.
+
+    Stages with equally large gradients form a group: row r has the dollars `usd[group[r]]`, which rise along the
+    columns, and the ways `number[group[r]]`, places in `ways`. So a stage has the same columns on all sizes.
     """
 
     ways: tuple[SyncWay, ...]
@@ -72,76 +73,49 @@ class WayTable:
 
     def usd_of(self, row: IntArray, column: IntArray | int) -> Array:
         """Dollars of these rows in these columns, element by element."""
-        usd: Array = self.usd[0 if len(self.usd) == 1 else self.group[row], column]
+        usd: Array = self.usd[self.group[row], column]
         return usd
 
     def usd_rows(self, row: IntArray) -> Array:
-        """Dollars of these rows in all columns; a single row where they are the same for all."""
-        return self.usd if len(self.usd) == 1 else self.usd[self.group[row]]
+        """Dollars of these rows in all columns."""
+        usd: Array = self.usd[self.group[row]]
+        return usd
 
 
 def any_way_fits(loads: Loads, setting: Setting) -> BoolArray:
     """Which stages have a way of synchronising whose objects fit the store."""
-    fits = _fits(loads.summed_bytes[..., None], setting, ways_of(setting))
-    return np.asarray(fits.any(axis=-1))
-
-
-def _fits(summed_bytes: Array, setting: Setting, ways: tuple[SyncWay, ...]) -> BoolArray:
-    """Which ways (last axis) have no object that is too large for the store."""
-    largest = setting.sum_store.largest_bytes
-    if largest is None or setting.replicas == 1:
-        return np.ones((*summed_bytes.shape[:-1], len(ways)), dtype=bool)
-    raw, merged = _shares(ways, setting.replicas)
-    most = np.maximum(raw * setting.sync_wire_ratio, merged * setting.merged_wire_ratio)
-    fits: BoolArray = most * summed_bytes <= largest
-    return fits
-
-
-@lru_cache
-def _shares(ways: tuple[SyncWay, ...], replicas: int) -> tuple[Array, Array]:
-    raw, merged = zip(*(largest_shares(way, replicas) for way in ways), strict=True)
-    return np.array(raw), np.array(merged)
+    return np.asarray(ways_fit(ways_of(setting), loads, setting).any(axis=-1))
 
 
 def way_table(loads: Loads, setting: Setting, *, workers: int) -> WayTable:
     """The ways of all stages of `loads` on all sizes."""
-    ways, store = ways_of(setting), setting.sum_store
-    up, down = link(loads, store, workers)
+    ways = ways_of(setting)
+    up, down = link(loads, setting.sum_store, workers)
     columns = np.broadcast_arrays(loads.summed_bytes, up, down, *tied_times(loads, setting, up, down))
-    alike, place, row = _distinct([column.ravel() for column in columns])
-    stage, group = place // columns[0].shape[1], np.zeros(len(place), dtype=np.int64)
-    fits = _fits(loads.summed_bytes, setting, ways)
-    if store.costs_by_byte or not fits.all():
-        group[1:] = (alike[0, 1:] != alike[0, :-1]).cumsum()  # the bytes that are summed decide
-    stage = stage[np.searchsorted(group, np.arange(group.max(initial=-1) + 1))]
-    usd = np.concatenate([np.broadcast_to(way_usd(way, loads, setting), (len(fits), 1)) for way in ways], axis=1)
-    usd = np.where(fits, usd, np.inf)[stage]
-    return _in_order(ways, usd, _seconds(alike, setting, ways), group, row.reshape(columns[0].shape))
+    stages, sizes = columns[0].shape
+    rows, example, row = np.unique(
+        np.stack([column.ravel() for column in columns]), axis=1, return_index=True, return_inverse=True
+    )
+    fits = ways_fit(ways, loads, setting)[:, 0]
+    usd = np.concatenate([np.broadcast_to(way_usd(way, loads, setting), (stages, 1)) for way in ways], axis=1)
+    starts = np.flatnonzero(np.diff(rows[0], prepend=-1.0))  # rows are sorted by the bytes that are summed
+    usd = np.where(fits, usd, np.inf)[example[starts] // sizes]
+    return _in_order(ways, usd, _seconds(rows, setting, ways), starts, row.reshape(stages, sizes))
 
 
-def _distinct(columns: Sequence[Array]) -> tuple[Array, IntArray, IntArray]:
-    """The distinct elements of parallel arrays in ascending order, the place of one of each, and which one each is."""
-    order = np.lexsort(columns[::-1])
-    ordered = np.stack(columns)[:, order]
-    is_new = np.ones(len(order), dtype=bool)
-    is_new[1:] = (ordered[:, 1:] != ordered[:, :-1]).any(axis=0)
-    which = np.empty_like(order)
-    which[order] = is_new.cumsum() - 1
-    return ordered[:, is_new], order[is_new], which
-
-
-def _in_order(ways: tuple[SyncWay, ...], usd: Array, seconds: Array, group: IntArray, row: IntArray) -> WayTable:
+def _in_order(ways: tuple[SyncWay, ...], usd: Array, seconds: Array, starts: IntArray, row: IntArray) -> WayTable:
     """The table: for each group the ways in the order of their dollars, without those that are no faster than others.
 
-    Ways with infinite dollars cannot be. A group with fewer ways than others repeats its last one.
+    `starts` are the first rows of the groups. Ways with infinite dollars cannot be. A group with fewer ways than others
+    repeats its last one.
     """
+    group = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(seconds)))
     order = np.argsort(usd, axis=1, kind="stable")
     usd = np.take_along_axis(usd, order, axis=1)
     seconds = np.take_along_axis(seconds, order[group], axis=1)
     seconds[np.isinf(usd)[group]] = np.inf
     np.minimum.accumulate(seconds, axis=1, out=seconds)
     faster = np.ones(usd.shape, dtype=bool)
-    starts = np.searchsorted(group, np.arange(len(usd)))
     faster[:, 1:] = np.logical_or.reduceat(seconds[:, 1:] < seconds[:, :-1], starts, axis=0)
     count = faster.sum(axis=1, keepdims=True)
     place = np.argsort(~faster, axis=1, kind="stable")[:, : count.max(initial=1)]
@@ -156,9 +130,11 @@ def _in_order(ways: tuple[SyncWay, ...], usd: Array, seconds: Array, group: IntA
     )
 
 
-def _seconds(columns: Array, setting: Setting, ways: Sequence[SyncWay]) -> Array:
-    """Seconds of each way (column) for each row: summed bytes, up, down, and the seconds of `tied_times`."""
-    summed, up, down, tied_s, backward_s = columns[:, :, None]
+def _seconds(rows: Array, setting: Setting, ways: Sequence[SyncWay]) -> Array:
+    """Element [row, way]: seconds; `rows` has the bytes that are summed, up, down, and the two seconds of `tied_times`,
+    an element of each for each row.
+    """
+    summed, up, down, tied_s, backward_s = rows[:, :, None]
     size, merged = setting.sync_wire_ratio * summed, setting.merged_wire_ratio * summed
     seconds = np.empty((len(size), len(ways)))
     latency_s, replicas = setting.sum_store.latency_s, setting.replicas
@@ -170,10 +146,10 @@ def _seconds(columns: Array, setting: Setting, ways: Sequence[SyncWay]) -> Array
                 *(np.array(counts) for counts in zip(*((s.rounds, s.groups, s.merged) for s in chosen), strict=True))
             )
             for low in range(0, len(size), _ROWS):
-                rows = slice(low, low + _ROWS)
-                links = (size[rows], replicas, up[rows], down[rows], latency_s)
-                found = exposed_s(sync, *links, cut, backward_s[rows], merged_bytes=merged[rows])
-                seconds[rows, which] = found if replicas > 1 else 0.0
+                some = slice(low, low + _ROWS)
+                links = (size[some], replicas, up[some], down[some], latency_s)
+                found = exposed_s(sync, *links, cut, backward_s[some], merged_bytes=merged[some])
+                seconds[some, which] = found if replicas > 1 else 0.0
         else:
             found = sync_time_s(
                 sync,
