@@ -32,7 +32,7 @@ def _labels(graph: StageGraph, options: Options, setting: Setting) -> Array:
         for o in np.flatnonzero(options.before == node):
             for behind in range(options.most_behind[o] + 1):
                 if (options.after[o], behind) in at_node:
-                    for way in range(len(options.ways.usd)):
+                    for way in range(options.ways.columns):
                         rows = _with_stage(at_node[options.after[o], behind], options, int(o), setting, behind, way)
                         parts.setdefault(behind + 1, []).append(rows)
         at_node |= {(node, behind): _unbeaten(np.concatenate(rows)) for behind, rows in parts.items()}
@@ -55,7 +55,8 @@ def _with_stage(rows: Array, options: Options, o: int, setting: Setting, behind:
     sync_s = options.ways.seconds[options.row[o], way]
     rows[:, 4] = np.maximum(rows[:, 4], rows[:, 2] + (each - 1) * rows[:, 3] + sync_s)
     rows[:, 5] += options.costs.price_usd_s[o]
-    rows[:, 6] += options.costs.request_usd[o] - options.ways.usd[0] + options.ways.usd[way]
+    of = options.row[o]
+    rows[:, 6] += options.costs.request_usd[o] - options.ways.usd_of(of, 0) + options.ways.usd_of(of, way)
     rows[:, 7] += options.costs.work_s[o] if setting.spec.shared_cores else 0.0
     return rows
 
