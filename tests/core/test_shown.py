@@ -26,7 +26,7 @@ from funcpipe.core.shown import HUES, MOST_ROWS, Shown, curve, shortened
 from tests.core.values import plans, profiles
 from tests.examples import at_most
 
-NASTY = "<script>alert('x')</script> & \"co\""
+NASTY = "<script>alert('x')</script> & \"co\" #000000 color:red http://x"
 
 
 def events(stages: int, steps: int) -> tuple[Event, ...]:
@@ -71,12 +71,16 @@ TABLE = ProvisionTable(
 
 
 def parsed(value: Any) -> ElementTree.Element:
-    """The HTML of a value, which must be well-formed, and refer to nothing outside itself but the name of SVG."""
-    html = value._repr_html_()
-    assert re.sub(r'xmlns="http://www.w3.org/2000/svg"', "", html).count("http") == 0
-    assert set(re.findall(r"#[0-9a-f]{6}", html)) <= set(HUES.values())
-    assert not re.search(r"(?<![a-z-])(color|background):(?!inherit|none)", html)
-    return ElementTree.fromstring(html)
+    """The HTML of a value, which must be well-formed, load nothing, and have our hues alone or those around it."""
+    page = ElementTree.fromstring(value._repr_html_())
+    for element in page.iter():
+        assert element.tag.rpartition("}")[2] not in ("script", "link", "style", "image", "img", "iframe")
+        assert not {"href", "src"} & {name.rpartition("}")[2] for name in element.attrib}
+        looks = " ".join(element.attrib.get(name, "") for name in ("style", "fill", "stroke"))
+        assert "url(" not in looks
+        assert set(re.findall(r"#[0-9a-f]{6}", looks)) <= set(HUES.values())
+        assert not re.search(r"(?<![a-z-])(color|background):(?!inherit|none)", looks)
+    return page
 
 
 def tags(page: ElementTree.Element, name: str) -> list[ElementTree.Element]:

@@ -46,7 +46,7 @@ def test_a_network_of_two_layers() -> None:
     at_node += [extended(two, 1, at_node, np.zeros(3))]
     at_node += [extended(two, 2, at_node, np.zeros(3))]
     assert [len(labels) for labels in at_node] == [1, 1, 2]
-    assert sorted(zip(*paths_of(two, at_node).tolist(), strict=True)) == [(1, 0), (2, -1)]
+    assert sorted(zip(*paths_of(two, at_node, range(2)).tolist(), strict=True)) == [(1, 0), (2, -1)]
 
 
 def test_caps_on_lanes() -> None:

@@ -22,7 +22,7 @@ from funcpipe.partitioner.search.shortest_paths import lane_caps, shortest_path,
 
 _CAPS = 16
 _SLOPES = 10
-_IMPROVEMENTS = 4
+_IMPROVEMENTS = 2
 """How often the weights of the stages' ends are improved, for each of three slopes."""
 _SHORTEST_S = 1e-9
 """Seconds that an iteration is taken to need at least, so that windows of time have a beginning above 0."""

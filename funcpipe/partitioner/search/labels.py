@@ -8,14 +8,14 @@ ended. Until then a label ends as early as if all took the fastest way that any 
 slowest that is in time: it is a bound of all its plans. `in_time_usd` says what it pays beyond that if its stages have
 synchronised by each of `ends_s`, seconds that are the same for all labels of a search and count like `finish_s`; or by
 the label's `finish_s` where that is later. `mean_usd` is the least that the weighted mean of its stages' ends costs,
-with the requests of the ways that are best for it.
+with the requests of the ways that are best for it. `stages` counts the label's stages.
 
 By hand: the label of the empty plan lies at node 0 with
 option −1; putting option 0 in front gives a label at node 1 with option 0 and parent 0.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -36,6 +36,7 @@ class Labels:
     parent: IntArray
     in_time_usd: Array
     mean_usd: Array
+    stages: IntArray
 
     @staticmethod
     def of_end(ends: int) -> "Labels":
@@ -46,6 +47,7 @@ class Labels:
             parent=np.array([-1]),
             in_time_usd=np.zeros((1, ends)),
             mean_usd=np.zeros(1),
+            stages=np.zeros(1, dtype=np.int64),
         )
 
     def __len__(self) -> int:
@@ -60,13 +62,15 @@ class Labels:
             parent=self.parent[which],
             in_time_usd=self.in_time_usd[which],
             mean_usd=self.mean_usd[which],
+            stages=self.stages[which],
         )
 
 
 def extended(network: OptionNetwork, node: int, at_node: Sequence[Labels], closing_usd: Array) -> Labels:
     """All labels of `node`: each option that leaves it, in front of each label of the node to which it leads.
 
-    They do not synchronise the option yet, except that they pay for its way `fewest`.
+    Left out are options that do not fit with as many stages behind them. The labels do not synchronise the option yet,
+    except that they pay for its way `fewest`.
     """
     leaving = np.arange(network.leaving[node], network.leaving[node + 1])
     behind = [at_node[after] for after in network.options.after[leaving]]
@@ -74,15 +78,21 @@ def extended(network: OptionNetwork, node: int, at_node: Sequence[Labels], closi
         return at_node[0].take(np.empty(0, dtype=np.int64))
     counts = [len(labels) for labels in behind]
     option = np.repeat(leaving, counts)
+    stages = np.concatenate([labels.stages for labels in behind])
     tails = PlanTail(*(np.concatenate(columns) for columns in zip(*(labels.tail for labels in behind), strict=True)))
-    stage = StageCosts(*(column[option] for column in network.costs))._replace(sync_s=np.zeros(len(option)))
-    return Labels(
+    shares = network.setting.round_shares(int(stages.max(initial=0)) + 1)[::-1]
+    stage = StageCosts(*(column[option] for column in network.costs))
+    stage = stage._replace(sync_s=np.zeros(len(option)), share=shares[stages])
+    labels = Labels(
         tail=with_stage(tails, stage, repeats=network.repeats),
         option=option,
         parent=np.concatenate([np.arange(count) for count in counts]),
         in_time_usd=np.concatenate([labels.in_time_usd for labels in behind]),
         mean_usd=np.concatenate([labels.mean_usd for labels in behind]) + closing_usd[option],
+        stages=stages + 1,
     )
+    fits = stages <= network.options.most_behind[option]
+    return labels if fits.all() else labels.take(fits)
 
 
 def with_ways(labels: Labels, network: OptionNetwork, fewest: IntArray, most: IntArray, ends_s: Array) -> Labels:
@@ -118,10 +128,10 @@ def _first_in_time(option: IntArray, network: OptionNetwork, limits_s: Array) ->
     return first
 
 
-def paths_of(network: OptionNetwork, at_node: Sequence[Labels]) -> IntArray:
-    """The paths of the labels at the start: a column of options for each, from the first stage on, then −1."""
+def paths_of(network: OptionNetwork, at_node: Sequence[Labels], which: Iterable[int]) -> IntArray:
+    """The paths of some labels at the start: a column of options for each, from the first stage on, then −1."""
     found = []
-    for label in range(len(at_node[-1])):
+    for label in which:
         node, path = network.start, []
         while node:
             option, label = int(at_node[node].option[label]), int(at_node[node].parent[label])

@@ -6,6 +6,7 @@ worthwhile plan needs leave it. Then it is
 
 - done, if nothing is left in it;
 - searched label by label, if few options are left or it is narrow;
+- made smaller, if merged labels show that most of its options are not needed (`needed_options`);
 - split into narrower windows otherwise, which go back into the queue.
 
 When the first window of the queue cannot hold anything better than the best plan known, that plan is optimal. If time
@@ -26,14 +27,16 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from funcpipe.core import Plan, ScheduleKind
-from funcpipe.partitioner.cost.arrays import Array, IntArray
+from funcpipe.partitioner.cost.arrays import IntArray
 from funcpipe.partitioner.problem.goal import Goal
 from funcpipe.partitioner.problem.problem import Problem
 from funcpipe.partitioner.problem.stage_graph import StageGraph
+from funcpipe.partitioner.search.first_windows import ROUNDING, first_windows
 from funcpipe.partitioner.search.found import Found
 from funcpipe.partitioner.search.incumbents import CLOSE, Incumbents, incumbents_for
 from funcpipe.partitioner.search.initial_bounds import InitialBounds, initial_bounds
-from funcpipe.partitioner.search.label_search import TooManyLabels, search_labels
+from funcpipe.partitioner.search.label_search import TooManyLabels, likely_plans, search_labels
+from funcpipe.partitioner.search.needed_options import needed_options
 from funcpipe.partitioner.search.option_network import OptionNetwork, path_costs
 from funcpipe.partitioner.search.path_ways import all_ends, few_ends
 from funcpipe.partitioner.search.spaces import Space, all_spaces, spaces, with_stage_counts
@@ -41,24 +44,26 @@ from funcpipe.partitioner.search.time_window import TimeWindow, tighten
 
 _SEARCHABLE = 2000
 """A window with no more options is searched label by label."""
+_FEW_PAIRS = 1_000_000
 _PAIRS = 30_000_000
-"""If more pairs of labels than this would have to be compared, the window is split instead."""
+"""If more pairs of labels than this would have to be compared, the window is made smaller, or split, instead."""
 _PARTS = 4
 """Into how many windows one is split in which that was so."""
 _NARROW = 1.004
 """A window whose ends are closer than this ratio is searched however many labels it has: splitting no longer helps."""
-_FINE_STEP = 1.02
-"""The ratio of the seconds between which the price of a second is bounded, before windows are made of such steps."""
-_STEPS = 11
-"""How many of these steps make a window."""
 _FEW_CAPS = 10
 _CAPS = 24
 """How many caps a window is tightened with, when it has many options and when it has few."""
 _GLANCE = 48
-"""How many labels of each node are kept when a window is looked at quickly, for a better plan to prune with."""
-_PATHS = 16
-"""For how many paths the ways of synchronising are chosen at a time."""
-_ROUNDING = 1e-9
+"""About how many labels of each node are kept when a window is looked at quickly, for a better plan to prune with."""
+_GLANCED_AROUND = 3
+_SOONER = 0.9
+"""Around how many plans windows are looked at first, and how much sooner than such a plan they may end."""
+_FEW_OPTIONS, _MERGEABLE = 60, 6000
+_FEW_LABELS, _MORE_LABELS = 128, 1024
+"""With how many options merging labels is worth its time, and how many labels of each node are kept then."""
+_HARDLY_FEWER = 0.7
+"""If merged labels leave more than this share of the options, the same again is not worth its time."""
 
 
 @dataclass(order=True, slots=True)
@@ -102,10 +107,25 @@ class Search:
     def run(self) -> None:
         """Search until nothing better can exist, or until time is up and something has been found."""
         for space, bounds in self._initial_bounds():
-            self._cut(space, bounds)
+            for window in first_windows(space, bounds, self.incumbents):
+                self._push(space, window, counts_stages=space.counts_stages)
+        self._look_around()
         while self._queue and not self._must_stop(self._queue[0].priority):
             self._look_into(heapq.heappop(self._queue))
         self.bound = min(self.bound, self.incumbents.best * CLOSE)
+
+    def _look_around(self) -> None:
+        """Glance at the windows around the best plans known: the better these are, the less is left to look into."""
+        if self.incumbents.best == math.inf:
+            return
+        best = sorted(self.closest.values(), key=lambda found: found.objective(self.problem.goal))[:_GLANCED_AROUND]
+        for found, entry in itertools.product(best, list(self._queue)):
+            window, seconds = entry.window, found.iteration_s
+            if entry.space is found.space and window.low_s <= seconds and window.high_s >= seconds * _SOONER:
+                tightened = None if self.time_is_up() else self._tightened(window)
+                if tightened is not None:
+                    entry.window, entry.glanced_at = tightened, True
+                    self._glance(entry.space, tightened)
 
     def _initial_bounds(self) -> list[tuple[Space, InitialBounds]]:
         """A first look at the spaces, at all of them if time allows."""
@@ -125,42 +145,8 @@ class Search:
             return True
         return False
 
-    def _cut(self, space: Space, bounds: InitialBounds) -> None:
-        """Queue the windows of a space."""
-        low_s = bounds.fastest_s * (1 - _ROUNDING)
-        latest_s = min(bounds.slowest_s * space.slowdown * (1 + _ROUNDING), self.incumbents.latest_s)
-        threshold_usd = float(self.incumbents.threshold_usd(np.array([low_s]))[0])
-        value_usd_s = self.incumbents.time_value_usd_s
-        least_usd_s = bounds.least_price_usd_s + value_usd_s
-        if least_usd_s > 0:
-            latest_s = min(latest_s, threshold_usd / least_usd_s)
-        if low_s > latest_s:
-            return
-        times_s = np.geomspace(low_s, latest_s, 2 + int(math.log(latest_s / low_s) / math.log(_FINE_STEP)))
-        seconds_usd = (bounds.price_usd_s(times_s[1:]) + value_usd_s) * (1 - _ROUNDING)
-        promising = seconds_usd * times_s[:-1] < self.incumbents.threshold_usd(times_s[:-1])
-        for run in np.split(np.arange(len(promising)), np.flatnonzero(np.diff(promising)) + 1):
-            if promising[run[0]]:
-                for part in np.array_split(run, -(-len(run) // _STEPS)):
-                    self._push_steps(space, bounds.weights, times_s, seconds_usd, part)
-
-    def _push_steps(self, space: Space, weights: Array, times_s: Array, seconds_usd: Array, steps: IntArray) -> None:
-        """Queue the window of some steps of time; step i lasts from times_s[i] to times_s[i + 1]."""
-        window = TimeWindow(
-            network=space.network,
-            low_s=float(times_s[steps[0]]),
-            high_s=float(times_s[steps[-1] + 1]),
-            time_value_usd_s=self.incumbents.time_value_usd_s,
-            second_usd=float(seconds_usd[steps].min()),
-            weights=weights,
-            bound_usd=float((seconds_usd * times_s[:-1])[steps].min()),
-        )
-        self._push(space, window, counts_stages=space.counts_stages)
-
     def _look_into(self, entry: _Entry) -> None:
-        space = entry.space
-        caps = _FEW_CAPS if len(entry.window.network) > _SEARCHABLE else _CAPS
-        window = tighten(entry.window, self._threshold_usd(entry.window), caps=caps)
+        space, window = entry.space, self._tightened(entry.window)
         if window is None:
             return
         narrow = window.high_s < window.low_s * _NARROW
@@ -168,16 +154,48 @@ class Search:
         if space.split is not None:
             for part in space.parts:
                 self._push_part(part, window)
-        elif not entry.counts_stages and small:
-            multiplied = replace(window, network=with_stage_counts(space, window.network))
-            self._push(space, multiplied, counts_stages=True)
-        elif not entry.glanced_at and self._glance(space, window):
+        elif not entry.glanced_at and len(window.network) <= _MERGEABLE and self._glance(space, window):
             self._push(space, window, counts_stages=entry.counts_stages, glanced_at=True)
-        elif not self._searched(space, window, pair_limit=math.inf if narrow else _PAIRS):
-            parts = _PARTS if len(window.network) <= _SEARCHABLE else 2
+        elif small and not entry.counts_stages:
+            needed = self._needed(window, _FEW_LABELS)
+            if needed is not None:
+                multiplied = replace(needed, network=with_stage_counts(space, needed.network))
+                self._push(space, multiplied, counts_stages=True)
+        elif not small or not self._searched(space, window, pair_limit=_FEW_PAIRS):
+            self._look_closer(entry, window, small=small, narrow=narrow)
+
+    def _look_closer(self, entry: _Entry, window: TimeWindow, *, small: bool, narrow: bool) -> None:
+        """Make a window in which there is too much to search smaller, or search it all the same, or split it."""
+        space = entry.space
+        needed = self._needed(window, _FEW_LABELS, *((_MORE_LABELS,) if small else ()))
+        if needed is None:
+            return
+        if len(needed.network) < len(window.network) / 2:
+            self._push(space, needed, counts_stages=entry.counts_stages)
+        elif not self._searched(space, needed, pair_limit=math.inf if narrow else _PAIRS):
+            parts = _PARTS if len(needed.network) <= _SEARCHABLE else 2
             for low_s, high_s in itertools.pairwise(np.geomspace(window.low_s, window.high_s, parts + 1).tolist()):
-                shorter = replace(window, low_s=low_s, high_s=high_s)
+                shorter = replace(needed, low_s=low_s, high_s=high_s)
                 self._push(space, shorter, counts_stages=entry.counts_stages, glanced_at=entry.glanced_at)
+
+    def _tightened(self, window: TimeWindow) -> TimeWindow | None:
+        caps = _FEW_CAPS if len(window.network) > _SEARCHABLE else _CAPS
+        return tighten(window, self._threshold_usd(window), caps=caps)
+
+    def _needed(self, window: TimeWindow, *labels: int) -> TimeWindow | None:
+        """The window without options that merged labels show not to be needed, first with few of each node, then with
+        more; None if no option is left.
+        """
+        for count in labels:
+            share = 0.0
+            while share < _HARDLY_FEWER and _FEW_OPTIONS <= len(window.network) <= _MERGEABLE:
+                kept = needed_options(window, self.incumbents, labels=count)
+                share = float(kept.mean())
+                fewer = self._tightened(replace(window, network=window.network.keep(kept))) if share else None
+                if fewer is None:
+                    return None
+                window = fewer
+        return window
 
     def _push_part(self, part: Space, window: TimeWindow) -> None:
         """Queue the window of a space for a part of the space."""
@@ -186,11 +204,11 @@ class Search:
         bounds = self._parts[part]
         if bounds is None:
             return
-        low_s = max(window.low_s, bounds.fastest_s * (1 - _ROUNDING))
+        low_s = max(window.low_s, bounds.fastest_s * (1 - ROUNDING))
         if low_s > window.high_s:
             return
         price_usd_s = float(bounds.price_usd_s(np.array([window.high_s]))[0])
-        second_usd = max(window.second_usd, (price_usd_s + self.incumbents.time_value_usd_s) * (1 - _ROUNDING))
+        second_usd = max(window.second_usd, (price_usd_s + self.incumbents.time_value_usd_s) * (1 - ROUNDING))
         window = replace(
             window,
             network=part.network,
@@ -210,11 +228,10 @@ class Search:
         return bounds
 
     def _glance(self, space: Space, window: TimeWindow) -> bool:
-        """Look for a better plan among the most promising labels alone; true if there is one."""
+        """Look for a better plan among a few labels alone; true if there is one."""
         known = len(self.found)
-        for paths in search_labels(window, self.incumbents, pair_limit=math.inf, keep=_GLANCE):
-            if paths is not None:
-                self._offer_all(space, window.network, paths)
+        for paths in likely_plans(window, self.incumbents, keep=_GLANCE):
+            self._offer(space, window.network, *all_ends(window.network, paths))
         return len(self.found) > known
 
     def _searched(self, space: Space, window: TimeWindow, *, pair_limit: float) -> bool:
@@ -224,7 +241,7 @@ class Search:
         try:
             for paths in search_labels(window, self.incumbents, pair_limit=pair_limit):
                 if paths is not None:
-                    self._offer_all(space, window.network, paths)
+                    self._offer(space, window.network, *all_ends(window.network, paths))
                 elif self._must_stop(self.incumbents.priority(window.bound_usd, window.low_s)):
                     break
         except TooManyLabels:
@@ -241,11 +258,6 @@ class Search:
 
     def _threshold_usd(self, window: TimeWindow) -> float:
         return float(self.incumbents.threshold_usd(np.array([window.low_s]))[0])
-
-    def _offer_all(self, space: Space, network: OptionNetwork, paths: IntArray) -> None:
-        """Offer the plans of `paths` in all ways of synchronising that may be best."""
-        for some in np.array_split(paths, -(-paths.shape[1] // _PATHS), axis=1) if paths.size else ():
-            self._offer(space, network, *all_ends(network, some))
 
     def _offer(self, space: Space, network: OptionNetwork, paths: IntArray, ways: IntArray) -> None:
         """Offer the plans that the columns of `paths` stand for, as far as the space admits them."""

@@ -108,25 +108,22 @@ class TimeWindow:
 
 def tighten(window: TimeWindow, threshold_usd: float, *, caps: int) -> TimeWindow | None:
     """`window` without options that no plan below `threshold_usd` needs; None if there is no such plan."""
-    lanes = lane_caps(window.network, caps)
-    window, *_ = _bounded(window, lanes)
-    if window.bound_usd >= threshold_usd:
-        return None
-    network = _in_time(window, lanes)
-    for _ in range(_ROUNDS):
-        if not len(network):
-            return None
-        lanes = lane_caps(network, caps)
-        window, measure, behind = _bounded(replace(window, network=network), lanes)
+    for turn in range(_ROUNDS):
+        lanes = lane_caps(window.network, caps)
+        window, measure, behind = _bounded(window, lanes)
         if window.bound_usd >= threshold_usd:
             return None
         kept = measure.least_through(behind, lanes)[0] < threshold_usd
-        if kept.all():
-            return window
-        network = network.keep(kept)
-        if kept.mean() > _HARDLY_FEWER:
+        network = window.network if kept.all() else window.network.keep(kept)
+        if turn == 0 and len(network):
+            network = _in_time(replace(window, network=network), lane_caps(network, caps))
+        if not len(network):
+            return None
+        fewer = len(network) / len(window.network)
+        window = replace(window, network=network)
+        if fewer > _HARDLY_FEWER and turn:
             break
-    return replace(window, network=network) if len(network) else None
+    return window
 
 
 def _bounded(window: TimeWindow, lanes: LaneCaps) -> "tuple[TimeWindow, _Measure, Array]":
