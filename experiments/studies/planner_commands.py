@@ -49,10 +49,11 @@ def optimize(profile: Path, arguments: list[str]) -> tuple[SolverReport, float, 
     with tempfile.TemporaryDirectory() as folder:
         plan = Path(folder) / "plan.json"
         command = [sys.executable, "-m", "funcpipe", "optimize", str(profile), "--platform", "aws-lambda"]
+        environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
         process = subprocess.Popen(
             [*command, *arguments, "--output", str(plan)],
             stdout=subprocess.DEVNULL,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            env=environment | {"OMP_NUM_THREADS": "1"},
         )
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)

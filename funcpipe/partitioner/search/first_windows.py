@@ -21,7 +21,7 @@ from funcpipe.partitioner.search.time_window import TimeWindow
 
 _FINE_STEP = 1.02
 """The ratio of the seconds between which the price of a second is bounded, before windows are made of such steps."""
-_STEPS = 11
+_STEPS = 16
 """How many of these steps make a window, at most."""
 ROUNDING = 1e-9
 

@@ -138,11 +138,12 @@ class ParetoPlans:
 
     def offer(self, plans: PlanCosts, allowed: BoolArray) -> IntArray:
         """Take every plan that none beats, and drop those known that it beats; returns the numbers of those taken."""
-        taken = []
-        for number in np.lexsort((plans.cost_usd, plans.iteration_s)):
-            seconds, dollars = float(plans.iteration_s[number]), float(plans.cost_usd[number])
-            if allowed[number] and seconds <= self.latest_s and self._add(seconds, dollars):
-                taken.append(int(number))
+        seconds, dollars = plans.iteration_s, plans.cost_usd
+        candidates = np.flatnonzero(
+            allowed & (seconds <= self.latest_s) & (dollars < self.threshold_usd(seconds / CLOSE))
+        )
+        order = np.lexsort((dollars[candidates], seconds[candidates]))
+        taken = [number for number in candidates[order] if self._add(float(seconds[number]), float(dollars[number]))]
         return np.array(taken, dtype=np.int64)
 
     def priority(self, bound_usd: float, low_s: float) -> float:

@@ -1,6 +1,6 @@
 """A first look at a network: the range of seconds, what a second costs at least, and good plans to begin with.
 
-Shortest paths are computed for seconds alone, for price alone, and for price + slope · seconds with ten slopes from
+Shortest paths are computed for seconds alone, for price alone, and for price + slope · seconds with eight slopes from
 flat to steep. For every path P with T seconds, price + slope · T is at least `height`, the least sum for this slope; so
 a plan of at most T seconds costs at least `height − slope · T` dollars a second. The paths themselves are real plans
 from all over the trade-off between time and money, and the best of them are the first incumbents.
@@ -21,9 +21,9 @@ from funcpipe.partitioner.search.option_network import OptionNetwork
 from funcpipe.partitioner.search.shortest_paths import lane_caps, shortest_path, shortest_paths, to_end
 
 _CAPS = 16
-_SLOPES = 10
+_SLOPES = 8
 _IMPROVEMENTS = 2
-"""How often the weights of the stages' ends are improved, for each of three slopes."""
+"""How often the weights of the stages' ends are improved, for each of two slopes."""
 _SHORTEST_S = 1e-9
 """Seconds that an iteration is taken to need at least, so that windows of time have a beginning above 0."""
 

@@ -51,7 +51,7 @@ _PARTS = 4
 """Into how many windows one is split in which that was so."""
 _NARROW = 1.004
 """A window whose ends are closer than this ratio is searched however many labels it has: splitting no longer helps."""
-_FEW_CAPS = 10
+_FEW_CAPS = 8
 _CAPS = 24
 """How many caps a window is tightened with, when it has many options and when it has few."""
 _GLANCE = 48
@@ -176,7 +176,7 @@ class Search:
             parts = _PARTS if len(needed.network) <= _SEARCHABLE else 2
             for low_s, high_s in itertools.pairwise(np.geomspace(window.low_s, window.high_s, parts + 1).tolist()):
                 shorter = replace(needed, low_s=low_s, high_s=high_s)
-                self._push(space, shorter, counts_stages=entry.counts_stages, glanced_at=entry.glanced_at)
+                self._push(space, shorter, counts_stages=entry.counts_stages)
 
     def _tightened(self, window: TimeWindow) -> TimeWindow | None:
         caps = _FEW_CAPS if len(window.network) > _SEARCHABLE else _CAPS

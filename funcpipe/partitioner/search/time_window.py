@@ -37,7 +37,7 @@ _ROUNDS = 6
 """How often options leave and bounds are computed again, at most."""
 _HARDLY_FEWER = 0.9
 """If more than this share of the options is kept, another round is not worth its time."""
-_IMPROVEMENTS = 3
+_IMPROVEMENTS = 1
 """How often the weights of the stages' ends are improved in each round."""
 _STEEPNESS = (0.5, 1.0, 1.7, 3.0, 6.0)
 """Slopes that are tried for a bound on the price, as multiples of dollars of a second per second."""
