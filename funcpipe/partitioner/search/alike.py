@@ -3,8 +3,8 @@
 Labels are points: their seconds there and back, slowest lanes, end, and price, all in dollars of the window. Points in
 the same cell of a grid are alike. The grid is the finest of a series that has few enough cells.
 
-By hand: labels at 0, 1, 2, 9 and 10 $ in a single dimension, at most three groups. Cells of 10 $ give two groups, cells
-of 5 $ two, of 2.5 $ three ({0, 1, 2}, {9}, {10}), and cells of 1.25 $ would give four.
+By hand, with cells half as large each time: labels at 0, 1, 2, 9 and 10 $ in a single dimension, at most three groups.
+Cells of 10 $ give two groups, cells of 5 and 2.5 $ three ({0, 1, 2}, {9}, {10}), and cells of 1.25 $ would give four.
 """
 
 import math
