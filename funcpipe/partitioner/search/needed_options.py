@@ -22,7 +22,8 @@ from funcpipe.partitioner.search.time_window import TimeWindow
 def needed_options(window: TimeWindow, incumbents: Incumbents, *, labels: int) -> BoolArray:
     """The options of the window without which some plan better than the incumbents may not do.
 
-    At most so many `labels` are kept of each node, or one for each number of stages.
+    A plan whose own stages do better in other ways of synchronising does not count. At most so many `labels` are kept
+    of each node, or one for each number of stages.
     """
     network = window.network
     promising = Promising.of(window, incumbents, ends=False)
