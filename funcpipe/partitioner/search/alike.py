@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from funcpipe.partitioner.cost.arrays import Array, IntArray
-from funcpipe.partitioner.cost.pipeline import PlanTail, synchronised_s
+from funcpipe.partitioner.cost.pipeline import PlanTail
 from funcpipe.partitioner.search.completion_bounds import CompletionBounds
 from funcpipe.partitioner.search.labels import Labels
 
@@ -81,11 +81,10 @@ def _points(labels: Labels, bounds: CompletionBounds, node: int) -> Array:
     repeats = window.network.repeats
     forward_lane_s = np.maximum(tail.forward_lane_s, bounds.forward_lane_s[node])
     backward_lane_s = np.maximum(tail.backward_lane_s, bounds.backward_lane_s[node])
-    closed_s = synchronised_s(tail.backward_s, backward_lane_s, bounds.closing_s[node], repeats)
     seconds = [
         tail.forward_s + tail.backward_s,
         repeats * forward_lane_s,
         repeats * backward_lane_s,
-        tail.forward_s + np.maximum(tail.finish_s, closed_s),
+        tail.forward_s + np.maximum(tail.finish_s, bounds.closed_s(labels, node)),
     ]
     return np.stack([*(window.slope_usd * each for each in seconds), window.low_s * tail.price_usd_s])

@@ -16,7 +16,7 @@ from enum import IntEnum
 import numpy as np
 
 from funcpipe.partitioner.cost.arrays import Array
-from funcpipe.partitioner.cost.pipeline import dollars, ended_s
+from funcpipe.partitioner.cost.pipeline import dollars, ended_s, synchronised_s
 from funcpipe.partitioner.search.finish_weights import closing_s, closing_usd, in_front
 from funcpipe.partitioner.search.labels import Labels
 from funcpipe.partitioner.search.option_network import OptionNetwork
@@ -78,6 +78,14 @@ class CompletionBounds:
         finished_s = ended_s(tail.forward_s + self.forward_s[node], forward_lane_s, tail.finish_s, repeats)
         result: Array = np.maximum(timed_s, finished_s)
         return result
+
+    def closed_s(self, labels: Labels, node: int) -> Array:
+        """When the stages before the node have synchronised at the earliest, counted like `finish_s`."""
+        slowest_s = np.maximum(labels.tail.backward_lane_s, self.backward_lane_s[node])
+        found: Array = synchronised_s(
+            labels.tail.backward_s, slowest_s, self.closing_s[node], self.window.network.repeats
+        )
+        return found
 
     def cheapest_usd(self, labels: Labels, node: int) -> Array:
         """The least dollars of any completion that lies in the window, value of time included."""

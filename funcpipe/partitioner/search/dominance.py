@@ -31,7 +31,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from funcpipe.partitioner.cost.arrays import Array, BoolArray, IntArray
-from funcpipe.partitioner.cost.pipeline import synchronised_s
 from funcpipe.partitioner.search.completion_bounds import CompletionBounds
 from funcpipe.partitioner.search.incumbents import Incumbents
 from funcpipe.partitioner.search.labels import Labels
@@ -78,8 +77,7 @@ class Dominance:
         # a stage in front synchronises after the backwards of itself and of those behind it: of the other stages in
         # front, only the one right before the node is sure to be among these
         backward_lane_s = repeats * np.maximum(tail.backward_lane_s, bounds.next_backward_lane_s[node])
-        slowest_s = np.maximum(tail.backward_lane_s, bounds.backward_lane_s[node])
-        closed_s = synchronised_s(tail.backward_s, slowest_s, bounds.closing_s[node], repeats)
+        closed_s = bounds.closed_s(labels, node)
         threshold_usd = float(incumbents.threshold_usd(np.array([window.low_s]))[0])
         return Dominance(
             whole_s=tail.forward_s + tail.backward_s,

@@ -32,10 +32,8 @@ _BLOCK = 128
 _SAMPLE = 2048
 _HARDLY_FEWER = 0.9
 """If of so many labels of a node more than this share is kept, the others are not compared."""
-_PATHS = 16
-"""How many paths are found at a time, so that the best of them may make the others useless."""
-_GLIMPSES = 12
-"""How often paths are found at most by a quick look."""
+_PATHS, _FEW_PATHS = 16, 192
+"""How many paths are found at a time, so that the best of them may make the others useless; and by a quick look."""
 
 
 class TooManyLabels(Exception):
@@ -66,17 +64,22 @@ def search_labels(window: TimeWindow, incumbents: Incumbents, *, pair_limit: flo
 
 
 def likely_plans(window: TimeWindow, incumbents: Incumbents, *, keep: int) -> Iterator[IntArray]:
-    """Paths of plans that may be better, as `search_labels`, if of each node only about `keep` labels are kept."""
-    network = window.network
+    """Paths of plans that may be better, as `search_labels`, if of each node only about `keep` labels are kept.
+
+    While any plan in time is welcome, these are the most promising and the earliest, whether they differ or not.
+    """
+    network, early = window.network, incumbents.best == np.inf
     promising = Promising.of(window, incumbents)
     at_node = [promising.of_end()]
     for node in range(1, network.start + 1):
-        labels = _in_order(promising.at(node, at_node), promising, node, early=incumbents.best == np.inf)
-        if node < network.start:
+        labels = _in_order(promising.at(node, at_node), promising, node, early=early)
+        if early:
+            labels = labels.take(np.arange(min(len(labels), keep)))
+        elif node < network.start:
             _, first = np.unique(alike(labels, promising.bounds, node, keep), return_index=True)
             labels = labels.take(np.sort(first))
         at_node.append(labels)
-    yield from itertools.islice(_plans(promising, at_node), _GLIMPSES)
+    yield from itertools.islice(_plans(promising, at_node), _FEW_PATHS // _PATHS)
 
 
 def _in_order(labels: Labels, promising: Promising, node: int, *, early: bool = False) -> Labels:

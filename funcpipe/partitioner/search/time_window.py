@@ -119,9 +119,9 @@ def tighten(window: TimeWindow, threshold_usd: float, *, caps: int) -> TimeWindo
             network = _in_time(replace(window, network=network), lane_caps(network, caps))
         if not len(network):
             return None
-        fewer = len(network) / len(window.network)
+        share = len(network) / len(window.network)
         window = replace(window, network=network)
-        if fewer > _HARDLY_FEWER and turn:
+        if turn and share > _HARDLY_FEWER:
             break
     return window
 

@@ -58,9 +58,7 @@ class UsefulWays:
         if node == window.network.start:
             others_s = np.maximum(tail.finish_s, window.low_s * (1 - _ROUNDING) - forward_s)
         else:
-            slowest_s = np.maximum(tail.backward_lane_s, bounds.backward_lane_s[node])
-            closed_s = synchronised_s(tail.backward_s, slowest_s, bounds.closing_s[node], repeats)
-            others_s = np.maximum(tail.finish_s, closed_s)
+            others_s = np.maximum(tail.finish_s, bounds.closed_s(labels, node))
         most = np.minimum(_first_within(seconds, others_s - begun_s), self.worth_it[labels.option])
         return fewest, np.maximum(most, fewest)
 
