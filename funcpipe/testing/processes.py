@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+from funcpipe.platforms.local.function import HOST
+
 
 def children(parent: int) -> list[int]:
     """The processes that `parent` started and that run, oldest first."""
@@ -16,7 +18,7 @@ def functions_of(client: int) -> list[int]:
 
 def hosts_of(client: int) -> list[int]:
     """The hosts of local functions that `client` has started."""
-    return [pid for pid in children(client) if _is_host(pid)]
+    return [pid for server in children(client) for pid in children(server) if _is_host(pid)]
 
 
 def all_hosts() -> list[int]:
@@ -40,7 +42,7 @@ def running() -> list[int]:
 
 
 def _is_host(pid: int) -> bool:
-    return b"funcpipe.platforms.local.host" in _read(pid, "cmdline")
+    return _read(pid, "comm").decode().strip() == HOST
 
 
 def _field(pid: int, name: str) -> str:

@@ -7,8 +7,18 @@ import threading
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 from funcpipe.platforms.base import Cause, State, Status
+
+HOST, FUNCTION = "funcpipe-host", "funcpipe-func"
+"""The names of processes, as `ps -o comm` shows them on Linux."""
+
+
+def name_process(name: str) -> None:
+    """Name this process, where the system can: at most 15 letters."""
+    with suppress(OSError):
+        Path("/proc/self/comm").write_text(name)
 
 
 def fork(work: Callable[[], None], *, lifeline: int) -> int:
@@ -46,6 +56,7 @@ def _do(work: Callable[[], None], lifeline: int) -> None:
     try:
         with suppress(PermissionError):
             os.setpgid(0, 0)
+        name_process(FUNCTION)
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)

@@ -1,12 +1,11 @@
 """Functions as processes of this machine, forked by a host that has torch loaded."""
 
 import contextlib
+import io
 import json
 import os
 import shutil
 import socket
-import subprocess
-import sys
 import tempfile
 import threading
 import warnings
@@ -23,16 +22,14 @@ from funcpipe.core.log_lines import RawLine
 from funcpipe.errors import InvalidValue, PlanError, PlatformError
 from funcpipe.platforms.allocator import environment
 from funcpipe.platforms.base import Handle, PlainKeys, Status
+from funcpipe.platforms.local.fork_server import ForkedHost, fork_host
 from funcpipe.platforms.local.host import HostSpec
 from funcpipe.platforms.local.log_files import read_logs
 
 SCHEME = "local"
 _SOCKET = "socket"
+_HOST = "funcpipe.platforms.local.host_main:main"
 _LONGEST_PATH = 100  # of a Unix socket; Linux takes 107 bytes, macOS 103
-_HOST = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from funcpipe.platforms.local.host_main import main; "
-    "main(int(sys.argv[2]), sys.argv[3])"
-)
 
 
 class LocalPlatform(PlainKeys):
@@ -157,34 +154,55 @@ def local_functions(
     Afterwards no function runs, unless the platform was told to detach.
     """
     folder = _private_folder()
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(os.path.join(folder, _SOCKET))
-        listener.listen()
-        host = subprocess.Popen(
-            [sys.executable, "-c", _HOST, json.dumps(sys.path), str(listener.fileno()), folder],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL if silent else None,
-            stderr=subprocess.DEVNULL if silent else None,
-            pass_fds=(listener.fileno(),),
-            env=environment(),
-            start_new_session=True,
-        )
+    host, telling = _start_host(folder, preload, silent=silent)
     platform = LocalPlatform(f"{SCHEME}://{quote(folder)}/{_SOCKET}")
-    assert host.stdin is not None, "it was asked for"
     with contextlib.suppress(BrokenPipeError):  # the host has ended: the first request says so
         told = HostSpec(entry=entry, preload=tuple(preload), spec=spec, imposed=imposed, watches=watches)
-        host.stdin.write(to_text(told).encode() + b"\0")
-        host.stdin.flush()
+        telling.write(to_text(told).encode() + b"\0")
     try:
         yield platform
     finally:
-        with contextlib.suppress(BrokenPipeError):
-            host.stdin.close()
+        telling.close()
         if platform.detached:
-            host.returncode = 0  # Popen is not to complain that it still runs
+            host.forget()
         else:
             host.wait()
             shutil.rmtree(folder, ignore_errors=True)  # it is gone unless the host was killed
+
+
+def _start_host(folder: str, preload: Sequence[str], *, silent: bool) -> tuple[ForkedHost, io.FileIO]:
+    """A host that serves in `folder`, and the pipe from which it reads what it is told, and learns of this end."""
+    reading, writing = os.pipe()
+    telling = io.FileIO(writing, "wb")
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(os.path.join(folder, _SOCKET))
+            listener.listen()
+            shown = [nowhere if silent or not _is_open(number) else number for number in (1, 2)]
+            host = fork_host(
+                _HOST,
+                folder,
+                streams=(reading, shown[0], shown[1]),
+                listener=listener.fileno(),
+                preload=(*preload, _HOST.partition(":")[0]),
+                environment=environment(),
+            )
+    except BaseException:
+        telling.close()
+        raise
+    finally:
+        os.close(reading)
+        os.close(nowhere)
+    return host, telling
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
 
 
 def _private_folder() -> str:

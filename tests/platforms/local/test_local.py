@@ -251,7 +251,6 @@ def test_functions_that_are_detached_outlive_their_client_and_their_host_ends_wi
         platform.detach()
     assert "done" in notes(tmp_path, 3)
     wait_until(lambda: not runs(host))
-    os.waitpid(host, 0)
 
 
 def test_a_host_that_cannot_load_the_functions_code_says_so(capfd: pytest.CaptureFixture[str]) -> None:

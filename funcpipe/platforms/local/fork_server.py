@@ -1,0 +1,197 @@
+"""A process with torch loaded, from which this process forks its hosts: only the first of them takes seconds to start.
+
+It ends with the process that started it; the hosts that it forked end when they want to.
+"""
+
+import atexit
+import functools
+import gc
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import NoReturn
+
+from funcpipe.platforms.local.function import HOST, name_process
+
+_MAIN = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from funcpipe.platforms.local.fork_server import main; main(int(sys.argv[2]), json.loads(sys.argv[3]))"
+)
+_STREAMS = 3  # standard input, output and error of a host
+_SET_AFTERWARDS = ("FUNCPIPE_", "PYTEST_")
+"""Variables that nothing reads while it is loaded; where another one has changed, another server is started."""
+
+
+class ForkedHost:
+    """A process that was forked from a server."""
+
+    def __init__(self, ending: socket.socket) -> None:
+        self._ending = ending
+
+    def wait(self) -> None:
+        """Return when it has ended."""
+        with suppress(ConnectionError):
+            self._ending.recv(1)
+        self.forget()
+
+    def forget(self) -> None:
+        """Do not wait for it."""
+        self._ending.close()
+
+
+def fork_host(
+    main: str,
+    *arguments: str,
+    streams: tuple[int, int, int],
+    listener: int,
+    preload: Sequence[str],
+    environment: Mapping[str, str],
+) -> ForkedHost:
+    """Start a process, in a session of its own, that calls `main`, `MODULE:FUNCTION`, with `listener` and `arguments`.
+
+    `streams` are its standard input, output and error; it has this process's folder and path of modules, and the
+    variables of `environment`. Modules of `preload` are imported once for all hosts.
+    """
+    asked = json.dumps(
+        {
+            "main": main,
+            "arguments": arguments,
+            "folder": os.getcwd(),
+            "path": sys.path,
+            "environment": dict(environment),
+        }
+    )
+    key = json.dumps({name: text for name, text in environment.items() if not name.startswith(_SET_AFTERWARDS)})
+    server = _server(os.getpid(), tuple(preload), key)
+    try:
+        ending = server.ask(asked, (*streams, listener))
+    except ConnectionError:  # it was killed
+        _server.cache_clear()
+        ending = _server(os.getpid(), tuple(preload), key).ask(asked, (*streams, listener))
+    return ForkedHost(ending)
+
+
+class _Server:
+    """The client's side of a server: each request has a connection of its own, which is closed when its host ends."""
+
+    def __init__(self, preload: tuple[str, ...], environment: Mapping[str, str]) -> None:
+        self._lock = threading.Lock()
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            arguments = (json.dumps(sys.path), str(theirs.fileno()), json.dumps(preload))
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _MAIN, *arguments],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                env=environment,
+                start_new_session=True,
+            )
+        self._pid = os.getpid()
+        atexit.register(self.close)
+
+    def ask(self, request: str, descriptors: Sequence[int]) -> socket.socket:
+        """Have a host forked; raises ConnectionError where the server has ended."""
+        mine, theirs = socket.socketpair()
+        try:
+            with theirs, self._lock:
+                socket.send_fds(self._control, [b"h"], [theirs.fileno()])
+            socket.send_fds(mine, [b"f"], descriptors)
+            mine.sendall(request.encode())
+            mine.shutdown(socket.SHUT_WR)
+        except BaseException:
+            mine.close()
+            raise
+        return mine
+
+    def close(self) -> None:
+        """End the server, unless this process was forked from the one that started it."""
+        self._control.close()
+        if os.getpid() == self._pid:
+            self._process.wait()
+
+
+@functools.cache
+def _server(pid: int, preload: tuple[str, ...], key: str) -> _Server:
+    return _Server(preload, json.loads(key))
+
+
+def main(control: int, preload: Sequence[str]) -> None:
+    """Fork hosts until the client, on the other end of the socket `control`, has ended."""
+    for name in preload:
+        with suppress(ImportError):  # the host imports it again and says what is wrong
+            importlib.import_module(name)
+    gc.freeze()  # what is loaded stays, and its pages are shared with hosts longer if nobody counts it
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    os.set_blocking(woken, False)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    hosts: dict[int, socket.socket] = {}
+    with socket.socket(fileno=control) as requests, selectors.DefaultSelector() as selector:
+        selector.register(requests, selectors.EVENT_READ)
+        selector.register(woken, selectors.EVENT_READ)
+        while True:
+            ready = {key.fd for key, _ in selector.select()}
+            if woken in ready:
+                os.read(woken, 4096)
+                _reap(hosts)
+            if control in ready:
+                _, descriptors, _, _ = socket.recv_fds(requests, 1, 1)
+                if not descriptors:
+                    return
+                connection = socket.socket(fileno=descriptors[0])
+                pid = os.fork()
+                if pid == 0:
+                    _become_host(connection, [requests.fileno(), selector.fileno(), woken, wake], hosts)
+                hosts[pid] = connection
+
+
+def _reap(hosts: dict[int, socket.socket]) -> None:
+    """Tell the client which hosts have ended."""
+    for pid in [pid for pid in hosts if os.waitpid(pid, os.WNOHANG)[0]]:
+        hosts.pop(pid).close()
+
+
+def _become_host(connection: socket.socket, own: Sequence[int], others: Mapping[int, socket.socket]) -> NoReturn:
+    """Do what the client asks for, in a process that was just forked; its end is told by the server alone."""
+    code = 1
+    try:
+        os.setsid()
+        name_process(HOST)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number in own:
+            os.close(number)
+        for other in others.values():
+            other.close()
+        with connection:
+            _, (*streams, listener), _, _ = socket.recv_fds(connection, 1, _STREAMS + 1)
+            with connection.makefile() as file:
+                asked = json.load(file)
+        for target, stream in enumerate(streams):
+            os.dup2(stream, target)
+            os.close(stream)
+        os.set_inheritable(listener, False)
+        os.chdir(asked["folder"])
+        os.environ.clear()
+        os.environ.update(asked["environment"])
+        sys.path[:] = asked["path"]
+        module, _, name = asked["main"].partition(":")
+        getattr(importlib.import_module(module), name)(listener, *asked["arguments"])
+        code = 0
+    except BaseException:  # noqa: BLE001 - nothing may pass into the server's code
+        traceback.print_exc()
+    finally:
+        with suppress(OSError, ValueError):  # nobody may be left to read it
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
