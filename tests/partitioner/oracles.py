@@ -82,7 +82,7 @@ def compare(problem: Problem, optima: Optima) -> None:
 def asked_of(problem: Problem, asked: dict[str, float]) -> Problem:
     """The problem with other data, or in other training."""
     if "load_s" in asked:
-        return with_data(problem, replace(DATA, **asked))
+        return with_data(problem, replace(DATA, load_s=asked["load_s"]))
     return replace(problem, training=replace(problem.training, **asked))  # type: ignore[arg-type]
 
 
