@@ -86,7 +86,7 @@ def test_a_worker_that_is_killed_goes_on_with_what_rounding_had_taken(
     assert_every_worker_has(workers, in_one_process(workers, plan))
 
 
-@pytest.mark.parametrize("killed", ["s0.r1", pytest.param("s1.r0", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("killed", ["s0.r1", pytest.param("s1.r0", marks=pytest.mark.long)])
 def test_so_does_one_with_a_divided_optimiser(killed: str) -> None:
     plan, storage = plan_of(WAYS[4], 2, shard_optimizer=True), Killing(killed)
     workers = train(storage, plan)

@@ -125,8 +125,9 @@ def bart() -> tuple[nn.Module, dict[str, Tensor]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [t5, bart])
-@pytest.mark.parametrize("stages", [1, 3])
+@pytest.mark.parametrize(
+    ("make", "stages"), [(t5, 1), (t5, 3), (bart, 3), pytest.param(bart, 1, marks=pytest.mark.long)]
+)
 def test_every_name_of_an_encoder_decoder_has_its_trained_value(make: Any, stages: int) -> None:
     model, inputs = make()
     graph = trace(model, (), inputs)
