@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from funcpipe.core import Optimality, Plan, Recompute, Sync, TrainingSpec, from_text, to_text
@@ -23,6 +23,7 @@ from funcpipe.partitioner.search.exhaustive import exhaustive
 from funcpipe.partitioner.search.incumbents import incumbents_for
 from funcpipe.partitioner.search.search import Search
 from funcpipe.partitioner.search.spaces import Space, all_spaces
+from tests.examples import at_most
 from tests.partitioner.instances import MB, all_points, by_cost, chain, draw_problem, platform
 from tests.partitioner.oracles import compare, in_all_modes, optima
 from tests.partitioner.problems import divided
@@ -69,7 +70,7 @@ def test_exact_equals_exhaustive_with_more_optimisers_divided_over_replicas(seed
 
 
 @pytest.mark.slow
-@settings(max_examples=12, deadline=None)
+@at_most(12)
 @given(layers=st.integers(6, 12), seed=st.integers(0, 10_000), skips=st.integers(0, 3), batch=st.sampled_from([16, 48]))
 def test_no_known_plan_beats_the_optimum(layers: int, seed: int, skips: int, batch: int) -> None:
     profile, spec = chain(layers, 3, seed, skips=skips), platform()
@@ -87,7 +88,7 @@ def test_no_known_plan_beats_the_optimum(layers: int, seed: int, skips: int, bat
 
 
 @pytest.mark.slow
-@settings(max_examples=10, deadline=None)
+@at_most(10)
 @given(seed=st.integers(0, 10_000), skips=st.integers(0, 3))
 def test_looser_limits_never_make_plans_worse(seed: int, skips: int) -> None:
     problem = Problem(
