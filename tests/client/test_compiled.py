@@ -1,5 +1,6 @@
 """Stages run eagerly: `compile=True` and what torch.compile has wrapped are refused, with figures and the way out."""
 
+import contextlib
 from functools import partial
 from typing import Any
 
@@ -9,6 +10,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from funcpipe import FuncPipe, InputError
+from funcpipe.client.session import session_on
+from funcpipe.client.site import Site
+from funcpipe.platforms.catalog import load_spec
+from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.testing.thread_platform import ThreadPlatform
 from tests.e2e import small
 
 optimizer = partial(torch.optim.SGD, lr=0.1)
@@ -75,7 +81,11 @@ def test_a_compiled_loss_is_refused(loss: Any) -> None:
         pipe(small.model(), loss_fn=wrapped(loss))
 
 
-def test_the_way_out_trains_the_weights_of_the_compiled_model() -> None:
+def test_the_way_out_trains_the_weights_of_the_compiled_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = MemoryStorage()
+    functions = ThreadPlatform(load_spec("local"), storage)
+    session = session_on(Site(functions, storage, "memory://"), reopen=functions.open)
+    monkeypatch.setattr("funcpipe.api.training.open_session", lambda *_, **__: contextlib.nullcontext(session))
     model: Any = small.model()
     compiled = wrapped(model)
     before = model[0].weight.clone()

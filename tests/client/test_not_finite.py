@@ -33,7 +33,7 @@ from funcpipe.training.recipe import LossFunction, Recipe
 from funcpipe.worker.checkpoint_manager import CheckpointManager
 from tests.client.threads import job as quick_job
 
-FAULTS = FaultTolerance(heartbeat_s=0.05, lease_s=30.0, checkpoint_steps=1, keep=True)
+FAULTS = FaultTolerance(heartbeat_s=0.2, lease_s=30.0, checkpoint_steps=1, keep=True)
 
 
 def not_a_number(output: Tensor, target: Tensor) -> Tensor:
