@@ -25,16 +25,22 @@ def wrapped(value: Any) -> Any:
     return torch.compile(value, backend="eager")  # wraps as the default does, which takes long to load
 
 
-class Decorated(nn.Linear):
-    """Compiles its own forward."""
+def decorated() -> nn.Module:
+    """A layer that compiles its own forward."""
 
-    forward = wrapped(nn.Linear.forward)
+    class Decorated(nn.Linear):
+        forward = wrapped(nn.Linear.forward)
+
+    return Decorated(4, 3)
 
 
-class Disabled(nn.Linear):
-    """Keeps its forward out of whatever is compiled around it."""
+def disabled() -> nn.Module:
+    """A layer that keeps its forward out of whatever is compiled around it."""
 
-    forward = torch.compiler.disable(nn.Linear.forward)  # type: ignore[no-untyped-call]
+    class Disabled(nn.Linear):
+        forward = torch.compiler.disable(nn.Linear.forward)  # type: ignore[no-untyped-call]
+
+    return Disabled(4, 3)
 
 
 def pipe(model: nn.Module, **options: Any) -> FuncPipe:
@@ -66,7 +72,7 @@ def test_eager_is_the_default() -> None:
         (lambda: wrapped(small.model()), "model", r"torch.compile\(module\)"),
         (lambda: nn.Sequential(nn.Linear(4, 4), wrapped(nn.Linear(4, 3))), "model.1", r"torch.compile\(module\)"),
         (called, "model", r"module.compile\(\)"),
-        (lambda: nn.Sequential(Decorated(4, 3)), "model.0", "@torch.compile of its forward"),
+        (lambda: nn.Sequential(decorated()), "model.0", "@torch.compile of its forward"),
     ],
     ids=["wrapped", "wrapped inside", "compile()", "decorated"],
 )
@@ -95,5 +101,5 @@ def test_the_way_out_trains_the_weights_of_the_compiled_model(monkeypatch: pytes
 
 
 def test_code_that_must_not_be_compiled_is_no_reason_to_refuse() -> None:
-    model = nn.Sequential(Disabled(4, 3))
+    model = nn.Sequential(disabled())
     assert pipe(model).model is model
