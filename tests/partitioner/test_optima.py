@@ -19,6 +19,9 @@ QUICK = {
 }
 """Seeds of which the oracles are asked in a moment."""
 
+TELLING = (6, 8, 15, 18, 19, 25, 27)
+"""Seeds of problems whose best plans have several stages: a mistake in pricing a stage behind another shows in them."""
+
 
 def numbers(values: object) -> Iterable[object]:
     """All numbers and names within tuples and dictionaries, in order."""
@@ -45,6 +48,13 @@ def test_those_of_small_problems_are_what_the_oracles_say() -> None:
     for kind, seeds in QUICK.items():
         for seed in seeds:
             check(f"{kind} {seed}")
+
+
+def test_those_of_problems_with_several_stages_are_too() -> None:
+    for seed in TELLING:
+        check(f"all modes {seed}")
+    check("divided 0")
+    check("tied, divided True")
 
 
 def test_the_policy_that_prices_all_plans_one_after_the_other_finds_them() -> None:
