@@ -19,7 +19,6 @@ SAID = {
     "data_in_s3.py": r"16 steps: loss 1\.\d\d -> [01]\.\d\d\ns0\.r0 read [\d,]+ bytes, 5\d% of the data",
     "digits.py": r"steps: validation accuracy 0\.9\d\d, of the average 0\.9\d\d",
     "finetune_hugging_face.py": r"steps: loss 5\.\d\d -> [34]\.\d\d for each token",
-    "lora.py": r"trained 8960 of 191936 numbers: loss 5\.\d\d -> 3\.\d\d",
     "resume_and_export.py": r"interrupted while training .*\n6 epochs in three parts: the same bits as in one\n",
 }
 BUCKET = "funcpipe-data"
@@ -47,7 +46,8 @@ def ran(command: list[str | Path], folder: Path) -> str:
 
 
 def test_each_is_here() -> None:
-    assert {file.name for file in EXAMPLES.glob("*.py")} == SAID.keys()
+    """`lora.py` is run by `test_wheel.py`, by a Python that has the wheel installed."""
+    assert {file.name for file in EXAMPLES.glob("*.py")} == {*SAID, "lora.py"}
 
 
 @pytest.mark.parametrize("name", SAID)

@@ -1,5 +1,7 @@
 """Each fault once, drawn by a fixed seed."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -20,6 +22,6 @@ def undisturbed() -> dict[str, Tensor]:
 def test_a_disturbed_run_ends_with_the_same_bits(fault: Fault, undisturbed: dict[str, Tensor]) -> None:
     ending, tensors = run(1 + list(Fault).index(fault), fault, undisturbed)
     assert ending.outcome == "same bits", ending
-    assert good(ending)
+    assert good(ending, within_s=math.inf)  # a run that hangs is ended by pytest, one that is slow is not wrong
     assert tensors is not None
     assert all(torch.equal(tensors[name], undisturbed[name]) for name in undisturbed)
