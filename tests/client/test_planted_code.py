@@ -179,7 +179,7 @@ def undisturbed(stages: int) -> dict[str, torch.Tensor]:
 
 
 def wait_until(happened: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + 60
+    until_s = time.monotonic() + 200
     while not happened():
         assert time.monotonic() < until_s
         time.sleep(0.01)
