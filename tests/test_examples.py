@@ -3,9 +3,11 @@
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,10 +53,23 @@ def test_each_is_here() -> None:
 
 
 @pytest.mark.parametrize("name", SAID)
-def test_it_runs(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_it_runs(
+    name: str,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As the main program of this process, which has loaded torch already; one example runs as `python lora.py`."""
     shutil.copy(EXAMPLES / name, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     arguments = [request.getfixturevalue("bucket")] if name == "data_in_s3.py" else []
-    assert re.search(SAID[name], ran([sys.executable, name, *arguments], tmp_path))
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")  # as in a process of its own
+        runpy.run_path(name, run_name="__main__")
+    assert re.search(SAID[name], capsys.readouterr().out)
 
 
 def test_the_notebook_runs(tmp_path: Path) -> None:
