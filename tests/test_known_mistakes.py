@@ -186,7 +186,7 @@ def test_no_message_is_written_twice_and_nobody_lists_any() -> None:
 @pytest.mark.slow
 def test_messages_do_not_pile_up() -> None:
     storage = MemoryStorage()
-    _, _, job = prepared(2, 2, epochs=6)
+    _, _, job = prepared(2, 2, epochs=3)
     run_workers(job, storage, faults=FaultTolerance(checkpoint_steps=1))
     left = {int(key.split("/")[4]) for key in storage.list(f"{Keys('run-1', 0, NONCE).prefix}messages/")}
     assert left <= {job.steps - 3, job.steps - 2, job.steps - 1}

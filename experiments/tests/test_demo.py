@@ -1,7 +1,10 @@
 """The demo's last screen: what it says, that it fits, and that its commands work as they stand there."""
 
 import os
+import shlex
 import subprocess
+import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +12,7 @@ import pytest
 
 from experiments import demo_screen
 from experiments.demo_clouds import CLOUDS, estimates, scaled
+from funcpipe.cli import main
 from funcpipe.core import LayerProfile, ModelProfile, Plan, Resource, ScheduleKind, Stage, Sync, Wire
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.report.compare import LaneReport, LaneUse, Report
@@ -123,14 +127,39 @@ def test_a_cloud_s_times_are_those_of_this_machine_over_its_vcpus() -> None:
 
 
 @pytest.mark.slow
+def test_the_three_lines_work(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first one in a shell, the others in this process."""
+    monkeypatch.chdir(tmp_path)
+    yours = demo_screen.write_own(tmp_path / "yours")
+    enter, *others = demo_screen.try_commands(yours)
+    done = paste([enter, "pwd", "command -v funcpipe"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(yours), str(Path(sys.executable).parent / "funcpipe")]
+    monkeypatch.chdir(yours)
+    monkeypatch.setattr("sys.path", sys.path[:])
+    monkeypatch.delitem(sys.modules, "my_model", raising=False)
+    for command in " && ".join(others).split(" && "):
+        program, *words = shlex.split(command)
+        assert program == "funcpipe"
+        assert main(words) == 0
+    assert "written to plan.json" in capsys.readouterr().out
+    assert (yours / "trained.safetensors").exists()
+
+
+@pytest.mark.long
 def test_the_three_lines_work_when_they_are_pasted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     yours = demo_screen.write_own(tmp_path / "yours")
-    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-    pasted = "set -e\n" + "\n".join(demo_screen.try_commands(yours))
-    done = subprocess.run(
-        ["bash", "-c", pasted], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
+    done = paste(demo_screen.try_commands(yours), tmp_path)
     assert done.returncode == 0, done.stderr
     assert "written to plan.json" in done.stdout
     assert (yours / "trained.safetensors").exists()
+
+
+def paste(lines: Iterable[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """What a shell in the folder makes of the lines."""
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    command = ["bash", "-c", "\n".join(("set -e", *lines))]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)

@@ -1,5 +1,6 @@
 """The experiments' models: parameter counts as published, layer graphs that trace, data that stays."""
 
+import functools
 import importlib
 from collections.abc import Callable
 from types import ModuleType
@@ -18,6 +19,7 @@ def module(name: str) -> ModuleType:
     return importlib.import_module(f"experiments.models.{name}")
 
 
+@functools.cache
 def on_meta(factory: Callable[[], nn.Module]) -> nn.Module:
     with torch.device("meta"):
         return factory()
@@ -70,12 +72,12 @@ def images(side: int = 32) -> tuple[Tensor, ...]:
         (lambda: amoebanet.AmoebaNet(normal_cells=3, filters=16, classes=5), images()),
         (lambda: bert.BertEncoder(layers=2, width=32, heads=4, sequence=8), (torch.randn(2, 8, 32),)),
         (lambda: densenet.DenseNet(layers=(2, 2), growth=8, classes=5), images()),
-        (lambda: mobilenet.MobileNet(classes=5), images(64)),
+        (lambda: mobilenet.MobileNet(classes=5), images()),
         (lambda: resnet.ResNet(blocks=(1, 2, 1, 1), width=8, classes=5), images()),
         (lambda: two_tower.TwoTower(), two_tower.sample()),
         (lambda: unet.UNet(width=4, depth=2), images(16)),
-        (digits.model, digits.sample()),
-        (characters.model, characters.sample()),
+        (digits.model, tuple(tensor[:2] for tensor in digits.sample())),
+        (characters.model, tuple(tensor[:2] for tensor in characters.sample())),
     ],
     ids=[*PLANNED, "digits", "characters"],
 )
@@ -117,15 +119,15 @@ def test_each_character_is_followed_by_the_next() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "before", "after"), [("digits", 2.2, 1.5), ("characters", 4.4, 3.4)])
-def test_the_loss_falls(name: str, before: float, after: float) -> None:
+@pytest.mark.parametrize(("name", "batch", "before", "after"), [("digits", 32, 2.2, 1.5), ("characters", 8, 4.4, 3.4)])
+def test_the_loss_falls(name: str, batch: int, before: float, after: float) -> None:
     torch.manual_seed(0)
     model, data = module(name).model(), module(name).train_data()
     assert isinstance(data, TensorDataset)
     optimizer = module(name).optimizer(model.parameters())
     losses = []
     for _ in range(12):
-        inputs, target = data[torch.randint(len(data), (32,))]
+        inputs, target = data[torch.randint(len(data), (batch,))]
         loss = module(name).loss(model(inputs), target)
         optimizer.zero_grad()
         loss.backward()

@@ -1,7 +1,9 @@
 """The paper's evaluation: findings follow from numbers, and every script runs."""
 
 import argparse
+import math
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +19,7 @@ from experiments.paper import (
     front,
     hand_over,
     parameter_server,
+    planning,
     prediction,
     scaling,
     search,
@@ -40,8 +43,20 @@ from experiments.paper.common import (
 )
 from experiments.paper.index import page
 from experiments.paper.planning import OURS, PAPER, Case, best, better, is_proved, profile_of
-from funcpipe.core import Optimality, OptimizerKind, Plan, ScheduleKind, Stage, Sync, Wire
+from funcpipe.core import (
+    ModelProfile,
+    Optimality,
+    OptimizerKind,
+    Plan,
+    ScheduleKind,
+    Stage,
+    Sync,
+    Wire,
+    read,
+    write,
+)
 from funcpipe.errors import InvalidValue
+from funcpipe.partitioner.problem.merge import merge_layers
 from funcpipe.platforms.catalog import load_spec
 
 TINY = Settings(models=("resnet101",), batches=(64,), time_values=(30.72,), specs=("aws-lambda",), execute=False)
@@ -187,6 +202,7 @@ def test_the_papers_system_is_what_the_paper_fixes() -> None:
     assert not any(stage.recompute for stage in plan.stages)
 
 
+@pytest.mark.usefixtures("small_model")
 def test_of_a_search_that_was_cut_short_and_the_papers_plan_the_better_is_taken() -> None:
     plan = best(Case(model="resnet101", spec="aws-lambda", batch=64), PAPER, time_value=30.72)
     assert plan is not None
@@ -233,13 +249,53 @@ def test_workers_of_a_server_divide_the_samples_of_a_step_among_them() -> None:
     assert sorted(place for part in parts for samples in part for place in samples) == list(range(16, 32))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
+@pytest.fixture
+def small_model(small_profiles: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """ResNet-101 has four layers. Searches of so few end by themselves, whatever a machine needs for that."""
+    monkeypatch.setattr(planning, "PROFILES", small_profiles)
+    for module, name in ((planning, "LIMIT_S"), (planning, "FRONT_LIMIT_S"), (beyond, "LIMIT_S")):
+        monkeypatch.setattr(module, name, math.inf)
+    forget()
+    yield
+    forget()
+
+
+@pytest.fixture(scope="module")
+def small_profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("profiles")
+    write(merge_layers(read(ModelProfile, planning.PROFILES / "resnet101.json"), 4), folder / "resnet101.json")
+    return folder
+
+
+def forget() -> None:
+    """What was planned for a model of the same name."""
+    for known in (planning.profile_of, planning._best, planning.front):
+        known.cache_clear()
+
+
+PLANS = pytest.mark.parametrize(
     "module", [systems, front, search, prediction, scaling, bandwidth, hand_over, beyond], ids=lambda m: m.SCRIPT.name
 )
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("small_model")
+@PLANS
 def test_what_only_plans_answers_with_findings_rows_and_a_figure(
     module: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    check_answer(module, monkeypatch, tmp_path)
+
+
+@pytest.mark.long
+@PLANS
+def test_the_whole_model_is_planned_and_answers_too(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    check_answer(module, monkeypatch, tmp_path)
+
+
+def check_answer(module: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(search, "POLICIES", ("funcpipe", "uniform"))
     monkeypatch.setattr(search, "OTHERS", ("uniform",))
     found = answer(module.SCRIPT, TINY)
@@ -251,7 +307,15 @@ def test_what_only_plans_answers_with_findings_rows_and_a_figure(
 
 
 @pytest.mark.slow
-def test_simulated_synchronisation_answers() -> None:
+def test_simulated_synchronisation_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(synchronisation, "WORKERS", (2, 8))
+    monkeypatch.setattr(synchronisation, "MEGABYTES", (4, 64))
+    found = answer(synchronisation.SCRIPT, TINY)
+    assert len(found.rows) == 2 * 2 * 2
+
+
+@pytest.mark.long
+def test_simulated_synchronisation_of_all_workers_and_sizes_answers() -> None:
     found = answer(synchronisation.SCRIPT, TINY)
     assert len(found.rows) == 2 * len(synchronisation.WORKERS) * len(synchronisation.MEGABYTES)
 
@@ -260,8 +324,8 @@ def test_simulated_synchronisation_answers() -> None:
 def test_functions_around_a_parameter_server_learn_what_one_process_learns() -> None:
     spec = executed.small_spec(load_spec("aws-lambda"))
     plan = Plan(
-        global_batch=8,
-        micro_batch=4,
+        global_batch=4,
+        micro_batch=2,
         replicas=2,
         schedule=ScheduleKind.GPIPE,
         sync=Sync.THREE_PHASE,
@@ -270,10 +334,10 @@ def test_functions_around_a_parameter_server_learn_what_one_process_learns() -> 
         stages=(Stage(first=0, stop=1, size="896MB", memory_mb=896),),
     )
     found = parameter_server.train(plan, spec, steps=2)
-    model, data = trained.model(), trained.data(2, 8)
+    model, data = trained.model(), trained.data(2, 4)
     optimizer, losses = trained.optimizer(model.parameters()), []
     for step in range(2):
-        pairs = [data[place] for place in range(8 * step, 8 * step + 8)]
+        pairs = [data[place] for place in range(4 * step, 4 * step + 4)]
         inputs, targets = (torch.stack(column) for column in zip(*pairs, strict=True))
         loss = trained.loss(model(inputs), targets)
         optimizer.zero_grad()
@@ -286,8 +350,10 @@ def test_functions_around_a_parameter_server_learn_what_one_process_learns() -> 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("small_model")
 def test_everything_writes_one_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--only", "front", "scaling", "--models", "resnet101", "--batches", "64", "--no-execute"]
+    """Of a script that only plans, which a process of its own runs, and of one that might execute."""
+    words = ["--only", "systems", "prediction", "--models", "resnet101", "--batches", "64", "--no-execute"]
     run_everything([*words, "--specs", "aws-lambda", "--output", str(tmp_path)])
     text = (tmp_path / "index.html").read_text()
     assert text.count("<section") == 2

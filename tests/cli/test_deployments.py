@@ -11,7 +11,6 @@ from funcpipe.core import write
 from funcpipe.core.job_spec import JobSpec
 from funcpipe.core.provision import CostItem, Provision, ProvisionTable, Rented
 from funcpipe.platforms.aws.template import Shape, template
-from tests.cloud_emulation.aws import aws_cloud
 from tests.e2e import small
 
 
@@ -57,6 +56,8 @@ def test_a_plan_for_arm_functions_is_not_deployed(
 def test_a_deployment_s_life(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    from tests.cloud_emulation.aws import aws_cloud
+
     monkeypatch.setenv("PATH", str(tmp_path))  # no docker
     with aws_cloud(tmp_path / "images") as cloud:
         for name, value in (("ACCESS_KEY_ID", "test"), ("SECRET_ACCESS_KEY", "test"), ("ENDPOINT_URL", cloud.endpoint)):

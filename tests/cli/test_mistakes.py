@@ -335,22 +335,12 @@ def test_a_terminal_that_lacks_characters_is_no_error(verb: str, here: Path, tmp
     assert done.stdout
 
 
-@pytest.mark.parametrize(
-    "command", [f"train {MODEL} --plan nowhere.json --data {DATA}", f"profile no_module_here:f --sample {SAMPLE}"]
-)
-def test_what_is_missing_is_told_before_torch_is_loaded(command: str, here: Path) -> None:
-    code = f"import sys; from funcpipe.cli import main; print(main({command.split()!r}), 'torch' in sys.modules)"
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["2", "False"]
-
-
-def test_looking_after_a_run_loads_no_torch(here: Path) -> None:
-    code = (
-        "import sys; from funcpipe.cli import main;"
-        f"print(*[main([verb, 'x', *{NONE.split()!r}]) for verb in ('status', 'stop', 'clean', 'key')],"
-        "'torch' in sys.modules)"
+def test_what_is_missing_is_told_and_runs_are_looked_after_without_loading_torch(here: Path) -> None:
+    commands = [f"train {MODEL} --plan nowhere.json --data {DATA}", f"profile no_module_here:f --sample {SAMPLE}"]
+    commands += [f"{verb} x {NONE}" for verb in ("status", "stop", "clean", "key")]
+    code = "import sys; from funcpipe.cli import main\n" + "".join(
+        f"print(main({command.split()!r}), 'torch' in sys.modules)\n" for command in commands
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["2", "2", "2", "2", "False"]
+    assert dict(zip(commands, done.stdout.splitlines(), strict=True)) == dict.fromkeys(commands, "2 False")

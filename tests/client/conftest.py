@@ -4,7 +4,7 @@ import pytest
 
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.testing.thread_platform import ThreadPlatform
+from tests.client.held import HeldPlatform
 from tests.client.threads import job
 
 
@@ -20,7 +20,7 @@ def storage() -> MemoryStorage:
 
 
 @pytest.fixture
-def functions(storage: MemoryStorage) -> Iterator[ThreadPlatform]:
-    platform = ThreadPlatform(load_spec("local"), storage)
+def functions(storage: MemoryStorage) -> Iterator[HeldPlatform]:
+    platform = HeldPlatform(load_spec("local"), storage)
     yield platform
     platform.stop_all()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from funcpipe.client.job import Job
 from funcpipe.client.launch import launch
 from funcpipe.client.prepare import PreparedRun, prepare
 from funcpipe.client.results import Progress
@@ -23,7 +24,7 @@ from funcpipe.runstate.keyring import signed
 from funcpipe.testing.faults import FunctionFaults
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
-from tests.client.threads import RUN, job
+from tests.client.threads import RUN, job, smaller_job
 
 pytestmark = pytest.mark.usefixtures("traced")
 
@@ -88,11 +89,12 @@ def prepared(
     storage: Counting,
     stores: Stores,
     *,
+    made: Job | None = None,
     epochs: int = 1,
     limits: RunLimits | None = None,
     settings: RunSettings | None = None,
 ) -> PreparedRun:
-    own = job()
+    own = made or job()
     own = replace(own, epochs=epochs, prices=functions.spec, plan=replace(own.plan, stores=stores))
     session = session_on(Site(functions, storage, URLS), reopen=functions.open)
     chosen = settings or RunSettings(name=RUN)
@@ -151,24 +153,33 @@ def test_a_function_that_dies_is_billed_by_kind_for_what_its_last_heartbeat_told
             assert storage.asked[name, kind] - count == lost
 
 
-@pytest.mark.parametrize("changes", [{"price_put_usd": 1.0}, {"price_sent_usd_gb": float(1 << 22)}])
+DEAR = 3.0
+"""Dollars for a put of two functions, which put fewer objects than six."""
+
+
+def alone() -> Job:
+    """The same work by two functions that send each other messages."""
+    return smaller_job(replicas=1)
+
+
+@pytest.mark.parametrize("changes", [{"price_put_usd": DEAR}, {"price_sent_usd_gb": DEAR * (1 << 22)}])
 def test_a_run_is_ended_before_the_requests_or_the_bytes_of_a_store_cost_too_much(changes: dict[str, float]) -> None:
     storage = Counting()
     functions = ThreadPlatform(spec(**changes), storage)
     with pytest.raises(RunHalted, match=r"it would cost more than \$1500"):
-        launch(prepared(functions, storage, MIXED, epochs=100, limits=RunLimits(max_usd=1500.0)))
+        launch(prepared(functions, storage, MIXED, made=alone(), epochs=100, limits=RunLimits(max_usd=1500.0)))
     by_byte_usd = changes.get("price_sent_usd_gb", 0.0) / (1 << 30)
     spent_usd = storage.asked["puts", "messages"] * changes.get("price_put_usd", 0.0)
     spent_usd += storage.asked["sent_bytes", "messages"] * by_byte_usd
-    assert 500 < spent_usd < 3000
+    assert 500 < spent_usd < 3000  # 300 steps would cost some 10,000 dollars
 
 
 def test_a_run_is_ended_before_the_hours_of_a_store_cost_too_much_and_who_resumes_it_counts_them() -> None:
     storage, dollar_a_second = Counting(), replace(spec().store("served"), price_usd_h=3600.0)
     prices = replace(spec(), stores=(spec().store("near"), dollar_a_second))
     functions = ThreadPlatform(prices, storage)
-    limits, began_s = RunLimits(max_usd=1.5), time.monotonic()
-    with pytest.raises(RunHalted, match=r"it would cost more than \$1\.5"):
+    limits, began_s = RunLimits(max_usd=0.6), time.monotonic()
+    with pytest.raises(RunHalted, match=r"it would cost more than \$0\.6"):
         launch(prepared(functions, storage, MIXED, epochs=1000, limits=limits))
     took_s = time.monotonic() - began_s
     again = prepared(functions, storage, MIXED, epochs=1000, settings=RunSettings(resume=RUN))

@@ -1,10 +1,12 @@
 """Callbacks hear of everything in order, and what they raise costs the run nothing."""
 
+import dataclasses
 import logging
 
 import pytest
 
 from funcpipe.client.callbacks import Callback, Callbacks, EachStep, RunInfo, run_info
+from funcpipe.client.job import Job
 from funcpipe.client.launch import launch, launch_detached
 from funcpipe.client.prepare import prepare
 from funcpipe.client.results import Progress, RunResult
@@ -43,53 +45,58 @@ class Recorder(Callback):
         self.heard.append(type(error).__name__)
 
 
+def one_epoch() -> Job:
+    """Three steps."""
+    return dataclasses.replace(job(), epochs=1)
+
+
 def train(
     storage: MemoryStorage, functions: ThreadPlatform, *callbacks: Callback, settings: RunSettings | None = None
 ) -> RunResult:
     """As `FuncPipe.train` does it."""
     site = session_on(Site(functions, storage, "memory://"), reopen=functions.open)
-    prepared = prepare(job(), site, faults=STEADY, settings=settings or RunSettings(name=RUN))
+    prepared = prepare(one_epoch(), site, faults=STEADY, settings=settings or RunSettings(name=RUN))
     told = Callbacks(callbacks)
     with told.of_run(run_info(prepared)):
         return told.ended(launch(prepared, told))
 
 
-STEPS = [f"step {number}" for number in range(1, 10)]
+STEPS = [f"step {number}" for number in range(1, 4)]
 
 
 def test_a_callback_hears_of_everything_in_order(storage: MemoryStorage, functions: ThreadPlatform) -> None:
     recorder = Recorder()
     result = train(storage, functions, recorder)
-    assert recorder.heard == ["start after 0", *STEPS, "end after 9"]
+    assert recorder.heard == ["start after 0", *STEPS, "end after 3"]
     assert result.callback_errors == ()
     assert recorder.info is not None
-    assert (recorder.info.run, recorder.info.steps, recorder.info.resumed) == (RUN, 9, False)
+    assert (recorder.info.run, recorder.info.steps, recorder.info.resumed) == (RUN, 3, False)
 
 
 def test_an_exception_in_a_callback_loses_nothing(
     storage: MemoryStorage, functions: ThreadPlatform, caplog: pytest.LogCaptureFixture
 ) -> None:
-    failing, other = Recorder(fails_at=3), Recorder()
+    failing, other = Recorder(fails_at=2), Recorder()
     with caplog.at_level(logging.ERROR):
         result = train(storage, functions, failing, other)
-    assert len(result.losses) == 9
-    assert [str(error) for error in result.callback_errors] == ["cannot log step 3"]
-    assert failing.heard == ["start after 0", "step 1", "step 2", "end after 9"]
-    assert other.heard == ["start after 0", *STEPS, "end after 9"]
+    assert len(result.losses) == 3
+    assert [str(error) for error in result.callback_errors] == ["cannot log step 2"]
+    assert failing.heard == ["start after 0", "step 1", "end after 3"]
+    assert other.heard == ["start after 0", *STEPS, "end after 3"]
     (record,) = [record for record in caplog.records if record.name == "funcpipe.client.callbacks"]
     assert record.message == "Recorder.on_step has failed, and is not called again; the run goes on"
     assert record.exc_info is not None
-    assert "cannot log step 3" in str(record.exc_info[1])
+    assert "cannot log step 2" in str(record.exc_info[1])
 
 
 def test_a_run_that_was_left_to_itself_is_told_of_from_its_start_and_once(
     storage: MemoryStorage, functions: ThreadPlatform
 ) -> None:
     site = session_on(Site(functions, storage, "memory://"), reopen=functions.open)
-    launch_detached(prepare(job(), site, faults=STEADY, settings=RunSettings(name=RUN)))
+    launch_detached(prepare(one_epoch(), site, faults=STEADY, settings=RunSettings(name=RUN)))
     recorder = Recorder()
     train(storage, functions, recorder, settings=RunSettings(resume=RUN))
-    assert recorder.heard == ["start after 0", *STEPS, "end after 9"]
+    assert recorder.heard == ["start after 0", *STEPS, "end after 3"]
     assert recorder.info is not None
     assert recorder.info.resumed
 

@@ -1,5 +1,6 @@
 """Stages run eagerly: `compile=True` and what torch.compile has wrapped are refused, with figures and the way out."""
 
+import contextlib
 from functools import partial
 from typing import Any
 
@@ -9,6 +10,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from funcpipe import FuncPipe, InputError
+from funcpipe.client.session import session_on
+from funcpipe.client.site import Site
+from funcpipe.platforms.catalog import load_spec
+from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.testing.thread_platform import ThreadPlatform
 from tests.e2e import small
 
 optimizer = partial(torch.optim.SGD, lr=0.1)
@@ -19,16 +25,22 @@ def wrapped(value: Any) -> Any:
     return torch.compile(value, backend="eager")  # wraps as the default does, which takes long to load
 
 
-class Decorated(nn.Linear):
-    """Compiles its own forward."""
+def decorated() -> nn.Module:
+    """A layer that compiles its own forward."""
 
-    forward = wrapped(nn.Linear.forward)
+    class Decorated(nn.Linear):
+        forward = wrapped(nn.Linear.forward)
+
+    return Decorated(4, 3)
 
 
-class Disabled(nn.Linear):
-    """Keeps its forward out of whatever is compiled around it."""
+def disabled() -> nn.Module:
+    """A layer that keeps its forward out of whatever is compiled around it."""
 
-    forward = torch.compiler.disable(nn.Linear.forward)  # type: ignore[no-untyped-call]
+    class Disabled(nn.Linear):
+        forward = torch.compiler.disable(nn.Linear.forward)  # type: ignore[no-untyped-call]
+
+    return Disabled(4, 3)
 
 
 def pipe(model: nn.Module, **options: Any) -> FuncPipe:
@@ -60,7 +72,7 @@ def test_eager_is_the_default() -> None:
         (lambda: wrapped(small.model()), "model", r"torch.compile\(module\)"),
         (lambda: nn.Sequential(nn.Linear(4, 4), wrapped(nn.Linear(4, 3))), "model.1", r"torch.compile\(module\)"),
         (called, "model", r"module.compile\(\)"),
-        (lambda: nn.Sequential(Decorated(4, 3)), "model.0", "@torch.compile of its forward"),
+        (lambda: nn.Sequential(decorated()), "model.0", "@torch.compile of its forward"),
     ],
     ids=["wrapped", "wrapped inside", "compile()", "decorated"],
 )
@@ -75,7 +87,11 @@ def test_a_compiled_loss_is_refused(loss: Any) -> None:
         pipe(small.model(), loss_fn=wrapped(loss))
 
 
-def test_the_way_out_trains_the_weights_of_the_compiled_model() -> None:
+def test_the_way_out_trains_the_weights_of_the_compiled_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = MemoryStorage()
+    functions = ThreadPlatform(load_spec("local"), storage)
+    session = session_on(Site(functions, storage, "memory://"), reopen=functions.open)
+    monkeypatch.setattr("funcpipe.api.training.open_session", lambda *_, **__: contextlib.nullcontext(session))
     model: Any = small.model()
     compiled = wrapped(model)
     before = model[0].weight.clone()
@@ -85,5 +101,5 @@ def test_the_way_out_trains_the_weights_of_the_compiled_model() -> None:
 
 
 def test_code_that_must_not_be_compiled_is_no_reason_to_refuse() -> None:
-    model = nn.Sequential(Disabled(4, 3))
+    model = nn.Sequential(disabled())
     assert pipe(model).model is model

@@ -40,6 +40,7 @@ from funcpipe.testing.faults import FunctionFaults
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
 from tests.client import scripted
+from tests.client.held import HeldPlatform
 from tests.run_documents import RECORD
 
 QUICK = FaultTolerance(heartbeat_s=0.2, lease_s=1.0, checkpoint_steps=2)
@@ -67,26 +68,30 @@ def train(
 
 @pytest.mark.slow
 def test_a_live_run_says_how_it_fares_stops_after_a_common_step_and_is_cleaned() -> None:
-    storage = MemoryStorage()
-    functions, seen, halted = platform(storage), [], []
+    storage, halted = MemoryStorage(), list[str]()
+    functions, came_far = HeldPlatform(load_spec("local"), storage, until=5), threading.Event()
+
+    def see(progress: Progress) -> None:
+        if progress.step == 5:
+            came_far.set()
 
     def client() -> None:
         try:
-            train(storage, functions, epochs=100_000, on_progress=lambda progress: seen.append(progress.step))
+            train(storage, functions, epochs=100_000, on_progress=see)
         except RunHalted as error:
             halted.append(str(error))
 
     thread = threading.Thread(target=client)
     thread.start()
-    while len(seen) < 20:
-        time.sleep(0.02)
+    assert came_far.wait(60)
     live = status(storage, "run-1")
     assert [worker.worker for worker in live.workers] == [f"s{s}.r{r}" for s in range(3) for r in range(2)]
-    assert all(worker.outcome is None and worker.heard_s is not None and worker.heard_s < 5 for worker in live.workers)
+    assert all(worker.outcome is None and worker.heard_s is not None and worker.heard_s < 60 for worker in live.workers)
     assert live.run_usd > 0
     assert 0 < live.step < live.steps == 300_000
+    functions.go_on()
     ended = stop(storage, "run-1", functions.open)
-    thread.join(30)
+    thread.join(60)
     assert halted == ["run run-1 was ended: it was stopped"]
     assert {worker.outcome for worker in ended.workers} == {Outcome.HALTED}
     saved = load_resume_point(signed(storage), newest_record(signed(storage), "run-1"))

@@ -1,6 +1,8 @@
 """Runs that were left to themselves, and have finished before anybody comes back; on functions that are threads."""
 
 import dataclasses
+import functools
+import itertools
 import math
 import threading
 from collections.abc import Iterator
@@ -11,23 +13,25 @@ import torch
 
 from funcpipe.client.launch import launch, launch_detached
 from funcpipe.client.prepare import PreparedRun, prepare
-from funcpipe.client.results import Progress
+from funcpipe.client.results import Progress, RunResult
 from funcpipe.client.session import session_on
 from funcpipe.client.site import Site
 from funcpipe.core import DEFAULT_STORES, Invocation, Outcome, PlatformSpec, RunSettings, WorkerReport
+from funcpipe.core.run_key import RunKey
 from funcpipe.errors import PlanError, PlatformError, RunInterrupted
 from funcpipe.platforms.base import Handle, OpenPlatform, PlainKeys, Platform
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.functions import list_functions
-from funcpipe.runstate.generations import newest_record
+from funcpipe.runstate.generations import list_generations, newest_record
 from funcpipe.runstate.heartbeats import newest_heartbeat
-from funcpipe.runstate.keyring import signed
+from funcpipe.runstate.keyring import KeyFolder, signed
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.resume import load_resume_point
+from funcpipe.runstate.signed_storage import key_of
 from funcpipe.runstate.spending import spent_so_far, told_requests, worker_reports
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.testing.thread_platform import ThreadPlatform
+from tests.client.held import HeldPlatform
 from tests.client.threads import RUN, STEADY, job
 
 EPOCHS = 2
@@ -49,7 +53,7 @@ REPORT = WorkerReport(
 pytestmark = pytest.mark.usefixtures("traced")
 
 
-class Counting(ThreadPlatform):
+class Counting(HeldPlatform):
     """Threads, and how many there were."""
 
     invoked = 0
@@ -106,9 +110,34 @@ def prepared(
     return prepare(dataclasses.replace(own, **changes), session, faults=faults, settings=wanted)  # type: ignore[arg-type]
 
 
+@functools.cache
+def left() -> tuple[MemoryStorage, Counting, RunKey]:
+    """A run of six functions that was left to itself, and has ended; and its key."""
+    storage = MemoryStorage()
+    platform = Counting(load_spec("local"), storage)
+    launch_detached(prepared(storage, platform, RunSettings(name=RUN)))
+    platform.wait()
+    return storage, platform, key_of(KeyFolder(), Keys.of(newest_record(signed(storage), RUN)))
+
+
+@functools.cache
+def watched() -> RunResult:
+    """What the same run leaves to a client that watches it."""
+    storage = MemoryStorage()
+    return launch(prepared(storage, Counting(load_spec("local"), storage), RunSettings(name=RUN)))
+
+
 def left_to_its_end(storage: MemoryStorage, functions: Counting) -> Keys:
-    launch_detached(prepared(storage, functions, RunSettings(name=RUN)))
-    functions.wait()
+    """Let `storage` and `functions` be those of a run that was left to itself, and has ended."""
+    objects, platform, key = left()
+    for name in objects.list(""):
+        storage.put(name, objects.get(name))
+    functions._functions.update(platform._functions)
+    functions._numbers = itertools.count(platform.invoked)
+    functions.invoked = platform.invoked
+    (keys,) = list_generations(storage, RUN)
+    if KeyFolder().find(keys) is None:  # it went with the result of another test
+        KeyFolder().keep(keys, key)
     return Keys.of(newest_record(signed(storage), RUN))
 
 
@@ -136,7 +165,7 @@ def test_a_run_that_has_finished_is_collected_with_its_own_bill(
     assert seen[0].cost_usd >= ready.account.spent_usd > 0
     assert {event.stage for event in result.trace.events} == {0, 1, 2}
     assert storage.list("") == ()
-    expected = launch(prepared(storage, functions, RunSettings(name=RUN)))
+    expected = watched()
     assert result.losses == expected.losses
     assert result.bill.functions == expected.bill.functions
     assert all(torch.equal(tensor, expected.state_dict()[name]) for name, tensor in result.state_dict().items())
@@ -200,8 +229,10 @@ def test_what_a_generation_has_cost_with_its_requests_is_on_the_bill_of_the_next
         if progress.step == 4:
             raise KeyboardInterrupt
 
+    functions.hold(4)
     with pytest.raises(RunInterrupted):
         launch(prepared(storage, functions, RunSettings(name=RUN), epochs=10_000), interrupt)
+    functions.go_on()
     record = newest_record(signed(storage), RUN)
     keys = Keys.of(record)
     for worker, puts in (("s0.r0", 1000), ("s1.r1", 500)):  # functions that are ended at once report nothing

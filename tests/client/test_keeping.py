@@ -21,6 +21,7 @@ from funcpipe.runstate.keyring import KeyFolder, signed
 from funcpipe.runstate.keys import Keys
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
+from tests.client.held import HeldPlatform
 from tests.client.threads import RUN, STEADY, job
 
 STEPS = 3
@@ -141,13 +142,14 @@ def test_a_finished_run_goes_on_for_more_epochs_as_if_it_had_been_asked_for_them
 
 @pytest.mark.slow
 def test_a_client_that_dies_while_the_next_epochs_begin_loses_no_step(
-    storage: MemoryStorage, functions: ThreadPlatform, twice: RunResult
+    storage: MemoryStorage, functions: HeldPlatform, twice: RunResult
 ) -> None:
     train(storage, functions)
 
     def interrupt(progress: Progress) -> None:
         raise KeyboardInterrupt
 
+    functions.hold(STEPS + 1)
     with pytest.raises(RunInterrupted):
         launch(prepared(storage, functions, RunSettings(resume=RUN), epochs=500), interrupt)
     record = newest_record(signed(storage), RUN)
@@ -182,11 +184,13 @@ def test_a_kept_model_that_is_damaged_is_no_result(storage: MemoryStorage, funct
 
 @pytest.mark.slow
 def test_a_watcher_whose_turn_comes_when_all_is_collected_is_given_the_result(
-    storage: MemoryStorage, functions: ThreadPlatform
+    storage: MemoryStorage, functions: HeldPlatform
 ) -> None:
-    launch_detached(prepared(storage, functions, RunSettings(name=RUN), epochs=20))
-    first, second = (prepared(storage, functions, RunSettings(resume=RUN), epochs=20) for _ in range(2))
+    functions.hold(1)
+    launch_detached(prepared(storage, functions, RunSettings(name=RUN), epochs=2))
+    first, second = (prepared(storage, functions, RunSettings(resume=RUN), epochs=2) for _ in range(2))
     assert first.running is not None
+    functions.go_on()
     collected = launch(first)
     found = launch(second)
     assert_same(found, collected)

@@ -19,12 +19,12 @@ from funcpipe.platforms.catalog import load_spec
 from funcpipe.runstate.generations import list_generations, newest_record
 from funcpipe.runstate.keyring import signed
 from funcpipe.runstate.keys import Keys
-from funcpipe.testing.faults import FunctionFaults
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
+from tests.client.held import HeldPlatform
 from tests.client.threads import RUN, STEADY, job
 
-EPOCHS = 6
+EPOCHS = 2
 
 pytestmark = pytest.mark.usefixtures("traced")
 
@@ -43,19 +43,16 @@ def watch(storage: MemoryStorage, functions: ThreadPlatform, on_progress: OnProg
 
 @pytest.mark.slow
 def test_a_watcher_that_is_interrupted_lets_the_run_go_on(
-    storage: MemoryStorage, caplog: pytest.LogCaptureFixture
+    storage: MemoryStorage, functions: HeldPlatform, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    faults = [FunctionFaults() for _ in range(6)]
-    functions = ThreadPlatform(load_spec("local"), storage, faults_of=lambda number: faults[number])
+    functions.hold(2)
     launch_detached(prepared(storage, functions, RunSettings(name=RUN)))
     seen: list[Progress] = []
 
     def interrupt(progress: Progress) -> None:
         seen.append(progress)
         if progress.step == 2:
-            for fate in faults:
-                fate.awake.clear()  # so that the run has not ended when it is looked at again
             raise KeyboardInterrupt
 
     with pytest.raises(RunInterrupted, match=f"interrupted while training {RUN}: it goes on") as caught:
@@ -64,8 +61,7 @@ def test_a_watcher_that_is_interrupted_lets_the_run_go_on(
     assert f"run {RUN}: is not watched any more, and goes on" in caplog.messages
     ready = prepared(storage, functions, RunSettings(resume=RUN))
     assert ready.running is not None
-    for fate in faults:
-        fate.awake.set()
+    functions.go_on()
     result = launch(ready, seen.append)
     assert [progress.step for progress in seen] == [1, 2, *range(1, 3 * EPOCHS + 1)]
     assert len(result.workers) == 6  # nobody was restarted
@@ -76,8 +72,9 @@ def test_a_watcher_that_is_interrupted_lets_the_run_go_on(
 
 
 def test_a_run_that_still_runs_is_not_started_again_nor_watched_by_another_plan(
-    storage: MemoryStorage, functions: ThreadPlatform
+    storage: MemoryStorage, functions: HeldPlatform
 ) -> None:
+    functions.hold(3)
     launch_detached(prepared(storage, functions, RunSettings(name=RUN), epochs=10_000))
     again = prepared(storage, functions, RunSettings(resume=RUN), epochs=10_000)
     with pytest.raises(PlanError, match=f"run {RUN} still runs; there is nothing to resume"):
@@ -90,14 +87,15 @@ def test_a_run_that_still_runs_is_not_started_again_nor_watched_by_another_plan(
 
 @pytest.mark.slow
 def test_a_watcher_is_told_what_the_run_had_cost_and_taken_before(
-    storage: MemoryStorage, functions: ThreadPlatform
+    storage: MemoryStorage, functions: HeldPlatform
 ) -> None:
+    functions.hold(3)
     launch_detached(prepared(storage, functions, RunSettings(name=RUN), epochs=10_000))
     first: list[Progress] = []
 
     def stop_soon(progress: Progress) -> None:
         first.append(progress)
-        if progress.step == 30:
+        if progress.step == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(RunInterrupted):
@@ -122,12 +120,11 @@ def watch_long(storage: MemoryStorage, functions: ThreadPlatform, on_progress: O
     launch(prepared(storage, functions, RunSettings(resume=RUN), epochs=10_000), on_progress)
 
 
-def test_an_interrupt_ends_a_run_that_this_client_has_started(
-    storage: MemoryStorage, functions: ThreadPlatform
-) -> None:
+def test_an_interrupt_ends_a_run_that_this_client_has_started(storage: MemoryStorage, functions: HeldPlatform) -> None:
     def interrupt(progress: Progress) -> None:
         raise KeyboardInterrupt
 
+    functions.hold(1)
     with pytest.raises(RunInterrupted) as caught:
         launch(prepared(storage, functions, RunSettings(name=RUN), keep=False, epochs=10_000), interrupt)
     assert (caught.value.running, caught.value.kept) == (False, False)
@@ -135,13 +132,15 @@ def test_an_interrupt_ends_a_run_that_this_client_has_started(
 
 
 @pytest.mark.slow
-def test_a_resumed_run_is_billed_from_its_first_start(storage: MemoryStorage, functions: ThreadPlatform) -> None:
+def test_a_resumed_run_is_billed_from_its_first_start(storage: MemoryStorage, functions: HeldPlatform) -> None:
     def interrupt(progress: Progress) -> None:
-        if progress.step == 6:
+        if progress.step == 4:
             raise KeyboardInterrupt
 
+    functions.hold(4)
     with pytest.raises(KeyboardInterrupt):
         launch(prepared(storage, functions, RunSettings(name=RUN)), interrupt)
+    functions.go_on()
     going_on = prepared(storage, functions, RunSettings(resume=RUN))
     assert going_on.running is None
     spent_usd = going_on.account.spent_usd
@@ -175,11 +174,12 @@ def test_a_start_that_fails_leaves_the_run_as_it_was(storage: MemoryStorage, sta
     assert storage.list("") == ()
 
 
-def test_a_resume_that_fails_to_start_can_be_tried_again(storage: MemoryStorage, functions: ThreadPlatform) -> None:
+def test_a_resume_that_fails_to_start_can_be_tried_again(storage: MemoryStorage, functions: HeldPlatform) -> None:
     def interrupt(progress: Progress) -> None:
-        if progress.step == 6:
+        if progress.step == 4:
             raise KeyboardInterrupt
 
+    functions.hold(4)
     with pytest.raises(KeyboardInterrupt):
         launch(prepared(storage, functions, RunSettings(name=RUN)), interrupt)
     keys = Keys.of(newest_record(signed(storage), RUN))

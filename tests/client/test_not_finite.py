@@ -5,7 +5,7 @@ import functools
 import json
 import math
 import re
-import time
+import threading
 from typing import Any
 
 import pytest
@@ -33,7 +33,7 @@ from funcpipe.training.recipe import LossFunction, Recipe
 from funcpipe.worker.checkpoint_manager import CheckpointManager
 from tests.client.threads import job as quick_job
 
-FAULTS = FaultTolerance(heartbeat_s=0.05, lease_s=30.0, checkpoint_steps=1, keep=True)
+FAULTS = FaultTolerance(heartbeat_s=0.2, lease_s=30.0, checkpoint_steps=1, keep=True)
 
 
 def not_a_number(output: Tensor, target: Tensor) -> Tensor:
@@ -184,12 +184,17 @@ def test_gradients_and_parameters_that_are_no_numbers_end_the_run_before_they_ar
 
 
 def test_the_same_is_told_when_the_replica_that_saves_is_the_slower_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    save = CheckpointManager.save
+    save, others = CheckpointManager.save, threading.Semaphore(0)
 
     def late(manager: CheckpointManager, *args: Any, **options: Any) -> None:
         if manager._spec.replica == 0:
-            time.sleep(0.5)
-        save(manager, *args, **options)
+            assert others.acquire(timeout=60)
+            save(manager, *args, **options)
+            return
+        try:
+            save(manager, *args, **options)
+        finally:
+            others.release()
 
     monkeypatch.setattr(CheckpointManager, "save", late)
     recipe = Recipe(loss=far, optimizer=functools.partial(torch.optim.SGD, lr=1e30))

@@ -18,14 +18,13 @@ from funcpipe.testing.faults import FunctionFaults
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
 from funcpipe.training.plain import train_in_one_process
-from tests.client.threads import RUN, STEADY
-from tests.client.threads import job as quick_job
+from tests.client.threads import RUN, STEADY, smaller_job
 
 
 def job(precision: Precision) -> Job:
     graph = trace(chaos.model(), (torch.zeros(2, 6),), precision=precision)
-    recipe = dataclasses.replace(quick_job().recipe, precision=precision)
-    return dataclasses.replace(quick_job(), graph=graph, recipe=recipe, epochs=2)
+    recipe = dataclasses.replace(smaller_job().recipe, precision=precision)
+    return dataclasses.replace(smaller_job(), graph=graph, recipe=recipe, epochs=2)
 
 
 def train(job: Job, dies: FunctionFaults | None = None) -> dict[str, torch.Tensor]:
@@ -35,7 +34,7 @@ def train(job: Job, dies: FunctionFaults | None = None) -> dict[str, torch.Tenso
     )
     session = session_on(Site(functions, storage, "memory://"), reopen=functions.open)
     result = launch(prepare(job, session, faults=STEADY, settings=RunSettings(name=RUN)))
-    assert result.bill.functions == 6 + (dies is not None)
+    assert result.bill.functions == 4 + (dies is not None)
     return result.state_dict()
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from funcpipe.client.job import Job
 from funcpipe.client.launch import launch
 from funcpipe.client.prepare import PreparedRun, prepare
 from funcpipe.client.results import Progress, RunResult
@@ -21,7 +22,7 @@ from funcpipe.testing.faults import FunctionFaults
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
 from funcpipe.worker import hand_over
-from tests.client.threads import RUN, job
+from tests.client.threads import RUN, job, smaller_job
 
 pytestmark = pytest.mark.usefixtures("traced")
 
@@ -74,11 +75,12 @@ def prepared(
     storage: Counting,
     functions: ThreadPlatform,
     *,
+    made: Job | None = None,
     epochs: int = 1,
     faults: FaultTolerance = STEADY,
     limits: RunLimits | None = None,
 ) -> PreparedRun:
-    own = replace(job(), epochs=epochs, prices=functions.spec)
+    own = replace(made or job(), epochs=epochs, prices=functions.spec)
     session = session_on(Site(functions, storage, "memory://"), reopen=functions.open)
     return prepare(own, session, faults=faults, limits=limits or RunLimits(), settings=RunSettings(name=RUN))
 
@@ -134,9 +136,9 @@ def test_a_function_that_dies_is_billed_for_the_requests_of_its_last_heartbeat(s
 
 
 def test_a_run_is_ended_before_its_requests_cost_too_much(storage: Counting) -> None:
-    dear = replace(PRICES, price_put_usd=1.0)
+    dear = replace(PRICES, price_put_usd=3.0)
     functions = ThreadPlatform(dear, storage)
     with pytest.raises(RunHalted, match=r"it would cost more than \$1500"):
-        launch(prepared(storage, functions, epochs=100, limits=RunLimits(max_usd=1500.0)))
-    spent_usd = storage.asked["puts"] + storage.asked["lists"]
+        launch(prepared(storage, functions, made=smaller_job(replicas=1), epochs=100, limits=RunLimits(max_usd=1500.0)))
+    spent_usd = 3.0 * (storage.asked["puts"] + storage.asked["lists"])
     assert 750 < spent_usd < 3000  # 300 steps would cost some 10,000 dollars

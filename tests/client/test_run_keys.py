@@ -25,6 +25,7 @@ from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.signed_storage import key_of
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
+from tests.client.held import HeldPlatform
 from tests.client.threads import RUN, STEADY, job
 
 pytestmark = pytest.mark.usefixtures("traced")
@@ -66,10 +67,10 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[RunKey]:
 
 def prepared(storage: MemoryStorage, functions: ThreadPlatform, settings: RunSettings) -> PreparedRun:
     session = session_on(Site(functions, storage, "memory://"), reopen=functions.open)
-    return prepare(job(), session, faults=STEADY, settings=settings)
+    return prepare(dataclasses.replace(job(), epochs=1), session, faults=STEADY, settings=settings)
 
 
-def interrupted(storage: MemoryStorage, functions: ThreadPlatform, *, keep: bool) -> None:
+def interrupted(storage: MemoryStorage, functions: HeldPlatform, *, keep: bool) -> None:
     def interrupt(progress: Progress) -> None:
         if progress.step == 3:
             raise KeyboardInterrupt
@@ -81,8 +82,10 @@ def interrupted(storage: MemoryStorage, functions: ThreadPlatform, *, keep: bool
         faults=dataclasses.replace(STEADY, keep=keep),
         settings=RunSettings(name=RUN),
     )
+    functions.hold(3)
     with pytest.raises(RunInterrupted):
         launch(run, interrupt)
+    functions.go_on()
 
 
 def shown(key: RunKey) -> tuple[bytes, ...]:
@@ -118,7 +121,7 @@ def test_a_run_s_key_is_in_no_object_log_line_handle_or_representation(
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_a_key_is_kept_as_long_as_its_run(
-    storage: MemoryStorage, functions: ThreadPlatform, folder: Path, keep: bool
+    storage: MemoryStorage, functions: HeldPlatform, folder: Path, keep: bool
 ) -> None:
     interrupted(storage, functions, keep=keep)
     left = list_generations(storage, RUN)
@@ -131,7 +134,7 @@ def test_a_key_is_kept_as_long_as_its_run(
 
 
 def test_each_generation_has_a_key_of_its_own_and_the_last_one_goes_with_the_result(
-    storage: MemoryStorage, functions: ThreadPlatform, folder: Path, drawn: list[RunKey]
+    storage: MemoryStorage, functions: HeldPlatform, folder: Path, drawn: list[RunKey]
 ) -> None:
     interrupted(storage, functions, keep=True)
     (first,) = folder.iterdir()
@@ -147,7 +150,7 @@ def test_each_generation_has_a_key_of_its_own_and_the_last_one_goes_with_the_res
 
 
 def test_another_machine_can_do_with_a_run_what_it_is_told_the_key_of(
-    storage: MemoryStorage, functions: ThreadPlatform, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    storage: MemoryStorage, functions: HeldPlatform, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interrupted(storage, functions, keep=True)
     key = key_of(KeyFolder(), list_generations(storage, RUN)[0]).text
@@ -174,7 +177,7 @@ def test_another_machine_can_do_with_a_run_what_it_is_told_the_key_of(
 
 def test_a_run_whose_key_is_gone_can_be_deleted_and_so_can_what_others_have_put_there(
     storage: MemoryStorage,
-    functions: ThreadPlatform,
+    functions: HeldPlatform,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

@@ -1,6 +1,7 @@
 """Training that goes on: calls of `train` one after the other, and the same as one; on functions that are threads."""
 
 import contextlib
+import functools
 import math
 from collections.abc import Iterator
 from functools import partial
@@ -25,7 +26,7 @@ from funcpipe.testing.thread_platform import ThreadPlatform, one_at_a_time
 from tests.e2e.plans import even_plan
 from tests.e2e.small import data
 
-QUICK = FaultTolerance(heartbeat_s=0.05, lease_s=30.0, checkpoint_steps=3)
+QUICK = FaultTolerance(heartbeat_s=0.2, lease_s=30.0, checkpoint_steps=3)
 STEPS = 4
 """Of an epoch."""
 
@@ -50,12 +51,14 @@ def model(*, counting: bool = False) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8), between, nn.Tanh(), nn.Linear(8, 3))
 
 
+@functools.cache
 def plan(*, replicas: int = 2) -> Plan:
     own = nn.Sequential(nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8), nn.Identity(), nn.Tanh(), nn.Linear(8, 3))
     return even_plan(own, (torch.zeros(4, 4),), stages=2, replicas=replicas, micro_batch=4, micro_batches=2)
 
 
 def samples() -> list[tuple[Tensor, Tensor]]:
+    """Four steps, of which the last is short."""
     return data()[:60]
 
 

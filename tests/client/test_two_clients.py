@@ -29,39 +29,56 @@ from funcpipe.runstate.lease import Lease
 from funcpipe.runstate.owner import CLIENT
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
+from tests.client.held import HeldPlatform
 from tests.client.threads import RUN, STEADY, job
 
 LONG = 10_000
+SOME = 5
+"""Steps of a run that two clients want: a checkpoint is there."""
 TIMEOUT_S = 60.0
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("traced")]
 
 
 def prepared(
-    storage: MemoryStorage, functions: ThreadPlatform, settings: RunSettings, *, epochs: int = LONG, keep: bool = True
+    storage: MemoryStorage,
+    functions: HeldPlatform,
+    settings: RunSettings,
+    *,
+    epochs: int = LONG,
+    keep: bool = True,
+    heartbeat_s: float = STEADY.heartbeat_s,
 ) -> PreparedRun:
     own = dataclasses.replace(job(), epochs=epochs)
     session = session_on(Site(functions, storage, "memory://"), reopen=functions.open)
-    return prepare(own, session, faults=dataclasses.replace(STEADY, keep=keep), settings=settings)
+    return prepare(
+        own, session, faults=dataclasses.replace(STEADY, keep=keep, heartbeat_s=heartbeat_s), settings=settings
+    )
 
 
 class Client:
-    """A client in a thread, which has trained a step when its context begins, and is interrupted when that ends."""
+    """A client in a thread, which has trained some steps when its context begins, and is interrupted when that ends.
 
-    def __init__(self, run: PreparedRun) -> None:
-        self._run = run
+    No more steps are done meanwhile.
+    """
+
+    def __init__(self, run: PreparedRun, functions: HeldPlatform) -> None:
+        self._run, self._functions = run, functions
+        self._until = run.first_step + SOME
         self._began, self._end = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._train)
         self.error: BaseException | None = None
         self.result: RunResult | None = None
 
     def __enter__(self) -> "Client":
+        self._functions.hold(self._until)
         self._thread.start()
         assert self._began.wait(TIMEOUT_S), self.error
         return self
 
     def __exit__(self, *_: object) -> None:
         self._end.set()
+        self._functions.go_on()
         self.join()
 
     def join(self) -> None:
@@ -70,7 +87,8 @@ class Client:
 
     def _train(self) -> None:
         def tell(progress: Progress) -> None:
-            self._began.set()
+            if progress.step == self._until:
+                self._began.set()
             if self._end.is_set():
                 raise KeyboardInterrupt
 
@@ -81,19 +99,21 @@ class Client:
             self._began.set()
 
 
-def none_runs(functions: ThreadPlatform) -> bool:
+def none_runs(functions: HeldPlatform) -> bool:
     return not any(thread.name.startswith("function ") for thread in threading.enumerate())
 
 
-def stopped(storage: MemoryStorage, functions: ThreadPlatform, *, epochs: int = LONG) -> None:
+def stopped(storage: MemoryStorage, functions: HeldPlatform, *, epochs: int = LONG) -> None:
     """A run that was interrupted after a few steps, and can be resumed."""
 
     def interrupt(progress: Progress) -> None:
-        if progress.step == 5:
+        if progress.step == SOME:
             raise KeyboardInterrupt
 
+    functions.hold(SOME)
     with pytest.raises(RunInterrupted):
         launch(prepared(storage, functions, RunSettings(name=RUN), epochs=epochs), interrupt)
+    functions.go_on()
 
 
 def refused(run: PreparedRun) -> None:
@@ -102,9 +122,9 @@ def refused(run: PreparedRun) -> None:
         launch(run)
 
 
-def test_of_two_starts_with_one_name_the_second_is_refused(storage: MemoryStorage, functions: ThreadPlatform) -> None:
+def test_of_two_starts_with_one_name_the_second_is_refused(storage: MemoryStorage, functions: HeldPlatform) -> None:
     both = [prepared(storage, functions, RunSettings(name=RUN), keep=False) for _ in range(2)]
-    with Client(both[0]) as first:
+    with Client(both[0], functions) as first:
         refused(both[1])
         assert len(list_generations(storage, RUN)) == 1
     assert isinstance(first.error, RunInterrupted)
@@ -113,7 +133,7 @@ def test_of_two_starts_with_one_name_the_second_is_refused(storage: MemoryStorag
 
 
 def test_a_start_that_was_prepared_before_another_began_and_ended_is_refused(
-    storage: MemoryStorage, functions: ThreadPlatform
+    storage: MemoryStorage, functions: HeldPlatform
 ) -> None:
     late = prepared(storage, functions, RunSettings(name=RUN))
     stopped(storage, functions)
@@ -124,8 +144,8 @@ def test_a_start_that_was_prepared_before_another_began_and_ended_is_refused(
     assert none_runs(functions)
 
 
-def test_a_running_run_is_not_resumed_by_another_client(storage: MemoryStorage, functions: ThreadPlatform) -> None:
-    with Client(prepared(storage, functions, RunSettings(name=RUN))) as first:
+def test_a_running_run_is_not_resumed_by_another_client(storage: MemoryStorage, functions: HeldPlatform) -> None:
+    with Client(prepared(storage, functions, RunSettings(name=RUN)), functions) as first:
         refused(prepared(storage, functions, RunSettings(resume=RUN)))
         assert len(list_generations(storage, RUN)) == 1
     assert isinstance(first.error, RunInterrupted)
@@ -133,11 +153,11 @@ def test_a_running_run_is_not_resumed_by_another_client(storage: MemoryStorage, 
 
 
 def test_of_two_that_resume_one_is_refused_and_no_generation_is_overtaken(
-    storage: MemoryStorage, functions: ThreadPlatform
+    storage: MemoryStorage, functions: HeldPlatform
 ) -> None:
     stopped(storage, functions)
     both = [prepared(storage, functions, RunSettings(resume=RUN)) for _ in range(2)]
-    with Client(both[0]) as first:
+    with Client(both[0], functions) as first:
         refused(both[1])
         assert [keys.generation for keys in list_generations(storage, RUN)] == [1]
     assert isinstance(first.error, RunInterrupted)
@@ -146,9 +166,9 @@ def test_of_two_that_resume_one_is_refused_and_no_generation_is_overtaken(
     assert none_runs(functions)
 
 
-def test_a_run_that_another_client_trains_is_not_cleaned(storage: MemoryStorage, functions: ThreadPlatform) -> None:
+def test_a_run_that_another_client_trains_is_not_cleaned(storage: MemoryStorage, functions: HeldPlatform) -> None:
     stopped(storage, functions)
-    with Client(prepared(storage, functions, RunSettings(resume=RUN))) as first:
+    with Client(prepared(storage, functions, RunSettings(resume=RUN)), functions) as first:
         with pytest.raises(RunTaken):
             clean(storage, RUN, functions.open)
         assert first.error is None
@@ -157,8 +177,8 @@ def test_a_run_that_another_client_trains_is_not_cleaned(storage: MemoryStorage,
     assert storage.list("") == ()
 
 
-def test_cleaning_can_take_over(storage: MemoryStorage, functions: ThreadPlatform) -> None:
-    with Client(prepared(storage, functions, RunSettings(name=RUN))) as first:
+def test_cleaning_can_take_over(storage: MemoryStorage, functions: HeldPlatform) -> None:
+    with Client(prepared(storage, functions, RunSettings(name=RUN)), functions) as first:
         assert clean(storage, RUN, functions.open, take_over=True) > 0
         first.join()
     assert isinstance(first.error, RunHalted)
@@ -171,10 +191,12 @@ def test_cleaning_can_take_over(storage: MemoryStorage, functions: ThreadPlatfor
 
 @pytest.mark.parametrize("name", [True, False])
 def test_whoever_takes_over_ends_the_first_client_and_goes_on_from_what_is_saved(
-    storage: MemoryStorage, functions: ThreadPlatform, name: bool
+    storage: MemoryStorage, functions: HeldPlatform, name: bool
 ) -> None:
     settings = RunSettings(name=RUN, take_over=True) if name else RunSettings(resume=RUN, take_over=True)
-    with Client(prepared(storage, functions, RunSettings(name=RUN))) as first:
+    # workers hear of orders with each heartbeat
+    with Client(prepared(storage, functions, RunSettings(name=RUN), heartbeat_s=0.05), functions) as first:
+        functions.go_on()
         second = prepared(storage, functions, settings)
         first.join()
     assert isinstance(first.error, RunHalted)
@@ -190,13 +212,14 @@ def test_whoever_takes_over_ends_the_first_client_and_goes_on_from_what_is_saved
 
 
 def test_of_two_watchers_the_second_looks_on_and_takes_its_turn(
-    storage: MemoryStorage, functions: ThreadPlatform
+    storage: MemoryStorage, functions: HeldPlatform
 ) -> None:
+    functions.hold(SOME)
     launch_detached(prepared(storage, functions, RunSettings(name=RUN)))
     seen: list[int] = []
     with contextlib.ExitStack() as second:
-        with Client(prepared(storage, functions, RunSettings(resume=RUN))) as first:
-            other = Client(prepared(storage, functions, RunSettings(resume=RUN)))
+        with Client(prepared(storage, functions, RunSettings(resume=RUN)), functions) as first:
+            other = Client(prepared(storage, functions, RunSettings(resume=RUN)), functions)
             second.enter_context(other)
             assert other.error is None
             seen += [worker.generation for worker in list_generations(storage, RUN)]
@@ -209,7 +232,7 @@ def test_of_two_watchers_the_second_looks_on_and_takes_its_turn(
 
 
 def test_functions_and_objects_of_a_client_that_died_while_it_started_are_no_orphans(
-    storage: MemoryStorage, functions: ThreadPlatform
+    storage: MemoryStorage, functions: HeldPlatform
 ) -> None:
     dead = prepared(storage, functions, RunSettings(name=RUN))
     keys, begun = reserve_generation(signed(storage), RUN), []

@@ -19,7 +19,7 @@ from funcpipe.client.session import session_on
 from funcpipe.client.site import Site
 from funcpipe.core import FaultTolerance, Plan, RunLimits, RunSettings, ScheduleKind, Sync, Validation, Wire
 from funcpipe.core.settings import NO_LIMITS
-from funcpipe.model.graph import trace
+from funcpipe.model.graph import LayerGraph, trace
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.testing.plans import even_stages
@@ -27,7 +27,7 @@ from funcpipe.testing.thread_platform import ThreadPlatform
 from funcpipe.training.recipe import Recipe
 
 RUN = "run-1"
-STEADY = FaultTolerance(heartbeat_s=0.05, lease_s=30.0, checkpoint_steps=2, keep=True)
+STEADY = FaultTolerance(heartbeat_s=0.2, lease_s=30.0, checkpoint_steps=2, keep=True)
 SAMPLES, HELD_OUT, BATCH, MICRO = 24, 14, 8, 2
 """The last batch that is held out is short, and so is its last micro-batch of two replicas' turns."""
 
@@ -79,9 +79,17 @@ def error_rate(output: Tensor, target: Tensor) -> Tensor:
     return (output.argmax(1) != target).double().mean()
 
 
+def traced(model: nn.Module) -> LayerGraph:
+    """The layers of `model`."""
+    return trace(model, (torch.zeros(4, 6).double(),))
+
+
 def plan(model: nn.Module, stages: int = 2, replicas: int = 2) -> Plan:
     """A plan of so many stages and replicas for `model`."""
-    graph = trace(model, (torch.zeros(4, 6).double(),))
+    return _plan(tuple(layer.name for layer in traced(model).layers), stages, replicas)
+
+
+def _plan(layers: Sequence[str], stages: int, replicas: int) -> Plan:
     return Plan(
         global_batch=BATCH,
         micro_batch=MICRO,
@@ -90,15 +98,15 @@ def plan(model: nn.Module, stages: int = 2, replicas: int = 2) -> Plan:
         sync=Sync.PIPELINED,
         wire=Wire.FP32,
         platform="local",
-        stages=even_stages([layer.name for layer in graph.layers], stages),
+        stages=even_stages(layers, stages),
     )
 
 
 def job(validation: Validation, *, epochs: int = 2, stages: int = 2, replicas: int = 2, lr: float = 0.01) -> Job:
     """Train `net()`, validated as `validation` says."""
     model = net()
-    own = plan(model, stages, replicas)
-    graph = trace(model, (torch.zeros(4, 6).double(),))
+    graph = traced(model)
+    own = _plan([layer.name for layer in graph.layers], stages, replicas)
     loss, steps = nn.functional.cross_entropy, -(-SAMPLES // BATCH)
     evaluation = make_evaluation(
         model,

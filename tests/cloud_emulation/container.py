@@ -55,7 +55,7 @@ class Instance:
             **(function.get("environmentVariables") or {}),
             **environment,
         }
-        self.process = start(command, folder, variables, self.group.enter)
+        self.process = start(command, folder, variables, self.group)
         self._copying = threading.Thread(target=self._copy_lines, daemon=True)
         self._copying.start()
 

@@ -11,7 +11,6 @@ import os
 import queue
 import re
 import signal
-import subprocess
 import threading
 import time
 import uuid
@@ -22,7 +21,7 @@ from pathlib import Path
 
 from tests.cloud_emulation.images import unreadable
 from tests.cloud_emulation.memory_group import MemoryGroup
-from tests.cloud_emulation.processes import Start, in_clean_folder
+from tests.cloud_emulation.processes import Process, Start, in_clean_folder
 
 REGION, ACCOUNT = "us-east-1", "123456789012"
 
@@ -143,7 +142,7 @@ class Environment:
         self._server.server_close()
         self.group.close()
 
-    def _start(self) -> "subprocess.Popen[str]":
+    def _start(self) -> Process:
         variables = {
             "LANG": "en_US.UTF-8",
             "TZ": ":UTC",
@@ -159,7 +158,7 @@ class Environment:
             **self.function.environment,
         }
         command = ("python", "-m", "awslambdaric", self.function.handler)
-        return self._begin(command, self.function.image, variables, self.group.enter)
+        return self._begin(command, self.function.image, variables, self.group)
 
     def _copy_lines(self) -> None:
         assert self.process.stdout is not None
@@ -242,10 +241,10 @@ class _RuntimeHandler(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def one_environment(function: Function) -> Iterator[tuple[Environment, list[str]]]:
+def one_environment(function: Function, start: Start = in_clean_folder) -> Iterator[tuple[Environment, list[str]]]:
     """An environment, and the lines that its function has printed."""
     lines: list[str] = []
-    environment = Environment(function, lines.append)
+    environment = Environment(function, lines.append, start)
     try:
         yield environment, lines
     finally:

@@ -27,11 +27,16 @@ class MemoryGroup:
     def limits(self) -> bool:
         return self._folder is not None
 
-    def enter(self) -> None:
+    @property
+    def members(self) -> Path | None:
+        """The file into which a process writes its number to be in the group."""
+        return self._folder and self._folder / "cgroup.procs"
+
+    def __call__(self) -> None:
         """Put the calling process into the group; it ends when the thread that started it does, however that ends."""
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if self._folder is not None:
-            (self._folder / "cgroup.procs").write_text(str(os.getpid()))
+        if self.members is not None:
+            self.members.write_text(str(os.getpid()))
 
     def peak_mb(self) -> int:
         return int(self._read("memory.max_usage_in_bytes") or 0) >> 20

@@ -3,9 +3,32 @@
 import site
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
+
+
+class Process(Protocol):
+    """What clouds use of a process that was started: what `subprocess.Popen` says of it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def stdout(self) -> IO[str] | None: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self) -> int: ...
+
+
+class Enter(Protocol):
+    """What a new process calls to be in its control group, of which `members` is the file; None without a group."""
+
+    @property
+    def members(self) -> Path | None: ...
+
+    def __call__(self) -> None: ...
 
 
 class Start(Protocol):
@@ -15,24 +38,27 @@ class Start(Protocol):
     to its environment; the new process calls `enter` before anything else, to be in its control group.
     """
 
-    def __call__(
-        self, command: Sequence[str], image: Path, variables: Mapping[str, str], enter: Callable[[], None]
-    ) -> "subprocess.Popen[str]": ...
+    def __call__(self, command: Sequence[str], image: Path, variables: Mapping[str, str], enter: Enter) -> Process: ...
 
 
 def in_clean_folder(
-    command: Sequence[str], image: Path, variables: Mapping[str, str], enter: Callable[[], None]
+    command: Sequence[str], image: Path, variables: Mapping[str, str], enter: Enter
 ) -> "subprocess.Popen[str]":
     """A process of this machine's Python, which finds the image's files and installed packages, and nothing else."""
-    path = {"PATH": "/usr/local/bin:/usr/bin:/bin", "PYTHONPATH": f"{image}:{site.getsitepackages()[0]}"}
     assert command[0] == "python"
     return subprocess.Popen(
         [sys.executable, "-S", *command[1:]],  # -S: nothing that .pth files add
         cwd=image,
-        env={**path, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", **variables},
+        env={**clean_environment(str(image)), **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
         preexec_fn=enter,
     )
+
+
+def clean_environment(*folders: str) -> dict[str, str]:
+    """The environment of a process that finds these folders, and installed packages."""
+    path = ":".join([*folders, site.getsitepackages()[0]])
+    return {"PATH": "/usr/local/bin:/usr/bin:/bin", "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}

@@ -2,7 +2,6 @@ import logging
 import random
 import re
 import threading
-import time
 
 import pytest
 import torch
@@ -38,13 +37,28 @@ def test_a_message_arrives_in_the_wire_format_or_exactly() -> None:
 
 
 def test_a_message_that_comes_late_is_waited_for_and_the_wait_is_told() -> None:
-    store = MemoryStorage()
-    timer = threading.Timer(0.2, lambda: channel(store).put("a", {"x": torch.ones(1)}))
-    timer.start()
-    received = channel(store).get("a")
-    timer.join()
-    assert 0.1 < received.waited_s < 2
+    clock = Clock()
+    estimator = ArrivalEstimator(deadline_s=5.0)
+    awaited = Channel(Arriving(clock, 0.2), estimator, run_key=RUN_KEY, cancel=threading.Event(), clock=clock)
+    received = awaited.get("a")
+    assert received.waited_s == clock.now_s
+    assert 0.2 <= received.waited_s < 0.4
     assert received.tensors["x"].tolist() == [1]
+
+
+def test_a_message_that_a_storage_tells_of_is_read_at_once() -> None:
+    class Watched(Arriving):
+        """Tells when the object is there."""
+
+        watches = True
+
+        def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
+            self.clock.now_s = min(self.clock.now_s + timeout_s, self.arrives_s)
+
+    clock = Clock()
+    estimator = ArrivalEstimator(deadline_s=5.0)
+    told = Channel(Watched(clock, 0.2), estimator, run_key=RUN_KEY, cancel=threading.Event(), clock=clock)
+    assert told.get("a").waited_s == 0.2
 
 
 def test_a_message_that_never_comes_ends_at_the_deadline_with_its_key() -> None:
@@ -76,9 +90,16 @@ def test_deadlines_count_afresh_for_each_function_that_is_started_and_end_withou
 
 def test_a_wait_ends_when_it_is_cancelled() -> None:
     cancel = threading.Event()
-    threading.Timer(0.1, cancel.set).start()
+
+    class Cancelling(MemoryStorage):
+        """An empty storage in which the wait is cancelled once it has begun."""
+
+        def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
+            threading.Timer(0.01, cancel.set).start()
+            super().wait(key, timeout_s, cancel)
+
     with pytest.raises(Cancelled, match="stopped waiting for a"):
-        channel(MemoryStorage(), deadline_s=60, cancel=cancel).get("a")
+        channel(Cancelling(), deadline_s=60, cancel=cancel).get("a")
 
 
 def test_a_corrupt_message_is_named_by_its_key() -> None:
@@ -207,6 +228,7 @@ def test_a_first_step_in_which_all_is_late_does_not_make_the_others_late() -> No
 def test_bodies_move_one_at_a_time_while_requests_wait_side_by_side() -> None:
     moving, most = [0], [0]
     lock = threading.Lock()
+    entered = threading.Condition(lock)
     ready = threading.Barrier(3, timeout=20)
 
     class Slow(MemoryStorage):
@@ -216,7 +238,8 @@ def test_bodies_move_one_at_a_time_while_requests_wait_side_by_side() -> None:
                 with lock:
                     moving[0] += 1
                     most[0] = max(most[0], moving[0])
-                time.sleep(0.01)
+                    entered.notify_all()
+                    entered.wait_for(lambda: moving[0] > 1, timeout=0.01)  # nobody comes, however long one waits
                 with lock:
                     moving[0] -= 1
             return super().get(key)

@@ -1,5 +1,6 @@
 """Every block of code in README and docs is run, or marked with why it is not; what is not run is at least parsed."""
 
+import argparse
 import re
 from pathlib import Path
 
@@ -12,43 +13,53 @@ BLOCKS = [block for page in PAGES for block in blocks(page)]
 RUN_PAGES = sorted({block.page for block in BLOCKS if block.why_not is None})
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_every_block_is_run_or_marked(page: str) -> None:
-    languages = fences(page)
-    assert set(languages) <= {*RUN, *SHOWN}, "name the language of every block"
-    mine = [block for block in BLOCKS if block.page == page]
-    assert len(mine) == sum(language in RUN for language in languages)
-    assert {block.why_not for block in mine} <= {None, *WHY_NOT}
+def test_every_block_is_run_or_marked() -> None:
+    for page in PAGES:
+        languages = fences(page)
+        assert set(languages) <= {*RUN, *SHOWN}, f"{page}: name the language of every block"
+        mine = [block for block in BLOCKS if block.page == page]
+        assert len(mine) == sum(language in RUN for language in languages), page
+        assert {block.why_not for block in mine} <= {None, *WHY_NOT}, page
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_commands_stand_in_blocks(page: str) -> None:
+def test_commands_stand_in_blocks() -> None:
     """An indented line is a block too, but none that is run."""
-    text = re.sub(r"^( *)```.*?^\1```$", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
-    assert not re.findall(r"^(?: {4}|\t)(?:funcpipe|python|make|pip) .*$", text, flags=re.MULTILINE)
+    for page in PAGES:
+        text = re.sub(r"^( *)```.*?^\1```$", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
+        assert not re.findall(r"^(?: {4}|\t)(?:funcpipe|python|make|pip) .*$", text, flags=re.MULTILINE), page
 
 
-@pytest.mark.parametrize("block", [block for block in BLOCKS if block.why_not and block.language == "python"], ids=str)
-def test_python_that_is_not_run_is_python(block: Block) -> None:
-    assert compile(block.text, block.page, "exec").co_code
+def not_run(language: str) -> list[Block]:
+    return [block for block in BLOCKS if block.why_not and block.language == language]
 
 
-@pytest.mark.parametrize("block", [block for block in BLOCKS if block.why_not and block.language == "shell"], ids=str)
-def test_commands_that_are_not_run_exist(block: Block) -> None:
+def test_python_that_is_not_run_is_python() -> None:
+    assert not_run("python")
+    for block in not_run("python"):
+        assert compile(block.text, str(block), "exec").co_code
+
+
+def test_commands_that_are_not_run_exist() -> None:
     """With these options, which the parser of the command line admits; modules and targets of make are there."""
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    parser = build_parser()
+    for block in not_run("shell"):
+        check_commands(block, targets, parser)
+
+
+def check_commands(block: Block, targets: set[str], parser: argparse.ArgumentParser) -> None:
     found = [words for words in commands(block.text) if words[0] in ("funcpipe", "python", "make", "pip")]
-    assert found
+    assert found, str(block)
     for words in found:
         match words:
             case ["funcpipe", *arguments]:
-                assert callable(build_parser().parse_args(arguments).run)
+                assert callable(parser.parse_args(arguments).run), str(block)
             case ["python", "-m", module, *_]:
-                assert (ROOT / f"{module.replace('.', '/')}.py").exists()
+                assert (ROOT / f"{module.replace('.', '/')}.py").exists(), str(block)
             case ["make", target, *_]:
-                assert target in targets
+                assert target in targets, str(block)
             case _:
-                assert words[:2] == ["pip", "install"]
+                assert words[:2] == ["pip", "install"], str(block)
 
 
 @pytest.mark.slow

@@ -37,9 +37,8 @@ def has_numbers(rows: list[list[str]]) -> bool:
     return 3 * sum(_NUMBER.match(cell) is not None for cell in cells) >= len(cells) > 0
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_tables_of_numbers_name_their_script(page: str) -> None:
-    for first, rows, section in tables(page):
+def test_tables_of_numbers_name_their_script() -> None:
+    for page, (first, rows, section) in ((each, table) for each in PAGES for table in tables(each)):
         titles = [cell.strip() for cell in first.strip("|").split("|")]
         if has_numbers(rows) and not any((page, title) in NOT_MEASURED for title in titles):
             assert _SCRIPT.search(section), f"{page}: name the script that makes this table: {first}"
@@ -50,18 +49,22 @@ def test_tables_of_numbers_are_told_from_others() -> None:
     assert found >= {"README.md", "docs/storage.md", "docs/training.md", "docs/concepts.md", "docs/results.md"}
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_scripts_that_pages_name_exist(page: str) -> None:
+def test_scripts_that_pages_name_exist() -> None:
+    for page in PAGES:
+        check_scripts_of(page)
+
+
+def check_scripts_of(page: str) -> None:
     text = (ROOT / page).read_text()
     named = {name.replace(".", "/") + ".py" for name in re.findall(r"python\s+-m\s+(experiments[\w.]*\w)", text)}
     named |= set(re.findall(r"`((?:experiments|scripts)/[\w/]+\.py)`", text))
     named |= {f"experiments/{name.replace('.', '/')}.py" for name in re.findall(r"`experiments\.([a-z][\w.]*)`", text)}
     in_tables = re.findall(r"^\| `(\w+\.py)` \|", text, re.MULTILINE) if "| script in `experiments/` |" in text else []
-    assert [name for name in in_tables if not any(ROOT.glob(f"experiments/**/{name}"))] == []
+    assert [name for name in in_tables if not any(ROOT.glob(f"experiments/**/{name}"))] == [], page
     missing = {name for name in named if not (ROOT / name).exists() and not (ROOT / name[:-3]).is_dir()}
-    assert missing == set()
+    assert missing == set(), page
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
-    assert set(re.findall(r"`make ([\w-]+)", text)) <= targets
+    assert set(re.findall(r"`make ([\w-]+)", text)) <= targets, page
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Steps in MLflow, in a file store of this machine."""
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -8,18 +9,18 @@ import pytest
 from funcpipe.loggers import MLflowLogger
 from tests.loggers import runs
 
-mlflow = pytest.importorskip("mlflow", reason="MLflow is not installed")
-
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture
 def uri(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    pytest.importorskip("mlflow", reason="MLflow is not installed")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     return (tmp_path / "mlruns").as_uri()
 
 
 def only_run(uri: str) -> tuple[Any, Any]:
+    mlflow: Any = importlib.import_module("mlflow")
     client = mlflow.MlflowClient(tracking_uri=uri)
     (run,) = client.search_runs([client.get_experiment_by_name("funcpipe").experiment_id])
     return client, run

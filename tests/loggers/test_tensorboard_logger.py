@@ -1,5 +1,6 @@
 """Steps in TensorBoard's own files, read back by TensorBoard."""
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,17 @@ import pytest
 from funcpipe.loggers import TensorBoardLogger
 from tests.loggers import runs
 
-accumulators = pytest.importorskip(
-    "tensorboard.backend.event_processing.event_accumulator", reason="TensorBoard is not installed"
-)
+EVENTS = "tensorboard.backend.event_processing.event_accumulator"
+
+
+@pytest.fixture(autouse=True)
+def installed() -> None:
+    """Loaded only where it is needed, as it takes long."""
+    pytest.importorskip(EVENTS, reason="TensorBoard is not installed")
 
 
 def curve(folder: Path, tag: str) -> list[tuple[int, Any]]:
+    accumulators: Any = importlib.import_module(EVENTS)
     found = accumulators.EventAccumulator(str(folder / runs.RUN), size_guidance={"scalars": 0}).Reload()
     return [(event.step, pytest.approx(event.value)) for event in found.Scalars(tag)]
 

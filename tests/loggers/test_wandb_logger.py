@@ -12,8 +12,6 @@ import pytest
 from funcpipe.loggers import WandbLogger
 from tests.loggers import runs
 
-wandb = pytest.importorskip("wandb", reason="W&B is not installed")
-
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
@@ -47,6 +45,7 @@ def records(data: bytes) -> Iterator[bytes]:
 
 
 def test_a_resumed_run_goes_on_under_the_same_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = pytest.importorskip("wandb", reason="W&B is not installed")
     monkeypatch.setenv("WANDB_SILENT", "true")
     loggers = [WandbLogger("tests", directory=tmp_path, mode="offline") for _ in range(2)]
     runs.interrupted_and_resumed(*loggers)

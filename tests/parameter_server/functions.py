@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from funcpipe.client.job import Job
 from funcpipe.client.server_job import stored_job
 from funcpipe.core import PlatformSpec, ServerFunctionSpec
+from funcpipe.parameter_server.crew import Crew
 from funcpipe.parameter_server.function_crew import FunctionCrew, FunctionSite
 from funcpipe.parameter_server.function_messages import ServerKeys
 from funcpipe.parameter_server.values import ServerWorker
@@ -27,6 +29,29 @@ def no_faults(number: int) -> FunctionFaults:
     return FunctionFaults()
 
 
+class Jump:
+    """The crew's clock: what it waits for in vain is over once `happened` says so, and not before."""
+
+    def __init__(self) -> None:
+        self.happened: Callable[[], bool] = lambda: False
+        self._ahead_s = 0.0
+
+    def __call__(self) -> float:
+        if not self._ahead_s and self.happened():
+            self._ahead_s = 1000.0
+        return time.monotonic() + self._ahead_s
+
+
+def wait_for_all(crew: Crew, done: float, *, successors: bool = False) -> None:
+    """A watch that lets no step begin while functions, or `successors` of functions, start, however long that takes."""
+    assert isinstance(crew, FunctionCrew)
+    fleet = crew._fleet
+    while not any(line.given and not line.over for line in fleet.lines) and (
+        crew.awaits or (successors and any(seat.successor is not None for seat in fleet.seats.values()))
+    ):
+        assert crew.next() is None
+
+
 @contextlib.contextmanager
 def crew_of(
     job: Job,
@@ -37,6 +62,7 @@ def crew_of(
     storage: MemoryStorage | None = None,
     generation: int = 0,
     lost: frozenset[int] = frozenset(),
+    clock: Callable[[], float] = time.monotonic,
     **settings: Any,
 ) -> Iterator[FunctionCrew]:
     """A crew of functions that are threads, with workers of these speeds; nothing that they exchanged is left."""
@@ -61,5 +87,5 @@ def crew_of(
     platform = ThreadPlatform(spec, kept, faults_of=faults_of, lost=lost)
     site = FunctionSite(job=sent, spec=replace(told, **settings), platform=platform, storage=signed)
     workers = [ServerWorker(name=f"f{i}", speed=speed, push=push) for i, speed in enumerate(speeds)]
-    with one_at_a_time(), FunctionCrew(site, workers) as crew:
+    with one_at_a_time(), FunctionCrew(site, workers, clock=clock) as crew:
         yield crew

@@ -2,26 +2,32 @@
 
 import math
 import threading
-import time
 from collections.abc import Mapping
-from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from funcpipe.client.job import Job
 from funcpipe.core import RequestCounts
 from funcpipe.core.backoff import Backoff
 from funcpipe.errors import CorruptMessage, WorkerFailed
-from funcpipe.parameter_server import function_fleet
+from funcpipe.parameter_server import function_fleet, function_worker
+from funcpipe.parameter_server.function_crew import FunctionCrew
+from funcpipe.parameter_server.function_fleet import FunctionFleet
+from funcpipe.parameter_server.function_line import FunctionLine, Given
 from funcpipe.parameter_server.function_messages import FunctionMessage, packed, unpacked
 from funcpipe.parameter_server.loops import Course, History, train_asynchronously, train_synchronously
 from funcpipe.parameter_server.replica import Replica, ServerJob
+from funcpipe.parameter_server.values import Chunk, Push
+from funcpipe.platforms import base
+from funcpipe.platforms.base import Invoked
+from funcpipe.testing import thread_platform
 from funcpipe.testing.faults import FunctionFaults
 from funcpipe.testing.memory_storage import MemoryStorage
-from tests.parameter_server.conftest import adam_recipe, make_job
-from tests.parameter_server.functions import crew_of, no_faults
+from tests.parameter_server.functions import Jump, crew_of, no_faults, wait_for_all
 from tests.parameter_server.test_loops import assert_same, plain
 
 Stored = tuple[Job, ServerJob, MemoryStorage]
@@ -46,7 +52,7 @@ def test_a_killed_function_is_followed_by_another_and_changes_no_bit(stored: Sto
         return FunctionFaults(killed_writing=("/pushes/", 3)) if number == 1 else FunctionFaults()
 
     with crew_of(job, 1.0, 1.0, faults_of=faults_of) as crew:
-        train_synchronously(crew, Course(batches=job.batches, epochs=job.epochs), history)
+        train_synchronously(crew, Course(batches=job.batches, epochs=job.epochs, watch=wait_for_all), history)
         found, used = crew.state_dict(), crew.used()
     assert history.lost == ["f1: killed by SIGKILL"]
     assert used["f1"].functions == 2
@@ -55,15 +61,35 @@ def test_a_killed_function_is_followed_by_another_and_changes_no_bit(stored: Sto
     assert_same_parameters(found, job)
 
 
-def slow_loss(output: Tensor, target: Tensor) -> Tensor:
-    time.sleep(0.005)
-    return nn.functional.cross_entropy(output, target)
+class WorkTime:
+    """A clock of each thread's own, by which time passes in what functions compute: a second for each order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._threads = threading.local()
+        for module in (function_worker, base):
+            monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=self))
+        monkeypatch.setattr(thread_platform, "_Function", partial(thread_platform._Function, invoked=Invoked(at_s=0.0)))
+        work = Replica.work
+
+        def slowly(replica: Replica, version: int, parameters: Mapping[str, Tensor], chunk: Chunk) -> Push:
+            self._threads.now_s = self() + 1.0
+            return work(replica, version, parameters, chunk)
+
+        monkeypatch.setattr(Replica, "work", slowly)
+
+    def __call__(self) -> float:
+        return getattr(self._threads, "now_s", 0.0)
 
 
-def test_functions_whose_life_ends_hand_over() -> None:
-    job, history = make_job(replace(adam_recipe(), loss=slow_loss), epochs=12), History()
-    with crew_of(job, 1.0, 1.0, lifetime_s=0.4) as crew:
-        train_synchronously(crew, Course(batches=job.batches, epochs=job.epochs), history)
+@pytest.mark.parametrize("next_one", ["is ready in time", "is late", "has no room"])
+def test_functions_whose_life_ends_hand_over(next_one: str, stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an order the next function starts beside it; if it is not there after another one, the first one leaves."""
+    job, history, clock = stored[0], History(), WorkTime(monkeypatch)
+    if next_one == "has no room":
+        monkeypatch.setattr(FunctionFleet, "_needs_successor", lambda *_: False)
+    watch = partial(wait_for_all, successors=next_one == "is ready in time")
+    with crew_of(job, 1.0, 1.0, lifetime_s=3.8, clock=clock) as crew:
+        train_synchronously(crew, Course(batches=job.batches, epochs=job.epochs, watch=watch), history)
         used = crew.used()
         found = crew.state_dict()
     assert history.lost == []
@@ -103,11 +129,11 @@ def test_a_worker_whose_functions_always_die_is_given_up_and_the_others_go_on(
 
     quick(monkeypatch)
     with crew_of(job, 1.0, 1.0, faults_of=faults_of) as crew:
-        train_synchronously(crew, Course(batches=job.batches, epochs=20 * job.epochs), history)
+        train_synchronously(crew, Course(batches=job.batches, epochs=5, watch=wait_for_all), history)
         used = crew.used()
     assert used["f1"].functions == 6
     assert len(history.lost) == 6
-    assert len(history.losses) == 20 * job.steps
+    assert len(history.losses) == 5 * job.steps // job.epochs
 
 
 def test_without_any_function_left_training_ends_and_says_so(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,13 +179,21 @@ def test_a_new_crew_goes_on_from_the_checkpoint_of_one_before(stored: Stored) ->
 
 
 def test_an_invocation_that_is_lost_is_made_again(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(function_fleet, "_START_S", 1.0)
+    """It counts as lost when the other function is ready and a minute is over."""
     quick(monkeypatch)
-    job, history = stored[0], History()
-    with crew_of(job, 1.0, 1.0, lost=frozenset({0})) as crew:
+    job, history, clock = stored[0], History(), Jump()
+    ready, hear = list[FunctionLine](), FunctionLine.hear
+
+    def noted(line: FunctionLine, message: FunctionMessage) -> Given | None:
+        ready.append(line)
+        return hear(line, message)
+
+    monkeypatch.setattr(FunctionLine, "hear", noted)
+    clock.happened = lambda: bool(ready)
+    with crew_of(job, 1.0, 1.0, lost=frozenset({0}), clock=clock) as crew:
         train_synchronously(crew, Course(batches=job.batches, epochs=job.epochs), history)
         found, used = crew.state_dict(), crew.used()
-    assert history.lost == ["f0: its function was not ready 1 s after it was invoked"]
+    assert history.lost == ["f0: its function was not ready 60 s after it was invoked"]
     assert used["f0"].functions == 2
     assert_same_parameters(found, job)
 
@@ -167,16 +201,22 @@ def test_an_invocation_that_is_lost_is_made_again(stored: Stored, monkeypatch: p
 def test_a_function_that_sleeps_is_given_up_and_followed_by_another(
     stored: Stored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The deadline is over when it is the only one from which an answer is missing."""
     quick(monkeypatch)
-    job, history = stored[0], History()
+    job, history, clock = stored[0], History(), Jump()
+    sleeper = FunctionFaults(sleeps_at=12, sleeps_s=30.0)
 
     def faults_of(number: int) -> FunctionFaults:
-        return FunctionFaults(sleeps_at=12, sleeps_s=30.0) if number == 1 else FunctionFaults()
+        return sleeper if number == 1 else FunctionFaults()
 
-    with crew_of(job, 1.0, 1.0, faults_of=faults_of, message_deadline_s=1.0) as crew:
+    def is_awaited(crew: FunctionCrew) -> bool:
+        return not sleeper.awake.is_set() and [line.spec.worker for line in crew._fleet.lines if line.given] == ["f1"]
+
+    with crew_of(job, 1.0, 1.0, faults_of=faults_of, clock=clock) as crew:
+        clock.happened = lambda: is_awaited(crew)
         train_synchronously(crew, Course(batches=job.batches, epochs=job.epochs), history)
         found = crew.state_dict()
-    assert history.lost == ["f1: its function has not answered for 1 s (message_deadline_s)"]
+    assert history.lost == ["f1: its function has not answered for 60 s (message_deadline_s)"]
     assert_same_parameters(found, job)
 
 

@@ -39,7 +39,9 @@ NODE = {"object_store_memory": 100 << 20}
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A head node for the server, a node for two workers, and one that is taken back; with Ray connected to them."""
     folder = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))  # short, as sockets lie in it
-    with environment_of_ray(tmp_path_factory.mktemp("ray")):
+    with environment_of_ray(tmp_path_factory.mktemp("ray")) as environment:
+        environment.setenv("RAY_TMPDIR", str(folder))  # or the cluster's address goes to where no Ray may have been yet
+        (folder / "ray").mkdir()
         from ray.cluster_utils import Cluster
 
         from funcpipe.platforms.ray.connection import connected

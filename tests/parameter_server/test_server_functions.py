@@ -19,7 +19,7 @@ from funcpipe.core import RunLimits, RunSettings
 from funcpipe.core.settings import NO_LIMITS
 from funcpipe.errors import InvalidValue, PlanError, RunHalted
 from funcpipe.parameter_server.crew import Crew
-from funcpipe.parameter_server.function_crew import FunctionCrew
+from funcpipe.parameter_server.function_crew import FunctionCrew, FunctionsUsed
 from funcpipe.parameter_server.loops import Watch, nothing_changes
 from funcpipe.parameter_server.values import Updates
 from funcpipe.platforms.catalog import load_spec, open_storage
@@ -27,6 +27,7 @@ from funcpipe.platforms.machine_catalog import load_market
 from funcpipe.runstate.generations import reserve_generation
 from funcpipe.runstate.keyring import signed
 from tests.parameter_server.conftest import GLOBAL_BATCH, MICRO_BATCH, adam_job, adam_recipe, make_job
+from tests.parameter_server.functions import wait_for_all
 from tests.parameter_server.test_function_crew import assert_same_parameters
 from tests.redis_servers import redis_server
 
@@ -60,13 +61,15 @@ def slow_loss(output: Tensor, target: Tensor) -> Tensor:
 
 @pytest.mark.slow
 def test_local_functions_train_as_one_process_does_and_are_billed() -> None:
+    began_s = time.monotonic()
     result = train(adam_job())
+    took_s = time.monotonic() - began_s
     assert_same_parameters(result.state, adam_job())
     assert result.lost == ()
     usd = {item.name: item.usd for item in result.bill}
     size = load_spec("local").sizes[0]
     assert usd.keys() == {"f0", "f1", "server"}, "requests to a folder cost nothing"
-    assert result.seconds * size.price_usd_s < usd["f0"] < 60 * size.price_usd_s
+    assert result.seconds * size.price_usd_s < usd["f0"] < took_s * size.price_usd_s
     assert usd["server"] >= result.seconds * MARKET.machine(MARKET.server).on_demand_usd_h / 3600
 
 
@@ -85,14 +88,17 @@ def test_asynchronous_local_functions_exchange_through_redis(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_functions_with_limits_hand_over_before_their_life_ends(caplog: pytest.LogCaptureFixture) -> None:
-    """Twenty-four steps of 0.1 s and more, of functions that live for 2.5 s after a cold start of 0.2 s."""
+    """Twenty-four steps of 0.1 s and more, of functions that live for 2.5 s after a cold start of 0.2 s.
+
+    On a busy machine an order may come too late for one that leaves: it is given to another, and nothing else is lost.
+    """
     job = make_job(replace(adam_recipe(), loss=slow_loss), epochs=8)
     like = replace(load_spec("aws-lambda"), cold_start_s=0.2, latency_s=0.002, lifetime_s=2.5)
     with caplog.at_level(logging.INFO, "funcpipe.parameter_server"):
         result = train(job, replace(TWO, like=like))
     started = [record.getMessage() for record in caplog.records if "started function" in record.getMessage()]
     assert len(started) >= 4
-    assert result.lost == ()
+    assert [line for line in result.lost if "its function left, as its life was over" not in line] == []
     assert_same_parameters(result.state, job)
     assert {item.name for item in result.bill} == {"f0", "f1", "requests", "server"}
 
@@ -103,11 +109,12 @@ def test_a_killed_process_is_followed_by_another_and_changes_no_bit() -> None:
 
     def kill(crew: Crew, done: float) -> None:
         assert isinstance(crew, FunctionCrew)
+        wait_for_all(crew, done)
         if done >= 0.3 and not killed:
             killed.append(int(crew._fleet.lines[0].handle.name.rsplit(" ", 1)[1]))
             os.kill(killed[0], signal.SIGKILL)
 
-    job = make_job(replace(adam_recipe(), loss=slow_loss), epochs=4)
+    job = adam_job()
     result = train(job, watch=kill)
     assert result.lost == ("f0: killed by SIGKILL",)
     assert result.computed_by[-1].keys() == {"f0", "f1"}
@@ -115,14 +122,23 @@ def test_a_killed_process_is_followed_by_another_and_changes_no_bit() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_ends_before_it_exceeds_its_limit_and_goes_on_from_there(tmp_path: Path) -> None:
-    job, url = make_job(replace(adam_recipe(), loss=slow_loss), epochs=8), (tmp_path / "objects").as_uri()
+def test_a_run_ends_before_it_exceeds_its_limit_and_goes_on_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Functions are billed for a second for each update."""
+    used = FunctionCrew.used
+
+    def by_updates(crew: FunctionCrew) -> dict[str, FunctionsUsed]:
+        return {name: replace(own, seconds=float(crew.progress().version)) for name, own in used(crew).items()}
+
+    monkeypatch.setattr(FunctionCrew, "used", by_updates)
+    job, url = adam_job(), (tmp_path / "objects").as_uri()
     functions = replace(TWO, server="")
     limit = RunLimits(max_usd=(10 + 2.5) * 2 * load_spec("local").sizes[0].price_usd_s)
-    with pytest.raises(RunHalted, match=r"run r was stopped after \d+ updates: it would cost more than \$0.0004"):
+    with pytest.raises(RunHalted, match=r"run r was stopped after 3 updates: it would cost more than \$0.0004"):
         train(job, functions, limits=limit, storage=url, name="r")
     result = train(job, functions, storage=url, name="r", save_every=10)
-    assert 0 < len(result.losses) < job.steps
+    assert len(result.losses) == job.steps - 3
     assert_same_parameters(result.state, job)
     kept = open_storage(url).list("")
     assert kept

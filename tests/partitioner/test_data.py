@@ -4,25 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from funcpipe.core import DataProfile, Optimality, Recompute, ScheduleKind, Sync, TrainingSpec
-from funcpipe.errors import Infeasible, InvalidValue, PlanError
+from funcpipe.core import Recompute, ScheduleKind, Sync, TrainingSpec
+from funcpipe.errors import InvalidValue, PlanError
 from funcpipe.partitioner.analysis.explain import explain
 from funcpipe.partitioner.analysis.explain_text import render
 from funcpipe.partitioner.cost.evaluate import check_memory, evaluate
 from funcpipe.partitioner.optimize import optimize
-from funcpipe.partitioner.problem.problem import Problem
 from funcpipe.partitioner.search.exact import exact
-from funcpipe.partitioner.search.exhaustive import exhaustive
 from funcpipe.report.predict import predict
 from tests.partitioner.instances import MB, by_cost, chain, draw_problem, platform
-
-DATA = DataProfile(load_s=0.0, batch_bytes=3 * MB, target_bytes=MB, resident_bytes=100 * MB)
-
-
-def with_data(problem: Problem, data: DataProfile) -> Problem:
-    first, *others = problem.profile.layers
-    layers = (replace(first, input_bytes=2 * MB), *(replace(layer, input_bytes=0) for layer in others))
-    return replace(problem, profile=replace(problem.profile, layers=layers, data=data))
+from tests.partitioner.oracles import compare, optima, with_loading
+from tests.partitioner.problems import DATA, with_data
 
 
 def test_data_takes_memory_in_the_first_and_the_last_stage_and_nowhere_else() -> None:
@@ -73,29 +65,15 @@ def test_an_iteration_takes_at_least_as_long_as_loading_and_so_does_its_simulati
             assert found.bottleneck == "stage 0 load"
 
 
-@pytest.mark.parametrize("seed", by_cost(3, 8, 20))
+@pytest.mark.parametrize("seed", by_cost(3, 8, 8))
 def test_exact_equals_exhaustive_with_data(seed: int) -> None:
-    problem = draw_problem(seed)
-    try:
-        usual = exhaustive(problem).estimate
-    except Infeasible:
-        pytest.skip("no plan fits")
-    assert usual is not None
-    for share in (0.5, 1.0, 1.6):
-        each = problem.micro_batches // max(problem.degrees)
-        load_s = share * usual.iteration_s / max(1, each)
-        loading = with_data(problem, replace(DATA, load_s=load_s))
-        try:
-            expected = exhaustive(loading)
-        except Infeasible:
-            with pytest.raises(Infeasible):
-                exact(loading)
-            continue
-        found = exact(loading)
-        assert found.solver is not None
-        assert expected.solver is not None
-        assert found.solver.status is Optimality.OPTIMAL
-        assert found.solver.objective == pytest.approx(expected.solver.objective, rel=1e-8)
+    compare(draw_problem(seed), optima(f"loading {seed}"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(8, 20))
+def test_exact_equals_exhaustive_with_data_of_more_problems(seed: int) -> None:
+    compare(draw_problem(seed), with_loading(draw_problem(seed)))
 
 
 def test_the_papers_form_refuses_what_it_cannot_express_and_the_stage_form_agrees_with_the_search() -> None:

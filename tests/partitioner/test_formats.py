@@ -4,19 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from funcpipe.core import Numerics, OptimizerKind, Plan, Precision, Sync, TrainingSpec, Wire
+from funcpipe.core import Numerics, Plan, Precision, Sync, Wire
 from funcpipe.partitioner.analysis.explain import explain
 from funcpipe.partitioner.analysis.explain_text import render
 from funcpipe.partitioner.analysis.front import pareto_front
 from funcpipe.partitioner.cost.evaluate import evaluate
 from funcpipe.partitioner.optimize import optimize
 from funcpipe.partitioner.problem.formats import REASON, REASON_16_BITS, reason_for, with_formats
-from funcpipe.partitioner.problem.problem import Problem
-from funcpipe.partitioner.search.exhaustive import exhaustive
-from tests.partitioner.instances import chain, platform
+from tests.partitioner.instances import platform
+from tests.partitioner.oracles import SYNCS, of_sync, optima
+from tests.partitioner.problems import ADAM as EXACT
+from tests.partitioner.problems import PROFILE, SPEC, in_16_bits
 
-PROFILE, SPEC = chain(5, 3, 11), platform(3, shared_bytes_s=None)
-EXACT = TrainingSpec(global_batch=32, optimizer=OptimizerKind.ADAM, time_value=30.0)
 FREE = replace(EXACT, numerics=Numerics.BF16)
 
 
@@ -25,16 +24,13 @@ def objective(plan: Plan) -> float:
     return plan.solver.objective
 
 
-@pytest.mark.parametrize("sync", [None, *Sync])
-@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize(("sync", "sharded"), SYNCS)
 def test_the_best_plan_in_16_bits_is_that_of_enumeration_and_costs_no_more(sync: Sync | None, sharded: bool) -> None:
-    if sharded and sync is not None and not sync.shares_sums:
-        return
-    small = replace(EXACT, sync=sync, shard_optimizer=sharded, replicas=(1, 4))
-    problem = Problem(profile=PROFILE, spec=SPEC, training=replace(small, wire_sync=Wire.BF16))
-    found, plain = optimize(PROFILE, SPEC, problem.training), optimize(PROFILE, SPEC, small)
+    training = in_16_bits(sync, sharded).training
+    found = optimize(PROFILE, SPEC, training)
+    plain = optimize(PROFILE, SPEC, replace(training, wire_sync=Wire.FP32))
     assert found.wire_sync is Wire.BF16
-    assert objective(found) <= objective(exhaustive(problem)) * (1 + 1e-9)
+    assert objective(found) <= optima(of_sync(sync, sharded)).objective * (1 + 1e-9)
     assert objective(found) <= objective(plain) * (1 + 1e-9)
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from funcpipe.core import Optimality, TrainingSpec, from_text, to_text
@@ -19,6 +19,7 @@ from funcpipe.partitioner.analysis.front import (
 from funcpipe.partitioner.analysis.plot import plot_front
 from funcpipe.partitioner.problem.problem import Problem
 from funcpipe.partitioner.search.exact import exact
+from tests.examples import at_most
 from tests.partitioner.instances import chain, platform
 
 
@@ -27,7 +28,7 @@ def points(front: Front) -> list[tuple[float, float]]:
 
 
 @pytest.mark.slow
-@settings(max_examples=8, deadline=None)
+@at_most(8)
 @given(seed=st.integers(0, 1000), skips=st.integers(0, 2))
 def test_a_front_falls_and_holds_the_optimum_of_every_weight(seed: int, skips: int) -> None:
     profile, spec, training = chain(6, 3, seed, skips=skips), platform(), TrainingSpec(global_batch=16)

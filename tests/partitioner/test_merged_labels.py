@@ -20,8 +20,9 @@ from funcpipe.partitioner.search.path_ways import all_ends
 from funcpipe.partitioner.search.promising import Promising
 from funcpipe.partitioner.search.spaces import all_spaces, with_stage_counts
 from funcpipe.partitioner.search.time_window import TimeWindow
-from tests.partitioner import test_exact, test_exact_larger
 from tests.partitioner.instances import by_cost, draw_problem
+from tests.partitioner.oracles import by_plain_search, compare, in_all_modes, optima
+from tests.partitioner.problems import larger
 
 
 @given(
@@ -132,8 +133,8 @@ def test_a_merged_label_is_no_worse_than_any_of_its_group() -> None:
     assert compared > 100
 
 
-@pytest.mark.parametrize("seed", by_cost(6, 20, 60))
-def test_merging_labels_in_every_window_changes_no_plan(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def merged_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small problems are searched before labels are merged: here they are merged first, and windows split."""
     for name, value in {
         "_FEW_OPTIONS": 1,
@@ -143,5 +144,18 @@ def test_merging_labels_in_every_window_changes_no_plan(seed: int, monkeypatch: 
         "_MORE_LABELS": 6,
     }.items():
         monkeypatch.setattr(search, name, value)
-    test_exact.compare(draw_problem(seed), seed)
-    test_exact_larger.compare(seed)
+
+
+@pytest.mark.usefixtures("merged_at_once")
+@pytest.mark.parametrize("seed", by_cost(6, 20, 20))
+def test_merging_labels_in_every_window_changes_no_plan(seed: int) -> None:
+    compare(draw_problem(seed), optima(f"all modes {seed}"))
+    compare(larger(seed), optima(f"larger {seed}"))
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("merged_at_once")
+@pytest.mark.parametrize("seed", range(20, 60))
+def test_merging_labels_in_every_window_changes_no_plan_of_more_problems(seed: int) -> None:
+    compare(draw_problem(seed), in_all_modes(draw_problem(seed), seed))
+    compare(larger(seed), by_plain_search(larger(seed), seed))

@@ -4,17 +4,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from funcpipe.core import Plan, TrainingSpec, from_text, to_text
-from funcpipe.errors import FormatError, Infeasible, InvalidValue
+from funcpipe.errors import FormatError, InvalidValue
 from funcpipe.partitioner.optimize import optimize
 from funcpipe.partitioner.problem.pins import Pins
-from funcpipe.partitioner.problem.problem import Problem
-from funcpipe.partitioner.search.exact import exact
-from funcpipe.partitioner.search.exhaustive import exhaustive
 from tests.partitioner.instances import chain, platform
+from tests.partitioner.oracles import compare, enumerated, optima
+from tests.partitioner.problems import pinned
 
 TRAINING = TrainingSpec(global_batch=16, time_value=60.0)
 
@@ -50,26 +49,15 @@ def test_sizes_replicas_and_functions_are_pinned() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=20, deadline=None)
-@given(seed=st.integers(0, 1000), data=st.data())
-def test_pinned_optima_equal_exhaustive(seed: int, data: st.DataObject) -> None:
-    layers = [f"layer{i}" for i in range(5)]
-    pins = Pins(
-        cuts=tuple(data.draw(st.sets(st.sampled_from(layers[1:]), max_size=1))),
-        sizes=data.draw(st.dictionaries(st.sampled_from(layers), st.sampled_from(["1024MB", "2048MB"]), max_size=2)),
-        max_functions=data.draw(st.sampled_from([None, 2, 3])),
-    )
-    problem = Problem(profile=chain(5, 2, seed, skips=seed % 3), spec=platform(2), training=TRAINING, pins=pins)
-    try:
-        expected = exhaustive(problem).solver
-    except Infeasible:
-        with pytest.raises(Infeasible):
-            exact(problem)
-        return
-    found = exact(problem).solver
-    assert expected
-    assert found
-    assert found.objective == pytest.approx(expected.objective, rel=1e-8)
+@pytest.mark.parametrize("seed", range(20))
+def test_pinned_optima_equal_exhaustive(seed: int) -> None:
+    compare(pinned(seed), optima(f"pinned {seed}"))
+
+
+@pytest.mark.long
+@given(seed=st.integers(20, 10**6))
+def test_any_pinned_optimum_equals_exhaustive(seed: int) -> None:
+    compare(pinned(seed), enumerated(pinned(seed)))
 
 
 def test_a_pinned_cut_survives_merging() -> None:

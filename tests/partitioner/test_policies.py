@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from funcpipe.core import Plan, Recompute, Sync, TrainingSpec
@@ -13,6 +13,7 @@ from funcpipe.partitioner.optimize import optimize
 from funcpipe.partitioner.policies.bayes import bayes
 from funcpipe.partitioner.policies.data_parallel import Server
 from funcpipe.partitioner.problem.problem import Problem
+from tests.examples import at_most
 from tests.partitioner.instances import MB, chain, platform
 
 TRAINING = TrainingSpec(global_batch=32, time_value=60.0, recompute=Recompute.NEVER)
@@ -25,7 +26,7 @@ def objective(plan: Plan) -> float:
 
 
 @pytest.mark.slow
-@settings(max_examples=12, deadline=None)
+@at_most(12)
 @given(seed=st.integers(0, 1000), skips=st.integers(0, 2), policy=st.sampled_from(PIPELINES))
 @example(seed=305, skips=0, policy="tpdmp")  # once it synchronised in a way that the search had not considered
 def test_no_policy_beats_the_optimum(seed: int, skips: int, policy: str) -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from funcpipe.core import OptimizerKind, Recompute, Sync, TiedParameter, TrainingSpec, Wire
+from funcpipe.core import Recompute, Sync, TiedParameter, Wire
 from funcpipe.errors import Infeasible, InvalidValue
 from funcpipe.partitioner.analysis.explain import explain
 from funcpipe.partitioner.analysis.explain_text import render
@@ -13,12 +13,10 @@ from funcpipe.partitioner.optimize import optimize
 from funcpipe.partitioner.policies.data_parallel import hybridps
 from funcpipe.partitioner.problem.problem import Problem
 from funcpipe.partitioner.search.exact import exact
-from funcpipe.partitioner.search.exhaustive import exhaustive
-from tests.partitioner.instances import chain, platform
+from tests.partitioner.oracles import optima
+from tests.partitioner.problems import ADAM, PROFILE, SPEC, tied
 
-ADAM = TrainingSpec(global_batch=32, optimizer=OptimizerKind.ADAM, time_value=30.0)
 SHARDED = replace(ADAM, shard_optimizer=True)
-PROFILE, SPEC = chain(5, 3, 11), platform(3, shared_bytes_s=None)
 
 
 @pytest.mark.parametrize("replicas", [2, 4, 8])
@@ -46,15 +44,12 @@ def test_a_stage_fits_a_smaller_function() -> None:
 
 
 def test_stages_that_share_parameters_are_no_choice() -> None:
-    tie = TiedParameter(name="tied", layers=(0, 4), parameter_bytes=PROFILE.layers[0].parameter_bytes // 2)
-    tied = replace(PROFILE, ties=(tie,))
-    for training, apart in ((SHARDED, False), (ADAM, True)):
-        problem = Problem(profile=tied, spec=SPEC, training=replace(training, replicas=(2,), time_value=3000.0))
-        expected, found = exhaustive(problem), exact(problem)
-        assert expected.solver
+    for sharded in (True, False):
+        problem = tied(sharded)
+        found = exact(problem)
         assert found.solver
-        assert found.solver.objective == pytest.approx(expected.solver.objective, rel=1e-9)
-        assert bool(plan_loads(found, tied, SPEC).ties.upload_objects.any()) == apart
+        assert found.solver.objective == pytest.approx(optima(f"tied, divided {sharded}").objective, rel=1e-9)
+        assert bool(plan_loads(found, problem.profile, SPEC).ties.upload_objects.any()) == (not sharded)
 
 
 def test_shared_parameters_that_cannot_stay_together_are_named() -> None:

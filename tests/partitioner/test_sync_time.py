@@ -1,7 +1,7 @@
 """The closed forms beside a play of all replicas' transfers, event by event."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from funcpipe.comm.collectives import Move, pattern, transfers
@@ -10,6 +10,7 @@ from funcpipe.partitioner.cost.requests import requests_each
 from funcpipe.partitioner.cost.sync_choice import candidates, choose
 from funcpipe.partitioner.cost.sync_time import all_reduce_s, exchange_s, limit_s, streamed_s, sync_time_s
 from funcpipe.platforms.catalog import load_spec
+from tests.examples import at_most
 from tests.partitioner.sync_links import Links, duration_s
 
 sizes = st.floats(1e6, 1e9)
@@ -18,7 +19,7 @@ rates = st.floats(1e7, 1e8)
 
 
 @pytest.mark.slow
-@settings(max_examples=20)
+@at_most(20)
 @given(sizes, latencies, rates, st.integers(3, 8), st.sampled_from([1.0, 2.0]), st.data())
 def test_streamed_takes_the_time_of_its_form(
     size: float, latency_s: float, rate: float, replicas: int, growth: float, data: st.DataObject
@@ -34,7 +35,7 @@ def test_streamed_takes_the_time_of_its_form(
     assert played_s >= limit_s(size, replicas, rate, rate, latency_s) * (1 - 1e-9)
 
 
-@settings(max_examples=20)
+@at_most(20)
 @given(sizes, latencies, rates, rates, st.integers(2, 6), st.integers(1, 20))
 def test_an_exchange_takes_the_time_of_its_form(
     size: float, latency_s: float, up: float, down: float, replicas: int, rounds: int
@@ -44,7 +45,7 @@ def test_an_exchange_takes_the_time_of_its_form(
     assert exchange_s(size, replicas, up, down, latency_s, streams) == pytest.approx(played_s, rel=1e-9)
 
 
-@settings(max_examples=20)
+@at_most(20)
 @given(sizes, latencies, rates, rates, st.integers(2, 8), st.sampled_from([1.0, 2.0]))
 def test_three_phase_pipelined_and_all_reduce_take_the_time_of_their_forms(
     size: float, latency_s: float, up: float, down: float, replicas: int, growth: float

@@ -11,13 +11,13 @@ from funcpipe.partitioner.cost.stores import way_fits, way_usd
 from funcpipe.partitioner.cost.sync_ways import way_table, ways_of
 from funcpipe.partitioner.problem.options import edge_loads
 from funcpipe.partitioner.problem.problem import Problem
-from tests.partitioner.instances import chain, draw_problem, platform
-from tests.partitioner.test_store_pairs import with_stores
+from tests.partitioner.instances import chain, platform
+from tests.partitioner.problems import with_stores
 
 
 @pytest.mark.parametrize("seed", range(24))
 def test_a_stage_takes_the_fastest_of_the_ways_up_to_a_column(seed: int) -> None:
-    problem = with_stores(draw_problem(seed), seed)
+    problem = with_stores(seed)
     loads = edge_loads(problem, problem.stage_graph)
     for setting in problem.settings():
         table, ways = way_table(loads, setting, workers=7), ways_of(setting)

@@ -194,14 +194,14 @@ def drawn_observation(chance: random.Random, number: int) -> Observation:
     return observation(observed_s=chance.uniform(0.6, 3.0), **own)
 
 
-@pytest.mark.parametrize("seed", range(200))
-def test_it_is_what_plain_arithmetic_finds(seed: int) -> None:
-    history = drawn(random.Random(seed))
-    found = hindsights(history)
-    assert [one.comparison for one in found] == list(history.comparisons)
-    for one, took in zip(found, history.way_runs, strict=True):
-        assert one.best == expected_best(one.comparison, took, history)
-        assert one.is_best == (one.best == took.way)
+def test_it_is_what_plain_arithmetic_finds() -> None:
+    for seed in range(200):
+        history = drawn(random.Random(seed))
+        found = hindsights(history)
+        assert [one.comparison for one in found] == list(history.comparisons), seed
+        for one, took in zip(found, history.way_runs, strict=True):
+            assert one.best == expected_best(one.comparison, took, history), seed
+            assert one.is_best == (one.best == took.way), seed
 
 
 # --- what is filed of a comparison ---

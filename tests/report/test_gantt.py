@@ -26,9 +26,8 @@ def test_lanes_are_drawn_to_scale() -> None:
     assert lines[-1].startswith("f forward")
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_every_kind_of_task_has_a_letter_that_is_explained(kind: Kind) -> None:
-    assert f"{letter(f'{kind.value}.s0.r0')} " in LETTERS
+def test_every_kind_of_task_has_a_letter_that_is_explained() -> None:
+    assert [kind for kind in Kind if f"{letter(f'{kind.value}.s0.r0')} " not in LETTERS] == []
 
 
 @pytest.mark.parametrize("ending", ["png", "svg"])

@@ -1,8 +1,8 @@
 """Any one object of a stopped run is damaged or lost: the run goes on, after the same or an earlier checkpoint."""
 
 import math
+import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ from funcpipe.runstate.functions import list_functions
 from funcpipe.runstate.generations import list_generations, newest_record
 from funcpipe.runstate.halt import halt_run
 from funcpipe.runstate.keyring import RUN_KEY, KeyFolder, signed
-from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.keys import Keys, is_message
 from funcpipe.runstate.resume import load_first_tensors, load_resume_point
 from funcpipe.runstate.signed_storage import key_of
 from funcpipe.runstate.spending import spent_so_far
@@ -34,7 +34,6 @@ from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
 from funcpipe.training.norms import GradientNorm
 from funcpipe.training.state import capture_state
-from tests.e2e import small
 
 RUN = "run-1"
 FAULTS = FaultTolerance(heartbeat_s=0.05, lease_s=30.0, checkpoint_steps=2, retained_objects=4, keep=True)
@@ -52,9 +51,37 @@ DAMAGES: dict[str, Callable[[bytes], bytes | None]] = {
 }
 
 
+class Patient(MemoryStorage):
+    """A storage that takes no message of the sixth step before each worker has read an order to end the run.
+
+    So the order comes in time, however slow the client is.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._readers: set[int] = set()
+        self._knowing: set[int] = set()
+        self._all_know = threading.Event()
+
+    def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
+        if is_message(key) and "/00000005/" in key:
+            assert self._all_know.wait(120), "the order was not read"
+        super().put(key, data, if_absent=if_absent, gate=gate)
+        if threading.get_ident() in self._readers:  # a heartbeat, which follows what it has read
+            self._knowing.add(threading.get_ident())
+            if len(self._knowing) == chaos.STAGES * chaos.REPLICAS:
+                self._all_know.set()
+
+    def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
+        found = super().get(key, start=start, stop=stop, gate=gate)
+        if "/halts/" in key and threading.current_thread().name == "funcpipe-heartbeat":
+            self._readers.add(threading.get_ident())
+        return found
+
+
 @pytest.fixture(scope="module")
 def job() -> Job:
-    return chaos.job()
+    return chaos.job(message_deadline_s=120.0)
 
 
 @pytest.fixture(scope="module")
@@ -63,16 +90,17 @@ def stopped(job: Job) -> Iterator[dict[str, bytes]]:
 
     Its key is told in the environment: those who resume the run to its end delete what is kept of it.
     """
-    storage = MemoryStorage()
+    storage = Patient()
     platform = ThreadPlatform(load_spec("local"), storage)
+    given = threading.Event()
 
     def order(progress: Progress) -> None:
-        if progress.step == 1:
+        if progress.step and not given.is_set():
+            given.set()
             halt_run(signed(storage), Keys.of(newest_record(signed(storage), RUN)), Halt(reason="enough", step=6))
 
-    slow = replace(job, recipe=replace(job.recipe, loss=small.slow_loss))  # so that the order comes in time
     with pytest.raises(RunHalted):
-        launch(prepare(slow, on(storage, platform), faults=FAULTS, settings=RunSettings(name=RUN)), order)
+        launch(prepare(job, on(storage, platform), faults=FAULTS, settings=RunSettings(name=RUN)), order)
     platform.stop_all()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(RUN_KEY, key_of(KeyFolder(), list_generations(storage, RUN)[0]).text)

@@ -3,10 +3,11 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from funcpipe.errors import FuncPipeError
+from tests.examples import at_most
 from tests.runstate.readers import READ, Target, attack, targets
 
 TARGETS = targets()
@@ -26,7 +27,7 @@ def test_twenty_thousand_changed_inputs_are_read_or_refused(name: str) -> None:
     assert {attack(TARGETS[name], draw) for _ in range(20_000)} - {READ}
 
 
-@settings(max_examples=60)
+@at_most(60)
 @given(st.sampled_from(sorted(TARGETS)), st.binary(max_size=300))
 def test_any_bytes_are_refused(name: str, data: bytes) -> None:
     target: Target = TARGETS[name]

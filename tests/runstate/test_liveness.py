@@ -1,8 +1,8 @@
 """Who of a run is alive, by reports, heartbeats and the platform; clocks are given, nobody waits."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +10,7 @@ from funcpipe.core import LeaseDocument, Outcome, WorkerReport
 from funcpipe.core.run import WorkerSpec
 from funcpipe.errors import PlatformError
 from funcpipe.platforms.base import Handle, Platform, State, Status
+from funcpipe.runstate import functions
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.functions import start_function
 from funcpipe.runstate.keys import Keys
@@ -159,12 +160,15 @@ def test_a_function_that_runs_but_says_nothing_is_silent(run: Run) -> None:
     assert not life.is_dead
 
 
-def test_a_function_that_was_just_started_is_starting_until_it_had_time_to_begin() -> None:
-    run = Run()
+def test_a_function_that_was_just_started_is_starting_until_it_had_time_to_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run, now_s = Run(), 5000.0
+    monkeypatch.setattr(functions, "time", SimpleNamespace(time=lambda: now_s))
     run.start(0)
     run.start(1)
-    assert states(run.look(time.time() + 1)) == [WorkerState.STARTING] * 2
-    assert states(run.look(time.time() + 100)) == [WorkerState.SILENT] * 2
+    assert states(run.look(now_s + 1)) == [WorkerState.STARTING] * 2
+    assert states(run.look(now_s + 100)) == [WorkerState.SILENT] * 2
 
 
 def test_a_successor_that_waits_does_not_hide_the_function_that_still_works(run: Run) -> None:

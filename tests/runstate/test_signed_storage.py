@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import permutations
+from itertools import permutations, product
 
 import pytest
 from hypothesis import given
@@ -51,12 +51,21 @@ def written(key: str, data: bytes) -> bytes:
     return storage.get(key)
 
 
-def assert_refused(data: bytes, key: str = KEY) -> None:
+def is_refused(data: bytes, key: str = KEY) -> bool:
+    """Whether a function and a client both refuse `data` as what nobody of the run has written."""
     storage = MemoryStorage()
     storage.put(key, data)
-    for reader in (signed_for_tests(storage), signed(storage)):  # a function, and a client
-        with pytest.raises(CorruptMessage, match=f"{key} is not signed by its run"):
+    refusals = []
+    for reader in (signed_for_tests(storage), signed(storage)):
+        try:
             reader.get(key)
+        except CorruptMessage as error:
+            refusals.append(f"{key} is not signed by its run" in str(error))
+    return refusals == [True, True]
+
+
+def assert_refused(data: bytes, key: str = KEY) -> None:
+    assert is_refused(data, key), (key, data)
 
 
 FORGERIES: dict[str, Callable[[str, bytes], bytes]] = {
@@ -115,11 +124,13 @@ def test_whoever_has_the_key_reads_what_was_written(data: bytes, key: str) -> No
     assert len(storage.get(key)) == len(data) + 57
 
 
-@pytest.mark.parametrize("forgery", FORGERIES)
-@pytest.mark.parametrize("key", objects_of(KEYS))
-def test_what_nobody_with_the_key_has_written_is_refused(key: str, forgery: str) -> None:
-    for data in (encode_document(ORDER), b"", b"\n"):
-        assert_refused(FORGERIES[forgery](key, data), key)
+def test_what_nobody_with_the_key_has_written_is_refused() -> None:
+    believed = [
+        f"{key}, {forgery}: {data!r}"
+        for key, forgery, data in product(objects_of(KEYS), FORGERIES, (encode_document(ORDER), b"", b"\n"))
+        if not is_refused(FORGERIES[forgery](key, data), key)
+    ]
+    assert believed == []
 
 
 def test_every_changed_lost_or_added_byte_is_noticed() -> None:

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim import lr_scheduler as lr
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
-from transformers import get_linear_schedule_with_warmup
 
 from funcpipe.training.data import Batches, Step
 
@@ -59,7 +58,12 @@ def _sequence(optimizer: Optimizer) -> lr.LRScheduler:
     return lr.SequentialLR(optimizer, parts, [2, 6])
 
 
-_warm_up: Callable[..., lr.LRScheduler] = get_linear_schedule_with_warmup
+def _warm_up(optimizer: Optimizer) -> lr.LRScheduler:
+    from transformers import get_linear_schedule_with_warmup  # takes long, and few tests want it
+
+    warm_up: Callable[..., lr.LRScheduler] = get_linear_schedule_with_warmup
+    return warm_up(optimizer, 2, STEPS)
+
 
 SCHEDULERS: Mapping[str, Scheduler] = {
     "lambdas": _lambdas,
@@ -73,7 +77,7 @@ SCHEDULERS: Mapping[str, Scheduler] = {
         [lr.ConstantLR(optimizer, 0.5, 2), lr.ExponentialLR(optimizer, 0.9)]
     ),
     "SWA": lambda optimizer: SWALR(optimizer, swa_lr=0.004, anneal_epochs=3),
-    "Hugging Face": lambda optimizer: _warm_up(optimizer, 2, STEPS),
+    "Hugging Face": _warm_up,
 }
 
 

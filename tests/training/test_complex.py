@@ -55,8 +55,13 @@ def data(dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
-@pytest.mark.parametrize("clip", [None, 0.1])
+@pytest.mark.parametrize(
+    ("dtype", "clip"),
+    [
+        *((torch.complex64, None), (torch.complex128, 0.1)),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in ((torch.complex64, 0.1), (torch.complex128, None))),
+    ],
+)
 def test_complex_parameters_train_over_replicas_as_in_one_process(dtype: torch.dtype, clip: float | None) -> None:
     torch.manual_seed(0)
     model, loss = Spectral(dtype), nn.functional.cross_entropy

@@ -67,8 +67,15 @@ def train(storage: Killing, plan: Plan) -> dict[str, Worker]:
         return {worker: future.result() for worker, future in started.items()}
 
 
-@pytest.mark.parametrize("killed", ["s0.r1", pytest.param("s0.r0", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("way", [WAYS[2], *(pytest.param(way, marks=pytest.mark.slow) for way in (WAYS[1], *WAYS[3:]))])
+@pytest.mark.parametrize(
+    ("way", "killed"),
+    [
+        (WAYS[2], "s0.r1"),
+        *(pytest.param(way, "s0.r1", marks=pytest.mark.slow) for way in (WAYS[1], *WAYS[3:])),
+        pytest.param(WAYS[2], "s0.r0", marks=pytest.mark.slow),
+        *(pytest.param(way, "s0.r0", marks=pytest.mark.long) for way in (WAYS[1], *WAYS[3:])),
+    ],
+)
 def test_a_worker_that_is_killed_goes_on_with_what_rounding_had_taken(
     way: tuple[Sync, Streams | None], killed: str
 ) -> None:
@@ -79,7 +86,7 @@ def test_a_worker_that_is_killed_goes_on_with_what_rounding_had_taken(
     assert_every_worker_has(workers, in_one_process(workers, plan))
 
 
-@pytest.mark.parametrize("killed", ["s0.r1", pytest.param("s1.r0", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("killed", ["s0.r1", pytest.param("s1.r0", marks=pytest.mark.long)])
 def test_so_does_one_with_a_divided_optimiser(killed: str) -> None:
     plan, storage = plan_of(WAYS[4], 2, shard_optimizer=True), Killing(killed)
     workers = train(storage, plan)

@@ -1,6 +1,7 @@
 """Gradients summed in 8 bits with error feedback: the bits of one process that rounds and keeps at the same places."""
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from tests.e2e.networks import Lopsided
 from tests.e2e.plans import even_plan, momentum, sample_numbers
 from tests.e2e.reference import train
 from tests.in_process import make_job, run_workers
-from tests.training.test_wire_sync import SAMPLES, WAYS, adam, assert_every_worker_has, vectors
+from tests.training.test_wire_sync import DIVIDED, SAMPLES, WAYS, adam, assert_every_worker_has, vectors
 
 
 def model() -> nn.Module:
@@ -65,10 +66,15 @@ def in_one_process(
     return expected.state_dict()
 
 
-@pytest.mark.parametrize("way", WAYS, ids=[sync.value for sync, _ in WAYS])
-@pytest.mark.parametrize(
-    "replicas", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
-)
+def summed() -> Iterator[Any]:
+    """Every way with two replicas, and with three or four; with all numbers in the long run."""
+    for (i, way), replicas in itertools.product(enumerate(WAYS), (2, 3, 4)):
+        marks = [pytest.mark.slow] if replicas > 2 else []
+        marks += [] if replicas in (2, 4 - i % 2) else [pytest.mark.long]
+        yield pytest.param(way, replicas, marks=marks, id=f"{replicas}-{way[0].value}")
+
+
+@pytest.mark.parametrize(("way", "replicas"), [*summed()])
 def test_every_way_of_summing_has_the_bits_of_one_process(way: tuple[Sync, Streams | None], replicas: int) -> None:
     plan = plan_of(way, replicas)
     workers = trained(plan)
@@ -82,8 +88,7 @@ def test_feedback_shows() -> None:
     assert not torch.equal(with_it, without)
 
 
-@pytest.mark.parametrize("way", [WAYS[0], pytest.param(WAYS[1], marks=pytest.mark.slow), WAYS[4]])
-@pytest.mark.parametrize("replicas", [pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize(("way", "replicas"), DIVIDED)
 def test_a_divided_optimiser_sums_alike(way: tuple[Sync, Streams | None], replicas: int) -> None:
     plan = plan_of(way, replicas, shard_optimizer=True)
     workers = trained(plan, adam)

@@ -1,6 +1,8 @@
 """All names of a parameter or buffer are one tensor: in what stages save, in results, and when they are loaded."""
 
+import contextlib
 import copy
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -10,11 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from funcpipe import FuncPipe
+from funcpipe.client.session import Session, session_on
+from funcpipe.client.site import Site
 from funcpipe.errors import ModelError
 from funcpipe.model.graph import LayerGraph, trace
 from funcpipe.model.split import StageModule, dump_stage, load_stage, split
 from funcpipe.model.tensors import load_tensors, named_tensors, saved_state
+from funcpipe.platforms.catalog import load_spec
 from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.testing.thread_platform import ThreadPlatform, one_at_a_time
 from funcpipe.training.norms import GradientNorm
 from funcpipe.training.state import StageState, capture_state, merge_stages, restore_state, select_for_stage
 from tests.e2e.plans import even_plan, sample_numbers
@@ -119,8 +125,9 @@ def bart() -> tuple[nn.Module, dict[str, Tensor]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [t5, bart])
-@pytest.mark.parametrize("stages", [1, 3])
+@pytest.mark.parametrize(
+    ("make", "stages"), [(t5, 1), (t5, 3), (bart, 3), pytest.param(bart, 1, marks=pytest.mark.long)]
+)
 def test_every_name_of_an_encoder_decoder_has_its_trained_value(make: Any, stages: int) -> None:
     model, inputs = make()
     graph = trace(model, (), inputs)
@@ -223,7 +230,24 @@ def test_a_result_is_in_the_form_of_the_models_own_state_dict() -> None:
     assert torch.equal(other(x), model(x))
 
 
+@pytest.fixture
+def functions_are_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Functions of the local platform are threads of this process."""
+    storage = MemoryStorage()
+    functions = ThreadPlatform(load_spec("local"), storage)
+
+    @contextlib.contextmanager
+    def opened(*_: object, **__: object) -> Iterator[Session]:
+        yield session_on(Site(functions, storage, "memory://"), reopen=functions.open)
+
+    monkeypatch.setattr("funcpipe.api.training.open_session", opened)
+    with one_at_a_time():
+        yield
+    functions.stop_all()
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("functions_are_threads")
 def test_train_and_verify_take_a_model_with_its_own_state_dict_and_unused_names() -> None:
     class Both(nn.Module):
         def __init__(self) -> None:

@@ -1,6 +1,7 @@
 """Clipping by the norm of the whole gradient, and scaled losses: as in one process, whatever the plan."""
 
 import copy
+import itertools
 import math
 from collections.abc import Iterator
 from functools import partial
@@ -61,8 +62,18 @@ def states(workers: dict[str, Worker]) -> dict[str, Tensor]:
     return {name: tensor for state in states for name, tensor in state.items()}
 
 
-@pytest.mark.parametrize("schedule", ScheduleKind)
-@pytest.mark.parametrize(("stages", "replicas"), SHAPES)
+def scheduled() -> Iterator[Any]:
+    """Every shape, and every schedule on two shapes at least; every schedule on every shape in the long run."""
+    often = {
+        *((1, 1, ScheduleKind.GPIPE), (1, 3, ScheduleKind.ONE_F_ONE_B), (2, 1, ScheduleKind.ONE_F_ONE_B)),
+        *((3, 2, ScheduleKind.ONE_F_ONE_B), (3, 2, ScheduleKind.EAGER_ONE_F_ONE_B)),
+        *((6, 1, ScheduleKind.GPIPE), (6, 1, ScheduleKind.EAGER_ONE_F_ONE_B)),
+    }
+    for shape, schedule in itertools.product(SHAPES, ScheduleKind):
+        yield pytest.param(*shape, schedule, marks=[] if (*shape, schedule) in often else [pytest.mark.long])
+
+
+@pytest.mark.parametrize(("stages", "replicas", "schedule"), [*scheduled()])
 def test_tensors_that_skip_stages_train_as_in_one_process_under_every_schedule(
     stages: int, replicas: int, schedule: ScheduleKind
 ) -> None:
@@ -77,12 +88,17 @@ def test_tensors_that_skip_stages_train_as_in_one_process_under_every_schedule(
 
 
 def clipped() -> Iterator[Any]:
-    """Every norm on every shape, under one of the schedules; under both in the long run."""
-    for i, shape in enumerate(SHAPES):
-        for j, clip in enumerate((0.01, 1.5, 1e6)):
-            for k, schedule in enumerate((ScheduleKind.GPIPE, ScheduleKind.ONE_F_ONE_B)):
-                marks = [] if (i + j + k) % 2 else [pytest.mark.long]
-                yield pytest.param(*shape, clip, schedule, marks=marks)
+    """Every shape, norm and schedule, and every two of them on several stages; all three in the long run."""
+    gpipe, one_f_one_b = ScheduleKind.GPIPE, ScheduleKind.ONE_F_ONE_B
+    often = {
+        *((1, 1, 1.5, gpipe), (1, 3, 0.01, one_f_one_b), (2, 1, 0.01, gpipe)),
+        *((3, 2, 1.5, one_f_one_b), (3, 2, 1e6, gpipe)),
+        *((6, 1, 1.5, gpipe), (6, 1, 0.01, one_f_one_b)),
+    }
+    for shape, clip, schedule in itertools.product(SHAPES, (0.01, 1.5, 1e6), (gpipe, one_f_one_b)):
+        yield pytest.param(
+            *shape, clip, schedule, marks=[] if (*shape, clip, schedule) in often else [pytest.mark.long]
+        )
 
 
 @pytest.mark.parametrize(("stages", "replicas", "clip", "schedule"), [*clipped()])

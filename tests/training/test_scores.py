@@ -1,51 +1,64 @@
 """The loss and metrics of a validation: parts, however the data is dealt, combine to what one pass would measure."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-import torchmetrics
-import torchmetrics.classification
-import torchmetrics.regression
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from funcpipe.errors import DataError, InvalidValue
 from funcpipe.training.scores import Part, Scores, is_torchmetric, made_metrics
+from tests.examples import at_most
+
+if TYPE_CHECKING:
+    import torchmetrics
 
 CLASSES = 3
 
-METRICS: dict[str, Callable[[], Any]] = {
-    "sum": lambda: torchmetrics.classification.MulticlassAccuracy(CLASSES, average="macro"),
-    "cat": lambda: torchmetrics.classification.MulticlassAUROC(CLASSES),
-    "confusion": lambda: torchmetrics.classification.MulticlassMatthewsCorrCoef(CLASSES),
-}
+
+@cache
+def metrics() -> dict[str, Callable[[], Any]]:
+    """Metrics whose states are summed, put side by side, and a matrix; loaded where they are used, as it takes long."""
+    from torchmetrics import classification
+
+    return {
+        "sum": lambda: classification.MulticlassAccuracy(CLASSES, average="macro"),
+        "cat": lambda: classification.MulticlassAUROC(CLASSES),
+        "confusion": lambda: classification.MulticlassMatthewsCorrCoef(CLASSES),
+    }
 
 
-class Largest(torchmetrics.Metric):
-    """The largest, the smallest and the mean of the outputs, in states that are reduced by max, min and mean."""
+@cache
+def largest() -> "type[torchmetrics.Metric]":
+    """A metric: the largest, the smallest and the mean of the outputs, reduced by max, min and mean."""
+    from torchmetrics import Metric
 
-    most: Tensor
-    least: Tensor
-    level: Tensor
+    class Largest(Metric):
+        most: Tensor
+        least: Tensor
+        level: Tensor
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("most", torch.tensor(-1e9), dist_reduce_fx="max")
-        self.add_state("least", torch.tensor(1e9), dist_reduce_fx="min")
-        self.add_state("level", torch.tensor(0.0, dtype=torch.float64), dist_reduce_fx="mean")
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_state("most", torch.tensor(-1e9), dist_reduce_fx="max")
+            self.add_state("least", torch.tensor(1e9), dist_reduce_fx="min")
+            self.add_state("level", torch.tensor(0.0, dtype=torch.float64), dist_reduce_fx="mean")
 
-    def update(self, output: Tensor, target: Tensor) -> None:
-        """Add a batch."""
-        self.most = torch.maximum(self.most, output.max())
-        self.least = torch.minimum(self.least, output.min())
-        self.level = ((self._update_count - 1) * self.level + output.double().mean()) / self._update_count
+        def update(self, output: Tensor, target: Tensor) -> None:
+            """Add a batch."""
+            self.most = torch.maximum(self.most, output.max())
+            self.least = torch.minimum(self.least, output.min())
+            self.level = ((self._update_count - 1) * self.level + output.double().mean()) / self._update_count
 
-    def compute(self) -> Tensor:
-        """One number of all three."""
-        return self.most - 2 * self.least + self.level
+        def compute(self) -> Tensor:
+            """One number of all three."""
+            return self.most - 2 * self.least + self.level
+
+    return Largest
 
 
 def batches(count: int, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
@@ -75,14 +88,14 @@ def no_metric() -> dict[str, int]:
     return {"a": 1}
 
 
-@settings(max_examples=8, deadline=None)
+@at_most(8)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.integers(0, 5))
 def test_parts_combine_to_one_pass_however_batches_are_dealt(owners: list[int], seed: int) -> None:
     data = [*batches(12, seed), *batches(len(owners), seed + 1)]
     owner = [*range(4), *[0] * 8, *owners]
     dealt = [[one for one, own in zip(data, owner, strict=True) if own == part] for part in (*range(4), 4)]
-    given_metrics = {name: make() for name, make in METRICS.items()}
-    scores = Scores(nn.functional.cross_entropy, {**given_metrics, "extremes": Largest, "error": error})
+    given_metrics = {name: make() for name, make in metrics().items()}
+    scores = Scores(nn.functional.cross_entropy, {**given_metrics, "extremes": largest(), "error": error})
     samples, values = scores.values(parts_of(scores, dealt), loss="val_loss")
     outputs, targets = torch.cat([o for o, _ in data]), torch.cat([t for _, t in data])
     assert samples == len(targets)
@@ -92,26 +105,30 @@ def test_parts_combine_to_one_pass_however_batches_are_dealt(owners: list[int], 
         for output, target in data:
             metric.update(output, target)
         assert values[name] == pytest.approx(float(metric.compute()), abs=1e-6)
-    extremes = Largest()
+    extremes = largest()()
     for output, target in data:
         extremes.update(output, target)
     assert values["extremes"] == pytest.approx(float(extremes.compute()), abs=1e-6)
 
 
 def test_a_state_without_a_reduction_is_stacked_as_its_metric_expects() -> None:
+    from torchmetrics.regression import PearsonCorrCoef
+
     draw = torch.Generator().manual_seed(3)
     data = [(torch.randn(6, generator=draw), torch.randn(6, generator=draw)) for _ in range(5)]
-    scores = Scores(None, {"pearson": torchmetrics.regression.PearsonCorrCoef})
+    scores = Scores(None, {"pearson": PearsonCorrCoef})
     _, values = scores.values(parts_of(scores, [data[:2], data[2:3], data[3:]]), loss="loss")
-    metric = torchmetrics.regression.PearsonCorrCoef()
+    metric = PearsonCorrCoef()
     for output, target in data:
         metric.update(output, target)
     assert values == {"pearson": pytest.approx(float(metric.compute()), abs=1e-5)}
 
 
 def test_metrics_are_torchmetrics_factories_of_them_or_functions_and_the_users_are_left_alone() -> None:
-    given_one = torchmetrics.classification.MulticlassAccuracy(CLASSES)
-    made = made_metrics({"one": given_one, "made": METRICS["sum"], "class": Largest, "function": error})
+    from torchmetrics.classification import MulticlassAccuracy
+
+    given_one = MulticlassAccuracy(CLASSES)
+    made = made_metrics({"one": given_one, "made": metrics()["sum"], "class": largest(), "function": error})
     assert [is_torchmetric(metric) for metric in made.values()] == [True, True, True, False]
     assert made["one"] is not given_one
     scores = Scores(None, {"one": given_one})
@@ -120,25 +137,33 @@ def test_metrics_are_torchmetrics_factories_of_them_or_functions_and_the_users_a
 
 
 @pytest.mark.parametrize(
-    ("metrics", "why"),
+    ("given_ones", "why"),
     [
         ({"a": 3}, "must be a torchmetric, a factory of one, or a function"),
         ({"a": no_metric}, "must make a torchmetric where it takes no arguments, got {"),
         ({"a/b": error}, "must be names without slashes"),
-        ({"a": torchmetrics.MinMaxMetric(Largest())}, "must keep its state in itself"),
     ],
 )
-def test_what_is_no_metric_is_refused(metrics: dict[str, Any], why: str) -> None:
+def test_what_is_no_metric_is_refused(given_ones: dict[str, Any], why: str) -> None:
     with pytest.raises(InvalidValue, match=why):
-        made_metrics(metrics)
+        made_metrics(given_ones)
+
+
+def test_a_metric_that_keeps_its_state_in_another_one_is_refused() -> None:
+    from torchmetrics import MinMaxMetric
+
+    with pytest.raises(InvalidValue, match="must keep its state in itself"):
+        made_metrics({"a": MinMaxMetric(largest()())})
 
 
 def test_a_loss_or_metric_that_is_not_one_number_is_refused() -> None:
+    from torchmetrics.classification import MulticlassAccuracy
+
     output, target = batches(2)[1]
     with pytest.raises(DataError, match=r"the loss function must give one number.*shape \(2,\)"):
         Scores(lambda o, t: nn.functional.cross_entropy(o, t, reduction="none"), {}).add(output, target, 2)
     with pytest.raises(DataError, match="the metric x must give one number"):
         Scores(None, {"x": lambda o, t: {"a": 1}}).add(output, target, 2)
-    each = Scores(None, {"x": torchmetrics.classification.MulticlassAccuracy(CLASSES, average=None)})
+    each = Scores(None, {"x": MulticlassAccuracy(CLASSES, average=None)})
     with pytest.raises(DataError, match=r"the metric x must give one number.*shape \(3,\)"):
         each.values(parts_of(each, [batches(3)]), loss="loss")

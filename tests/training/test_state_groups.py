@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.optim import AdamW, Optimizer
@@ -13,6 +13,7 @@ from torch.optim import AdamW, Optimizer
 from funcpipe.training.norms import GradientNorm
 from funcpipe.training.optimizers import stage_optimizer, trainable_shapes
 from funcpipe.training.state import capture_state, merge_stages, restore_state, select_for_stage
+from tests.examples import at_most
 
 LAYERS = 5
 NAMES = [f"{i}.{kind}" for i in range(LAYERS) for kind in ("weight", "bias")]
@@ -72,7 +73,7 @@ def train(optimizers: Sequence[Optimizer], model: nn.Module, seed: int) -> None:
 cuts = st.sets(st.integers(1, LAYERS - 1), max_size=3).map(sorted)
 
 
-@settings(deadline=None, max_examples=30)
+@at_most(30)
 @given(
     before=cuts,
     after=cuts,

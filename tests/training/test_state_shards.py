@@ -93,15 +93,32 @@ MAKERS: list[Callable[[Any], optim.Optimizer]] = [
 
 
 @cache
-def undivided(maker: int, epochs: int) -> ResumePoint:
-    """What a run whose optimiser is not divided has saved last."""
-    return run(job_of(plan_of(3, sharded=False), MAKERS[maker], epochs), MemoryStorage())
+def first_epoch(maker: int, *, sharded: bool) -> tuple[ResumePoint, dict[str, bytes]]:
+    """What a run of one epoch has saved last, and all that it leaves in storage."""
+    storage = MemoryStorage()
+    found = run(job_of(plan_of(3, sharded=sharded), MAKERS[maker], 1), storage)
+    return found, {key: storage.get(key) for key in storage.list("")}
+
+
+def gone_on(maker: int, plan: Plan, *, sharded: bool) -> ResumePoint:
+    """What is saved last after one epoch, with its optimiser divided or not, and another one by `plan`."""
+    first, objects = first_epoch(maker, sharded=sharded)
+    storage = MemoryStorage()
+    for key, data in objects.items():
+        storage.put(key, data)
+    return run(job_of(plan, MAKERS[maker], 2), storage, first)
+
+
+@cache
+def undivided(maker: int) -> ResumePoint:
+    """What a run of two epochs whose optimiser is not divided has saved last."""
+    return run(job_of(plan_of(3, sharded=False), MAKERS[maker], 2), MemoryStorage())
 
 
 @pytest.mark.parametrize("maker", range(4), ids=["adam", "groups", "momentum", "sgd"])
 def test_parts_of_all_replicas_are_the_checkpoint_of_an_optimiser_that_is_not_divided(maker: int) -> None:
-    found = run(job_of(plan_of(3, sharded=True), MAKERS[maker], 1), MemoryStorage())
-    expected = undivided(maker, 1)
+    found, _ = first_epoch(maker, sharded=True)
+    expected, _ = first_epoch(maker, sharded=False)
     assert found.state is not None
     assert expected.state is not None
     assert found.state.settings == expected.state.settings
@@ -115,10 +132,8 @@ def test_parts_of_all_replicas_are_the_checkpoint_of_an_optimiser_that_is_not_di
     ("before", "after"), [(True, False), (False, True), (True, True)], ids=["undone", "begun", "kept"]
 )
 def test_a_run_goes_on_with_or_without_the_division_with_the_same_bits(before: bool, after: bool) -> None:
-    make, storage = MAKERS[0], MemoryStorage()
-    first = run(job_of(plan_of(3, sharded=before), make, 1), storage)
-    found = run(job_of(plan_of(3, sharded=after), make, 2), storage, first)
-    expected = undivided(0, 2)
+    found = gone_on(0, plan_of(3, sharded=after), sharded=before)
+    expected = undivided(0)
     assert tensors(found).keys() == tensors(expected).keys()
     assert all(torch.equal(tensors(found)[name], tensor) for name, tensor in tensors(expected).items())
 
@@ -126,10 +141,8 @@ def test_a_run_goes_on_with_or_without_the_division_with_the_same_bits(before: b
 @pytest.mark.parametrize(("replicas", "stages"), [(2, 3), (1, 1)])
 def test_a_run_goes_on_with_other_replicas_and_cuts(replicas: int, stages: int) -> None:
     """The sums are taken in another order, so the last bits differ."""
-    make, storage = MAKERS[2], MemoryStorage()
-    first = run(job_of(plan_of(3, sharded=True), make, 1), storage)
-    found = run(job_of(plan_of(replicas, stages, sharded=True), make, 2), storage, first)
-    expected = undivided(2, 2)
+    found = gone_on(2, plan_of(replicas, stages, sharded=True), sharded=True)
+    expected = undivided(2)
     assert tensors(found).keys() == tensors(expected).keys()
     for name, tensor in tensors(expected).items():
         torch.testing.assert_close(tensors(found)[name], tensor, rtol=1e-8, atol=1e-10)

@@ -59,7 +59,7 @@ def loss(output: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(output.flatten(0, 1), target.flatten())
 
 
-@pytest.mark.parametrize(("stages", "replicas"), [(2, 1), (3, 2), (7, 1), (4, 3)])
+@pytest.mark.parametrize(("stages", "replicas"), [(2, 1), (3, 2), (7, 1), pytest.param(4, 3, marks=pytest.mark.long)])
 def test_tied_parameters_train_as_in_one_process_and_their_copies_stay_equal(stages: int, replicas: int) -> None:
     ids = torch.zeros(2, 3, dtype=torch.long)
     plan = even_plan(model(), (ids,), stages=stages, replicas=replicas, micro_batch=2, micro_batches=2)

@@ -1,7 +1,8 @@
 """Gradients summed in 16 bits: the bits of one process that rounds at the same places, however they are summed."""
 
 import copy
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -26,6 +27,15 @@ WAYS = [
     *[(sync, None) for sync in (Sync.THREE_PHASE, Sync.PIPELINED, Sync.ALL_REDUCE)],
     *[(Sync.EXCHANGE, Streams(3, 1, 1)), (Sync.STREAMED, Streams(4, 2, 2))],
 ]
+DIVIDED = [
+    *[(WAYS[0], 3), (WAYS[4], 3)],
+    pytest.param(WAYS[1], 2, marks=pytest.mark.slow),
+    *(
+        pytest.param(way, replicas, marks=pytest.mark.long)
+        for way, replicas in ((WAYS[0], 2), (WAYS[1], 3), (WAYS[4], 2))
+    ),
+]
+"""Ways of summing that divide the optimiser, and numbers of replicas."""
 
 
 def model() -> nn.Module:
@@ -77,9 +87,16 @@ def assert_every_worker_has(workers: dict[str, Worker], expected: dict[str, Tens
                 assert found.numpy().tobytes() == expected[name].numpy().tobytes(), (worker, name)
 
 
-@pytest.mark.parametrize("way", WAYS, ids=[sync.value for sync, _ in WAYS])
-@pytest.mark.parametrize("replicas", [2, pytest.param(3, marks=pytest.mark.slow), 4])
-@pytest.mark.parametrize("wire", [Wire.BF16, pytest.param(Wire.FP32, marks=pytest.mark.slow)])
+def summed() -> Iterator[Any]:
+    """Every way with two and with more replicas in 16 bits, and once in 32; all of both in the long run."""
+    for (i, way), replicas, wire in itertools.product(enumerate(WAYS), (2, 3, 4), (Wire.BF16, Wire.FP32)):
+        chosen = (2, 3 + i % 2) if wire is Wire.BF16 else (2 if i else 3,)
+        marks = [pytest.mark.slow] if replicas == 3 or wire is Wire.FP32 else []
+        marks += [] if replicas in chosen else [pytest.mark.long]
+        yield pytest.param(way, replicas, wire, marks=marks, id=f"{wire.value}-{replicas}-{way[0].value}")
+
+
+@pytest.mark.parametrize(("way", "replicas", "wire"), [*summed()])
 def test_every_way_of_summing_has_the_bits_of_one_process_that_rounds_as_it_does(
     way: tuple[Sync, Streams | None], replicas: int, wire: Wire
 ) -> None:
@@ -98,8 +115,7 @@ def test_rounding_shows() -> None:
     assert 1e-5 < difference < 2.0**-7
 
 
-@pytest.mark.parametrize("way", [WAYS[0], pytest.param(WAYS[1], marks=pytest.mark.slow), WAYS[4]])
-@pytest.mark.parametrize("replicas", [pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize(("way", "replicas"), DIVIDED)
 def test_a_divided_optimiser_sums_alike_and_keeps_its_parameters_exact(
     way: tuple[Sync, Streams | None], replicas: int
 ) -> None:

@@ -37,14 +37,14 @@ def trained(sync: Sync, streams: Streams | None, *, replicas: int, recompute: bo
     plan = even_plan(
         model(), sample, stages=2, replicas=replicas, micro_batch=3, micro_batches=2, recompute=recompute, sync=sync
     )
-    job = make_job(model(), replace(plan, streams=streams), vectors, loss=F.cross_entropy, optimizer=momentum, epochs=2)
+    job = make_job(model(), replace(plan, streams=streams), vectors, loss=F.cross_entropy, optimizer=momentum)
     found = {
         f"{worker} {name}": tensor
         for worker, one in run_workers(job, MemoryStorage()).items()
         for name, tensor in one.computation.state().state_dict().items()
     }
     expected = copy.deepcopy(model())
-    train(expected, vectors(), loss_fn=F.cross_entropy, optimizer=momentum, steps=sample_numbers(plan, 27, epochs=2))
+    train(expected, vectors(), loss_fn=F.cross_entropy, optimizer=momentum, steps=sample_numbers(plan, 27, epochs=1))
     first = {name.split(" ")[1]: tensor for name, tensor in found.items() if ".r0 " in name}
     assert largest_difference(first, expected.state_dict()) < 1e-10
     return found
@@ -71,11 +71,10 @@ def test_tied_parameters_are_summed_over_stages_before_they_travel() -> None:
         test_ties.data,
         loss=test_ties.loss,
         optimizer=momentum,
-        epochs=2,
     )
     workers = run_workers(job, MemoryStorage())
     expected = copy.deepcopy(test_ties.model())
-    steps = sample_numbers(plan, test_ties.SAMPLES, epochs=2)
+    steps = sample_numbers(plan, test_ties.SAMPLES, epochs=1)
     train(expected, test_ties.data(), loss_fn=test_ties.loss, optimizer=momentum, steps=steps)
     found = {
         name: tensor for worker in workers.values() for name, tensor in worker.computation.state().state_dict().items()

@@ -1,11 +1,14 @@
 """A worker that leaves in time says all it has to say, however quick its successor is."""
 
+import math
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from funcpipe.client.upload import upload
 from funcpipe.core import Events, FaultTolerance, HandOver, Invocation, Outcome, WorkerReport, WorkerSpec
@@ -40,25 +43,33 @@ class QuickSuccessor(MemoryStorage):
 
 
 def first_attempt(storage: MemoryStorage, platform: Recording, *, epochs: int = 100, **faults: Any) -> WorkerSpec:
-    """The only worker of a run whose steps take a while."""
+    """The only worker of a run. Its function lives so long that it leaves only where a test says so."""
     torch.manual_seed(0)
     job = make_job(
         small.model(),
         small.plan(stages=1, replicas=1),
         small.data,
-        loss=small.slow_loss,
+        loss=nn.functional.cross_entropy,
         optimizer=small.optimizer,
         epochs=epochs,
     )
-    faults = {"lifetime_s": 1.5, "cold_start_s": 0.1} | faults
+    faults = {"lifetime_s": 2000.0, "cold_start_s": 1500.0} | faults
     (spec,) = upload(prepared_run(job, storage, platform_url=platform.url, faults=FaultTolerance(**faults)), KEYS)
     write_payload(signed_for_tests(storage), KEYS, spec)
     return spec
 
 
+def leaves_when(monkeypatch: pytest.MonkeyPatch, is_time: Callable[[], bool]) -> None:
+    """It is time to start a successor from the first step on, and to leave as soon as the test says."""
+    monkeypatch.setattr(hand_over, "leaves_at_s", lambda *_: 0.0 if is_time() else 1000.0)
+    monkeypatch.setattr(hand_over.Successor, "_ends_s", lambda *_: math.inf)  # the run lasts longer than the function
+    monkeypatch.setattr(hand_over, "_PAUSES", Backoff(first_s=0.1, most_s=0.1, draw=lambda: 0.0))
+
+
 @pytest.mark.slow
-def test_a_worker_that_hands_over_is_not_cut_short_by_its_successor() -> None:
+def test_a_worker_that_hands_over_is_not_cut_short_by_its_successor(monkeypatch: pytest.MonkeyPatch) -> None:
     storage, platform = QuickSuccessor(), Recording()
+    leaves_when(monkeypatch, lambda: bool(platform.invoked))
     spec = first_attempt(storage, platform)
     own = signed_for_tests(storage)
     assert run_attempt(spec, storage, platform.open, invoked=Invoked())
@@ -75,9 +86,9 @@ def test_a_worker_that_hands_over_is_not_cut_short_by_its_successor() -> None:
 def test_a_worker_whose_successor_cannot_be_started_tries_again_and_leaves_in_good_order_without(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hand_over, "_PAUSES", Backoff(first_s=0.1, most_s=0.1, draw=lambda: 1.0))
     storage, platform = MemoryStorage(), Recording(fails=True)
-    spec = first_attempt(storage, platform, cold_start_s=0.4)
+    leaves_when(monkeypatch, lambda: "try 2: no room" in caplog.text)
+    spec = first_attempt(storage, platform)
     assert run_attempt(spec, storage, platform.open, invoked=Invoked())
     own = signed_for_tests(storage)
     assert platform.invoked == []
@@ -89,8 +100,6 @@ def test_a_worker_whose_successor_cannot_be_started_tries_again_and_leaves_in_go
 
 
 def test_a_successor_that_could_not_be_started_at_first_is_started_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hand_over, "_PAUSES", Backoff(first_s=0.1, most_s=0.1, draw=lambda: 1.0))
-
     class BusyAtFirst(Recording):
         refused = 0
 
@@ -101,11 +110,13 @@ def test_a_successor_that_could_not_be_started_at_first_is_started_once(monkeypa
             return super().invoke(worker)
 
     storage, platform = MemoryStorage(), BusyAtFirst()
-    spec = first_attempt(storage, platform, cold_start_s=0.4)
+    leaves_when(monkeypatch, lambda: bool(platform.invoked))
+    spec = first_attempt(storage, platform)
     assert run_attempt(spec, storage, platform.open, invoked=Invoked())
     (successor,) = platform.invoked
     assert isinstance(successor, WorkerSpec)
     assert successor.attempt == 1
+    assert platform.refused == 2
 
 
 def test_a_worker_that_will_have_finished_in_time_starts_no_successor() -> None:

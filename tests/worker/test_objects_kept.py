@@ -23,7 +23,7 @@ from funcpipe.testing.thread_platform import ThreadPlatform
 
 STEPS = 30
 RUN = "objects"
-MANY, KEPT = 60, 10
+MANY, KEPT = 30, 6
 """Steps of a long run, and how many losses of a worker may have an object of their own in it."""
 
 
@@ -40,7 +40,7 @@ def platform(census: Census) -> Iterator[ThreadPlatform]:
 
 
 def long_run(census: Census, platform: ThreadPlatform, settings: RunSettings) -> PreparedRun:
-    faults = FaultTolerance(checkpoint_steps=10, retained_objects=KEPT, lease_s=30.0, keep=True)
+    faults = FaultTolerance(checkpoint_steps=5, retained_objects=KEPT, lease_s=30.0, keep=True)
     session = session_on(Site(platform, census, "memory://here"), reopen=platform.open)
     return prepare(replace(chaos.job(), epochs=MANY // 3), session, faults=faults, settings=settings)
 

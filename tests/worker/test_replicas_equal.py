@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -123,18 +124,18 @@ def marks(storage: Killing, worker: str) -> dict[str, str]:
     return {key[-8:]: get_document(own, ReplicaMark, key).digest for key in keys}
 
 
-def pairs() -> Iterator[Any]:
-    """Each synchronisation with and without clipping; `make check` has each in one of the two."""
+def cases() -> Iterator[Any]:
+    """Each synchronisation with each wire and with and without clipping, in pairs; all three together take long."""
     last = {Sync.PIPELINED: "merged", Sync.THREE_PHASE: "split", Sync.STREAMED: "merged", Sync.EXCHANGE: "split"}
     for number, (sync, put) in enumerate(last.items()):
-        for clipped in (False, True):
-            marks = [] if clipped == bool(number % 2) else [pytest.mark.slow]
-            name = f"{sync.value}-put-{put}" + "-clipped" * clipped
-            yield pytest.param(sync, f"put-{put}", 0.1 if clipped else None, marks=marks, id=name)
+        for wire, clipped in itertools.product((Wire.FP32, Wire.BF16), (False, True)):
+            in_pairs = clipped == bool((number + (wire is Wire.BF16)) % 2)
+            marks = [pytest.mark.slow] * (wire is Wire.BF16) + [pytest.mark.long] * (not in_pairs)
+            name = f"{sync.value}-put-{put}" + "-clipped" * clipped + f"-{wire.value}"
+            yield pytest.param(sync, f"put-{put}", 0.1 if clipped else None, wire, marks=marks, id=name)
 
 
-@pytest.mark.parametrize("wire_sync", [Wire.FP32, pytest.param(Wire.BF16, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("sync", "last", "clip"), [*pairs()])
+@pytest.mark.parametrize(("sync", "last", "clip", "wire_sync"), [*cases()])
 def test_a_repeated_step_uses_what_was_written_and_so_replicas_stay_equal(
     sync: Sync, last: str, clip: float | None, wire_sync: Wire, caplog: pytest.LogCaptureFixture
 ) -> None:

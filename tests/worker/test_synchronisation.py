@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from funcpipe.comm.arrival_estimator import ArrivalEstimator
@@ -41,6 +41,8 @@ from tests.scheduler.check import check
 SPEC = load_spec("aws-lambda")
 DTYPES = (torch.float32, torch.float64)
 streams = st.builds(Streams, st.integers(1, 6), st.integers(1, 8), st.integers(1, 6))
+each_way = settings(max_examples=max(20, 2 * settings().max_examples // 5))
+"""Examples for each of the four ways: together more than the profile asks of one property."""
 
 
 def synchronised(
@@ -146,6 +148,7 @@ def shape_of(sync: Sync, replicas: int, cut_as: Streams | None = None) -> StepSh
 
 
 @pytest.mark.parametrize("sync", Sync)
+@each_way
 @given(
     replicas=st.integers(1, 9),
     length=st.integers(0, 60),
@@ -174,6 +177,7 @@ def nearest_bf16(values: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("sync", Sync)
+@each_way
 @given(
     replicas=st.integers(2, 9),
     length=st.integers(0, 60),

@@ -137,7 +137,7 @@ def keys_in(storage: Storage) -> Keys:
 
 
 def wait_until(happened: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + 30
+    until_s = time.monotonic() + 200
     while not happened():
         assert time.monotonic() < until_s
         time.sleep(0.01)

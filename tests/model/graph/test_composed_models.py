@@ -1,14 +1,15 @@
 """Whatever a model is composed of, it is trained as plain PyTorch trains it, or refused before the first step."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import at_most
 from tests.model.graph.composed.judge import PARTS, judge, recipe
 
 
 @pytest.mark.slow
-@settings(max_examples=12, deadline=None)
+@at_most(12)
 @given(seed=st.integers(0, 10**9))
 def test_a_composed_model_is_equal_or_refused(seed: int) -> None:
     verdict = judge(recipe(seed), seed)

@@ -1,5 +1,7 @@
 """Layers that autocast, gradient checkpointing, torch's containers and lists of parameters do not hide."""
 
+import copy
+from functools import cache
 from typing import Any
 
 import pytest
@@ -120,17 +122,23 @@ def test_an_encoder_with_masks_shows_its_layers() -> None:
     assert [layer.name for layer in graph.layers] == [f"encoder.layers.{i}" for i in range(3)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_gradient_checkpointing_of_transformers_shows_the_blocks(reentrant: bool) -> None:
+@cache
+def gpt2() -> tuple[Any, tuple[str, ...]]:
+    """A small one, and the names of its layers."""
     from transformers import GPT2Config, GPT2LMHeadModel  # takes seconds, and others are collected without it
 
     sizes: Any = {"n_layer": 2, "n_head": 2, "n_embd": 8, "vocab_size": 11, "n_positions": 8}
     config = GPT2Config(**sizes, attn_pdrop=0, embd_pdrop=0, resid_pdrop=0, bos_token_id=None, eos_token_id=None)
     plain = GPT2LMHeadModel(config)
-    names = [layer.name for layer in trace(plain, (torch.randint(0, 11, (3, 6)),)).layers]
+    return plain, tuple(layer.name for layer in trace(plain, (torch.randint(0, 11, (3, 6)),)).layers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_gradient_checkpointing_of_transformers_shows_the_blocks(reentrant: bool) -> None:
+    plain, names = copy.deepcopy(gpt2())
     plain.activation_checkpointing_enable({"use_reentrant": reentrant})
     graph = check(plain, (torch.randint(0, 11, (3, 6)),), loss=lambda output: output.logits.pow(2).sum())
-    assert [layer.name for layer in graph.layers] == names
+    assert tuple(layer.name for layer in graph.layers) == names
     assert len(names) > 10
     assert "gradient checkpointing" in graph.notes[0]

@@ -179,10 +179,10 @@ def hidden_from_fx(kind: type[Sizes]) -> type[Sizes]:
 
 
 def ways() -> Iterator[Any]:
-    """What may be traced, by fx or hidden from it, at two lengths; `make check` has two of each four."""
+    """What may be traced, by fx or hidden from it, at two lengths: two of each four, and all in the long run."""
     for kind in [*CHOICES, *OTHERS]:
         for hide, length in itertools.product((False, True), (9, 12)):
-            marks = [] if hide == (length == 12) else [pytest.mark.slow]
+            marks = [] if hide == (length == 12) else [pytest.mark.long]
             yield pytest.param(kind, hide, length, marks=marks)
 
 

@@ -16,6 +16,7 @@ from funcpipe.platforms.catalog import load_spec
 from funcpipe.platforms.shared.polling import Polling
 from tests.cloud_emulation.aliyun import AliyunCloud, aliyun_cloud
 from tests.cloud_emulation.docker import RegistryDocker
+from tests.cloud_emulation.forks import forked
 from tests.contract.oss_server import ACCESS_KEY, REGION, SECRET_KEY, OssServer
 
 SIZE = "1vCPU-1024MB"
@@ -63,6 +64,7 @@ def cloud(oss: OssServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[AliyunClo
     for condition in accounts._RETRIES.retry_condition:
         monkeypatch.setattr(condition.backoff, "period", 1)
     with aliyun_cloud() as cloud:
+        cloud.start = forked
         yield cloud
 
 

@@ -29,6 +29,7 @@ from funcpipe.runstate.documents import get_document
 from funcpipe.runstate.keys import Keys
 from funcpipe.testing.run_keys import NONCE, signed_for_tests
 from tests.cloud_emulation.aliyun import AliyunCloud
+from tests.cloud_emulation.processes import in_clean_folder
 from tests.e2e import small
 from tests.in_process import make_job, prepared_run, run_workers
 from tests.platforms.aliyun.conftest import EVERY_S, OFTEN, SIZE, sized
@@ -76,6 +77,7 @@ def test_a_job_trains_on_function_compute_to_the_same_bits(
 
 @pytest.mark.slow
 def test_an_instance_loads_torch_before_its_first_event(platform: AliyunPlatform, url: str, cloud: AliyunCloud) -> None:
+    cloud.start = in_clean_folder
     for _ in range(2):
         assert ended(platform, platform.invoke(worker(platform, url))).state is State.DONE
     (instance,) = set(cloud.instances.values())

@@ -14,6 +14,7 @@ from funcpipe.platforms.shared.data_buckets import DataBucket
 from funcpipe.platforms.shared.docker import Docker
 from funcpipe.platforms.shared.polling import Polling
 from tests.cloud_emulation.aws import AwsCloud, aws_cloud
+from tests.cloud_emulation.forks import forked
 from tests.cloud_emulation.lambda_runtime import REGION
 from tests.cloud_emulation.moto import moto_endpoint
 
@@ -36,6 +37,7 @@ def cloud(moto_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
     with aws_cloud(tmp_path / "images", moto_url) as cloud:
         reset(moto_url)
+        cloud.start = forked
         yield cloud
 
 

@@ -11,12 +11,15 @@ from funcpipe.platforms.aws.account import Account
 from funcpipe.platforms.aws.functions import AwsPlatform
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import load_spec
+from tests.cloud_emulation.aws import AwsCloud
+from tests.cloud_emulation.processes import in_clean_folder
 from tests.platforms.aws.conftest import PLATFORM
 
 pytestmark = pytest.mark.slow
 
 
-def test_the_sizes_that_are_deployed_measure_themselves(storage: Storage, tmp_path: Path) -> None:
+def test_the_sizes_that_are_deployed_measure_themselves(storage: Storage, cloud: AwsCloud, tmp_path: Path) -> None:
+    cloud.start = in_clean_folder  # as memory and start are measured
     assert main(["platforms", "measure", PLATFORM, "--max-usd", "0.01", "-o", str(tmp_path / "found.json")]) == 0
     found = read(PlatformSpec, tmp_path / "found.json")
     assert [size.name for size in found.sizes] == ["1024MB"]

@@ -24,6 +24,7 @@ from funcpipe.runstate.checkpoints import Checkpoints
 from funcpipe.runstate.documents import get_document
 from funcpipe.runstate.keys import Keys
 from funcpipe.testing.run_keys import NONCE, signed_for_tests
+from tests.cloud_emulation.forks import forked
 from tests.cloud_emulation.lambda_runtime import Function, Invocation, one_environment
 from tests.cloud_emulation.memory_group import MemoryGroup
 from tests.e2e import small
@@ -87,7 +88,7 @@ def test_a_worker_trains_in_the_runtime_client_and_again_in_the_same_environment
 
 def test_a_worker_that_fails_is_a_failed_invocation_with_a_report(function: Function, tmp_path: Path) -> None:
     storage = FileStorage(tmp_path)
-    with one_environment(function) as (environment, _):
+    with one_environment(function, forked) as (environment, _):
         event = invocation(0, storage, tmp_path, loss=small.failing_loss)
         environment.run(event)
     assert (event.status, json.loads(event.answer)["errorType"]) == ("failure", "WorkerFailed")
@@ -100,7 +101,7 @@ def test_a_key_that_was_wrapped_for_another_deployment_is_refused(function: Func
     event = invocation(0, FileStorage(tmp_path), tmp_path)
     refusals = []
     for environment in ({**function.environment, SECRET: "of another deployment"}, {"FUNCPIPE_CONTROL": "file:///"}):
-        with one_environment(replace(function, environment=environment)) as (one, _):
+        with one_environment(replace(function, environment=environment), forked) as (one, _):
             attempt = replace(event, ended=threading.Event())
             one.run(attempt)
         refusals.append((attempt.status, json.loads(attempt.answer)["errorMessage"]))
@@ -112,7 +113,7 @@ def test_a_key_that_was_wrapped_for_another_deployment_is_refused(function: Func
 
 def test_a_function_that_is_told_to_stop_ends(function: Function, tmp_path: Path) -> None:
     storage = FileStorage(tmp_path)
-    with one_environment(function) as (environment, _):
+    with one_environment(function, forked) as (environment, _):
         event = invocation(0, storage, tmp_path, loss=small.sleeping_loss)
         FileStorage(tmp_path / "control").put(stop_key(event.request_id), b"")
         environment.run(event)

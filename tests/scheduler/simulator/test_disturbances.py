@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from funcpipe.core import Resource
@@ -14,6 +14,7 @@ from funcpipe.scheduler.simulator.costs import Cost, costs_of
 from funcpipe.scheduler.simulator.disturbances import Disturbances, Failure, log_normal
 from funcpipe.scheduler.simulator.simulate import play, simulate
 from funcpipe.scheduler.tasks import Kind, Task
+from tests.examples import at_most
 from tests.scheduler.shapes import drawn, shapes
 from tests.scheduler.simulator.plain_fluid import plain_ends
 
@@ -51,7 +52,7 @@ disturbances = st.builds(
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=60)
+@at_most(60)
 @given(shapes(), st.integers(0, 2**32), disturbances)
 def test_shared_links_processors_and_contention_as_computed_the_slow_way(
     shape: StepShape, seed: int, found: Disturbances
@@ -61,7 +62,6 @@ def test_shared_links_processors_and_contention_as_computed_the_slow_way(
     assert play(graph, costs, disturbances=found).ends_s == pytest.approx(plain_ends(graph, costs, found), rel=1e-6)
 
 
-@settings(deadline=None)
 @given(shapes(), st.integers(0, 2**32))
 def test_both_ways_to_play_agree_where_nothing_is_shared(shape: StepShape, seed: int) -> None:
     graph = build_graph(shape)
@@ -142,7 +142,6 @@ def test_a_worker_that_dies_does_the_step_again_and_its_objects_remain() -> None
     ]
 
 
-@settings(deadline=None)
 @given(shapes(), st.integers(0, 2**32), disturbances, st.lists(st.floats(0, 30), min_size=1, max_size=3))
 def test_after_deaths_everything_is_done_and_nothing_starts_early(
     shape: StepShape, seed: int, found: Disturbances, deaths: list[float]
