@@ -3,6 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 OUT := out
+TESTS := $(BIN)/python -m pytest --dist loadgroup -m "not long"
 # Installed without what it requires: that includes a torchvision which does not fit torch for CPUs.
 LITDATA := litdata lightning-utilities obstore tifffile
 # Only its schemas are used; it requires older versions of what is installed here, and 459 MB.
@@ -10,16 +11,18 @@ SKYPILOT := skypilot
 # Processes that may not keep what they compile would compile the package anew, each of them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: chromium help setup demo demo-text test test-long chaos experiments check format s3-server s3-server-stop redis-server redis-server-stop cloud-aws cloud-aliyun docs clean
+.PHONY: chromium help setup demo demo-text test test-long coverage durations chaos experiments check lint types quick format s3-server s3-server-stop redis-server redis-server-stop cloud-aws cloud-aliyun docs clean
 
 help:
 	@echo "make demo       train a residual network on handwritten digits over local functions"
 	@echo "make demo-text  the same with a character-level transformer on English text"
-	@echo "make test       all tests, and how much of every room of the package they reach"
-	@echo "make test-long  those that take many minutes: every combination, a hundred instances for each solver"
+	@echo "make check      format, lint, types and the tests that take less than 0.2 s of processor"
+	@echo "make test       all tests that prove something in reasonable time"
+	@echo "make test-long  those that take many minutes: hundreds of seeds, every combination, what oracles say"
+	@echo "make coverage   make test, and how much of every room of the package it reaches"
+	@echo "make durations  measure all tests again: which of them are quick, and what each folder takes"
 	@echo "make chaos      two hundred and thirty runs in which things go wrong, and how they ended"
 	@echo "make experiments  the paper's evaluation: figures and findings in $(OUT)/experiments/index.html"
-	@echo "make check      format, lint, types and the quick tests"
 	@echo "make s3-server  install and start a real S3 server (Ceph's) on this machine, for the tests that want one"
 	@echo "make redis-server  the same with a Redis or Valkey server"
 	@echo "make chromium   install a browser, for the tests that open reports in one"
@@ -44,11 +47,18 @@ demo-text: $(READY)
 	$(BIN)/python -m experiments.demo characters --output $(OUT)/characters
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not long" --cov --cov-report=json:$(OUT)/coverage/report.json
-	$(BIN)/python scripts/coverage_by_room.py $(OUT)/coverage/report.json
+	$(TESTS) -n 3
 
 test-long: $(READY)
-	$(BIN)/python -m pytest -m long
+	$(BIN)/python -m pytest -m long --hypothesis-profile=long
+
+coverage: $(READY)
+	$(TESTS) -n 2 --cov --cov-report=json:$(OUT)/coverage/report.json $(if $(CONTEXTS),--cov-context=test)
+	$(BIN)/python scripts/coverage_by_room.py $(OUT)/coverage/report.json
+
+durations: $(READY)
+	$(TESTS) -n 2 --record-durations=$(OUT)/durations.json
+	$(BIN)/python -m tests.support.durations
 
 chaos: $(READY)
 	$(BIN)/python -m experiments.studies.chaos --runs 200
@@ -58,9 +68,16 @@ experiments: $(READY)
 	$(BIN)/python -m experiments.paper --output $(OUT)/experiments
 
 check: $(READY)
+	@$(MAKE) --jobs 3 --output-sync=target lint types quick
+
+lint: $(READY)
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
+
+types: $(READY)
 	$(BIN)/mypy
+
+quick: $(READY)
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not long" --hypothesis-profile=quick
 
 format: $(READY)

@@ -3,7 +3,8 @@
     python -m tests.support.mutants draw --seed 1 --count 60 --output mutants.json
     python -m tests.support.mutants run mutants.json --coverage out/coverage/data --output found.json
 
-Each kind of change has the same share, on lines at random over all functions of the package; `--coverage` is the data of a run of all tests with
+Each kind of change has the same share, on lines at random over all functions of the package but what serves tests
+alone. `--coverage` is the data of a run of all tests with
 `--cov-context=test`, which says which tests reach a line. Tests that took the least are run first. A tree is changed
 while it runs: use a clone of its own. `--share 0/2` and `1/2` run half of the mutants each, in two clones.
 """
@@ -214,8 +215,12 @@ def main() -> None:
     running.add_argument("mutants", type=Path)
     running.add_argument("--coverage", type=Path, required=True, help="data with contexts")
     running.add_argument("--durations", type=Path, nargs="*", default=[], help="JSON: processor seconds of tests")
-    running.add_argument("--then", type=Path, help="the tree that was measured, where it is not this one: tests that "
-                         "this one has in the same files, and that one has not, are run too")
+    running.add_argument(
+        "--then",
+        type=Path,
+        help="the tree that was measured, where it is not this one: tests that "
+        "this one has in the same files, and that one has not, are run too",
+    )
     running.add_argument("--share", default="0/1")
     for verb in (drawing, running):
         verb.add_argument("--output", type=Path, required=True)
