@@ -25,8 +25,6 @@ SAID = {
 }
 BUCKET = "funcpipe-data"
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:

@@ -85,7 +85,6 @@ def test_a_worker_s_own_split_is_in_the_sum(sync: Sync, replicas: int) -> None:
     assert largest_difference(state_of(workers, 0), expected_state(model, plan)) < 1e-12
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("stages", "replicas"), [(1, 1), (2, 1), (1, 2), (2, 3)])
 def test_gradients_are_those_of_the_loss_averaged_over_the_global_batch(stages: int, replicas: int) -> None:
     """However the batch is cut, and when the last one is short (27 samples; batches of 4, 8 and 12)."""
@@ -183,7 +182,6 @@ def test_no_message_is_written_twice_and_nobody_lists_any() -> None:
     assert storage.starts_listed == plan.workers
 
 
-@pytest.mark.slow
 def test_messages_do_not_pile_up() -> None:
     storage = MemoryStorage()
     _, _, job = prepared(2, 2, epochs=3)

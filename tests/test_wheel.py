@@ -20,7 +20,7 @@ SETUP.read(ROOT / "setup.cfg")
 FILE_NAME = SETUP["metadata"]["name"].replace("-", "_") + "-" + SETUP["metadata"]["version"]
 DATA = {".json", ".typed", ".toml", ".html", ".css", ".js"}
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("wheel")]
+pytestmark = pytest.mark.xdist_group("wheel")
 
 
 @pytest.fixture(scope="module")

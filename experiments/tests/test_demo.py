@@ -126,7 +126,6 @@ def test_a_cloud_s_times_are_those_of_this_machine_over_its_vcpus() -> None:
         assert there.base_memory_bytes > PROFILE.base_memory_bytes
 
 
-@pytest.mark.slow
 def test_the_three_lines_work(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -118,7 +118,6 @@ def test_each_character_is_followed_by_the_next() -> None:
     assert len(characters.train_data()) > 5000
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "batch", "before", "after"), [("digits", 32, 2.2, 1.5), ("characters", 8, 4.4, 3.4)])
 def test_the_loss_falls(name: str, batch: int, before: float, after: float) -> None:
     torch.manual_seed(0)

@@ -278,7 +278,6 @@ PLANS = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("small_model")
 @PLANS
 def test_what_only_plans_answers_with_findings_rows_and_a_figure(
@@ -306,7 +305,6 @@ def check_answer(module: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert load(tmp_path, found.name).svg == found.svg
 
 
-@pytest.mark.slow
 def test_simulated_synchronisation_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(synchronisation, "WORKERS", (2, 8))
     monkeypatch.setattr(synchronisation, "MEGABYTES", (4, 64))
@@ -320,7 +318,6 @@ def test_simulated_synchronisation_of_all_workers_and_sizes_answers() -> None:
     assert len(found.rows) == 2 * len(synchronisation.WORKERS) * len(synchronisation.MEGABYTES)
 
 
-@pytest.mark.slow
 def test_functions_around_a_parameter_server_learn_what_one_process_learns() -> None:
     spec = executed.small_spec(load_spec("aws-lambda"))
     plan = Plan(
@@ -349,7 +346,6 @@ def test_functions_around_a_parameter_server_learn_what_one_process_learns() -> 
     assert found.server_usd > 0
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("small_model")
 def test_everything_writes_one_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of a script that only plans, which a process of its own runs, and of one that might execute."""

@@ -94,7 +94,6 @@ def test_a_function_that_is_killed_in_an_evaluation_changes_no_bit(writing: tupl
     assert (found.loss, found.metrics) == (undisturbed().loss, undisturbed().metrics)
 
 
-@pytest.mark.slow
 def test_an_evaluation_that_outlives_its_functions_goes_on_where_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     plan()
     with functions(), monkeypatch.context() as patch:

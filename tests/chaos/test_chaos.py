@@ -18,13 +18,11 @@ def undisturbed() -> dict[str, Tensor]:
     return tensors
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fault", [fault for fault in Fault if fault not in (Fault.NONE, Fault.ZOMBIE)])
 def test_a_disturbed_run_ends_with_the_same_bits(fault: Fault, undisturbed: dict[str, Tensor]) -> None:
     check_the_same(*disturbed(fault, undisturbed), undisturbed)
 
 
-@pytest.mark.slow
 def test_functions_that_sleep_past_deadlines_change_no_bit(
     undisturbed: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,6 @@ from funcpipe.platforms.catalog import load_spec
 MODEL, SAMPLE, DATA = "tests.e2e.small:model", "tests.e2e.small:sample", "tests.e2e.small:data"
 
 
-@pytest.mark.slow
 def test_from_a_profile_to_a_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -156,7 +155,6 @@ def test_a_plan_follows_the_wish_and_the_pins(profile: str, capsys: pytest.Captu
     assert read(Plan, "plan.json").stages[0].size == "10240MB"
 
 
-@pytest.mark.slow
 def test_what_if_sets_the_plan_there_is_beside_the_best_after_the_changes(
     profile: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -193,7 +191,6 @@ def test_planning_in_a_shell_loads_neither_torch_nor_a_solver(profile: str) -> N
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.slow
 def test_every_solver_can_be_named_in_a_shell(profile: str) -> None:
     short = read(ModelProfile, profile)
     write(replace(short, layers=short.layers[:3], tensors=short.tensors[:2]), profile)
@@ -202,14 +199,12 @@ def test_every_solver_can_be_named_in_a_shell(profile: str) -> None:
         assert main([*words, "--solver", solver]) == 0
 
 
-@pytest.mark.slow
 def test_the_papers_programme_says_what_it_needs_in_a_shell(profile: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["optimize", profile, "--global-batch", "64", "--replicas", "4", "--solver", "paper"]
     assert main(words) == 2
     assert "must be 'never' in the paper's form" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_the_front_is_drawn_and_its_recommended_plan_written(profile: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["optimize", profile, "--global-batch", "64", "--pareto", "--figure", "front.png"]
     assert main([*words, "--json"]) == 0

@@ -52,7 +52,6 @@ def test_a_plan_for_arm_functions_is_not_deployed(
     assert not Path("template.json").exists()
 
 
-@pytest.mark.slow
 def test_a_deployment_s_life(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -83,7 +83,6 @@ def test_a_model_that_cannot_be_written_where_it_was_wanted_is_not_lost(
     assert torch.equal(torch.load(folder / "temporary" / "run-1.pt")["weight"], torch.ones(2))
 
 
-@pytest.mark.slow
 def test_a_model_is_kept_in_its_storage_exported_and_trained_on(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -46,7 +46,6 @@ def test_mistakes_are_told(more: str, message: str, here: Path, capsys: pytest.C
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_lambdadnn_s_way_trains_a_model_on_functions(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     way = ["--way", "lambdadnn", "--epochs", "2", "--like", "aws-lambda", "-o", "trained.safetensors"]
     assert main([*TRAIN, *BATCH, *way, "--json"]) == 0

@@ -66,7 +66,6 @@ def train(
     return launch(prepare(job, session, faults=faults, limits=limits, settings=settings), on_progress)
 
 
-@pytest.mark.slow
 def test_a_live_run_says_how_it_fares_stops_after_a_common_step_and_is_cleaned() -> None:
     storage, halted = MemoryStorage(), list[str]()
     functions, came_far = HeldPlatform(load_spec("local"), storage, until=5), threading.Event()
@@ -105,7 +104,6 @@ def test_a_live_run_says_how_it_fares_stops_after_a_common_step_and_is_cleaned()
         status(storage, "run-1")
 
 
-@pytest.mark.slow
 def test_an_order_to_end_at_once_ends_all_functions() -> None:
     storage = MemoryStorage()
     functions = platform(storage)
@@ -118,7 +116,6 @@ def test_an_order_to_end_at_once_ends_all_functions() -> None:
         train(storage, functions, epochs=100_000, on_progress=order)
 
 
-@pytest.mark.slow
 def test_functions_end_before_the_run_costs_too_much_and_nobody_orders_it_twice() -> None:
     storage = MemoryStorage()
     rate_usd_s = 6 * load_spec("local").sizes[0].price_usd_s
@@ -168,7 +165,6 @@ def test_a_function_that_runs_out_of_memory_is_reported_with_its_peak() -> None:
         train(storage, small(storage))
 
 
-@pytest.mark.slow
 def test_a_stage_that_ran_out_of_memory_goes_on_with_larger_functions() -> None:
     storage = MemoryStorage()
     functions = small(storage)

@@ -140,7 +140,6 @@ def test_a_finished_run_goes_on_for_more_epochs_as_if_it_had_been_asked_for_them
         prepared(storage, functions, RunSettings(resume=RUN))
 
 
-@pytest.mark.slow
 def test_a_client_that_dies_while_the_next_epochs_begin_loses_no_step(
     storage: MemoryStorage, functions: HeldPlatform, twice: RunResult
 ) -> None:
@@ -182,7 +181,6 @@ def test_a_kept_model_that_is_damaged_is_no_result(storage: MemoryStorage, funct
         prepared(storage, functions, RunSettings(resume=RUN))
 
 
-@pytest.mark.slow
 def test_a_watcher_whose_turn_comes_when_all_is_collected_is_given_the_result(
     storage: MemoryStorage, functions: HeldPlatform
 ) -> None:

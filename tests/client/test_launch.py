@@ -41,7 +41,6 @@ def watch(storage: MemoryStorage, functions: ThreadPlatform, on_progress: OnProg
     return launch(prepared(storage, functions, RunSettings(resume=RUN)), on_progress)
 
 
-@pytest.mark.slow
 def test_a_watcher_that_is_interrupted_lets_the_run_go_on(
     storage: MemoryStorage, functions: HeldPlatform, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -85,7 +84,6 @@ def test_a_run_that_still_runs_is_not_started_again_nor_watched_by_another_plan(
         prepare(own, session, settings=RunSettings(resume=RUN))
 
 
-@pytest.mark.slow
 def test_a_watcher_is_told_what_the_run_had_cost_and_taken_before(
     storage: MemoryStorage, functions: HeldPlatform
 ) -> None:
@@ -131,7 +129,6 @@ def test_an_interrupt_ends_a_run_that_this_client_has_started(storage: MemorySto
     assert storage.list("") == ()
 
 
-@pytest.mark.slow
 def test_a_resumed_run_is_billed_from_its_first_start(storage: MemoryStorage, functions: HeldPlatform) -> None:
     def interrupt(progress: Progress) -> None:
         if progress.step == 4:

@@ -184,7 +184,6 @@ def test_a_divided_optimiser_sees_the_rate_of_each_step(sharded: bool) -> None:
     assert difference(tensors_of(result), plainly()) < 1e-12
 
 
-@pytest.mark.slow
 def test_hand_overs_cost_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hand_over, "leaves_at_s", lambda *_: 0.0)  # after one step each
     result = run(job(), replace(STEADY, lifetime_s=600.0))

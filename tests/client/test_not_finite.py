@@ -59,7 +59,6 @@ def train(
     return launch(prepare(job, session, faults=FAULTS, settings=settings), interrupted)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("loss", [not_a_number, infinite])
 def test_a_run_whose_loss_is_no_number_is_resumed_and_ends_like_any_other(loss: LossFunction) -> None:
     storage, seen = MemoryStorage(), list[Progress]()

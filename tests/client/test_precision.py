@@ -43,7 +43,7 @@ def recomputing(job: Job) -> Job:
     return dataclasses.replace(job, plan=dataclasses.replace(job.plan, stages=stages))
 
 
-@pytest.mark.parametrize("precision", [pytest.param(Precision.BF16, marks=pytest.mark.slow), Precision.FP16])
+@pytest.mark.parametrize("precision", [Precision.BF16, Precision.FP16])
 def test_a_function_that_dies_and_recomputation_change_no_bit_and_one_process_gives_the_same(
     precision: Precision,
 ) -> None:

@@ -146,7 +146,6 @@ def test_training_goes_on_where_a_validation_has_ended_it(at_once: tuple[FuncPip
     assert_same(own, expected)
 
 
-@pytest.mark.slow
 def test_other_cuts_take_the_optimiser_over_too(at_once: tuple[FuncPipe, RunResult]) -> None:
     own = pipe()
     train(own, epochs=1)
@@ -187,7 +186,6 @@ def test_a_finished_run_goes_on_for_more_epochs(at_once: tuple[FuncPipe, RunResu
     assert_same(own, at_once[0])
 
 
-@pytest.mark.slow
 def test_buffers_that_a_state_dict_leaves_out_go_on_too() -> None:
     one, three = pipe(counting=True), pipe(counting=True)
     for _ in range(3):
@@ -199,7 +197,6 @@ def test_buffers_that_a_state_dict_leaves_out_go_on_too() -> None:
     assert torch.equal(dict(one.model.named_buffers())["2.seen"], seen)
 
 
-@pytest.mark.slow
 def test_after_reset_the_optimiser_and_the_epochs_begin_anew() -> None:
     own, other = pipe(), pipe()
     first = train(own, epochs=1)

@@ -37,7 +37,7 @@ SOME = 5
 """Steps of a run that two clients want: a checkpoint is there."""
 TIMEOUT_S = 60.0
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("traced")]
+pytestmark = pytest.mark.usefixtures("traced")
 
 
 def prepared(

@@ -120,14 +120,9 @@ def test_the_best_model_is_the_one_of_the_best_step_and_progress_tells_of_valida
         (0, (".eval/", 3)),
         (2, ("validations/", 1)),
         (3, ("scores/", 2)),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in [
-                (1, (".eval/", 5)),
-                (0, ("best/", 1)),
-                (2, ("best/", 1)),
-            ]
-        ),
+        (1, (".eval/", 5)),
+        (0, ("best/", 1)),
+        (2, ("best/", 1)),
         *(
             pytest.param(*case, marks=pytest.mark.long)
             for case in [(0, (".eval/", 9)), (2, ("scores/", 1)), (2, ("scores/", 4))]
@@ -142,7 +137,6 @@ def test_a_function_that_is_killed_in_a_validation_changes_no_bit(victim: int, w
     same(result, undisturbed())
 
 
-@pytest.mark.slow
 def test_functions_that_hand_over_in_and_between_validations_change_no_bit(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -156,9 +150,7 @@ def test_functions_that_hand_over_in_and_between_validations_change_no_bit(
     same(result, undisturbed())
 
 
-@pytest.mark.parametrize(
-    "last", [1, 3, pytest.param(2, marks=pytest.mark.long), pytest.param(5, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("last", [1, 3, pytest.param(2, marks=pytest.mark.long), 5])
 def test_a_run_that_is_resumed_goes_on_with_its_validations(last: int) -> None:
     storage = MemoryStorage()
     functions = threads(storage)

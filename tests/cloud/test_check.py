@@ -20,7 +20,7 @@ BUDGET_USD = 0.50
 OFTEN = Polling(every_s=0.2)
 PACE = Pace(steps=12, pause_s=0.5, lifetime_s=9.0)  # twelve seconds, longer than a function may live
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = pytest.mark.timeout(1500)
 
 
 def test_the_check_of_aws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

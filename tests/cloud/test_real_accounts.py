@@ -16,7 +16,6 @@ from tests.cloud.check import CloudUnderTest, Pace, check
 PACE = Pace(steps=100, pause_s=0.75, lifetime_s=100.0)
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.timeout(3600),
     pytest.mark.skipif(os.environ.get("FUNCPIPE_CLOUD_TESTS") != "1", reason="FUNCPIPE_CLOUD_TESTS=1 spends money"),
 ]

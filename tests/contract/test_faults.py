@@ -34,8 +34,6 @@ from tests.contract.oss_server import ACCESS_KEY, REGION, SECRET_KEY, OssServer
 from tests.retries import retried
 from tests.s3_servers import S3Server
 
-pytestmark = pytest.mark.slow
-
 CONTENT = bytes(range(250)) * 4
 BUCKET, SILENT_S, SLOW_S = "funcpipe-faults", 0.25, 60.0
 PASSING: dict[str, Fault] = {

@@ -10,8 +10,6 @@ from funcpipe.platforms.base import Platform, Storage
 from funcpipe.platforms.catalog import open_storage
 from funcpipe.testing.platform_contract import PlatformContract
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def platform() -> Iterator[Platform]:

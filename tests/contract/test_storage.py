@@ -91,7 +91,6 @@ def test_any_key_and_any_bytes_are_got_as_they_were_put(
         got_as_it_was_put(open_it(tmp_path / "objects"), key, data, start, length)
 
 
-@pytest.mark.slow
 @settings(_PROPERTY, max_examples=25)  # of which each is five requests to a server
 @given(key=keys, data=st.binary(max_size=300), start=st.integers(0, 310), length=st.integers(0, 310))
 def test_servers_too(server_store: Storage, key: str, data: bytes, start: int, length: int) -> None:

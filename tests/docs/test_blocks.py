@@ -62,7 +62,6 @@ def check_commands(block: Block, targets: set[str], parser: argparse.ArgumentPar
                 assert words[:2] == ["pip", "install"], str(block)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("page", RUN_PAGES)
 def test_a_page_runs(page: str, folder: Path) -> None:
     mine = [block for block in BLOCKS if block.page == page]

@@ -5,8 +5,6 @@ import re
 from collections.abc import Iterator
 from types import ModuleType
 
-import pytest
-
 from tests.docs.pages import DOCS, PAGES, ROOT
 
 _NUMBER = re.compile(r"^[~<$≤]*-?\d[\d,.]*(?:e-?\d+)?\s*(?:%|s|MB|ms|×)?(?:,? *[($]*[\d.,]+\)?)*$")
@@ -67,7 +65,6 @@ def check_scripts_of(page: str) -> None:
     assert set(re.findall(r"`make ([\w-]+)", text)) <= targets, page
 
 
-@pytest.mark.slow
 def test_tables_that_follow_from_the_planner_are_up_to_date() -> None:
     """If not: `python scripts/doc_figures.py` writes them anew. A row of each is planned again."""
     figures = script()

@@ -53,7 +53,6 @@ def test_files_that_pages_name_exist() -> None:
             assert any(f"/{file}".endswith(f"/{named}") for file in files), (page, named)
 
 
-@pytest.mark.slow
 def test_the_site_is_built_and_needs_no_other_host(tmp_path: Path) -> None:
     built = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")],

@@ -43,7 +43,6 @@ def optimizer(parameters: Any) -> torch.optim.Optimizer:
     return SGD(parameters)
 
 
-@pytest.mark.slow
 def test_blocks_found_while_profiling_are_in_the_plan_and_train_as_one_process() -> None:
     pipe = FuncPipe(experts(), loss_fn=F.cross_entropy, optimizer=SGD)
     measured = pipe.profile(sample(), platform="local", micro_batch=2, repeats=1)
@@ -54,7 +53,6 @@ def test_blocks_found_while_profiling_are_in_the_plan_and_train_as_one_process()
     assert pipe.verify(samples(), steps=2).first_difference is None
 
 
-@pytest.mark.slow
 def test_blocks_of_the_users_are_layers_from_profile_to_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

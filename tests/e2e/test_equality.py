@@ -74,7 +74,6 @@ def trained(
     return differences(network, dtype, plan=plan, model=model)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("stages", "replicas"), SHAPES)
 @pytest.mark.parametrize("network", [RESIDUAL, TRANSFORMER], ids=["residual", "transformer"])
 def test_twenty_steps_in_double_precision_equal_one_process(network: Network, stages: int, replicas: int) -> None:
@@ -84,7 +83,6 @@ def test_twenty_steps_in_double_precision_equal_one_process(network: Network, st
     assert state < 1e-10
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("stages", "replicas"), [(3, 2), pytest.param(1, 3, marks=LONG)])
 def test_twenty_steps_in_single_precision_equal_one_process(stages: int, replicas: int) -> None:
     loss, state = trained(TRANSFORMER, torch.float32, stages, replicas)
@@ -92,7 +90,6 @@ def test_twenty_steps_in_single_precision_equal_one_process(stages: int, replica
     assert state < 1e-5
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "network", [pytest.param(RESIDUAL, id="residual"), pytest.param(TRANSFORMER, id="transformer", marks=LONG)]
 )
@@ -102,7 +99,6 @@ def test_recomputed_activations_and_three_phases_change_nothing(network: Network
     assert state < 1e-10
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "sync", [Sync.STREAMED, pytest.param(Sync.EXCHANGE, marks=LONG), pytest.param(Sync.ALL_REDUCE, marks=LONG)]
 )
@@ -112,7 +108,6 @@ def test_every_way_to_synchronise_changes_nothing(sync: Sync) -> None:
     assert state < 1e-10
 
 
-@pytest.mark.slow
 def test_stages_with_ways_of_their_own_change_nothing() -> None:
     torch.manual_seed(1)
     model, sample = RESIDUAL.model().double(), Samples(RESIDUAL, 4, torch.float64).inputs
@@ -124,7 +119,6 @@ def test_stages_with_ways_of_their_own_change_nothing() -> None:
     assert state < 1e-10
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schedule", "recompute"),
     [

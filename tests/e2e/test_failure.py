@@ -40,7 +40,6 @@ def pipe(loss: object = F.cross_entropy) -> FuncPipe:
     return FuncPipe(small.model(), loss_fn=loss, optimizer=small.optimizer)  # type: ignore[arg-type]
 
 
-@pytest.mark.slow
 def test_a_function_that_raises_is_named_with_its_task_and_traceback() -> None:
     with pytest.raises(WorkerFailed) as error:
         pipe(small.failing_loss).train(small.data, plan=small.plan(), message_deadline_s=60, rehearse=False)
@@ -52,7 +51,6 @@ def test_a_function_that_raises_is_named_with_its_task_and_traceback() -> None:
     assert "in failing_loss" in message
 
 
-@pytest.mark.slow
 def test_a_function_that_fails_before_its_first_task_is_named() -> None:
     with pytest.raises(WorkerFailed, match=r"worker s[01]\.r[01] failed outside its tasks: OSError: only in functions"):
         pipe().train(_FailsInFunctions(), plan=small.plan(), message_deadline_s=60)
@@ -70,7 +68,6 @@ class _FailsInFunctions:
         return small.data()
 
 
-@pytest.mark.slow
 def test_a_message_that_never_comes_ends_the_run_soon_after_its_deadline() -> None:
     began_s = time.monotonic()
     with pytest.raises(WorkerFailed) as error:
@@ -84,7 +81,6 @@ def test_a_message_that_never_comes_ends_the_run_soon_after_its_deadline() -> No
     assert time.monotonic() - began_s < 300  # much sooner than its functions would end by themselves
 
 
-@pytest.mark.slow
 def test_an_interrupt_stops_and_cleans_up(tmp_path: Path) -> None:
     write(small.plan(), tmp_path / "plan.json")
     words = ("train", "tests.e2e.small:model", "--data", "tests.e2e.small:data", "--epochs", "100000")
@@ -132,7 +128,6 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command(*words), cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
 
 
-@pytest.mark.slow
 def test_the_command_ends_with_1_after_a_failed_run(tmp_path: Path) -> None:
     write(small.plan(), tmp_path / "plan.json")
     ended = run(
@@ -179,7 +174,6 @@ def test_bad_input_ends_the_command_with_2(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_bad_input_ends_the_process_with_2_and_shows_no_traceback(tmp_path: Path) -> None:
     write(small.plan(), tmp_path / "plan.json")
     ended = run("train", "tests.e2e.small:model", "--data", "small", "--plan", str(tmp_path / "plan.json"))

@@ -12,7 +12,6 @@ from funcpipe.history.learned import as_observed
 from tests.e2e import small
 
 
-@pytest.mark.slow
 def test_a_run_is_filed_and_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUNCPIPE_HISTORY", str(tmp_path / "history.jsonl"))
     pipe = FuncPipe(small.model(), loss_fn=F.cross_entropy, optimizer=small.optimizer)

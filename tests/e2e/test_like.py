@@ -24,7 +24,6 @@ def train(like: PlatformSpec | None, loss: object = F.cross_entropy) -> RunResul
         return pipe.train(small.data, plan=small.plan(), like=like, message_deadline_s=60, rehearse=False)
 
 
-@pytest.mark.slow
 def test_limits_change_no_bit_of_the_result() -> None:
     free, limited = train(None), train(replace(load_spec("aws-lambda"), cold_start_s=0.1, latency_s=0.002))
     assert free.losses == limited.losses
@@ -36,14 +35,12 @@ def hungry_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(output, target) + torch.ones(1 << 29).sum() * 0
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not Groups().memory, reason="no control group for memory can be made here")
 def test_a_function_that_needs_more_memory_than_it_has_is_named() -> None:
     with pytest.raises(WorkerFailed, match=r"worker s1\.r[01] ran out of memory: peak (9[89]\d|10[0-4]\d) of 1024 MB"):
         train(load_spec("aws-lambda"), hungry_loss)
 
 
-@pytest.mark.slow
 def test_a_function_that_outlives_its_lifetime_is_named() -> None:
     with pytest.raises(WorkerFailed, match=r"worker s.\.r. \(.*\) ended without a report: timed out after 0.5 s"):
         train(replace(load_spec("aws-lambda"), lifetime_s=0.5, cold_start_s=0.1), small.sleeping_loss)

@@ -19,7 +19,6 @@ from funcpipe.testing.processes import functions_of
 from tests.e2e import small
 
 
-@pytest.mark.slow
 def test_a_killed_worker_s_restart_and_its_cause_are_in_the_log_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,7 +17,6 @@ def imposed(path: Path) -> PlatformSpec:
     return spec
 
 
-@pytest.mark.slow
 def test_a_platform_that_is_imposed_is_found_by_its_functions(tmp_path: Path) -> None:
     spec = imposed(tmp_path / "spec.json")
     words = ["platforms", "measure", "local", "--like", str(tmp_path / "spec.json"), "-o", str(tmp_path / "found.json")]
@@ -32,7 +31,6 @@ def test_a_platform_that_is_imposed_is_found_by_its_functions(tmp_path: Path) ->
     assert found.sources["vcpu"].startswith("measured by functions")
 
 
-@pytest.mark.slow
 def test_a_model_is_profiled_in_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     imposed(tmp_path / "spec.json")

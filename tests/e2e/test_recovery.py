@@ -37,7 +37,6 @@ from tests.e2e.plans import even_plan
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.slow
 
 adam = partial(torch.optim.Adam, lr=0.01)
 Loss = Callable[[Any, Any], Tensor]

@@ -12,7 +12,6 @@ from tests.e2e import small
 from tests.redis_servers import redis_server
 
 
-@pytest.mark.slow
 def test_a_run_trains_is_shown_and_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,7 +20,6 @@ from tests.e2e import small
 QUICK = FaultTolerance(heartbeat_s=0.2, lease_s=60.0, checkpoint_steps=4)
 
 
-@pytest.mark.slow
 def test_a_run_s_key_is_in_no_object_log_or_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

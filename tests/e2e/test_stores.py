@@ -13,7 +13,6 @@ from tests.e2e import small
 from tests.redis_servers import redis_server
 
 
-@pytest.mark.slow
 def test_a_run_in_several_stores_learns_as_in_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,7 +29,6 @@ def pipe() -> FuncPipe:
     return FuncPipe(small.model(), loss_fn=F.cross_entropy, optimizer=small.optimizer)
 
 
-@pytest.mark.slow
 def test_an_interrupted_watcher_leaves_the_run_its_module_and_what_was_spent_alone(tmp_path: Path) -> None:
     url = (tmp_path / "objects").as_uri()
     pipe().start(

@@ -12,7 +12,7 @@ import pytest
 from funcpipe.loggers import WandbLogger
 from tests.loggers import runs
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def history(folder: Path) -> list[dict[str, Any]]:

@@ -26,7 +26,6 @@ from tests.parameter_server.test_loops import plain
 from tests.ray_here import environment_of_ray
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.xdist_group("ray"),
     pytest.mark.filterwarnings("ignore"),  # of Ray: sockets and files that it leaves to the collector
 ]

@@ -59,7 +59,6 @@ def slow_loss(output: Tensor, target: Tensor) -> Tensor:
     return nn.functional.cross_entropy(output, target)
 
 
-@pytest.mark.slow
 def test_local_functions_train_as_one_process_does_and_are_billed() -> None:
     began_s = time.monotonic()
     result = train(adam_job())
@@ -73,7 +72,6 @@ def test_local_functions_train_as_one_process_does_and_are_billed() -> None:
     assert usd["server"] >= result.seconds * MARKET.machine(MARKET.server).on_demand_usd_h / 3600
 
 
-@pytest.mark.slow
 def test_asynchronous_local_functions_exchange_through_redis(tmp_path: Path) -> None:
     job = adam_job()
     with redis_server(tmp_path) as port:
@@ -86,7 +84,6 @@ def test_asynchronous_local_functions_exchange_through_redis(tmp_path: Path) -> 
     assert {push.worker for push in result.pushes} == {"f0", "f1"}
 
 
-@pytest.mark.slow
 def test_functions_with_limits_hand_over_before_their_life_ends(caplog: pytest.LogCaptureFixture) -> None:
     """Twenty-four steps of 0.1 s and more, of functions that live for 2.5 s after a cold start of 0.2 s.
 
@@ -103,7 +100,6 @@ def test_functions_with_limits_hand_over_before_their_life_ends(caplog: pytest.L
     assert {item.name for item in result.bill} == {"f0", "f1", "requests", "server"}
 
 
-@pytest.mark.slow
 def test_a_killed_process_is_followed_by_another_and_changes_no_bit() -> None:
     killed: list[int] = []
 
@@ -121,7 +117,6 @@ def test_a_killed_process_is_followed_by_another_and_changes_no_bit() -> None:
     assert_same_parameters(result.state, job)
 
 
-@pytest.mark.slow
 def test_a_run_ends_before_it_exceeds_its_limit_and_goes_on_from_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,7 +152,6 @@ def test_functions_that_do_not_fit_are_refused() -> None:
         train(job, name="No Name")
 
 
-@pytest.mark.slow
 def test_a_mistake_in_a_function_is_told_with_its_traceback() -> None:
     def wrong(output: Tensor, target: Tensor) -> Tensor:
         raise ValueError(f"no target {target.shape}")

@@ -4,9 +4,6 @@ import itertools
 import random
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
-
-import pytest
 
 from funcpipe.core import (
     SYNC_WIRES,
@@ -186,12 +183,3 @@ def front_of(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
                 front.pop()
             front.append((seconds, dollars))
     return front
-
-
-def by_cost(quick: int, slow: int, long: int) -> list[Any]:
-    """Seeds: the first `quick` for every check, those up to `slow` for all tests, the rest for the long ones."""
-    return [
-        *range(quick),
-        *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(quick, slow)),
-        *(pytest.param(seed, marks=pytest.mark.long) for seed in range(slow, long)),
-    ]

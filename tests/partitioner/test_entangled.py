@@ -85,7 +85,7 @@ def test_two_pinned_cuts_and_three_functions_leave_one_way_whatever_the_times(sc
         assert len(problem.stage_graph.first) == 3
 
 
-@pytest.mark.parametrize("scale", [1e-4, pytest.param(1.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("scale", [1e-4, 1.0])
 def test_a_free_plan_is_found_among_merged_layers_and_says_so(scale: float) -> None:
     profile, spec = encoder_decoder(60, 1, scale=scale), platform(2)
     training = replace(TRAINING, sync=Sync.PIPELINED)  # so that all is proved

@@ -83,7 +83,7 @@ def test_a_front_is_of_the_formats_that_are_best() -> None:
         assert plan.wire_sync is (Wire.BF16 if plan.replicas > 1 else Wire.FP32)
 
 
-@pytest.mark.parametrize("time_value", [3.84, pytest.param(245.76, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("time_value", [3.84, 245.76])
 def test_with_int8_allowed_the_best_of_the_formats_of_messages_and_sums_are_taken(time_value: float) -> None:
     exact = replace(EXACT, time_value=time_value, replicas=(4,))
     found = optimize(PROFILE, SPEC, replace(exact, numerics=Numerics.INT8))

@@ -27,7 +27,6 @@ def points(front: Front) -> list[tuple[float, float]]:
     return [(plan.estimate.iteration_s, plan.estimate.cost_usd) for plan in front.plans if plan.estimate]
 
 
-@pytest.mark.slow
 @at_most(8)
 @given(seed=st.integers(0, 1000), skips=st.integers(0, 2))
 def test_a_front_falls_and_holds_the_optimum_of_every_weight(seed: int, skips: int) -> None:

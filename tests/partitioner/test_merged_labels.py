@@ -20,7 +20,7 @@ from funcpipe.partitioner.search.path_ways import all_ends
 from funcpipe.partitioner.search.promising import Promising
 from funcpipe.partitioner.search.spaces import all_spaces, with_stage_counts
 from funcpipe.partitioner.search.time_window import TimeWindow
-from tests.partitioner.instances import by_cost, draw_problem
+from tests.partitioner.instances import draw_problem
 from tests.partitioner.oracles import by_plain_search, compare, in_all_modes, optima
 from tests.partitioner.problems import larger
 
@@ -83,7 +83,7 @@ def networks_of(seed: int) -> Iterator[OptionNetwork]:
                 yield with_stage_counts(space, space.network)
 
 
-@pytest.mark.parametrize("seed", by_cost(12, 60, 300))
+@pytest.mark.parametrize("seed", [*range(60), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(60, 300))])
 def test_no_option_of_a_better_plan_is_dropped(seed: int) -> None:
     draw = np.random.default_rng(seed)
     for network in networks_of(seed):
@@ -147,7 +147,7 @@ def merged_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("merged_at_once")
-@pytest.mark.parametrize("seed", by_cost(6, 20, 20))
+@pytest.mark.parametrize("seed", range(20))
 def test_merging_labels_in_every_window_changes_no_plan(seed: int) -> None:
     compare(draw_problem(seed), optima(f"all modes {seed}"))
     compare(larger(seed), optima(f"larger {seed}"))

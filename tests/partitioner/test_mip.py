@@ -18,7 +18,6 @@ from tests.partitioner.instances import MB, chain, platform
 if TYPE_CHECKING:
     from funcpipe.partitioner.mip.run import Solver
 
-pytestmark = pytest.mark.slow
 
 Policy = Callable[[Problem], Plan]
 

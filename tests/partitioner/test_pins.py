@@ -48,7 +48,6 @@ def test_sizes_replicas_and_functions_are_pinned() -> None:
     assert optimize(profile, spec, TRAINING, pins=Pins(max_functions=2)).workers <= 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_pinned_optima_equal_exhaustive(seed: int) -> None:
     compare(pinned(seed), optima(f"pinned {seed}"))

@@ -25,7 +25,6 @@ def objective(plan: Plan) -> float:
     return plan.solver.objective
 
 
-@pytest.mark.slow
 @at_most(12)
 @given(seed=st.integers(0, 1000), skips=st.integers(0, 2), policy=st.sampled_from(PIPELINES))
 @example(seed=305, skips=0, policy="tpdmp")  # once it synchronised in a way that the search had not considered

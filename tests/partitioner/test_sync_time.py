@@ -18,7 +18,6 @@ latencies = st.floats(0, 0.1)
 rates = st.floats(1e7, 1e8)
 
 
-@pytest.mark.slow
 @at_most(20)
 @given(sizes, latencies, rates, st.integers(3, 8), st.sampled_from([1.0, 2.0]), st.data())
 def test_streamed_takes_the_time_of_its_form(
@@ -67,7 +66,7 @@ def test_three_phase_pipelined_and_all_reduce_take_the_time_of_their_forms(
     assert all_reduce_s(size, replicas, up, down, latency_s) == pytest.approx(played_s, rel=1e-9)
 
 
-@pytest.mark.parametrize("replicas", [2, 3, 4, 8, pytest.param(16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("replicas", [2, 3, 4, 8, 16])
 def test_requests_are_those_of_the_transfers(replicas: int) -> None:
     ways = [*candidates(replicas), *((sync, Streams(1, 1, 1)) for sync in Sync)]
     for sync, streams in ways[::7]:
@@ -77,7 +76,6 @@ def test_requests_are_those_of_the_transfers(replicas: int) -> None:
         assert requests_each(sync, replicas, streams) == pytest.approx((puts / replicas, gets / replicas))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("size", [64e6, 256e6])
 @pytest.mark.parametrize("replicas", [2, 4, pytest.param(8, marks=pytest.mark.long)])
 def test_the_choice_is_near_the_limit_and_never_costs_more(replicas: int, size: float) -> None:

@@ -35,7 +35,6 @@ print(any("libtcmalloc_minimal" in line for line in open("/proc/self/maps")), gr
 """
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(environment().get("LD_PRELOAD") != allocator.LIBRARY, reason="tcmalloc is not installed")
 def test_a_convolutional_network_needs_little_more_than_its_tensors() -> None:
     done = subprocess.run([sys.executable, "-c", WORK], env=environment(), capture_output=True, text=True, check=True)

@@ -258,7 +258,6 @@ def test_profiling_leaves_the_model_alone_and_tells_its_progress() -> None:
     assert told[-1][1] == 1.0
 
 
-@pytest.mark.slow
 def test_base_memory_is_that_of_a_process_with_torch() -> None:
     assert 100e6 < base_memory.base_memory_bytes(forked=True) < 1e9
 

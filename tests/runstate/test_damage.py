@@ -179,7 +179,6 @@ def one_of_each_kind(objects: dict[str, bytes]) -> list[str]:
     return sorted({key.split("/")[2 if "/g0" in key else 1]: key for key in objects}.values())
 
 
-@pytest.mark.slow
 def test_a_run_of_which_something_is_damaged_ends_with_the_same_bits(job: Job, stopped: dict[str, bytes]) -> None:
     plain = MemoryStorage()
     session = on(plain, ThreadPlatform(load_spec("local"), plain))

@@ -6,6 +6,7 @@
 
 import json
 import os
+import re
 import resource
 import time
 from collections.abc import Generator, Iterable
@@ -15,9 +16,6 @@ import psutil
 import pytest
 
 QUICK_S = 0.2
-RAY = "ray"
-"""The group of tests that need the only Ray of this machine: they run one after the other."""
-
 TABLE = Path(__file__).parents[1] / "durations.json"
 _PROPERTY = "processor_s"
 
@@ -66,7 +64,8 @@ def _processor_s() -> float:
 
 
 def _descendants() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
+    found: list[psutil.Process] = psutil.Process().children(recursive=True)
+    return found
 
 
 def _used(process: psutil.Process) -> float:
@@ -105,7 +104,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def test_of(name: str) -> str:
     """The test's name without the group that pytest-xdist adds to it."""
-    return name.removesuffix(f"@{RAY}")
+    return re.sub(r"@(browser|ray|wheel)$", "", name)
 
 
 def by_folder(seconds: dict[str, float]) -> dict[str, tuple[int, float]]:

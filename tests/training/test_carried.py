@@ -151,7 +151,6 @@ def test_stages_train_as_one_process(stages: int, recompute: bool, schedule: Sch
     assert_as_in_one_process(train(plan(stages, recompute=recompute, schedule=schedule), MemoryStorage()))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("moment", [40, 90, 160])
 def test_killed_functions_are_replaced_with_what_they_had_left(moment: int) -> None:
     faults = itertools.cycle([FunctionFaults(), FunctionFaults(killed_at=moment)])
@@ -162,7 +161,6 @@ def test_killed_functions_are_replaced_with_what_they_had_left(moment: int) -> N
     assert_as_in_one_process(result)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stages", [1, 3, 4])
 def test_a_run_goes_on_under_another_plan(stages: int) -> None:
     storage = MemoryStorage()

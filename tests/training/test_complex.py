@@ -54,7 +54,6 @@ def data(dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
     return [(torch.randn(6, generator=generator, dtype=dtype.to_real()), torch.tensor(i % 3)) for i in range(14)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "clip"),
     [

@@ -69,8 +69,7 @@ def in_one_process(
 def summed() -> Iterator[Any]:
     """Every way with two replicas, and with three or four; with all numbers in the long run."""
     for (i, way), replicas in itertools.product(enumerate(WAYS), (2, 3, 4)):
-        marks = [pytest.mark.slow] if replicas > 2 else []
-        marks += [] if replicas in (2, 4 - i % 2) else [pytest.mark.long]
+        marks = [] if replicas in (2, 4 - i % 2) else [pytest.mark.long]
         yield pytest.param(way, replicas, marks=marks, id=f"{replicas}-{way[0].value}")
 
 

@@ -76,7 +76,6 @@ def test_a_step_that_is_repeated_is_loaded_again_with_the_same_samples() -> None
             mine.take(2, 1)
 
 
-@pytest.mark.slow
 def test_processes_load_the_same_and_tell_when() -> None:
     with loader(Counting(), workers=2) as mine:
         before_s = 0.0

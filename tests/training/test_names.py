@@ -60,7 +60,6 @@ def token_loss(output: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(output.flatten(0, 1), target.flatten())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("head_first", [True, False])
 def test_a_name_that_the_forward_does_not_read_is_trained_too(head_first: bool) -> None:
     torch.manual_seed(0)
@@ -124,7 +123,6 @@ def bart() -> tuple[nn.Module, dict[str, Tensor]]:
     return transformers.BartForConditionalGeneration(config), {"input_ids": ids, "labels": ids}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "stages"), [(t5, 1), (t5, 3), (bart, 3), pytest.param(bart, 1, marks=pytest.mark.long)]
 )
@@ -246,7 +244,6 @@ def functions_are_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     functions.stop_all()
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("functions_are_threads")
 def test_train_and_verify_take_a_model_with_its_own_state_dict_and_unused_names() -> None:
     class Both(nn.Module):

@@ -21,8 +21,6 @@ from tests.e2e.reference import largest_difference, train
 from tests.in_process import make_job, run_workers
 from tests.training import test_ties
 
-pytestmark = pytest.mark.slow
-
 SHAPES = [
     (1, 1),
     (1, 3),

@@ -39,8 +39,6 @@ from tests.in_process import make_job, prepared_run, run_workers
 from tests.worker.test_buckets import model, vectors
 from tests.worker.test_synchronisation import possible_order, shape_of, streams
 
-pytestmark = pytest.mark.slow
-
 NO_ROUTES = Routes(activations=(), gradients=())
 
 

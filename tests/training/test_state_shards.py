@@ -28,8 +28,6 @@ from tests.in_process import make_job, prepared_run
 from tests.training.test_sharding import grouped
 from tests.worker.test_buckets import model, vectors
 
-pytestmark = pytest.mark.slow
-
 EVERY_STEP = FaultTolerance(checkpoint_steps=1)
 
 

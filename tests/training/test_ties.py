@@ -15,8 +15,6 @@ from tests.e2e.plans import even_plan, momentum, sample_numbers
 from tests.e2e.reference import largest_difference, train
 from tests.in_process import make_job, run_workers
 
-pytestmark = pytest.mark.slow
-
 WORDS, SAMPLES = 11, 18
 
 

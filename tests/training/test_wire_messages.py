@@ -101,9 +101,9 @@ def in_one_process(plan: Plan) -> dict[str, Tensor]:
     [
         (Wire.INT8, None, {"replicas": 1}),
         (Wire.BF16, Wire.INT8, {"replicas": 1}),
-        pytest.param(Wire.BF16, None, {"replicas": 1}, marks=pytest.mark.slow),
-        pytest.param(Wire.INT8, Wire.FP32, {"replicas": 3, "recompute": True}, marks=pytest.mark.slow),
-        pytest.param(Wire.INT8, None, {"replicas": 2, "recompute": True}, marks=pytest.mark.slow),
+        (Wire.BF16, None, {"replicas": 1}),
+        (Wire.INT8, Wire.FP32, {"replicas": 3, "recompute": True}),
+        (Wire.INT8, None, {"replicas": 2, "recompute": True}),
     ],
 )
 def test_a_run_has_the_bits_of_one_process_that_rounds_at_the_cuts(

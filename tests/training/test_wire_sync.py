@@ -29,7 +29,7 @@ WAYS = [
 ]
 DIVIDED = [
     *[(WAYS[0], 3), (WAYS[4], 3)],
-    pytest.param(WAYS[1], 2, marks=pytest.mark.slow),
+    (WAYS[1], 2),
     *(
         pytest.param(way, replicas, marks=pytest.mark.long)
         for way, replicas in ((WAYS[0], 2), (WAYS[1], 3), (WAYS[4], 2))
@@ -91,8 +91,7 @@ def summed() -> Iterator[Any]:
     """Every way with two and with more replicas in 16 bits, and once in 32; all of both in the long run."""
     for (i, way), replicas, wire in itertools.product(enumerate(WAYS), (2, 3, 4), (Wire.BF16, Wire.FP32)):
         chosen = (2, 3 + i % 2) if wire is Wire.BF16 else (2 if i else 3,)
-        marks = [pytest.mark.slow] if replicas == 3 or wire is Wire.FP32 else []
-        marks += [] if replicas in chosen else [pytest.mark.long]
+        marks = [] if replicas in chosen else [pytest.mark.long]
         yield pytest.param(way, replicas, wire, marks=marks, id=f"{wire.value}-{replicas}-{way[0].value}")
 
 

@@ -16,8 +16,6 @@ from tests.e2e.reference import largest_difference, train
 from tests.in_process import make_job, run_workers
 from tests.training import test_ties
 
-pytestmark = pytest.mark.slow
-
 WAYS = [(Sync.EXCHANGE, Streams(3, 1, 1)), (Sync.STREAMED, Streams(4, 2, 2)), (Sync.STREAMED, Streams(5, 1, 5))]
 
 

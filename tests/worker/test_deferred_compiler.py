@@ -83,14 +83,12 @@ def told() -> Mapping[str, str]:
     return errors
 
 
-@pytest.mark.slow
 def test_optimisers_work_without_the_compiler_and_the_compiler_is_there_when_it_is_wanted(
     told: Mapping[str, str],
 ) -> None:
     assert told["eager"] == ""
 
 
-@pytest.mark.slow
 def test_whoever_looks_through_all_modules_does_not_load_the_compiler(told: Mapping[str, str]) -> None:
     """As torch does while operators are defined, in the middle of imports that the compiler needs itself."""
     assert told["looked at"] == ""

@@ -54,7 +54,6 @@ def data() -> list[tuple[Tensor, Tensor]]:
     return [(torch.randn(WIDE, generator=generator), torch.tensor(number % 10)) for number in range(16)]
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not _STATUS.exists(), reason="needs Linux")
 def test_an_environment_has_its_memory_back_after_each_attempt_and_each_reports_its_own_peak(tmp_path: Path) -> None:
     storage, payloads = FileStorage(tmp_path / "objects"), []

@@ -66,7 +66,6 @@ def leaves_when(monkeypatch: pytest.MonkeyPatch, is_time: Callable[[], bool]) ->
     monkeypatch.setattr(hand_over, "_PAUSES", Backoff(first_s=0.1, most_s=0.1, draw=lambda: 0.0))
 
 
-@pytest.mark.slow
 def test_a_worker_that_hands_over_is_not_cut_short_by_its_successor(monkeypatch: pytest.MonkeyPatch) -> None:
     storage, platform = QuickSuccessor(), Recording()
     leaves_when(monkeypatch, lambda: bool(platform.invoked))

@@ -121,7 +121,6 @@ def test_a_stage_that_recomputes_reads_the_same_batch_again() -> None:
     assert all(torch.equal(tensor, again[name]) for name, tensor in once.items())
 
 
-@pytest.mark.slow
 def test_processes_that_load_change_no_bit() -> None:
     thread, processes = trained_plainly(), trained(job_by(plan(), workers=2, prefetch_factor=2))
     assert thread.keys() == processes.keys()

@@ -45,7 +45,6 @@ def long_run(census: Census, platform: ThreadPlatform, settings: RunSettings) ->
     return prepare(replace(chaos.job(), epochs=MANY // 3), session, faults=faults, settings=settings)
 
 
-@pytest.mark.slow
 def test_losses_lie_in_few_objects_and_all_who_come_later_find_them(census: Census, platform: ThreadPlatform) -> None:
     late = long_run(census, platform, RunSettings(name=RUN))  # a model cannot be traced while threads train
     launch_detached(late)
@@ -69,7 +68,6 @@ def test_losses_lie_in_few_objects_and_all_who_come_later_find_them(census: Cens
     assert census.objects == 0
 
 
-@pytest.mark.slow
 def test_messages_go_as_soon_as_checkpoints_cover_them() -> None:
     census = Census()
     platform = ThreadPlatform(load_spec("local"), census)

@@ -130,7 +130,7 @@ def cases() -> Iterator[Any]:
     for number, (sync, put) in enumerate(last.items()):
         for wire, clipped in itertools.product((Wire.FP32, Wire.BF16), (False, True)):
             in_pairs = clipped == bool((number + (wire is Wire.BF16)) % 2)
-            marks = [pytest.mark.slow] * (wire is Wire.BF16) + [pytest.mark.long] * (not in_pairs)
+            marks = [pytest.mark.long] * (not in_pairs)
             name = f"{sync.value}-put-{put}" + "-clipped" * clipped + f"-{wire.value}"
             yield pytest.param(sync, f"put-{put}", 0.1 if clipped else None, wire, marks=marks, id=name)
 

@@ -8,7 +8,6 @@ from tests.examples import at_most
 from tests.model.graph.composed.judge import PARTS, judge, recipe
 
 
-@pytest.mark.slow
 @at_most(12)
 @given(seed=st.integers(0, 10**9))
 def test_a_composed_model_is_equal_or_refused(seed: int) -> None:

@@ -133,7 +133,6 @@ def gpt2() -> tuple[Any, tuple[str, ...]]:
     return plain, tuple(layer.name for layer in trace(plain, (torch.randint(0, 11, (3, 6)),)).layers)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_gradient_checkpointing_of_transformers_shows_the_blocks(reentrant: bool) -> None:
     plain, names = copy.deepcopy(gpt2())

@@ -5,7 +5,6 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -112,7 +111,6 @@ def test_hooks_that_a_forward_installs_work_in_stages_and_leave_the_model() -> N
     assert torch.equal(model(x)[1], expected)
 
 
-@pytest.mark.slow
 def test_transformers_that_record_hidden_states_are_traced() -> None:
     import transformers  # takes seconds, and others are collected without it
 

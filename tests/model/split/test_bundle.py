@@ -82,7 +82,6 @@ def user_code(folder: Path) -> ModuleType:
     return module
 
 
-@pytest.mark.slow
 def test_a_bundle_loads_where_the_users_files_are_not(tmp_path: Path) -> None:
     users = user_code(tmp_path)
     try:
@@ -109,7 +108,6 @@ def test_a_bundle_loads_where_the_users_files_are_not(tmp_path: Path) -> None:
     assert names == list(model.state_dict())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("model", [ResidualNet(), CausalTransformer()])
 def test_bundles_hold_no_tensor_and_give_the_same_numbers(model: nn.Module) -> None:
     x = torch.randn(2, 1, 8, 8) if isinstance(model, ResidualNet) else torch.randint(0, 23, (2, 12))
@@ -239,7 +237,6 @@ def doubling(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> nn.Mod
     return Doubling(name)
 
 
-@pytest.mark.slow
 def test_an_operator_of_an_installed_package_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = doubling(tmp_path / "site-packages", "installed", monkeypatch), torch.randn(2, 3)
     (stage,) = split(trace(model, (x,)), [(0, 1)])

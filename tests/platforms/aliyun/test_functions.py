@@ -60,7 +60,6 @@ def ended(platform: AliyunPlatform, handle: Handle) -> Status:
     return status
 
 
-@pytest.mark.slow
 def test_a_job_trains_on_function_compute_to_the_same_bits(
     platform: AliyunPlatform, spec: PlatformSpec, url: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -75,7 +74,6 @@ def test_a_job_trains_on_function_compute_to_the_same_bits(
     assert storage.list("") == ()
 
 
-@pytest.mark.slow
 def test_an_instance_loads_torch_before_its_first_event(platform: AliyunPlatform, url: str, cloud: AliyunCloud) -> None:
     cloud.start = in_clean_folder
     for _ in range(2):
@@ -84,7 +82,6 @@ def test_an_instance_loads_torch_before_its_first_event(platform: AliyunPlatform
     assert instance.paths == ["/initialize", "/invoke", "/invoke"]
 
 
-@pytest.mark.slow
 def test_a_worker_that_fails_is_a_failed_task_with_a_report(
     platform: AliyunPlatform, url: str, deployer: Deployer, cloud: AliyunCloud
 ) -> None:
@@ -98,7 +95,6 @@ def test_a_worker_that_fails_is_a_failed_task_with_a_report(
     assert [line for line in cloud.lines if line.startswith("FC Invoke Start RequestId: ")]
 
 
-@pytest.mark.slow
 def test_stop_ends_a_function_and_may_be_repeated(platform: AliyunPlatform, url: str, cloud: AliyunCloud) -> None:
     handle = platform.invoke(worker(platform, url, small.sleeping_loss))
     while not cloud.instances:
@@ -108,7 +104,6 @@ def test_stop_ends_a_function_and_may_be_repeated(platform: AliyunPlatform, url:
     assert platform.status(handle).reason.startswith("stopped")
 
 
-@pytest.mark.slow
 def test_a_function_past_its_time_is_timed_out(platform: AliyunPlatform, url: str, cloud: AliyunCloud) -> None:
     cloud.functions[f"funcpipe-{SIZE}"]["timeout"] = 2
     status = ended(platform, platform.invoke(worker(platform, url, small.sleeping_loss)))
@@ -227,7 +222,6 @@ def test_quotas_of_functions_are_kept_from_the_others(
         platform.check(plan)
 
 
-@pytest.mark.slow
 def test_logs_of_runs_are_kept_apart(platform: AliyunPlatform, url: str, cloud: AliyunCloud) -> None:
     cloud.logs.unfinished = 2
     assert_logs_are_kept(platform, open_storage(url), url, plan=sized(small.plan(1, 1)), wait=lambda: None)

@@ -3,8 +3,6 @@
 import time
 from dataclasses import replace
 
-import pytest
-
 from funcpipe.client.control import status
 from funcpipe.client.launch import launch, launch_detached
 from funcpipe.client.prepare import PreparedRun, prepare
@@ -18,8 +16,6 @@ from tests.cloud_emulation.aliyun import AliyunCloud
 from tests.e2e import small
 from tests.platforms.aliyun.conftest import EVERY_S, OFTEN, sized
 from tests.platforms.hand_over import SHORT, assert_handed_over, long_job
-
-pytestmark = pytest.mark.slow
 
 
 def test_functions_hand_over_to_functions_that_they_invoke(

@@ -19,7 +19,6 @@ def site(deployed: Account, url: str) -> Site:
     return Site(platform, open_storage(url), url)
 
 
-@pytest.mark.slow
 def test_the_sizes_that_are_deployed_measure_themselves(site: Site) -> None:
     found = site.measure(max_usd=0.01)
     assert [size.name for size in found.sizes] == [SIZE]
@@ -30,7 +29,6 @@ def test_the_sizes_that_are_deployed_measure_themselves(site: Site) -> None:
     assert site.storage.list("") == ()
 
 
-@pytest.mark.slow
 def test_a_model_s_layers_are_timed_in_functions(site: Site) -> None:
     pipe = FuncPipe(small.model(), loss_fn=F.cross_entropy, optimizer=small.optimizer)
     found = pipe.profile(small.sample(), micro_batch=2, on=site, max_usd=0.01)

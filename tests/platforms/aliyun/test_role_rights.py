@@ -28,8 +28,6 @@ from tests.platforms.aliyun.conftest import EVERY_S, OFTEN, SIZE, sized
 from tests.platforms.aliyun.test_functions import worker
 from tests.platforms.hand_over import SHORT, assert_handed_over, long_job
 
-pytestmark = pytest.mark.slow
-
 ROLE = "funcpipe-functions-cn-test"
 BY_SERVICE = {"log:PostLogStoreLogs", "cr:GetAuthorizationToken", *PULLS}
 """What Function Compute itself does as the role: it writes logs and pulls the image (`aliyun.template.rights`)."""

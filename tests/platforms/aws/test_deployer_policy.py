@@ -129,7 +129,6 @@ def needed_by_cloudformation() -> set[str]:
     return found - ALWAYS_SET.keys()
 
 
-@pytest.mark.slow
 def test_it_grants_what_calls_need_and_nothing_else(
     cloud: AwsCloud, account: Account, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -177,7 +176,6 @@ def test_it_is_for_this_deployment_wherever_iam_lets_it_be() -> None:
     assert len(re.sub(r"\s", "", json.dumps(POLICY))) <= 6144  # the most that a managed policy of IAM may have
 
 
-@pytest.mark.slow
 def test_its_places_are_those_that_the_stack_makes(cloud: AwsCloud, deployed: Account) -> None:
     stack = cloud.client("cloudformation").describe_stacks()["Stacks"][0]["StackId"]
     roles = [role["Arn"] for role in cloud.client("iam").list_roles()["Roles"]]

@@ -17,8 +17,6 @@ from funcpipe.platforms.shared.docker import Docker
 from tests.cloud_emulation.aws import AwsCloud
 from tests.platforms.aws.conftest import reset
 
-pytestmark = pytest.mark.slow
-
 SHAPE = Shape(name="funcpipe", memory_mb=(1024, 2048))
 PACKAGE = lambda_package()
 NO_DOCKER = "a-docker-that-is-not-there"

@@ -32,8 +32,6 @@ from tests.in_process import make_job, prepared_run, run_workers
 from tests.platforms.aws.conftest import EVERY_S, OFTEN, PLATFORM, STORAGE
 from tests.platforms.kept_logs import assert_logs_are_kept, logs_of
 
-pytestmark = pytest.mark.slow
-
 
 def spec(storage: Storage, loss: Callable[..., Tensor] = torch.nn.functional.cross_entropy) -> WorkerSpec:
     torch.manual_seed(0)

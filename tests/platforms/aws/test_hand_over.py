@@ -28,8 +28,6 @@ from tests.platforms.hand_over import SHORT, assert_handed_over, long_job
 
 ROOT = Path(__file__).parents[3]
 
-pytestmark = pytest.mark.slow
-
 
 def test_functions_hand_over_to_functions_that_they_invoke(
     deployed: Account, storage: Storage, cloud: AwsCloud

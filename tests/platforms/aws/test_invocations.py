@@ -22,8 +22,6 @@ from tests.in_process import make_job
 from tests.platforms.aws.conftest import STORAGE
 from tests.platforms.aws.test_functions import ended, spec, two_steps
 
-pytestmark = pytest.mark.slow
-
 
 def test_functions_that_have_slept_for_weeks_are_awake_when_a_run_begins(
     platform: AwsPlatform, storage: Storage, cloud: AwsCloud

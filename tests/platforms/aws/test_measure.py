@@ -15,8 +15,6 @@ from tests.cloud_emulation.aws import AwsCloud
 from tests.cloud_emulation.processes import in_clean_folder
 from tests.platforms.aws.conftest import PLATFORM
 
-pytestmark = pytest.mark.slow
-
 
 def test_the_sizes_that_are_deployed_measure_themselves(storage: Storage, cloud: AwsCloud, tmp_path: Path) -> None:
     cloud.start = in_clean_folder  # as memory and start are measured

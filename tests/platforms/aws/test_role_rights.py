@@ -31,8 +31,6 @@ from tests.platforms.aws.rights import Cloud, refused, table, unused
 from tests.platforms.aws.test_functions import spec
 from tests.platforms.hand_over import SHORT, assert_handed_over, long_job
 
-pytestmark = pytest.mark.slow
-
 
 def platform_of(account: Account) -> AwsPlatform:
     return AwsPlatform(replace(load_spec("aws-lambda"), cold_start_s=1.0), account, polling=OFTEN)

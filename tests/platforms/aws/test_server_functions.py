@@ -16,8 +16,6 @@ from tests.parameter_server.conftest import GLOBAL_BATCH, MICRO_BATCH, adam_job
 from tests.parameter_server.test_function_crew import assert_same_parameters
 from tests.platforms.aws.conftest import EVERY_S, PLATFORM
 
-pytestmark = pytest.mark.slow
-
 MARKET = load_market("aws")
 RUN = ServerRun(global_batch=GLOBAL_BATCH, micro_batch=MICRO_BATCH)
 SETTINGS = RunSettings(message_deadline_s=60, keep_model=False)

@@ -23,7 +23,6 @@ def resources(kind: str) -> list[dict[str, Any]]:
     return [r["Properties"] for r in template(SHAPE)["Resources"].values() if r["Type"] == kind]
 
 
-@pytest.mark.slow
 def test_the_template_passes_cfn_lint(tmp_path: Path) -> None:
     (tmp_path / "template.json").write_text(template_text(SHAPE))
     program = Path(sys.executable).with_name("cfn-lint")

@@ -32,8 +32,6 @@ from tests.in_process import make_job, prepared_run, run_workers
 
 DEPLOYMENT = "the secret of a deployment"
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:

@@ -7,8 +7,6 @@ from funcpipe.platforms.catalog import open_storage
 from tests.e2e import small
 from tests.platforms.kept_logs import assert_logs_are_kept
 
-pytestmark = pytest.mark.slow
-
 
 def test_logs_of_runs_are_kept_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUNCPIPE_LOG_DIR", str(tmp_path / "logs"))

@@ -5,8 +5,6 @@ import pytest
 from funcpipe.errors import WorkerFailed
 from funcpipe.platforms.base import Cause, State, Status
 
-pytestmark = pytest.mark.slow  # as Ray is loaded
-
 
 @pytest.mark.parametrize(
     ("name", "arguments", "reason", "cause"),

@@ -18,7 +18,7 @@ from tests.e2e import small
 from tests.platforms.kept_logs import assert_logs_are_kept
 from tests.platforms.ray.processes import named, processes_of, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
+pytestmark = pytest.mark.xdist_group("ray")
 ROOT = Path(__file__).parents[3]
 
 

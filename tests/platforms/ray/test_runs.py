@@ -26,7 +26,7 @@ from tests.e2e import reference, small
 from tests.e2e.plans import sample_numbers
 from tests.platforms.ray.processes import processes_of, title_of, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
+pytestmark = pytest.mark.xdist_group("ray")
 
 ROOT = Path(__file__).parents[3]
 

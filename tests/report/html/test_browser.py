@@ -13,7 +13,6 @@ from tests.report.html.large import material
 
 CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.xdist_group("browser"),
     pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium; run: make chromium"),
 ]

@@ -47,7 +47,6 @@ def test_all_sections_and_nothing_from_the_network() -> None:
     assert found.loaded == ["data:,"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("known", "sections"),
     [

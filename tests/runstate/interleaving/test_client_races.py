@@ -28,16 +28,9 @@ def told(scenario: Scenario) -> str:
     return scenario.name.replace(" ", "_")
 
 
-LARGE = (meetings.WATCHED, meetings.THREE)
-"""Seconds each: not in every check."""
-
-
 @pytest.mark.parametrize(
     "scenario",
-    [
-        pytest.param(replace(each, switches=1), marks=[pytest.mark.slow] if each in LARGE else [])
-        for each in meetings.SCENARIOS
-    ],
+    [replace(each, switches=1) for each in meetings.SCENARIOS],
     ids=told,
 )
 def test_what_always_holds_in_one_switch(scenario: Scenario) -> None:

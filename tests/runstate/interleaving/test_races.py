@@ -21,8 +21,8 @@ QUICK = [
     replace(races.SAME_ATTEMPT, switches=2),
     replace(races.ZOMBIE, switches=2),
     replace(races.ORDERS, switches=2),
-    pytest.param(replace(races.HAND_OVER, switches=1), marks=pytest.mark.slow),
-    pytest.param(replace(races.COLLECTION, switches=2), marks=pytest.mark.slow),
+    replace(races.HAND_OVER, switches=1),
+    replace(races.COLLECTION, switches=2),
 ]
 
 

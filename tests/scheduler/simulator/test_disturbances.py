@@ -51,7 +51,6 @@ disturbances = st.builds(
 )
 
 
-@pytest.mark.slow
 @at_most(60)
 @given(shapes(), st.integers(0, 2**32), disturbances)
 def test_shared_links_processors_and_contention_as_computed_the_slow_way(
