@@ -17,6 +17,9 @@ WATCHED = FaultTolerance(heartbeat_s=0.5, lease_s=1.0, checkpoint_steps=1)
 LATE_S = 3 * WATCHED.heartbeat_s
 """How long after the last sign of life of a function its watchdog sees that the next one is late."""
 
+LOOK_S = 1.0
+"""The pause between two looks at the state of a run, each of which takes many requests."""
+
 SHORT = FaultTolerance(lifetime_s=4.0)
 """A function with this lifetime must leave some 3 s after it began; the eight steps of `long_job` take 4 s and more."""
 

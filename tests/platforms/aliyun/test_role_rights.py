@@ -28,10 +28,11 @@ from tests.cloud_emulation.recording_proxy import RecordingProxy, Request
 from tests.contract.faulty_proxy import answering
 from tests.contract.oss_server import REGION, OssServer
 from tests.e2e import small
-from tests.platforms.aliyun.conftest import EVERY_S, OFTEN, SIZE, sized
+from tests.platforms.aliyun.conftest import OFTEN, SIZE, sized
 from tests.platforms.aliyun.test_functions import worker
 from tests.platforms.hand_over import (
     LATE_S,
+    LOOK_S,
     SHORT,
     WATCHED,
     assert_handed_over,
@@ -136,14 +137,14 @@ def outlive_the_only_function(site: Site, spec: PlatformSpec, cloud: AliyunCloud
 
     launch_detached(prepared(RunSettings(name="left")))
     while not [one for one in status(storage, "left").workers if one.step > 2]:
-        time.sleep(EVERY_S)
+        time.sleep(LOOK_S)
     for instance in cloud.instances.values():
         instance.kill()
     small.open_gates(1)
     time.sleep(LATE_S)
     ((_, event),) = cloud.pass_a_minute()
     while [one for one in status(storage, "left").workers if one.outcome is not Outcome.FINISHED]:
-        time.sleep(EVERY_S)
+        time.sleep(LOOK_S)
     assert cloud.tasks["funcpipe-watchdog", event]["status"] == "Succeeded"
     assert cloud.instances["funcpipe-watchdog", event].paths == ["/invoke"]
     assert [one.attempt for one in status(storage, "left").workers] == [1]

@@ -23,8 +23,8 @@ from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import load_spec
 from tests.cloud_emulation.aws import AwsCloud
 from tests.e2e import small
-from tests.platforms.aws.conftest import EVERY_S, OFTEN, PLATFORM, STORAGE
-from tests.platforms.hand_over import SHORT, assert_handed_over, long_job
+from tests.platforms.aws.conftest import OFTEN, PLATFORM, STORAGE
+from tests.platforms.hand_over import LOOK_S, SHORT, assert_handed_over, long_job
 
 ROOT = Path(__file__).parents[3]
 
@@ -56,7 +56,7 @@ def test_a_run_without_its_client_is_watched_stopped_and_removed(
         return dict(json.loads(capsys.readouterr().out))
 
     while not [worker for worker in status(storage, "left").workers if worker.step > 2]:
-        time.sleep(EVERY_S)
+        time.sleep(LOOK_S)
     assert [worker["step"] > 2 for worker in said("status")["workers"]] == [True]
     stopped = said("stop")
     assert stopped["halt"] == "it was stopped"

@@ -34,6 +34,7 @@ from tests.platforms.aws.rights import Cloud, refused, table, unused
 from tests.platforms.aws.test_functions import spec
 from tests.platforms.hand_over import (
     LATE_S,
+    LOOK_S,
     SHORT,
     WATCHED,
     assert_handed_over,
@@ -77,7 +78,7 @@ def test_functions_hand_over_to_functions_that_they_invoke_and_may_do_nothing_el
 ) -> None:
     with ExitStack() as stack:
         seen = Cloud(cloud, stack)
-        job = long_job(small.plan(2, 1))
+        job = long_job(small.plan(1, 1))
         result = launch(prepared(job, deployed, storage, SHORT))
         assert_handed_over(result, job)
         assert len([call for call in cloud.calls if call.endswith("/invocations")]) >= len(result.workers)
@@ -101,14 +102,14 @@ def test_a_run_without_its_client_outlives_its_only_function_by_a_watchdog_that_
         seen = Cloud(cloud, stack)
         launch_detached(prepared(job, deployed, storage, WATCHED, RunSettings(name="left")))
         while not [worker for worker in status(storage, "left").workers if worker.step > 2]:
-            time.sleep(EVERY_S)
+            time.sleep(LOOK_S)
         (worker,) = [environment for environment in cloud.environments if environment.busy]
         worker.close()
         small.open_gates(1)
         time.sleep(LATE_S)
         assert len(cloud.pass_a_minute("funcpipe")) == 1
         while [worker for worker in status(storage, "left").workers if worker.outcome is not Outcome.FINISHED]:
-            time.sleep(EVERY_S)
+            time.sleep(LOOK_S)
         cloud.pass_a_minute("funcpipe")  # it takes the mark away
         while storage.list("_watch/"):
             time.sleep(EVERY_S)
