@@ -13,6 +13,7 @@ from tests.cloud.check import Pace, check, most_usd
 from tests.cloud_emulation.aliyun import aliyun_cloud
 from tests.cloud_emulation.aws import aws_cloud
 from tests.cloud_emulation.docker import RegistryDocker
+from tests.cloud_emulation.forks import forked
 from tests.contract.oss_server import ACCESS_KEY, REGION, SECRET_KEY, OssServer
 from tests.platforms.aliyun.conftest import serving
 
@@ -27,6 +28,7 @@ def test_the_check_of_aws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "test")
     with aws_cloud(tmp_path) as cloud:
+        cloud.start = forked
         monkeypatch.setenv("AWS_ENDPOINT_URL", cloud.moto)
         monkeypatch.setenv("AWS_ENDPOINT_URL_LAMBDA", cloud.endpoint)
         monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
@@ -53,6 +55,7 @@ def test_the_check_of_alibaba_cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("OSS_ACCESS_KEY_ID", ACCESS_KEY)
     monkeypatch.setenv("OSS_ACCESS_KEY_SECRET", SECRET_KEY)
     with serving(OssServer()) as oss, aliyun_cloud() as cloud:
+        cloud.start = forked
         account = AliyunAccount(region=REGION, endpoint=cloud.endpoint)
         docker = RegistryDocker(cloud, tmp_path)
         trial = accounts.on_aliyun(

@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -54,23 +54,36 @@ class AwsCloud(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.moto = moto
         self.folder = folder
+        self.start: Start = in_clean_folder
+        self._session = boto3.session.Session(aws_access_key_id="test", aws_secret_access_key="test")
+        self._clients: dict[str, Any] = {}
+        self.environments: list[Environment] = []
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(32)
+        self._running: list[Future[None]] = []
+        self.forget()
+
+    def forget(self) -> None:
+        """End what runs, and forget what it has been told and what it has noted; what is in the account stays."""
+        while not all(running.done() for running in self._running):
+            for environment in list(self.environments):
+                environment.close()
+            wait(self._running, timeout=0.1)
+        for environment in self.environments:
+            environment.close()
+        self._running.clear()
         self.calls: list[str] = []
         self.refuse: Callable[[str], str | None] = lambda call: None
         self.effective = False
         self.lines: list[str] = []
-        self.environment: dict[str, str] = {"AWS_ENDPOINT_URL": moto}
+        self.environment: dict[str, str] = {"AWS_ENDPOINT_URL": self.moto}
         self.timeout_s: float | None = None
-        self.start: Start = in_clean_folder
         self.limits = AccountLimits()
         self.states = FunctionStates()
         self.chains: list[int] = []
         self._builds: dict[str, str] = {}
-        self._session = boto3.session.Session(aws_access_key_id="test", aws_secret_access_key="test")
-        self._clients: dict[str, Any] = {}
         self.idle: list[Environment] = []
-        self.environments: list[Environment] = []
-        self._lock = threading.Lock()
-        self._pool = ThreadPoolExecutor(32)
+        self.environments = []
 
     @property
     def endpoint(self) -> str:
@@ -97,7 +110,9 @@ class AwsCloud(ThreadingHTTPServer):
         """Invoke a function; `trace` is the header of who asks for it. Returns the request's name."""
         invocation = Invocation(request_id=str(uuid.uuid4()), payload=payload, trace=lineage.longer(trace))
         self.chains.append(lineage.length(invocation.trace))
-        self._pool.submit(self._run, name, invocation).add_done_callback(print_error)
+        running = self._pool.submit(self._run, name, invocation)
+        running.add_done_callback(print_error)
+        self._running.append(running)
         return invocation.request_id
 
     def pass_a_minute(self, stack: str) -> list[str]:

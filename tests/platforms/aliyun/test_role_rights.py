@@ -1,10 +1,14 @@
-"""The role of functions has the rights that they need, by what functions have asked for, and no others."""
+"""Runs on Function Compute that outlive their functions, and their client; and what the role of functions may do.
+
+The role has the rights that functions need, by what these have asked for in such runs, and no others.
+"""
 
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +17,7 @@ from funcpipe.client.launch import launch, launch_detached
 from funcpipe.client.prepare import PreparedRun, prepare
 from funcpipe.client.session import session_on
 from funcpipe.client.site import Site
-from funcpipe.core import FaultTolerance, Outcome, PlatformSpec, RunSettings
+from funcpipe.core import Outcome, PlatformSpec, RunSettings
 from funcpipe.platforms.aliyun.account import Account
 from funcpipe.platforms.aliyun.functions import AliyunPlatform
 from funcpipe.platforms.catalog import open_storage
@@ -24,9 +28,18 @@ from tests.cloud_emulation.recording_proxy import RecordingProxy, Request
 from tests.contract.faulty_proxy import answering
 from tests.contract.oss_server import REGION, OssServer
 from tests.e2e import small
-from tests.platforms.aliyun.conftest import EVERY_S, OFTEN, SIZE, sized
+from tests.platforms.aliyun.conftest import OFTEN, SIZE, sized
 from tests.platforms.aliyun.test_functions import worker
-from tests.platforms.hand_over import SHORT, assert_handed_over, long_job
+from tests.platforms.hand_over import (
+    LATE_S,
+    LOOK_S,
+    SHORT,
+    WATCHED,
+    assert_handed_over,
+    assert_like_one_process,
+    gated_job,
+    long_job,
+)
 
 ROLE = "funcpipe-functions-cn-test"
 BY_SERVICE = {"log:PostLogStoreLogs", "cr:GetAuthorizationToken", *PULLS}
@@ -69,19 +82,23 @@ def table(ram: Ram, needed: set[tuple[str, str, str]]) -> Iterator[tuple[str, st
                 yield action, pattern, sum(a == action and fnmatchcase(to, pattern) for a, to, _ in needed)
 
 
-def test_functions_may_do_what_they_do_and_nothing_else(
+def test_functions_hand_over_and_outlive_their_client_and_may_do_nothing_else(
     deployed: Account,
     spec: PlatformSpec,
     url: str,
     cloud: AliyunCloud,
     oss: OssServer,
     monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
+    monkeypatch.setenv(small.GATES, str(tmp_path))
+    cloud.environment |= {"ALIBABA_CLOUD_REGION": REGION, small.GATES: str(tmp_path)}
     with ExitStack() as stack:
         proxies = [stack.enter_context(answering(RecordingProxy(to))) for to in (oss.endpoint, cloud.endpoint)]
         told = url.replace(oss.endpoint, proxies[0].endpoint)
         site = Site(of_functions(deployed, spec, proxies[1]), open_storage(url), told)
-        hand_over_and_watch(site, spec, cloud)
+        hand_over(site, spec, cloud)
+        outlive_the_only_function(site, spec, cloud)
         (function,) = [cloud.functions[name] for name in cloud.functions if name.endswith(SIZE)]
         monkeypatch.setenv(SECRET, function["environmentVariables"][SECRET])
         asked = AliyunPlatform(spec, Account(region=REGION, endpoint=proxies[1].endpoint), polling=OFTEN)
@@ -100,22 +117,34 @@ def of_functions(account: Account, spec: PlatformSpec, proxy: RecordingProxy) ->
     return platform
 
 
-def hand_over_and_watch(site: Site, spec: PlatformSpec, cloud: AliyunCloud) -> None:
-    """A run whose functions hand over, and one that a watchdog restarts."""
-    job, storage = replace(long_job(sized(small.plan(1, 1))), prices=spec), site.storage
-    assert_handed_over(launch(prepare(job, session_on(site), faults=SHORT)), job)
-    faults = FaultTolerance(heartbeat_s=0.5, lease_s=1.0, checkpoint_steps=1)
+def hand_over(site: Site, spec: PlatformSpec, cloud: AliyunCloud) -> None:
+    """Train a run whose functions invoke their successors."""
+    job = replace(long_job(sized(small.plan(1, 1))), prices=spec)
+    result = launch(prepare(job, session_on(site), faults=SHORT))
+    assert_handed_over(result, job)
+    assert len(cloud.tasks) >= len(result.workers)
+    assert site.storage.list("") == ()
+
+
+def outlive_the_only_function(site: Site, spec: PlatformSpec, cloud: AliyunCloud) -> None:
+    """Train a run without its client, whose only function is killed, and which a watchdog restarts."""
+    job, storage = replace(gated_job(sized(small.plan(1, 1))), prices=spec), site.storage
 
     def prepared(settings: RunSettings) -> PreparedRun:
-        return prepare(job, session_on(site), faults=faults, settings=settings)
+        return prepare(job, session_on(site), faults=WATCHED, settings=settings)
 
     launch_detached(prepared(RunSettings(name="left")))
     while not [one for one in status(storage, "left").workers if one.step > 2]:
-        time.sleep(EVERY_S)
+        time.sleep(LOOK_S)
     for instance in cloud.instances.values():
         instance.kill()
-    time.sleep(3 * faults.heartbeat_s)
-    cloud.pass_a_minute()
+    small.open_gates(1)
+    time.sleep(LATE_S)
+    ((_, event),) = cloud.pass_a_minute()
     while [one for one in status(storage, "left").workers if one.outcome is not Outcome.FINISHED]:
-        time.sleep(EVERY_S)
-    launch(prepared(RunSettings(resume="left")))
+        time.sleep(LOOK_S)
+    assert cloud.tasks["funcpipe-watchdog", event]["status"] == "Succeeded"
+    assert cloud.instances["funcpipe-watchdog", event].paths == ["/invoke"]
+    assert [one.attempt for one in status(storage, "left").workers] == [1]
+    assert_like_one_process(launch(prepared(RunSettings(resume="left"))), job)
+    assert storage.list("") == ()

@@ -29,7 +29,7 @@ from funcpipe.testing.run_keys import NONCE, RUN_KEY
 from tests.cloud_emulation.aws import AwsCloud
 from tests.e2e import small
 from tests.in_process import make_job, prepared_run, run_workers
-from tests.platforms.aws.conftest import EVERY_S, OFTEN, PLATFORM, STORAGE
+from tests.platforms.aws.conftest import BUCKET, EVERY_S, OFTEN, PLATFORM, STORAGE, keys_in
 from tests.platforms.kept_logs import assert_logs_are_kept, logs_of
 
 
@@ -82,7 +82,7 @@ def test_what_lambda_records_of_a_failed_invocation_does_not_tell_the_run_s_key(
     worker = spec(open_storage(STORAGE), small.failing_loss)
     status = ended(platform, platform.invoke(worker))
     assert status.state is State.FAILED
-    objects = {key: body(cloud, key) for key in keys(cloud)}
+    objects = {key: body(cloud, key) for key in keys_in(cloud, BUCKET)}
     (record,) = [json.loads(data) for key, data in objects.items() if key.startswith("aws/lambda/async/")]
     told = record["requestPayload"]
     assert (told["run"], told["stage"]) == (worker.run, worker.stage)
@@ -93,7 +93,7 @@ def test_what_lambda_records_of_a_failed_invocation_does_not_tell_the_run_s_key(
 
 
 def body(cloud: AwsCloud, key: str) -> bytes:
-    found: bytes = cloud.client("s3").get_object(Bucket="funcpipe-123456789012-us-east-1", Key=key)["Body"].read()
+    found: bytes = cloud.client("s3").get_object(Bucket=BUCKET, Key=key)["Body"].read()
     return found
 
 
@@ -102,6 +102,7 @@ def secret_of(cloud: AwsCloud) -> str:
     return str(found["Environment"]["Variables"][SECRET])
 
 
+@pytest.mark.usefixtures("changed")
 def test_a_function_whose_files_only_root_can_read_does_not_start(platform: AwsPlatform, cloud: AwsCloud) -> None:
     (image,) = cloud.folder.iterdir()
     (image / "funcpipe" / "errors.py").chmod(0o600)
@@ -124,12 +125,7 @@ def test_stop_ends_a_function_and_may_be_repeated(platform: AwsPlatform, cloud: 
     platform.stop(handle)
     platform.stop(handle)
     assert platform.status(handle).state is State.FAILED
-    assert not [key for key in keys(cloud) if key.startswith("stops/")]
-
-
-def keys(cloud: AwsCloud) -> list[str]:
-    found = cloud.client("s3").list_objects_v2(Bucket="funcpipe-123456789012-us-east-1")
-    return [item["Key"] for item in found.get("Contents", ())]
+    assert not [key for key in keys_in(cloud, BUCKET) if key.startswith("stops/")]
 
 
 def test_a_function_past_its_time_is_timed_out(platform: AwsPlatform, cloud: AwsCloud) -> None:
@@ -160,6 +156,7 @@ def test_a_function_that_finds_no_room_is_started_later(
     assert "(the account's concurrency is used up)" in caplog.text
 
 
+@pytest.mark.usefixtures("changed")
 def test_what_lambda_would_not_run_is_refused_before_anything_starts(
     platform: AwsPlatform, deployed: Account, cloud: AwsCloud
 ) -> None:
@@ -207,6 +204,7 @@ def test_functions_that_hand_over_need_room_for_a_successor_before_anything_star
     assert not [call for call in cloud.calls if call.endswith("/invocations")]
 
 
+@pytest.mark.usefixtures("changed")
 def test_a_function_s_own_concurrency_is_not_the_account_s(platform: AwsPlatform, cloud: AwsCloud) -> None:
     plan = small.plan(2, 2)
     cloud.reserve("funcpipe-1024", 3)
@@ -221,6 +219,7 @@ def test_a_function_s_own_concurrency_is_not_the_account_s(platform: AwsPlatform
     platform.check(plan, run_s=3600.0)
 
 
+@pytest.mark.usefixtures("changed")
 def test_a_plan_for_other_processors_is_refused_before_anything_starts(platform: AwsPlatform, cloud: AwsCloud) -> None:
     plan = small.plan(1, 1)
     way_out = "plan again with --platform"

@@ -12,32 +12,21 @@ import pytest
 
 from funcpipe.cli import main
 from funcpipe.client.control import status
-from funcpipe.client.launch import launch, launch_detached
-from funcpipe.client.prepare import PreparedRun, prepare
+from funcpipe.client.launch import launch
+from funcpipe.client.prepare import prepare
 from funcpipe.client.session import session_on
 from funcpipe.client.site import Site
-from funcpipe.core import FaultTolerance, Outcome, RunSettings, write
+from funcpipe.core import write
 from funcpipe.platforms.aws.account import Account
 from funcpipe.platforms.aws.functions import AwsPlatform
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import load_spec
 from tests.cloud_emulation.aws import AwsCloud
 from tests.e2e import small
-from tests.platforms.aws.conftest import EVERY_S, OFTEN, PLATFORM, STORAGE
-from tests.platforms.hand_over import SHORT, assert_handed_over, long_job
+from tests.platforms.aws.conftest import OFTEN, PLATFORM, STORAGE
+from tests.platforms.hand_over import LOOK_S, SHORT, assert_handed_over, long_job
 
 ROOT = Path(__file__).parents[3]
-
-
-def test_functions_hand_over_to_functions_that_they_invoke(
-    deployed: Account, storage: Storage, cloud: AwsCloud
-) -> None:
-    job = long_job(small.plan(2, 1))
-    platform = AwsPlatform(replace(load_spec("aws-lambda"), cold_start_s=1.0), deployed, polling=OFTEN)
-    result = launch(prepare(job, session_on(Site(platform, storage, STORAGE)), faults=SHORT))
-    assert_handed_over(result, job)
-    assert len([call for call in cloud.calls if call.endswith("/invocations")]) >= len(result.workers)
-    assert max(cloud.chains) >= 2  # functions pass on what Lambda counts the invocations of a chain by
 
 
 def test_functions_hand_over_where_there_is_room_for_one_successor(
@@ -64,34 +53,12 @@ def test_a_run_without_its_client_is_watched_stopped_and_removed(
         assert main([verb, "left", "--storage", STORAGE, "--json"]) == 0
         return dict(json.loads(capsys.readouterr().out))
 
-    while not [worker for worker in said("status")["workers"] if worker["step"] > 2]:
-        time.sleep(EVERY_S)
+    while not [worker for worker in status(storage, "left").workers if worker.step > 2]:
+        time.sleep(LOOK_S)
+    assert [worker["step"] > 2 for worker in said("status")["workers"]] == [True]
     stopped = said("stop")
     assert stopped["halt"] == "it was stopped"
     assert [worker["outcome"] for worker in stopped["workers"]] == ["halted"]
     assert not any(environment.busy for environment in cloud.environments)
     assert storage.list("left/")
     assert said("clean")["objects"] > 0
-
-
-def test_a_run_without_its_client_outlives_the_death_of_its_only_function(
-    deployed: Account, storage: Storage, cloud: AwsCloud
-) -> None:
-    job = replace(long_job(small.plan(1, 1)), epochs=4)  # it must not end before its function is killed
-    faults = FaultTolerance(heartbeat_s=0.5, lease_s=1.0, checkpoint_steps=1)
-    platform = AwsPlatform(replace(load_spec("aws-lambda"), cold_start_s=1.0), deployed, polling=OFTEN)
-
-    def prepared(settings: RunSettings) -> PreparedRun:
-        return prepare(job, session_on(Site(platform, storage, STORAGE)), faults=faults, settings=settings)
-
-    launch_detached(prepared(RunSettings(name="left")))
-    while not [worker for worker in status(storage, "left").workers if worker.step > 2]:
-        time.sleep(EVERY_S)
-    (worker,) = [environment for environment in cloud.environments if environment.busy]
-    worker.close()
-    time.sleep(3 * faults.heartbeat_s)  # until the watchdog sees that the heartbeat is late
-    assert len(cloud.pass_a_minute("funcpipe")) == 1
-    while [worker for worker in status(storage, "left").workers if worker.outcome is not Outcome.FINISHED]:
-        time.sleep(EVERY_S)
-    assert [worker.attempt for worker in status(storage, "left").workers] == [1]
-    launch(prepared(RunSettings(resume="left")))

@@ -1,4 +1,7 @@
-"""The roles of functions have the rights that they need, by what functions have asked for, and no others."""
+"""Runs on AWS that outlive their functions, and their client; and what the roles of functions may do.
+
+The roles have the rights that functions need, by what these have asked for in such runs, and no others.
+"""
 
 import time
 from contextlib import ExitStack
@@ -29,7 +32,16 @@ from tests.e2e import small
 from tests.platforms.aws.conftest import EVERY_S, OFTEN, STORAGE, deploy
 from tests.platforms.aws.rights import Cloud, refused, table, unused
 from tests.platforms.aws.test_functions import spec
-from tests.platforms.hand_over import SHORT, assert_handed_over, long_job
+from tests.platforms.hand_over import (
+    LATE_S,
+    LOOK_S,
+    SHORT,
+    WATCHED,
+    assert_handed_over,
+    assert_like_one_process,
+    gated_job,
+    long_job,
+)
 
 
 def platform_of(account: Account) -> AwsPlatform:
@@ -59,13 +71,17 @@ def stop_one(cloud: Cloud, role: str, monkeypatch: pytest.MonkeyPatch) -> None:
         platform.stop(platform.invoke(spec(open_storage(STORAGE), small.sleeping_loss)))
 
 
-def test_functions_may_do_what_they_do_and_nothing_else(
+def test_functions_hand_over_to_functions_that_they_invoke_and_may_do_nothing_else(
     deployed: Account, storage: Storage, cloud: AwsCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ExitStack() as stack:
         seen = Cloud(cloud, stack)
-        job = long_job(small.plan(2, 1))
-        assert_handed_over(launch(prepared(job, deployed, storage, SHORT)), job)
+        job = long_job(small.plan(1, 1))
+        result = launch(prepared(job, deployed, storage, SHORT))
+        assert_handed_over(result, job)
+        assert len([call for call in cloud.calls if call.endswith("/invocations")]) >= len(result.workers)
+        assert max(cloud.chains) >= 2  # functions pass on what Lambda counts the invocations of a chain by
+        assert storage.list("") == ()
         stop_one(seen, "FunctionRole", monkeypatch)
         needed, policy = seen.needed("FunctionRole"), seen.policy("FunctionRole")
         storage.delete_many(storage.list(""))
@@ -74,26 +90,30 @@ def test_functions_may_do_what_they_do_and_nothing_else(
     assert unused(policy, needed) == set()
 
 
-def test_a_watchdog_may_do_what_it_does_and_nothing_else(
-    deployed: Account, storage: Storage, cloud: AwsCloud, monkeypatch: pytest.MonkeyPatch
+def test_a_run_without_its_client_outlives_its_only_function_by_a_watchdog_that_may_do_nothing_else(
+    deployed: Account, storage: Storage, cloud: AwsCloud, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    job = replace(long_job(small.plan(1, 1)), epochs=4)  # it must not end before its function is killed
-    faults = FaultTolerance(heartbeat_s=0.5, lease_s=1.0, checkpoint_steps=1)
+    monkeypatch.setenv(small.GATES, str(tmp_path))
+    cloud.environment[small.GATES] = str(tmp_path)
+    job = gated_job(small.plan(1, 1))
     with ExitStack() as stack:
         seen = Cloud(cloud, stack)
-        launch_detached(prepared(job, deployed, storage, faults, RunSettings(name="left")))
+        launch_detached(prepared(job, deployed, storage, WATCHED, RunSettings(name="left")))
         while not [worker for worker in status(storage, "left").workers if worker.step > 2]:
-            time.sleep(EVERY_S)
+            time.sleep(LOOK_S)
         (worker,) = [environment for environment in cloud.environments if environment.busy]
         worker.close()
-        time.sleep(3 * faults.heartbeat_s)
-        cloud.pass_a_minute("funcpipe")
+        small.open_gates(1)
+        time.sleep(LATE_S)
+        assert len(cloud.pass_a_minute("funcpipe")) == 1
         while [worker for worker in status(storage, "left").workers if worker.outcome is not Outcome.FINISHED]:
-            time.sleep(EVERY_S)
+            time.sleep(LOOK_S)
         cloud.pass_a_minute("funcpipe")  # it takes the mark away
         while storage.list("_watch/"):
             time.sleep(EVERY_S)
-        launch(prepared(job, deployed, storage, faults, RunSettings(resume="left")))
+        assert [worker.attempt for worker in status(storage, "left").workers] == [1]
+        assert_like_one_process(launch(prepared(job, deployed, storage, WATCHED, RunSettings(resume="left"))), job)
+        assert storage.list("") == ()
         stop_one(seen, "WatchdogRole", monkeypatch)
         needed, policy = seen.needed("WatchdogRole"), seen.policy("WatchdogRole")
         storage.delete_many(storage.list(""))

@@ -1,8 +1,9 @@
-"""One Ray for all tests of a module: it takes seconds to start, and a process has one at a time."""
+"""One Ray for all tests of this folder: it takes seconds to start, and a process has one at a time."""
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,21 +13,42 @@ from tests.e2e import small
 from tests.ray_here import environment_of_ray
 
 CPUS = 8
+_FOLDER = Path(__file__).parent
+_ray = ExitStack()
+_address: list[RayAddress] = []
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayAddress]:
-    """A Ray of eight CPUs, as a cluster that others have started: clients come and go. Nothing of it is left."""
+@contextmanager
+def _begun(folder: Path) -> Iterator[RayAddress]:
     from funcpipe.platforms.ray.connection import connected
 
-    folder = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))  # short, as sockets lie in it
-    with environment_of_ray(tmp_path_factory.mktemp("ray")) as patch:
-        patch.setenv(small.GATES, str(tmp_path_factory.mktemp("gates")))
-        patch.setattr(tempfile, "tempdir", str(folder))
+    sockets = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))  # short
+    with environment_of_ray(folder) as patch:
+        gates = folder / "gates"
+        gates.mkdir()
+        patch.setenv(small.GATES, str(gates))
+        patch.setattr(tempfile, "tempdir", str(sockets))
         with connected(RayAddress(via=Via.LOCAL, cpus=CPUS)) as found:
             patch.setattr(tempfile, "tempdir", None)
             yield RayAddress(via=Via.GCS, endpoint=found.endpoint)
-    folder.rmdir()  # it is empty
+    sockets.rmdir()  # it is empty
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Generator[None]:
+    """After the last test of this folder Ray ends: others may begin their own."""
+    yield
+    if nextitem is None or not nextitem.path.is_relative_to(_FOLDER):
+        _address.clear()
+        _ray.close()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> RayAddress:
+    """A Ray of eight CPUs, as a cluster that others have started: clients come and go. Nothing of it is left."""
+    if not _address:
+        _address.append(_ray.enter_context(_begun(tmp_path_factory.mktemp("ray"))))
+    return _address[0]
 
 
 @pytest.fixture
