@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import boto3
 import pytest
 
 from tests.cloud_emulation.moto import moto_endpoint
+from tests.cloud_emulation.service_models import read_once
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,8 @@ class S3Server:
     secret_key: str
 
     def use(self, patch: pytest.MonkeyPatch) -> None:
+        """Have its credentials in the environment."""
+        read_once()
         patch.setenv("AWS_ACCESS_KEY_ID", self.access_key)
         patch.setenv("AWS_SECRET_ACCESS_KEY", self.secret_key)
         patch.delenv("AWS_SESSION_TOKEN", raising=False)
@@ -35,6 +37,8 @@ class S3Server:
 @functools.cache
 def _client(endpoint: str, access_key: str, secret_key: str) -> Any:
     """One for each server: to make one takes longer than most tests."""
+    import boto3
+
     return boto3.session.Session().client(
         "s3",
         endpoint_url=endpoint,

@@ -32,6 +32,7 @@ from tests.cloud_emulation.lambda_logs import check_filter, write_failure, write
 from tests.cloud_emulation.lambda_runtime import REGION, Environment, Function, Invocation
 from tests.cloud_emulation.moto import moto_endpoint
 from tests.cloud_emulation.processes import Start, in_clean_folder
+from tests.cloud_emulation.service_models import read_once
 from tests.cloud_emulation.stack_templates import allows_loops, oldest_s, retries
 
 _INVOKE = re.compile(r"/2015-03-31/functions/([\w-]+)/invocations")
@@ -55,6 +56,7 @@ class AwsCloud(ThreadingHTTPServer):
         self.moto = moto
         self.folder = folder
         self.start: Start = in_clean_folder
+        read_once()
         self._session = boto3.session.Session(aws_access_key_id="test", aws_secret_access_key="test")
         self._clients: dict[str, Any] = {}
         self.environments: list[Environment] = []

@@ -4,6 +4,7 @@ It is run without the packages of the tests, so that its forks have none of them
 """
 
 import ctypes
+import functools
 import gc
 import importlib
 import json
@@ -29,6 +30,16 @@ _LOADED = (
 )
 _LARGEST = 65_536
 _PR_SET_PDEATHSIG = 1
+
+
+def read_once() -> None:
+    """Read boto3's descriptions of services here, and not in each fork: that is most of what a client of AWS takes."""
+    import boto3
+    from botocore import loaders, session
+
+    session.create_loader = functools.cache(loaders.create_loader)
+    for name in ("s3", "lambda", "logs"):
+        boto3.session.Session().client(name, region_name="us-east-1", aws_access_key_id="-", aws_secret_access_key="-")
 
 
 def serve(channel: socket.socket) -> dict[str, Any] | None:
@@ -99,6 +110,7 @@ if __name__ == "__main__":
     sys.path.pop(0)  # the folder of this file
     for name in _LOADED:
         importlib.import_module(name)
+    read_once()
     assert len(os.listdir("/proc/self/task")) == 1, "a fork has one of its parent's threads only"
     gc.collect()
     gc.freeze()  # so that what was loaded stays shared

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
@@ -74,32 +74,43 @@ class Spoilt:
         return self.open_within(SILENT_S) if fault is stalls else self.store
 
 
-@pytest.fixture(params=["moto_server", "real_s3_server", "oss"])
-def spoilt(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spoilt]:
-    """Holds the object k, of 1,000 bytes."""
+@pytest.fixture(scope="module", params=["moto_server", "real_s3_server", "oss"])
+def spoilt_server(request: pytest.FixtureRequest) -> Iterator[Spoilt]:
     prefix = secrets.token_hex(8)
-    if request.param == "oss":
-        server: OssServer = request.getfixturevalue("oss_server")
-        monkeypatch.setenv("OSS_ACCESS_KEY_ID", ACCESS_KEY)
-        monkeypatch.setenv("OSS_ACCESS_KEY_SECRET", SECRET_KEY)
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "oss":
+            server: OssServer = request.getfixturevalue("oss_server")
+            patch.setenv("OSS_ACCESS_KEY_ID", ACCESS_KEY)
+            patch.setenv("OSS_ACCESS_KEY_SECRET", SECRET_KEY)
 
-        def open_at(endpoint: str, timeout_s: float) -> Storage:
-            return OssStorage(BUCKET, prefix, endpoint=endpoint, region=REGION, path_style=True, timeout_s=timeout_s)
+            def open_at(endpoint: str, timeout_s: float) -> Storage:
+                return OssStorage(
+                    BUCKET, prefix, endpoint=endpoint, region=REGION, path_style=True, timeout_s=timeout_s
+                )
 
-        endpoint = server.endpoint
-    else:
-        s3_server: S3Server = request.getfixturevalue(request.param)
-        s3_server.use(monkeypatch)
-        endpoint = s3_server.endpoint
-        s3_server.make_bucket(BUCKET)
+            endpoint = server.endpoint
+        else:
+            s3_server: S3Server = request.getfixturevalue(request.param)
+            s3_server.use(patch)
+            endpoint = s3_server.endpoint
+            s3_server.make_bucket(BUCKET)
 
-        def open_at(endpoint: str, timeout_s: float) -> Storage:
-            return S3Storage(BUCKET, prefix, endpoint=endpoint, timeout_s=timeout_s)
+            def open_at(endpoint: str, timeout_s: float) -> Storage:
+                return S3Storage(BUCKET, prefix, endpoint=endpoint, timeout_s=timeout_s)
 
-    plain = open_at(endpoint, SLOW_S)
-    plain.put("k", CONTENT)
-    with answering(FaultyProxy(endpoint)) as proxy:
-        yield Spoilt(proxy, open_at(proxy.endpoint, SLOW_S), plain, partial(open_at, proxy.endpoint))
+        plain = open_at(endpoint, SLOW_S)
+        with answering(FaultyProxy(endpoint)) as proxy:
+            yield Spoilt(proxy, open_at(proxy.endpoint, SLOW_S), plain, cache(partial(open_at, proxy.endpoint)))
+
+
+@pytest.fixture
+def spoilt(spoilt_server: Spoilt) -> Spoilt:
+    """Holds the object k, of 1,000 bytes; nothing has been asked of it."""
+    spoilt_server.plain.delete_many(spoilt_server.plain.list(""))
+    spoilt_server.plain.put("k", CONTENT)
+    spoilt_server.proxy.faults.clear()
+    spoilt_server.proxy.requests = 0
+    return spoilt_server
 
 
 def test_what_nothing_spoils_passes_the_proxy(spoilt: Spoilt) -> None:

@@ -1,7 +1,8 @@
 """One suite for every storage back-end."""
 
+import functools
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -40,31 +41,52 @@ keys = (
 SERVERS = {"s3 on moto": "moto_server", "s3 on a real server": "real_s3_server"}
 
 
-@pytest.fixture(params=[*BACK_ENDS, *SERVERS, "oss", "redis", "s3 express"])
-def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
+REMOTE = [*SERVERS, "oss", "redis", "s3 express"]
+
+
+@pytest.fixture(params=[*BACK_ENDS, *REMOTE])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     if request.param in BACK_ENDS:
         return BACK_ENDS[request.param](tmp_path / "objects")
-    return open_server(request, monkeypatch)
+    return emptied(request)
 
 
-def open_server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Storage:
-    if request.param == "oss":
+@pytest.fixture(params=REMOTE)
+def server_store(request: pytest.FixtureRequest) -> Storage:
+    return emptied(request)
+
+
+def emptied(request: pytest.FixtureRequest) -> Storage:
+    """The storage on a server that all tests have; it takes longer to open than most tests."""
+    store: Storage = request.getfixturevalue("open_server")(request.param)
+    store.delete_many(store.list(""))
+    return store
+
+
+@pytest.fixture(scope="module")
+def open_server(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Storage]]:
+    """Opens a storage on a server, by its name among `REMOTE`."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield functools.cache(functools.partial(opened, request, patch))
+
+
+def opened(request: pytest.FixtureRequest, patch: pytest.MonkeyPatch, name: str) -> Storage:
+    prefix = secrets.token_hex(8)
+    if name == "oss":
         oss_server: OssServer = request.getfixturevalue("oss_server")
-        monkeypatch.setenv("OSS_ACCESS_KEY_ID", ACCESS_KEY)
-        monkeypatch.setenv("OSS_ACCESS_KEY_SECRET", SECRET_KEY)
-        return OssStorage(
-            "funcpipe-contract", secrets.token_hex(8), endpoint=oss_server.endpoint, region=REGION, path_style=True
-        )
-    if request.param == "redis":
-        return open_storage(f"{request.getfixturevalue('real_redis_server')}?prefix={secrets.token_hex(8)}")
-    if request.param == "s3 express":
+        patch.setenv("OSS_ACCESS_KEY_ID", ACCESS_KEY)
+        patch.setenv("OSS_ACCESS_KEY_SECRET", SECRET_KEY)
+        return OssStorage("funcpipe-contract", prefix, endpoint=oss_server.endpoint, region=REGION, path_style=True)
+    if name == "redis":
+        return open_storage(f"{request.getfixturevalue('real_redis_server')}?prefix={prefix}")
+    if name == "s3 express":
         express: ExpressProxy = request.getfixturevalue("express_proxy")
-        request.getfixturevalue("moto_server").use(monkeypatch)
-        return open_storage(f"s3://{BUCKET}/{secrets.token_hex(8)}?endpoint={express.endpoint}")
-    server: S3Server = request.getfixturevalue(SERVERS[request.param])
-    server.use(monkeypatch)
+        request.getfixturevalue("moto_server").use(patch)
+        return open_storage(f"s3://{BUCKET}/{prefix}?endpoint={express.endpoint}")
+    server: S3Server = request.getfixturevalue(SERVERS[name])
+    server.use(patch)
     server.make_bucket("funcpipe-contract")
-    return open_storage(f"s3://funcpipe-contract/{secrets.token_hex(8)}?endpoint={server.endpoint}")
+    return open_storage(f"s3://funcpipe-contract/{prefix}?endpoint={server.endpoint}")
 
 
 class TestEveryBackEnd(StorageContract):
@@ -95,8 +117,3 @@ def test_any_key_and_any_bytes_are_got_as_they_were_put(
 @given(key=keys, data=st.binary(max_size=300), start=st.integers(0, 310), length=st.integers(0, 310))
 def test_servers_too(server_store: Storage, key: str, data: bytes, start: int, length: int) -> None:
     got_as_it_was_put(server_store, key, data, start, length)
-
-
-@pytest.fixture(params=[*SERVERS, "oss", "redis", "s3 express"])
-def server_store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Storage:
-    return open_server(request, monkeypatch)

@@ -67,6 +67,7 @@ def test_of_thousands_of_shards_each_function_reads_its_own_few(tmp_path: Path) 
     assert_few_reads(reads)
 
 
+@pytest.mark.long
 def test_of_100_gb_in_100_000_shards_each_function_reads_its_own_few(tmp_path: Path) -> None:
     reads = train_some_steps(tmp_path, shards=100_000, width=26_000, steps=4)
     assert_few_reads(reads)
