@@ -14,12 +14,21 @@ from funcpipe.platforms.aws.deployment import Deployed, Deployer
 from funcpipe.platforms.aws.image import lambda_package
 from funcpipe.platforms.aws.template import Shape
 from funcpipe.platforms.shared.docker import Docker
+from funcpipe.platforms.shared.package import Package
 from tests.cloud_emulation.aws import AwsCloud
 from tests.platforms.aws.conftest import reset
 
 SHAPE = Shape(name="funcpipe", memory_mb=(1024, 2048))
-PACKAGE = lambda_package()
 NO_DOCKER = "a-docker-that-is-not-there"
+
+
+def small_package(extra: tuple[str, ...] = ()) -> Package:
+    """The package of functions, but for most of its files: these deployments run none."""
+    files = lambda_package(extra).files
+    return Package(files={path: data for path, data in files.items() if path.count("/") < 2})
+
+
+PACKAGE = small_package()
 
 
 def deployer(account: Account, docker: str = NO_DOCKER) -> Deployer:
@@ -74,7 +83,7 @@ def test_other_sizes_and_another_package_change_only_that(cloud: AwsCloud, accou
     assert cloud.changes[changes:] == ["UpdateStack"]
     sizes = ["funcpipe-2048 2048 900", "funcpipe-3008 3008 900"]
     assert inventory(cloud)["functions"] == [*sizes, "funcpipe-watchdog 256 240"]
-    other = lambda_package(("einops==0.8.1",))
+    other = small_package(("einops==0.8.1",))
     assert other.digest != PACKAGE.digest
     found = deployer(account).deploy(Shape(name="funcpipe", memory_mb=(2048, 3008)), other)
     images = {f["FunctionName"]: f for f in cloud.client("lambda").list_functions()["Functions"]}
@@ -284,4 +293,4 @@ def test_a_build_that_fails_is_told_with_its_last_lines(
     failed = {"id": "funcpipe:1", "buildStatus": "FAILED", "logs": {"streamName": "build"}}
     monkeypatch.setattr(cloud, "start_build", lambda request: {"build": failed})
     with pytest.raises(PlatformRefused, match=r"(?s)has failed:.*image too large: 11811160064.*at most 10 GB"):
-        deployer(account).deploy(SHAPE, lambda_package(("einops==0.8.1",)))
+        deployer(account).deploy(SHAPE, small_package(("einops==0.8.1",)))
