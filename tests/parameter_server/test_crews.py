@@ -84,9 +84,12 @@ def test_a_worker_with_notice_gets_no_more_work_and_one_that_joins_does(open_cre
     job, history = stored[0], History()
 
     def watch(crew: Crew, done: float) -> None:
+        """Replace a worker at half time; the last step begins when the new one has loaded the model."""
         if done >= 0.5 and any(worker.name == "f0" for worker in crew.workers):
             crew.leave("f0")
             crew.join(ServerWorker(name="new", speed=2.0))
+        while done >= (job.steps - 1) / job.steps and all(worker.name != "new" for worker in crew.workers):
+            assert crew.next() is None
 
     with open_crew(1.0, 1.0) as crew:
         train_synchronously(crew, Course(batches=job.batches, epochs=job.epochs, watch=watch), history)
