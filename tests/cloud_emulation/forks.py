@@ -75,6 +75,8 @@ class ForkServer:
         socket.send_fds(channel, [json.dumps(told).encode()], [writes])
         os.close(writes)
         fork.begun.wait()
+        if not fork.pid:
+            raise RuntimeError("the server of forks has ended")
         return fork
 
     def _begin(self) -> socket.socket:

@@ -81,6 +81,7 @@ class Environment:
         self.invocations: queue.Queue[Invocation] = queue.Queue()
         self.current: Invocation | None = None
         self.init_error = b""
+        self._closing, self._closed = threading.Lock(), False
         self._say = say
         self._server = _RuntimeServer(self)
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
@@ -134,6 +135,13 @@ class Environment:
         return taken
 
     def close(self) -> None:
+        """End it, if that has not been done: its number may be another's by now."""
+        with self._closing:
+            if not self._closed:
+                self._closed = True
+                self._close()
+
+    def _close(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
