@@ -30,7 +30,7 @@ def no_faults(number: int) -> FunctionFaults:
 
 
 class Jump:
-    """The crew's clock: what it waits for in vain is over once `happened` says so, and not before."""
+    """The crew's clock: it passes a deadline only after `happened` returns true."""
 
     def __init__(self) -> None:
         self.happened: Callable[[], bool] = lambda: False

@@ -15,12 +15,10 @@ import socket
 import subprocess
 import sys
 import threading
-import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import NoReturn
 
-from funcpipe.platforms.local.function import HOST, name_process
+from funcpipe.platforms.local.function import HOST, end_after, name_process
 
 _MAIN = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -34,8 +32,10 @@ _SET_AFTERWARDS = ("FUNCPIPE_", "PYTEST_")
 class ForkedHost:
     """A process that was forked from a server."""
 
-    def __init__(self, ending: socket.socket) -> None:
+    def __init__(self, ending: socket.socket, hosts: "set[ForkedHost]") -> None:
         self._ending = ending
+        self._hosts = hosts
+        hosts.add(self)
 
     def wait(self) -> None:
         """Return when it has ended."""
@@ -46,6 +46,7 @@ class ForkedHost:
     def forget(self) -> None:
         """Do not wait for it."""
         self._ending.close()
+        self._hosts.discard(self)
 
 
 def fork_host(
@@ -70,20 +71,18 @@ def fork_host(
             "environment": dict(environment),
         }
     )
-    key = json.dumps({name: text for name, text in environment.items() if not name.startswith(_SET_AFTERWARDS)})
-    server = _server(os.getpid(), tuple(preload), key)
     try:
-        ending = server.ask(asked, (*streams, listener))
-    except ConnectionError:  # it was killed
-        _server.cache_clear()
-        ending = _server(os.getpid(), tuple(preload), key).ask(asked, (*streams, listener))
-    return ForkedHost(ending)
+        return _server(tuple(preload), environment).fork(asked, (*streams, listener))
+    except ConnectionError:  # the server was killed
+        _servers.clear()
+        return _server(tuple(preload), environment).fork(asked, (*streams, listener))
 
 
 class _Server:
     """The client's side of a server: each request has a connection of its own, which is closed when its host ends."""
 
     def __init__(self, preload: tuple[str, ...], environment: Mapping[str, str]) -> None:
+        self.hosts = set[ForkedHost]()
         self._lock = threading.Lock()
         self._control, theirs = socket.socketpair()
         with theirs:
@@ -98,8 +97,8 @@ class _Server:
         self._pid = os.getpid()
         atexit.register(self.close)
 
-    def ask(self, request: str, descriptors: Sequence[int]) -> socket.socket:
-        """Have a host forked; raises ConnectionError where the server has ended."""
+    def fork(self, request: str, descriptors: Sequence[int]) -> ForkedHost:
+        """Ask for a host; raises ConnectionError where the server has ended."""
         mine, theirs = socket.socketpair()
         try:
             with theirs, self._lock:
@@ -110,18 +109,30 @@ class _Server:
         except BaseException:
             mine.close()
             raise
-        return mine
+        return ForkedHost(mine, self.hosts)
 
     def close(self) -> None:
         """End the server, unless this process was forked from the one that started it."""
+        atexit.unregister(self.close)
         self._control.close()
         if os.getpid() == self._pid:
             self._process.wait()
 
 
-@functools.cache
-def _server(pid: int, preload: tuple[str, ...], key: str) -> _Server:
-    return _Server(preload, json.loads(key))
+_servers: dict[tuple[object, ...], _Server] = {}
+_servers_lock = threading.Lock()
+
+
+def _server(preload: tuple[str, ...], environment: Mapping[str, str]) -> _Server:
+    """The server of this process for these modules and variables; those for others end once they have no hosts."""
+    loaded = frozenset(item for item in environment.items() if not item[0].startswith(_SET_AFTERWARDS))
+    key = (os.getpid(), preload, loaded)
+    with _servers_lock:
+        for other in [other for other, server in _servers.items() if other != key and not server.hosts]:
+            _servers.pop(other).close()
+        if key not in _servers:
+            _servers[key] = _Server(preload, environment)
+        return _servers[key]
 
 
 def main(control: int, preload: Sequence[str]) -> None:
@@ -151,7 +162,8 @@ def main(control: int, preload: Sequence[str]) -> None:
                 connection = socket.socket(fileno=descriptors[0])
                 pid = os.fork()
                 if pid == 0:
-                    _become_host(connection, [requests.fileno(), selector.fileno(), woken, wake], hosts)
+                    own = [requests.fileno(), selector.fileno(), woken, wake]
+                    end_after(functools.partial(_become_host, connection, own, hosts))
                 hosts[pid] = connection
 
 
@@ -161,37 +173,27 @@ def _reap(hosts: dict[int, socket.socket]) -> None:
         hosts.pop(pid).close()
 
 
-def _become_host(connection: socket.socket, own: Sequence[int], others: Mapping[int, socket.socket]) -> NoReturn:
+def _become_host(connection: socket.socket, own: Sequence[int], others: Mapping[int, socket.socket]) -> None:
     """Do what the client asks for, in a process that was just forked; its end is told by the server alone."""
-    code = 1
-    try:
-        os.setsid()
-        name_process(HOST)
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for number in own:
-            os.close(number)
-        for other in others.values():
-            other.close()
-        with connection:
-            _, (*streams, listener), _, _ = socket.recv_fds(connection, 1, _STREAMS + 1)
-            with connection.makefile() as file:
-                asked = json.load(file)
-        for target, stream in enumerate(streams):
-            os.dup2(stream, target)
-            os.close(stream)
-        os.set_inheritable(listener, False)
-        os.chdir(asked["folder"])
-        os.environ.clear()
-        os.environ.update(asked["environment"])
-        sys.path[:] = asked["path"]
-        module, _, name = asked["main"].partition(":")
-        getattr(importlib.import_module(module), name)(listener, *asked["arguments"])
-        code = 0
-    except BaseException:  # noqa: BLE001 - nothing may pass into the server's code
-        traceback.print_exc()
-    finally:
-        with suppress(OSError, ValueError):  # nobody may be left to read it
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)
+    os.setsid()
+    name_process(HOST)
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for number in own:
+        os.close(number)
+    for other in others.values():
+        other.close()
+    with connection:
+        _, (*streams, listener), _, _ = socket.recv_fds(connection, 1, _STREAMS + 1)
+        with connection.makefile() as file:
+            asked = json.load(file)
+    for target, stream in enumerate(streams):
+        os.dup2(stream, target)
+        os.close(stream)
+    os.set_inheritable(listener, False)
+    os.chdir(asked["folder"])
+    os.environ.clear()
+    os.environ.update(asked["environment"])
+    sys.path[:] = asked["path"]
+    module, _, name = asked["main"].partition(":")
+    getattr(importlib.import_module(module), name)(listener, *asked["arguments"])

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 from funcpipe.platforms.base import Cause, State, Status
 
@@ -28,7 +29,7 @@ def fork(work: Callable[[], None], *, lifeline: int) -> int:
     """
     pid = os.fork()
     if pid == 0:
-        _do(work, lifeline)
+        end_after(lambda: _become_function(work, lifeline))
     with suppress(PermissionError, ProcessLookupError):  # the new process does it too: whichever is first
         os.setpgid(pid, pid)
     return pid
@@ -50,28 +51,35 @@ def status_of(exit_status: int) -> Status:
     return Status(state=State.FAILED, reason=f"killed by {signal.Signals(-code).name}", cause=Cause.CRASHED)
 
 
-def _do(work: Callable[[], None], lifeline: int) -> None:
-    """Do `work` in the new process; never returns."""
+def end_after(work: Callable[[], None]) -> NoReturn:
+    """Do `work` in a process that was just forked, and end it: nothing may pass into the code of the parent.
+
+    The exit code is 1 after an exception, whose traceback is printed.
+    """
     code = 1
     try:
-        with suppress(PermissionError):
-            os.setpgid(0, 0)
-        name_process(FUNCTION)
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, signal.SIGTERM):
-            signal.signal(number, signal.SIG_DFL)
-        threading.Thread(target=_end_with, args=(lifeline,), name="funcpipe-watch", daemon=True).start()
         work()
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:  # noqa: BLE001 - nothing may pass into the host's code
+    except BaseException:  # noqa: BLE001 - see above
         traceback.print_exc()
     finally:
         with suppress(OSError, ValueError):  # nobody may be left to read it
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
+
+
+def _become_function(work: Callable[[], None], lifeline: int) -> None:
+    with suppress(PermissionError):
+        os.setpgid(0, 0)
+    name_process(FUNCTION)
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    threading.Thread(target=_end_with, args=(lifeline,), name="funcpipe-watch", daemon=True).start()
+    work()
 
 
 def _end_with(lifeline: int) -> None:

@@ -108,9 +108,9 @@ def test_a_run_without_its_client_outlives_its_only_function_by_a_watchdog_that_
         assert len(cloud.pass_a_minute("funcpipe")) == 1
         while [worker for worker in status(storage, "left").workers if worker.outcome is not Outcome.FINISHED]:
             time.sleep(LOOK_S)
-        cloud.pass_a_minute("funcpipe")  # it takes the mark away
-        while storage.list("_watch/"):
-            time.sleep(EVERY_S)
+        while storage.list("_watch/"):  # a minute that passes while the last heartbeat is young leaves the mark there
+            time.sleep(LATE_S)
+            cloud.pass_a_minute("funcpipe")
         assert [worker.attempt for worker in status(storage, "left").workers] == [1]
         assert_like_one_process(launch(prepared(job, deployed, storage, WATCHED, RunSettings(resume="left"))), job)
         assert storage.list("") == ()
