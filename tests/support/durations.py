@@ -27,10 +27,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark those that the table has as `slow`."""
+    """Mark as `slow` those in the table, and those of a group: what they start, such as Ray, is not seen as theirs."""
     slow = json.loads(TABLE.read_text()) if TABLE.exists() else {}
     for item in items:
-        if test_of(item.nodeid) in slow:
+        if test_of(item.nodeid) in slow or item.get_closest_marker("xdist_group") is not None:
             item.add_marker("slow")
 
 
