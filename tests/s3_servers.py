@@ -48,19 +48,22 @@ def _client(endpoint: str, access_key: str, secret_key: str) -> Any:
     )
 
 
-def real_server() -> S3Server | None:
-    """The one that `make s3-server` starts, if the environment names it."""
+def _named_in_the_environment() -> S3Server | None:
     endpoint = os.environ.get("FUNCPIPE_TEST_S3")
     if endpoint is None:
         return None
     return S3Server(endpoint, os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"])
 
 
+REAL_SERVER = _named_in_the_environment()
+"""The one that `make s3-server` starts; read before any test puts other credentials in the environment."""
+
+
 @contextmanager
 def any_server() -> Iterator[S3Server]:
     """The real one, or else moto's."""
-    if (real := real_server()) is not None:
-        yield real
+    if REAL_SERVER is not None:
+        yield REAL_SERVER
         return
     with moto_endpoint() as endpoint:
         yield S3Server(endpoint, "test", "test")

@@ -11,7 +11,7 @@ from tests.contract.express_proxy import ExpressProxy
 from tests.contract.faulty_proxy import answering
 from tests.contract.oss_server import OssServer
 from tests.redis_servers import redis_server
-from tests.s3_servers import S3Server, real_server
+from tests.s3_servers import REAL_SERVER, S3Server
 
 
 @pytest.fixture(scope="session")
@@ -23,10 +23,9 @@ def moto_server() -> Iterator[S3Server]:
 @pytest.fixture(scope="session")
 def real_s3_server() -> S3Server:
     """The one that `make s3-server` starts."""
-    server = real_server()
-    if server is None:
+    if REAL_SERVER is None:
         pytest.skip("no S3 server: run `make s3-server` and set what it prints")
-    return server
+    return REAL_SERVER
 
 
 @pytest.fixture(scope="session")
