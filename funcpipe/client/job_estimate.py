@@ -285,10 +285,10 @@ class _JobCosts:
         polls = min(self._shape.steps * 2.5, total_s / max(every_s, 0.05))  # in vain
         found = self._shape.steps * plan.replicas
         beats = total_s / self._faults.heartbeat_s * plan.workers  # each is looked for by a list, and read
-        owner = total_s / min(BEAT_S, self._faults.heartbeat_s)
-        puts = 12 + 2 * plan.workers + 2 * stages + owner + (25 + plan.workers + beats + polls / 16)
-        gets = found + polls + beats + 2 * owner + 10 + 12 * plan.workers + stages + self._files()
-        return spec.request_usd(puts, gets, polls + owner + 3.5 * plan.workers)
+        owner = total_s / min(BEAT_S, self._faults.heartbeat_s)  # each time a put, and a list of all owners
+        puts = 12 + 2 * plan.workers + 2 * stages + 2 * owner + (25 + plan.workers + beats + polls / 16)
+        gets = found + polls + beats + 10 + 12 * plan.workers + stages + self._files()
+        return spec.request_usd(puts, gets, polls + 3.5 * plan.workers)
 
     def _by_size(self, stage_bytes: list[float]) -> list[tuple[FunctionSize, float]]:
         return list(zip(self._sizes, stage_bytes, strict=True))

@@ -289,10 +289,20 @@ class OwnerKeys(Keys):
         """What all of these keys begin with."""
         return f"{self.run}/owner/"
 
-    def owner_heartbeat(self, attempt: int, token: str) -> str:
-        """What the owner of that number says of itself; `token` is its own."""
-        return self._key("heartbeats", f"{attempt:08d}.{token}")
+    def owner_lease(self, number: int, token: str) -> str:
+        """The lease of the owner of that number; `token` is its own."""
+        return self._key("leases", f"{number:08d}.{token}")
 
-    def owner_heartbeats(self, attempt: int) -> str:
-        """What the keys of all that an owner of that number says begin with."""
-        return f"{self._folder('heartbeats')}{attempt:08d}."
+    @property
+    def owner_leases(self) -> str:
+        """What the keys of all owners' leases begin with."""
+        return self._folder("leases")
+
+    def owner_heartbeat(self, number: int, token: str) -> str:
+        """What the owner of that number says of itself; `token` is its own."""
+        return self._key("heartbeats", f"{number:08d}.{token}")
+
+    @property
+    def owner_heartbeats(self) -> str:
+        """What the keys of all that owners say begin with."""
+        return self._folder("heartbeats")

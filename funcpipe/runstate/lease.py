@@ -15,6 +15,7 @@ import logging
 import secrets
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
@@ -37,7 +38,35 @@ CLOSING = RequestCounts(puts=1, gets=2, empty_gets=1)
 """What `Lease.close` asks of the storage: is there a successor, is this lease still here, and the last entry."""
 
 
-class Lease:
+class Fence(ABC):
+    """A right to write and delete, which another may take away; `taken` while it was had, `lost` once it is known to
+    be gone.
+    """
+
+    def __init__(self, *, fresh_s: float, clock: Callable[[], float]) -> None:
+        """`check` asks the storage only if it was not asked within the last `fresh_s` seconds."""
+        self._fresh_s = fresh_s
+        self._clock = clock
+        self._checked_s = -float("inf")
+        self.taken = self.lost = False
+
+    def check(self) -> None:
+        """Raise Superseded if the right is lost, by what was last known of it if that is recent enough."""
+        if self.lost or self._clock() - self._checked_s > self._fresh_s:
+            self.check_now()
+
+    @abstractmethod
+    def check_now(self) -> None:
+        """Ask the storage, and raise Superseded if the right is lost."""
+
+    def _lose(self, cause: str) -> NoReturn:
+        if not self.lost:
+            _log.warning("lost the lease: %s", cause)
+        self.lost = True
+        raise Superseded(cause)
+
+
+class Lease(Fence):
     """The right of one function to be attempt `attempt` of `worker`. It is not held until `take` returns."""
 
     def __init__(
@@ -51,16 +80,13 @@ class Lease:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`check` asks the storage only if it was not asked within the last `fresh_s` seconds."""
+        super().__init__(fresh_s=fresh_s, clock=clock)
         self._storage = storage
         self._keys = keys
         self._worker = worker
         self._attempt = attempt
-        self._fresh_s = fresh_s
-        self._clock = clock
         self._holder = secrets.token_hex(8)
-        self._checked_s = -float("inf")
         self._lock = threading.Lock()
-        self.taken = self.lost = False
 
     def take(self) -> None:
         """Become the worker. Raises Superseded if another function is this attempt already, or a later one, or if the
@@ -83,11 +109,6 @@ class Lease:
     def signed(self, halt: Halt) -> Halt:
         """`halt` in the name of this attempt."""
         return replace(halt, worker=self._worker, attempt=self._attempt)
-
-    def check(self) -> None:
-        """Raise Superseded if the lease is lost, by what was last known of it if that is recent enough."""
-        if self.lost or self._clock() - self._checked_s > self._fresh_s:
-            self.check_now()
 
     def check_now(self) -> None:
         """Ask the storage, and raise Superseded if the lease is lost."""
@@ -137,24 +158,18 @@ class Lease:
             _log.warning("an entry that cannot be read counts as a lease: %s", error)
         return True
 
-    def _lose(self, cause: str) -> NoReturn:
-        if not self.lost:
-            _log.warning("lost the lease: %s", cause)
-        self.lost = True
-        raise Superseded(cause)
-
 
 class FencedStorage:
-    """A storage that writes and deletes only while `lease` is held."""
+    """A storage that writes and deletes only behind `fence`."""
 
-    def __init__(self, storage: Storage, lease: Lease) -> None:
+    def __init__(self, storage: Storage, fence: Fence) -> None:
         self._storage = storage
-        self._lease = lease
+        self._fence = fence
         self.watches = storage.watches
 
     def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
         """As the wrapped storage; raises Superseded once the lease is lost."""
-        self._lease.check()
+        self._fence.check()
         self._storage.put(key, data, if_absent=if_absent, gate=gate)
 
     def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
@@ -163,12 +178,12 @@ class FencedStorage:
 
     def delete(self, key: str) -> None:
         """As the wrapped storage; raises Superseded once the lease is lost."""
-        self._lease.check()
+        self._fence.check()
         self._storage.delete(key)
 
     def delete_many(self, keys: Sequence[str]) -> None:
         """As the wrapped storage; raises Superseded once the lease is lost."""
-        self._lease.check()
+        self._fence.check()
         self._storage.delete_many(keys)
 
     def list(self, prefix: str) -> tuple[str, ...]:

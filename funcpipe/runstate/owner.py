@@ -1,34 +1,40 @@
 """The owner of a run: the one client that may start generations of it, restart its workers, collect and delete.
 
-Clients of a run form a chain of leases, as the functions of a worker do: the client with the highest number owns the
-run, and what one before it still writes or deletes is refused. An owner says who it is, and changes what it says every
-few seconds. Another client watches that change, so that no two clocks are compared: an owner that changes nothing for
-five heartbeats and five seconds is dead.
+Clients of a run form a chain of leases: the client with the highest number owns the run, and what one before it still
+writes or deletes is refused. An owner says who it is, and changes what it says every few seconds. Another client
+watches for that change, so that no two clocks are compared: an owner that changes nothing for five heartbeats and five
+seconds is dead.
 
-    run-1/owner/leases/client/00000000
+    run-1/owner/leases/00000000.9b0c5d12
     run-1/owner/heartbeats/00000000.9b0c5d12
+
+A run that is deleted takes its leases along, and the numbers begin anew. So each lease has a key of its own, which a
+client that wakes late cannot take for another: it deletes its own lease, and what it found while it owned the run. Of
+clients that put the same number at once, each looks at all leases after its put: one of any two sees the other, and who
+sees another withdraws and tries again.
 """
 
 import contextlib
 import getpass
 import logging
 import os
+import random
 import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from enum import Enum
 from types import TracebackType
 
-from funcpipe.core import OwnerDocument
+from funcpipe.core import LeaseDocument, OwnerDocument
 from funcpipe.errors import CorruptMessage, KeyMissing, RunTaken, StorageError, Superseded
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.documents import get_document, put_document
 from funcpipe.runstate.generations import delete_objects, list_generations
-from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.lease import FencedStorage, Lease, newest_attempt
+from funcpipe.runstate.keys import Keys, OwnerKeys
+from funcpipe.runstate.lease import Fence, FencedStorage
 
 _log = logging.getLogger(__name__)
 
@@ -37,8 +43,8 @@ BEAT_S = 2.0
 
 _SILENT_BEATS, _SILENT_S = 5, 5.0
 _LOOK_S = 0.1
-CLIENT = "client"
-"""What takes the place of a worker's name in the leases of clients."""
+_WITHDRAWN_S = 0.5
+"""At most how long a client waits that has withdrawn: some other time than others that have."""
 
 
 class Ownership(Enum):
@@ -68,11 +74,12 @@ class OwnerSight:
 
     def look(self) -> Ownership:
         """What is known after another look."""
-        newest = newest_attempt(self._storage, self._keys, CLIENT)
-        if newest is None:
+        leases = _list_leases(self._storage, self._keys)
+        if not leases:
             self._seen = (None, None)
             return Ownership.FREE
-        self.document = self._read(newest)
+        newest = max(leases.values())
+        self.document = self._read(key for key, number in leases.items() if number == newest)
         if (newest, self.document) != self._seen:
             self._changed = self._seen is not None
             self._seen, self._since_s = (newest, self.document), self._clock()
@@ -91,11 +98,75 @@ class OwnerSight:
         watches = self.document is not None and self.document.watches
         return RunTaken(self._keys.run, _who(self.document), watches=watches)
 
-    def _read(self, newest: int) -> OwnerDocument | None:
-        for key in self._storage.list(self._keys.owner_heartbeats(newest)):
+    def _read(self, leases: Iterable[str]) -> OwnerDocument | None:
+        """What the holder of one of `leases` says; who has withdrawn has said nothing."""
+        for lease in leases:
+            heartbeat = self._keys.owner_heartbeats + lease.removeprefix(self._keys.owner_leases)
             with contextlib.suppress(KeyMissing, CorruptMessage):
-                return get_document(self._storage, OwnerDocument, key)
+                return get_document(self._storage, OwnerDocument, heartbeat)
         return None
+
+
+class OwnerLease(Fence):
+    """The right of one client to own a run as its owner `number`. It is not held until `take` returns."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        keys: OwnerKeys,
+        number: int,
+        *,
+        fresh_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`check` asks the storage only if it was not asked within the last `fresh_s` seconds."""
+        super().__init__(fresh_s=fresh_s, clock=clock)
+        self._storage = storage
+        self._keys = keys
+        self._number = number
+        self.token = secrets.token_hex(4)
+        self._lock = threading.Lock()
+
+    @property
+    def key(self) -> str:
+        """The key of this lease, which no other client writes."""
+        return self._keys.owner_lease(self._number, self.token)
+
+    def take(self) -> None:
+        """Become the owner. Raises Superseded if another client is, or if another wants to be at the same time."""
+        put_document(self._storage, self.key, LeaseDocument(holder=self.token))
+        try:
+            self.check_now()
+        except Superseded:
+            self._storage.delete(self.key)
+            raise
+        self.taken = True
+        _log.info("owns run %s as its owner %d", self._keys.run, self._number)
+
+    def check_now(self) -> None:
+        """Ask the storage, and raise Superseded if the lease is lost."""
+        self.up_to_now()
+
+    def up_to_now(self) -> tuple[str, ...]:
+        """Ask the storage for the keys of all leases; raises Superseded if this one is lost. This one comes last."""
+        with self._lock:
+            if self.lost:
+                self._lose(f"owner {self._number} of run {self._keys.run} has been superseded")
+            asked_s = self._clock()
+            leases = _list_leases(self._storage, self._keys)
+            if leases.pop(self.key, None) is None:
+                self._lose(f"the lease of owner {self._number} of run {self._keys.run} has been taken away")
+            newest = max(leases.values(), default=-1)
+            if newest > self._number or (newest == self._number and not self.taken):
+                self._lose(f"another client is owner {newest} of run {self._keys.run}, or wants to be")
+            self._checked_s = asked_s
+            return (*leases, self.key)
+
+
+def _list_leases(storage: Storage, keys: OwnerKeys) -> dict[str, int]:
+    """The numbers of all owners' leases, by their keys."""
+    numbers = {key: key.removeprefix(keys.owner_leases).partition(".")[0] for key in storage.list(keys.owner_leases)}
+    return {key: int(number) for key, number in numbers.items() if number.isdecimal()}
 
 
 class _OwnersStorage(FencedStorage):
@@ -103,12 +174,12 @@ class _OwnersStorage(FencedStorage):
 
     def delete(self, key: str) -> None:
         """As the wrapped storage; raises Superseded if the lease is lost."""
-        self._lease.check_now()
+        self._fence.check_now()
         super().delete(key)
 
     def delete_many(self, keys: Sequence[str]) -> None:
         """As the wrapped storage; raises Superseded if the lease is lost."""
-        self._lease.check_now()
+        self._fence.check_now()
         super().delete_many(keys)
 
 
@@ -122,8 +193,8 @@ class Owner:
         self._raw = storage
         self._keys = Keys(run).owner
         self.attempt = attempt
-        self._lease = Lease(storage, self._keys, CLIENT, attempt, fresh_s=every_s)
-        self._key = self._keys.owner_heartbeat(attempt, secrets.token_hex(4))
+        self._lease = OwnerLease(storage, self._keys, attempt, fresh_s=every_s)
+        self._key = self._keys.owner_heartbeat(attempt, self._lease.token)
         self._document = OwnerDocument(who=_myself(), since_at_s=time.time(), every_s=every_s, watches=watches)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="funcpipe-owner", daemon=True)
@@ -188,12 +259,11 @@ class Owner:
 
     def _delete_own(self) -> None:
         """Delete what owners up to this one have said, then their leases, this client's own last."""
-        self._lease.check_now()
+        heartbeats = self._raw.list(self._keys.owner_heartbeats)
+        leases = self._lease.up_to_now()
         self._gone = True
-        for key in self._raw.list(self._keys.prefix):
-            number = key.rpartition("/")[2].partition(".")[0]
-            if not number.isdecimal() or int(number) <= self.attempt:
-                self._raw.delete(key)
+        for key in (*heartbeats, *leases):
+            self._raw.delete(key)
 
     def _run(self) -> None:
         while not self._stop.wait(self._document.every_s):
@@ -228,6 +298,7 @@ def owned(
             owner.take()
         except Superseded as error:
             _log.info("run %s: another client was first: %s", run, error)
+            time.sleep(random.SystemRandom().uniform(0.0, _WITHDRAWN_S))
             continue
         with owner:
             yield owner

@@ -33,7 +33,7 @@ from funcpipe.runstate.generations import load_payload, newest_record, reserve_g
 from funcpipe.runstate.keyring import signed
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import Lease
-from funcpipe.runstate.owner import Owner, OwnerSight
+from funcpipe.runstate.owner import Owner, OwnerLease, OwnerSight
 from funcpipe.runstate.resume import ResumePoint
 from funcpipe.runstate.signed_storage import SignedStorage, key_of
 from funcpipe.testing.actors import Actor, AskingStorage
@@ -251,7 +251,7 @@ def _begin_beating(owner: Owner) -> Owner:
     def beats(other: Actor) -> None:
         storage = ClientStorage(other)
         twin = Owner(storage, RUN, owner.attempt, every_s=2.0, watches=False)
-        twin._lease._holder, twin._key, twin._document = owner._lease._holder, owner._key, owner._document
+        twin._lease.token, twin._key, twin._document = owner._lease.token, owner._key, owner._document
         twin._lease.taken = True
         twin._stop = cast(threading.Event, _AfterOneBeat())
         twin._run()
@@ -290,7 +290,7 @@ def clients(*, beating: bool = False) -> Iterator[None]:
     clock, sleep = time.monotonic, time.sleep
     with contextlib.ExitStack() as stack:
         stack.enter_context(remembered_keys())
-        for made in (Lease, OwnerSight):
+        for made in (Lease, OwnerLease, OwnerSight):
             stack.enter_context(mock.patch.dict(cast(Any, made.__init__).__kwdefaults__, clock=clock))
         for where, name, value in (
             (time, "sleep", lambda seconds: sleep(max(seconds, NAP_S))),

@@ -5,6 +5,7 @@ The invariants are those of docs/running.md, "What always holds", by the same na
 
 import functools
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 from funcpipe.core import RunRecord
 from funcpipe.errors import KeyMissing, RunHalted, RunTaken, RunUnknown, Superseded
@@ -19,18 +20,18 @@ from funcpipe.testing.explored_world import World
 from funcpipe.testing.interleaving import Invariant, Scenario
 
 _KEYS = Keys(RUN)
-_LEASES = _KEYS.owner.leases("client")
+_LEASES = _KEYS.owner.owner_leases
+
+
+def _number(lease: str) -> int:
+    """The number of the lease of that key."""
+    return int(lease.removeprefix(_LEASES).partition(".")[0])
 
 
 def _last_owner(world: World) -> str | None:
     """Whose lease is the newest."""
-    newest = max((key for key in world.objects if key.startswith(_LEASES)), default="")
-    for name in world.names:
-        for request, answer in world.did(name):
-            put = request.kind == "put" and request.key == newest and answer is None
-            if put and request.data == world.objects[request.key]:
-                return name
-    return None
+    newest = max((key for key in world.objects if key.startswith(_LEASES)), key=_number, default="")
+    return next((name for name in world.names if newest in _own_leases(world.history(name))), None)
 
 
 def _owner_asks(world: World) -> str | None:
@@ -41,25 +42,26 @@ def _owner_asks(world: World) -> str | None:
     before = list(world.history(name)[:-1])
     while before and before[-1].request.kind == world.step.what == "delete":  # one request for many
         before.pop()
-    lease = _own_lease(before)
-    if lease is None:
+    leases = _own_leases(before)
+    if not leases:
         return None
-    looks = [asked for asked in before if asked.request.kind == "get" and asked.request.key == _lease(lease + 1)]
-    has_asked = bool(looks) and looks[-1].answer is KeyMissing
+    looks = [asked for asked in before if asked.request.kind == "list" and asked.request.key == _LEASES]
+    has_asked = bool(looks) and _is_newest(leases[-1], looks[-1])
     if has_asked and (before[-1].now_s - looks[-1].now_s <= BEAT_S or looks[-1:] == before[-2:-1]):
         return None
     return f"{name} changes {key} without asking whether it is still the owner"
 
 
-def _own_lease(history: Sequence[Answered]) -> int | None:
-    """The number of the newest lease that an actor has put."""
+def _own_leases(history: Sequence[Answered]) -> list[str]:
+    """The keys of the leases that an actor has put."""
     puts = [asked.request.key for asked in history if asked.request.kind == "put" and asked.answer is None]
-    numbers = [int(key.rpartition("/")[2]) for key in puts if key.startswith(_LEASES)]
-    return numbers[-1] if numbers else None
+    return [key for key in puts if key.startswith(_LEASES)]
 
 
-def _lease(number: int) -> str:
-    return _KEYS.owner.lease("client", number)
+def _is_newest(lease: str, look: Answered) -> bool:
+    """Whether `look`, a list of all leases, found this one and none that is newer."""
+    found = cast(tuple[str, ...], look.answer)
+    return lease in found and max(map(_number, found)) == _number(lease)
 
 
 def _is_fenced(key: str) -> bool:
@@ -118,12 +120,20 @@ def _lease_stays(world: World) -> str | None:
     key, name = world.step.key, world.step.actor
     if world.step.what != "delete" or not key.startswith(_LEASES) or world.step.before is None:
         return None
-    history = world.history(name)
-    own = [asked.request.data for asked in history if asked.request.kind == "put" and asked.request.key == key]
-    newest = _own_lease(history)
-    if world.step.before in own or (newest is not None and key < _lease(newest)):
+    own = _own_leases(world.history(name))
+    if key in own or (own and _number(key) < _number(own[-1])):
+        return None
+    holders = [other for other in world.names if key in _own_leases(world.history(other))]
+    if not any(_has_taken(key, world.history(holder)) for holder in holders):
         return None
     return f"{name} deletes the lease of another client"
+
+
+def _has_taken(lease: str, history: Sequence[Answered]) -> bool:
+    """Whether the client that put this lease has looked since, and has found no other of its number."""
+    put = next(index for index, asked in enumerate(history) if asked.request.key == lease)
+    looks = [asked for asked in history[put:] if asked.request.kind == "list" and asked.request.key == _LEASES]
+    return bool(looks) and [_number(key) for key in cast(tuple[str, ...], looks[0].answer)].count(_number(lease)) == 1
 
 
 @functools.lru_cache(maxsize=4096)
@@ -150,7 +160,7 @@ GONE = Invariant("of a deleted run nothing is left", _deleted_is_gone)
 LEASE_STAYS = Invariant("nobody deletes a newer owner's lease", _lease_stays)
 KNOWN = Invariant("no function runs unknown", _functions_are_known)
 
-ALWAYS = (OWNER_ASKS, OWNERS_RUN, GONE, KNOWN)
+ALWAYS = (OWNER_ASKS, OWNERS_RUN, LEASE_STAYS, GONE, KNOWN)
 """What holds in every scenario of clients."""
 
 

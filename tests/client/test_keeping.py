@@ -70,7 +70,7 @@ def test_a_finished_run_keeps_its_model_its_record_and_its_trace_and_nothing_els
         r"finished\.json",
         rf"checkpoints/s[012]/0000000{STEPS}\.s[012]\.r0\.a00000000\.(json|0\.safetensors)",
         r"traces/s[012]\.r[01]/00000000",
-        rf"{RUN}/owner/leases/client/00000000",
+        rf"{RUN}/owner/leases/00000000\.[0-9a-f]+",
         rf"{RUN}/owner/heartbeats/00000000\.[0-9a-f]+",
     ]
     assert [key for key in kept if not any(re.fullmatch(pattern, key) for pattern in patterns)] == []

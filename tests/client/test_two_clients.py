@@ -25,8 +25,7 @@ from funcpipe.runstate.functions import start_function
 from funcpipe.runstate.generations import list_generations, newest_record, reserve_generation, write_payload
 from funcpipe.runstate.keyring import signed
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.lease import Lease
-from funcpipe.runstate.owner import CLIENT
+from funcpipe.runstate.owner import OwnerLease
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
 from tests.client.held import HeldPlatform
@@ -249,9 +248,9 @@ class TakenOver(MemoryStorage):
 
     def list(self, prefix: str) -> tuple[str, ...]:
         found, keys = super().list(prefix), Keys(RUN)
-        owners = super().list(keys.owner.leases(CLIENT))
+        owners = super().list(keys.owner.owner_leases)
         if prefix == keys.reservations and owners:
-            Lease(self, keys.owner, CLIENT, int(owners[-1][-8:]) + 1, fresh_s=1.0).take()
+            OwnerLease(self, keys.owner, len(owners), fresh_s=1.0).take()
         return found
 
 

@@ -88,7 +88,7 @@ def test_a_folder_is_listed_only_where_its_objects_may_be() -> None:
     only = Routed({"default": Refusing(), "checkpoints": MemoryStorage()})
     assert only.list(KEYS.checkpoints) == ()
     routed = Routed({"default": MemoryStorage(), "messages": Refusing()})
-    for prefix in (KEYS.leases("s0.r0"), KEYS.step_reports, KEYS.reservations, KEYS.owner.owner_heartbeats(0)):
+    for prefix in (KEYS.leases("s0.r0"), KEYS.step_reports, KEYS.reservations, KEYS.owner.owner_heartbeats):
         assert routed.list(prefix) == ()
 
 

@@ -11,7 +11,7 @@ from funcpipe.runstate import owner
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.generations import list_generations, reserve_generation
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.owner import Owner, Ownership, OwnerSight, owned, refuse_if_owned
+from funcpipe.runstate.owner import Owner, OwnerLease, Ownership, OwnerSight, owned, refuse_if_owned
 from funcpipe.testing.memory_storage import MemoryStorage
 
 RUN = "run-1"
@@ -63,7 +63,7 @@ def test_an_owner_counts_as_alive_once_it_changes_what_it_says(storage: MemorySt
 
 
 def test_an_owner_that_was_never_heard_of_counts_as_dead_after_a_while(storage: MemoryStorage) -> None:
-    put_document(storage, Keys(RUN).owner.lease("client", 0), LeaseDocument(holder="a client that has died at once"))
+    put_document(storage, Keys(RUN).owner.owner_lease(0, "ab"), LeaseDocument(holder="a client that has died at once"))
     clock = Clock()
     sight = OwnerSight(storage, RUN, clock=clock)
     assert sight.look() is Ownership.UNCLEAR
@@ -72,7 +72,7 @@ def test_an_owner_that_was_never_heard_of_counts_as_dead_after_a_while(storage: 
 
 
 def test_a_damaged_heartbeat_of_an_owner_is_none(storage: MemoryStorage, first: Owner) -> None:
-    (key,) = storage.list(Keys(RUN).owner.owner_heartbeats(0))
+    (key,) = storage.list(Keys(RUN).owner.owner_heartbeats)
     storage.put(key, b"no document")
     clock = Clock()
     sight = OwnerSight(storage, RUN, clock=clock)
@@ -114,6 +114,31 @@ def test_of_clients_that_come_at_once_one_owns_the_run(storage: MemoryStorage) -
         thread.join(30)
     assert (len(won), len(refused)) == (1, 3)
     assert storage.list("") == ()
+
+
+def test_a_client_withdraws_that_sees_another_which_wants_the_same_number(storage: MemoryStorage) -> None:
+    keys = Keys(RUN).owner
+    rival = keys.owner_lease(0, "ab")
+    put_document(storage, rival, LeaseDocument(holder="ab"))
+    lease = OwnerLease(storage, keys, 0, fresh_s=1.0)
+    with pytest.raises(Superseded, match="wants to be"):
+        lease.take()
+    assert storage.list("") == (rival,)
+
+
+def test_what_a_dead_owner_says_late_is_not_taken_for_the_word_of_the_next_of_its_number(
+    storage: MemoryStorage, first: Owner
+) -> None:
+    with owned(storage, RUN, take_over=True) as second:
+        second.delete_run()
+    third = Owner(storage, RUN, 0, every_s=2.0, watches=True)
+    third.take()
+    for late in (first, third, first):
+        late.beat()
+        sight = OwnerSight(storage, RUN)
+        sight.look()
+        assert sight.document is not None
+        assert sight.document.watches
 
 
 def test_an_owner_that_leaves_a_run_lets_the_next_one_in_at_once(storage: MemoryStorage) -> None:
