@@ -1,0 +1,114 @@
+"""Small jobs, each trained as a user's script trains it, on whole batches, and over functions.
+
+The script uses the user's own model, loss, optimiser and collate function, and nothing of funcpipe.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from funcpipe.client.job import Learner, SampleOrder, make_job
+from funcpipe.core import OptimizerKind, Plan, RunSettings, ScheduleKind, Sync, Wire
+from funcpipe.model.graph import trace
+from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.testing.plans import even_stages
+from funcpipe.training.data import load_batch
+from funcpipe.training.data_source import data_source
+from funcpipe.training.recipe import recipe_with
+from tests.in_process import run_workers
+
+SGD: Callable[..., torch.optim.Optimizer] = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+
+EQUAL = 1e-4
+"""The largest difference, as a share of the largest change by training, at which tensors count as equal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """A user's script: `make` returns its model and its loss; a sample is a tuple with the target last.
+
+    `recipe` are keywords of FuncPipe that have the same effect as what the script itself does.
+    """
+
+    make: Callable[[], tuple[nn.Module, Any]]
+    samples: Callable[[], Any]
+    optimizer: Callable[..., torch.optim.Optimizer] = SGD
+    collate: Callable[[list[Any]], Any] | None = None
+    micro_batch: int = 4
+    global_batch: int = 16
+    epochs: int = 1
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+
+    def made(self) -> tuple[nn.Module, Any]:
+        """The model and the loss, always with the same weights."""
+        torch.manual_seed(0)
+        return self.make()
+
+
+def run_script(script: Script, *, loss_of: Callable[[Any], Tensor] = lambda found: found) -> tuple[nn.Module, Any]:
+    """The model and the loss after the script; `loss_of` gives the number to minimise from what the loss returns."""
+    model, loss = script.made()
+    model.train()
+    trained = [*model.parameters(), *(loss.parameters() if isinstance(loss, nn.Module) else [])]
+    optimizer = script.optimizer([parameter for parameter in trained if parameter.requires_grad])
+    loader = DataLoader(script.samples(), batch_size=script.global_batch, collate_fn=script.collate)
+    for _ in range(script.epochs):
+        for *inputs, target in loader:
+            optimizer.zero_grad()
+            torch.autograd.backward(loss_of(loss(model(*inputs), target)))
+            optimizer.step()
+    return model, loss
+
+
+def run_over_functions(
+    script: Script,
+    *,
+    stages: int = 2,
+    replicas: int = 1,
+    schedule: ScheduleKind = ScheduleKind.GPIPE,
+    recompute: bool = False,
+) -> dict[str, Tensor]:
+    """All tensors of the stages by name, after the same steps by functions, which are threads here.
+
+    Everything is checked first as `FuncPipe.train` does it. Threads share a random number generator, so nothing may
+    draw.
+    """
+    model, loss = script.made()
+    data = DataLoader(script.samples(), batch_size=script.micro_batch, collate_fn=script.collate)
+    first = load_batch(script.samples(), range(script.micro_batch), data_source(data).options.collate)
+    names = [layer.name for layer in trace(model, first.args, first.kwargs).layers]
+    plan = Plan(
+        global_batch=script.global_batch,
+        micro_batch=script.micro_batch,
+        replicas=replicas,
+        schedule=schedule,
+        sync=Sync.PIPELINED,
+        wire=Wire.FP32,
+        optimizer=OptimizerKind.MOMENTUM,
+        platform="local",
+        stages=even_stages(names, stages, recompute=recompute),
+    )
+    learner = Learner(model=model, recipe=recipe_with(loss, script.optimizer, dict(script.recipe)))  # type: ignore[arg-type]
+    order = SampleOrder(epochs=script.epochs, shuffle=False)
+    workers = run_workers(make_job(learner, data, plan, order, RunSettings()), MemoryStorage())
+    states = [worker.computation.state().state_dict() for worker in workers.values()]
+    return {name: tensor for state in states for name, tensor in state.items()}
+
+
+def worst_difference(script: Script, found: Mapping[str, Tensor], expected: nn.Module) -> tuple[float, str]:
+    """The largest difference of a tensor of the model from the `expected` one, and its name.
+
+    It is a share of the largest change of the tensor by training, or of its largest element if it has not changed.
+    """
+    start = script.made()[0].state_dict()
+    worst = 0.0, ""
+    for name, tensor in expected.state_dict().items():
+        end = tensor.double()
+        change = float((end - start[name].double()).abs().max()) or float(end.abs().max()) or 1.0
+        worst = max(worst, (float((found[name].double() - end).abs().max()) / change, name))
+    return worst
