@@ -40,7 +40,7 @@ from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import LOCAL
 from funcpipe.platforms.machine_catalog import load_market
 from funcpipe.training.data_source import Data
-from funcpipe.training.verify import TOLERANCE, Verification, verify_states
+from funcpipe.training.verify import TOLERANCE, Verification, verify_run
 
 
 class FuncPipe(Evaluating):
@@ -229,6 +229,9 @@ class FuncPipe(Evaluating):
     ) -> Verification:
         """Train for `steps` steps over local functions and in one process, and compare; the module stays as it is.
 
+        The one process trains on whole global batches, as a script does; where the model draws random numbers, or its
+        samples depend on each other as under BatchNorm, it accumulates micro-batches. The result says which was equal.
+
         Raises what `train` raises.
         """
         checks.positive("tolerance", tolerance)
@@ -237,8 +240,7 @@ class FuncPipe(Evaluating):
             prepared = self._prepare(session, dataset, plan, order, settings=settings)
             job = prepared.job
             found = named_tensors(self.model) | launch(prepared).tensors
-        run = job.plain_training(self.model).run
-        return verify_states(job.graph, found, run, steps=job.steps, tolerance=tolerance)
+        return verify_run(found, job.plain_training(self.model), steps=job.steps, tolerance=tolerance)
 
     def _prepare(
         self,

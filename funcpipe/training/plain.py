@@ -1,18 +1,25 @@
-"""Training as plain PyTorch does it, in one process: what a run over functions must equal, up to rounding."""
+"""Training as plain PyTorch does it, in one process: what a run over functions must equal, up to rounding.
+
+`train_on_whole_batches` is what a user's script does: each global batch at once. `train_in_one_process` accumulates the
+gradients of the same micro-batches as a run, and draws the same random numbers.
+"""
 
 import copy
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from funcpipe.comm.block_int8 import largest_in_blocks
-from funcpipe.core import OnNan
+from funcpipe.core import Interval, OnNan
 from funcpipe.model.graph import LayerGraph
 from funcpipe.model.graph.autocast import autocast_to
+from funcpipe.model.graph.isolation import training_mode
 from funcpipe.model.graph.snapshot import Snapshot, reachable
 from funcpipe.model.tensors import named_tensors
 from funcpipe.training.data import Collate, MapDataset, Step
@@ -41,40 +48,81 @@ def train_in_one_process(
     `after_backward` is called in each step when all gradients are there, `after_step` when it is done. Steps whose
     gradients are not finite are left out if the recipe says so; nothing ends the training.
     """
-    trained = detached_copy(model).train()
-    chosen = plain_optimizer(recipe.optimizer, trained)
-    schedule = None if recipe.scheduler is None else LrSchedule(recipe, chosen)
-    scaler = torch.amp.GradScaler("cpu", enabled=recipe.precision.scales_loss)
-    skips = recipe.on_nan is OnNan.SKIP
-    for step in steps:
-        chosen.zero_grad()
-        before = Snapshot(trained) if skips else None
-        order = list(enumerate(step.micro_batches))
-        for number, indices in reversed(order) if reverse else order:
-            batch = SeededDataset(dataset, seed, step.epoch).batch(indices, collate)
-            drawing = seeded(trained, graph, seed, step.number, number)
-            with autocast_to(recipe.precision):
+    trained = detached_copy(model)
+    with training_mode(trained):
+        chosen = plain_optimizer(recipe.optimizer, trained)
+        schedule = None if recipe.scheduler is None else LrSchedule(recipe, chosen)
+        scaler = torch.amp.GradScaler("cpu", enabled=recipe.precision.scales_loss)
+        skips = recipe.on_nan is OnNan.SKIP
+        for step in steps:
+            chosen.zero_grad()
+            before = Snapshot(trained) if skips else None
+            order = list(enumerate(step.micro_batches))
+            for number, indices in reversed(order) if reverse else order:
+                batch = SeededDataset(dataset, seed, step.epoch).batch(indices, collate)
+                drawing = seeded(trained, graph, seed, step.number, number)
+                with autocast_to(recipe.precision):
+                    with drawing:
+                        output = trained(*batch.args, **batch.kwargs)
+                    seed_loss(seed, step.number, number)
+                    share = recipe.loss(output, batch.target) * (len(indices) / step.samples)
+                if skips and not math.isfinite(share.item()):
+                    share = share * math.nan
                 with drawing:
-                    output = trained(*batch.args, **batch.kwargs)
-                seed_loss(seed, step.number, number)
-                share = recipe.loss(output, batch.target) * (len(indices) / step.samples)
-            if skips and not math.isfinite(share.item()):
-                share = share * math.nan
-            with drawing:
-                torch.autograd.backward(scaler.scale(share))
-        scaler.unscale_(chosen)
-        after_backward(trained)
-        left_out = before is not None and not _has_finite_gradients(trained)
-        if recipe.clip_grad_norm is not None:
-            nn.utils.clip_grad_norm_(trained.parameters(), recipe.clip_grad_norm)
-        if scaler.is_enabled() or not left_out:
-            scaler.step(chosen)
-        scaler.update()
-        if before is not None and left_out:
-            before.restore()
-        if schedule is not None:
-            schedule.after_step(step)
-        after_step(trained, step)
+                    torch.autograd.backward(scaler.scale(share))
+            scaler.unscale_(chosen)
+            after_backward(trained)
+            left_out = before is not None and not _has_finite_gradients(trained)
+            if recipe.clip_grad_norm is not None:
+                nn.utils.clip_grad_norm_(trained.parameters(), recipe.clip_grad_norm)
+            if scaler.is_enabled() or not left_out:
+                scaler.step(chosen)
+            scaler.update()
+            if before is not None and left_out:
+                before.restore()
+            if schedule is not None:
+                schedule.after_step(step)
+            after_step(trained, step)
+    return trained
+
+
+def train_on_whole_batches(
+    model: nn.Module,
+    dataset: MapDataset,
+    steps: Sequence[Step],
+    *,
+    recipe: Recipe,
+    seed: int,
+    collate: Collate | None = None,
+    after_backward: Callable[[nn.Module], None] = lambda model: None,
+) -> nn.Module:
+    """A copy of `model` trained as a user's script does it: one forward and backward of each global batch.
+
+    Samples that draw random numbers draw those of a run; the model and the loss draw others.
+    """
+    trained = detached_copy(model)
+    with training_mode(trained):
+        optimizer = plain_optimizer(recipe.optimizer, trained)
+        scheduler = None if recipe.scheduler is None else recipe.scheduler(optimizer)
+        scaler = torch.amp.GradScaler("cpu", enabled=recipe.precision.scales_loss)
+        for step in steps:
+            optimizer.zero_grad()
+            indices = [index for micro_batch in step.micro_batches for index in micro_batch]
+            batch = SeededDataset(dataset, seed, step.epoch).batch(indices, collate)
+            with autocast_to(recipe.precision):
+                loss = recipe.loss(trained(*batch.args, **batch.kwargs), batch.target)
+            torch.autograd.backward(scaler.scale(loss))
+            scaler.unscale_(optimizer)
+            after_backward(trained)
+            if recipe.clip_grad_norm is not None:
+                nn.utils.clip_grad_norm_(trained.parameters(), recipe.clip_grad_norm)
+            if scaler.is_enabled() or recipe.on_nan is not OnNan.SKIP or _has_finite_gradients(trained):
+                scaler.step(optimizer)
+            scaler.update()
+            if scheduler is None or isinstance(scheduler, ReduceLROnPlateau):
+                continue
+            if step.ends_epoch or recipe.scheduler_interval is Interval.STEP:
+                scheduler.step()
     return trained
 
 
@@ -83,13 +131,20 @@ def _has_finite_gradients(model: nn.Module) -> bool:
 
 
 def detached_copy(model: nn.Module) -> nn.Module:
-    """A deep copy of `model`; tensors that a forward pass has computed and left in an attribute are detached in it.
+    """A deep copy of `model` with the hooks of its parameters; tensors that a forward pass has computed and left in an
+    attribute are detached in it.
 
-    `copy.deepcopy` alone refuses these.
+    `copy.deepcopy` alone refuses these, and drops those.
     """
     seen: dict[int, Any] = {}
     values = [value for value in reachable(model.modules(), seen) if isinstance(value, Tensor)]
-    return copy.deepcopy(model, {id(value): value.detach().clone() for value in values if not value.is_leaf})
+    copied = copy.deepcopy(model, {id(value): value.detach().clone() for value in values if not value.is_leaf})
+    for parameter, other in zip(model.parameters(), copied.parameters(), strict=True):
+        for hook in (parameter._backward_hooks or {}).values():
+            other.register_hook(hook)  # type: ignore[no-untyped-call]
+        for hook in (parameter._post_accumulate_grad_hooks or {}).values():
+            other.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+    return copied
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +160,7 @@ class PlainRun:
 class PlainTraining:
     """All that training in one process takes, to do it several times. Weights are moved by `rounding`, a share of each
     weight, or by the last digit of their dtype if that is more; with `in_blocks`, a share of the largest of 256.
+    Gradients of micro-batches are accumulated, or, for `whole` batches, computed at once.
     """
 
     model: nn.Module
@@ -116,6 +172,12 @@ class PlainTraining:
     rounding: float = 0.0
     in_blocks: bool = False
     collate: Collate | None = None
+    whole: bool = False
+
+    @property
+    def can_be_whole(self) -> bool:
+        """Whether training on whole batches draws the same random numbers: none."""
+        return not any("draws" in node.meta for node in self.graph.module.graph.nodes)
 
     def run(self, number: int = 0, names: Collection[str] | None = None) -> PlainRun:
         """Train once; in runs other than number 0, from weights that are off by rounding, differently for each.
@@ -132,11 +194,11 @@ class PlainTraining:
             wanted = {name: p.grad for name, p in parameters if name in (names or ())}
             gradients.append({name: gradient.clone() for name, gradient in wanted.items() if gradient is not None})
 
-        end = train_in_one_process(
+        train = train_on_whole_batches if self.whole else partial(train_in_one_process, graph=self.graph)
+        end = train(
             start,
-            self.graph,
-            self.dataset,
-            self.steps,
+            dataset=self.dataset,
+            steps=self.steps,
             recipe=self.recipe,
             seed=self.seed,
             collate=self.collate,

@@ -1,5 +1,8 @@
 """Does a plan train a model as one process would? Both train for a few steps, and each tensor is compared.
 
+The one process trains on whole global batches, as a user's script does. Where that differs, because the model draws
+random numbers, or BatchNorm or the loss couples the samples of a batch, it accumulates the gradients of micro-batches.
+
 A tensor's difference is measured by how far training has moved it, so that a gradient that is wrong by a hundredth
 shows however short the training was. Where that is more than the tolerance, plain training from weights that are off by
 their last digit tells what rounding explains. Some gradients are nothing but rounding: a bias ahead of BatchNorm and
@@ -8,7 +11,7 @@ the bias of attention's keys change no loss. Adam makes full steps of them, in d
 
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import ClassVar, Protocol
 
@@ -16,7 +19,7 @@ import torch
 from torch import Tensor
 
 from funcpipe.model.graph import LayerGraph
-from funcpipe.training.plain import PlainRun
+from funcpipe.training.plain import PlainRun, PlainTraining
 
 TOLERANCE = 1e-4
 """Largest difference, relative to the change by training, at which tensors count as equal."""
@@ -31,6 +34,13 @@ class Yardstick(Enum):
 
     TOLERANCE = "tolerance"
     ROUNDING = "rounding"
+
+
+class Reference(Enum):
+    """How the one process computes a step's gradient: from the whole global batch, or micro-batch by micro-batch."""
+
+    WHOLE = "whole batches"
+    ACCUMULATED = "accumulated micro-batches"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,13 +60,19 @@ class TensorDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """The model's state after `steps` steps on functions, compared with one process's; `tensors` in order of layers."""
+    """The model's state after `steps` steps on functions, compared with one process's; `tensors` in order of layers.
+
+    `reference` is what that process did. If it accumulated micro-batches, `off_whole` is the first tensor that differs
+    from training on whole batches; None if that was not tried, as the model draws random numbers.
+    """
 
     FORMAT: ClassVar[str] = "funcpipe.verification/1"
 
     steps: int
     tolerance: float
     tensors: tuple[TensorDifference, ...]
+    reference: Reference = Reference.ACCUMULATED
+    off_whole: TensorDifference | None = None
 
     @property
     def agrees(self) -> bool:
@@ -96,6 +112,21 @@ def compare_states(
         layer = layer_of.get(name, "outside the graph")
         tensors.append(TensorDifference(name=name, layer=layer, difference=_largest(difference)))
     return Verification(steps=steps, tolerance=tolerance, tensors=tuple(tensors))
+
+
+def verify_run(found: Mapping[str, Tensor], plain: PlainTraining, *, steps: int, tolerance: float) -> Verification:
+    """Compare the state `found` after a run with that of plain training: on whole batches, or, where that differs, with
+    accumulated micro-batches.
+    """
+    off_whole = None
+    if plain.can_be_whole:
+        run = replace(plain, whole=True).run
+        verification = verify_states(plain.graph, found, run, steps=steps, tolerance=tolerance)
+        if verification.agrees:
+            return replace(verification, reference=Reference.WHOLE)
+        off_whole = verification.first_difference
+    verification = verify_states(plain.graph, found, plain.run, steps=steps, tolerance=tolerance)
+    return replace(verification, reference=Reference.ACCUMULATED, off_whole=off_whole)
 
 
 def verify_states(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from funcpipe.client.job import Learner, SampleOrder, make_job
+from funcpipe.client.job import Job, Learner, SampleOrder, make_job
 from funcpipe.core import OptimizerKind, Plan, RunSettings, ScheduleKind, Sync, Wire
 from funcpipe.model.graph import trace
 from funcpipe.testing.memory_storage import MemoryStorage
@@ -20,6 +20,7 @@ from funcpipe.testing.plans import even_stages
 from funcpipe.training.data import load_batch
 from funcpipe.training.data_source import data_source
 from funcpipe.training.recipe import recipe_with
+from funcpipe.training.verify import TOLERANCE, Verification, verify_run
 from tests.in_process import run_workers
 
 SGD: Callable[..., torch.optim.Optimizer] = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
@@ -79,6 +80,25 @@ def run_over_functions(
     draw.
     """
     model, loss = script.made()
+    return _trained(_job(script, model, loss, stages, replicas, schedule, recompute))
+
+
+def verify(script: Script, *, stages: int = 2, replicas: int = 1) -> Verification:
+    """What `FuncPipe.verify` finds of the script's job, by the same functions."""
+    model, loss = script.made()
+    job = _job(script, model, loss, stages, replicas, ScheduleKind.GPIPE, recompute=False)
+    return verify_run(_trained(job), job.plain_training(model), steps=job.steps, tolerance=TOLERANCE)
+
+
+def _job(
+    script: Script,
+    model: nn.Module,
+    loss: Any,
+    stages: int,
+    replicas: int,
+    schedule: ScheduleKind,
+    recompute: bool,
+) -> Job:
     data = DataLoader(script.samples(), batch_size=script.micro_batch, collate_fn=script.collate)
     first = load_batch(script.samples(), range(script.micro_batch), data_source(data).options.collate)
     names = [layer.name for layer in trace(model, first.args, first.kwargs).layers]
@@ -95,7 +115,11 @@ def run_over_functions(
     )
     learner = Learner(model=model, recipe=recipe_with(loss, script.optimizer, dict(script.recipe)))  # type: ignore[arg-type]
     order = SampleOrder(epochs=script.epochs, shuffle=False)
-    workers = run_workers(make_job(learner, data, plan, order, RunSettings()), MemoryStorage())
+    return make_job(learner, data, plan, order, RunSettings())
+
+
+def _trained(job: Job) -> dict[str, Tensor]:
+    workers = run_workers(job, MemoryStorage())
     states = [worker.computation.state().state_dict() for worker in workers.values()]
     return {name: tensor for state in states for name, tensor in state.items()}
 

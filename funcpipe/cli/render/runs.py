@@ -193,7 +193,13 @@ def verification(found: "Verification", console: Console) -> None:
         )
         for tensor in found.tensors
     ]
-    print_table(console, f"{found.steps} steps on functions, compared with one process", columns, rows)
+    title = f"{found.steps} steps on functions, compared with one process on {found.reference.value}"
+    print_table(console, title, columns, rows)
+    if found.agrees and found.off_whole is not None:
+        console.print(
+            f"equal to accumulated micro-batches, not to whole batches ({found.off_whole.name} differs by "
+            f"{found.off_whole.difference:.1e}): BatchNorm, the loss or something else couples the samples of a batch"
+        )
     if found.agrees:
         explained = sum(tensor.yardstick.value == "rounding" for tensor in found.tensors)
         console.print(
