@@ -54,8 +54,20 @@ def operator_draw(number: int) -> str:
     return f"draw {number}"
 
 
+_BY_DATA = ("rrelu", "poisson", "binomial", "randperm")
+"""What is in the names of operators that draw as many numbers as their data asks for, and none for some."""
+
+
+def draws_by_data(target: Any) -> bool:
+    """Whether a function may draw for some data and not for others, by its name."""
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    return any(word in name for word in _BY_DATA)
+
+
 class DrawingOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While entered, calls `before` ahead of each of torch's operators that may draw, and `drawn` if it did draw."""
+    """While entered, calls `before` ahead of each of torch's operators that may draw, and `drawn` if it did draw, or
+    would have with other data.
+    """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -68,7 +80,7 @@ class DrawingOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.before()
         state = torch.get_rng_state()
         result = func(*args, **(kwargs or {}))
-        if not torch.equal(state, torch.get_rng_state()):
+        if draws_by_data(func) or not torch.equal(state, torch.get_rng_state()):
             self.drawn()
         return result
 

@@ -9,6 +9,7 @@ import torch.fx
 from torch import Tensor, nn
 
 from funcpipe.errors import DataError
+from funcpipe.model.draws import draws_by_data
 from funcpipe.model.graph.input_checks import holds
 from funcpipe.model.graph.isolation import (
     GENERATORS,
@@ -93,9 +94,10 @@ def compare(
     """
     names = {node.meta["input"]: node.name for node in traced.module.graph.nodes if node.op == "placeholder"}
     runs: list[dict[str, NodeRecord] | None] = []
+    by_data = {node.name for node in traced.module.graph.nodes if draws_by_data(node.target)}
 
     def forward(given: dict[str, Tensor]) -> list[Any]:
-        drawing = {name for run in runs if run is not None for name, record in run.items() if record.draws}
+        drawing = by_data.union(*([n for n, record in run.items() if record.draws] for run in runs if run is not None))
         placed = {names[name]: t for name, t in given.items()}
         records, leaves = observe(traced.module, placed, traced.outputs, drawing)
         runs.append(records)

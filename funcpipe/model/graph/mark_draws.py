@@ -23,6 +23,8 @@ def mark_draws(module: torch.fx.GraphModule, runs: Sequence[Mapping[str, NodeRec
     for node in module.graph.nodes:
         records = [run[node.name] for run in runs if node.name in run]
         used = frozenset[str]().union(*(record.draws for record in records))
+        if any(record.operators_that_draw for record in records):
+            used |= {"torch"}  # though it may have drawn nothing for these inputs
         if node.op == "call_module":
             path = str(node.target)
             calls[path] += 1

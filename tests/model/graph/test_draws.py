@@ -121,9 +121,35 @@ class Composed(nn.Module):
 @at_most(5)
 @given(st.lists(st.integers(0, 6), min_size=6, max_size=6), st.integers(0, 2**32 - 1))
 @example([0, 1, 2, 3, 4, 5], 0)
+@example([0, 0, 0, 4, 0, 0], 391805128)  # rrelu draws nothing for one of the traced inputs, which are all positive
 def test_composed_models_draw_the_same_however_they_are_cut(kinds: list[int], seed: int) -> None:
     torch.manual_seed(seed)
     check(Composed(kinds), (torch.randn(3, 4),))
+
+
+class DrawsByData(nn.Module):
+    """Draws for none of the data that it is traced with, and then for all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        x = F.rrelu(x, training=True) + torch.poisson(torch.relu(-x.detach())) + x[torch.randperm(len(x))]
+        return self.linear(x) + torch.rand_like(x)
+
+
+@pytest.mark.parametrize("factor", [1, -1])
+@pytest.mark.parametrize("batch", [3, 1])
+def test_a_draw_that_depends_on_the_data_moves_no_later_draw(factor: int, batch: int) -> None:
+    torch.manual_seed(0)
+    model, x = DrawsByData(), torch.rand(3, 4) + 1
+    graph = trace(model, (x,))
+    (stage,) = split(graph, [(0, len(graph.layers))])
+    x = x[:batch] * factor
+    with seeded(model, graph, *SEED):
+        expected = model(x)
+    assert torch.equal(stage({"x": x}, SEED)[1], expected)
 
 
 class Checkpointed(nn.Module):
