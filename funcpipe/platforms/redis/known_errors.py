@@ -23,7 +23,7 @@ from funcpipe.errors import FuncPipeError, PlatformRefused, StorageBusy, Storage
 _REFUSED: dict[type[RedisError], str] = {
     AuthenticationError: "set REDIS_PASSWORD, and REDIS_USERNAME where the server has users",
     AuthorizationError: "set REDIS_PASSWORD, and REDIS_USERNAME where the server has users",
-    NoPermissionError: "let the user do @read, @write, @transaction, SELECT, SCAN and INFO on keys of the prefix",
+    NoPermissionError: "let the user do @read, @write, SELECT, SCAN and INFO on keys of the prefix",
     ReadOnlyError: "this server is a replica; give the address of its primary",
     MovedError: "the server is part of a cluster, whose nodes hold some keys each; give a server that is not",
     AskError: "the server is part of a cluster, whose nodes hold some keys each; give a server that is not",

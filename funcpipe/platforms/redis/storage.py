@@ -84,20 +84,19 @@ class RedisStorage:
     def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
         """The bytes [start, stop) of an object; raises KeyMissing.
 
-        An empty answer to GETRANGE may come from a missing key: a transaction with EXISTS tells. The EXISTS before it
-        is answered ahead of the body, and so tells when the gate is to be entered.
+        An empty answer to GETRANGE may come from a missing key: EXISTS before and after it tell. The one before is
+        answered ahead of the body, and so tells when the gate is to be entered. In a transaction, a server whose memory
+        is full would refuse them all.
         """
         name = self._name_of(key)
         last = -1 if stop is None else max(stop - 1, start)
-        commands = [("EXISTS", name), ("MULTI",), ("EXISTS", name), ("GETRANGE", name, start, last), ("EXEC",)]
+        commands = [("EXISTS", name), ("GETRANGE", name, start, last), ("EXISTS", name)]
         with self._errors_of(key), self._connection() as connection:
             connection.send_packed_command(connection.pack_commands(commands))
             found = connection.read_response(disable_decoding=True)
             with gate if found else nullcontext():
-                *_, (exists, data) = _answers(connection, len(commands) - 1)
-            if isinstance(data, ResponseError):  # of a command in a transaction that was carried out
-                raise data
-        if not exists:
+                data, stays = _answers(connection, len(commands) - 1)
+        if not data and not (found and stays):
             raise KeyMissing(key)
         body: bytes = data
         return body if stop is None else body[: max(stop - start, 0)]
