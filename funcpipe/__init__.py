@@ -103,6 +103,7 @@ if TYPE_CHECKING:
     from funcpipe.runstate.liveness import WorkerState
     from funcpipe.scheduler.simulator.disturbances import Disturbances
     from funcpipe.training.averaging import EMA, SWA
+    from funcpipe.training.teachers import Teacher
     from funcpipe.training.verify import Verification
 
 __all__ = [
@@ -191,6 +192,7 @@ __all__ = [
     "Superseded",
     "Sync",
     "TaskFailed",
+    "Teacher",
     "Trace",
     "TrainingSpec",
     "Validation",
@@ -252,6 +254,7 @@ _LAZY = {
     "Verification": "training.verify",
     "EMA": "training.averaging",
     "SWA": "training.averaging",
+    "Teacher": "training.teachers",
     "WorkerState": "runstate.liveness",
 }
 """In which module of the package each name is that is loaded when it is first used."""

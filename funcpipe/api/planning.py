@@ -61,6 +61,7 @@ from funcpipe.training.recipe import (
     recipe_with,
 )
 from funcpipe.training.recipe_trial import check_recipe
+from funcpipe.training.teachers import followed
 
 
 class Planning:
@@ -84,6 +85,7 @@ class Planning:
         self._recipe = recipe_with(loss_fn or loss_of_output, optimizer, learning)
         if optimizer is not no_optimizer:
             check_recipe(self._recipe, trainable_shapes(model))
+        followed(self._recipe.teachers, model)
         self._blocks = tuple(blocks)
         self._profile: ModelProfile | None = None
         self._spec: PlatformSpec | None = None

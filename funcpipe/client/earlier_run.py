@@ -72,6 +72,7 @@ def _check_same_job(job: Job, record: RunRecord) -> None:
         ("clip_grad_norm", record.clip_grad_norm, job.recipe.clip_grad_norm),
         ("scheduler", record.lr_schedule, job.recipe.lr_schedule),
         ("average", record.average, job.recipe.averaged_by),
+        ("teachers", record.teachers, job.recipe.taught_by),
         ("precision", record.precision.value, job.recipe.precision.value),
     ):
         if before != now:

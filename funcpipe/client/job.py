@@ -14,6 +14,7 @@ from funcpipe.core.validation import LOSS
 from funcpipe.errors import InvalidValue
 from funcpipe.model.graph import LayerGraph, trace
 from funcpipe.model.graph.batch_sizes import check_batch_sizes
+from funcpipe.model.graph.held import with_followed
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.training.data import Batches, MapDataset, load_batch
 from funcpipe.training.data_source import Data, LoaderOptions
@@ -22,6 +23,7 @@ from funcpipe.training.plain import PlainTraining
 from funcpipe.training.recipe import Recipe, check_precision, no_optimizer
 from funcpipe.training.shards import ShardedSamples, sharded_samples
 from funcpipe.training.stored_data import PreparedData
+from funcpipe.training.teachers import followed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +144,7 @@ def make_job(
     """
     if learner.recipe.optimizer is no_optimizer:
         no_optimizer([])
+    follows = followed(learner.recipe.teachers, learner.model)
     if plan.estimate is not None:
         check_precision("plan", plan.precision, learner.recipe)
     factory, source = open_data(dataset)
@@ -157,6 +160,7 @@ def make_job(
         blocks=tuple({*learner.blocks, *plan.blocks}),
         precision=learner.recipe.precision,
     )
+    graph = with_followed(graph, learner.model, follows)
     job = Job(
         graph=graph,
         plan=plan,

@@ -222,6 +222,7 @@ def _record(prepared: PreparedRun, keys: Keys) -> RunRecord:
         clip_grad_norm=job.recipe.clip_grad_norm,
         lr_schedule=job.recipe.lr_schedule,
         average=job.recipe.averaged_by,
+        teachers=job.recipe.taught_by,
         precision=job.recipe.precision,
         losses=resumed.losses if resumed is not None else (),
         skipped_steps=resumed.skipped_steps if resumed is not None else (),

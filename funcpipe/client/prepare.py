@@ -42,6 +42,7 @@ from funcpipe.training.averaging import SWA
 from funcpipe.training.data_source import Data
 from funcpipe.training.recipe_trial import check_recipe
 from funcpipe.training.state import StageState, select_for_stage
+from funcpipe.training.teachers import check_decays
 
 _log = logging.getLogger(__name__)
 
@@ -283,6 +284,7 @@ def _check_learning(job: Job, *, has_validation: bool, done: int, state: StageSt
         has_validation=has_validation,
         resumed=state,
     )
+    check_decays(job.recipe.teachers, done, job.steps)
     average = job.recipe.average
     if average is not None and not job.plan.averaged:
         _log.warning("the plan leaves no room for the average of the parameters; plan with averaged (--averaged)")

@@ -48,6 +48,8 @@ def check_servable(job: Job, updates: Updates) -> None:
             )
     if updates is Updates.ASP and job.recipe.average is not None:
         raise PlanError("an average over asynchronous updates depends on their order; train by BSP, or without average")
+    if updates is Updates.ASP and job.recipe.teachers:
+        raise PlanError("a teacher that follows asynchronous updates depends on their order; train by BSP")
 
 
 def stored_job(job: Job, storage: Storage, run: str) -> ServerJob:

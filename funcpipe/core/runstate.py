@@ -258,9 +258,9 @@ class RunRecord:
     `nonce` is part of the generation's keys. `platform` and `storage` are URLs. `losses` and `validations` belong to
     the steps from `began_step` up to `first_step`, which earlier generations did, and of which `skipped_steps` updated
     nothing; `spent_usd` and `elapsed_s` are what those cost and took. The steps before `began_step` were no part of
-    this run: it goes on with what a run before it had learned. `lr_schedule` and `average` say in words how the
-    learning rate is scheduled and the parameters are averaged; `precision` is what the layers compute in;
-    `shard_order` is there if the data lies in shards.
+    this run: it goes on with what a run before it had learned. `lr_schedule`, `average` and `teachers`
+    say in words how the learning rate is scheduled, the parameters are averaged, and parts of the model average others;
+    `precision` is what the layers compute in; `shard_order` is there if the data lies in shards.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.run/1"
@@ -283,6 +283,7 @@ class RunRecord:
     nonce: str = ""
     lr_schedule: str | None = None
     average: str | None = None
+    teachers: str | None = None
     began_step: int = 0
     precision: Precision = Precision.FP32
     skipped_steps: tuple[int, ...] = ()

@@ -58,7 +58,9 @@ _ORDER = {"samples": 1, "epochs": 1, "steps": 1, "seed": 0, "shuffle": False}
 _JOB = SimpleNamespace(
     plan=PLAN,
     prices=_PRICES,
-    recipe=SimpleNamespace(clip_grad_norm=None, lr_schedule=None, averaged_by=None, precision=Precision.FP32),
+    recipe=SimpleNamespace(
+        clip_grad_norm=None, lr_schedule=None, averaged_by=None, taught_by=None, precision=Precision.FP32
+    ),
     message_deadline_s=60.0,
     shards=None,
     **_ORDER,

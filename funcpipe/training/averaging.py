@@ -4,7 +4,7 @@ Each stage averages its own parameters after each update, so no function needs t
 the stage's state: checkpoints hold it, and a run that is resumed goes on with the same bits.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,14 +69,16 @@ class SWA:
 
 
 class WeightAverage:
-    """The average of one stage's trained parameters, and of its buffers if that is asked for."""
+    """The average of one stage's parameters that training changes, and of its buffers if that is asked for."""
 
-    def __init__(self, average: EMA | SWA, stage: nn.Module) -> None:
+    def __init__(self, average: EMA | SWA, stage: nn.Module, teachers: Collection[nn.Parameter] = ()) -> None:
+        """Besides those that are trained, the parameters of `teachers` change."""
+        changed = {id(parameter) for parameter in (*(p for p in stage.parameters() if p.requires_grad), *teachers)}
         self._average = average
         self._current = {
             name: tensor
             for name, tensor in tensor_names(stage)[0].items()
-            if (tensor.requires_grad if isinstance(tensor, nn.Parameter) else average.use_buffers)
+            if (id(tensor) in changed if isinstance(tensor, nn.Parameter) else average.use_buffers)
         }
         self._averaged: dict[str, Tensor] = {}
         self._count = 0

@@ -27,6 +27,7 @@ from funcpipe.training.recipe import Recipe
 from funcpipe.training.residuals import Residuals
 from funcpipe.training.stage_optimizer import StageOptimizer
 from funcpipe.training.state import StageState
+from funcpipe.training.teachers import TeacherUpdate
 from funcpipe.training.ties import TiedParameters
 
 
@@ -75,7 +76,10 @@ class Computation:
         extras = self._statistics.contributions()
         self._flat = FlatGradient(self._summed_here, extras, wire_sync) if replicas > 1 else None
         self._optimizer = StageOptimizer(stage, recipe, whole, seed=seed)
-        self._average = WeightAverage(recipe.average, stage) if recipe.average is not None else None
+        self._teachers = TeacherUpdate(recipe.teachers, stage)
+        self._average: WeightAverage | None = None
+        if recipe.average is not None:
+            self._average = WeightAverage(recipe.average, stage, self._teachers.parameters)
         unit = cut_unit(wire_sync)
         self._residuals: Residuals | None = None
         if unit > 1 and self._flat is not None and self._flat.layout.dtype is torch.float32:
@@ -179,6 +183,7 @@ class Computation:
                 self.feedback.clear()
         else:
             self._statistics.finish_step(statistics)
+            self._teachers.after_step(self._step.number)
         if self._average is not None:
             self._average.update(self._step.number + 1)
         self.passes.end_step(undo=undo)

@@ -27,6 +27,7 @@ from funcpipe.training.lr_schedule import LrSchedule
 from funcpipe.training.optimizers import plain_optimizer
 from funcpipe.training.recipe import Recipe
 from funcpipe.training.rng import SeededDataset, seed_loss, seeded
+from funcpipe.training.teachers import TeacherUpdate
 
 
 def train_in_one_process(
@@ -54,6 +55,7 @@ def train_in_one_process(
         schedule = None if recipe.scheduler is None else LrSchedule(recipe, chosen)
         scaler = torch.amp.GradScaler("cpu", enabled=recipe.precision.scales_loss)
         skips = recipe.on_nan is OnNan.SKIP
+        teachers = TeacherUpdate(recipe.teachers, trained)
         for step in steps:
             chosen.zero_grad()
             before = Snapshot(trained) if skips else None
@@ -80,6 +82,8 @@ def train_in_one_process(
             scaler.update()
             if before is not None and left_out:
                 before.restore()
+            else:
+                teachers.after_step(step.number)
             if schedule is not None:
                 schedule.after_step(step)
             after_step(trained, step)
@@ -105,6 +109,7 @@ def train_on_whole_batches(
         optimizer = plain_optimizer(recipe.optimizer, trained)
         scheduler = None if recipe.scheduler is None else recipe.scheduler(optimizer)
         scaler = torch.amp.GradScaler("cpu", enabled=recipe.precision.scales_loss)
+        teachers = TeacherUpdate(recipe.teachers, trained)
         for step in steps:
             optimizer.zero_grad()
             indices = [index for micro_batch in step.micro_batches for index in micro_batch]
@@ -119,6 +124,8 @@ def train_on_whole_batches(
             if scaler.is_enabled() or recipe.on_nan is not OnNan.SKIP or _has_finite_gradients(trained):
                 scaler.step(optimizer)
             scaler.update()
+            if recipe.on_nan is not OnNan.SKIP or _has_finite_gradients(trained):
+                teachers.after_step(step.number)
             if scheduler is None or isinstance(scheduler, ReduceLROnPlateau):
                 continue
             if step.ends_epoch or recipe.scheduler_interval is Interval.STEP:

@@ -1,6 +1,6 @@
 """How a model learns, apart from its data and its plan: what the functions of every stage are sent alike."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -13,6 +13,7 @@ from funcpipe.errors import InvalidValue, PlanError
 from funcpipe.model.graph.autocast import autocast_to
 from funcpipe.training.averaging import EMA, SWA
 from funcpipe.training.norms import GradientNorm, LossScale
+from funcpipe.training.teachers import Teacher, as_teachers
 
 LossFunction = Callable[[Any, Any], Tensor]
 """The mean loss over a batch, of the model's output and the target."""
@@ -34,8 +35,8 @@ class Recipe:
 
     Its gradient is clipped to the norm `clip_grad_norm`, if that is given. What `scheduler` makes is stepped once in
     each `scheduler_interval`, or, if it is a ReduceLROnPlateau, after each validation, with its `scheduler_monitor`.
-    `average` is the average of the parameters that is kept. The model and the loss compute in `precision`; `on_nan` is
-    what follows where a step's numbers are not finite.
+    `average` is the average of the parameters that is kept; `teachers` are parts of the model that average other parts.
+    The model and the loss compute in `precision`; `on_nan` is what follows where a step's numbers are not finite.
     """
 
     loss: LossFunction
@@ -45,6 +46,7 @@ class Recipe:
     scheduler_interval: Interval = Interval.EPOCH
     scheduler_monitor: str = VALIDATION_LOSS
     average: EMA | SWA | None = None
+    teachers: tuple[Teacher, ...] = ()
     precision: Precision = Precision.FP32
     on_nan: OnNan = OnNan.STOP
 
@@ -66,6 +68,11 @@ class Recipe:
     def averaged_by(self) -> str | None:
         """The average in words that a run's record holds, None without one."""
         return None if self.average is None else repr(self.average)
+
+    @property
+    def taught_by(self) -> str | None:
+        """The teachers in words that a run's record holds, None without any."""
+        return ", ".join(map(str, self.teachers)) or None
 
     @property
     def exchanges_norms(self) -> bool:
@@ -118,6 +125,7 @@ class RecipeKeywords(TypedDict, total=False):
     scheduler_interval: Interval | str
     scheduler_monitor: str
     average: EMA | SWA | None
+    teachers: Teacher | Sequence[Teacher]
     precision: Precision | str
     on_nan: OnNan | str
 
@@ -127,6 +135,7 @@ def recipe_with(loss: LossFunction, optimizer: OptimizerFactory, keywords: Recip
     given: dict[str, Any] = dict(keywords)
     words = (("scheduler_interval", Interval), ("precision", Precision), ("on_nan", OnNan))
     given |= {field: checks.choice(field, given[field], kind) for field, kind in words if field in given}
+    given["teachers"] = as_teachers(given.get("teachers", ()))
     return Recipe(loss=loss, optimizer=optimizer, **given)
 
 

@@ -55,19 +55,19 @@ class StageJob:
 
     def computation(self, stage: StageModule, spec: WorkerSpec) -> Computation:
         """The computation of the worker of `spec` with its module `stage`."""
-        plan = spec.plan
-        if not spec.epochs:  # nothing is summed where nothing is trained
-            plan = replace(plan, replicas=1, shard_optimizer=False)
+        plan, recipe = spec.plan, self.recipe
+        if not spec.epochs:  # nothing is summed or updated where nothing is trained
+            plan, recipe = replace(plan, replicas=1, shard_optimizer=False), replace(recipe, teachers=())
         return Computation(
             stage,
-            recipe=self.recipe,
+            recipe=recipe,
             seed=spec.seed,
             recompute=plan.stages[spec.stage].recompute,
             replica=spec.replica,
             replicas=plan.replicas,
             stage_number=spec.stage,
             ties=self.routes.ties,
-            norm=self.recipe.gradient_norm(small_range=plan.gradient_wire is Wire.FP16),
+            norm=recipe.gradient_norm(small_range=plan.gradient_wire is Wire.FP16),
             whole=self.parameters,
             wire_sync=plan.wire_sync,
             shards=pattern_of(plan, spec.stage) if plan.is_sharded else None,

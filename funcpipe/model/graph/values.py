@@ -146,7 +146,8 @@ class LayerGraph:
     buffers, `tied_names` those of each parameter or buffer that has several; `training` says of every module whether it
     was in training mode. `compared` are the batch sizes for which it was compared with the model. `blocks` are the
     modules that were made one layer each, by the user or because they cannot be divided; traced with these blocks, the
-    model has the same layers again. `precision` is what it was traced in, and what the layers compute in.
+    model has the same layers again. `precision` is what it was traced in, and what the layers compute in. `held` has,
+    by layer, parameters that it holds though its code may not use them.
     """
 
     name: str
@@ -169,6 +170,7 @@ class LayerGraph:
     compared: frozenset[int] = frozenset()
     blocks: tuple[str, ...] = ()
     precision: Precision = Precision.FP32
+    held: Mapping[str, Mapping[str, nn.Parameter]] = field(default_factory=dict)
 
     @property
     def tracer(self) -> str:
@@ -222,7 +224,7 @@ class LayerGraph:
         return graph
 
     def tensors_of(self, layer: Layer) -> dict[str, Tensor]:
-        """The parameters and buffers that `layer` uses, by their names in the model; tied ones under each name."""
+        """The parameters and buffers that `layer` uses or holds, by their names in the model; tied ones under each."""
         found: dict[str, Tensor] = {}
         for node in layer.nodes:
             if node.op == "call_module":
@@ -234,4 +236,4 @@ class LayerGraph:
                     found[state_name(str(node.target), name)] = tensor
             elif node.op == "get_attr" and isinstance(tensor := attribute(self.module, str(node.target)), Tensor):
                 found[str(node.target)] = tensor
-        return found
+        return {**found, **self.held.get(layer.name, {})}

@@ -1,6 +1,7 @@
 """Cut a layer graph into stages, and match a plan's stages with its layers."""
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import torch.fx
 from torch import Tensor, nn
@@ -94,7 +95,10 @@ def stage_of(graph: LayerGraph, first: int, stop: int) -> StageModule:
     nodes = [node for layer in layers for node in layer.nodes]
     for kind in ("call_module", "get_attr"):
         for target in dict.fromkeys(str(node.target) for node in nodes if node.op == kind):
-            _attach(stage, target, graph)
+            _attach(stage, target, attribute(graph.module, target), is_saved=target in graph.state)
+    for layer in layers:
+        for name, parameter in graph.held.get(layer.name, {}).items():
+            _attach(stage, name, parameter)
     return stage
 
 
@@ -212,10 +216,10 @@ def _carried(graph: LayerGraph, layers: Sequence[Layer], held: Mapping[str, Tens
     )
 
 
-def _attach(stage: StageModule, target: str, graph: LayerGraph) -> None:
-    """Add the traced model's object at `target` to `stage`, at the same path, unless it is there already."""
+def _attach(stage: StageModule, target: str, item: Any, *, is_saved: bool = True) -> None:
+    """Add `item`, the traced model's object at `target`, to `stage` at the same path, unless it is there already."""
     if target == WHOLE:
-        stage.attach_whole(attribute(graph.module, target))
+        stage.attach_whole(item)
         return
     *path, name = target.split(".")
     owner: nn.Module = stage
@@ -225,14 +229,13 @@ def _attach(stage: StageModule, target: str, graph: LayerGraph) -> None:
         owner = owner._modules[part]  # type: ignore[assignment]
     if name in owner._modules or name in owner._parameters or name in owner._buffers:
         return
-    item = attribute(graph.module, target)
     if isinstance(item, nn.Module):
         owner._modules[name] = item
     elif isinstance(item, nn.Parameter):
         owner._parameters[name] = item
     elif isinstance(item, Tensor):
         owner._buffers[name] = item
-        if target not in graph.state:
+        if not is_saved:
             owner._non_persistent_buffers_set.add(name)
     else:
         setattr(owner, name, item)
