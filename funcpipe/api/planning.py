@@ -60,8 +60,7 @@ from funcpipe.training.recipe import (
     no_optimizer,
     recipe_with,
 )
-from funcpipe.training.recipe_trial import check_recipe
-from funcpipe.training.teachers import followed
+from funcpipe.training.recipe_trial import check_for_model
 
 
 class Planning:
@@ -83,9 +82,7 @@ class Planning:
         self.model = model
         self.name = name or type(model).__name__
         self._recipe = recipe_with(loss_fn or loss_of_output, optimizer, learning)
-        if optimizer is not no_optimizer:
-            check_recipe(self._recipe, trainable_shapes(model))
-        followed(self._recipe.teachers, model)
+        check_for_model(self._recipe, model)
         self._blocks = tuple(blocks)
         self._profile: ModelProfile | None = None
         self._spec: PlatformSpec | None = None

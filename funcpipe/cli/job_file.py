@@ -28,6 +28,7 @@ _PLACES: dict[str, dict[str, tuple[tuple[str, str], ...]]] = {
     "model": {
         "factory": tuple((verb, "model") for verb in ("profile", *_TRAINING, *_EVALUATION)),
         "block": tuple((verb, "blocks") for verb in ("profile", *_TRAINING, *_EVALUATION)),
+        "teacher": tuple((verb, "teachers") for verb in ("profile", *_TRAINING)),
         "profile": (("profile", "output"), *((verb, "profile") for verb in _PLANNING[1:])),
     },
     "data": {

@@ -118,6 +118,19 @@ def add_blocks(verb: argparse._ActionsContainer) -> None:
     )
 
 
+def add_teachers(verb: argparse._ActionsContainer) -> None:
+    """Parts of the model that average others."""
+    verb.add_argument(
+        "--teacher",
+        dest="teachers",
+        action="append",
+        default=[],
+        metavar="STUDENT:TEACHER:DECAY",
+        help="after each step let the module at the path TEACHER become DECAY of itself and 1 - DECAY of the one at "
+        "STUDENT; may be given several times, to profile and to train alike",
+    )
+
+
 def add_precision(verb: argparse._ActionsContainer, *, default: str | None) -> None:
     """What the layers compute in."""
     also = "" if default else " (default: the plan's)"

@@ -12,6 +12,7 @@ from funcpipe.cli.options import (
     add_model,
     add_platform,
     add_precision,
+    add_teachers,
     add_verb,
 )
 from funcpipe.core import SYNC_WIRES, Numerics, OptimizerKind, Recompute, ScheduleKind, Sync, Wire
@@ -47,6 +48,7 @@ def add_profile(verbs: Any) -> None:
         "--layers", type=whole(), default=PROFILED_LAYERS, metavar="N", help="fold light layers until N are left"
     )
     add_blocks(model)
+    add_teachers(model)
     add_precision(model, default="fp32")
     platform = verb.add_argument_group("platform")
     add_platform(platform, default="aws-lambda")

@@ -13,6 +13,7 @@ from funcpipe.cli.factories import check_names, load_data, make_model, make_samp
 from funcpipe.cli.files import write_file
 from funcpipe.cli.history_verbs import observed_here, with_observed
 from funcpipe.cli.platform_verbs import check_site, open_named_site
+from funcpipe.cli.train_values import teachers_of
 from funcpipe.core import ModelProfile, Plan, PlatformSpec, TrainingSpec, read, to_text, write, write_trace
 from funcpipe.core.json_form import to_plain
 from funcpipe.errors import InputError
@@ -42,6 +43,7 @@ def profile(options: argparse.Namespace) -> None:
         precision=options.precision,
         name=options.model,
         blocks=options.blocks,
+        teachers=teachers_of(options.teachers),
     )
     sample = make_sample(options.sample)
     with open_named_site(options.on, like) as site, render.profiling(quiet=options.quiet) as progress:

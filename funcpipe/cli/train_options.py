@@ -12,6 +12,7 @@ from funcpipe.cli.options import (
     add_loss,
     add_model,
     add_precision,
+    add_teachers,
     add_verb,
 )
 from funcpipe.cli.validation_options import add_validation
@@ -130,6 +131,7 @@ def _add_model(verb: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     training.add_argument(
         "--clip-grad-norm", type=positive, metavar="NORM", help="clip the norm of the whole model's gradient"
     )
+    add_teachers(training)
     add_precision(training, default=None)
     add_choice(
         training,

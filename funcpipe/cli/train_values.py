@@ -1,6 +1,7 @@
 """From options to the values that training takes."""
 
 import argparse
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from funcpipe.platforms.catalog import is_deployment, load_spec, open_deployment
 if TYPE_CHECKING:
     from funcpipe.api import FuncPipe
     from funcpipe.training.averaging import EMA
+    from funcpipe.training.teachers import Teacher
 
 
 def plan_and_model(options: argparse.Namespace) -> "tuple[Plan, FuncPipe]":
@@ -36,6 +38,7 @@ def plan_and_model(options: argparse.Namespace) -> "tuple[Plan, FuncPipe]":
         scheduler=load_factory(options.scheduler) if options.scheduler else None,
         scheduler_interval=options.scheduler_interval,
         average=_average(options),
+        teachers=teachers_of(options.teachers),
         precision=options.precision or plan.precision,
         on_nan=options.on_nan,
         name=options.model,
@@ -92,6 +95,20 @@ def _average(options: argparse.Namespace) -> "EMA | None":
     if output is not None and decay is None:
         raise InputError("--averaged-output writes averages, and none are kept; add --ema 0.999")
     return None if decay is None else EMA(decay=decay)
+
+
+def teachers_of(options: Sequence[str]) -> "list[Teacher]":
+    """The teachers that are given as STUDENT:TEACHER:DECAY."""
+    from funcpipe.training.teachers import Teacher
+
+    found = []
+    for text in options:
+        try:
+            student, teacher, decay = text.split(":")
+            found.append(Teacher(student=student, teacher=teacher, decay=float(decay)))
+        except ValueError as error:
+            raise InputError(f"--teacher {text}: give STUDENT:TEACHER:DECAY, such as student:teacher:0.996") from error
+    return found
 
 
 def optimizer_of(options: argparse.Namespace, kind: OptimizerKind) -> Any:

@@ -23,7 +23,7 @@ from funcpipe.training.plain import PlainTraining
 from funcpipe.training.recipe import Recipe, check_precision, no_optimizer
 from funcpipe.training.shards import ShardedSamples, sharded_samples
 from funcpipe.training.stored_data import PreparedData
-from funcpipe.training.teachers import followed
+from funcpipe.training.teacher_checks import followed, warn_of_copies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +145,7 @@ def make_job(
     if learner.recipe.optimizer is no_optimizer:
         no_optimizer([])
     follows = followed(learner.recipe.teachers, learner.model)
+    warn_of_copies(learner.recipe.teachers, learner.model)
     if plan.estimate is not None:
         check_precision("plan", plan.precision, learner.recipe)
     factory, source = open_data(dataset)

@@ -42,7 +42,7 @@ from funcpipe.training.averaging import SWA
 from funcpipe.training.data_source import Data
 from funcpipe.training.recipe_trial import check_recipe
 from funcpipe.training.state import StageState, select_for_stage
-from funcpipe.training.teachers import check_decays
+from funcpipe.training.teacher_checks import check_decays
 
 _log = logging.getLogger(__name__)
 

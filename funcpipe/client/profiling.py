@@ -14,7 +14,7 @@ from funcpipe.profiler import profile
 from funcpipe.profiler.buckets import Bucket, combined, described
 from funcpipe.training.adapters import LossWithTarget, call_arguments
 from funcpipe.training.recipe import Recipe
-from funcpipe.training.teachers import followed
+from funcpipe.training.teacher_checks import followed
 
 
 def profile_buckets(

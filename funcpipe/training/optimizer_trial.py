@@ -78,6 +78,12 @@ def made_optimizer(factory: OptimizerFactory, named: Sequence[tuple[str, nn.Para
             f"the optimiser cannot be made: {type(error).__name__}: {error}; optimizer= is called with a list of the "
             f"model's {len(named)} trainable {given}"
         ) from error
+    if isinstance(made, list | tuple) and sum(isinstance(one, Optimizer) for one in made) > 1:
+        raise InputError(
+            f"the optimiser factory returns {len(made)} optimisers, and a step over functions is that of one; if they "
+            "step together, make them groups of one optimiser; if in turn, train their parts in turn: see Several "
+            "optimisers in docs/training.md"
+        )
     if not isinstance(made, Optimizer):
         raise InputError(
             f"the optimiser factory returns a {type(made).__name__}; it must return a torch.optim.Optimizer of the "

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from funcpipe.core import Interval
@@ -12,10 +12,11 @@ from funcpipe.errors import InputError, ModelError
 from funcpipe.training.data import Step
 from funcpipe.training.lr_schedule import LrSchedule
 from funcpipe.training.optimizer_trial import check_optimizer, made_optimizer
-from funcpipe.training.optimizers import ParameterShape
-from funcpipe.training.recipe import Recipe
+from funcpipe.training.optimizers import ParameterShape, trainable_shapes
+from funcpipe.training.recipe import Recipe, no_optimizer
 from funcpipe.training.state import SCHEDULER, StageState
 from funcpipe.training.state_groups import restore_groups
+from funcpipe.training.teacher_checks import followed
 
 _MOST = 10_000
 """Steps of a schedule that are tried at most."""
@@ -57,6 +58,13 @@ def check_recipe(
             _check_continues(recipe, shapes, optimizer, schedule, calls)
         except InputError as error:
             raise InputError(f"{error}; the run goes on with the schedule that it has saved") from error
+
+
+def check_for_model(recipe: Recipe, model: nn.Module) -> None:
+    """Raise InputError or ModelError unless `recipe` works for `model`; without an optimiser, it cannot be tried."""
+    followed(recipe.teachers, model)
+    if recipe.optimizer is not no_optimizer:
+        check_recipe(recipe, trainable_shapes(model))
 
 
 def _made(recipe: Recipe, shapes: Sequence[ParameterShape]) -> tuple[Optimizer, LrSchedule]:

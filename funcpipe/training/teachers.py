@@ -6,18 +6,14 @@ teacher trains a copy of the student's parameters, as if they were tied (`model.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
-from funcpipe.errors import InputError, InvalidValue, ModelError
+from funcpipe.errors import InvalidValue
 from funcpipe.model.graph.program import is_inside
-
-_MOST, _AGAIN = 10_000, 10
-"""For how many steps at most a decay that is a function is tried, and for how many a second time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +35,7 @@ class Teacher:
                 raise InvalidValue(field, path, "must be the path of a module in the model, such as 'teacher.backbone'")
         if is_inside(self.student, self.teacher) or is_inside(self.teacher, self.student):
             raise InvalidValue("teacher", self.teacher, f"must be beside its student {self.student!r}, not inside it")
-        if not callable(self.decay) and not _is_share(self.decay):
+        if not callable(self.decay) and not is_share(self.decay):
             raise InvalidValue("decay", self.decay, "must be between 0 and 1, or a function of the step")
 
     def decay_after(self, step: int) -> float:
@@ -95,85 +91,6 @@ def as_teachers(given: object) -> tuple[Teacher, ...]:
     return found
 
 
-def followed(teachers: Sequence[Teacher], model: nn.Module) -> dict[str, str]:
-    """Each parameter of the teachers in `model`, by its first name, and the student's that it follows.
-
-    Raises ModelError unless the teachers can follow their students.
-    """
-    found: dict[str, str] = {}
-    for teacher in teachers:
-        own, others = (_parameters(model, path) for path in (teacher.teacher, teacher.student))
-        _check_alike(teacher, own, others)
-        for name, parameter in own.items():
-            if parameter.requires_grad:
-                raise ModelError(
-                    f"{name} is trainable, so the optimiser would update it too; freeze the teacher before: "
-                    f"model.get_submodule({teacher.teacher!r}).requires_grad_(False)"
-                )
-        found |= teacher.student_of(own)
-    return found
-
-
-def _parameters(model: nn.Module, path: str) -> dict[str, nn.Parameter]:
-    """The parameters of the module at `path`, by their names in `model`."""
-    try:
-        module = model.get_submodule(path)
-    except AttributeError as error:
-        raise ModelError(
-            f"{type(model).__name__} has no module {path!r} for a Teacher; named_modules() lists all paths"
-        ) from error
-    return {f"{path}.{name}": parameter for name, parameter in module.named_parameters()}
-
-
-def _check_alike(teacher: Teacher, own: Mapping[str, nn.Parameter], others: Mapping[str, nn.Parameter]) -> None:
-    """Raise ModelError unless teacher and student have the same parameters, each its own."""
-    path_of = teacher.student_of(own)
-    alone = [name for name, other in path_of.items() if other not in others]
-    alone += [name for name in others if name not in path_of.values()]
-    if alone or not own:
-        raise ModelError(
-            f"the teacher {teacher.teacher!r} and its student {teacher.student!r} must have the same parameters, and "
-            f"{f'only one of them has {alone[0]}' if alone else 'they have none'}; give the paths of two equal modules"
-        )
-    for name, parameter in own.items():
-        other = others[path_of[name]]
-        if _form(parameter) != _form(other):
-            raise ModelError(
-                f"{name} has {_form(parameter)}, but {path_of[name]}, which it is to follow, {_form(other)}"
-            )
-        if parameter is other:
-            raise ModelError(f"{name} and {path_of[name]} are one parameter; make the teacher by copy.deepcopy")
-
-
-def _form(parameter: nn.Parameter) -> str:
-    return "no shape yet" if is_lazy(parameter) else f"shape {list(parameter.shape)} of {parameter.dtype}"
-
-
-def check_decays(teachers: Sequence[Teacher], first: int, stop: int) -> None:
-    """Raise InputError unless each decay is a number for every step from `first` up to `stop`, and always the same."""
-    for teacher in teachers:
-        if callable(teacher.decay):
-            steps = range(first, min(stop, first + _MOST))
-            found = [_tried(teacher, step, stop) for step in steps]
-            if any(_tried(teacher, step, stop) != decay for step, decay in zip(steps[:_AGAIN], found, strict=False)):
-                raise InputError(
-                    f"the decay of the teacher {teacher.teacher!r} is another one when it is asked again; let it "
-                    "depend on nothing but the step, as functions are replaced and each calls it"
-                )
-
-
-def _tried(teacher: Teacher, step: int, steps: int) -> float:
-    fact = f"the decay of the teacher {teacher.teacher!r} after step {step} of {steps}, counted from 0,"
-    try:
-        decay = teacher.decay_after(step)
-    except Exception as error:  # whatever a user's function raises
-        raise InputError(
-            f"{fact} cannot be found: {type(error).__name__}: {error}; give a number, or a function of the step"
-        ) from error
-    if not _is_share(decay):
-        raise InputError(f"{fact} is {decay}; it must be between 0 and 1")
-    return decay
-
-
-def _is_share(value: object) -> bool:
+def is_share(value: object) -> bool:
+    """Whether `value` is a number from 0 to 1."""
     return isinstance(value, float | int) and 0 <= value <= 1

@@ -1,6 +1,6 @@
 """A teacher, a frozen part of the model that averages another one, is what a user's script makes of it."""
 
-import copy
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -12,9 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import StepLR
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader
 
-from funcpipe import EMA, FuncPipe, Teacher
+from funcpipe import EMA, FuncPipe, Pins, Teacher
 from funcpipe.client.continuation import Learned, write_back
 from funcpipe.client.job import Job, Learner, SampleOrder, make_job
 from funcpipe.client.launch import launch
@@ -30,7 +31,7 @@ from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
 from funcpipe.training.recipe import recipe_with
 from funcpipe.training.verify import Reference
-from tests.jobs.scripts import EQUAL, Script, job_of, run_over_functions, verify, worst_difference
+from tests.jobs.scripts import EQUAL, SGD, Script, job_of, run_over_functions, verify, worst_difference
 
 WIDTH = 12
 
@@ -160,7 +161,8 @@ class Partly(Distilled):
             for name in ("token", "unused"):
                 token = nn.Parameter(torch.rand(WIDTH, dtype=torch.float64), requires_grad=part is self.student)
                 part.register_parameter(name, token)
-            part[1][0].weight = part[0][0].weight
+            one, two = (part.get_submodule(path) for path in ("0.0", "1.0"))
+            two.weight = one.weight
 
     def forward(self, one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
         token = self.student.token
@@ -255,11 +257,12 @@ class Threads:
                 faults_of=lambda number: fails if fails and number == 1 else FunctionFaults(),
             ),
         )
-        self.platform = platform
         session = session_on(Site(platform, self.storage, "memory://"), reopen=(before or platform).open)
         settings = RunSettings(name=RUN) if before is None else RunSettings(resume=RUN)
         try:
-            return launch(prepare(job, session, faults=faults, settings=settings, learned=learned))
+            prepared = prepare(job, session, faults=faults, settings=settings, learned=learned)
+            self.platform = platform
+            return launch(prepared)
         finally:
             platform.stop_all()
 
@@ -299,3 +302,150 @@ def test_training_again_goes_on_with_the_teacher() -> None:
         learned = write_back(Threads().run(job, learned=learned), model, job.epochs)
     twice = replace(script, epochs=2)
     assert_found(twice, model.state_dict(), run_script(twice, [BY_STEP]))
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+def test_an_average_is_that_of_torch_teachers_included(stages: int) -> None:
+    script = distilled(average=EMA(decay=0.7))
+    kept: list[AveragedModel] = []
+
+    def average(model: nn.Module) -> None:
+        if not kept:
+            kept.append(AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.7)))  # type: ignore[no-untyped-call]
+        kept[0].update_parameters(model)
+
+    run_script(script, after_step=average)
+    found = Threads().run(job_of(script, stages=stages, replicas=2)).averaged_state_dict()
+    assert_found(script, found, kept[0].module)
+
+
+def test_a_divided_optimiser_needs_teacher_and_student_in_one_stage() -> None:
+    script = distilled()
+    job = job_of(script, stages=1, replicas=2)
+    found = Threads().run(replace(job, plan=replace(job.plan, shard_optimizer=True)))
+    assert_found(script, found.state_dict(), run_script(script))
+    job = job_of(script, stages=2, replicas=2)
+    message = "where stages share parameters, as 0 and 1 share student.* keep its layers together"
+    with pytest.raises(PlanError, match=message):
+        Threads().run(replace(job, plan=replace(job.plan, shard_optimizer=True)))
+
+
+def test_plans_count_the_copies_of_students() -> None:
+    script = distilled()
+    model, loss = script.made()
+    samples = tuple(torch.stack(part) for part in list(zip(*views(4), strict=True))[:2])
+    pipe = FuncPipe(model, loss_fn=loss, optimizer=script.optimizer, teachers=TEACHER)
+    pipe.profile(samples, platform="local", repeats=1, layers=20)
+    plan = pipe.optimize(global_batch=16, replicas=2, pins=Pins(cuts=("teacher.0.0",)))
+    taught = [size for stage in plan.stages if (size := stage.parameter_bytes) is not None]
+    of_student = sum(parameter.nbytes for parameter in model.get_submodule("student").parameters())
+    of_predictor = sum(parameter.nbytes for parameter in model.get_submodule("predictor").parameters())
+    assert taught == [of_student + of_predictor, of_student]
+    order = SampleOrder(epochs=2, shuffle=False)
+    learner = Learner(model=model, recipe=recipe_with(loss, script.optimizer, {"teachers": TEACHER}))
+    found = Threads().run(make_job(learner, script.samples(), plan, order, RunSettings())).state_dict()
+    assert_found(script, found, run_script(script))
+
+
+def refused(error: type[Exception], message: str, *teachers: Teacher, model: nn.Module | None = None) -> None:
+    with pytest.raises(error, match=message):
+        FuncPipe(model or Distilled(), loss_fn=distance, optimizer=SGD, teachers=teachers)
+
+
+def test_what_cannot_follow_is_refused_when_a_funcpipe_is_made() -> None:
+    teacher = partial(Teacher, student="student", teacher="teacher", decay=0.9)
+    refused(ModelError, r"has no module 'tutor' for a Teacher; named_modules\(\) lists", teacher(teacher="tutor"))
+    refused(
+        ModelError,
+        "have the same parameters, and only one of them has teacher.0.0.weight;",
+        teacher(student="predictor"),
+    )
+    model = Distilled()
+    model.teacher.requires_grad_(True)
+    way_out = r"freeze the teacher before: model.get_submodule\('teacher'\).requires_grad_\(False\)"
+    refused(ModelError, f"teacher.0.0.weight is trainable, .* {way_out}", teacher(), model=model)
+    model.get_submodule("teacher").requires_grad_(False)
+    FuncPipe(model, loss_fn=distance, optimizer=SGD, teachers=teacher())
+    model.teacher[2] = nn.Linear(WIDTH, 5).requires_grad_(False)
+    shapes = (
+        r"teacher.2.weight has shape \[5, 12\] of torch.float32, but student.2.weight, .* \[6, 12\] of torch.float64"
+    )
+    refused(ModelError, shapes, teacher(), model=model)
+    model.teacher[2] = model.student[2]
+    refused(ModelError, "teacher.2.weight and student.2.weight are one parameter; make", teacher(), model=model)
+    refused(InvalidValue, "must not share parameters with the teacher 'teacher' of another", teacher(), teacher())
+    with pytest.raises(InvalidValue, match="teachers must be one Teacher or several"):
+        FuncPipe(model, loss_fn=distance, optimizer=SGD, teachers=0.9)  # type: ignore[arg-type]
+    for changes, message in (
+        ({"decay": 1.5}, "decay must be between 0 and 1, or a function of the step, got 1.5"),
+        ({"teacher": "student.0"}, "teacher must be beside its student 'student', not inside it"),
+        ({"student": ""}, "student must be the path of a module in the model"),
+    ):
+        with pytest.raises(InvalidValue, match=message):
+            teacher(**changes)
+
+
+def test_a_decay_that_is_no_function_of_the_step_is_refused() -> None:
+    decays, drawn = [0.9] * 5, itertools.count()
+    for decay, message in (
+        (decays.__getitem__, "after step 5 of 6, counted from 0, cannot be found: IndexError"),
+        (lambda step: 0.5 + step, "after step 1 of 6, counted from 0, is 1.5; it must be between 0 and 1"),
+        (lambda step: 1 / (next(drawn) + 2), "the teacher 'teacher' is another one when it is asked again"),
+    ):
+        script = distilled(teachers=Teacher(student="student", teacher="teacher", decay=decay))
+        with pytest.raises(InputError, match=message):
+            Threads().run(job_of(script))
+
+
+def test_a_frozen_copy_that_nothing_updates_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    def copied() -> nn.Module:
+        model = Distilled()
+        model.teacher.load_state_dict(model.student.state_dict())
+        return model
+
+    job_of(distilled(copied))
+    job_of(distilled(Distilled, teachers=()))
+    assert "frozen copy" not in caplog.text
+    job_of(distilled(copied, teachers=()))
+    assert "teacher is a frozen copy of student, and stays as it is while that is trained" in caplog.text
+    assert "teachers=Teacher(student='student', teacher='teacher', decay=…)" in caplog.text
+
+
+class Contrast(nn.Module):
+    """MoCo: a queue of earlier keys, which each forward changes; as published, it also updates the encoder there."""
+
+    def __init__(self, *, inside: bool = False) -> None:
+        super().__init__()
+        self.inside = inside
+        self.encoder_q, self.encoder_k = nn.Linear(WIDTH, 6).double(), nn.Linear(WIDTH, 6).double()
+        self.encoder_k.requires_grad_(False)
+        self.register_buffer("queue", F.normalize(torch.randn(6, 32, dtype=torch.float64), dim=0))
+
+    def forward(self, one: Tensor, other: Tensor) -> Tensor:
+        q = F.normalize(self.encoder_q(one), dim=1)
+        with torch.no_grad():
+            if self.inside:
+                for param_q, param_k in zip(self.encoder_q.parameters(), self.encoder_k.parameters(), strict=True):
+                    param_k.data = param_k.data * 0.9 + param_q.data * 0.1
+            k = F.normalize(self.encoder_k(other), dim=1)
+        assert isinstance(self.queue, Tensor)
+        queue = self.queue.clone().detach()
+        logits = torch.cat([(q * k).sum(1, keepdim=True), q @ queue], dim=1) / 0.2
+        self.queue.copy_(torch.cat([queue[:, k.shape[0] :], k.T], dim=1))
+        return logits
+
+
+def test_a_queue_is_that_of_a_script_with_one_replica_and_whole_batches() -> None:
+    teacher = Teacher(student="encoder_q", teacher="encoder_k", decay=0.9)
+    script = Script(
+        make=lambda: (Contrast(), F.cross_entropy),
+        samples=views,
+        micro_batch=16,
+        epochs=2,
+        recipe={"teachers": teacher},
+    )
+    assert_equal(script, run_script(script, [teacher]), stages=2)
+    with pytest.raises(PlanError, match=r"each forward of Contrast leaves queue .* plan with replicas=\(1,\)"):
+        run_over_functions(replace(script, micro_batch=4), replicas=2)
+    with pytest.raises(ModelError, match=r"changes the parameter encoder_k.weight, .* FuncPipe\(teachers=…\)"):
+        job_of(replace(script, make=lambda: (Contrast(inside=True), F.cross_entropy), recipe={}))

@@ -108,7 +108,7 @@ class ExampleRuns:
         raise ModelError(
             f"{line or type(self._model).__name__}: the forward pass changes the parameter {changed}, which the "
             "optimiser and other stages would not see; keep what a forward changes in a buffer (register_buffer), "
-            "or change it in the optimiser"
+            "or change it in the optimiser; a part that averages another one is FuncPipe(teachers=…)"
         )
 
     def _second(self, batch: int) -> Example:
