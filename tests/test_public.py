@@ -16,7 +16,7 @@ SOURCE = ast.parse(Path(funcpipe.__file__).read_text())
 NAMES = """
 FuncPipe RunResult Progress Verification status stop clean export RunStatus Verdict WorkerStatus WorkerState
 TrainingSpec Pins Plan Stage Estimate ModelProfile PlatformSpec FunctionSize Trace Bill RequestCounts
-Bucket Disturbances JobEstimate RunInfo Callback EachStep EMA SWA Interval
+Bucket Disturbances JobEstimate RunInfo Callback EachStep EMA SWA Teacher Interval
 FaultTolerance RunLimits RunSettings Validation ValidationReport Numerics OnDrift OnNan OnOutOfMemory
 Precision Wire Sync ScheduleKind Recompute OptimizerKind
 Outcome WorkerReport read write load_spec

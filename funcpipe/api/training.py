@@ -53,9 +53,10 @@ class FuncPipe(Evaluating):
     torch.optim.lr_scheduler, which is stepped at the end of each epoch, or after each training step if
     `scheduler_interval` is "step"; a ReduceLROnPlateau after each validation, with its `scheduler_monitor`. Before
     each step the gradient of the whole model is scaled down to the norm `clip_grad_norm`, if it is larger. `average`,
-    an EMA or SWA, keeps an average of the parameters, which is `averaged` in the result of `train`. `blocks` are paths
-    of modules that become one layer each, whatever is inside. Module and loss compute in `precision`, "bf16" and "fp16"
-    as under `torch.autocast`. A step with NaN or infinite numbers ends the run, is left out, or is taken all the same:
+    an EMA or SWA, keeps an average of the parameters, which is `averaged` in the result of `train`. `teachers`, a
+    Teacher or several, are frozen parts of the module that average other parts of it. `blocks` are paths of modules
+    that become one layer each, whatever is inside. Module and loss compute in `precision`, "bf16" and "fp16" as under
+    `torch.autocast`. A step with NaN or infinite numbers ends the run, is left out, or is taken all the same:
     `on_nan` is "stop", "skip" or "ignore". Stages run eagerly: `compile=True` and a model or a loss that torch.compile
     has wrapped are refused. Training updates `model`. Raises InputError for these, and for an optimiser or a scheduler
     that cannot be made, or cannot be saved and continued.
