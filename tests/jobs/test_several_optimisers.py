@@ -55,7 +55,7 @@ class DomainAdversarial(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         features = self.features(x)
-        return self.label(features), self.domain(Reversed.apply(features, 0.7))
+        return self.label(features), self.domain(Reversed.apply(features, 0.7))  # type: ignore[no-untyped-call]
 
 
 def both(output: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
@@ -76,6 +76,10 @@ def groups(named_parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD([{"params": parts[False], "lr": 0.05}, {"params": parts[True], "lr": 0.2, "momentum": 0.9}])
 
 
+def batches(samples: Any, size: int) -> Any:
+    return DataLoader(samples, batch_size=size)
+
+
 def two_optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
     own = [p for name, p in model.named_parameters() if not name.startswith("domain.")]
     domain = model.get_submodule("domain").parameters()
@@ -85,9 +89,8 @@ def two_optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
 ADVERSARIAL = Script(make=lambda: (DomainAdversarial(), both), samples=with_domains, epochs=2)
 
 
-@pytest.mark.parametrize(("stages", "replicas"), [(1, 2), (3, 1), (3, 2)])
-def test_reversed_gradients_equal_a_script(stages: int, replicas: int) -> None:
-    found = run_over_functions(ADVERSARIAL, stages=stages, replicas=replicas)
+def test_reversed_gradients_equal_a_script() -> None:
+    found = run_over_functions(ADVERSARIAL, stages=3, replicas=2)
     difference, name = worst_difference(ADVERSARIAL, found, run_script(ADVERSARIAL)[0])
     assert difference < EQUAL, name
 
@@ -107,13 +110,13 @@ def test_optimisers_that_step_together_are_groups_of_one() -> None:
     model, loss = ADVERSARIAL.made()
     optimizers = two_optimizers(model)
     for _ in range(ADVERSARIAL.epochs):
-        for x, target in DataLoader(with_domains(), batch_size=ADVERSARIAL.global_batch):
+        for x, target in batches(with_domains(), ADVERSARIAL.global_batch):
             for optimizer in optimizers:
                 optimizer.zero_grad()
-            loss(model(x), target).backward()
+            torch.autograd.backward(loss(model(x), target))
             for optimizer in optimizers:
                 optimizer.step()
-    found = run_over_functions(replace(ADVERSARIAL, optimizer=groups), stages=3, replicas=2)
+    found = run_over_functions(replace(ADVERSARIAL, optimizer=groups))
     difference, name = worst_difference(ADVERSARIAL, found, model)
     assert difference < EQUAL, name
 
@@ -195,14 +198,14 @@ def test_parts_that_are_trained_in_turn_equal_a_script() -> None:
     generator, critic = made()
     of_critic, of_generator = ADAM(critic.parameters()), ADAM(generator.parameters())
     for round_number in range(2):
-        for x, target in DataLoader(real_and_generated(generator, round_number), batch_size=16):
+        for x, target in batches(real_and_generated(generator, round_number), 16):
             of_critic.zero_grad()
-            F.mse_loss(critic(x), target).backward()
+            torch.autograd.backward(F.mse_loss(critic(x), target))
             of_critic.step()
-        for (x,) in DataLoader([(x,) for x in noise(round_number)], batch_size=16):
+        for (x,) in batches([(x,) for x in noise(round_number)], 16):
             of_generator.zero_grad()
             judged = critic(generator(x))
-            F.mse_loss(judged, torch.ones_like(judged)).backward()
+            torch.autograd.backward(F.mse_loss(judged, torch.ones_like(judged)))
             of_generator.step()
     expected = {**generator.state_dict(), **{f"critic.{name}": tensor for name, tensor in critic.state_dict().items()}}
     worst = max(float((found[name] - tensor).abs().max()) for name, tensor in expected.items())

@@ -1,5 +1,6 @@
 """A teacher, a frozen part of the model that averages another one, is what a user's script makes of it."""
 
+import importlib
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader
 
 from funcpipe import EMA, FuncPipe, Pins, Teacher
+from funcpipe.cli.parser import build_parser
+from funcpipe.cli.train_values import teachers_of
 from funcpipe.client.continuation import Learned, write_back
 from funcpipe.client.job import Job, Learner, SampleOrder, make_job
 from funcpipe.client.launch import launch
@@ -30,6 +33,7 @@ from funcpipe.testing.faults import FunctionFaults
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
 from funcpipe.training.recipe import recipe_with
+from funcpipe.training.teacher_checks import check_decays, warn_of_copies
 from funcpipe.training.verify import Reference
 from tests.jobs.scripts import EQUAL, SGD, Script, job_of, run_over_functions, verify, worst_difference
 
@@ -46,7 +50,8 @@ class Distilled(nn.Module):
 
     def __init__(self, *, teacher_first: bool = False, make: Callable[[], nn.Module] = encoder) -> None:
         super().__init__()
-        self.student, self.teacher = make(), make()
+        self.student: nn.Module = make()
+        self.teacher: nn.Module = make()
         self.predictor = nn.Linear(6, 6)
         self.teacher.requires_grad_(False)
         self.teacher_first = teacher_first
@@ -132,24 +137,13 @@ def test_a_teacher_follows_its_student_wherever_the_model_is_cut(stages: int, re
     assert_equal(script, run_script(script), stages=stages, replicas=replicas)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_a_teacher_may_run_before_its_student(replicas: int) -> None:
+def test_a_teacher_may_run_before_its_student() -> None:
     script = distilled(lambda: Distilled(teacher_first=True))
-    assert_equal(script, run_script(script), stages=3, replicas=replicas, schedule=ScheduleKind.ONE_F_ONE_B)
+    assert_equal(script, run_script(script), stages=3, replicas=2, schedule=ScheduleKind.ONE_F_ONE_B)
 
 
 def by_cosine(step: int) -> float:
     return 1 - (1 - 0.8) * (math.cos(math.pi * step / 6) + 1) / 2
-
-
-def test_clipping_a_scheduler_recomputed_forwards_and_a_decay_by_step() -> None:
-    scheduler, teacher = (
-        partial(StepLR, step_size=1, gamma=0.5),
-        Teacher(student="student", teacher="teacher", decay=by_cosine),
-    )
-    script = distilled(clip_grad_norm=0.2, scheduler=scheduler, teachers=teacher)
-    expected = run_script(script, [teacher], clip=0.2, scheduler=scheduler)
-    assert_equal(script, expected, stages=3, replicas=2, recompute=True)
 
 
 class Partly(Distilled):
@@ -170,10 +164,9 @@ class Partly(Distilled):
         return super().forward(one + token, other)
 
 
-@pytest.mark.parametrize("stages", [1, 3])
-def test_parameters_that_no_forward_uses_follow_too(stages: int) -> None:
+def test_parameters_that_no_forward_uses_follow_too() -> None:
     script = distilled(Partly)
-    assert_equal(script, run_script(script), stages=stages, replicas=2)
+    assert_equal(script, run_script(script), stages=3, replicas=2)
 
 
 class WithHead(Distilled):
@@ -189,10 +182,12 @@ class WithHead(Distilled):
         return self.student_head(found), wanted
 
 
-def test_two_teachers_have_decays_of_their_own() -> None:
-    teachers = [TEACHER, Teacher(student="student_head", teacher="teacher_head", decay=0.5)]
-    script = distilled(WithHead, teachers=teachers)
-    assert_equal(script, run_script(script, teachers), stages=3, replicas=2)
+def test_two_teachers_with_clipping_a_scheduler_recomputed_forwards_and_a_decay_by_step() -> None:
+    head = Teacher(student="student_head", teacher="teacher_head", decay=by_cosine)
+    scheduler = partial(StepLR, step_size=1, gamma=0.5)
+    script = distilled(WithHead, clip_grad_norm=0.2, scheduler=scheduler, teachers=[TEACHER, head])
+    expected = run_script(script, [TEACHER, head], clip=0.2, scheduler=scheduler)
+    assert_equal(script, expected, stages=3, replicas=2, recompute=True)
 
 
 def normalised() -> nn.Module:
@@ -304,8 +299,7 @@ def test_training_again_goes_on_with_the_teacher() -> None:
     assert_found(twice, model.state_dict(), run_script(twice, [BY_STEP]))
 
 
-@pytest.mark.parametrize("stages", [1, 3])
-def test_an_average_is_that_of_torch_teachers_included(stages: int) -> None:
+def test_an_average_is_that_of_torch_teachers_included() -> None:
     script = distilled(average=EMA(decay=0.7))
     kept: list[AveragedModel] = []
 
@@ -315,7 +309,7 @@ def test_an_average_is_that_of_torch_teachers_included(stages: int) -> None:
         kept[0].update_parameters(model)
 
     run_script(script, after_step=average)
-    found = Threads().run(job_of(script, stages=stages, replicas=2)).averaged_state_dict()
+    found = Threads().run(job_of(script, stages=3, replicas=2)).averaged_state_dict()
     assert_found(script, found, kept[0].module)
 
 
@@ -330,7 +324,9 @@ def test_a_divided_optimiser_needs_teacher_and_student_in_one_stage() -> None:
         Threads().run(replace(job, plan=replace(job.plan, shard_optimizer=True)))
 
 
-def test_plans_count_the_copies_of_students() -> None:
+def test_plans_count_the_copies_of_students(monkeypatch: pytest.MonkeyPatch) -> None:
+    measuring = importlib.import_module("funcpipe.profiler.profile")
+    monkeypatch.setattr(measuring, "base_memory_bytes", lambda **_: 100 << 20)
     script = distilled()
     model, loss = script.made()
     samples = tuple(torch.stack(part) for part in list(zip(*views(4), strict=True))[:2])
@@ -361,17 +357,18 @@ def test_what_cannot_follow_is_refused_when_a_funcpipe_is_made() -> None:
         teacher(student="predictor"),
     )
     model = Distilled()
-    model.teacher.requires_grad_(True)
+    student, taught = (model.get_submodule(path) for path in ("student", "teacher"))
+    assert isinstance(student, nn.Sequential)
+    assert isinstance(taught, nn.Sequential)
+    taught.requires_grad_(True)
     way_out = r"freeze the teacher before: model.get_submodule\('teacher'\).requires_grad_\(False\)"
     refused(ModelError, f"teacher.0.0.weight is trainable, .* {way_out}", teacher(), model=model)
     model.get_submodule("teacher").requires_grad_(False)
     FuncPipe(model, loss_fn=distance, optimizer=SGD, teachers=teacher())
-    model.teacher[2] = nn.Linear(WIDTH, 5).requires_grad_(False)
-    shapes = (
-        r"teacher.2.weight has shape \[5, 12\] of torch.float32, but student.2.weight, .* \[6, 12\] of torch.float64"
-    )
+    taught[2] = nn.Linear(WIDTH, 5).requires_grad_(False)
+    shapes = r"teacher.2.weight has shape \[5, 12\] of torch.float32, but student.2.weight, .* \[6, 12\] of torch.f"
     refused(ModelError, shapes, teacher(), model=model)
-    model.teacher[2] = model.student[2]
+    taught[2] = student[2].requires_grad_(False)
     refused(ModelError, "teacher.2.weight and student.2.weight are one parameter; make", teacher(), model=model)
     refused(InvalidValue, "must not share parameters with the teacher 'teacher' of another", teacher(), teacher())
     with pytest.raises(InvalidValue, match="teachers must be one Teacher or several"):
@@ -392,9 +389,11 @@ def test_a_decay_that_is_no_function_of_the_step_is_refused() -> None:
         (lambda step: 0.5 + step, "after step 1 of 6, counted from 0, is 1.5; it must be between 0 and 1"),
         (lambda step: 1 / (next(drawn) + 2), "the teacher 'teacher' is another one when it is asked again"),
     ):
-        script = distilled(teachers=Teacher(student="student", teacher="teacher", decay=decay))
+        teacher = Teacher(student="student", teacher="teacher", decay=decay)
         with pytest.raises(InputError, match=message):
-            Threads().run(job_of(script))
+            check_decays([teacher], 0, 6)
+    with pytest.raises(InputError, match=message):
+        Threads().run(job_of(distilled(teachers=teacher)))
 
 
 def test_a_frozen_copy_that_nothing_updates_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
@@ -403,12 +402,21 @@ def test_a_frozen_copy_that_nothing_updates_is_warned_of(caplog: pytest.LogCaptu
         model.teacher.load_state_dict(model.student.state_dict())
         return model
 
-    job_of(distilled(copied))
-    job_of(distilled(Distilled, teachers=()))
+    warn_of_copies([TEACHER], copied())
+    warn_of_copies([], Distilled())
     assert "frozen copy" not in caplog.text
     job_of(distilled(copied, teachers=()))
     assert "teacher is a frozen copy of student, and stays as it is while that is trained" in caplog.text
     assert "teachers=Teacher(student='student', teacher='teacher', decay=…)" in caplog.text
+
+
+def test_teachers_on_the_command_line() -> None:
+    words = ["profile", "my:model", "--sample", "my:sample", "--teacher", "student:teacher:0.9", "--teacher", "a.b:c:1"]
+    given = build_parser().parse_args(words).teachers
+    assert teachers_of(given) == [TEACHER, Teacher(student="a.b", teacher="c", decay=1.0)]
+    for text in ("student:teacher", "student:teacher:much"):
+        with pytest.raises(InputError, match=f"--teacher {text}: give STUDENT:TEACHER:DECAY, such as student:teacher:"):
+            teachers_of([text])
 
 
 class Contrast(nn.Module):
@@ -441,7 +449,6 @@ def test_a_queue_is_that_of_a_script_with_one_replica_and_whole_batches() -> Non
         make=lambda: (Contrast(), F.cross_entropy),
         samples=views,
         micro_batch=16,
-        epochs=2,
         recipe={"teachers": teacher},
     )
     assert_equal(script, run_script(script, [teacher]), stages=2)
