@@ -17,7 +17,7 @@ from funcpipe.model.graph.batch_sizes import check_batch_sizes
 from funcpipe.model.graph.isolation import evaluation_mode, preserve_state
 from funcpipe.model.split import StageModule, split
 from funcpipe.model.split.matched import matched_bounds
-from funcpipe.training.data import LoadedBatch, MapDataset, Step, load_batch
+from funcpipe.training.data import LoadedBatch, MapDataset, Step
 from funcpipe.training.data_source import Data, LoaderOptions
 from funcpipe.training.evaluation import StageEvaluation, evaluation_batches, named_outputs
 from funcpipe.training.recipe import LossFunction
@@ -104,8 +104,11 @@ def make_evaluation(
     metrics = made_metrics(metrics)
     factory, source = open_data(data)
     made = source.dataset
-    first = load_batch(made, range(min(plan.micro_batch, len(made))), source.options.collate)
-    graph = trace(model, first.args, first.kwargs, blocks=blocks, precision=precision, training=False)
+    opening = first_batch(made, plan.micro_batch, source.options.collate)
+    first, collated = opening.batch, opening.collated
+    graph = trace(
+        *(model, first.args, first.kwargs), blocks=blocks, precision=precision, training=False, collated=collated
+    )
     if graph.carried.names:
         raise DataError(
             f"each forward of {graph.name} in eval mode leaves {', '.join(graph.carried.names)} for the next one, so "
@@ -124,7 +127,7 @@ def make_evaluation(
     )
     dealt = evaluation_batches(len(made), plan)
     inputs = graph.signature.bind(first.args, first.kwargs)
-    check_batch_sizes(graph, model, inputs, dealt.micro_batch_sizes, training=False)
+    check_batch_sizes(graph, model, inputs, dealt.micro_batch_sizes, training=False, collated=collated)
     _try(model, graph, first, Scores(loss, metrics), min(plan.micro_batch, len(made)), keep_outputs=keep_outputs)
     return evaluation
 

@@ -18,6 +18,7 @@ from funcpipe.model.graph.held import with_followed
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.training.data import Batches, MapDataset, load_batch
 from funcpipe.training.data_source import Data, LoaderOptions
+from funcpipe.training.first_batch import first_batch
 from funcpipe.training.optimizers import ParameterShape, trainable_shapes
 from funcpipe.training.plain import PlainTraining
 from funcpipe.training.recipe import Recipe, check_precision, no_optimizer
@@ -150,7 +151,8 @@ def make_job(
         check_precision("plan", plan.precision, learner.recipe)
     factory, source = open_data(dataset)
     made = source.dataset
-    first = load_batch(made, range(min(plan.micro_batch, len(made))), source.options.collate)
+    opening = first_batch(made, plan.micro_batch, source.options.collate)
+    first = opening.batch
     if not hasattr(made, "shard_sizes"):
         load_batch(made, [len(made) - 1], source.options.collate)  # as long as it says
     samples = len(made) if order.steps is None else min(len(made), order.steps * plan.global_batch)
@@ -160,6 +162,7 @@ def make_job(
         first.kwargs,
         blocks=tuple({*learner.blocks, *plan.blocks}),
         precision=learner.recipe.precision,
+        collated=opening.collated,
     )
     graph = with_followed(graph, learner.model, follows)
     job = Job(
@@ -180,7 +183,8 @@ def make_job(
         ),
     )
     inputs = graph.signature.bind(first.args, first.kwargs)
-    check_batch_sizes(graph, learner.model, inputs, job.batches.micro_batch_sizes)
+    sizes = job.batches.micro_batch_sizes
+    check_batch_sizes(graph, learner.model, inputs, sizes, collated=opening.collated)
     if settings.rehearse:
         rehearse(learner.model, learner.recipe, first, seed=order.seed)
     return job if validation is None else _validated(job, learner, as_validation(validation))

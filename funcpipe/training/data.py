@@ -158,14 +158,20 @@ def load_batch(dataset: MapDataset, indices: Sequence[int], collate: Collate | N
 
     Raises DataError, also for whatever the dataset or `collate` raise.
     """
+    samples = read_samples(dataset, indices)
+    if collate is None:
+        return as_batch(collate_tensors(samples, indices))
+    with calling_the_users(f"the collate_fn fails on samples {few(indices)} of the dataset"):
+        return as_batch(collate(samples))
+
+
+def read_samples(dataset: MapDataset, indices: Sequence[int]) -> list[Any]:
+    """The samples at `indices`. Raises DataError for whatever the dataset raises."""
     samples = []
     for index in indices:
         with calling_the_users(f"sample {index} of the dataset, which has {len(dataset)}, cannot be read"):
             samples.append(dataset[index])
-    if collate is None:
-        return as_batch(collate_tensors(samples, indices))
-    with calling_the_users(f"the collate_fn fails on samples {_few(indices)} of the dataset"):
-        return as_batch(collate(samples))
+    return samples
 
 
 def collate_tensors(samples: list[Any], indices: Sequence[int]) -> Any:
@@ -182,7 +188,7 @@ def collate_tensors(samples: list[Any], indices: Sequence[int]) -> Any:
         different = _different_shapes(samples)
         way_out = "return tensors, arrays or numbers" if different is None else "pad them to one shape"
         raise DataError(
-            f"samples {_few(indices)} of the dataset cannot be put into one batch: {different or error}; {way_out} in "
+            f"samples {few(indices)} of the dataset cannot be put into one batch: {different or error}; {way_out} in "
             "the dataset, or give a DataLoader whose collate_fn makes a batch of them: "
             "DataLoader(dataset, collate_fn=...)"
         ) from error
@@ -219,7 +225,8 @@ def _different_shapes(samples: Sequence[Any]) -> str | None:
     return None
 
 
-def _few(indices: Sequence[int]) -> str:
+def few(indices: Sequence[int]) -> str:
+    """The first of some indices, in words."""
     return ", ".join(map(str, indices[:4])) + (", …" if len(indices) > 4 else "")
 
 

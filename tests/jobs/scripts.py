@@ -17,8 +17,8 @@ from funcpipe.core import OptimizerKind, Plan, RunSettings, ScheduleKind, Sync, 
 from funcpipe.model.graph import trace
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.plans import even_stages
-from funcpipe.training.data import load_batch
 from funcpipe.training.data_source import data_source
+from funcpipe.training.first_batch import first_batch
 from funcpipe.training.recipe import recipe_with
 from funcpipe.training.verify import TOLERANCE, Verification, verify_run
 from tests.in_process import run_workers
@@ -106,8 +106,9 @@ def _job(
     recompute: bool,
 ) -> Job:
     data = DataLoader(script.samples(), batch_size=script.micro_batch, collate_fn=script.collate)
-    first = load_batch(script.samples(), range(script.micro_batch), data_source(data).options.collate)
-    names = [layer.name for layer in trace(model, first.args, first.kwargs).layers]
+    first = first_batch(script.samples(), script.micro_batch, data_source(data).options.collate)
+    graph = trace(model, first.batch.args, first.batch.kwargs, collated=first.collated)
+    names = [layer.name for layer in graph.layers]
     plan = Plan(
         global_batch=script.global_batch,
         micro_batch=script.micro_batch,

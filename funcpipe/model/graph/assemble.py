@@ -15,7 +15,6 @@ from funcpipe.model.graph.mark_draws import mark_draws
 from funcpipe.model.graph.observe import NodeRecord, TensorFacts
 from funcpipe.model.graph.program import WHOLE, attribute, is_inside
 from funcpipe.model.graph.replicated_values import mark_replicated
-from funcpipe.model.graph.signature import batch_of
 from funcpipe.model.graph.sizes import InputSizes, resolve_sizes
 from funcpipe.model.graph.symbols import BATCH, Symbols
 from funcpipe.model.graph.tracers import Traced, TraceRequest
@@ -29,12 +28,13 @@ def assemble(
     runs: Sequence[dict[str, NodeRecord]],
     symbols: Symbols,
     inputs: Mapping[str, Tensor],
+    batched: Collection[str],
     stateful: Collection[str],
 ) -> LayerGraph:
     """The layers of a `traced` model and what passes between them, for a sample's `inputs`.
 
     `runs` are the records of its nodes for the runs that `symbols` knows; `stateful` are the modules with attributes
-    that a forward leaves for the next one.
+    that a forward leaves for the next one. The first dimension of the inputs `batched` is the batch.
     """
     model, module = request.model, traced.module
     mark_draws(module, runs)
@@ -46,15 +46,14 @@ def assemble(
     inseparable += _not_sent(module, outputs, records)
     layers = layers_of(module, model, outputs, records, inseparable)
     crossings, values = crossings_of(layers, outputs, records)
-    batch = batch_of(inputs)
     return LayerGraph(
         name=type(model).__name__,
         module=module,
         layers=layers,
         values=values,
         inputs=request.signature.tensors,
-        batched=tuple(name for name, tensor in inputs.items() if tensor.shape[:1] == (batch,)),
-        signature=replace(request.signature, checks=_checks(traced, sizes, symbols, inputs)),
+        batched=tuple(name for name in inputs if name in batched),
+        signature=replace(request.signature, checks=_checks(traced, sizes, symbols, inputs, batched)),
         crossings=crossings,
         outputs=outputs,
         output_tree=traced.output_tree,
@@ -64,15 +63,16 @@ def assemble(
     )
 
 
-def _checks(traced: Traced, sizes: InputSizes, symbols: Symbols, inputs: Mapping[str, Tensor]) -> InputChecks:
+def _checks(
+    traced: Traced, sizes: InputSizes, symbols: Symbols, inputs: Mapping[str, Tensor], batched: Collection[str]
+) -> InputChecks:
     """What the graph takes for granted about its inputs: what `sizes` says, and what the tracer has."""
-    batch = batch_of(inputs)
     free = {(symbol.source, symbol.dim): symbol.name for symbol in symbols.free}
     expected: dict[str, tuple[int | str | None, ...]] = {}
     for name, tensor in inputs.items():
         found: list[int | str | None] = []
         for dim, size in enumerate(tensor.shape):
-            own = BATCH if dim == 0 and size == batch else free.get((name, dim))
+            own = BATCH if dim == 0 and name in batched else free.get((name, dim))
             claimed = sizes.get(name, {}).get(dim, own)
             found.append(size if dim in traced.fixed.get(name, ()) else claimed)
         expected[name] = tuple(found)

@@ -21,7 +21,8 @@ from funcpipe.model.graph.equivalence import Example, Observation, difference_of
 from funcpipe.model.graph.isolation import forward_only, preserve_state
 from funcpipe.model.graph.program import is_inside
 from funcpipe.model.graph.python_state import Nested, Slot, State, why_not_plain
-from funcpipe.model.graph.signature import Signature, batch_of, resized
+from funcpipe.model.graph.input_batches import InputBatches
+from funcpipe.model.graph.signature import Signature
 from funcpipe.model.graph.snapshot import DEPTH, parts
 from funcpipe.model.graph.values import Carried
 
@@ -42,17 +43,28 @@ class _Context:
     signature: Signature
     start: State
     examples: Sequence[Example]
+    batches: InputBatches
+
+    @property
+    def other_inputs(self) -> dict[str, Tensor]:
+        """Inputs for as many samples as the first example has, but not the same ones."""
+        return self.batches.others(self.examples[0].inputs, self.examples[0].samples)
 
 
 def carried_state(
-    model: nn.Module, signature: Signature, start: State, examples: Sequence[Example], buffers: Sequence[str]
+    model: nn.Module,
+    signature: Signature,
+    start: State,
+    examples: Sequence[Example],
+    buffers: Sequence[str],
+    batches: InputBatches,
 ) -> tuple[Carried, Example | None]:
     """What a forward of `model` leaves for the next one; and a run that began with what another one had left.
 
     `start` are the values of its attributes, `examples` runs that began with them; `buffers` are those that they
-    changed. Raises ModelError for an attribute that cannot be kept with a stage.
+    changed, `batches` makes other inputs. Raises ModelError for an attribute that cannot be kept with a stage.
     """
-    context = _Context(model, signature, start, examples)
+    context = _Context(model, signature, start, examples, batches)
     if all(state == start for one in examples for state in one.result.states):
         slots: list[Slot] = []
     else:
@@ -67,13 +79,13 @@ def carried_state(
     blocks = _joined(context, {slot: _block_of(slot, accesses[slot]) for slot in slots})
     used_by_model = _used_by_model(slots, accesses) if "" in blocks else ""
     carried = Carried(tuple(blocks), tuple(map(str, slots)), tuple(buffers), used_by_model)
-    return carried, _run(context, _other_rows(examples[0]), before=examples[0].inputs, keep_buffers=True)
+    return carried, _run(context, context.other_inputs, before=examples[0].inputs, keep_buffers=True)
 
 
 def _carried_slots(context: _Context) -> list[Slot]:
     """The attributes whose value after a forward depends on the forward before it, or that its results depend on."""
     first, second = context.examples[:2]
-    inputs = _other_rows(first)
+    inputs = context.other_inputs
     try:
         fresh = _run(context, inputs, backward=True)
         later = _run(context, inputs, backward=True, before=first.inputs)
@@ -120,10 +132,6 @@ def _run(
         before=before,
         keep_buffers=keep_buffers,
     )
-
-
-def _other_rows(one: Example) -> dict[str, Tensor]:
-    return resized(one.inputs, batch_of(one.inputs) or 1, offset=1)
 
 
 def _carried_between(fresh: State, later: State) -> list[Slot]:

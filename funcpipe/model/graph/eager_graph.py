@@ -17,7 +17,6 @@ from funcpipe.model.graph.eager_calls import DataDependent, Entry
 from funcpipe.model.graph.eager_tracer import EagerTracer
 from funcpipe.model.graph.isolation import forward_only, preserve_state
 from funcpipe.model.graph.program import Ref, is_number, map_leaves
-from funcpipe.model.graph.signature import batch_of
 from funcpipe.model.graph.tracers import RecordedModule, Traced, TraceRequest, Unrecordable, flatten_output
 from funcpipe.model.graph.tree import Tree
 
@@ -29,8 +28,8 @@ class BatchDependent(Unrecordable):
 def trace_eager(request: TraceRequest) -> Traced:
     """Run the model and make a graph of its calls; exceptions of its code or of the tracer are not caught."""
     (one, tree, notes), (two, _, _) = (_record(request, example) for example in request.examples)
-    sizes = [batch_of(example) or 0 for example in request.examples]
-    builder = _GraphBuilder(request, sizes)
+    sizes = request.samples
+    builder = _GraphBuilder(request)
     _check_constants(one, two)
     for first, second in zip_longest(one.entries, two.entries):
         if first is None or second is None:
@@ -39,18 +38,25 @@ def trace_eager(request: TraceRequest) -> Traced:
         builder.add(first, second)
     outputs = tuple(builder.argument(a, b) for a, b in zip(one.outputs, two.outputs, strict=True))
     builder.graph.output(outputs)
-    for what, inputs in extreme_inputs(request.examples[0]).items():
+    for what, inputs in extreme_inputs(request).items():
         _compare_calls(request, one, inputs, what)
     root = {**one.attributes, **{path: request.model.get_submodule(path) for path in one.modules}}
-    shapes = {name: tensor.shape for name, tensor in request.examples[1].items()}
-    fixed = {name: range(1 if shape[:1] == (sizes[1],) else 0, len(shape)) for name, shape in shapes.items()}
+    fixed = {name: _same_sizes(request, name) for name in request.signature.tensors}
     return Traced(RecordedModule(root, builder.graph), outputs, tree, notes, fixed)
 
 
-def extreme_inputs(inputs: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """Inputs like `inputs` that code which depends on data is likely to treat in another way, by a description."""
-    batch = batch_of(inputs)
-    batched = {name for name, tensor in inputs.items() if tensor.dim() > 0 and tensor.size(0) == batch}
+def _same_sizes(request: TraceRequest, name: str) -> list[int]:
+    """The dimensions of an input that have one size in both examples, but for the batch."""
+    one, two = (example[name].shape for example in request.examples)
+    return [dim for dim in range(1 if request.is_batched(name) else 0, len(two)) if one[dim] == two[dim]]
+
+
+def extreme_inputs(request: TraceRequest) -> dict[str, dict[str, Tensor]]:
+    """Inputs like those of the first example that code which depends on data is likely to treat in another way, by a
+    description.
+    """
+    inputs = request.examples[0]
+    batched = {name for name in inputs if request.is_batched(name)}
     numbers = {name for name, tensor in inputs.items() if tensor.is_floating_point() or tensor.is_complex()}
     changes: dict[str, Any] = {
         "inputs in another order, with the other sign": lambda name, t: (
@@ -130,18 +136,21 @@ def _same(one: Any, other: Any) -> bool:
 class _GraphBuilder:
     """Builds a graph from the entries of two recordings."""
 
-    def __init__(self, request: TraceRequest, sizes: list[int]) -> None:
+    def __init__(self, request: TraceRequest) -> None:
         self.graph = torch.fx.Graph()
         self.nodes: dict[str, torch.fx.Node] = {}
-        self._sizes = sizes
+        self._sizes = request.samples
         self._batched_input: torch.fx.Node | None = None
+        self._free: dict[tuple[int, int], tuple[torch.fx.Node, int]] = {}  # sizes of the inputs that differ
         for name in request.signature.tensors:
             node = self.graph.placeholder(name.replace(".", "_"))
             node.meta["input"] = name
             self.nodes[f"input:{name}"] = node
-            shapes = [tuple(example[name].shape[:1]) for example in request.examples]
-            if self._batched_input is None and shapes == [(size,) for size in sizes]:
+            if self._batched_input is None and request.is_batched(name):
                 self._batched_input = node
+            for dim, pair in enumerate(zip(*(example[name].shape for example in request.examples), strict=True)):
+                if pair[0] != pair[1]:
+                    self._free.setdefault(pair, (node, dim))
 
     def add(self, one: Entry, two: Entry) -> None:
         """Add the node for the call that both runs made at this point; raises BatchDependent if the calls differ."""
@@ -174,6 +183,9 @@ class _GraphBuilder:
             return self.nodes[one.name]
         if not isinstance(one, Ref) and _same(one, two):
             return one
+        size = self._free.get((one, two)) if type(one) is type(two) is int else None
+        if size is not None:
+            return self.graph.call_method("size", size)
         if not (is_number(one) and is_number(two)) or self._batched_input is None:
             raise BatchDependent(f"{one!r} for {self._sizes[0]} samples becomes {two!r} for {self._sizes[1]}")
         batch = self.graph.call_method("size", (self._batched_input, 0))

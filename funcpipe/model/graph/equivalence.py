@@ -50,7 +50,7 @@ class Observation:
 @dataclass(frozen=True)
 class Example:
     """Inputs by name, a seed, and the result of the model itself for them; `saves_tensors` as in TraceRequest. `before`
-    are the inputs of a forward that ran before it, whose state it began with.
+    are the inputs of a forward that ran before it, whose state it began with. There are so many `samples` in it.
     """
 
     inputs: Mapping[str, Tensor]
@@ -58,6 +58,7 @@ class Example:
     result: Observation
     saves_tensors: bool = False
     before: Mapping[str, Tensor] | None = None
+    samples: int = 1
 
 
 def example(
@@ -70,10 +71,11 @@ def example(
     saves_tensors: bool = False,
     before: Mapping[str, Tensor] | None = None,
     keep_buffers: bool = True,
+    samples: int | None = None,
 ) -> Example:
-    """Run the model itself on `inputs`: forward and, if `backward`, backward.
+    """Run the model itself on `inputs`, of so many `samples`: forward and, if `backward`, backward.
 
-    With `before` it runs on those inputs first, in the same way, and goes on with the state that this leaves; unless
+    Without `samples`, the first dimension of the inputs tells. With `before` it runs on those inputs first, in the same way, and goes on with the state that this leaves; unless
     `keep_buffers`, with the buffers as they were.
     """
 
@@ -82,7 +84,8 @@ def example(
         return flatten_output(model(*args, **kwargs))[0]
 
     ways = _Ways(seed, backward, saves_tensors, before, keep_buffers, reads_state=True)
-    return Example(inputs, seed, _result_of(model, forward, inputs, ways), saves_tensors, before)
+    count = samples or batch_of(inputs) or 1
+    return Example(inputs, seed, _result_of(model, forward, inputs, ways), saves_tensors, before, count)
 
 
 def compare(
@@ -116,7 +119,7 @@ def compare(
         if difference is not None and i >= 2 and _refuses(traced, one.inputs, runs):
             runs[i] = None
         elif difference is not None:
-            return runs, f"{difference}, for a batch of {batch_of(one.inputs)}"
+            return runs, f"{difference}, for a batch of {one.samples}"
     return runs, None
 
 

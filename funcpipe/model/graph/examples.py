@@ -1,6 +1,7 @@
 """The runs of a model that it is traced by: small batches of the user's sample, of its lengths and of others."""
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,7 +11,8 @@ from torch import Tensor, nn
 
 from funcpipe.errors import ModelError
 from funcpipe.model.graph.equivalence import Example, example, same
-from funcpipe.model.graph.signature import Signature, batch_of, resized
+from funcpipe.model.graph.input_batches import CutBatches, InputBatches
+from funcpipe.model.graph.signature import Signature, batch_of
 from funcpipe.model.graph.source_location import find_line, source_location
 from funcpipe.model.graph.symbols import Symbols, symbols_of
 
@@ -33,65 +35,47 @@ class ExampleSet:
     later: Example | None = None
 
 
-class ExampleRuns:
-    """Runs a model on a few samples of the user's `inputs`, cut or repeated in any dimension.
+class Runs(ABC):
+    """Runs a model on small `batches` of the user's samples, which are like the user's `inputs`.
 
     `saves_tensors` says that its forward pass needs what autograd saves; `later` becomes part of every ExampleSet.
     """
 
-    def __init__(self, model: nn.Module, signature: Signature, inputs: Mapping[str, Tensor]) -> None:
+    first: Example
+
+    def __init__(
+        self, model: nn.Module, signature: Signature, inputs: Mapping[str, Tensor], batches: InputBatches
+    ) -> None:
         self._model = model
         self._signature = signature
         self._inputs = inputs
-        self._free: dict[Group, int] = {}
-        self._other: Example | None = None
-        self._same: Example | None = None
+        self.batches = batches
         self.saves_tensors = False
         self.later: Example | None = None
-        self.first, self._second_batch = self._start()
 
     @property
+    @abstractmethod
     def pair(self) -> list[Example]:
         """Two runs of different batch sizes, perhaps of different lengths too."""
-        return [self.first, *filter(None, [self._other or self._same])]
 
-    @cached_property
+    @property
+    @abstractmethod
     def same_lengths(self) -> ExampleSet:
-        """Runs that differ in the batch size only: the two smallest that the model accepts, and a batch of one."""
-        second = self._same or self._run(self._second_batch, 1)
-        return self._set([self.first, second, *filter(None, [self._single])], ())
+        """Runs that differ in the batch size only, where others are possible."""
 
-    @cached_property
+    @property
+    @abstractmethod
     def other_lengths(self) -> ExampleSet | None:
         """Runs that differ in the batch size and in the lengths that may differ; None if there are no such lengths."""
-        if self._other is None:
-            return None
-        third = self._single
-        if third is None:
-            with contextlib.suppress(Exception):  # a batch size that the model refuses
-                third = self._run(self._second_batch + 1, 2)
-        return self._set([self.first, self._other, *filter(None, [third])], tuple(self._free))
 
-    def _start(self) -> tuple[Example, int]:
-        """The first run, and the batch size of the second, which is tried."""
-        batch = batch_of(self._inputs) or 1
-        failure: Exception | None = None
-        for one, two in ((2, 3), (2, 4), (batch, 2 * batch), (batch, batch)):
-            try:
-                first = self._first(one)
-                self._find_free(two)
-                if self._other is None:
-                    self._same = self._second(two)
-                return first, two
-            except ModelError:
-                raise
-            except Exception as error:  # noqa: BLE001 - a model may refuse some batch sizes, but not the sample's
-                failure = error
-        assert failure is not None
-        raise ModelError(
-            f"the model fails on the sample. {source_location(self._model, failure)[1]}. Call it with the sample, in "
-            "training mode, to see the whole traceback; inputs and types must be those of training"
-        ) from failure
+    @property
+    @abstractmethod
+    def batched(self) -> frozenset[str]:
+        """The inputs whose first dimension is the batch."""
+
+    @abstractmethod
+    def _run(self, batch: int, seed: int) -> Example:
+        """Run on so many samples."""
 
     def _first(self, batch: int) -> Example:
         """A run with a backward pass. Raises ModelError if the forward changes parameters."""
@@ -118,6 +102,79 @@ class ExampleRuns:
         except Exception:  # noqa: BLE001 - gradients inside a forward pass fail in many ways without what autograd saves
             self.saves_tensors = True
             return self._run(batch, 1)
+
+    def _example(self, inputs: Mapping[str, Tensor], batch: int, seed: int) -> Example:
+        saves_tensors = seed == 0 or self.saves_tensors
+        return example(
+            *(self._model, self._signature, inputs),
+            seed=seed,
+            backward=seed == 0,
+            saves_tensors=saves_tensors,
+            samples=batch,
+        )
+
+    def _failed(self, failure: Exception) -> ModelError:
+        return ModelError(
+            f"the model fails on the sample. {source_location(self._model, failure)[1]}. Call it with the sample, in "
+            "training mode, to see the whole traceback; inputs and types must be those of training"
+        )
+
+
+class CutRuns(Runs):
+    """Runs on a few samples of the user's `inputs`, cut or repeated in any dimension."""
+
+    def __init__(self, model: nn.Module, signature: Signature, inputs: Mapping[str, Tensor]) -> None:
+        super().__init__(model, signature, inputs, CutBatches(inputs))
+        self._free: dict[Group, int] = {}
+        self._other: Example | None = None
+        self._same: Example | None = None
+        self.first, self._second_batch = self._start()
+
+    @property
+    def pair(self) -> list[Example]:
+        """Two runs of different batch sizes, perhaps of different lengths too."""
+        return [self.first, *filter(None, [self._other or self._same])]
+
+    @property
+    def batched(self) -> frozenset[str]:
+        """The inputs whose first dimension has the size of the first input's."""
+        batch = batch_of(self._inputs)
+        return frozenset(name for name, tensor in self._inputs.items() if tensor.shape[:1] == (batch,))
+
+    @cached_property
+    def same_lengths(self) -> ExampleSet:
+        """Runs that differ in the batch size only: the two smallest that the model accepts, and a batch of one."""
+        second = self._same or self._run(self._second_batch, 1)
+        return self._set([self.first, second, *filter(None, [self._single])], ())
+
+    @cached_property
+    def other_lengths(self) -> ExampleSet | None:
+        """Runs that differ in the batch size and in the lengths that may differ; None if there are no such lengths."""
+        if self._other is None:
+            return None
+        third = self._single
+        if third is None:
+            with contextlib.suppress(Exception):  # a batch size that the model refuses
+                third = self._run(self._second_batch + 1, 2)
+        return self._set([self.first, self._other, *filter(None, [third])], tuple(self._free))
+
+    def _start(self) -> tuple[Example, int]:
+        """The first run, and the batch size of the second, which is tried."""
+        batch = self.batches.samples
+        failure: Exception | None = None
+        for one, two in ((2, 3), (2, 4), (batch, 2 * batch), (batch, batch)):
+            try:
+                first = self._first(one)
+                self._find_free(two)
+                if self._other is None:
+                    self._same = self._second(two)
+                return first, two
+            except ModelError:
+                raise
+            except Exception as error:  # noqa: BLE001 - a model may refuse some batch sizes, but not the sample's
+                failure = error
+        assert failure is not None
+        raise self._failed(failure) from failure
 
     @cached_property
     def _single(self) -> Example | None:
@@ -151,13 +208,12 @@ class ExampleRuns:
         return {tuple(group): size for size, group in found.items()}
 
     def _run(self, batch: int, seed: int, lengths: Mapping[Group, int] = {}) -> Example:
-        inputs = resized(self._inputs, batch, offset=seed)
+        inputs = self.batches.batch(batch, seed)
         for group, length in lengths.items():
             for name, dim in group:
                 rows = torch.arange(length) % inputs[name].size(dim)
                 inputs[name] = inputs[name].index_select(dim, rows)
-        saves_tensors = seed == 0 or self.saves_tensors
-        return example(self._model, self._signature, inputs, seed=seed, backward=seed == 0, saves_tensors=saves_tensors)
+        return self._example(inputs, batch, seed)
 
     def _set(self, examples: list[Example], groups: tuple[Group, ...]) -> ExampleSet:
         lengths = [group[0] for group in groups]

@@ -18,7 +18,6 @@ from funcpipe.model.graph.expectations import expect_number
 from funcpipe.model.graph.gradient_code import gradient_code_refused
 from funcpipe.model.graph.program import attribute
 from funcpipe.model.graph.scopes import dissolve_scopes
-from funcpipe.model.graph.signature import batch_of
 from funcpipe.model.graph.tracers import (
     SYMBOLIC,
     LengthsFixed,
@@ -89,9 +88,8 @@ def _free_dimensions(request: TraceRequest, name: str) -> dict[int, Any]:
     examples.
     """
     one, two = (example[name] for example in request.examples)
-    batch = batch_of(request.examples[1])
     free = {dim: Dim.AUTO for dim in range(two.dim()) if one.size(dim) != two.size(dim)}
-    return {**free, 0: Dim.DYNAMIC} if two.dim() and two.size(0) == batch else free
+    return {**free, 0: Dim.DYNAMIC} if request.is_batched(name) else free
 
 
 def _check_free(request: TraceRequest, fixed: Mapping[str, Sequence[int]]) -> None:

@@ -6,23 +6,32 @@ micro-batch.
 """
 
 import contextlib
+import dis
 import operator
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
 import torch.fx
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
 from torch.fx.proxy import TraceError
 
 from funcpipe.model.graph.autocast import autocast_state
-from funcpipe.model.graph.eager_calls import refuse_unrecordable
+from funcpipe.model.graph.eager_calls import Container, rebuilt, refuse_unrecordable
 from funcpipe.model.graph.expectations import expect_count, expect_number
 from funcpipe.model.graph.factories import factories_recorded
 from funcpipe.model.graph.gradient_code import gradient_code_refused
+from funcpipe.model.graph.program import is_built
 from funcpipe.model.graph.sizes import reads_size
 from funcpipe.model.graph.source_location import user_line
+from funcpipe.model.graph.symbolic_numbers import ContentsAsked, numbers_recorded
 from funcpipe.model.graph.tracers import (
     LengthsFixed,
     RecordedModule,
@@ -36,10 +45,29 @@ from funcpipe.model.graph.tree import Tree, flatten
 
 def trace_fx(request: TraceRequest) -> Traced:
     """Trace the model symbolically; exceptions of its code or of the tracer are not caught."""
+    modules: list[dict[str, Any]] = []
+    while True:
+        try:
+            return _trace(request, modules)
+        except ContentsAsked as error:
+            if any(error.code is code for code in modules):
+                raise
+            modules.append(error.code)
+
+
+def _trace(request: TraceRequest, numbers: Sequence[dict[str, Any]]) -> Traced:
+    """Trace the model; `numbers` are the modules, by their globals, that turn the contents of tensors into numbers."""
     tracer = _Tracer(request)
-    with _attributes_restored(request.model), factories_recorded(tracer), gradient_code_refused():
+    with (
+        _attributes_restored(request.model),
+        factories_recorded(tracer),
+        numbers_recorded(numbers),
+        gradient_code_refused(),
+    ):
         try:
             graph = tracer.trace(request.model)
+        except ContentsAsked:
+            raise
         except Exception as error:
             if tracer.sizes_differ:
                 raise LengthsFixed(str(error)) from error
@@ -84,6 +112,22 @@ class _Tracer(torch.fx.Tracer):
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         """Record the access, unless it is part of computing an example value."""
         return attr_val if self._evaluating else super().getattr(attr, attr_val, parameter_proxy_cache)
+
+    def create_arg(self, a: Any) -> Any:
+        """An argument of a node; an object that is more than a named tuple, such as a PackedSequence, is a node."""
+        if not is_built(a):
+            return super().create_arg(a)
+        leaves, tree = flatten(a)
+        given = [self.create_arg(leaf) for leaf in leaves]
+        if not any(isinstance(leaf, torch.fx.Node) for leaf in given):
+            return super().create_arg(a)
+        node = self.create_node("call_function", rebuilt, (Container(tree, type(a)), given), {})
+        node.meta["no_grad"] = not torch.is_grad_enabled()
+        node.meta["autocast"] = autocast_state()
+        examples = self._evaluated(node)
+        if examples is not None:
+            node.meta["examples"] = examples
+        return node
 
     def create_args_for_root(
         self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
@@ -170,7 +214,7 @@ class _Tracer(torch.fx.Tracer):
         self._evaluating = True
         try:
             return [self._value(node, i, mode) for i, mode in enumerate(self._modes)]
-        except DynamicOutputShapeException:
+        except (DynamicOutputShapeException, DataDependentOutputException):
             node.meta["data_sized"] = True
             return None
         except Exception:  # noqa: BLE001 - fake tensors support less than real ones
@@ -232,18 +276,33 @@ class _Proxy(torch.fx.Proxy):
 
     def __iter__(self) -> Iterator[Any]:
         if self.node.meta.get("examples") is None:
-            return iter(self.tracer.iter(self))
+            count = _unpacked(sys._getframe(1))
+            if count is None:
+                return iter(self.tracer.iter(self))
+            self.tracer.expect(expect_count, self.node, count)
+            return iter([self[i] for i in range(count)])  # type: ignore[index]
         return iter([self[i] for i in range(len(self))])  # type: ignore[index]
 
     def _common(self, what: str) -> Any:
         examples = self.node.meta.get("examples", ())
         if not examples or any(isinstance(example, Tensor) for example in examples):
-            raise TraceError(f"{what} depends on the contents of a tensor")
+            reason = f"{what} depends on the contents of a tensor"
+            code = sys._getframe(2).f_globals
+            if what != "a condition" and not f"{code.get('__name__')}.".startswith("torch."):
+                raise ContentsAsked(code, reason)
+            raise TraceError(reason)
         if any(example != examples[0] for example in examples):
             self.tracer.sizes_differ = True
             raise TraceError(f"{what} depends on the sizes of the inputs: {' or '.join(map(repr, examples))}")
         self.tracer.expect(expect_number, self.node, examples[0])
         return examples[0]
+
+
+def _unpacked(frame: FrameType) -> int | None:
+    """Into how many names the code that a frame is running unpacks a value; None if it does something else."""
+    if frame.f_code.co_code[frame.f_lasti] != dis.opmap["UNPACK_SEQUENCE"]:
+        return None
+    return next(one.argval for one in dis.get_instructions(frame.f_code) if one.offset == frame.f_lasti)
 
 
 def _is_symbolic(node: torch.fx.Node) -> bool:

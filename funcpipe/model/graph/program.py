@@ -135,7 +135,7 @@ def plain(item: Any) -> Any:
 
 def map_leaves(item: Any, change: Callable[[Any], Any]) -> Any:
     """`item`, an argument of a node, with `change` applied to every leaf of its tuples, lists, dicts and slices."""
-    if isinstance(item, tuple):
+    if isinstance(item, tuple) and not is_built(item):
         items = [map_leaves(part, change) for part in item]
         return type(item)(*items) if hasattr(item, "_fields") else tuple(items)
     if isinstance(item, list):
@@ -145,6 +145,16 @@ def map_leaves(item: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(item, slice):
         return slice(map_leaves(item.start, change), map_leaves(item.stop, change), map_leaves(item.step, change))
     return change(item)
+
+
+def is_built(item: Any) -> bool:
+    """Whether `item` is made by code of its own of a named tuple's items, as a PackedSequence is: it is no container of
+    arguments.
+    """
+    kind = type(item)
+    return (
+        isinstance(item, tuple) and hasattr(kind, "_fields") and "__new__" in vars(kind) and kind.__base__ is not tuple
+    )
 
 
 def is_number(item: Any) -> bool:

@@ -104,6 +104,8 @@ class Symbols:
             return sizes[0]
         lengths = [symbol for symbol in self.free if symbol is not batch]
         alike = [i for i in range(len(sizes)) if all(length.values[i] == length.sample for length in lengths)]
+        if not alike:
+            return sizes[0]
         line = _line([sizes[i] for i in alike], replace(batch, values=tuple(batch.values[i] for i in alike)))
         return line.at_sample if line else sizes[0]
 
@@ -129,6 +131,29 @@ def symbols_of(
     batched = next((name for name, tensor in inputs.items() if tensor.dim() > 0), None)
     ends = [(BATCH, batched, 0)] if batched is not None else []
     ends += [(f"length {i + 1}", name, dim) for i, (name, dim) in enumerate(lengths)]
+    return _varying(ends, inputs, runs)
+
+
+def symbols_of_collated(
+    inputs: Mapping[str, Tensor], runs: Sequence[Mapping[str, Tensor]], samples: Sequence[int]
+) -> Symbols:
+    """The free sizes of a model that was run on collated batches of so many `samples`: all that differ among the runs.
+
+    Dimensions that had the same sizes in all of them are one free size.
+    """
+    found: dict[tuple[int, ...], tuple[str, int]] = {}
+    for name, tensor in inputs.items():
+        for dim in range(tensor.dim()):
+            found.setdefault((*(run[name].size(dim) for run in runs), tensor.size(dim)), (name, dim))
+    counted = [(BATCH, *end) for sizes, end in found.items() if sizes[:-1] == tuple(samples)]
+    others = [end for sizes, end in found.items() if sizes[:-1] != tuple(samples)]
+    return _varying([*counted[:1], *((f"length {i + 1}", *end) for i, end in enumerate(others))], inputs, runs)
+
+
+def _varying(
+    ends: Sequence[tuple[str, str, int]], inputs: Mapping[str, Tensor], runs: Sequence[Mapping[str, Tensor]]
+) -> Symbols:
+    """Symbols for dimensions of inputs, without those that had one size in all runs."""
     found = [
         Symbol(title, name, dim, tuple(run[name].size(dim) for run in runs), inputs[name].size(dim))
         for title, name, dim in ends

@@ -27,7 +27,8 @@ class TooSlow(Unrecordable):
 
 @dataclass(frozen=True)
 class TraceRequest:
-    """A model to trace: its signature, inputs of two sizes, and `blocks`, modules not to be traced into.
+    """A model to trace: its signature, inputs of two sizes, which have so many `samples`, and `blocks`, modules not to
+    be traced into.
 
     `saves_tensors` says that the model needs what autograd saves already in its forward pass; `changed` are the buffers
     that a forward changes.
@@ -36,9 +37,16 @@ class TraceRequest:
     model: nn.Module
     signature: Signature
     examples: tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
+    samples: tuple[int, int]
     blocks: frozenset[str] = frozenset()
     saves_tensors: bool = False
     changed: frozenset[str] = frozenset()
+
+    def is_batched(self, name: str) -> bool:
+        """Whether the first dimension of an input is the batch."""
+        return all(
+            example[name].shape[:1] == (samples,) for example, samples in zip(self.examples, self.samples, strict=True)
+        )
 
     def is_leaf(self, module: nn.Module, path: str) -> bool:
         """Whether `module` becomes one node: a block, or a module of torch.nn that is not parametrized."""

@@ -20,9 +20,11 @@ from funcpipe.model.graph.cleanup import cleanup
 from funcpipe.model.graph.eager_graph import trace_eager
 from funcpipe.model.graph.eager_tracer import NonTorchRandomness
 from funcpipe.model.graph.equivalence import Example, compare, difference_of, example
-from funcpipe.model.graph.examples import ExampleRuns, ExampleSet
+from funcpipe.model.graph.collated_runs import CollatedRuns
+from funcpipe.model.graph.examples import CutRuns, ExampleSet, Runs
 from funcpipe.model.graph.export_tracer import trace_export
 from funcpipe.model.graph.fx_tracer import trace_fx
+from funcpipe.model.graph.input_batches import Collated
 from funcpipe.model.graph.input_checks import holds, needed_guards
 from funcpipe.model.graph.isolation import (
     as_if_exporting,
@@ -36,7 +38,7 @@ from funcpipe.model.graph.observe import NodeRecord
 from funcpipe.model.graph.program import attribute
 from funcpipe.model.graph.python_state import read_state
 from funcpipe.model.graph.reproducibility import first_difference
-from funcpipe.model.graph.signature import batch_of, signature_of
+from funcpipe.model.graph.signature import signature_of
 from funcpipe.model.graph.source_location import class_and_line, described, find_random_draw, source_location, with_code
 from funcpipe.model.graph.symbols import Symbols
 from funcpipe.model.graph.tied_names import tied_names
@@ -56,6 +58,7 @@ def trace(
     blocks: Sequence[str] = (),
     precision: Precision = Precision.FP32,
     training: bool = True,
+    collated: Collated | None = None,
 ) -> LayerGraph:
     """The layers of `model`, as it runs in training, or else in eval mode, on inputs like `sample` and
     `sample_kwargs`, with autocast to `precision` around it.
@@ -63,28 +66,34 @@ def trace(
     Later inputs may have another batch size, and other lengths where the graph can follow them. The graph checks what
     it takes for granted about them, and raises DataError where it would not be right. `blocks` are paths of modules
     that become one layer each, whatever is inside. The model is not changed; the graph holds its parameters by
-    reference. Raises ModelError if the model cannot be traced, which names the module, the line and a way out.
+    reference. Other batches are cut from the sample along its first dimension; where that is not the batch, they are
+    `collated`. Raises ModelError if the model cannot be traced, which names the module, the line and a way out.
     """
     signature = signature_of(model, sample, sample_kwargs)
     inputs = signature.bind(sample, sample_kwargs)
     _check_model(model, blocks)
     with training_mode(model) if training else evaluation_mode(model), autocast_to(precision, cached=False):
         start = read_state(model)
-        runs = ExampleRuns(model, signature, inputs)
+        runs: Runs
+        if collated is None:
+            runs = CutRuns(model, signature, inputs)
+        else:
+            runs = CollatedRuns(model, signature, inputs, collated)
         changed = {name for one in runs.pair for name in (*one.result.buffers, *one.result.written)}
         ties = tied_names(model, changed)
         statistics, buffers = statistics_of(model, changed, ties)
-        carried, runs.later = carried_state(model, signature, start, runs.pair, buffers)
+        carried, runs.later = carried_state(model, signature, start, runs.pair, buffers, runs.batches)
         request = TraceRequest(
             model,
             signature,
             (runs.first.inputs, runs.first.inputs),
+            (runs.first.samples, runs.first.samples),
             closed_blocks(model, (*blocks, *carried.blocks)),
             runs.saves_tensors,
             frozenset(changed),
         )
         found, attempts = _traced(request, runs)
-        graph = assemble(found.request, found.traced, found.runs, found.symbols, inputs, carried.blocks)
+        graph = assemble(found.request, found.traced, found.runs, found.symbols, inputs, runs.batched, carried.blocks)
         graph = replace(
             graph,
             statistics=statistics,
@@ -154,7 +163,7 @@ class _Failed:
 TRACERS: tuple[tuple[str, Callable[[TraceRequest], Traced]], ...] = (("fx", trace_fx), ("export", trace_export))
 
 
-def _traced(request: TraceRequest, runs: ExampleRuns) -> tuple[_Found, tuple[Attempt, ...]]:
+def _traced(request: TraceRequest, runs: Runs) -> tuple[_Found, tuple[Attempt, ...]]:
     """The graph of the first tracer whose graph agrees with the model, and the attempts up to it.
 
     The last tracer is tried again and again: each time, the module whose code it cannot record becomes a block, then
@@ -198,9 +207,7 @@ def _trace_exporting(request: TraceRequest) -> Traced:
         return trace_eager(request)
 
 
-def _attempt_lengths(
-    tracer: Callable[[TraceRequest], Traced], request: TraceRequest, runs: ExampleRuns
-) -> _Found | _Failed:
+def _attempt_lengths(tracer: Callable[[TraceRequest], Traced], request: TraceRequest, runs: Runs) -> _Found | _Failed:
     """Trace with lengths that differ, as far as the model allows; if that fails, with the sample's."""
     if runs.other_lengths is not None:
         result = _attempt(tracer, request, runs.other_lengths)
@@ -211,7 +218,8 @@ def _attempt_lengths(
 
 def _attempt(tracer: Callable[[TraceRequest], Traced], request: TraceRequest, chosen: ExampleSet) -> _Found | _Failed:
     examples = chosen.examples
-    request = replace(request, examples=(examples[0].inputs, examples[1].inputs))
+    one, two = examples[:2]
+    request = replace(request, examples=(one.inputs, two.inputs), samples=(one.samples, two.samples))
     traced: Traced | None = None
     try:
         with (
@@ -238,7 +246,7 @@ def _attempt(tracer: Callable[[TraceRequest], Traced], request: TraceRequest, ch
         of_lengths = isinstance(error, LengthsFixed)
         path, reason = source_location(request.model, (of_lengths and error.__cause__) or error)
         return _Failed(reason, path, traced is not None or of_lengths)
-    if difference is None and len(chosen.symbols.free) > 1 and (len(runs) < 3 or None in runs):
+    if difference is None and len(chosen.symbols.free) > 1 and len(runs) - runs.count(None) < 3:
         return _Failed("too few runs are alike to tell what follows from which size")
     if difference is None:
         kept = [i for i, run in enumerate(runs) if run is not None]
@@ -248,10 +256,10 @@ def _attempt(tracer: Callable[[TraceRequest], Traced], request: TraceRequest, ch
         if broken:
             return _Failed(f"the graph is not right for the sample: {broken[0]} does not hold")
         traced = replace(traced, guards=guards)
-        compared = frozenset(batch_of(examples[i].inputs) or 1 for i in kept)
+        compared = frozenset(examples[i].samples for i in kept)
         records = [run for run in runs if run is not None]
         notes = (CHECKPOINTS,) if checkpoints.met else ()
-        refused = next((batch_of(examples[i].inputs) for i, run in enumerate(runs) if run is None), None)
+        refused = next((examples[i].samples for i, run in enumerate(runs) if run is None), None)
         return _Found(request, traced, records, chosen.symbols.of_runs(kept), compared, notes, refused)
     place = _draw(request, examples[0]) if "generator" in difference else None
     return _Failed(f"{place}: {difference}" if place else difference)

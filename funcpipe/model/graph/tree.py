@@ -91,8 +91,8 @@ def _registered(kind: type, context: Any, items: list[Any]) -> Any:
     return _pytree.SUPPORTED_NODES[kind].unflatten_fn(items, context)
 
 
-def _named_tuple(kind: type, items: list[Any]) -> Any:
-    return kind(*items)
+def _named_tuple(kind: Any, items: list[Any]) -> Any:
+    return kind._make(items)  # as it is: PackedSequence looks at what it is made of, which may be symbolic
 
 
 def _mapping(kind: type, keys: tuple[Any, ...], items: list[Any]) -> Any:
