@@ -35,7 +35,8 @@ def add_profile(verbs: Any) -> None:
         "--sample",
         metavar=FACTORY,
         required=True,
-        help="factory that returns one micro-batch of inputs: a tuple, or a dict of named arguments",
+        help="factory that returns one micro-batch of inputs: a tuple, or a dict of named arguments; or a DataLoader "
+        "whose collate_fn makes micro-batches",
     )
     model.add_argument(
         "--data",

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,12 @@ from torch import Tensor
 
 from funcpipe.client.open_data import open_data
 from funcpipe.core import DataProfile
-from funcpipe.errors import DataError
 from funcpipe.model.graph.isolation import preserve_state
 from funcpipe.model.graph.tree import flatten
 from funcpipe.training.adapters import DatasetFactory
 from funcpipe.training.data import LoadedBatch, calling_the_users
 from funcpipe.training.data_source import DataSource, is_factory
+from funcpipe.training.first_batch import check_enough, spread
 from funcpipe.training.rng import SeededDataset
 from funcpipe.training.stored_data import prepare_data
 from funcpipe.training.tensor_table import as_table
@@ -36,15 +36,11 @@ def profile_data(
     before = _resident_bytes()
     _, source = open_data(dataset)
     grown = max(0, _resident_bytes() - before)
-    if len(source.dataset) < micro_batch:
-        raise DataError(
-            f"the dataset has {len(source.dataset)} samples, too few for one micro-batch of {micro_batch}; "
-            "profile with a smaller micro_batch or give more data"
-        )
+    check_enough(source.dataset, micro_batch)
     resident_bytes = grown if isinstance(dataset, str) or is_factory(dataset) else _sent_bytes(source)
     seeded, seconds = SeededDataset(source.dataset, 0, 0), []
     with preserve_state(torch.nn.Module()):
-        for indices in _spread(len(source.dataset), micro_batch, batches + 1):
+        for indices in spread(len(source.dataset), micro_batch, batches + 1):
             began_s = clock()
             with calling_the_users(f"samples {indices[0]} to {indices[-1]} of the dataset cannot be loaded"):
                 loaded = seeded.batch(indices, source.options.collate)
@@ -55,13 +51,6 @@ def profile_data(
         target_bytes=sum(tensor.nbytes for tensor in _tensors(loaded.target)),
         resident_bytes=resident_bytes,
     )
-
-
-def _spread(samples: int, micro_batch: int, batches: int) -> Iterator[range]:
-    last = samples - micro_batch
-    for number in range(batches):
-        first = last * number // max(1, batches - 1)
-        yield range(first, first + micro_batch)
 
 
 def _sent_bytes(source: DataSource) -> int:

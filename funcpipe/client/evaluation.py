@@ -20,6 +20,7 @@ from funcpipe.model.split.matched import matched_bounds
 from funcpipe.training.data import LoadedBatch, MapDataset, Step
 from funcpipe.training.data_source import Data, LoaderOptions
 from funcpipe.training.evaluation import StageEvaluation, evaluation_batches, named_outputs
+from funcpipe.training.first_batch import first_batch
 from funcpipe.training.recipe import LossFunction
 from funcpipe.training.scores import Scores, made_metrics
 from funcpipe.training.stored_data import PreparedData, StoredData

@@ -11,13 +11,13 @@ from torch import Tensor
 from funcpipe.core import ModelProfile, PlatformSpec, TiedParameter, checks
 from funcpipe.model.graph import Layer, LayerGraph
 from funcpipe.model.graph.isolation import preserve_gradients, preserve_state
-from funcpipe.model.graph.signature import resized
 from funcpipe.model.split import StageModule
 from funcpipe.model.split.bundle import dump_stage, imported_modules
 from funcpipe.model.split.cut import stage_of
 from funcpipe.profiler.base_memory import base_memory_bytes
+from funcpipe.profiler.cut_sample import cut_sample, cutting
 from funcpipe.profiler.layer_fingerprint import layer_fingerprint
-from funcpipe.profiler.measure import Loss, Measure, Timing, local_timer, run_layer
+from funcpipe.profiler.measure import LayerRun, Loss, Measure, Timing, local_timer, run_layer
 from funcpipe.profiler.profile_builder import ProfileBuilder
 
 REPEATS = 5
@@ -34,24 +34,31 @@ def profile(
     repeats: int = REPEATS,
     progress: Callable[[str, float], None] | None = None,
     on: Measure | None = None,
+    whole: bool = False,
 ) -> ModelProfile:
     """Measure the layers of `graph`, with one thread, on `micro_batch` samples cut or repeated from the sample.
 
+    The sample is one micro-batch itself if it is `whole`; raises DataError where it cannot be cut otherwise.
     Seconds are the median of `repeats` runs. `on` measures them in functions of every size; without it they are
     measured in this process and divided by the vCPUs of each size, which is marked as an estimate unless the platform
     is the local one. Equal layers are measured once. `loss` turns the model's output into a number; its time counts as
     part of the last layer. `progress` is called with each layer's name and the share of layers done.
     """
     checks.at_least("repeats", repeats, 1)
-    values: dict[str, Tensor] = resized(graph.signature.bind(sample, sample_kwargs), micro_batch)
+    given = graph.signature.bind(sample, sample_kwargs)
+    values = given if whole else cut_sample(graph, given, micro_batch)
     builder = ProfileBuilder(graph, len(spec.sizes), dict(values))
     time = on or local_timer(spec)
 
     def measure(stage: StageModule, given: dict[str, Tensor]) -> Timing:
         return time(stage, given, loss, repeats)
 
+    def run(stage: StageModule, given: dict[str, Tensor]) -> LayerRun:
+        with contextlib.nullcontext() if whole else cutting(graph, micro_batch):
+            return run_layer(stage, given)
+
     with preserve_state(graph.module), one_thread(), preserve_gradients(graph.module):
-        for i, layer in enumerate(_measured(graph, builder, values, measure)):
+        for i, layer in enumerate(_measured(graph, builder, values, run, measure)):
             if progress is not None:
                 progress(layer.name, (i + 1) / len(graph.layers))
     *layers, end = builder.layers()
@@ -80,13 +87,14 @@ def _measured(
     graph: LayerGraph,
     builder: ProfileBuilder,
     values: dict[str, Tensor],
+    run_once: Callable[[StageModule, dict[str, Tensor]], LayerRun],
     measure: Callable[[StageModule, dict[str, Tensor]], Timing],
 ) -> Iterator[Layer]:
     """Yield each layer after adding it to `builder`; `values` holds what later layers will read."""
     known: dict[str, Timing] = {}
     for i, layer in enumerate(graph.layers):
         stage = stage_of(graph, i, i + 1)
-        run = run_layer(stage, values)
+        run = run_once(stage, values)
         fingerprint = layer_fingerprint(stage, values)
         if fingerprint not in known:
             known[fingerprint] = measure(stage, values)

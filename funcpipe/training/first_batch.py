@@ -6,8 +6,8 @@ the first dimension of a batch longer by one, and changes nothing else.
 """
 
 import copy
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -28,6 +28,9 @@ from funcpipe.training.data import (
 
 AT_HAND = 10
 """How many samples, spread over the dataset, are kept to be collated while a model is traced."""
+
+SPREAD = 8
+"""Of how many micro-batches, spread over the dataset, the largest is profiled."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,44 @@ def first_batch(dataset: MapDataset, micro_batch: int, collate: Collate | None) 
     if _can_be_cut(batch, samples, collate):
         return FirstBatch(batch)
     return FirstBatch(batch, samples_at_hand(dataset, collate, len(samples)))
+
+
+def largest_batch(dataset: MapDataset, micro_batch: int, collate: Collate | None) -> FirstBatch:
+    """The micro-batch of so many samples with the largest inputs of some that are spread over `dataset`.
+
+    Raises DataError as `first_batch` does, and for a dataset without so many samples.
+    """
+    check_enough(dataset, micro_batch)
+    first = first_batch(dataset, micro_batch, collate)
+    if collate is None or hasattr(dataset, "shard_sizes"):
+        return first
+    others = [
+        _collated(read_samples(dataset, indices), collate, f"samples {few(indices)} of the dataset")
+        for indices in spread(len(dataset), micro_batch, SPREAD)
+    ]
+    return replace(first, batch=max([first.batch, *others], key=_input_bytes))
+
+
+def check_enough(dataset: MapDataset, micro_batch: int) -> None:
+    """Raise DataError for a dataset that does not fill a micro-batch."""
+    if len(dataset) < micro_batch:
+        raise DataError(
+            f"the dataset has {len(dataset)} samples, too few for one micro-batch of {micro_batch}; "
+            "profile with a smaller micro_batch or give more data"
+        )
+
+
+def spread(samples: int, micro_batch: int, batches: int) -> Iterator[range]:
+    """The indices of so many micro-batches, from the first to the last of the dataset."""
+    last = samples - micro_batch
+    for number in range(batches):
+        first = last * number // max(1, batches - 1)
+        yield range(first, first + micro_batch)
+
+
+def _input_bytes(batch: LoadedBatch) -> int:
+    leaves = flatten((batch.args, dict(batch.kwargs)))[0]
+    return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor))
 
 
 def samples_at_hand(dataset: MapDataset, collate: Collate, samples: int) -> SamplesAtHand:

@@ -13,9 +13,17 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_sequence
 from torch.utils.data import DataLoader
 
 from funcpipe import FuncPipe
-from funcpipe.core import ScheduleKind
+from funcpipe.client.evaluation import make_evaluation
+from funcpipe.client.job import Learner, SampleOrder, make_job
+from funcpipe.core import Plan, RunSettings, ScheduleKind, Sync, Validation, Wire
 from funcpipe.errors import DataError
-from tests.jobs.scripts import EQUAL, SGD, Script, run_over_functions, run_script, worst_difference
+from funcpipe.platforms.catalog import load_spec
+from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.testing.plans import even_stages
+from funcpipe.testing.thread_platform import ThreadPlatform
+from funcpipe.training.recipe import Recipe
+from tests.client.validated import run
+from tests.jobs.scripts import EQUAL, Script, run_over_functions, run_script, worst_difference
 
 SAMPLES = 46  # two global batches of 16 and one of 14, whose last micro-batch has 2 samples
 
@@ -138,3 +146,142 @@ def test_batches_are_collated_and_never_cut(kind: str, stages: int, replicas: in
     found = run_over_functions(script, stages=stages, replicas=replicas)
     difference, name = worst_difference(script, found, run_script(script)[0])
     assert difference < EQUAL, name
+
+
+@pytest.mark.parametrize("schedule", [ScheduleKind.ONE_F_ONE_B])
+def test_other_schedules_and_recomputation_take_such_batches(schedule: ScheduleKind) -> None:
+    found = run_over_functions(GRAPHS, stages=2, schedule=schedule, recompute=True)
+    difference, name = worst_difference(GRAPHS, found, run_script(GRAPHS)[0])
+    assert difference < EQUAL, name
+
+
+def pipe_of(script: Script) -> FuncPipe:
+    model, loss = script.made()
+    return FuncPipe(model, loss_fn=loss, optimizer=script.optimizer)
+
+
+def loader_of(script: Script) -> DataLoader[Any]:
+    return DataLoader(script.samples(), batch_size=script.micro_batch, collate_fn=script.collate)
+
+
+def test_a_profile_from_the_loader_is_of_its_largest_micro_batch() -> None:
+    rows = graphs()
+    largest = [(torch.zeros(60, 8), torch.zeros(2, 9, dtype=torch.int64), torch.tensor(0))]
+    script = replace(GRAPHS, samples=lambda: [*rows, *largest])
+    found = pipe_of(script).profile(loader_of(script), platform="local", micro_batch=4, repeats=1)
+    assert [layer.name for layer in found.layers] == [*(f"convs.{i}" for i in range(4)), "head"]
+    nodes = sum(len(x) for x, _, _ in rows[-3:]) + 60
+    assert found.layers[0].input_bytes >= nodes * 8 * 4
+    sent = [max(t.forward_bytes for t in found.tensors if t.producer == layer) for layer in range(4)]
+    assert sent == [nodes * 8 * 4] * 3 + [4 * 8 * 4]  # states of nodes, and then a row for each graph
+
+
+@pytest.mark.parametrize("kind", SCRIPTS)
+def test_tensors_that_do_not_tell_their_samples_are_refused_by_profile(kind: str) -> None:
+    script = SCRIPTS[kind]
+    *inputs, target = next(iter(loader_of(script)))
+    with pytest.raises(DataError, match="give profile the DataLoader as sample_inputs"):
+        pipe_of(script).profile(tuple(inputs), platform="local", micro_batch=3, sample_target=target, repeats=1)
+    profiled = pipe_of(script).profile(loader_of(script), platform="local", micro_batch=3, repeats=1)
+    assert profiled.micro_batch == 3
+
+
+def test_sequences_sorted_by_the_collate_function_have_no_order_to_send() -> None:
+    script = replace(PACKED, collate=partial(packed, enforce_sorted=True))
+    found = run_over_functions(script, stages=3)
+    difference, name = worst_difference(script, found, run_script(script)[0])
+    assert difference < EQUAL, name
+
+
+class Counted(Graphs):
+    """The number of graphs is an input."""
+
+    def forward(self, x: Tensor, edges: Tensor, graph: Tensor, count: Any) -> Tensor:  # type: ignore[override]
+        for conv in self.convs:
+            x = x + torch.zeros_like(x).index_add(0, edges[1], conv(x)[edges[0]]).tanh()
+        output: Tensor = self.head(torch.zeros(int(count), 8).index_add(0, graph, x))
+        return output
+
+
+def counted(samples: list[Any], *, as_tensor: bool) -> tuple[Any, ...]:
+    *inputs, targets = one_graph(samples)
+    return *inputs, torch.tensor(len(samples)) if as_tensor else len(samples), targets
+
+
+def test_a_number_that_changes_is_to_be_a_tensor() -> None:
+    numbers = script_of(Counted, graphs, partial(counted, as_tensor=False))
+    with pytest.raises(DataError, match="the input count was 4 when the model was traced, but is 2 now; give what"):
+        run_over_functions(numbers)
+    tensors = script_of(Counted, graphs, partial(counted, as_tensor=True))
+    difference, name = worst_difference(tensors, run_over_functions(tensors), run_script(tensors)[0])
+    assert difference < EQUAL, name
+
+
+def test_lists_with_a_tensor_for_each_sample_need_micro_batches_of_one_size() -> None:
+    uneven = script_of(Ragged, sequences, ragged)
+    with pytest.raises(DataError, match=r"micro-batches of 2, .*rows.3, but got inputs.rows.0, inputs.rows.1; give"):
+        run_over_functions(uneven)
+    even = replace(uneven, samples=lambda: sequences(48))
+    difference, name = worst_difference(even, run_over_functions(even, stages=3), run_script(even)[0])
+    assert difference < EQUAL, name
+
+
+class Nested(nn.Module):
+    """Linear layers over a nested tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.head(self.first(x).relu().to_padded_tensor(0.0).sum(1))
+        return output
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_are_refused(layout: torch.layout) -> None:
+    def nested(samples: list[Any]) -> tuple[Tensor, ...]:
+        rows, targets = zip(*samples, strict=True)
+        return torch.nested.nested_tensor(list(rows), layout=layout), torch.stack(targets)
+
+    with pytest.raises(DataError, match=r"the input x is a nested tensor .* give a PackedSequence"):
+        run_over_functions(script_of(Nested, sequences, nested))
+
+
+def hits(output: Tensor, target: Tensor) -> Tensor:
+    return (output.argmax(1) == target).double().mean()
+
+
+def test_validation_is_weighted_by_graphs_as_over_one_batch_of_all() -> None:
+    model, loss = GRAPHS.made()
+    data = loader_of(GRAPHS)
+    plan = Plan(
+        global_batch=16,
+        micro_batch=4,
+        replicas=2,
+        schedule=ScheduleKind.GPIPE,
+        sync=Sync.PIPELINED,
+        wire=Wire.FP32,
+        platform="local",
+        stages=even_stages([*(f"convs.{i}" for i in range(4)), "head"], 2),
+    )
+    evaluation = make_evaluation(model, data, plan, loss=loss, metrics={"hits": hits}, blocks=())
+    made = make_job(
+        Learner(model=model, recipe=Recipe(loss=loss, optimizer=GRAPHS.optimizer)),
+        data,
+        plan,
+        SampleOrder(shuffle=False),
+        RunSettings(),
+        Validation(data=data, metrics={"hits": hits}),
+    )
+    assert evaluation.graph.compared == made.graph.compared == {1, 2, 3, 4}
+    storage = MemoryStorage()
+    result = run(made, storage, ThreadPlatform(load_spec("local"), storage))
+    trained = run_script(GRAPHS)[0].eval()
+    *inputs, target = one_graph(graphs())
+    with torch.no_grad():
+        output = trained(*inputs)
+    values = result.validations[-1].values
+    assert values["val_loss"] == pytest.approx(loss(output, target).item(), rel=1e-5)
+    assert values["hits"] == pytest.approx(hits(output, target).item())

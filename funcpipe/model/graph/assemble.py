@@ -60,7 +60,14 @@ def assemble(
         state=frozenset(named_tensors(model)),
         training={name: part.training for name, part in model.named_modules()},
         notes=traced.notes,
+        output_sizes=_output_sizes(outputs, records),
     )
+
+
+def _output_sizes(outputs: Sequence[Any], records: Mapping[str, NodeRecord]) -> frozenset[str]:
+    leaves = [leaf for node in outputs if isinstance(node, torch.fx.Node) for leaf in records[node.name].leaves]
+    facts = [leaf for leaf in leaves if isinstance(leaf, TensorFacts)]
+    return frozenset(name for leaf in facts for name in leaf.symbols if name is not None)
 
 
 def _checks(

@@ -53,9 +53,11 @@ def _check(
         given = batches.batch(size, offset)
         graph.signature.checks.check(given)
     except DataError as error:
+        cut = isinstance(batches, CutBatches) or size != batches.samples
+        way_out = "; choose a global batch and micro-batches that divide the number of samples" if cut else ""
         raise DataError(
-            f"the run would have micro-batches of {size}, for which the layers of {graph.name} are not right; "
-            f"choose a global batch and micro-batches that divide the number of samples. {error}"
+            f"the run would have micro-batches of {size}, for which the layers of {graph.name} are not right{way_out}. "
+            f"{error}"
         ) from error
     with training_mode(model) if training else evaluation_mode(model), autocast_to(graph.precision, cached=False):
         try:

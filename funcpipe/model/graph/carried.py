@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from funcpipe.errors import ModelError
 from funcpipe.model.graph.attribute_access import Access, watched_attributes
 from funcpipe.model.graph.equivalence import Example, Observation, difference_of, example
+from funcpipe.model.graph.input_batches import InputBatches
 from funcpipe.model.graph.isolation import forward_only, preserve_state
 from funcpipe.model.graph.program import is_inside
 from funcpipe.model.graph.python_state import Nested, Slot, State, why_not_plain
-from funcpipe.model.graph.input_batches import InputBatches
 from funcpipe.model.graph.signature import Signature
 from funcpipe.model.graph.snapshot import DEPTH, parts
 from funcpipe.model.graph.values import Carried

@@ -75,8 +75,8 @@ def example(
 ) -> Example:
     """Run the model itself on `inputs`, of so many `samples`: forward and, if `backward`, backward.
 
-    Without `samples`, the first dimension of the inputs tells. With `before` it runs on those inputs first, in the same way, and goes on with the state that this leaves; unless
-    `keep_buffers`, with the buffers as they were.
+    Without `samples`, the first dimension of the inputs tells. With `before` it runs on those inputs first, in the same
+    way, and goes on with the state that this leaves; unless `keep_buffers`, with the buffers as they were.
     """
 
     def forward(given: dict[str, Tensor]) -> list[Any]:

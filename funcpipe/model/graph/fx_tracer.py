@@ -5,28 +5,22 @@ shape, or on what follows from shapes, Python code may loop and branch on it: th
 micro-batch.
 """
 
-import contextlib
-import dis
 import operator
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
 from typing import Any
 
 import torch
 import torch.fx
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-)
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.fx.proxy import TraceError
 
 from funcpipe.model.graph.autocast import autocast_state
 from funcpipe.model.graph.eager_calls import Container, rebuilt, refuse_unrecordable
 from funcpipe.model.graph.expectations import expect_count, expect_number
 from funcpipe.model.graph.factories import factories_recorded
+from funcpipe.model.graph.fx_surroundings import attributes_restored, unpacked_names
 from funcpipe.model.graph.gradient_code import gradient_code_refused
 from funcpipe.model.graph.program import is_built
 from funcpipe.model.graph.sizes import reads_size
@@ -59,7 +53,7 @@ def _trace(request: TraceRequest, numbers: Sequence[dict[str, Any]]) -> Traced:
     """Trace the model; `numbers` are the modules, by their globals, that turn the contents of tensors into numbers."""
     tracer = _Tracer(request)
     with (
-        _attributes_restored(request.model),
+        attributes_restored(request.model),
         factories_recorded(tracer),
         numbers_recorded(numbers),
         gradient_code_refused(),
@@ -115,18 +109,14 @@ class _Tracer(torch.fx.Tracer):
 
     def create_arg(self, a: Any) -> Any:
         """An argument of a node; an object that is more than a named tuple, such as a PackedSequence, is a node."""
-        if not is_built(a):
+        leaves, tree = flatten(a) if is_built(a) else ([], None)
+        if tree is None or not any(isinstance(leaf, torch.fx.Proxy) for leaf in leaves):
             return super().create_arg(a)
-        leaves, tree = flatten(a)
-        given = [self.create_arg(leaf) for leaf in leaves]
-        if not any(isinstance(leaf, torch.fx.Node) for leaf in given):
-            return super().create_arg(a)
-        node = self.create_node("call_function", rebuilt, (Container(tree, type(a)), given), {})
-        node.meta["no_grad"] = not torch.is_grad_enabled()
-        node.meta["autocast"] = autocast_state()
+        args: tuple[Any, ...] = Container(tree, type(a)), [self.create_arg(leaf) for leaf in leaves]
+        node = self.create_node("call_function", rebuilt, args, {})
+        node.meta |= {"no_grad": not torch.is_grad_enabled(), "autocast": autocast_state()}
         examples = self._evaluated(node)
-        if examples is not None:
-            node.meta["examples"] = examples
+        node.meta |= {} if examples is None else {"examples": examples}
         return node
 
     def create_args_for_root(
@@ -276,7 +266,7 @@ class _Proxy(torch.fx.Proxy):
 
     def __iter__(self) -> Iterator[Any]:
         if self.node.meta.get("examples") is None:
-            count = _unpacked(sys._getframe(1))
+            count = unpacked_names(sys._getframe(1))
             if count is None:
                 return iter(self.tracer.iter(self))
             self.tracer.expect(expect_count, self.node, count)
@@ -298,13 +288,6 @@ class _Proxy(torch.fx.Proxy):
         return examples[0]
 
 
-def _unpacked(frame: FrameType) -> int | None:
-    """Into how many names the code that a frame is running unpacks a value; None if it does something else."""
-    if frame.f_code.co_code[frame.f_lasti] != dis.opmap["UNPACK_SEQUENCE"]:
-        return None
-    return next(one.argval for one in dis.get_instructions(frame.f_code) if one.offset == frame.f_lasti)
-
-
 def _is_symbolic(node: torch.fx.Node) -> bool:
     """Whether `node` computes a number or a shape that differs between the examples."""
     if node.op == "get_attr":
@@ -314,15 +297,3 @@ def _is_symbolic(node: torch.fx.Node) -> bool:
 
 
 _CONSTANT = (int, float, bool, str, torch.dtype, torch.device, torch.layout, type(None))
-
-
-@contextlib.contextmanager
-def _attributes_restored(model: nn.Module) -> Iterator[None]:
-    """Remove the constants that fx adds to the model's attributes while it traces."""
-    before = set(vars(model))
-    try:
-        yield
-    finally:
-        for name in set(vars(model)) - before:
-            if isinstance(vars(model)[name], Tensor):
-                delattr(model, name)

@@ -41,10 +41,16 @@ class Signature:
         leaves, tree = flatten(dict(bound.arguments))
         if tree.paths("") != self.tree.paths(""):
             expected, found = self.tree.paths("inputs"), tree.paths("inputs")
-            raise DataError(f"the model was traced with {_listed(expected)}, but got {_listed(found)}")
+            raise DataError(
+                f"the model was traced with {_listed(expected)}, but got {_listed(found)}; give every micro-batch as "
+                "many tensors: pad its samples, or put them into one tensor"
+            )
         for path, name, constant, leaf in zip(tree.paths(""), self.names, self.constants, leaves, strict=True):
             if name is None and leaf is not constant and leaf != constant:
-                raise DataError(f"the input {path[1:]} was {constant!r} when the model was traced, but is {leaf!r} now")
+                raise DataError(
+                    f"the input {path[1:]} was {constant!r} when the model was traced, but is {leaf!r} now; give what "
+                    "changes from one micro-batch to the next as a tensor"
+                )
             if name is not None and not isinstance(leaf, Tensor):
                 raise DataError(f"the input {path[1:]} must be a tensor, got {type(leaf).__name__}")
         tensors = {name: leaf for name, leaf in zip(self.names, leaves, strict=True) if name is not None}
@@ -66,7 +72,7 @@ class Signature:
 
 def signature_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Signature:
     """The signature of `model` when called with `args` and `kwargs`; raises ModelError if it cannot be called like
-    that.
+    that, DataError for nested tensors.
     """
     forward = inspect.signature(model.forward)
     unannotated = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in forward.parameters.values()]
@@ -82,6 +88,13 @@ def signature_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
         ) from error
     leaves, tree = flatten(dict(bound.arguments))
     paths = [path[1:] for path in tree.paths("")]
+    for path, leaf in zip(paths, leaves, strict=True):
+        if isinstance(leaf, Tensor) and leaf.is_nested:
+            raise DataError(
+                f"the input {path} is a nested tensor (torch.nested), whose layers cannot be sent from one function to "
+                "another; give a PackedSequence (torch.nn.utils.rnn.pack_sequence), or pad the samples to one length "
+                "(torch.nn.utils.rnn.pad_sequence), in the collate_fn"
+            )
     names = tuple(path if isinstance(leaf, Tensor) else None for path, leaf in zip(paths, leaves, strict=True))
     if not any(names):
         raise ModelError(

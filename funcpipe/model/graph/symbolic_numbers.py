@@ -1,8 +1,8 @@
 """`int` and `float` of a tensor's contents, recorded by symbolic tracing.
 
-Python's own must return a number, which a symbolic value does not have: `torch.zeros(int(graph.max()) + 1, 8)`. So where
-code calls them on a symbolic value, its module gets others, under the same names, while it is traced. Code that
-branches or loops on the result cannot be traced, as before.
+Python's own must return a number, which a symbolic value does not have: `torch.zeros(int(graph.max()) + 1, 8)`. So
+where code calls them on a symbolic value, its module gets others, under the same names, while it is traced. Code that
+branches or loops on the result cannot be traced.
 """
 
 import contextlib

@@ -17,10 +17,10 @@ from funcpipe.model.graph.blocks import block_notes, closed_blocks, next_blocks,
 from funcpipe.model.graph.carried import carried_state
 from funcpipe.model.graph.checkpoints import transparent_checkpoints
 from funcpipe.model.graph.cleanup import cleanup
+from funcpipe.model.graph.collated_runs import CollatedRuns
 from funcpipe.model.graph.eager_graph import trace_eager
 from funcpipe.model.graph.eager_tracer import NonTorchRandomness
 from funcpipe.model.graph.equivalence import Example, compare, difference_of, example
-from funcpipe.model.graph.collated_runs import CollatedRuns
 from funcpipe.model.graph.examples import CutRuns, ExampleSet, Runs
 from funcpipe.model.graph.export_tracer import trace_export
 from funcpipe.model.graph.fx_tracer import trace_fx
@@ -61,24 +61,21 @@ def trace(
     collated: Collated | None = None,
 ) -> LayerGraph:
     """The layers of `model`, as it runs in training, or else in eval mode, on inputs like `sample` and
-    `sample_kwargs`, with autocast to `precision` around it.
+    `sample_kwargs`, with autocast to `precision` around it. Other batches are cut from the sample along its first
+    dimension; where that is not the batch, they are `collated`.
 
     Later inputs may have another batch size, and other lengths where the graph can follow them. The graph checks what
     it takes for granted about them, and raises DataError where it would not be right. `blocks` are paths of modules
     that become one layer each, whatever is inside. The model is not changed; the graph holds its parameters by
-    reference. Other batches are cut from the sample along its first dimension; where that is not the batch, they are
-    `collated`. Raises ModelError if the model cannot be traced, which names the module, the line and a way out.
+    reference. Raises ModelError if the model cannot be traced, which names the module, the line and a way out.
     """
     signature = signature_of(model, sample, sample_kwargs)
     inputs = signature.bind(sample, sample_kwargs)
     _check_model(model, blocks)
     with training_mode(model) if training else evaluation_mode(model), autocast_to(precision, cached=False):
         start = read_state(model)
-        runs: Runs
-        if collated is None:
-            runs = CutRuns(model, signature, inputs)
-        else:
-            runs = CollatedRuns(model, signature, inputs, collated)
+        asked = (model, signature, inputs)
+        runs = CutRuns(*asked) if collated is None else CollatedRuns(*asked, collated)
         changed = {name for one in runs.pair for name in (*one.result.buffers, *one.result.written)}
         ties = tied_names(model, changed)
         statistics, buffers = statistics_of(model, changed, ties)

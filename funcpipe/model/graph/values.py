@@ -147,7 +147,8 @@ class LayerGraph:
     was in training mode. `compared` are the batch sizes for which it was compared with the model. `blocks` are the
     modules that were made one layer each, by the user or because they cannot be divided; traced with these blocks, the
     model has the same layers again. `precision` is what it was traced in, and what the layers compute in. `held` has,
-    by layer, parameters that it holds though its code may not use them.
+    by layer, parameters that it holds though its code may not use them. `output_sizes` names the free sizes that
+    dimensions of its outputs are.
     """
 
     name: str
@@ -171,6 +172,7 @@ class LayerGraph:
     blocks: tuple[str, ...] = ()
     precision: Precision = Precision.FP32
     held: Mapping[str, Mapping[str, nn.Parameter]] = field(default_factory=dict)
+    output_sizes: frozenset[str] = frozenset()
 
     @property
     def tracer(self) -> str:
