@@ -5,8 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Unpack
 
-from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch import nn
 
 from funcpipe.client import arguments
 from funcpipe.client.arguments import AnySpec, choices, given, spec_of
@@ -14,7 +13,7 @@ from funcpipe.client.comparing import filed
 from funcpipe.client.data_profile import profile_data
 from funcpipe.client.job_estimate import estimate_job, job_shape
 from funcpipe.client.open_data import open_data
-from funcpipe.client.profiling import profile_inputs
+from funcpipe.client.profiling import SampleInputs, profile_inputs
 from funcpipe.client.provisioning import provision_table
 from funcpipe.client.site import Site
 from funcpipe.core import (
@@ -44,7 +43,7 @@ from funcpipe.partitioner.optimize import optimize
 from funcpipe.partitioner.problem.forward_only import forward_only
 from funcpipe.partitioner.problem.merge import merge_layers
 from funcpipe.partitioner.problem.pins import NO_PINS, Pins
-from funcpipe.profiler import REPEATS, Bucket
+from funcpipe.profiler import REPEATS
 from funcpipe.provision.compare import WAYS
 from funcpipe.report.best_simulated import best_simulated
 from funcpipe.report.predict import predict
@@ -91,7 +90,7 @@ class Planning:
 
     def profile(
         self,
-        sample_inputs: Tensor | tuple[Any, ...] | Mapping[str, Any] | list[Bucket] | DataLoader[Any],
+        sample_inputs: SampleInputs,
         *,
         platform: str | PlatformSpec = "aws-lambda",
         micro_batch: int = 4,
@@ -110,9 +109,9 @@ class Planning:
 
         `sample_inputs` are what the module is called with, by position or by name; with a `sample_target` the loss is
         measured too. For data of several lengths it is a list of Buckets; where the first dimension is not the batch,
-        the DataLoader, of which the largest of some micro-batches is measured. Each layer is timed `repeats` times, and
-        more often on a busy machine. With the `dataset` that `train` will get, loading is measured too. Light layers
-        are merged until `layers` are left. Raises ModelError or DataError for what cannot be divided or cut.
+        the DataLoader, whose largest micro-batch of some is taken. Layers are timed `repeats` times, and more often on
+        a busy machine. With the `dataset` for `train`, loading is measured too. Light layers are merged until `layers`
+        are left. Raises ModelError or DataError for what cannot be divided or cut.
         """
         arguments.check_profiling(sample_inputs, on, micro_batch=micro_batch, repeats=repeats, layers=layers)
         spec = spec_of(platform if on is None else on.platform.spec)

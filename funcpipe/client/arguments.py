@@ -76,7 +76,9 @@ def _is_compiled(function: object) -> bool:
 def check_profiling(sample: object, on: object, *, micro_batch: int, repeats: int, layers: int) -> None:
     """Raise InvalidValue for what cannot be the inputs of a module, or a site, or a number of these."""
     if sample is None or isinstance(sample, str | bytes | int | float) or callable(sample):
-        rule = "must be one micro-batch of inputs: a tensor, a tuple of tensors, or a dict of them by name"
+        rule = (
+            "must be one micro-batch of inputs, a tensor, a tuple of tensors or a dict of them by name, or a DataLoader"
+        )
         raise InvalidValue("sample_inputs", sample, rule)
     if on is not None and not isinstance(on, Site):
         raise InvalidValue("on", on, "must be an open Site: with open_site('local') as site: profile(…, on=site)")

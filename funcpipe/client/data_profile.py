@@ -38,17 +38,18 @@ def profile_data(
     grown = max(0, _resident_bytes() - before)
     check_enough(source.dataset, micro_batch)
     resident_bytes = grown if isinstance(dataset, str) or is_factory(dataset) else _sent_bytes(source)
-    seeded, seconds = SeededDataset(source.dataset, 0, 0), []
+    seeded, seconds, sizes = SeededDataset(source.dataset, 0, 0), [], []
     with preserve_state(torch.nn.Module()):
         for indices in spread(len(source.dataset), micro_batch, batches + 1):
             began_s = clock()
             with calling_the_users(f"samples {indices[0]} to {indices[-1]} of the dataset cannot be loaded"):
                 loaded = seeded.batch(indices, source.options.collate)
             seconds.append(clock() - began_s)
+            sizes.append((_bytes(loaded), sum(tensor.nbytes for tensor in _tensors(loaded.target))))
     return DataProfile(
         load_s=statistics.median(seconds[1:]) / max(1, source.options.workers),
-        batch_bytes=_bytes(loaded),
-        target_bytes=sum(tensor.nbytes for tensor in _tensors(loaded.target)),
+        batch_bytes=max(size for size, _ in sizes),
+        target_bytes=max(target for _, target in sizes),
         resident_bytes=resident_bytes,
     )
 

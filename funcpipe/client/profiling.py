@@ -1,10 +1,10 @@
 """A user's module is traced and measured for each length that its data has."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from funcpipe.client.open_data import open_data
@@ -21,9 +21,12 @@ from funcpipe.training.first_batch import largest_batch
 from funcpipe.training.recipe import Recipe
 from funcpipe.training.teacher_checks import followed
 
+SampleInputs = Tensor | tuple[Any, ...] | Mapping[str, Any] | list[Bucket] | DataLoader[Any]
+"""What `profile` takes: inputs, by position or by name, Buckets of them, or the DataLoader that makes micro-batches."""
+
 
 def profile_inputs(
-    model: nn.Module, sample_inputs: Any, target: Any, *, micro_batch: int, **settings: Any
+    model: nn.Module, sample_inputs: SampleInputs, target: Any, *, micro_batch: int, **settings: Any
 ) -> ModelProfile:
     """The layers of `model`, measured on what a user gives as sample: inputs, Buckets, or a DataLoader.
 

@@ -63,7 +63,8 @@ def first_batch(dataset: MapDataset, micro_batch: int, collate: Collate | None) 
         return FirstBatch(load_batch(dataset, indices))
     samples = read_samples(dataset, indices)
     batch = _collated(samples, collate, f"samples {few(indices)} of the dataset")
-    if _can_be_cut(batch, samples, collate):
+    end = samples[0] if hasattr(dataset, "shard_sizes") else read_samples(dataset, [len(dataset) - 1])[0]
+    if _can_be_cut([*samples, end], collate):
         return FirstBatch(batch)
     return FirstBatch(batch, samples_at_hand(dataset, collate, len(samples)))
 
@@ -121,10 +122,11 @@ def _collated(samples: Sequence[Any], collate: Collate, what: str) -> LoadedBatc
         return as_batch(collate(copies))
 
 
-def _can_be_cut(batch: LoadedBatch, samples: Sequence[Any], collate: Collate) -> bool:
-    """Whether rows of the inputs of `batch` are samples."""
+def _can_be_cut(samples: Sequence[Any], collate: Collate) -> bool:
+    """Whether rows of the inputs of a batch are samples."""
     try:
-        longer = _collated([*samples, samples[0]], collate, f"{len(samples) + 1} samples")
+        batch = _collated(samples, collate, f"{len(samples)} samples")
+        longer = _collated([*samples, samples[-1]], collate, f"{len(samples) + 1} samples")
     except DataError:  # of a function for batches of one size
         return True
     leaves, tree = flatten((batch.args, dict(batch.kwargs)))

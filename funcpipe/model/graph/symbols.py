@@ -143,7 +143,8 @@ def symbols_of_collated(
     """
     found: dict[tuple[int, ...], tuple[str, int]] = {}
     for name, tensor in inputs.items():
-        for dim in range(tensor.dim()):
+        ranks = {tensor.dim(), *(run[name].dim() for run in runs)}
+        for dim in range(tensor.dim() if len(ranks) == 1 else 0):
             found.setdefault((*(run[name].size(dim) for run in runs), tensor.size(dim)), (name, dim))
     counted = [(BATCH, *end) for sizes, end in found.items() if sizes[:-1] == tuple(samples)]
     others = [end for sizes, end in found.items() if sizes[:-1] != tuple(samples)]
