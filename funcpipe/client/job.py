@@ -19,6 +19,7 @@ from funcpipe.platforms.catalog import load_spec
 from funcpipe.training.data import Batches, MapDataset, load_batch
 from funcpipe.training.data_source import Data, LoaderOptions
 from funcpipe.training.first_batch import first_batch
+from funcpipe.training.hook_trial import check_hooks
 from funcpipe.training.optimizers import ParameterShape, trainable_shapes
 from funcpipe.training.plain import PlainTraining
 from funcpipe.training.recipe import Recipe, check_precision, no_optimizer
@@ -165,6 +166,7 @@ def make_job(
         collated=opening.collated,
     )
     graph = with_followed(graph, learner.model, follows)
+    check_hooks(learner.model, tuple(graph.module.parameters()))
     job = Job(
         graph=graph,
         plan=plan,

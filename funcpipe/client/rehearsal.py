@@ -24,7 +24,9 @@ from funcpipe.model.graph.source_location import source_location
 from funcpipe.model.graph.tree import tree_map
 from funcpipe.model.seeds import layer_seed, reseed
 from funcpipe.training.data import LoadedBatch
+from funcpipe.training.hook_trial import try_hooks
 from funcpipe.training.optimizers import ParameterShape, stage_optimizer, trainable_shapes
+from funcpipe.training.parameter_hooks import hooks_of
 from funcpipe.training.recipe import Recipe
 
 _log = logging.getLogger(__name__)
@@ -40,7 +42,7 @@ def rehearse(model: nn.Module, recipe: Recipe, batch: LoadedBatch, *, seed: int)
     a run goes on with numbers that are not finite, a loss that is not is only a warning.
     """
     began_s = time.monotonic()
-    stops = recipe.on_nan is OnNan.STOP
+    stops, hooks = recipe.on_nan is OnNan.STOP, hooks_of(model.named_parameters())
     with training_mode(model), preserve_state(model), _preserved(recipe.loss), preserve_gradients(model):
         reseed(layer_seed(seed, 0, 0, "rehearsal"), GENERATORS)
         with autocast_to(recipe.precision):
@@ -53,8 +55,12 @@ def rehearse(model: nn.Module, recipe: Recipe, batch: LoadedBatch, *, seed: int)
             _log.warning("%s. The run goes on in spite of it: on_nan is %r", said, recipe.on_nan.value)
         else:
             check_is_mean(recipe.loss, output, batch.target, loss, seed=seed)
-        _backward(model, loss, stops=stops)
+        number = loss.item()
+        _backward(model, loss)
         del output, loss
+        try_hooks(model, hooks, seed=seed, scales_loss=recipe.precision.scales_loss)
+        if stops:
+            _check_gradients(model, number)
         _update(model, recipe, seed=seed)
     _log.info("one micro-batch was trained on here in %.2f s, and nothing is wrong with it", time.monotonic() - began_s)
 
@@ -80,25 +86,28 @@ def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
 
 
-def _backward(model: nn.Module, loss: Tensor, *, stops: bool) -> None:
-    """Leave the gradients of `loss` in the parameters of `model`; they must be finite if a run `stops` otherwise."""
-    number = loss.item()
+def _backward(model: nn.Module, loss: Tensor) -> None:
+    """Leave the gradients of `loss` in the parameters of `model`."""
     try:
         torch.autograd.backward(loss)
     except Exception as error:
         raise ModelError(
             f"the backward pass of the first micro-batch fails: {source_location(model, error)[1]}"
         ) from error
-    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    if not found:
+    if all(parameter.grad is None for parameter in model.parameters()):
         raise ModelError(
             "no parameter of the model gets a gradient from the loss: what leads from them to the loss is cut off, as "
             "by detach(), item() or torch.no_grad(), or it does not use them"
         )
-    for name, gradient in found.items() if stops else ():
-        if gradient.dtype is not torch.float16 and not is_finite(gradient):
+
+
+def _check_gradients(model: nn.Module, loss: float) -> None:
+    """Raise ModelError unless all gradients are finite."""
+    for name, parameter in model.named_parameters():
+        gradient = parameter.grad
+        if gradient is not None and gradient.dtype is not torch.float16 and not is_finite(gradient):
             raise ModelError(
-                f"the gradient of {name} on the first micro-batch is not finite, although the loss is {number:.6g}: "
+                f"the gradient of {name} on the first micro-batch is not finite, although the loss is {loss:.6g}: "
                 f"look for the square root of 0, a norm of 0 or 0/0 behind torch.where in what uses it; {OFF}"
             )
 

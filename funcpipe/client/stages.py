@@ -12,8 +12,11 @@ from funcpipe.model.graph import LayerGraph
 from funcpipe.model.split import StageModule, dump_stage, split, stage_bounds
 from funcpipe.model.split.matched import check_shared
 from funcpipe.training.evaluation import StageEvaluation
+from funcpipe.training.hook_trial import listed
+from funcpipe.training.parameter_hooks import hooks_of
 from funcpipe.training.sharding import check_sharding
 from funcpipe.training.stage_job import StageJob
+from funcpipe.training.stage_optimizer import trainable_of
 from funcpipe.training.stored_data import PreparedData, of_evaluation
 
 
@@ -68,6 +71,7 @@ def make_stages(job: Job, data: RunData) -> tuple[PreparedStage, ...]:
                 "without shard_optimizer"
             )
         check_sharding(job.recipe.optimizer, routes, dict(job.graph.module.named_parameters()))
+        _check_hooks(job)
     stages = split(job.graph, bounds)
     if job.evaluation is None:
         return tuple(_prepared_stage(job, routes, stage, data, None) for stage in stages)
@@ -81,6 +85,16 @@ def _evaluated(job: Job, data: RunData) -> list[StageEvaluation]:
     assert job.evaluation is not None, "the job evaluates"
     assert data.evaluation is not None, "on data of its own"
     return job.evaluation.stages(job.plan, data.evaluation.stored, _routes)
+
+
+def _check_hooks(job: Job) -> None:
+    """Raise PlanError for hooks of parameters whose gradients no replica has as a whole."""
+    names = hooks_of(job.graph.module.named_parameters())
+    if names:
+        raise PlanError(
+            f"the plan divides the optimiser over replicas, each of which sees a part of the gradient only, but the "
+            f"hooks of {listed(names)} take the whole; plan without shard_optimizer, or remove the hooks"
+        )
 
 
 def _check_order(job: Job) -> None:
@@ -108,6 +122,7 @@ def _prepared_stage(
         parameters=job.trainable,
         shards=job.shards,
         evaluation=evaluation,
+        hooks=hooks_of(trainable_of(stage, {shape.name for shape in job.trainable}).items()) if job.epochs else {},
     )
     bundle, tensors = dump_stage(stage, stage_job)
     return PreparedStage(module=stage, bundle=bundle, tensors=tensors)

@@ -40,6 +40,7 @@ class ServerJob:
             norm=job.recipe.gradient_norm(),
             whole=job.parameters,
             wire_sync=Wire.FP32,
+            hooks=job.hooks,
         )
         return stage, job, computation
 

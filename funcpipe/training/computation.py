@@ -1,14 +1,14 @@
 """All that one replica of one stage computes in a training step, task by task.
 
-The passes add up gradients; `flat` sums them over replicas, `tied` over stages that share parameters; `norm` is that of
-the whole model; the optimiser and the running statistics take their step with the sums. Every order of tasks that the
-graph of the step allows gives the same bits.
+The passes add up gradients; `flat` sums them over replicas, `tied` over stages that share parameters; hooks of
+parameters run on the sums; `norm` is that of the whole model; the optimiser and the running statistics take their step
+with the sums. Every order of tasks that the graph of the step allows gives the same bits.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from funcpipe.comm.collectives import Pattern
 from funcpipe.comm.error_feedback import ErrorFeedback
@@ -22,10 +22,11 @@ from funcpipe.training.finiteness import Finiteness
 from funcpipe.training.gradients import FlatGradient
 from funcpipe.training.norms import GradientNorm, sum_of_squares
 from funcpipe.training.optimizers import ParameterShape
+from funcpipe.training.parameter_hooks import NO_HOOKS, NamedHooks, ParameterHooks
 from funcpipe.training.passes import Batch, Passes
 from funcpipe.training.recipe import Recipe
 from funcpipe.training.residuals import Residuals
-from funcpipe.training.stage_optimizer import StageOptimizer
+from funcpipe.training.stage_optimizer import StageOptimizer, trainable_of
 from funcpipe.training.state import StageState
 from funcpipe.training.teachers import TeacherUpdate
 from funcpipe.training.ties import TiedParameters
@@ -50,13 +51,14 @@ class Computation:
         whole: Sequence[ParameterShape] = (),
         wire_sync: Wire = Wire.FP32,
         summed_as: Pattern | None = None,
+        hooks: NamedHooks = NO_HOOKS,
     ) -> None:
         """Stage `stage_number` of the model, which sums the gradients of its parameters in `ties` with other stages.
 
         With `norm`, the step depends on the norm of all stages' gradients. With `shards`, the optimiser is divided over
         the replicas as that pattern cuts the gradient. `whole` are the trainable parameters of the model, which the
         optimiser's factory sees in every stage. Gradients are summed in the format `wire_sync`,
-        in 8 bits as the pattern `summed_as` says.
+        in 8 bits as the pattern `summed_as` says. `hooks` are those of parameters, by their names in the model.
         """
         self._stage_number = stage_number
         self._steps_done = 0
@@ -72,6 +74,7 @@ class Computation:
         self.norm = norm or GradientNorm()
         self.tied = TiedParameters({common: named[name] for name, common in stage.shared.items()}, ties, stage_number)
         self._summed_here = [p for p in parameters if not self.tied.is_borrowed(p)]
+        self._hooks = ParameterHooks(hooks, trainable_of(stage, {shape.name for shape in whole}), seed=seed)
         self._statistics = RunningStatistics(stage)
         extras = self._statistics.contributions()
         self._flat = FlatGradient(self._summed_here, extras, wire_sync) if replicas > 1 else None
@@ -98,6 +101,7 @@ class Computation:
             own = range(self._replica, len(step.micro_batches), self._replicas)
         self.passes.begin_step(step, own, take)
         self._statistics.begin_step(len(step.micro_batches))
+        self._hooks.begin_step(step.number)
         if self._flat is not None:
             self._flat.begin_step()
 
@@ -163,8 +167,16 @@ class Computation:
 
     def measure_norm(self) -> None:
         """Record the squares of the gradients that this stage sums; tied ones count in one stage only."""
-        own = sum_of_squares(p.grad for p in self._summed_here) if self._flat is None else self._flat.sum_of_squares()
+        if self._flat is not None and not self._hooks:
+            own = self._flat.sum_of_squares()
+        else:
+            own = sum_of_squares(map(self._hooked, self._summed_here))
         self.norm.add_stage(self._stage_number, own)
+
+    def _hooked(self, parameter: nn.Parameter) -> Tensor | None:
+        """The gradient of a parameter that this stage sums, as its hooks leave it; the sum stays, for other stages."""
+        summed = parameter.grad if self._flat is None else self._flat.summed(parameter)
+        return self._hooks.gradient(parameter, summed, loss_factor=self.norm.loss_factor)
 
     def update(self) -> None:
         """Take the step of the optimiser and of the running statistics, with the sums over the whole global batch.
@@ -173,6 +185,7 @@ class Computation:
         """
         statistics = self._unpack()
         self.tied.finish_step()
+        self._hooks.replace_gradients(loss_factor=self.norm.loss_factor)
         if not self.is_sharded:
             self._finiteness.check_gradients(self.norm, self._step.number)
         self._optimizer.step(self._step, gradient_factor=self.norm.finish_step())

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from funcpipe.comm import codec
 from funcpipe.comm.collectives import pattern_of
@@ -18,6 +18,7 @@ from funcpipe.training.data_source import DataSource
 from funcpipe.training.evaluation import StageEvaluation
 from funcpipe.training.loading import Loader, Order, what_is_needed
 from funcpipe.training.optimizers import ParameterShape
+from funcpipe.training.parameter_hooks import NamedHooks
 from funcpipe.training.passes import Batch
 from funcpipe.training.recipe import Recipe
 from funcpipe.training.shards import ShardedSamples
@@ -29,7 +30,7 @@ class StageJob:
     """What a stage needs to train. `data` says what data it loads, if it loads any.
 
     `parameters` are the trainable ones of the whole model. With an `evaluation` it is validated, or only evaluated if
-    it trains no epochs.
+    it trains no epochs. `hooks` are those of the stage's parameters.
     """
 
     routes: Routes
@@ -41,6 +42,7 @@ class StageJob:
     parameters: tuple[ParameterShape, ...] = ()
     shards: ShardedSamples | None = None
     evaluation: StageEvaluation | None = None
+    hooks: NamedHooks = field(default_factory=dict)
 
     def batches(self, spec: WorkerSpec) -> Batches:
         """How the dataset is cut into steps and micro-batches."""
@@ -72,6 +74,7 @@ class StageJob:
             wire_sync=plan.wire_sync,
             shards=pattern_of(plan, spec.stage) if plan.is_sharded else None,
             summed_as=pattern_of(plan, spec.stage) if plan.replicas > 1 else None,
+            hooks=self.hooks,
         )
 
     def loader(

@@ -41,7 +41,7 @@ class StageOptimizer:
         """`whole` are the trainable parameters of the model; the stage may have none of them."""
         self._stage = stage
         self._seed = seed
-        own = _trainable(stage, {shape.name for shape in whole})
+        own = trainable_of(stage, {shape.name for shape in whole})
         self._parameters = tuple(own.values())
         self._optimizer = stage_optimizer(recipe.optimizer, own, whole) if own else None
         self._schedule: LrSchedule | None = None
@@ -120,7 +120,7 @@ class StageOptimizer:
                 parameter.grad.mul_(factor)
 
 
-def _trainable(stage: StageModule, known: Collection[str]) -> dict[str, nn.Parameter]:
+def trainable_of(stage: StageModule, known: Collection[str]) -> dict[str, nn.Parameter]:
     """The trainable parameters of `stage`, each under that of its names that is `known`."""
     names, aliases = tensor_names(stage)
     other = {first: alias for alias, first in aliases.items() if alias in known}

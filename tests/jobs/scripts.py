@@ -4,7 +4,7 @@ The script uses the user's own model, loss, optimiser and collate function, and 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -73,11 +73,12 @@ def run_over_functions(
     replicas: int = 1,
     schedule: ScheduleKind = ScheduleKind.GPIPE,
     recompute: bool = False,
+    plan_changes: Mapping[str, Any] = {},
 ) -> dict[str, Tensor]:
     """All tensors of the stages by name, after the same steps by functions, which are threads here.
 
-    Everything is checked first as `FuncPipe.train` does it. Threads share a random number generator, so nothing may
-    draw.
+    `plan_changes` are fields of the plan. Everything is checked first as `FuncPipe.train` does it. Threads share a
+    random number generator, so nothing may draw.
     """
     model, loss = script.made()
     return _trained(_job(script, model, loss, stages, replicas, schedule, recompute))
@@ -120,6 +121,7 @@ def _job(
         platform="local",
         stages=even_stages(names, stages, recompute=recompute),
     )
+    plan = replace(plan, **plan_changes)
     learner = Learner(model=model, recipe=recipe_with(loss, script.optimizer, dict(script.recipe)))  # type: ignore[arg-type]
     order = SampleOrder(epochs=script.epochs, shuffle=False)
     return make_job(learner, data, plan, order, RunSettings())

@@ -48,15 +48,25 @@ def preserve_state(module: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def preserve_gradients(module: nn.Module) -> Iterator[None]:
-    """Put the gradients of `module` aside, and restore them at the end."""
+    """Put the gradients of `module` aside, and the hooks of its parameters, and restore them at the end."""
     kept = [(parameter, parameter.grad) for parameter in module.parameters()]
+    hooks = [(own, dict(own)) for parameter, _ in kept for own in _hooks_of(parameter) if own]
     for parameter, _ in kept:
         parameter.grad = None
+    for own, _ in hooks:
+        own.clear()
     try:
         yield
     finally:
         for parameter, gradient in kept:
             parameter.grad = gradient
+        for own, contents in hooks:
+            own.update(contents)
+
+
+def _hooks_of(parameter: nn.Parameter) -> list[dict[int, Any] | None]:
+    """What autograd asks for the hooks of `parameter`: those of its gradient, and those that run once it has that."""
+    return [parameter._backward_hooks, parameter._post_accumulate_grad_hooks]
 
 
 @contextlib.contextmanager

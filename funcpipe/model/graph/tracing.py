@@ -34,6 +34,7 @@ from funcpipe.model.graph.isolation import (
     training_mode,
     without_torch_logs,
 )
+from funcpipe.model.graph.model_checks import check_model
 from funcpipe.model.graph.observe import NodeRecord
 from funcpipe.model.graph.program import attribute
 from funcpipe.model.graph.python_state import read_state
@@ -71,7 +72,7 @@ def trace(
     """
     signature = signature_of(model, sample, sample_kwargs)
     inputs = signature.bind(sample, sample_kwargs)
-    _check_model(model, blocks)
+    check_model(model, blocks)
     with training_mode(model) if training else evaluation_mode(model), autocast_to(precision, cached=False):
         start = read_state(model)
         asked = (model, signature, inputs)
@@ -106,23 +107,6 @@ def trace(
     for note in graph.notes:
         _log.log(logging.WARNING if training else logging.DEBUG, "%s: %s", graph.name, note)
     return graph
-
-
-def _check_model(model: nn.Module, blocks: Sequence[str]) -> None:
-    """Raise ModelError if `model` has no module of these paths, or a parameter or buffer that is sparse."""
-    modules = dict(model.named_modules())
-    for path in blocks:
-        if path not in modules:
-            raise ModelError(
-                f"{type(model).__name__} has no module {path!r} to make a block of; named_modules() lists all paths"
-            )
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if not is_dense(tensor):
-            owner = model.get_submodule(name.rpartition(".")[0])
-            raise ModelError(
-                f"{name}, of {class_and_line(owner)}, is a tensor of layout {tensor.layout}, which can be neither "
-                "saved nor sent; keep it as a dense buffer, and call to_sparse() on that in the forward pass"
-            )
 
 
 @dataclass(frozen=True)

@@ -152,7 +152,7 @@ def _defining_module(variable: ContextVar[Any]) -> tuple[str, str] | tuple[()]:
     """The installed module that defines `variable`, and its name there: hooks of packages refer to such variables."""
     for module_name, module in list(sys.modules.items()):
         for name, item in vars(module).items() if isinstance(module, ModuleType) else ():
-            if item is variable and not _is_user_module(module):
+            if item is variable and not is_user_module(module):
                 return module_name, name
     return ()
 
@@ -185,7 +185,7 @@ def _operator_module(name: str) -> str | None:
     home = getattr(getattr(OPDEFS.get(name), "_init_fn", None), "__module__", None)
     if home is None or home.partition(".")[0] == "torch":
         return None
-    if home in sys.modules and _is_user_module(sys.modules[home]):
+    if home in sys.modules and is_user_module(sys.modules[home]):
         raise ModelError(f"the operator {name} is defined in {home}, which functions do not have: make it a package")
     return str(home)
 
@@ -201,7 +201,7 @@ def _operator(name: str, home: str | None) -> Any:
 def _user_modules_by_value() -> Iterator[None]:
     """Have cloudpickle pickle the modules that the user wrote by value."""
     known = cloudpickle.list_registry_pickle_by_value()
-    users = {module.__name__: module for module in list(sys.modules.values()) if _is_user_module(module)}
+    users = {module.__name__: module for module in list(sys.modules.values()) if is_user_module(module)}
     added = {name: module for name, module in users.items() if name not in known}
     for module in added.values():
         cloudpickle.register_pickle_by_value(module)
@@ -219,7 +219,7 @@ _SYSTEM = tuple(
 )
 
 
-def _is_user_module(module: ModuleType) -> bool:
+def is_user_module(module: ModuleType) -> bool:
     """Whether `module` comes from a file that other machines may not have."""
     name, file = getattr(module, "__name__", ""), getattr(module, "__file__", None)
     if file is None or name.partition(".")[0] in _INSTALLED or sys.modules.get(name) is not module:
