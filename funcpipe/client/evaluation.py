@@ -14,7 +14,8 @@ from funcpipe.errors import DataError, FuncPipeError
 from funcpipe.model.graph import LayerGraph, trace
 from funcpipe.model.graph.autocast import autocast_to
 from funcpipe.model.graph.batch_sizes import check_batch_sizes
-from funcpipe.model.graph.isolation import evaluation_mode, preserve_state
+from funcpipe.model.graph.isolation import preserve_state
+from funcpipe.model.graph.modes import evaluation_mode
 from funcpipe.model.split import StageModule, split
 from funcpipe.model.split.matched import matched_bounds
 from funcpipe.training.data import LoadedBatch, MapDataset, Step

@@ -19,7 +19,8 @@ from funcpipe.client.rehearsal_loss import OFF, check_is_mean, described, loss_o
 from funcpipe.core import OnNan
 from funcpipe.errors import DataError, ModelError
 from funcpipe.model.graph.autocast import autocast_to
-from funcpipe.model.graph.isolation import GENERATORS, preserve_gradients, preserve_state, training_mode
+from funcpipe.model.graph.isolation import GENERATORS, preserve_gradients, preserve_state
+from funcpipe.model.graph.modes import training_mode
 from funcpipe.model.graph.source_location import source_location
 from funcpipe.model.graph.tree import tree_map
 from funcpipe.model.seeds import layer_seed, reseed

@@ -1,6 +1,7 @@
 """A model's parameters and buffers by name: read, written back, and in the form of the model's own `state_dict`."""
 
 import copy
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,3 +47,13 @@ def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 def saved_state(model: nn.Module) -> dict[str, Any]:
     """A copy of the `state_dict` of `model`, in which tied tensors are still one."""
     return copy.deepcopy(dict(model.state_dict()))
+
+
+def digest(tensor: Tensor) -> Any:
+    """A short form of what `tensor` holds, to see whether it changes: its dtype, its shape and a checksum."""
+    form = tensor.dtype, tuple(tensor.shape)
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        return (*form, repr(tensor))
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    plain = torch.view_as_real(plain) if plain.is_complex() else plain
+    return (*form, zlib.crc32(plain.reshape(-1).view(torch.uint8).numpy().data))

@@ -134,7 +134,7 @@ class Evaluation:
 
 @contextlib.contextmanager
 def evaluating(stage: StageModule, trained: StageModule) -> Iterator[None]:
-    """Within this context `stage` is in eval mode, and has the buffers that `trained` has now."""
+    """Within this context `stage` is in the modes of its tracing in eval mode, and has the buffers of `trained`."""
     held = dict(trained.named_buffers(remove_duplicate=False))
     for name, buffer in list(stage.named_buffers(remove_duplicate=False)):
         if name in held and held[name] is not buffer:
@@ -142,6 +142,7 @@ def evaluating(stage: StageModule, trained: StageModule) -> Iterator[None]:
             owner: nn.Module = attribute(stage, path) if path else stage
             owner._buffers[key] = held[name]
     stage.eval()
+    stage.set_traced_modes()
     try:
         yield
     finally:

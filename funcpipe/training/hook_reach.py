@@ -6,7 +6,6 @@ A function holds its own copy of all that. So a hook must not reach the model, a
 import functools
 import pickle
 import sys
-import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, MethodWrapperType, ModuleType
@@ -19,7 +18,7 @@ from torch.optim import Optimizer
 
 from funcpipe.model.graph.snapshot import is_empty_cell
 from funcpipe.model.split.bundle import is_user_module
-from funcpipe.training.norms import as_real
+from funcpipe.model.tensors import digest
 
 _ATOMS = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.Size)
 _SERIES = (list, tuple, set, frozenset, deque)
@@ -145,7 +144,7 @@ def _digest(value: Any, known: dict[int, Any]) -> Any:
         return type(value), repr(value)
     if isinstance(value, Tensor):
         if id(value) not in known:
-            known[id(value)] = _contents(value)
+            known[id(value)] = digest(value)
         return known[id(value)]
     if isinstance(value, (*_SERIES, Mapping)):
         return type(value), len(value)
@@ -155,11 +154,3 @@ def _digest(value: Any, known: dict[int, Any]) -> Any:
         return type(value), pickle.dumps(value)
     except Exception:  # noqa: BLE001 - what cannot be pickled is compared by its type
         return type(value)
-
-
-def _contents(tensor: Tensor) -> Any:
-    form = tensor.dtype, tuple(tensor.shape)
-    if tensor.layout is not torch.strided:
-        return (*form, repr(tensor))
-    flat = as_real(tensor.detach()).resolve_neg().contiguous().reshape(-1)
-    return (*form, zlib.crc32(flat.view(torch.uint8).numpy().data))

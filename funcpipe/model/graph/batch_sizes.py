@@ -9,7 +9,7 @@ from funcpipe.errors import DataError, ModelError
 from funcpipe.model.graph.autocast import autocast_to
 from funcpipe.model.graph.equivalence import Example, difference_of, example, observation
 from funcpipe.model.graph.input_batches import Collated, CollatedBatches, CutBatches, InputBatches
-from funcpipe.model.graph.isolation import evaluation_mode, training_mode
+from funcpipe.model.graph.modes import evaluation_mode, training_mode
 from funcpipe.model.graph.program import Ref, compile_nodes, plain, resolve, run
 from funcpipe.model.graph.source_location import source_location
 from funcpipe.model.graph.tracers import flatten_output

@@ -113,26 +113,6 @@ def forward_only(saves_tensors: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def training_mode(model: nn.Module) -> Iterator[None]:
-    """Put the model in training mode, without caches.
-
-    If the model is in training mode already, modules that the user put in eval mode stay in it.
-    """
-    with _modes_restored(model), without_caches(model):
-        if not model.training:
-            model.train()
-        yield
-
-
-@contextlib.contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Put the model and all its modules in eval mode, without caches."""
-    with _modes_restored(model), without_caches(model):
-        model.eval()
-        yield
-
-
-@contextlib.contextmanager
 def without_caches(model: nn.Module) -> Iterator[None]:
     """Turn `use_cache` off in the configurations of the model's modules: caches serve generation only."""
     configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
@@ -144,14 +124,3 @@ def without_caches(model: nn.Module) -> Iterator[None]:
     finally:
         for config in with_cache:
             config.use_cache = True
-
-
-@contextlib.contextmanager
-def _modes_restored(model: nn.Module) -> Iterator[None]:
-    """At the end, every module of the model is in training or eval mode as it was."""
-    modes = {module: module.training for module in model.modules()}
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode

@@ -28,13 +28,12 @@ from funcpipe.model.graph.input_batches import Collated
 from funcpipe.model.graph.input_checks import holds, needed_guards
 from funcpipe.model.graph.isolation import (
     as_if_exporting,
-    evaluation_mode,
     forward_only,
     preserve_state,
-    training_mode,
     without_torch_logs,
 )
 from funcpipe.model.graph.model_checks import check_model
+from funcpipe.model.graph.modes import WAS_IN_EVAL_MODE, check_modes, evaluation_mode, training_mode
 from funcpipe.model.graph.observe import NodeRecord
 from funcpipe.model.graph.program import attribute
 from funcpipe.model.graph.python_state import read_state
@@ -73,6 +72,8 @@ def trace(
     signature = signature_of(model, sample, sample_kwargs)
     inputs = signature.bind(sample, sample_kwargs)
     check_model(model, blocks)
+    check_modes(model, training=training)
+    mode_notes = (WAS_IN_EVAL_MODE,) if training and not model.training else ()
     with training_mode(model) if training else evaluation_mode(model), autocast_to(precision, cached=False):
         start = read_state(model)
         asked = (model, signature, inputs)
@@ -98,7 +99,7 @@ def trace(
             tied_names=ties,
             carried=carried,
             attempts=attempts,
-            notes=(*graph.notes, *found.notes, *carried.notes),
+            notes=(*mode_notes, *graph.notes, *found.notes, *carried.notes),
             compared=found.compared,
             blocks=tuple(sorted(found.request.blocks)),
             precision=precision,

@@ -5,6 +5,7 @@ from typing import Any
 import torch.fx
 from torch import Tensor, nn
 
+from funcpipe.model.graph.modes import set_mode
 from funcpipe.model.graph.program import WHOLE
 from funcpipe.model.graph.signature import Signature
 from funcpipe.model.graph.tracers import RecordedModule, Traced, TraceRequest
@@ -28,8 +29,9 @@ class WholeModel(nn.Module):
         return vars(self)["model"](*args, **kwargs)
 
     def train(self, mode: bool = True) -> "WholeModel":
-        """Put the model itself into a mode; its modules are the caller's to set."""
-        self.training = vars(self)["model"].training = mode
+        """Have the model's own `train()` or `eval()` called."""
+        set_mode(vars(self)["model"], training=mode)
+        self.training = mode
         return self
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from funcpipe.model.draws import is_from_torch
 from funcpipe.model.graph.expectations import expect_sizes
+from funcpipe.model.graph.modes import set_mode
 from funcpipe.model.graph.program import WHOLE, Call, attribute, resolve, run
 from funcpipe.model.graph.tree import Tree, flatten, tree_map
 from funcpipe.model.graph.values import NOTHING_CARRIED, Carried, Crossing, Statistic, Value
@@ -113,14 +114,30 @@ class StageModule(nn.Module):
         return any(not is_from_torch(module) for module in modules)
 
     def train(self, mode: bool = True) -> "StageModule":
-        """Training mode, except for modules that the user had put in eval mode; or eval mode for all."""
-        super().train(mode)
-        for name, module in self.named_modules():
-            if name:
-                module.training = mode and self.training_modes.get(name, True)
+        """Call the own `train()` or `eval()` of the user's modules; then each is in the mode in which it was traced in
+        training, or all are in eval mode.
+        """
+        self.training = mode
         if WHOLE in vars(self):
-            vars(self)[WHOLE].train(mode and self.training_modes.get("", True))
+            vars(self)[WHOLE].train(mode)
+        else:
+            _set_modes(self, training=mode)
+        if mode:
+            self.set_traced_modes()
+        else:
+            for module in self._user_modules().values():
+                module.training = False
         return self
+
+    def set_traced_modes(self) -> None:
+        """Put each module into the mode in which it was traced."""
+        for name, module in self._user_modules().items():
+            module.training = self.training_modes.get(name, True)
+
+    def _user_modules(self) -> dict[str, nn.Module]:
+        found = dict(self.named_modules())
+        del found[""]
+        return {**found, "": self.whole_model()} if WHOLE in vars(self) else found
 
     def attach_whole(self, model: nn.Module) -> None:
         """Hold a model that runs as a whole; its contents become those of this stage, under their own names."""
@@ -142,6 +159,18 @@ class StageModule(nn.Module):
             else:
                 leaves.append(with_layout(values[name], self.program.values[name]))
         return crossing.tree.unflatten(iter(leaves))
+
+
+def _set_modes(module: nn.Module, *, training: bool) -> None:
+    """Call `train()` or `eval()` of the modules in `module`; what stands for those of which only parts are here is
+    passed through.
+    """
+    for child in module.children():
+        if type(child) is nn.Module:
+            child.training = training
+            _set_modes(child, training=training)
+        else:
+            set_mode(child, training=training)
 
 
 def with_layout(tensor: Tensor, value: Value) -> Tensor:
