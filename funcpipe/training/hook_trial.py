@@ -5,7 +5,9 @@ step, and begins anew whenever a function is replaced. So it must need nothing o
 the same for the same gradient. The trial calls a copy, as functions get one, on the gradient of the first micro-batch.
 """
 
+import itertools
 from collections.abc import Collection, Mapping
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -83,12 +85,18 @@ def try_hooks(model: nn.Module, hooks: NamedHooks, *, seed: int, scales_loss: bo
     """
     if not hooks:
         return
-    copies = _copies(hooks)
     parameters = dict(model.named_parameters())
-    for name, own in copies.items():
+    tried = set[Any]()
+    for name, own in _copies(hooks).items():
         gradient = parameters[name].grad
-        if gradient is not None:
-            parameters[name].grad = _tried(name, own, gradient, hook_seed(seed, 0, name), scales_loss)
+        if gradient is None:
+            continue
+        code = tuple(hook.__code__ if isinstance(hook, FunctionType) else id(hook) for hook in own)
+        once = _called_without_change(name, own, gradient, hook_seed(seed, 0, name))
+        if code not in tried:  # as one hook is often registered on many parameters
+            _check_repeats(name, own, once, gradient, hook_seed(seed, 0, name), scales_loss=scales_loss)
+        tried.add(code)
+        parameters[name].grad = once
 
 
 def _copies(hooks: NamedHooks) -> NamedHooks:
@@ -103,33 +111,35 @@ def _copies(hooks: NamedHooks) -> NamedHooks:
     return copies
 
 
-def _tried(name: str, hooks: tuple[Hook, ...], gradient: Tensor, seed: int, scales_loss: bool) -> Tensor:
+def _called_without_change(name: str, hooks: tuple[Hook, ...], gradient: Tensor, seed: int) -> Tensor:
+    """What the hooks return. Raises ModelError if they change what they reach."""
     before = _state(hooks)
     result = _called(name, hooks, gradient, seed)
-    again = _called(name, hooks, gradient, seed)
-    for one, other in zip(before, _state(hooks), strict=False):
+    for one, other in itertools.zip_longest(before, _state(hooks)):
         if one != other:
             raise ModelError(
-                f"the hook of {name} changes what it reaches, {other[0]}, but every function has a copy of its own, "
-                "which begins anew when the function is replaced, and of which nothing comes back: let what it returns "
-                "follow from the gradient alone, or remove it for training over functions"
+                f"the hook of {name} changes what it reaches, {(other or one)[0]}, but every function has a copy of "
+                "its own, which begins anew when the function is replaced, and of which nothing comes back: let what "
+                "it returns follow from the gradient alone, or remove it for training over functions"
             )
-    _check_repeats(name, result, again)
-    _check_grad_unread(name, hooks, gradient, seed, result)
-    if scales_loss and not _are_close(_called(name, hooks, gradient * _SCALE, seed) / _SCALE, result):
+    return result
+
+
+def _check_repeats(
+    name: str, hooks: tuple[Hook, ...], once: Tensor, gradient: Tensor, seed: int, *, scales_loss: bool
+) -> None:
+    """Raise ModelError unless the hooks return `once` for the same gradient, whatever `.grad` and the scale are."""
+    if not _are_close(_called(name, hooks, gradient, seed), once):
+        raise ModelError(
+            f"the hook of {name} returns something else for the same gradient and seeds, but replicas must agree: draw "
+            "random numbers from the global generators of torch, numpy or random, and use nothing else that changes"
+        )
+    _check_grad_unread(name, hooks, gradient, seed, once)
+    if scales_loss and not _are_close(_called(name, hooks, gradient * _SCALE, seed) / _SCALE, once):
         raise ModelError(
             f"the hook of {name} does something else to a gradient that is {_SCALE:.0f} times as large, as those of a "
             "scaled loss are (precision='fp16'): let what it returns grow with the gradient, or train with "
             "precision='bf16' or 'fp32'"
-        )
-    return result
-
-
-def _check_repeats(name: str, result: Tensor, again: Tensor) -> None:
-    if not _are_close(result, again):
-        raise ModelError(
-            f"the hook of {name} returns something else for the same gradient and seeds, but replicas must agree: draw "
-            "random numbers from the global generators of torch, numpy or random, and use nothing else that changes"
         )
 
 
@@ -166,4 +176,4 @@ def _called(name: str, hooks: tuple[Hook, ...], gradient: Tensor, seed: int) -> 
 
 
 def _are_close(one: Tensor, other: Tensor) -> bool:
-    return torch.allclose(one, other, rtol=1e-4, atol=0.0, equal_nan=True)
+    return torch.equal(one, other) or torch.allclose(one, other, rtol=1e-4, atol=0.0, equal_nan=True)
