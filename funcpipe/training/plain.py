@@ -19,7 +19,7 @@ from funcpipe.comm.block_int8 import largest_in_blocks
 from funcpipe.core import Interval, OnNan
 from funcpipe.model.graph import LayerGraph
 from funcpipe.model.graph.autocast import autocast_to
-from funcpipe.model.graph.isolation import training_mode
+from funcpipe.model.graph.modes import training_mode
 from funcpipe.model.graph.snapshot import Snapshot, reachable
 from funcpipe.model.tensors import named_tensors
 from funcpipe.training.data import Collate, MapDataset, Step

@@ -81,7 +81,7 @@ def run_over_functions(
     random number generator, so nothing may draw.
     """
     model, loss = script.made()
-    return _trained(_job(script, model, loss, stages, replicas, schedule, recompute))
+    return _trained(_job(script, model, loss, stages, replicas, schedule, recompute, plan_changes))
 
 
 def verify(script: Script, *, stages: int = 2, replicas: int = 1) -> Verification:
@@ -105,6 +105,7 @@ def _job(
     replicas: int,
     schedule: ScheduleKind,
     recompute: bool,
+    plan_changes: Mapping[str, Any] = {},
 ) -> Job:
     data = DataLoader(script.samples(), batch_size=script.micro_batch, collate_fn=script.collate)
     first = first_batch(script.samples(), script.micro_batch, data_source(data).options.collate)

@@ -39,7 +39,7 @@ from funcpipe.model.graph.program import attribute
 from funcpipe.model.graph.python_state import read_state
 from funcpipe.model.graph.reproducibility import first_difference
 from funcpipe.model.graph.signature import signature_of
-from funcpipe.model.graph.source_location import class_and_line, described, find_random_draw, source_location, with_code
+from funcpipe.model.graph.source_location import described, find_random_draw, source_location, with_code
 from funcpipe.model.graph.symbols import Symbols
 from funcpipe.model.graph.tied_names import tied_names
 from funcpipe.model.graph.tracers import LengthsFixed, TooSlow, Traced, TraceRequest, Unrecordable
