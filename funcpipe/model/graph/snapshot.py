@@ -62,9 +62,9 @@ def reachable(roots: Iterable[Any], seen: dict[int, Any], depth: int = 0) -> Ite
             yield from reachable([part], seen, 0 if isinstance(part, nn.Module) else depth + 1)
 
 
-def user_classes(module: nn.Module) -> list[type]:
-    """The classes of `module` that are not torch's: code may keep what it counts there."""
-    return [kind for kind in type(module).__mro__ if not kind.__module__.startswith(("torch.", "builtins", "typing"))]
+def user_classes(value: Any) -> list[type]:
+    """The classes of `value` that are not torch's: code may keep what it counts there."""
+    return [kind for kind in type(value).__mro__ if not kind.__module__.startswith(("torch.", "builtins", "typing"))]
 
 
 def parts(value: Any) -> Iterator[Any]:

@@ -125,6 +125,13 @@ def _is_users(code: CodeType) -> bool:
     return not file.startswith((*_LIBRARIES, "<")) and (not file.startswith(_STANDARD) or "site-packages" in file)
 
 
+@cache
+def is_written_here(file: str) -> bool:
+    """Whether the code of `file` belongs to no package that is installed: the user has written it."""
+    installed = {"site-packages", "dist-packages"} & set(Path(file).parts)
+    return not installed and not file.startswith((*_LIBRARIES, _STANDARD, "<frozen"))
+
+
 def _locate(model: nn.Module, frames: list[FrameType], last: tuple[FrameType, int] | None) -> tuple[str | None, str]:
     """The innermost module with a method among `frames`: its path, and a text with path, class, file, line and code."""
     paths = {id(module): name for name, module in model.named_modules()}
