@@ -170,7 +170,7 @@ class Planning:
         """
         training = TrainingSpec(
             global_batch=global_batch,
-            optimizer=optimizer_kind(self._recipe.optimizer, trainable_shapes(self.model)),
+            optimizer=optimizer_kind(self._recipe.optimizer, trainable_shapes(self.model, self._recipe.loss)),
             **choices(wire=wire, wire_back=wire_back, wire_sync=wire_sync, numerics=numerics),
             **choices(recompute=recompute, schedule=schedule, sync=sync),
             shard_optimizer=shard_optimizer,
@@ -275,7 +275,7 @@ class Planning:
             budget_usd=budget_usd,
             miss_chance=miss_chance,
         )
-        kind = optimizer_kind(self._recipe.optimizer, trainable_shapes(self.model))
+        kind = optimizer_kind(self._recipe.optimizer, trainable_shapes(self.model, self._recipe.loss))
         training = TrainingSpec(global_batch=global_batch, optimizer=kind, averaged=self._recipe.average is not None)
         table = provision_table(
             measured,

@@ -116,8 +116,9 @@ class FuncPipe(Evaluating):
             with told.of_run(run_info(prepared)):
                 result = launch(prepared, told)
                 file_run(prepared, result)
-                self._learned = write_back(result, self.model, prepared.epochs_after(len(result.losses)))
-                return told.ended(replace(result.with_all_of(saved_state(self.model)), learned=None))
+                loss, epochs = self._recipe.loss, prepared.epochs_after(len(result.losses))
+                self._learned = write_back(result, self.model, loss, epochs)
+                return told.ended(replace(result.with_all_of(saved_state(self.model), loss), learned=None))
 
     def train_with_server(
         self,
@@ -185,7 +186,7 @@ class FuncPipe(Evaluating):
     def load(self, run: str, *, storage: str | Storage, step: int | None = None) -> int:
         """Load what `funcpipe.export` reads; returns its step. Then `train` begins with a new optimiser."""
         self._learned = None
-        return load_into(self.model, run, storage=storage, step=step)
+        return load_into(self.model, self._recipe.loss, run, storage=storage, step=step)
 
     def start(
         self,

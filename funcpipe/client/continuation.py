@@ -11,6 +11,7 @@ from funcpipe.errors import PlanError
 from funcpipe.model.split import StageModule
 from funcpipe.model.split.module_state import Attributes, read_attributes, write_attributes
 from funcpipe.model.tensors import load_tensors
+from funcpipe.training.recipe import LossFunction
 from funcpipe.training.state import ATTRIBUTES, MODEL, StageState, select_for_stage, tensor_names
 
 
@@ -45,13 +46,14 @@ class Learned:
         return replace(selected, tensors=tensors, settings=settings)
 
 
-def write_back(result: RunResult, model: nn.Module, epochs: int) -> Learned | None:
-    """Write what a run of `epochs` epochs leaves into `model`; returns what the next one goes on with.
+def write_back(result: RunResult, model: nn.Module, loss: LossFunction, epochs: int) -> Learned | None:
+    """Write what a run of `epochs` epochs leaves into `model` and `loss`; returns what the next one goes on with.
 
     The tensors of the model are not held twice.
     """
     learned = result.learned
     write_trained(model, result.tensors, result.attributes, learned)
+    result.loss.write_to(loss)
     if learned is None:
         return None
     own = tensor_names(model)[0]

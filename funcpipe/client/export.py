@@ -1,11 +1,13 @@
 """The model of a run, read from its storage: of one that has finished, was stopped, or still trains."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
 from funcpipe.client.continuation import write_trained
+from funcpipe.client.trained_loss import TrainedLoss
 from funcpipe.core import RunRecord
 from funcpipe.errors import CorruptMessage, InvalidValue, KeyMissing, ModelError, RunUnknown
 from funcpipe.model.tensors import named_tensors
@@ -15,6 +17,7 @@ from funcpipe.runstate.checkpoints import Checkpoints
 from funcpipe.runstate.generations import newest_record
 from funcpipe.runstate.keyring import signed
 from funcpipe.runstate.keys import Keys
+from funcpipe.training.recipe import LossFunction
 from funcpipe.training.state import StageState, merge_stages
 from funcpipe.training.state_shards import unshard
 
@@ -73,21 +76,32 @@ def load_saved(run: str, *, storage: str | Storage, step: int | None = None) -> 
     raise RunUnknown(f"run {run}: no checkpoint can be read: {damage}")
 
 
-def load_into(model: nn.Module, run: str, *, storage: str | Storage, step: int | None = None) -> int:
-    """Write what `export` reads into `model`; returns the step. Raises ModelError if it is another model."""
+def load_into(
+    model: nn.Module, loss: LossFunction, run: str, *, storage: str | Storage, step: int | None = None
+) -> int:
+    """Write what `export` reads into `model`, and what was trained of the loss into `loss`; returns the step.
+
+    Raises ModelError if it is another model or another loss.
+    """
     saved = load_saved(run, storage=storage, step=step)
-    found, own = saved.state_dict(), named_tensors(model)
+    found, trained = saved.state_dict(), TrainedLoss.of(saved.state)
+    _check_same("model", run, found, named_tensors(model))
+    _check_same("loss", run, trained.tensors, trained.places_in(loss))
+    write_trained(model, found, saved.state.attributes(), saved.state)
+    trained.write_to(loss)
+    return saved.step
+
+
+def _check_same(what: str, run: str, found: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
     for name in sorted(found.keys() ^ own.keys()):
-        where = f"the model has no {name!r}" if name in found else f"{name!r} is not in the run"
-        raise ModelError(f"run {run} trained another model: {where}; make the model as it was for the run")
+        where = f"the {what} has no {name!r}" if name in found else f"{name!r} is not in the run"
+        raise ModelError(f"run {run} trained another {what}: {where}; make the {what} as it was for the run")
     for name, tensor in found.items():
         if tensor.shape != own[name].shape:
             raise ModelError(
-                f"run {run} trained another model: {name!r} has shape {list(tensor.shape)} there, "
-                f"{list(own[name].shape)} here; make the model as it was for the run"
+                f"run {run} trained another {what}: {name!r} has shape {list(tensor.shape)} there, "
+                f"{list(own[name].shape)} here; make the {what} as it was for the run"
             )
-    write_trained(model, found, saved.state.attributes(), saved.state)
-    return saved.step
 
 
 def _saved_steps(storage: Storage, record: RunRecord) -> dict[int, list[tuple[str, ...]]]:

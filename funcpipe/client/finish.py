@@ -4,7 +4,8 @@ import logging
 from dataclasses import replace
 
 from funcpipe.client.prepare import PreparedRun
-from funcpipe.client.results import OnProgress, Progress, RunResult, best_tensors, load_trace, load_trained
+from funcpipe.client.results import OnProgress, Progress, RunResult, best_state, load_trace, load_trained
+from funcpipe.client.trained_loss import TrainedLoss
 from funcpipe.core import Bill, FinishedRun, RunRecord
 from funcpipe.errors import RunUnknown
 from funcpipe.runstate.finished import ended_step, keep_only_model, last_checkpoint
@@ -66,6 +67,7 @@ def collect_kept(prepared: PreparedRun, record: RunRecord, finished: FinishedRun
     learned = None if resumed is None or resumed.step != ended else resumed.state
     if learned is None:
         learned = load_trained(prepared.storage, keys, len(record.plan.stages), ended)
+    best = best_state(prepared.storage, keys, len(record.plan.stages), reports)
     return RunResult(
         run=keys.run,
         losses=finished.losses,
@@ -78,5 +80,6 @@ def collect_kept(prepared: PreparedRun, record: RunRecord, finished: FinishedRun
         averaged=learned.averaged_state_dict(),
         learned=learned,
         validations=reports,
-        best=best_tensors(prepared.storage, keys, len(record.plan.stages), reports),
+        best=None if best is None else best.state_dict(),
+        loss=TrainedLoss.of(learned, best),
     )

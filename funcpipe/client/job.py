@@ -7,14 +7,16 @@ from torch import nn
 
 from funcpipe.client.continuation import Learned
 from funcpipe.client.evaluation import JobEvaluation, as_validation, make_evaluation
+from funcpipe.client.loss_reach import check_reach
 from funcpipe.client.open_data import open_data, sendable
-from funcpipe.client.rehearsal import rehearse
+from funcpipe.client.rehearsal import carried_by_loss, rehearse
 from funcpipe.core import Plan, PlatformSpec, RunSettings, Validation, Wire, checks
 from funcpipe.core.validation import LOSS
 from funcpipe.errors import InvalidValue
 from funcpipe.model.graph import LayerGraph, trace
 from funcpipe.model.graph.batch_sizes import check_batch_sizes
 from funcpipe.model.graph.held import with_followed
+from funcpipe.model.graph.values import NOTHING_CARRIED, Carried
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.training.data import Batches, MapDataset, load_batch
 from funcpipe.training.data_source import Data, LoaderOptions
@@ -34,8 +36,9 @@ class Job:
 
     `dataset` is called in every function that reads data, unless it returns tensors that are in memory here already;
     `loading` says how samples are loaded. `prices` is the platform whose prices the bill is made with.
-    `parameters` are the model's trainable ones, in its order. `shards` is how the samples lie in shards, if they do.
-    It is validated as `evaluation` says; a job of no epochs only evaluates.
+    `parameters` are the trainable ones of the model, in its order, and then of the loss; `loss_carried` is what calls
+    of the loss leave for the next ones. `shards` is how the samples lie in shards, if they do. It is validated as
+    `evaluation` says; a job of no epochs only evaluates.
     """
 
     graph: LayerGraph
@@ -49,6 +52,7 @@ class Job:
     message_deadline_s: float
     prices: PlatformSpec
     parameters: tuple[ParameterShape, ...] = ()
+    loss_carried: Carried = NOTHING_CARRIED
     loading: LoaderOptions = field(default_factory=LoaderOptions)
     shards: ShardedSamples | None = None
     evaluation: JobEvaluation | None = None
@@ -72,8 +76,8 @@ class Job:
 
     @property
     def trainable(self) -> tuple[ParameterShape, ...]:
-        """The model's trainable parameters, those of its graph where none are given."""
-        return self.parameters or trainable_shapes(self.graph.module)
+        """The trainable parameters of model and loss, those of the graph's module where none are given."""
+        return self.parameters or trainable_shapes(self.graph.module, self.recipe.loss)
 
     def expected_s(self, done: int) -> float | None:
         """What the steps after the first `done` are expected to take; None if the plan has no estimate."""
@@ -148,6 +152,7 @@ def make_job(
         no_optimizer([])
     follows = followed(learner.recipe.teachers, learner.model)
     warn_of_copies(learner.recipe.teachers, learner.model)
+    check_reach(learner.model, learner.recipe.loss)
     if plan.estimate is not None:
         check_precision("plan", plan.precision, learner.recipe)
     factory, source = open_data(dataset)
@@ -179,7 +184,7 @@ def make_job(
         loading=source.options,
         message_deadline_s=settings.message_deadline_s,
         prices=settings.prices or load_spec(plan.platform),
-        parameters=trainable_shapes(learner.model),
+        parameters=trainable_shapes(learner.model, learner.recipe.loss),
         shards=sharded_samples(
             made, samples, dataset_samples=len(made), micro_batch=plan.micro_batch, replicas=plan.replicas
         ),
@@ -187,8 +192,8 @@ def make_job(
     inputs = graph.signature.bind(first.args, first.kwargs)
     sizes = job.batches.micro_batch_sizes
     check_batch_sizes(graph, learner.model, inputs, sizes, collated=opening.collated)
-    if settings.rehearse:
-        rehearse(learner.model, learner.recipe, first, seed=order.seed)
+    tried = rehearse if settings.rehearse else carried_by_loss
+    job = replace(job, loss_carried=tried(learner.model, learner.recipe, first, seed=order.seed))
     return job if validation is None else _validated(job, learner, as_validation(validation))
 
 

@@ -4,31 +4,34 @@ What is wrong with them is told here, for nothing. The model, its gradients and 
 afterwards what they were. No more than the gradients and a few of the parameters are held besides the model.
 """
 
-import contextlib
 import itertools
 import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from funcpipe.client.loss_calls import trying
 from funcpipe.client.rehearsal_loss import OFF, check_is_mean, described, loss_of, names_of
 from funcpipe.core import OnNan
-from funcpipe.errors import DataError, ModelError
+from funcpipe.errors import DataError, FuncPipeError, ModelError
 from funcpipe.model.graph.autocast import autocast_to
 from funcpipe.model.graph.isolation import GENERATORS, preserve_gradients, preserve_state
 from funcpipe.model.graph.modes import training_mode
 from funcpipe.model.graph.source_location import source_location
 from funcpipe.model.graph.tree import tree_map
+from funcpipe.model.graph.values import NOTHING_CARRIED, Carried
 from funcpipe.model.seeds import layer_seed, reseed
+from funcpipe.model.split.held_loss import hold, of_model, trained_by
 from funcpipe.training.data import LoadedBatch
 from funcpipe.training.hook_trial import try_hooks
 from funcpipe.training.optimizers import ParameterShape, stage_optimizer, trainable_shapes
 from funcpipe.training.parameter_hooks import hooks_of
-from funcpipe.training.recipe import Recipe
+from funcpipe.training.recipe import LossFunction, Recipe
+from funcpipe.training.rng import seed_loss
 
 _log = logging.getLogger(__name__)
 
@@ -36,18 +39,28 @@ _AT_A_TIME_BYTES = 64 << 20
 """About how many bytes of parameters are copied at a time, to be updated."""
 
 
-def rehearse(model: nn.Module, recipe: Recipe, batch: LoadedBatch, *, seed: int) -> None:
+def rehearse(model: nn.Module, recipe: Recipe, batch: LoadedBatch, *, seed: int) -> Carried:
     """Train `model` on `batch`, the first samples of the dataset in its own order, and forget it.
+
+    Returns what calls of the loss leave for the next ones.
 
     Raises DataError for samples or a loss that cannot be trained with, ModelError for the model or its optimiser. Where
     a run goes on with numbers that are not finite, a loss that is not is only a warning.
     """
     began_s = time.monotonic()
     stops, hooks = recipe.on_nan is OnNan.STOP, hooks_of(model.named_parameters())
-    with training_mode(model), preserve_state(model), _preserved(recipe.loss), preserve_gradients(model):
+    trained = _trained(model, recipe.loss)
+    with (
+        training_mode(model),
+        preserve_state(model),
+        trying(recipe.loss, recipe.cast_loss, seed=seed) as calls,
+        preserve_gradients(model),
+        preserve_gradients(hold(recipe.loss)),
+    ):
         reseed(layer_seed(seed, 0, 0, "rehearsal"), GENERATORS)
         with autocast_to(recipe.precision):
             output = _forward(model, batch)
+            calls.check_untouched("the forward of the model")
             loss = loss_of(recipe.loss, output, batch.target, seed=seed)
         if not math.isfinite(loss.item()):
             kind, said = _not_finite(model, batch, output, loss.item())
@@ -57,20 +70,42 @@ def rehearse(model: nn.Module, recipe: Recipe, batch: LoadedBatch, *, seed: int)
         else:
             check_is_mean(recipe.loss, output, batch.target, loss, seed=seed)
         number = loss.item()
-        _backward(model, loss)
+        _backward(model, loss, trained)
+        carried = calls.carried(tree_map(output, _detached), batch.target, loss)
         del output, loss
         try_hooks(model, hooks, seed=seed, scales_loss=recipe.precision.scales_loss)
         if stops:
-            _check_gradients(model, number)
-        _update(model, recipe, seed=seed)
+            _check_gradients(trained, number)
+        _update(trained, trainable_shapes(model, recipe.loss), recipe, seed=seed)
     _log.info("one micro-batch was trained on here in %.2f s, and nothing is wrong with it", time.monotonic() - began_s)
+    return carried
 
 
-@contextlib.contextmanager
-def _preserved(loss: Any) -> Iterator[None]:
-    """Leave a loss that is a module as it is."""
-    with preserve_state(loss) if isinstance(loss, nn.Module) else contextlib.nullcontext():
-        yield
+def carried_by_loss(model: nn.Module, recipe: Recipe, batch: LoadedBatch, *, seed: int) -> Carried:
+    """What calls of the loss leave for the next ones, where nothing else is tried."""
+    with (
+        training_mode(model),
+        preserve_state(model),
+        trying(recipe.loss, recipe.cast_loss, seed=seed) as calls,
+        torch.no_grad(),
+    ):
+        try:
+            reseed(layer_seed(seed, 0, 0, "rehearsal"), GENERATORS)
+            with autocast_to(recipe.precision):
+                output = _forward(model, batch)
+            calls.check_untouched("the forward of the model")
+            seed_loss(seed, 0, 0)
+            return calls.carried(output, batch.target, recipe.cast_loss(output, batch.target))
+        except FuncPipeError:
+            raise
+        except Exception:  # noqa: BLE001 - a loss that fails is told of where it is computed
+            return NOTHING_CARRIED
+
+
+def _trained(model: nn.Module, loss: LossFunction) -> dict[str, nn.Parameter]:
+    """The trainable parameters of model and loss by name."""
+    own = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return {**own, **trained_by(loss)}
 
 
 def _forward(model: nn.Module, batch: LoadedBatch) -> Any:
@@ -82,29 +117,33 @@ def _forward(model: nn.Module, batch: LoadedBatch) -> Any:
         raise ModelError(f"the model fails on the first micro-batch: {source_location(model, error)[1]}") from error
 
 
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
+
+
 def _copied(value: Any) -> Any:
     """A copy of a tensor, which the model may write into."""
     return value.clone() if isinstance(value, Tensor) else value
 
 
-def _backward(model: nn.Module, loss: Tensor) -> None:
-    """Leave the gradients of `loss` in the parameters of `model`."""
+def _backward(model: nn.Module, loss: Tensor, trained: Mapping[str, nn.Parameter]) -> None:
+    """Leave the gradients of `loss` in the `trained` parameters."""
     try:
         torch.autograd.backward(loss)
     except Exception as error:
         raise ModelError(
             f"the backward pass of the first micro-batch fails: {source_location(model, error)[1]}"
         ) from error
-    if all(parameter.grad is None for parameter in model.parameters()):
+    if all(parameter.grad is None for parameter in of_model(trained).values()):
         raise ModelError(
             "no parameter of the model gets a gradient from the loss: what leads from them to the loss is cut off, as "
             "by detach(), item() or torch.no_grad(), or it does not use them"
         )
 
 
-def _check_gradients(model: nn.Module, loss: float) -> None:
+def _check_gradients(trained: Mapping[str, nn.Parameter], loss: float) -> None:
     """Raise ModelError unless all gradients are finite."""
-    for name, parameter in model.named_parameters():
+    for name, parameter in trained.items():
         gradient = parameter.grad
         if gradient is not None and gradient.dtype is not torch.float16 and not is_finite(gradient):
             raise ModelError(
@@ -113,12 +152,12 @@ def _check_gradients(model: nn.Module, loss: float) -> None:
             )
 
 
-def _update(model: nn.Module, recipe: Recipe, *, seed: int) -> None:
-    """Have the optimiser update copies of the parameters, some at a time."""
-    shapes, chunk = trainable_shapes(model), dict[str, nn.Parameter]()
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
+def _update(
+    trained: Mapping[str, nn.Parameter], shapes: Sequence[ParameterShape], recipe: Recipe, *, seed: int
+) -> None:
+    """Have the optimiser update copies of the `trained` parameters, some at a time."""
+    chunk: dict[str, nn.Parameter] = {}
+    for name, parameter in trained.items():
         copy = nn.Parameter(parameter.detach().clone())
         copy.grad, parameter.grad = parameter.grad, None
         chunk[name] = copy

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from funcpipe.client.functions import WatchedFunction, unwatched_functions
 from funcpipe.client.result_shown import result_shown
+from funcpipe.client.trained_loss import TrainedLoss
 from funcpipe.core import (
     DEFAULT_STORES,
     Bill,
@@ -34,6 +35,7 @@ from funcpipe.runstate.spending import lasted_s, request_usd, told_requests, wor
 from funcpipe.runstate.validation_reports import ValidationKeys
 from funcpipe.runstate.validations import BestModel
 from funcpipe.scheduler.simulator.clocks import aligned
+from funcpipe.training.recipe import LossFunction
 from funcpipe.training.state import StageState, merge_stages
 from funcpipe.training.state_shards import unshard
 
@@ -77,7 +79,8 @@ class RunResult(Showable):
     `learned` is all of the last checkpoint, with the state of the optimiser. `skipped_steps` are the numbers, from 0,
     of steps that updated nothing, as their gradients were not finite. `callback_errors` are the exceptions that
     callbacks have raised, of each the first. `validations` are in the order of their steps, and `best` the model of the
-    best of them, if that was kept. `outputs` are those of a model that predicts, for all samples in their order.
+    best of them, if that was kept. `loss` is what was trained of the loss. `outputs` are those of a model that
+    predicts, for all samples in their order.
     `start_s` are the seconds from the invocation of each worker's last function to its first line, where known.
     """
 
@@ -94,6 +97,7 @@ class RunResult(Showable):
     callback_errors: tuple[Exception, ...] = ()
     validations: tuple[ValidationReport, ...] = ()
     best: Mapping[str, Tensor] | None = None
+    loss: TrainedLoss = field(default_factory=TrainedLoss)
     outputs: Mapping[str, Tensor] = field(default_factory=dict)
     start_s: Mapping[str, float] = field(default_factory=dict)
 
@@ -114,10 +118,18 @@ class RunResult(Showable):
         """The trained model's parameters and buffers, for its `load_state_dict`."""
         return dict(self.tensors)
 
-    def with_all_of(self, tensors: Mapping[str, Tensor]) -> "RunResult":
-        """This result with all `tensors` of the trained model, those too that no function holds."""
+    def loss_state_dict(self) -> dict[str, Tensor]:
+        """The trained loss's parameters and buffers, for its `load_state_dict`; of a function, its parameters by path.
+
+        Those of a loss that holds nothing that is trained are left out.
+        """
+        return dict(self.loss.tensors)
+
+    def with_all_of(self, tensors: Mapping[str, Tensor], loss: LossFunction) -> "RunResult":
+        """This result with all `tensors` of the trained model, and all of `loss`, those too that no function holds."""
         averaged = {name: self.averaged.get(name, tensor) for name, tensor in tensors.items()}
-        return replace(self, tensors=dict(tensors), averaged=averaged if self.averaged else {})
+        averaged = averaged if self.averaged else {}
+        return replace(self, tensors=dict(tensors), averaged=averaged, loss=self.loss.with_all_of(loss))
 
     def averaged_state_dict(self) -> dict[str, Tensor]:
         """The averaged parameters, with what is not averaged as it was last. Raises InvalidValue without an average."""
@@ -152,6 +164,7 @@ def collect(
     reports = worker_reports(storage, keys)
     functions = [*watched, *unwatched_functions(storage, keys, watched)]
     trained = trained or load_trained(storage, keys, len(plan.stages), steps)
+    best = best_state(storage, keys, len(plan.stages), validations)
     return RunResult(
         run=keys.run,
         losses=losses,
@@ -172,7 +185,8 @@ def collect(
         learned=trained,
         skipped_steps=skipped_steps,
         validations=validations,
-        best=best_tensors(storage, keys, len(plan.stages), validations),
+        best=None if best is None else best.state_dict(),
+        loss=TrainedLoss.of(trained, best),
         outputs=outputs or {},
         start_s=_starts_s(functions, reports),
     )
@@ -238,16 +252,16 @@ NOTHING_LEARNED = StageState(tensors={}, aliases={}, transient=frozenset(), sett
 """What a run leaves that has only evaluated."""
 
 
-def best_tensors(
+def best_state(
     storage: Storage, keys: Keys, stages: int, validations: tuple[ValidationReport, ...]
-) -> dict[str, Tensor] | None:
+) -> StageState | None:
     """The best model of a run that was validated, if all of its stages are kept."""
     step, model = validations[-1].best_step if validations else None, BestModel(storage, ValidationKeys.of(keys))
     if step is None:
         return None
     states = [model.load(stage, step) for stage in range(stages)]
     found = [state for state in states if state is not None]
-    return merge_stages(found).state_dict() if len(found) == stages else None
+    return merge_stages(found) if len(found) == stages else None
 
 
 def load_trained(storage: Storage, keys: Keys, stages: int, steps: int) -> StageState:

@@ -8,6 +8,7 @@ from funcpipe.client.job import Job
 from funcpipe.client.stages import RunData, make_stages
 from funcpipe.core import Plan, ScheduleKind, Stage, Sync, Wire
 from funcpipe.errors import PlanError
+from funcpipe.model.split.held_loss import of_loss, trained_by
 from funcpipe.parameter_server.replica import ServerJob, data_key
 from funcpipe.parameter_server.values import Updates
 from funcpipe.platforms.base import Storage
@@ -35,6 +36,12 @@ def check_servable(job: Job, updates: Updates) -> None:
         raise PlanError(
             f"each forward of {job.graph.name} leaves {', '.join(names)} for the next one, so that micro-batches must "
             "follow each other; train it by a plan with replicas=(1,)"
+        )
+    if trained_by(recipe.loss) or job.loss_carried.names:
+        what = next(iter(of_loss(trained_by(recipe.loss))), "") or job.loss_carried.names[0]
+        raise PlanError(
+            f"the loss holds {what}, which changes in training, and a parameter server has the model's parameters "
+            "only; train it by a plan (train), or hold it in the model, whose forward returns the loss"
         )
     if recipe.precision.scales_loss:
         raise PlanError(

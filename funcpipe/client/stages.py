@@ -1,7 +1,8 @@
 """The stages and the data of a run as they are sent to functions."""
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -10,7 +11,9 @@ from funcpipe.core import Routes, TensorProfile, TiedParameter, find_routes, sta
 from funcpipe.errors import PlanError
 from funcpipe.model.graph import LayerGraph
 from funcpipe.model.split import StageModule, dump_stage, split, stage_bounds
+from funcpipe.model.split.held_loss import attach_loss, of_loss, trained_by
 from funcpipe.model.split.matched import check_shared
+from funcpipe.training.adapters import loss_of_output
 from funcpipe.training.evaluation import StageEvaluation
 from funcpipe.training.hook_trial import listed
 from funcpipe.training.parameter_hooks import hooks_of
@@ -70,9 +73,11 @@ def make_stages(job: Job, data: RunData) -> tuple[PreparedStage, ...]:
                 "whole gradient is known; train without clip_grad_norm, precision='fp16' and on_nan='skip', or plan "
                 "without shard_optimizer"
             )
-        check_sharding(job.recipe.optimizer, routes, dict(job.graph.module.named_parameters()))
+        named = {**dict(job.graph.module.named_parameters()), **trained_by(job.recipe.loss)}
+        check_sharding(job.recipe.optimizer, routes, named)
         _check_hooks(job)
     stages = split(job.graph, bounds)
+    attach_loss(stages[-1], job.recipe.loss, job.loss_carried)
     if job.evaluation is None:
         return tuple(_prepared_stage(job, routes, stage, data, None) for stage in stages)
     evaluated = _evaluated(job, data)
@@ -98,13 +103,23 @@ def _check_hooks(job: Job) -> None:
 
 
 def _check_order(job: Job) -> None:
-    """Raise PlanError if replicas would run micro-batches side by side of which each needs what the last one left."""
+    """Raise PlanError if replicas would run micro-batches side by side of which each needs what the last one left, or
+    if the loss would be called more often than in one process.
+    """
     names = job.graph.carried.names
     if names and job.plan.replicas > 1:
         raise PlanError(
             f"the plan has {job.plan.replicas} replicas, but each forward of {job.graph.name} leaves "
             f"{', '.join(names)} for the next one, so that micro-batches must follow each other; "
             "plan with replicas=(1,)"
+        )
+    names, calls = job.loss_carried.names, math.ceil(job.plan.global_batch / job.plan.micro_batch)
+    if names and calls > 1:
+        whole = job.plan.global_batch
+        raise PlanError(
+            f"each call of the loss leaves {', '.join(of_loss(dict.fromkeys(names)))} for the next one, and the plan "
+            f"calls it {calls} times for a global batch of {whole} samples, where one process calls it once; plan with "
+            f"micro-batches of the whole global batch: profile(micro_batch={whole}), optimize(global_batch={whole})"
         )
 
 
@@ -115,7 +130,7 @@ def _prepared_stage(
     stage_job = StageJob(
         routes=routes,
         signature=job.graph.signature,
-        recipe=job.recipe,
+        recipe=job.recipe if stage.is_last else replace(job.recipe, loss=loss_of_output),  # whose tensors it needs not
         data=None if training is None else training.stored,
         samples=job.samples,
         shuffle=job.shuffle,

@@ -18,6 +18,7 @@ from funcpipe.model.graph.program import attribute
 from funcpipe.model.graph.tree import flatten
 from funcpipe.model.seeds import SHARED_GENERATORS
 from funcpipe.model.split import StageModule
+from funcpipe.model.split.held_loss import in_eval_mode
 from funcpipe.training.data import Batches, Step
 from funcpipe.training.passes import Batch
 from funcpipe.training.recipe import LossFunction
@@ -133,8 +134,11 @@ class Evaluation:
 
 
 @contextlib.contextmanager
-def evaluating(stage: StageModule, trained: StageModule) -> Iterator[None]:
-    """Within this context `stage` is in the modes of its tracing in eval mode, and has the buffers of `trained`."""
+def evaluating(evaluation: StageEvaluation, trained: StageModule) -> Iterator[None]:
+    """Within this context the stage of `evaluation` is in the modes of its tracing in eval mode, its loss in eval mode,
+    and it has the buffers of `trained`.
+    """
+    stage = evaluation.stage
     held = dict(trained.named_buffers(remove_duplicate=False))
     for name, buffer in list(stage.named_buffers(remove_duplicate=False)):
         if name in held and held[name] is not buffer:
@@ -144,6 +148,7 @@ def evaluating(stage: StageModule, trained: StageModule) -> Iterator[None]:
     stage.eval()
     stage.set_traced_modes()
     try:
-        yield
+        with in_eval_mode(evaluation.loss):
+            yield
     finally:
         trained.train()

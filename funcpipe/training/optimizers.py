@@ -21,7 +21,8 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from funcpipe.errors import ModelError
-from funcpipe.training.recipe import OptimizerFactory
+from funcpipe.model.split.held_loss import trained_by
+from funcpipe.training.recipe import LossFunction, OptimizerFactory
 
 NAMED = "named_parameters"
 """A factory whose argument has this name is given pairs of name and parameter."""
@@ -40,16 +41,18 @@ class ParameterShape:
         return nn.Parameter(torch.zeros((), dtype=self.dtype).expand(self.shape))
 
 
-def trainable_shapes(model: nn.Module) -> tuple[ParameterShape, ...]:
-    """The trainable parameters of `model`, in its order; tied ones once, under their first name.
+def trainable_shapes(model: nn.Module, loss: LossFunction | None = None) -> tuple[ParameterShape, ...]:
+    """The trainable parameters of `model`, in its order, and then those of `loss`; tied ones once, under their first
+    name.
 
     Lazy ones, which have no shape yet, are left out. Raises ModelError for what is no module.
     """
     if not isinstance(model, nn.Module):
         raise ModelError(f"the model must be an nn.Module that is made already, got {model!r}")
+    named = [*model.named_parameters(), *({} if loss is None else trained_by(loss)).items()]
     return tuple(
         ParameterShape(name=name, shape=tuple(parameter.shape), dtype=parameter.dtype)
-        for name, parameter in model.named_parameters()
+        for name, parameter in named
         if parameter.requires_grad and not is_lazy(parameter)
     )
 

@@ -64,7 +64,7 @@ def check_for_model(recipe: Recipe, model: nn.Module) -> None:
     """Raise InputError or ModelError unless `recipe` works for `model`; without an optimiser, it cannot be tried."""
     followed(recipe.teachers, model)
     if recipe.optimizer is not no_optimizer:
-        check_recipe(recipe, trainable_shapes(model))
+        check_recipe(recipe, trainable_shapes(model, recipe.loss))
 
 
 def _made(recipe: Recipe, shapes: Sequence[ParameterShape]) -> tuple[Optimizer, LrSchedule]:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from funcpipe.errors import CorruptMessage, PlanError
 from funcpipe.model.split import StageModule
+from funcpipe.model.split.held_loss import of_loss, of_model
 from funcpipe.model.split.module_state import Attributes, decode_attributes, read_attributes, write_attributes
 from funcpipe.model.tensors import named_tensors
 from funcpipe.training.norms import GradientNorm, LossScale
@@ -49,10 +50,21 @@ class StageState:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The stage's part of the model's `state_dict`, shared tensors under all their names."""
-        return self._named({})
+        return of_model(self._named({}))
 
     def averaged_state_dict(self) -> dict[str, Tensor]:
         """The same with the averages of what is averaged; nothing if there is no average."""
+        return of_model(self._averaged())
+
+    def loss_state_dict(self) -> dict[str, Tensor]:
+        """What is trained, and kept between calls, of the loss, under the names that it has there."""
+        return of_loss(self._named({}))
+
+    def averaged_loss_state_dict(self) -> dict[str, Tensor]:
+        """The same with the averages of what is averaged; nothing if there is no average."""
+        return of_loss(self._averaged())
+
+    def _averaged(self) -> dict[str, Tensor]:
         length = len(AVERAGED)
         averaged = {name[length:]: tensor for name, tensor in self.tensors.items() if name.startswith(AVERAGED)}
         return self._named(averaged) if averaged else {}
@@ -65,6 +77,13 @@ class StageState:
 
     def attributes(self) -> Attributes:
         """The Python attributes that a forward leaves for the next one. Raises CorruptMessage if they are not."""
+        return of_model(self._attributes())
+
+    def loss_attributes(self) -> Attributes:
+        """Those that a call of the loss leaves for the next one."""
+        return of_loss(self._attributes())
+
+    def _attributes(self) -> Attributes:
         with mismatch_is_corrupt():
             return decode_attributes(self.settings.get(ATTRIBUTES, {}), self.tensors)
 

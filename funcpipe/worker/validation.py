@@ -129,7 +129,7 @@ class Validator:
         self._runner.adopt(self._keys.batch_messages(spec.worker))
         _log.info("validates after step %d, from batch %d of %d", step, first, len(self._batches))
         loader = self._open_loader()
-        with evaluating(self._evaluation.stage, self._runner.trained), loader or contextlib.nullcontext():
+        with evaluating(self._evaluation, self._runner.trained), loader or contextlib.nullcontext():
             for batch in self._batches[first:]:
                 self._look(leave, self._batch_s, self._batch_s * (len(self._batches) - batch.number))
                 began_s = time.monotonic()

@@ -75,7 +75,7 @@ def run_over_functions(
     recompute: bool = False,
     plan_changes: Mapping[str, Any] = {},
 ) -> dict[str, Tensor]:
-    """All tensors of the stages by name, after the same steps by functions, which are threads here.
+    """All tensors of the stages by name, those of the loss below "<loss>", after the same steps over threads.
 
     `plan_changes` are fields of the plan. Everything is checked first as `FuncPipe.train` does it. Threads share a
     random number generator, so nothing may draw.
@@ -130,8 +130,9 @@ def _job(
 
 def _trained(job: Job) -> dict[str, Tensor]:
     workers = run_workers(job, MemoryStorage())
-    states = [worker.computation.state().state_dict() for worker in workers.values()]
-    return {name: tensor for state in states for name, tensor in state.items()}
+    states = [worker.computation.state() for worker in workers.values()]
+    found = {name: tensor for state in states for name, tensor in state.state_dict().items()}
+    return found | {f"<loss>.{n}": tensor for state in states for n, tensor in state.loss_state_dict().items()}
 
 
 def worst_difference(script: Script, found: Mapping[str, Tensor], expected: nn.Module) -> tuple[float, str]:

@@ -34,9 +34,9 @@ def generator_states(names: Iterable[str] = tuple(GENERATORS)) -> dict[str, int]
 
 
 @contextlib.contextmanager
-def preserve_state(module: nn.Module) -> Iterator[None]:
-    """Restore, at the end, what `module` holds besides its parameters, and the random number generators."""
-    snapshot = Snapshot(module)
+def preserve_state(root: Any) -> Iterator[None]:
+    """Restore, at the end, what a module or another `root` holds besides parameters, and the generators' states."""
+    snapshot = Snapshot(root)
     states = {name: read() for name, (read, _) in GENERATORS.items()}
     try:
         yield

@@ -80,8 +80,8 @@ def read_state(model: nn.Module) -> State:
     known: dict[int, tuple[Any, Any]] = {}
     found: dict[Slot, Any] = {}
     for path, module in model.named_modules():
-        for name, value in _attributes_of(module):
-            found[Slot(path, name)] = _value(value, known, 0)
+        for name, value in attributes_of(module):
+            found[Slot(path, name)] = comparable(value, known)
     return found
 
 
@@ -90,7 +90,8 @@ def plain_attributes(module: nn.Module) -> dict[str, Any]:
     return {name: value for name, value in vars(module).items() if name not in _OWN}
 
 
-def _attributes_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
+def attributes_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """All attributes of `module` itself, and what the user's code may keep in its class, by name."""
     yield from plain_attributes(module).items()
     yield "training", module.training
     for name in ("_parameters", "_modules"):
@@ -99,10 +100,15 @@ def _attributes_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
     for name in _HOOKS:
         if vars(module).get(name):
             yield name, list(vars(module)[name].values())
-    for kind in user_classes(module):
-        for name, value in vars(kind).items():
-            if not name.startswith("__") and type(value) in (*PLAIN_CONTAINERS, *_NUMBERS):
-                yield f"{kind.__name__}.{name}", value
+    yield from class_values(module)
+
+
+def class_values(value: Any) -> Iterator[tuple[str, Any]]:
+    """The numbers and plain containers in the class of `value` that code may change there."""
+    for kind in user_classes(value):
+        for name, item in vars(kind).items():
+            if not name.startswith("__") and type(item) in (*PLAIN_CONTAINERS, *_NUMBERS):
+                yield f"{kind.__name__}.{name}", item
 
 
 class Reference(NamedTuple):
@@ -123,6 +129,11 @@ _FIXED = (
     *(torch.Generator, random.Random, np.random.Generator, np.random.RandomState),
 )
 """What is compared by identity. Random number generators of a model's own are refused by what they draw."""
+
+
+def comparable(value: Any, known: dict[int, tuple[Any, Any]]) -> Any:
+    """`value` as what can be kept and compared; objects met before are in `known`, by identity."""
+    return _value(value, known, 0)
 
 
 def _value(value: Any, known: dict[int, tuple[Any, Any]], depth: int) -> Any:

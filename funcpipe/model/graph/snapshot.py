@@ -22,13 +22,14 @@ LEAVES = (str, bytes, int, float, complex, bool, type(None), type, BuiltinFuncti
 
 
 class Snapshot:
-    """The present contents of all that is reachable from `model`: `restore` puts them back."""
+    """The present contents of all that is reachable from a module or another `root`: `restore` puts them back."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, root: Any) -> None:
+        modules = list(root.modules()) if isinstance(root, nn.Module) else [root]
         self._seen: dict[int, Any] = {}  # keeps the objects, so that no id comes twice
         self._undo: list[Callable[[], None]] = []
-        self._keep(model.modules())
-        for kind in {kind for module in model.modules() for kind in user_classes(module)}:
+        self._keep(modules)
+        for kind in {kind for module in modules for kind in user_classes(module)}:
             self._keep_class(kind)
 
     def restore(self) -> None:

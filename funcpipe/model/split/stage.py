@@ -1,6 +1,6 @@
 """One stage of a model: a module with its own layers and nothing else."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,9 @@ from funcpipe.model.graph.program import WHOLE, Call, attribute, resolve, run
 from funcpipe.model.graph.tree import Tree, flatten, tree_map
 from funcpipe.model.graph.values import NOTHING_CARRIED, Carried, Crossing, Statistic, Value
 from funcpipe.model.graph.whole_model import share_contents
+
+LOSS = "<loss>"
+"""Where the last stage holds what its loss trains and keeps; no module of a user's can have this path."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +136,15 @@ class StageModule(nn.Module):
         """Put each module into the mode in which it was traced."""
         for name, module in self._user_modules().items():
             module.training = self.training_modes.get(name, True)
+
+    def named_modules(
+        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Module]]:
+        """Those of the stage, and then those that hold what belongs to its loss."""
+        memo = set() if memo is None else memo
+        yield from super().named_modules(memo, prefix, remove_duplicate)
+        if LOSS in vars(self):
+            yield from vars(self)[LOSS].named_modules(memo, f"{prefix}.{LOSS}".lstrip("."), remove_duplicate)
 
     def _user_modules(self) -> dict[str, nn.Module]:
         found = dict(self.named_modules())
