@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from funcpipe.client.loss_calls import trying
 from funcpipe.client.open_data import open_data, sendable
 from funcpipe.core import Monitor, Plan, Precision, Routes, Validation, stages_of_layers
 from funcpipe.errors import DataError, FuncPipeError
@@ -17,7 +18,9 @@ from funcpipe.model.graph.batch_sizes import check_batch_sizes
 from funcpipe.model.graph.isolation import preserve_state
 from funcpipe.model.graph.modes import evaluation_mode
 from funcpipe.model.split import StageModule, split
+from funcpipe.model.split.held_loss import in_eval_mode, kept_names
 from funcpipe.model.split.matched import matched_bounds
+from funcpipe.training.adapters import loss_of_output
 from funcpipe.training.data import LoadedBatch, MapDataset, Step
 from funcpipe.training.data_source import Data, LoaderOptions
 from funcpipe.training.evaluation import StageEvaluation, evaluation_batches, named_outputs
@@ -130,26 +133,40 @@ def make_evaluation(
     dealt = evaluation_batches(len(made), plan)
     inputs = graph.signature.bind(first.args, first.kwargs)
     check_batch_sizes(graph, model, inputs, dealt.micro_batch_sizes, training=False, collated=collated)
-    _try(model, graph, first, Scores(loss, metrics), min(plan.micro_batch, len(made)), keep_outputs=keep_outputs)
+    _try(model, evaluation, first, min(plan.micro_batch, len(made)))
     return evaluation
 
 
-def _try(
-    model: nn.Module, graph: LayerGraph, batch: LoadedBatch, scores: Scores, samples: int, *, keep_outputs: bool
-) -> None:
-    """Measure one micro-batch as functions will. Raises DataError for a loss or a metric that fails on it."""
-    with preserve_state(model), evaluation_mode(model), torch.no_grad(), warnings.catch_warnings():
-        with autocast_to(graph.precision):
+def _try(model: nn.Module, evaluation: JobEvaluation, batch: LoadedBatch, samples: int) -> None:
+    """Measure one micro-batch as functions will. Raises DataError for a loss or a metric that fails on it, and for a
+    loss whose calls depend on those before.
+    """
+    loss, scores = evaluation.loss, Scores(evaluation.loss, evaluation.metrics)
+    with (
+        preserve_state(model),
+        evaluation_mode(model),
+        in_eval_mode(loss),
+        trying(loss or loss_of_output, loss or loss_of_output, seed=0) as calls,
+        torch.no_grad(),
+        warnings.catch_warnings(),
+    ):
+        with autocast_to(evaluation.graph.precision):
             output = model(*batch.args, **batch.kwargs)
-        if keep_outputs:
+        if evaluation.keep_outputs:
             named_outputs(output, samples)
         warnings.simplefilter("ignore")  # of metrics that have seen so few samples
         try:
             scores.add(output, batch.target, samples)
             scores.values([scores.part()], loss="loss")
+            names = "" if loss is None else kept_names(calls.carried(output, batch.target))
         except FuncPipeError:
             raise
         except Exception as error:
             raise DataError(
                 f"the loss or a metric fails on the first {samples} samples: {type(error).__name__}: {error}"
             ) from error
+        if names:
+            raise DataError(
+                f"each call of the loss in eval mode leaves {names} for the next one, so that a validation "
+                "would change what is trained; do that only where self.training is set"
+            )

@@ -52,14 +52,15 @@ class LossCalls:
                 "its own, where that stays as it was: return it from the model's forward, as one more output"
             )
 
-    def carried(self, output: Any, target: Any, value: Any) -> Carried:
-        """What calls leave for the next ones; the first was made by the caller, and returned `value`.
+    def carried(self, output: Any, target: Any, value: Any = None) -> Carried:
+        """What calls leave for the next ones; the first was made by the caller, and returned `value`, if it is given.
 
         Raises ModelError for what cannot be kept with a stage.
         """
         changed = differing(self._start, reached_state(self._loss))
         again = self._called(output, target)
-        if not changed and _equal(again, _numbers(value)):
+        once = self._called(output, target) if value is None else _numbers(value)
+        if not changed and _equal(again, once):
             return NOTHING_CARRIED
         self.restore()
         other = tree_map(output, _other_rows)
@@ -72,7 +73,7 @@ class LossCalls:
         if not slots and not _equal(alone, after):
             slots = changed
         slots = self._read_first(slots, other, target)
-        if not slots and not (_equal(alone, after) and _equal(again, _numbers(value))):
+        if not slots and not (_equal(alone, after) and _equal(again, once)):
             raise ModelError(
                 "the loss of the same output and target is another one when it is called again, by something that is "
                 f"kept between its calls where it cannot be found, such as a random number generator; {_WAY_OUT}"
@@ -106,7 +107,12 @@ class LossCalls:
         buffers, attributes = list[str](), list[str]()
         for slot in slots:
             module, name = modules.get(slot.path), _below(str(slot))
-            if module is None or "." in slot.attribute or slot.attribute in module._parameters:
+            if module is not None and slot.attribute in module._parameters:
+                raise ModelError(
+                    f"each call of the loss changes its parameter {_named([slot])}, besides the optimiser; compute "
+                    "with a changed copy instead, such as F.normalize(weight)"
+                )
+            if module is None or "." in slot.attribute:
                 raise ModelError(f"each call of the loss changes {_named([slot])} for the next one; {_WAY_OUT}")
             if slot.attribute in module._buffers:
                 buffers.append(name)

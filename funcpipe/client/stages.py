@@ -11,7 +11,7 @@ from funcpipe.core import Routes, TensorProfile, TiedParameter, find_routes, sta
 from funcpipe.errors import PlanError
 from funcpipe.model.graph import LayerGraph
 from funcpipe.model.split import StageModule, dump_stage, split, stage_bounds
-from funcpipe.model.split.held_loss import attach_loss, of_loss, trained_by
+from funcpipe.model.split.held_loss import attach_loss, kept_names, trained_by
 from funcpipe.model.split.matched import check_shared
 from funcpipe.training.adapters import loss_of_output
 from funcpipe.training.evaluation import StageEvaluation
@@ -117,9 +117,10 @@ def _check_order(job: Job) -> None:
     if names and calls > 1:
         whole = job.plan.global_batch
         raise PlanError(
-            f"each call of the loss leaves {', '.join(of_loss(dict.fromkeys(names)))} for the next one, and the plan "
-            f"calls it {calls} times for a global batch of {whole} samples, where one process calls it once; plan with "
-            f"micro-batches of the whole global batch: profile(micro_batch={whole}), optimize(global_batch={whole})"
+            f"each call of the loss leaves {kept_names(job.loss_carried)} for the next one, and the plan calls it "
+            f"{calls} times for a global batch of {whole} samples, where one process calls it once; plan with "
+            f"micro-batches of the whole global batch, profile(micro_batch={whole}) and optimize(global_batch={whole})"
+            ", or put modules of the loss in eval mode whose statistics are not to change"
         )
 
 

@@ -19,9 +19,9 @@ from tests.jobs.test_scripts import Residual, vectors
 class Margin(nn.Module):
     """Centres of classes, which are trained, and a temperature in a module of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, centres: int = 3) -> None:
         super().__init__()
-        self.centres = nn.Parameter(torch.randn(3, 3))
+        self.centres = nn.Parameter(torch.randn(centres, 3))
         self.scale = nn.Linear(1, 1)
         self.weight: Tensor
         self.register_buffer("weight", torch.tensor([1.0, 2.0, 1.0]))
@@ -190,6 +190,26 @@ class Counts:
         return F.cross_entropy(output, target) / self.calls
 
 
+class Normalised(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.weight.mul_(0.9)
+        return F.cross_entropy(output * self.weight.clone(), target)
+
+
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = torch.zeros(3, requires_grad=True)
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(output + self.bias, target)
+
+
 def counted() -> Any:
     calls = 0
 
@@ -231,9 +251,61 @@ def of(make_loss: Callable[[Any], Any], make: Callable[[], nn.Module] = Residual
         (of(lambda model: model.notes.loss, Fills), "the forward of the model changes loss.__self__.seen"),
         (of(lambda model: Counts()), "each call of the loss changes loss.calls for the next one.*nn.Module"),
         (of(lambda model: counted()), "each call of the loss changes loss.calls for the next one.*nn.Module"),
+        (of(lambda model: Normalised()), "each call of the loss changes its parameter loss.weight.*F.normalize"),
+        (of(lambda model: Plain()), "loss.bias requires a gradient, but is no parameter.*nn.Parameter"),
         (of(lambda model: Draws()), "is another one when it is called again"),
     ],
 )
 def test_a_loss_that_would_have_stale_copies_is_refused(make: Made, said: str) -> None:
     with pytest.raises(ModelError, match=said):
         run_over_functions(Script(make=make, samples=vectors), stages=1)
+
+
+class Criterion(Residual):
+    """Holds its own loss, which has nothing that is trained."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
+
+
+class Logs:
+    """Every call writes anew what it is made of."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, Any] = {}
+
+    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
+        loss = F.cross_entropy(output, target)
+        self.parts["loss"], self.last = loss.item(), loss
+        return loss
+
+
+class Distilled(nn.Module):
+    """With a frozen teacher of the model's class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher = Residual(1).requires_grad_(False).eval()
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        taught: Tensor = self.teacher(output.repeat(1, 8))
+        return F.cross_entropy(output, target) + F.mse_loss(output, taught)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        of(lambda model: model.criterion, Criterion),
+        of(lambda model: Logs()),
+        of(lambda model: Distilled()),
+        of(lambda model: nn.CrossEntropyLoss()),
+    ],
+)
+def test_an_ordinary_loss_trains_as_before(make: Made) -> None:
+    script = Script(make=make, samples=lambda: vectors(16))
+    found = run_over_functions(script, stages=1)
+    model, _ = run_script(script)
+    difference, name = worst_difference(script, found, model)
+    assert difference < EQUAL, name
+    assert not any(name.startswith("<loss>") for name in found)

@@ -20,6 +20,8 @@ T = TypeVar("T")
 
 _BELOW = f"{LOSS}."
 
+_SHOWN = 4
+
 
 def trained_by(loss: Callable[..., Any]) -> dict[str, nn.Parameter]:
     """The trainable parameters that `loss` reaches, by name: those of a module in its order, each once."""
@@ -73,6 +75,12 @@ def in_eval_mode(loss: Callable[..., Any] | None) -> Iterator[None]:
     finally:
         for module, mode in zip(modules, modes, strict=True):
             module.training = mode
+
+
+def kept_names(carried: Carried) -> str:
+    """What calls of a loss leave for the next ones, for a message."""
+    names = list(of_loss(dict.fromkeys(carried.names)))
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
 def block_names(names: Iterable[str]) -> tuple[str, ...]:
