@@ -21,7 +21,7 @@ _OUTPUTS: dict[str, dict[str, str]] = {
     "simulate": {"trace": "trace"},
     "provision": {"figure": ""},
     "fit-loss": {"output": ""},
-    "train": {"trace": "trace", "output": "", "averaged_output": "", "best": ""},
+    "train": {"trace": "trace", "output": "", "averaged_output": "", "best": "", "loss_output": ""},
     "predict": {"output": ""},
     "export": {"output": ""},
     "report": {"figure": "", "perfetto": "", "output": ""},

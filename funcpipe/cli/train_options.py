@@ -67,6 +67,11 @@ def add_train(verbs: Any) -> None:
     output.add_argument(
         "--averaged-output", metavar="FILE", help="write the state_dict with those averages (--ema), as with -o"
     )
+    output.add_argument(
+        "--loss-output",
+        metavar="FILE",
+        help="write the state_dict of a loss that has parameters of its own, as with -o",
+    )
 
 
 def add_verify(verbs: Any) -> None:

@@ -46,6 +46,8 @@ def train(options: argparse.Namespace) -> None:
         write_somewhere(result.averaged_state_dict(), options.averaged_output, f"{result.run}-averaged")
     if options.best:
         write_somewhere(result.best_state_dict(), options.best, f"{result.run}-best")
+    if options.loss_output:
+        write_somewhere(result.loss_state_dict(), options.loss_output, f"{result.run}-loss")
     summary: dict[str, Any] = {"run": result.run, "losses": result.losses, "cost_usd": result.bill.cost_usd}
     summary |= {"bill": to_plain(result.bill), "trace": options.trace, "model": output}
     summary["skipped_steps"] = result.skipped_steps
@@ -53,7 +55,7 @@ def train(options: argparse.Namespace) -> None:
         summary["validations"] = [{"step": report.step, **report.values} for report in result.validations]
         summary["best_step"] = result.best_step
     written = {"trace": options.trace, "model": output}
-    written |= {"averaged": options.averaged_output, "best": options.best}
+    written |= {"averaged": options.averaged_output, "best": options.best, "loss": options.loss_output}
     told = partial(render.training_result, result, plan.estimate, written, _kept_in(options))
     render.show(options.json, render.as_json(summary), told)
 
@@ -85,6 +87,7 @@ def _model_file(options: argparse.Namespace) -> str | None:
     """
     check_model_file(options.averaged_output)
     check_model_file(options.best)
+    check_model_file(options.loss_output)
     if options.detach or options.output is not None or (options.keep_model and options.storage is not None):
         check_model_file(options.output)
         return str(options.output) if options.output is not None else None
