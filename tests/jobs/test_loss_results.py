@@ -50,7 +50,7 @@ def functions(faults: FunctionFaults | None = None) -> Iterator[MemoryStorage]:
 
 def made(loss: type[nn.Module]) -> tuple[Residual, Any]:
     torch.manual_seed(0)
-    return Residual(2), loss()
+    return Residual(blocks=2), loss()
 
 
 def plan(micro_batch: int, replicas: int = 1) -> Plan:
@@ -62,7 +62,7 @@ def plan(micro_batch: int, replicas: int = 1) -> Plan:
         sync=Sync.PIPELINED,
         wire=Wire.FP32,
         platform="local",
-        stages=even_stages([layer.name for layer in trace(Residual(2), (torch.randn(2, 24),)).layers], 2),
+        stages=even_stages([layer.name for layer in trace(Residual(blocks=2), (torch.randn(2, 24),)).layers], 2),
     )
 
 
@@ -160,4 +160,4 @@ def test_what_was_trained_of_another_loss_is_not_loaded() -> None:
             (Margin(centres=4), "'centres' has shape"),
         ):
             with pytest.raises(ModelError, match=f"run run-1 trained another loss: {said}"):
-                FuncPipe(Residual(2), loss_fn=other).load("run-1", storage=storage)
+                FuncPipe(Residual(blocks=2), loss_fn=other).load("run-1", storage=storage)

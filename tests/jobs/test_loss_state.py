@@ -268,7 +268,7 @@ class Criterion(Residual):
     """Holds its own loss, which has nothing that is trained."""
 
     def __init__(self) -> None:
-        super().__init__(2)
+        super().__init__(blocks=2)
         self.criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
 
 
@@ -289,7 +289,7 @@ class Distilled(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.teacher = Residual(1).requires_grad_(False).eval()
+        self.teacher = Residual(blocks=1).requires_grad_(False).eval()
 
     def forward(self, output: Tensor, target: Tensor) -> Tensor:
         taught: Tensor = self.teacher(output.repeat(1, 8))

@@ -1,7 +1,8 @@
 """The model's own train() and eval() decide which modules are in which mode, as in a user's script."""
 
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from funcpipe.errors import ModelError
 from funcpipe.model.graph import trace
 from funcpipe.model.graph.modes import evaluation_mode, training_mode
 from funcpipe.model.split import split
-from funcpipe.training.evaluation import evaluating
+from funcpipe.training.evaluation import StageEvaluation, evaluating
 from tests.jobs.scripts import EQUAL, Script, run_over_functions, run_script, worst_difference
 
 SAMPLES = 22
@@ -215,7 +216,7 @@ def test_evaluation_has_the_modes_of_the_own_eval(whole: bool) -> None:
     model = KeepsOn(whole=whole)
     graphs = [trace(model, (torch.randn(4, 8),), training=training) for training in (True, False)]
     training, evaluation = (split(graph, [(0, len(graph.layers))])[0] for graph in graphs)
-    with evaluating(evaluation, training):
+    with evaluating(cast(StageEvaluation, SimpleNamespace(stage=evaluation, loss=None)), training):
         assert {name for name, module in evaluation.named_modules() if name and module.training} == {"body.0.2"}
     assert all(module.training for module in training.modules())
 

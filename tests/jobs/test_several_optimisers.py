@@ -162,7 +162,7 @@ class Trained:
             result = launch(prepare(job, session, learned=self.learned))
         finally:
             platform.stop_all()
-        self.learned = write_back(result, self.model, job.epochs)
+        self.learned = write_back(result, self.model, F.mse_loss, job.epochs)
 
 
 def real_and_generated(generator: nn.Module, round_number: int) -> list[tuple[Tensor, Tensor]]:

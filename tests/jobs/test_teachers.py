@@ -294,7 +294,7 @@ def test_training_again_goes_on_with_the_teacher() -> None:
     for _ in range(2):
         learner = Learner(model=model, recipe=recipe, learned=learned)
         job = make_job(learner, data, plan, SampleOrder(shuffle=False), RunSettings())
-        learned = write_back(Threads().run(job, learned=learned), model, job.epochs)
+        learned = write_back(Threads().run(job, learned=learned), model, loss, job.epochs)
     twice = replace(script, epochs=2)
     assert_found(twice, model.state_dict(), run_script(twice, [BY_STEP]))
 
