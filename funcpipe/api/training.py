@@ -57,9 +57,11 @@ class FuncPipe(Evaluating):
     Teacher or several, are frozen parts of the module that average other parts of it. `blocks` are paths of modules
     that become one layer each, whatever is inside. Module and loss compute in `precision`, "bf16" and "fp16" as under
     `torch.autocast`. A step with NaN or infinite numbers ends the run, is left out, or is taken all the same:
-    `on_nan` is "stop", "skip" or "ignore". Stages run eagerly: `compile=True` and a model or a loss that torch.compile
-    has wrapped are refused. Training updates `model`. Raises InputError for these, and for an optimiser or a scheduler
-    that cannot be made, or cannot be saved and continued.
+    `on_nan` is "stop", "skip" or "ignore". Where the loss of a batch is not the mean of its micro-batches' losses,
+    `train` refuses it, unless `coupled` is "accumulate": then it trains on that mean, as gradient accumulation does.
+    Stages run eagerly: `compile=True` and a model or a loss that torch.compile has wrapped are refused. Training
+    updates `model`. Raises InputError for these, and for an optimiser or a scheduler that cannot be made, or cannot be
+    saved and continued.
     """
 
     _learned: Learned | None = None

@@ -145,6 +145,14 @@ def _add_model(verb: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         "stop",
         "when a loss or gradients are NaN or infinite, end the run, skip that step, or train on",
     )
+    add_choice(
+        training,
+        "--coupled",
+        ["refuse", "accumulate"],
+        "refuse",
+        "when the loss of a batch is not the mean of its micro-batches' losses, start nothing, or train on their mean, "
+        "as gradient accumulation does",
+    )
     training.add_argument(
         "--seed",
         type=whole(0, 2**63 - 1),

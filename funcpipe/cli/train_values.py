@@ -41,6 +41,7 @@ def plan_and_model(options: argparse.Namespace) -> "tuple[Plan, FuncPipe]":
         teachers=teachers_of(options.teachers),
         precision=options.precision or plan.precision,
         on_nan=options.on_nan,
+        coupled=options.coupled,
         name=options.model,
         blocks=options.blocks,
     )

@@ -86,6 +86,7 @@ def read_status(
         saved_step=saved_step,
         workers=tuple(worker_status(record, number, worker) for number, worker in enumerate(life.workers)),
         validation=validation,
+        loss_over=record.loss_over,
     )
 
 

@@ -73,6 +73,7 @@ def _check_same_job(job: Job, record: RunRecord) -> None:
         ("scheduler", record.lr_schedule, job.recipe.lr_schedule),
         ("average", record.average, job.recipe.averaged_by),
         ("teachers", record.teachers, job.recipe.taught_by),
+        ("losses over", record.loss_over or "samples", job.recipe.loss_over or "samples"),
         ("precision", record.precision.value, job.recipe.precision.value),
     ):
         if before != now:

@@ -1,5 +1,6 @@
 """What is to be trained: a model as layers, its plan, its loss, its optimiser and its data."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -10,7 +11,8 @@ from funcpipe.client.evaluation import JobEvaluation, as_validation, make_evalua
 from funcpipe.client.loss_reach import check_reach
 from funcpipe.client.open_data import open_data, sendable
 from funcpipe.client.rehearsal import carried_by_loss, rehearse
-from funcpipe.core import Plan, PlatformSpec, RunSettings, Validation, Wire, checks
+from funcpipe.client.spread_samples import SpreadSamples, spread_samples
+from funcpipe.core import Coupled, Plan, PlatformSpec, RunSettings, Validation, Wire, checks
 from funcpipe.core.validation import LOSS
 from funcpipe.errors import InvalidValue
 from funcpipe.model.graph import LayerGraph, trace
@@ -18,7 +20,7 @@ from funcpipe.model.graph.batch_sizes import check_batch_sizes
 from funcpipe.model.graph.held import with_followed
 from funcpipe.model.graph.values import NOTHING_CARRIED, Carried
 from funcpipe.platforms.catalog import load_spec
-from funcpipe.training.data import Batches, MapDataset, load_batch
+from funcpipe.training.data import Batches, LoadedBatch, MapDataset, load_batch
 from funcpipe.training.data_source import Data, LoaderOptions
 from funcpipe.training.first_batch import first_batch
 from funcpipe.training.hook_trial import check_hooks
@@ -28,6 +30,8 @@ from funcpipe.training.recipe import Recipe, check_precision, no_optimizer
 from funcpipe.training.shards import ShardedSamples, sharded_samples
 from funcpipe.training.stored_data import PreparedData
 from funcpipe.training.teacher_checks import followed, warn_of_copies
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,9 +196,30 @@ def make_job(
     inputs = graph.signature.bind(first.args, first.kwargs)
     sizes = job.batches.micro_batch_sizes
     check_batch_sizes(graph, learner.model, inputs, sizes, collated=opening.collated)
-    tried = rehearse if settings.rehearse else carried_by_loss
-    job = replace(job, loss_carried=tried(learner.model, learner.recipe, first, seed=order.seed))
+    if job.recipe.coupled is Coupled.ACCUMULATE:
+        _log.warning("losses are means over %s, whatever the loss makes of a whole batch", job.recipe.loss_over)
+    if settings.rehearse:
+        spread = _spread(job, made, first)
+        carried = rehearse(learner.model, learner.recipe, first, seed=order.seed, spread=spread)
+    else:
+        carried = carried_by_loss(learner.model, learner.recipe, first, seed=order.seed)
+    job = replace(job, loss_carried=carried)
     return job if validation is None else _validated(job, learner, as_validation(validation))
+
+
+def _spread(job: Job, dataset: MapDataset, first: LoadedBatch) -> SpreadSamples | None:
+    """Samples to try the loss on; None where each global batch is one micro-batch, or none is missed across them."""
+    batches = job.batches
+    if job.recipe.coupled is Coupled.ACCUMULATE or min(batches.global_batch, job.samples) <= batches.micro_batch:
+        return None
+    return spread_samples(
+        dataset,
+        job.loading.collate,
+        first=first,
+        samples=job.samples,
+        micro_batch=batches.micro_batch,
+        global_batch=batches.global_batch,
+    )
 
 
 def _validated(job: Job, learner: Learner, validation: Validation) -> Job:

@@ -223,6 +223,7 @@ def _record(prepared: PreparedRun, keys: Keys) -> RunRecord:
         lr_schedule=job.recipe.lr_schedule,
         average=job.recipe.averaged_by,
         teachers=job.recipe.taught_by,
+        loss_over=job.recipe.loss_over,
         precision=job.recipe.precision,
         losses=resumed.losses if resumed is not None else (),
         skipped_steps=resumed.skipped_steps if resumed is not None else (),

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from funcpipe.client.loss_calls import trying
-from funcpipe.client.rehearsal_loss import OFF, check_is_mean, described, loss_of, names_of
+from funcpipe.client.loss_trial import check_is_mean
+from funcpipe.client.rehearsal_loss import OFF, described, loss_of, names_of
+from funcpipe.client.spread_samples import SpreadSamples
 from funcpipe.core import OnNan
 from funcpipe.errors import DataError, FuncPipeError, ModelError
 from funcpipe.model.graph.autocast import autocast_to
@@ -39,9 +41,12 @@ _AT_A_TIME_BYTES = 64 << 20
 """About how many bytes of parameters are copied at a time, to be updated."""
 
 
-def rehearse(model: nn.Module, recipe: Recipe, batch: LoadedBatch, *, seed: int) -> Carried:
+def rehearse(
+    model: nn.Module, recipe: Recipe, batch: LoadedBatch, *, seed: int, spread: SpreadSamples | None = None
+) -> Carried:
     """Train `model` on `batch`, the first samples of the dataset in its own order, and forget it.
 
+    With `spread` samples, the loss of a batch must be the mean of its micro-batches' losses, as far as they show.
     Returns what calls of the loss leave for the next ones.
 
     Raises DataError for samples or a loss that cannot be trained with, ModelError for the model or its optimiser. Where
@@ -67,16 +72,17 @@ def rehearse(model: nn.Module, recipe: Recipe, batch: LoadedBatch, *, seed: int)
             if stops:
                 raise kind(f"{said}. {OFF}")
             _log.warning("%s. The run goes on in spite of it: on_nan is %r", said, recipe.on_nan.value)
-        else:
-            check_is_mean(recipe.loss, output, batch.target, loss, seed=seed)
-        number = loss.item()
+        number, finite = loss.item(), math.isfinite(loss.item())
         _backward(model, loss, trained)
-        carried = calls.carried(tree_map(output, _detached), batch.target, loss)
-        del output, loss
+        output = tree_map(output, _detached)
+        carried = calls.carried(output, batch.target, loss)
+        del loss
         try_hooks(model, hooks, seed=seed, scales_loss=recipe.precision.scales_loss)
         if stops:
             _check_gradients(trained, number)
         _update(trained, trainable_shapes(model, recipe.loss), recipe, seed=seed)
+        if spread is not None and finite:
+            check_is_mean(model, recipe, batch, output, spread, seed=seed)
     _log.info("one micro-batch was trained on here in %.2f s, and nothing is wrong with it", time.monotonic() - began_s)
     return carried
 

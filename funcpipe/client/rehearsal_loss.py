@@ -1,24 +1,23 @@
 """The loss of the first micro-batch: whether the loss function takes the output, and returns what training needs."""
 
-import math
+import contextlib
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from funcpipe.errors import DataError, FuncPipeError, ModelError
+from funcpipe.model.graph.isolation import preserve_state
 from funcpipe.model.graph.source_location import is_user_code
-from funcpipe.model.graph.tree import tree_map
-from funcpipe.training.adapters import loss_of_output
 from funcpipe.training.recipe import LossFunction
 from funcpipe.training.rng import seed_loss
 
 OFF = "rehearse=False (--no-rehearsal) starts without this check"
 
-_MEAN = "it must return the mean over the samples that it is given, as torch's losses do with reduction='mean'"
+MEAN = "it must return the mean over the samples that it is given, as torch's losses do with reduction='mean'"
 
 
 def loss_of(loss: LossFunction, output: Any, target: Any, *, seed: int) -> Tensor:
@@ -38,11 +37,11 @@ def loss_of(loss: LossFunction, output: Any, target: Any, *, seed: int) -> Tenso
         ) from error
     _check_shapes(warned, output, target)
     if not isinstance(found, Tensor):
-        raise DataError(f"the loss function returns a {type(found).__name__}, not a tensor: {_MEAN}")
+        raise DataError(f"the loss function returns a {type(found).__name__}, not a tensor: {MEAN}")
     if found.numel() != 1:
-        raise DataError(f"the loss function returns {described(found)}, not one number: {_MEAN}")
+        raise DataError(f"the loss function returns {described(found)}, not one number: {MEAN}")
     if not found.is_floating_point():
-        raise DataError(f"the loss function returns {described(found)}, which has no gradient: {_MEAN}")
+        raise DataError(f"the loss function returns {described(found)}, which has no gradient: {MEAN}")
     if not found.requires_grad:
         raise ModelError(
             "the loss has no gradient: nothing that requires one leads to it. Either no parameter of the model "
@@ -63,37 +62,11 @@ def _check_shapes(warned: list[warnings.WarningMessage], output: Any, target: An
         warnings.showwarning(one.message, one.category, one.filename, one.lineno)
 
 
-def check_is_mean(loss: LossFunction, output: Any, target: Any, number: Tensor, *, seed: int) -> None:
-    """Raise DataError for a loss that adds up over samples: the same ones twice make it twice as large, and so on.
-
-    Micro-batches are weighted by their samples, so that it would be too large, and depend on the plan.
-    """
-    one = number.item()
-    if loss is loss_of_output or abs(one) < torch.finfo(torch.float32).tiny:
-        return
-    sizes = {tensor.shape[:1] for _, tensor in (*names_of(output, ""), *names_of(target, ""))}
-    if len(sizes) != 1 or sizes == {torch.Size([])}:
-        return  # not by samples
-    for times in (2, 3):
-        with torch.no_grad():
-            seed_loss(seed, 0, 0)
-            try:
-                more = loss(_repeated(output, times), _repeated(target, times)).item()
-            except Exception:  # noqa: BLE001 - a loss may be for batches of one size
-                return
-        if not math.isclose(more, times * one, rel_tol=1e-3):
-            return
-    raise DataError(
-        f"the loss is a sum over samples, not their mean: {one:.6g} for the first micro-batch, and {more:.6g} for "
-        f"the same samples three times; {_MEAN}. {OFF}"
-    )
-
-
-def _repeated(value: Any, times: int) -> Any:
-    def repeat(item: Any) -> Any:
-        return torch.cat([item.detach()] * times) if isinstance(item, Tensor) else item
-
-    return tree_map(value, repeat)
+@contextlib.contextmanager
+def preserved(loss: Any) -> Iterator[None]:
+    """Leave a loss that is a module as it is."""
+    with preserve_state(loss) if isinstance(loss, nn.Module) else contextlib.nullcontext():
+        yield
 
 
 def names_of(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:

@@ -36,7 +36,7 @@ class RunStatus:
 
     `explanation` says why the `verdict` is what it is; a resumed run would continue after `saved_step`. `halt` says why
     the run ends early, if it does. Of a run that is `kept`, which has finished, only the model is left.
-    `validation` is the newest.
+    `validation` is the newest. `loss_over` is what losses are means over, if not over samples.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.status/1"
@@ -53,6 +53,7 @@ class RunStatus:
     workers: tuple[WorkerStatus, ...]
     kept: bool = False
     validation: ValidationReport | None = None
+    loss_over: str | None = None
 
     @property
     def step(self) -> int:
@@ -98,6 +99,7 @@ def finished_status(record: RunRecord, finished: FinishedRun, validation: Valida
         workers=workers,
         kept=True,
         validation=validation,
+        loss_over=record.loss_over,
     )
 
 

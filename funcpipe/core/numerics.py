@@ -46,3 +46,13 @@ class OnNan(Enum):
     STOP = "stop"
     SKIP = "skip"
     IGNORE = "ignore"
+
+
+class Coupled(Enum):
+    """What follows where the loss of a batch is not the mean of its micro-batches' losses.
+
+    `REFUSE` starts nothing; `ACCUMULATE` trains on the mean of their losses, as gradient accumulation does.
+    """
+
+    REFUSE = "refuse"
+    ACCUMULATE = "accumulate"

@@ -260,7 +260,8 @@ class RunRecord:
     nothing; `spent_usd` and `elapsed_s` are what those cost and took. The steps before `began_step` were no part of
     this run: it goes on with what a run before it had learned. `lr_schedule`, `average` and `teachers`
     say in words how the learning rate is scheduled, the parameters are averaged, and parts of the model average others;
-    `precision` is what the layers compute in; `shard_order` is there if the data lies in shards.
+    `precision` is what the layers compute in; `shard_order` is there if the data lies in shards; `loss_over` says what
+    losses are means over, if not over samples.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.run/1"
@@ -284,6 +285,7 @@ class RunRecord:
     lr_schedule: str | None = None
     average: str | None = None
     teachers: str | None = None
+    loss_over: str | None = None
     began_step: int = 0
     precision: Precision = Precision.FP32
     skipped_steps: tuple[int, ...] = ()

@@ -59,7 +59,12 @@ _JOB = SimpleNamespace(
     plan=PLAN,
     prices=_PRICES,
     recipe=SimpleNamespace(
-        clip_grad_norm=None, lr_schedule=None, averaged_by=None, taught_by=None, precision=Precision.FP32
+        clip_grad_norm=None,
+        lr_schedule=None,
+        averaged_by=None,
+        taught_by=None,
+        loss_over=None,
+        precision=Precision.FP32,
     ),
     message_deadline_s=60.0,
     shards=None,

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from funcpipe.core import Interval, OnNan, Precision, checks
+from funcpipe.core import Coupled, Interval, OnNan, Precision, checks
 from funcpipe.errors import InvalidValue, PlanError
 from funcpipe.model.graph.autocast import autocast_to
 from funcpipe.training.averaging import EMA, SWA
@@ -36,7 +36,8 @@ class Recipe:
     Its gradient is clipped to the norm `clip_grad_norm`, if that is given. What `scheduler` makes is stepped once in
     each `scheduler_interval`, or, if it is a ReduceLROnPlateau, after each validation, with its `scheduler_monitor`.
     `average` is the average of the parameters that is kept; `teachers` are parts of the model that average other parts.
-    The model and the loss compute in `precision`; `on_nan` is what follows where a step's numbers are not finite.
+    The model and the loss compute in `precision`; `on_nan` is what follows where a step's numbers are not finite,
+    `coupled` where the loss of a batch is not the mean of its micro-batches' losses.
     """
 
     loss: LossFunction
@@ -49,6 +50,7 @@ class Recipe:
     teachers: tuple[Teacher, ...] = ()
     precision: Precision = Precision.FP32
     on_nan: OnNan = OnNan.STOP
+    coupled: Coupled = Coupled.REFUSE
 
     def __post_init__(self) -> None:
         if self.clip_grad_norm is not None:
@@ -73,6 +75,11 @@ class Recipe:
     def taught_by(self) -> str | None:
         """The teachers in words that a run's record holds, None without any."""
         return ", ".join(map(str, self.teachers)) or None
+
+    @property
+    def loss_over(self) -> str | None:
+        """What losses are means over, in words that a run's record holds; None for samples."""
+        return "micro-batches, as in gradient accumulation" if self.coupled is Coupled.ACCUMULATE else None
 
     @property
     def exchanges_norms(self) -> bool:
@@ -128,12 +135,13 @@ class RecipeKeywords(TypedDict, total=False):
     teachers: Teacher | Sequence[Teacher]
     precision: Precision | str
     on_nan: OnNan | str
+    coupled: Coupled | str
 
 
 def recipe_with(loss: LossFunction, optimizer: OptimizerFactory, keywords: RecipeKeywords) -> Recipe:
     """The recipe of these; raises InvalidValue."""
     given: dict[str, Any] = dict(keywords)
-    words = (("scheduler_interval", Interval), ("precision", Precision), ("on_nan", OnNan))
+    words = (("scheduler_interval", Interval), ("precision", Precision), ("on_nan", OnNan), ("coupled", Coupled))
     given |= {field: checks.choice(field, given[field], kind) for field, kind in words if field in given}
     given["teachers"] = as_teachers(given.get("teachers", ()))
     return Recipe(loss=loss, optimizer=optimizer, **given)

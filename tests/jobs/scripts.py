@@ -91,10 +91,17 @@ def verify(script: Script, *, stages: int = 2, replicas: int = 1) -> Verificatio
     return verify_run(_trained(job), job.plain_training(model), steps=job.steps, tolerance=TOLERANCE)
 
 
-def job_of(script: Script, *, stages: int = 2, replicas: int = 1) -> Job:
+def job_of(
+    script: Script,
+    *,
+    stages: int = 2,
+    replicas: int = 1,
+    schedule: ScheduleKind = ScheduleKind.GPIPE,
+    recompute: bool = False,
+) -> Job:
     """The script's job, checked as `FuncPipe.train` does it."""
     model, loss = script.made()
-    return _job(script, model, loss, stages, replicas, ScheduleKind.GPIPE, recompute=False)
+    return _job(script, model, loss, stages, replicas, schedule, recompute)
 
 
 def _job(

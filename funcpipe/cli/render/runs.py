@@ -144,6 +144,8 @@ def run_status(found: "RunStatus", storage: str, console: Console) -> None:
     title = f"{found.run}: step {found.step} of {found.steps}, {found.run_s:.0f} s, ${found.run_usd:.6f}"
     print_table(console, title, columns, rows)
     console.print(f"{found.verdict.value}: {found.explanation}", markup=False)
+    if found.loss_over is not None:
+        console.print(f"losses are means over {found.loss_over}", markup=False)
     if found.halt is not None:
         console.print(f"ends early: {found.halt}", markup=False)
     for command in commands_after(found, storage):

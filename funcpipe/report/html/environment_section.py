@@ -27,6 +27,7 @@ def _rows(material: Material) -> Iterator[tuple[str, str]]:
         yield "data", f"{record.samples:,} samples, {record.epochs} epochs, {record.steps} steps"
         yield "ran on", record.platform
         yield "learning rate", record.lr_schedule or "constant"
+        yield "losses are means over", record.loss_over or "samples"
     if material.finished is not None:
         used = sorted({report.instructions for report in material.finished.workers if report.instructions})
         yield "processor instructions", ", ".join(used) or "not told"
