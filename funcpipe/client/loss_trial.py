@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 _ROUNDING = 1e-4
 _PARTS = 4
 _OUTPUT = ".0"  # the path of outputs among pairs of output and target
-_MOST_BYTES = 32 << 20
+_MOST_BYTES = 2 << 20
 """Of outputs that are used several times."""
 
 
@@ -94,11 +94,9 @@ class _Trial:
         many = sample_rows((self.output, self.first.target), own, (output, batch.target), count)
         if few is None or many is None or few.varies:
             return None
-        for rows in (few, many, self._wider(many)):
-            if rows is None or rows.samples == 1:
-                continue
+        for rows in (few, self._wider(many) or many):
             try:
-                found = self._compared(rows) or found
+                found = self._compared(rows, again=rows is few) or found
             except _Incomparable:
                 return Compared.nothing()
             except Exception:  # noqa: BLE001 - a loss may be for batches of one size
@@ -125,8 +123,11 @@ class _Trial:
         found = sample_rows((wider, targets.take(range(count))), count, (output, target), rows.samples)
         return found if found is not None and found.form == rows.form else None
 
-    def _compared(self, found: SampleRows) -> Compared | None:
-        """The loss of all samples of `found`, outputs and targets, beside that of parts of them."""
+    def _compared(self, found: SampleRows, *, again: bool) -> Compared | None:
+        """The loss of all samples of `found`, outputs and targets, beside that of parts of them.
+
+        If it is to be computed `again`, it must be the same.
+        """
         named = zip(found.tree.paths(""), found.leaves, strict=True)
         leaves = [tree_map(leaf, _with_gradient) if path.startswith(_OUTPUT) else leaf for path, leaf in named]
         given = found.of(leaves)
@@ -138,7 +139,7 @@ class _Trial:
 
         rows = range(found.samples)
         whole, gradients = evaluated(rows)
-        if evaluated(rows)[0] != whole:
+        if again and evaluated(rows)[0] != whole:
             raise _Incomparable
         if not math.isfinite(whole):
             return None
