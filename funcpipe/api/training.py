@@ -59,9 +59,10 @@ class FuncPipe(Evaluating):
     `torch.autocast`. A step with NaN or infinite numbers ends the run, is left out, or is taken all the same:
     `on_nan` is "stop", "skip" or "ignore". Where the loss of a batch is not the mean of its micro-batches' losses,
     `train` refuses it, unless `coupled` is "accumulate": then it trains on that mean, as gradient accumulation does.
-    Stages run eagerly: `compile=True` and a model or a loss that torch.compile has wrapped are refused. Training
-    updates `model`. Raises InputError for these, and for an optimiser or a scheduler that cannot be made, or cannot be
-    saved and continued.
+    With the `reduction` "weighted" the loss returns its sum and what that weighs, such as a number of tokens; with
+    "tokens" torch's mean over targets that are not ignored. Stages run eagerly: `compile=True` and a model or a loss
+    that torch.compile has wrapped are refused. Training updates `model`. Raises InputError for these, and for an
+    optimiser or a scheduler that cannot be made, or cannot be saved and continued.
     """
 
     _learned: Learned | None = None

@@ -147,6 +147,13 @@ def _add_model(verb: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     )
     add_choice(
         training,
+        "--reduction",
+        ["mean", "weighted", "tokens"],
+        "mean",
+        "what the loss returns: a mean over samples, (sum, weight), or torch's mean over targets that are not ignored",
+    )
+    add_choice(
+        training,
         "--coupled",
         ["refuse", "accumulate"],
         "refuse",

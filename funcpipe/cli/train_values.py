@@ -42,6 +42,7 @@ def plan_and_model(options: argparse.Namespace) -> "tuple[Plan, FuncPipe]":
         precision=options.precision or plan.precision,
         on_nan=options.on_nan,
         coupled=options.coupled,
+        reduction=options.reduction,
         name=options.model,
         blocks=options.blocks,
     )

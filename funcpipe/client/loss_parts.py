@@ -3,22 +3,26 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from funcpipe.client.rehearsal_loss import MEAN, OFF
+from funcpipe.core import Reduction
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """The loss of a batch as a `whole`, and the losses of its `parts` with how many samples they have.
+    """The loss of a batch of so many `samples` as a `whole`, and the losses of its `parts` with what these weigh: their
+    samples, or the weights that the loss returns.
 
     Their gradients are `apart` by this share of themselves; None where there are none.
     """
 
     whole: float = 0.0
-    parts: tuple[tuple[float, int], ...] = ()
+    parts: tuple[tuple[float, float], ...] = ()
+    samples: int = 0
     apart: float | None = None
     tolerance: float = 0.0
 
@@ -31,31 +35,30 @@ class Compared:
     def of(
         cls,
         whole: float,
-        parts: Sequence[tuple[float, int]],
+        parts: Sequence[tuple[float, float]],
         *,
+        samples: int,
+        weight: float,
         gradients: Sequence[Tensor],
         sums: Sequence[Tensor],
         tolerance: float,
     ) -> "Compared":
-        """With the `gradients` of the whole, and the `sums` of those of its parts by their shares of the samples."""
+        """With the `gradients` of the whole, of this `weight`, and the `sums` of those of its parts by their shares."""
+        adds_up = math.isclose(weight, sum(own for _, own in parts), rel_tol=tolerance)
         apart = _norm([a.double() - b for a, b in zip(gradients, sums, strict=True)])
         size = max(_norm(gradients), _norm(sums))
         return cls(
             whole=whole,
             parts=tuple(parts),
-            apart=None if not size else apart / size if math.isfinite(apart) else math.inf,
+            samples=samples,
+            apart=math.inf if not (adds_up and math.isfinite(apart)) else apart / size if size else None,
             tolerance=tolerance,
         )
 
     @property
-    def samples(self) -> int:
-        """How many there are."""
-        return sum(count for _, count in self.parts)
-
-    @property
     def mean(self) -> float:
         """The mean of the losses of the parts."""
-        return sum(loss * count for loss, count in self.parts) / max(self.samples, 1)
+        return sum(loss * weight for loss, weight in self.parts) / (sum(weight for _, weight in self.parts) or 1.0)
 
     @property
     def differs(self) -> bool:
@@ -69,8 +72,24 @@ class Compared:
         return math.isclose(self.whole, sum(loss for loss, _ in self.parts), rel_tol=max(self.tolerance, 1e-3))
 
 
-def as_refused(found: Compared, global_batch: int) -> str:
+def mean_and_weight(found: Any, samples: int) -> tuple[Tensor, float]:
+    """The mean of what a loss function has found for so many samples, and what that weighs."""
+    if not isinstance(found, tuple):
+        return found.reshape(()), float(samples)
+    total, weight = found
+    return (total / weight if weight else total * 0), weight
+
+
+def as_refused(found: Compared, global_batch: int, reduction: Reduction = Reduction.MEAN) -> str:
     """What is wrong with such a loss, and what to do."""
+    if reduction is not Reduction.MEAN:
+        return (
+            f"the loss of a batch is not the sum over its micro-batches, divided by the sum of their weights, as "
+            f"reduction={reduction.value!r} says: it is {found.whole:.6g} for {found.samples} samples together, and "
+            f"{found.mean:.6g} from parts of them. With 'weighted', return sums of terms that do not depend on other "
+            "samples, and of their weights; with 'tokens', the mean over all targets that are not ignored, as "
+            f"torch.nn.functional.cross_entropy gives it, unshifted. {OFF}"
+        )
     if found.is_sum:
         return (
             f"the loss is a sum over samples, not their mean: {found.whole:.6g} for {found.samples} samples, and "
@@ -79,10 +98,12 @@ def as_refused(found: Compared, global_batch: int) -> str:
     gradients = "" if not found.apart or math.isinf(found.apart) else f" (gradients differ by {found.apart:.2g} of it)"
     return (
         f"the loss of a batch is not the mean of its micro-batches' losses: it is {found.whole:.6g} for "
-        f"{found.samples} samples together, and the mean over parts of {found.parts[0][1]} is "
+        f"{found.samples} samples together, and the mean over parts of {found.parts[0][1]:.0f} is "
         f"{found.mean:.6g}{gradients}. A function computes one micro-batch at a time, so what samples of different "
         "micro-batches have in common would be missing: what contrasts or ranks samples, or a mean over something else "
-        "than samples, such as tokens that are no padding or weights of classes. Either plan for one micro-batch per "
+        "than samples, such as tokens that are no padding or weights of classes. Such a mean is exact if the loss "
+        "returns (sum, weight) and reduction='weighted' is given, or 'tokens' for torch's mean over targets that are "
+        "not ignored. For all others, either plan for one micro-batch per "
         f"global batch (micro_batch={global_batch}, replicas=1), or give coupled='accumulate' (--coupled accumulate) "
         f"to train on the mean of the micro-batches' losses, as gradient accumulation does. {OFF}"
     )

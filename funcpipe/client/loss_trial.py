@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from funcpipe.client.loss_parts import Compared, as_refused
+from funcpipe.client.loss_parts import Compared, as_refused, mean_and_weight
 from funcpipe.client.model_trial import compare_model
 from funcpipe.client.rehearsal_loss import preserved
 from funcpipe.client.sample_rows import SampleRows, sample_rows
@@ -54,7 +54,7 @@ def check_is_mean(
     if found is None:
         _log.info("whether the loss of a batch is the mean of its micro-batches' losses could not be tried")
     elif found.differs:
-        raise DataError(as_refused(found, samples.global_batch))
+        raise DataError(as_refused(found, samples.global_batch, recipe.reduction))
 
 
 class _Incomparable(Exception):
@@ -133,45 +133,49 @@ class _Trial:
         given = found.of(leaves)
         into = [item for leaf in leaves for item in flatten(leaf)[0] if _has_gradient(item)]
 
-        def evaluated(chosen: Sequence[int]) -> tuple[float, list[Tensor | None]]:
+        def evaluated(chosen: Sequence[int]) -> tuple[float, float, list[Tensor | None]]:
             output, target = given.take(chosen)
-            return self._evaluated(output, target, into)
+            return self._evaluated(output, target, into, len(chosen))
 
         rows = range(found.samples)
-        whole, gradients = evaluated(rows)
+        whole, weight, gradients = evaluated(rows)
         if again and evaluated(rows)[0] != whole:
             raise _Incomparable
-        if not math.isfinite(whole):
+        if not math.isfinite(whole) or not weight:
             return None
         size = max(1, -(-len(rows) // _PARTS))
         parts = [rows[i : i + size] for i in range(0, len(rows), size)]
         losses, sums = [], [None if g is None else torch.zeros_like(g, dtype=torch.float64) for g in gradients]
         for part in parts:
-            loss, own = evaluated(part)
-            losses.append((loss, len(part)))
+            loss, own_weight, own = evaluated(part)
+            losses.append((loss, own_weight))
             for total, gradient in zip(sums, own, strict=True):
                 if total is not None and gradient is not None:
-                    total.add_(gradient.double(), alpha=len(part) / len(rows))
+                    total.add_(gradient.double(), alpha=own_weight / weight)
         return Compared.of(
             whole,
             losses,
+            samples=len(rows),
+            weight=weight,
             gradients=[g for g in gradients if g is not None],
             sums=[s for s in sums if s is not None],
             tolerance=max(_ROUNDING, 4 * self.recipe.precision.rounding, *(_rounding(leaf) for leaf in into)),
         )
 
-    def _evaluated(self, output: Any, target: Any, into: Sequence[Tensor]) -> tuple[float, list[Tensor | None]]:
-        """The loss, and its gradients with respect to `into`."""
+    def _evaluated(
+        self, output: Any, target: Any, into: Sequence[Tensor], samples: int
+    ) -> tuple[float, float, list[Tensor | None]]:
+        """The loss, the weight of what it is the mean over, and its gradients with respect to `into`."""
         seed_loss(self.seed, 0, 0)
         before = generator_states()
         with preserved(self.recipe.loss), torch.enable_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            loss = self.recipe.cast_loss(output, target).reshape(())
+            loss, weight = mean_and_weight(self.recipe.cast_loss(output, target), samples)
             if generator_states() != before:
                 raise _Incomparable
         none: list[Tensor | None] = [None] * len(into)
         gradients = torch.autograd.grad(loss, into, allow_unused=True) if loss.requires_grad and into else none
-        return loss.item(), list(gradients)
+        return loss.item(), weight, list(gradients)
 
 
 def _copied(value: Any) -> Any:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from funcpipe.client.loss_parts import Compared
+from funcpipe.client.loss_parts import Compared, mean_and_weight
 from funcpipe.client.rehearsal_loss import preserved
 from funcpipe.client.sample_rows import grown_dims
 from funcpipe.client.spread_samples import SpreadSamples
@@ -51,18 +51,19 @@ def compare_model(model: nn.Module, recipe: Recipe, samples: SpreadSamples, *, s
                 continue
             if whole.draws or any(part.draws for part in parts):
                 return Compared.nothing()
-            if math.isfinite(whole.loss):
+            if math.isfinite(whole.loss) and whole.weight:
                 return _compared(whole, parts, recipe)
     return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
-    """The loss of so many samples; the tensors of the model's output, and the gradients of the loss with respect to
-    them. `draws` says whether random numbers were drawn.
+    """The loss of so many samples, and what they weigh; the tensors of the model's output, and the gradients of the
+    loss with respect to them. `draws` says whether random numbers were drawn.
     """
 
     loss: float
+    weight: float
     samples: int
     outputs: tuple[Tensor, ...]
     gradients: tuple[Tensor | None, ...]
@@ -76,11 +77,12 @@ def _run(model: nn.Module, recipe: Recipe, batch: LoadedBatch, samples: int, see
         before = generator_states()
         with autocast_to(recipe.precision):
             output = model(*batch.args, **batch.kwargs)
-            loss = recipe.loss(output, batch.target).reshape(())
+            loss, weight = mean_and_weight(recipe.cast_loss(output, batch.target), samples)
         outputs = tuple(leaf for leaf in flatten(output)[0] if isinstance(leaf, Tensor) and leaf.requires_grad)
         gradients = torch.autograd.grad(loss, outputs, allow_unused=True) if outputs and loss.requires_grad else ()
         return _Run(
             loss=loss.item(),
+            weight=weight,
             samples=samples,
             outputs=tuple(tensor.detach() for tensor in outputs),
             gradients=gradients,
@@ -89,7 +91,7 @@ def _run(model: nn.Module, recipe: Recipe, batch: LoadedBatch, samples: int, see
 
 
 def _compared(whole: _Run, parts: Sequence[_Run], recipe: Recipe) -> Compared:
-    measures = [(whole.loss, sum(part.loss * part.samples / whole.samples for part in parts))]
+    measures = [(whole.loss, sum(part.loss * part.weight / whole.weight for part in parts))]
     if all(len(part.gradients) == len(whole.gradients) for part in parts):
         for number in range(len(whole.gradients)):
             measures += _measures(whole, parts, number)
@@ -97,7 +99,8 @@ def _compared(whole: _Run, parts: Sequence[_Run], recipe: Recipe) -> Compared:
     apart = [abs(a - b) / max(abs(a), abs(b), floor) for a, b in measures if max(abs(a), abs(b)) > 0]
     return Compared(
         whole=whole.loss,
-        parts=tuple((part.loss, part.samples) for part in parts),
+        parts=tuple((part.loss, part.weight) for part in parts),
+        samples=whole.samples,
         apart=max((value if math.isfinite(value) else math.inf for value in apart), default=0.0),
         tolerance=max(_ROUNDING, 4 * recipe.precision.rounding, *(_rounding(tensor) for tensor in whole.outputs)),
     )
@@ -116,7 +119,7 @@ def _measures(whole: _Run, parts: Sequence[_Run], number: int) -> Iterator[tuple
     if not grown and not output.dim():
         yield (
             float(gradient * output),
-            sum(float(own * value) * p.samples / whole.samples for p, value, own in pairs if own is not None),
+            sum(float(own * value) * p.weight / whole.weight for p, value, own in pairs if own is not None),
         )
     first = 0
     for part, _, own in pairs if grown else ():
@@ -126,7 +129,7 @@ def _measures(whole: _Run, parts: Sequence[_Run], number: int) -> Iterator[tuple
             each = gradient.size(dim) // whole.samples
             rows = rows.narrow(dim, first * each, part.samples * each)
         first += part.samples
-        yield _norm(rows), _norm(own) * part.samples / whole.samples
+        yield _norm(rows), _norm(own) * part.weight / whole.weight
 
 
 @contextlib.contextmanager

@@ -66,7 +66,7 @@ def rehearse(
         with autocast_to(recipe.precision):
             output = _forward(model, batch)
             calls.check_untouched("the forward of the model")
-            loss = loss_of(recipe.loss, output, batch.target, seed=seed)
+            loss = loss_of(recipe.cast_loss, output, batch.target, seed=seed)
         if not math.isfinite(loss.item()):
             kind, said = _not_finite(model, batch, output, loss.item())
             if stops:

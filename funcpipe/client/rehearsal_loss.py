@@ -14,6 +14,7 @@ from funcpipe.model.graph.isolation import preserve_state
 from funcpipe.model.graph.source_location import is_user_code
 from funcpipe.training.recipe import LossFunction
 from funcpipe.training.rng import seed_loss
+from funcpipe.training.weighted_loss import WeightedLoss
 
 OFF = "rehearse=False (--no-rehearsal) starts without this check"
 
@@ -36,6 +37,13 @@ def loss_of(loss: LossFunction, output: Any, target: Any, *, seed: int) -> Tenso
             f"model's output is {described(output)}, the target is {described(target)}{_hint(output, target)}"
         ) from error
     _check_shapes(warned, output, target)
+    if isinstance(found, tuple) and isinstance(loss, WeightedLoss):
+        found = found[0] / found[1] if found[1] else found[0]
+    if isinstance(found, tuple) and len(found) == 2:
+        raise DataError(
+            "the loss function returns a tuple, not a tensor; for a sum and its weight give reduction='weighted' "
+            f"(--reduction weighted), or else {MEAN}"
+        )
     if not isinstance(found, Tensor):
         raise DataError(f"the loss function returns a {type(found).__name__}, not a tensor: {MEAN}")
     if found.numel() != 1:

@@ -47,6 +47,11 @@ def check_servable(job: Job, updates: Updates) -> None:
         raise PlanError(
             "a parameter server does not share a loss scale with its workers; train with precision='bf16' or 'fp32'"
         )
+    if recipe.is_weighted:
+        raise PlanError(
+            "a parameter server does not learn the weights of losses; train by a plan, or with a loss that is a mean "
+            "over samples, without reduction"
+        )
     if recipe.scheduler is not None:
         optimizer = made_optimizer(recipe.optimizer, small_parameters(job.trainable))
         if isinstance(recipe.scheduler(optimizer), ReduceLROnPlateau):

@@ -70,8 +70,8 @@ def make_stages(job: Job, data: RunData) -> tuple[PreparedStage, ...]:
         if job.recipe.exchanges_norms:
             raise PlanError(
                 "the plan divides the optimiser over replicas, each of which updates its split before the norm of the "
-                "whole gradient is known; train without clip_grad_norm, precision='fp16' and on_nan='skip', or plan "
-                "without shard_optimizer"
+                "whole gradient is known, or the weight of a loss with a reduction; train without clip_grad_norm, "
+                "precision='fp16', on_nan='skip' and reduction, or plan without shard_optimizer"
             )
         named = {**dict(job.graph.module.named_parameters()), **trained_by(job.recipe.loss)}
         check_sharding(job.recipe.optimizer, routes, named)

@@ -18,7 +18,7 @@ from funcpipe.core.json_form import from_text, read, to_text, write
 from funcpipe.core.loss_model import InverseLoss, LossModel, WeightedLoss
 from funcpipe.core.market import Gpu, Machine, Market
 from funcpipe.core.names import WorkerId, worker_name
-from funcpipe.core.numerics import Coupled, Numerics, OnNan, Precision
+from funcpipe.core.numerics import Coupled, Numerics, OnNan, Precision, Reduction
 from funcpipe.core.observation import Observation, Quantity
 from funcpipe.core.plan import Optimality, Plan, SolverReport, Stage, TrainingSpec
 from funcpipe.core.platform import LIST_KEYS, MB, FunctionSize, PlatformSpec
@@ -131,6 +131,7 @@ __all__ = [
     "ProvisionTable",
     "Quantity",
     "Recompute",
+    "Reduction",
     "Refusal",
     "Rented",
     "ReplicaMark",

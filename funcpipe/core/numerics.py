@@ -48,6 +48,17 @@ class OnNan(Enum):
     IGNORE = "ignore"
 
 
+class Reduction(Enum):
+    """What a loss function returns: a mean over samples, a sum and its weight, or a mean over targets.
+
+    With `TOKENS` it is torch's mean over targets that are not ignored, or weighted by their classes.
+    """
+
+    MEAN = "mean"
+    WEIGHTED = "weighted"
+    TOKENS = "tokens"
+
+
 class Coupled(Enum):
     """What follows where the loss of a batch is not the mean of its micro-batches' losses.
 

@@ -118,6 +118,8 @@ class InTurn:
                     worker.measure_norm()
                     for other in self.workers:
                         other[r].norm.add_stage(s, worker.norm.squares(s))
+                        if s == len(self.workers) - 1 and worker.norm.weight is not None:
+                            other[r].norm.add_weight(worker.norm.weight)
 
     def take_sum(self, stage: int, replica: int, total: Tensor) -> None:
         """Give one replica the sum of all replicas' gradients."""

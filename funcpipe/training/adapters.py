@@ -40,8 +40,10 @@ class LossWithTarget:
         self._target = target
 
     def __call__(self, output: Any) -> Tensor:
-        """The loss of `output` against the target."""
-        return self._loss(output, self._target)
+        """The loss of `output` against the target; of a weighted one, its sum."""
+        found = self._loss(output, self._target)
+        loss: Tensor = found[0] if isinstance(found, tuple) else found
+        return loss
 
 
 class DatasetFactory:

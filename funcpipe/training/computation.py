@@ -5,6 +5,7 @@ parameters run on the sums; `norm` is that of the whole model; the optimiser and
 with the sums. Every order of tasks that the graph of the step allows gives the same bits.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
@@ -76,8 +77,8 @@ class Computation:
         self._summed_here = [p for p in parameters if not self.tied.is_borrowed(p)]
         self._hooks = ParameterHooks(hooks, trainable_of(stage, {shape.name for shape in whole}), seed=seed)
         self._statistics = RunningStatistics(stage)
-        extras = self._statistics.contributions()
-        self._flat = FlatGradient(self._summed_here, extras, wire_sync) if replicas > 1 else None
+        self._weighs = recipe.is_weighted and stage.is_last
+        self._flat = FlatGradient(self._summed_here, self._extras(), wire_sync) if replicas > 1 else None
         self._optimizer = StageOptimizer(stage, recipe, whole, seed=seed)
         self._teachers = TeacherUpdate(recipe.teachers, stage)
         self._average: WeightAverage | None = None
@@ -124,7 +125,7 @@ class Computation:
 
     def flatten(self) -> None:
         """Complete the vector of the step's gradients and of what else the replicas sum."""
-        self.flat.complete(self._statistics.contributions())
+        self.flat.complete(self._extras())
 
     @property
     def flat(self) -> FlatGradient:
@@ -172,6 +173,9 @@ class Computation:
         else:
             own = sum_of_squares(map(self._hooked, self._summed_here))
         self.norm.add_stage(self._stage_number, own)
+        if self._weighs:
+            weight = self.passes.weight if self._flat is None else float(self._flat.summed_extras()[-1])
+            self.norm.add_weight(weight / self._step.samples)
 
     def _hooked(self, parameter: nn.Parameter) -> Tensor | None:
         """The gradient of a parameter that this stage sums, as its hooks leave it; the sum stays, for other stages."""
@@ -184,6 +188,8 @@ class Computation:
         Raises NotFinite if these are not finite, and that is to end the run.
         """
         statistics = self._unpack()
+        if self._weighs and self.norm.weight is not None:
+            self.passes.loss_sum = self.passes.loss_sum / self.norm.weight if self.norm.weight else math.nan
         self.tied.finish_step()
         self._hooks.replace_gradients(loss_factor=self.norm.loss_factor)
         if not self.is_sharded:
@@ -232,8 +238,16 @@ class Computation:
         if self._residuals is not None:
             self._residuals.restore(state)
 
+    def _extras(self) -> list[Tensor]:
+        """What the replicas sum besides gradients: what running statistics add, and, last, the weight of the loss."""
+        added = self._statistics.contributions()
+        wide = any(parameter.dtype is torch.float64 for parameter in self._summed_here)
+        weight = torch.tensor([self.passes.weight], dtype=torch.float64 if wide else torch.float32)
+        return [*added, weight] if self._weighs else added
+
     def _unpack(self) -> list[Tensor]:
         """Give the parameters what the replicas have summed; the summed contributions to the running statistics."""
         if self._flat is None:
             return self._statistics.contributions()
-        return list(self._flat.unpack_parameters() if self.is_sharded else self._flat.unpack_gradients())
+        summed = list(self._flat.unpack_parameters() if self.is_sharded else self._flat.unpack_gradients())
+        return summed[:-1] if self._weighs else summed

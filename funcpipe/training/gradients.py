@@ -134,7 +134,7 @@ class FlatGradient:
         """Give every parameter its summed gradient; returns the summed extras."""
         for parameter in self.layout.parameters:
             parameter.grad = self.summed(parameter)
-        return self._summed_extras()
+        return self.summed_extras()
 
     def unpack_parameters(self) -> tuple[Tensor, ...]:
         """Copy the parameters out of a vector in which updated parameters have replaced the gradients; returns the
@@ -143,9 +143,10 @@ class FlatGradient:
         with torch.no_grad():
             for number, parameter in enumerate(self.layout.parameters):
                 parameter.copy_(_in_form_of(parameter, self._values(number)))
-        return self._summed_extras()
+        return self.summed_extras()
 
-    def _summed_extras(self) -> tuple[Tensor, ...]:
+    def summed_extras(self) -> tuple[Tensor, ...]:
+        """The head of the vector, which the replicas have summed, as the extra tensors."""
         return tuple(view.to(dtype) for view, dtype in zip(self._extras(), self._extra_dtypes, strict=True))
 
     def _values(self, number: int) -> Tensor:

@@ -45,8 +45,9 @@ class LossScale:
 class GradientNorm:
     """Collects the squared gradients of all stages in one worker, step by step, and derives the gradients' factor.
 
-    Unless gradients are clipped, the loss is scaled, or steps that are not finite are left out, nothing depends on the
-    norm, and it is not measured. `skipped` says whether the last step was not taken, because its norm was not finite.
+    Unless gradients are clipped, the loss is scaled, steps that are not finite are left out, or the loss is `weighted`,
+    nothing depends on the norm, and it is not measured. The sum of weights comes with the last stage's norm. `skipped`
+    says whether the last step was not taken, because its norm was not finite.
     """
 
     def __init__(
@@ -55,9 +56,12 @@ class GradientNorm:
         clip_grad_norm: float | None = None,
         loss_scale: LossScale | None = None,
         on_nan: OnNan = OnNan.IGNORE,
+        weighted: bool = False,
     ) -> None:
         self._clip_grad_norm = clip_grad_norm
         self._on_nan = on_nan
+        self._weighted = weighted
+        self.weight: float | None = None
         self.skipped = False
         self._squares: dict[int, float] = {}
         self.loss_scale = loss_scale
@@ -65,7 +69,8 @@ class GradientNorm:
     @property
     def is_needed(self) -> bool:
         """Whether anything depends on the norm."""
-        return self._clip_grad_norm is not None or self.loss_scale is not None or self._on_nan is OnNan.SKIP
+        clips = self._clip_grad_norm is not None
+        return clips or self.loss_scale is not None or self._on_nan is OnNan.SKIP or self._weighted
 
     @property
     def loss_factor(self) -> float:
@@ -75,6 +80,10 @@ class GradientNorm:
     def add_stage(self, stage: int, squares: float) -> None:
         """Record the sum of the squares of a stage's scaled gradients."""
         self._squares[stage] = squares
+
+    def add_weight(self, weight: float) -> None:
+        """Record the weight of the step's loss, for each of its samples, by which gradients are to be divided."""
+        self.weight = weight
 
     def squares(self, stage: int) -> float:
         """What was recorded of a stage."""
@@ -91,7 +100,7 @@ class GradientNorm:
         Raises NotFinite if that is to end the run, and no loss scale makes them finite.
         """
         squares, self._squares = self._squares, {}
-        unscale = 1.0 / self.loss_factor
+        unscale = self._per_weight() / self.loss_factor
         norm = math.sqrt(_sum(squares.values())) * unscale if _finite(squares.values()) else math.nan
         finite = math.isfinite(norm)
         if self.loss_scale is not None:
@@ -107,6 +116,16 @@ class GradientNorm:
             return unscale
         clip = self._clip_grad_norm / (norm + _EPSILON)
         return unscale * (1.0 if clip > 1 else clip)
+
+    def _per_weight(self) -> float:
+        """What the gradients of a weighted loss are multiplied by."""
+        weight, self.weight = self.weight, None
+        if not self._weighted:
+            return 1.0
+        assert weight is not None, "the last stage tells the weight before the step ends"
+        if not weight and self._on_nan is OnNan.STOP:
+            raise NotFinite("the weights of all losses of the step add up to 0, so that it has no loss")
+        return 1.0 / weight if weight else math.nan
 
 
 def sum_of_squares(tensors: Iterable[Tensor | None]) -> float:

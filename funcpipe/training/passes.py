@@ -45,6 +45,7 @@ class _MicroBatch:
     activations: dict[str, Tensor] = field(default_factory=dict)
     roots: dict[str, GradientEdge] = field(default_factory=dict)
     loss: Tensor | None = None
+    weight: float = 0.0
     gradients: dict[int, Mapping[str, Tensor]] = field(default_factory=dict)
     input_gradients: dict[str, Tensor] = field(default_factory=dict)
 
@@ -53,9 +54,10 @@ class Passes:
     """Runs one replica's micro-batches through its stage.
 
     The loss of a micro-batch is weighted by its share of the global batch's samples, so that the summed gradients are
-    those of the loss averaged over the global batch, however the batch is cut. With `recompute`, activations are
-    dropped after the forward and computed again in the backward. `loss_sum` and `samples` add up over the step. A loss
-    that is not finite ends the run, or makes all gradients of its step so, as `recipe.on_nan` says.
+    those of the loss averaged over the global batch, however the batch is cut. Of a weighted loss they are those of its
+    sum, divided by the samples of the global batch. With `recompute`, activations are dropped after the forward and
+    computed again in the backward. `loss_sum`, `weight` and `samples` add up over the step. A loss that is not finite
+    ends the run, or makes all gradients of its step so, as `recipe.on_nan` says.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Passes:
     ) -> None:
         self._stage = stage
         self._loss = recipe.cast_loss
+        self._is_weighted = recipe.is_weighted
         self._skips = recipe.on_nan is OnNan.SKIP
         self._finiteness = finiteness
         self._seed = seed
@@ -71,6 +74,7 @@ class Passes:
         self._carried = CarriedValues(stage, recompute=recompute, undoes=self._skips)
         self._held: dict[int, _MicroBatch] = {}
         self.loss_sum = 0.0
+        self.weight = 0.0
         self.samples = 0
 
     def begin_step(self, step: Step, micro_batches: Iterable[int], take: Callable[[int], Batch]) -> None:
@@ -80,6 +84,7 @@ class Passes:
         self._held = {m: _MicroBatch() for m in micro_batches}
         self._carried.begin_step()
         self.loss_sum = 0.0
+        self.weight = 0.0
         self.samples = 0
 
     def end_step(self, *, undo: bool = False) -> None:
@@ -102,6 +107,7 @@ class Passes:
             self._run(held, micro_batch)
         if held.loss is not None:
             self.samples += len(self._step.micro_batches[micro_batch])
+            self.weight += held.weight
             self.loss_sum += held.loss.item() * self._step.samples
             self._finiteness.check_loss(held.loss.item(), self._step.number, micro_batch)
 
@@ -154,14 +160,17 @@ class Passes:
         if self._stage.is_last:
             with SHARED_GENERATORS.computing():
                 seed_loss(self._seed, self._step.number, micro_batch)
-                loss = self._mean_loss(output, target)
-            held.loss = loss * (len(indices) / self._step.samples)
+                held.loss, held.weight = self._share_of_loss(output, target, len(indices))
 
-    def _mean_loss(self, output: Any, target: Any) -> Tensor:
+    def _share_of_loss(self, output: Any, target: Any, samples: int) -> tuple[Tensor, float]:
+        """What the micro-batch adds to the loss of the step, and its weight."""
         loss = self._loss(output, target)
+        if self._is_weighted:
+            total, weight = loss
+            return total / self._step.samples, weight
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise DataError("the loss function must return one number, the mean over the samples that it is given")
-        return loss.reshape(())
+        return loss.reshape(()) * (samples / self._step.samples), float(samples)
 
 
 def _summed(gradients: Mapping[int, Mapping[str, Tensor]]) -> dict[str, Tensor]:

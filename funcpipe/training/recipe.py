@@ -4,19 +4,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from funcpipe.core import Coupled, Interval, OnNan, Precision, checks
+from funcpipe.core import Coupled, Interval, OnNan, Precision, Reduction, checks
 from funcpipe.errors import InvalidValue, PlanError
 from funcpipe.model.graph.autocast import autocast_to
 from funcpipe.training.averaging import EMA, SWA
 from funcpipe.training.norms import GradientNorm, LossScale
 from funcpipe.training.teachers import Teacher, as_teachers
+from funcpipe.training.weighted_loss import WeightedLoss
 
-LossFunction = Callable[[Any, Any], Tensor]
-"""The mean loss over a batch, of the model's output and the target."""
+LossFunction = Callable[[Any, Any], Any]
+"""The mean loss over a batch, of the model's output and the target; or, if that is declared, a sum and its weight."""
 
 OptimizerFactory = Callable[..., Optimizer]
 """Makes the optimiser of the parameters that it is given; if its argument is called `named_parameters`, of pairs of
@@ -37,7 +37,8 @@ class Recipe:
     each `scheduler_interval`, or, if it is a ReduceLROnPlateau, after each validation, with its `scheduler_monitor`.
     `average` is the average of the parameters that is kept; `teachers` are parts of the model that average other parts.
     The model and the loss compute in `precision`; `on_nan` is what follows where a step's numbers are not finite,
-    `coupled` where the loss of a batch is not the mean of its micro-batches' losses.
+    `coupled` where the loss of a batch is not the mean of its micro-batches' losses. `reduction` is what the loss
+    returns.
     """
 
     loss: LossFunction
@@ -51,6 +52,7 @@ class Recipe:
     precision: Precision = Precision.FP32
     on_nan: OnNan = OnNan.STOP
     coupled: Coupled = Coupled.REFUSE
+    reduction: Reduction = Reduction.MEAN
 
     def __post_init__(self) -> None:
         if self.clip_grad_norm is not None:
@@ -79,12 +81,21 @@ class Recipe:
     @property
     def loss_over(self) -> str | None:
         """What losses are means over, in words that a run's record holds; None for samples."""
+        if self.is_weighted:
+            weighs = self.reduction is Reduction.WEIGHTED
+            return "the weights that the loss returns" if weighs else "targets that are not ignored"
         return "micro-batches, as in gradient accumulation" if self.coupled is Coupled.ACCUMULATE else None
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether the loss of a step is a sum over all its micro-batches, divided by the sum of their weights."""
+        return self.reduction is not Reduction.MEAN
 
     @property
     def exchanges_norms(self) -> bool:
         """Whether a step depends on the norm of all stages' gradients, whatever the plan."""
-        return self.clip_grad_norm is not None or self.precision.scales_loss or self.on_nan is OnNan.SKIP
+        clips = self.clip_grad_norm is not None
+        return clips or self.precision.scales_loss or self.on_nan is OnNan.SKIP or self.is_weighted
 
     def gradient_norm(self, *, small_range: bool = False) -> GradientNorm:
         """What collects the norm of one worker's steps; with a loss scale in fp16, and where gradients travel in 16-bit
@@ -92,12 +103,17 @@ class Recipe:
         """
         scales = small_range or self.precision.scales_loss
         return GradientNorm(
-            clip_grad_norm=self.clip_grad_norm, loss_scale=LossScale() if scales else None, on_nan=self.on_nan
+            clip_grad_norm=self.clip_grad_norm,
+            loss_scale=LossScale() if scales else None,
+            on_nan=self.on_nan,
+            weighted=self.is_weighted,
         )
 
     @property
     def cast_loss(self) -> LossFunction:
-        """The loss as it is computed: under autocast to `precision`."""
+        """The loss as it is computed: under autocast to `precision`; a weighted one as a sum and its weight."""
+        if self.is_weighted:
+            return WeightedLoss(self.loss, self.reduction, self.precision)
         return self.loss if self.precision is Precision.FP32 else CastLoss(self.loss, self.precision)
 
 
@@ -108,7 +124,7 @@ class CastLoss:
     loss: LossFunction
     precision: Precision
 
-    def __call__(self, output: Any, target: Any) -> Tensor:
+    def __call__(self, output: Any, target: Any) -> Any:
         """The loss of `output` against `target`."""
         with autocast_to(self.precision):
             return self.loss(output, target)
@@ -136,12 +152,16 @@ class RecipeKeywords(TypedDict, total=False):
     precision: Precision | str
     on_nan: OnNan | str
     coupled: Coupled | str
+    reduction: Reduction | str
 
 
 def recipe_with(loss: LossFunction, optimizer: OptimizerFactory, keywords: RecipeKeywords) -> Recipe:
     """The recipe of these; raises InvalidValue."""
     given: dict[str, Any] = dict(keywords)
-    words = (("scheduler_interval", Interval), ("precision", Precision), ("on_nan", OnNan), ("coupled", Coupled))
+    words = (
+        *(("scheduler_interval", Interval), ("precision", Precision), ("on_nan", OnNan)),
+        *(("coupled", Coupled), ("reduction", Reduction)),
+    )
     given |= {field: checks.choice(field, given[field], kind) for field, kind in words if field in given}
     given["teachers"] = as_teachers(given.get("teachers", ()))
     return Recipe(loss=loss, optimizer=optimizer, **given)

@@ -5,6 +5,7 @@ data would have measured:
 
     samples                 how many
     loss                    the sum of the loss over samples, in double precision
+    weight                  what the sum is to be divided by: the samples, or the weights that the loss returns
     value/NAME              the sum of a function's value over samples
     updates/NAME            how often a torchmetric was updated
     state/NAME/STATE        a state of a torchmetric, combined by the reduction that it declares
@@ -13,6 +14,7 @@ data would have measured:
 
 import copy
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -80,7 +82,8 @@ class Scores:
     def begin(self) -> None:
         """Begin a new part."""
         self._samples = 0
-        self._sums = {"loss": 0.0, **{f"value/{name}": 0.0 for name, m in self._metrics.items() if _is_function(m)}}
+        values = [f"value/{name}" for name, metric in self._metrics.items() if _is_function(metric)]
+        self._sums = dict.fromkeys(("loss", "weight", *values), 0.0)
         for metric in self._metrics.values():
             if is_torchmetric(metric):
                 metric.reset()
@@ -89,7 +92,13 @@ class Scores:
         """Add a micro-batch of so many samples. Raises DataError for a loss or metric that is not one number."""
         self._samples += samples
         if self._loss is not None:
-            self._sums["loss"] += _number("the loss function", self._loss(output, target)) * samples
+            found = self._loss(output, target)
+            if isinstance(found, tuple):
+                total, weight = found[0].item(), found[1]
+            else:
+                total, weight = _number("the loss function", found) * samples, float(samples)
+            self._sums["loss"] += total
+            self._sums["weight"] += weight
         for name, metric in self._metrics.items():
             if is_torchmetric(metric):
                 metric.update(output, target)
@@ -112,7 +121,8 @@ class Scores:
         samples = sum(int(part["samples"]) for part in parts)
         found = {}
         if self._loss is not None:
-            found[loss] = _total(parts, "loss") / max(samples, 1)
+            weight = _total(parts, "weight")
+            found[loss] = _total(parts, "loss") / weight if weight else math.nan
         for name, metric in self._metrics.items():
             if is_torchmetric(metric):
                 found[name] = _number(f"the metric {name}", _computed(metric, name, parts))

@@ -148,8 +148,7 @@ class Actions:
         self._computation.measure_norm()
         key = self._key_of(Task(Kind.PUT_NORM, task.stage, task.replica))
         if self._channel.has_written(key):
-            written = self._channel.get(key).tensors["squares"]
-            self._computation.norm.add_stage(task.stage, written.item())
+            self._add_norm(task.stage, self._channel.get(key).tensors)
         return TaskResult()
 
     def _add_tied(self, task: Task) -> TaskResult:
@@ -180,8 +179,12 @@ class Actions:
         return self._put(task, self._computation.tied_sums(names), wire=Wire.FP32)
 
     def _put_norm(self, task: Task) -> TaskResult:
-        squares = torch.tensor(self._computation.norm.squares(task.stage), dtype=torch.float64)
-        return self._put(task, {"squares": squares}, wire=Wire.FP32)
+        norm = self._computation.norm
+        told = {"squares": norm.squares(task.stage)}
+        if task.stage == len(self._plan.stages) - 1 and norm.weight is not None:
+            told["weight"] = norm.weight
+        tensors = {name: torch.tensor(number, dtype=torch.float64) for name, number in told.items()}
+        return self._put(task, tensors, wire=Wire.FP32)
 
     def _get_activation(self, task: Task) -> TaskResult:
         received = self._get(task)
@@ -205,8 +208,14 @@ class Actions:
 
     def _get_norm(self, task: Task) -> TaskResult:
         received = self._get(task)
-        self._computation.norm.add_stage(_required(task.peer), received.tensors["squares"].item())
+        self._add_norm(_required(task.peer), received.tensors)
         return result_of(received)
+
+    def _add_norm(self, stage: int, told: Mapping[str, Tensor]) -> None:
+        """Keep what a stage tells of its gradient and, the last one, of the weight of the loss."""
+        self._computation.norm.add_stage(stage, told["squares"].item())
+        if "weight" in told:
+            self._computation.norm.add_weight(told["weight"].item())
 
     def _put(self, task: Task, tensors: Mapping[str, Tensor], *, wire: Wire) -> TaskResult:
         return TaskResult(self._channel.put(self._key_of(task), tensors, wire=wire))

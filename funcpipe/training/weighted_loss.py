@@ -1,0 +1,79 @@
+"""Losses that are means over something else than samples: each micro-batch gives its sum, and the weight of that.
+
+The loss of a step is the sum over all micro-batches, divided by the sum of their weights: that of the whole batch.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from funcpipe.core import Precision, Reduction
+from funcpipe.errors import DataError
+from funcpipe.model.graph.autocast import autocast_to
+
+_IGNORED = -100  # torch's own ignore_index
+_WAY_OUT = "return the sum of the losses of tokens or samples, and how many they are or what they weigh"
+
+
+@dataclass(frozen=True)
+class WeightedLoss:
+    """A loss function as its sum over what it is a mean over, and the weight of that; it can be sent to functions."""
+
+    loss: Any
+    reduction: Reduction
+    precision: Precision = Precision.FP32
+
+    def __call__(self, output: Any, target: Any) -> tuple[Tensor, float]:
+        """The sum and its weight. Raises DataError for a loss that does not return what was declared."""
+        with autocast_to(self.precision):
+            found = self.loss(output, target)
+        if self.reduction is Reduction.TOKENS:
+            weight = token_weight(self.loss, target)
+            mean = _number(found, "tokens", "return their mean, as torch.nn.functional.cross_entropy does")
+            return (mean * weight if weight else torch.zeros_like(mean.detach())), weight
+        if not isinstance(found, tuple) or len(found) != 2:
+            raise DataError(
+                f"the loss function returns a {type(found).__name__}, not (sum, weight), as reduction='weighted' "
+                f"says: {_WAY_OUT}; or leave reduction out for a loss that returns a mean over samples"
+            )
+        total, weight = _number(found[0], "weighted", _WAY_OUT), float(found[1])
+        if not (math.isfinite(weight) and weight >= 0):
+            raise DataError(f"the loss function returns the weight {weight}; it must be a finite number, not below 0")
+        return total, weight
+
+
+def token_weight(loss: Any, target: Any) -> float:
+    """What the targets weigh over which torch's cross_entropy and nll_loss take the mean.
+
+    Their number, without those that `loss` ignores; or the sum of the weights of their classes. Raises DataError for
+    targets that are no class indices.
+    """
+    if not isinstance(target, Tensor) or target.is_floating_point() or target.is_complex():
+        raise DataError(
+            f"with reduction='tokens' the target must be a tensor of class indices, and it is a {_kind(target)}; let "
+            f"the loss {_WAY_OUT}, with reduction='weighted'"
+        )
+    given: dict[str, Any] = {}
+    if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss):
+        given = {"ignore_index": loss.ignore_index, "weight": loss.weight}
+    elif isinstance(loss, partial):
+        given = loss.keywords
+    kept = target[target != given.get("ignore_index", _IGNORED)]
+    weights = given.get("weight")
+    return float(kept.numel()) if weights is None else float(weights.detach().double()[kept].sum())
+
+
+def _number(found: Any, reduction: str, way_out: str) -> Tensor:
+    if not isinstance(found, Tensor) or found.numel() != 1:
+        raise DataError(
+            f"the loss function gives a {_kind(found)}, not one number; with reduction={reduction!r}, {way_out}"
+        )
+    return found.reshape(())
+
+
+def _kind(value: Any) -> str:
+    return f"{value.dtype} tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
