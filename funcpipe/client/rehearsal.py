@@ -75,7 +75,7 @@ def rehearse(
         number, finite = loss.item(), math.isfinite(loss.item())
         _backward(model, loss, trained)
         output = tree_map(output, _detached)
-        carried = calls.carried(output, batch.target, loss)
+        carried = calls.carried(output, batch.target, None if recipe.is_weighted else loss)
         del loss
         try_hooks(model, hooks, seed=seed, scales_loss=recipe.precision.scales_loss)
         if stops:
