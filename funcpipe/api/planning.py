@@ -12,6 +12,7 @@ from funcpipe.client.arguments import AnySpec, choices, given, spec_of
 from funcpipe.client.comparing import filed
 from funcpipe.client.data_profile import profile_data
 from funcpipe.client.job_estimate import estimate_job, job_shape
+from funcpipe.client.one_stage import search
 from funcpipe.client.open_data import open_data
 from funcpipe.client.profiling import SampleInputs, profile_inputs
 from funcpipe.client.provisioning import provision_table
@@ -182,10 +183,10 @@ class Planning:
             budget_usd=budget_usd,
         )
         arguments.check_planning(pins, time_limit_s, simulated_plans, policy, solver)
-        find = partial(optimize, policy=policy, solver=solver)
+        way = partial(optimize, policy=policy, solver=solver)
         if simulated_plans:
-            find = partial(best_simulated, count=simulated_plans, clipped=self._recipe.exchanges_norms)
-        self._plan = find(*self._profiled(profile, spec), training, pins=pins, time_limit_s=time_limit_s)
+            way = partial(best_simulated, count=simulated_plans, clipped=self._recipe.exchanges_norms)
+        self._plan = search(self._recipe, self.model, way, *self._profiled(profile, spec), training, pins, time_limit_s)
         return self._plan
 
     def optimize_forward(

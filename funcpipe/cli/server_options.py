@@ -86,6 +86,7 @@ def _add_training(verb: argparse.ArgumentParser) -> None:
         training, "--scheduler-interval", [interval.value for interval in Interval], "epoch", "when it is stepped"
     )
     training.add_argument("--clip-grad-norm", type=positive, metavar="NORM", help="clip the norm of the gradient")
+    training.add_argument("--clip-grad-value", type=positive, metavar="VALUE", help="clip each element of the gradient")
     add_precision(training, default="fp32")
     training.add_argument(
         "--seed", type=whole(0, 2**63 - 1), default=0, metavar="N", help="seed of weights, order and dropout"

@@ -39,6 +39,7 @@ def train_server(options: argparse.Namespace) -> None:
         loss_fn=None if options.loss == "own" else load_factory(options.loss),
         optimizer=optimizer_of(options, OptimizerKind(options.kind)),
         clip_grad_norm=options.clip_grad_norm,
+        clip_grad_value=options.clip_grad_value,
         scheduler=load_factory(options.scheduler) if options.scheduler else None,
         scheduler_interval=options.scheduler_interval,
         precision=options.precision,

@@ -136,6 +136,9 @@ def _add_model(verb: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     training.add_argument(
         "--clip-grad-norm", type=positive, metavar="NORM", help="clip the norm of the whole model's gradient"
     )
+    training.add_argument(
+        "--clip-grad-value", type=positive, metavar="VALUE", help="clip each element of the gradient to this size"
+    )
     add_teachers(training)
     add_precision(training, default=None)
     add_choice(

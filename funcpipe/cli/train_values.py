@@ -35,6 +35,7 @@ def plan_and_model(options: argparse.Namespace) -> "tuple[Plan, FuncPipe]":
         loss_fn=loss,
         optimizer=optimizer_of(options, plan.optimizer),
         clip_grad_norm=options.clip_grad_norm,
+        clip_grad_value=options.clip_grad_value,
         scheduler=load_factory(options.scheduler) if options.scheduler else None,
         scheduler_interval=options.scheduler_interval,
         average=_average(options),

@@ -70,6 +70,7 @@ def _check_same_job(job: Job, record: RunRecord) -> None:
         ("seed", record.seed, job.seed),
         ("shuffle", record.shuffle, job.shuffle),
         ("clip_grad_norm", record.clip_grad_norm, job.recipe.clip_grad_norm),
+        ("clip_grad_value", record.clip_grad_value, job.recipe.clip_grad_value),
         ("scheduler", record.lr_schedule, job.recipe.lr_schedule),
         ("average", record.average, job.recipe.averaged_by),
         ("teachers", record.teachers, job.recipe.taught_by),

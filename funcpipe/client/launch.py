@@ -220,6 +220,7 @@ def _record(prepared: PreparedRun, keys: Keys) -> RunRecord:
         seed=job.seed,
         shuffle=job.shuffle,
         clip_grad_norm=job.recipe.clip_grad_norm,
+        clip_grad_value=job.recipe.clip_grad_value,
         lr_schedule=job.recipe.lr_schedule,
         average=job.recipe.averaged_by,
         teachers=job.recipe.taught_by,

@@ -17,7 +17,7 @@ from funcpipe.client.rehearsal_loss import preserved
 from funcpipe.client.sample_rows import grown_dims
 from funcpipe.client.spread_samples import SpreadSamples
 from funcpipe.model.graph.autocast import autocast_to
-from funcpipe.model.graph.isolation import preserve_gradients, preserve_state
+from funcpipe.model.graph.isolation import generator_states, preserve_state
 from funcpipe.model.graph.modes import evaluation_mode, training_mode
 from funcpipe.model.graph.tree import flatten
 from funcpipe.training.data import LoadedBatch

@@ -164,6 +164,11 @@ def _update(
     """Have the optimiser update copies of the `trained` parameters, some at a time."""
     chunk: dict[str, nn.Parameter] = {}
     for name, parameter in trained.items():
+        if recipe.clip_grad_value is not None and parameter.grad is not None and parameter.grad.is_sparse:
+            raise ModelError(
+                f"clip_grad_value cannot clip the gradient of {name}, which is sparse; make the layer with "
+                "sparse=False, or train without clip_grad_value"
+            )
         copy = nn.Parameter(parameter.detach().clone())
         copy.grad, parameter.grad = parameter.grad, None
         chunk[name] = copy

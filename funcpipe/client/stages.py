@@ -16,10 +16,10 @@ from funcpipe.model.split.matched import check_shared
 from funcpipe.training.adapters import loss_of_output
 from funcpipe.training.evaluation import StageEvaluation
 from funcpipe.training.hook_trial import listed
+from funcpipe.training.optimizer_division import check_sharding, check_stages
 from funcpipe.training.parameter_hooks import hooks_of
-from funcpipe.training.sharding import check_sharding
 from funcpipe.training.stage_job import StageJob
-from funcpipe.training.stage_optimizer import trainable_of
+from funcpipe.training.stage_optimizer import trainable_parameters
 from funcpipe.training.stored_data import PreparedData, of_evaluation
 
 
@@ -73,16 +73,25 @@ def make_stages(job: Job, data: RunData) -> tuple[PreparedStage, ...]:
                 "whole gradient is known, or the weight of a loss with a reduction; train without clip_grad_norm, "
                 "precision='fp16', on_nan='skip' and reduction, or plan without shard_optimizer"
             )
-        named = {**dict(job.graph.module.named_parameters()), **trained_by(job.recipe.loss)}
-        check_sharding(job.recipe.optimizer, routes, named)
         _check_hooks(job)
     stages = split(job.graph, bounds)
     attach_loss(stages[-1], job.recipe.loss, job.loss_carried)
+    _check_optimizer(job, routes, stages)
     if job.evaluation is None:
         return tuple(_prepared_stage(job, routes, stage, data, None) for stage in stages)
     evaluated = _evaluated(job, data)
     check_shared([one.stage for one in evaluated], stages)
     return tuple(_prepared_stage(job, routes, stage, data, one) for stage, one in zip(stages, evaluated, strict=True))
+
+
+def _check_optimizer(job: Job, routes: Routes, stages: Sequence[StageModule]) -> None:
+    """Raise PlanError if stages, or replicas of one, would train otherwise than one optimiser for all parameters."""
+    factory, shapes = job.recipe.optimizer, job.trainable
+    own = [trainable_parameters(stage, {shape.name for shape in shapes}).keys() for stage in stages]
+    layers = job.graph.layers
+    check_stages(factory, shapes, own, together=(layers[0].name, layers[-1].name))
+    if job.plan.is_sharded:
+        check_sharding(factory, shapes, own, routes)
 
 
 def _evaluated(job: Job, data: RunData) -> list[StageEvaluation]:
@@ -138,7 +147,7 @@ def _prepared_stage(
         parameters=job.trainable,
         shards=job.shards,
         evaluation=evaluation,
-        hooks=hooks_of(trainable_of(stage, {shape.name for shape in job.trainable}).items()) if job.epochs else {},
+        hooks=hooks_of(trainable_parameters(stage, {shape.name for shape in job.trainable}).items()) if job.epochs else {},
     )
     bundle, tensors = dump_stage(stage, stage_job)
     return PreparedStage(module=stage, bundle=bundle, tensors=tensors)

@@ -291,3 +291,4 @@ class RunRecord:
     skipped_steps: tuple[int, ...] = ()
     shard_order: ShardOrder | None = None
     validations: tuple[ValidationReport, ...] = ()
+    clip_grad_value: float | None = None

@@ -1,11 +1,9 @@
 """`profile`: a layer graph and a sample become a ModelProfile."""
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from funcpipe.core import ModelProfile, PlatformSpec, TiedParameter, checks
@@ -14,6 +12,7 @@ from funcpipe.model.graph.isolation import preserve_gradients, preserve_state
 from funcpipe.model.split import StageModule
 from funcpipe.model.split.bundle import dump_stage, imported_modules
 from funcpipe.model.split.cut import stage_of
+from funcpipe.model.threads import one_thread
 from funcpipe.profiler.base_memory import base_memory_bytes
 from funcpipe.profiler.cut_sample import cut_sample, cutting
 from funcpipe.profiler.layer_fingerprint import layer_fingerprint
@@ -118,14 +117,3 @@ def _code_bytes(graph: LayerGraph, *, forked: bool) -> tuple[int, int]:
     base_bytes = base_memory_bytes(forked=forked, modules=modules[0])
     whole_bytes = base_memory_bytes(forked=forked, modules=modules[0] | modules[-1])
     return base_bytes, max(0, whole_bytes - base_bytes)  # measurements vary even where nothing is added
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute with one thread: a function's vCPUs are counted in such threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

@@ -60,6 +60,7 @@ _JOB = SimpleNamespace(
     prices=_PRICES,
     recipe=SimpleNamespace(
         clip_grad_norm=None,
+        clip_grad_value=None,
         lr_schedule=None,
         averaged_by=None,
         taught_by=None,

@@ -27,7 +27,7 @@ from funcpipe.training.parameter_hooks import NO_HOOKS, NamedHooks, ParameterHoo
 from funcpipe.training.passes import Batch, Passes
 from funcpipe.training.recipe import Recipe
 from funcpipe.training.residuals import Residuals
-from funcpipe.training.stage_optimizer import StageOptimizer, trainable_of
+from funcpipe.training.stage_optimizer import StageOptimizer, trainable_parameters
 from funcpipe.training.state import StageState
 from funcpipe.training.teachers import TeacherUpdate
 from funcpipe.training.ties import TiedParameters
@@ -75,7 +75,7 @@ class Computation:
         self.norm = norm or GradientNorm()
         self.tied = TiedParameters({common: named[name] for name, common in stage.shared.items()}, ties, stage_number)
         self._summed_here = [p for p in parameters if not self.tied.is_borrowed(p)]
-        self._hooks = ParameterHooks(hooks, trainable_of(stage, {shape.name for shape in whole}), seed=seed)
+        self._hooks = ParameterHooks(hooks, trainable_parameters(stage, {shape.name for shape in whole}), seed=seed)
         self._statistics = RunningStatistics(stage)
         self._weighs = recipe.is_weighted and stage.is_last
         self._flat = FlatGradient(self._summed_here, self._extras(), wire_sync) if replicas > 1 else None

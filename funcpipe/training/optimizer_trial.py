@@ -8,6 +8,7 @@ last bit. So an optimiser that keeps something outside its state, a hidden sched
 import inspect
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,9 +29,14 @@ _AS_SCHEDULER = "give the schedule as scheduler=, so that it is saved and contin
 
 def small_parameters(shapes: Sequence[ParameterShape]) -> list[tuple[str, nn.Parameter]]:
     """Parameters of these names, with a few elements each in a large model."""
-    limit = max(_SMALL, _ELEMENTS if _is_small(shapes) else 0)
-    sizes = [(shape, [min(size, limit) for size in shape.shape]) for shape in shapes]
-    return [(shape.name, nn.Parameter(torch.zeros(size, dtype=shape.dtype))) for shape, size in sizes]
+    return [(one.name, nn.Parameter(torch.zeros(one.shape, dtype=one.dtype))) for one in small_shapes(shapes)]
+
+
+def small_shapes(shapes: Sequence[ParameterShape]) -> tuple[ParameterShape, ...]:
+    """The same parameters, in a large model with a few elements each."""
+    if _is_small(shapes):
+        return tuple(shapes)
+    return tuple(replace(shape, shape=tuple(min(size, _SMALL) for size in shape.shape)) for shape in shapes)
 
 
 def _is_small(shapes: Sequence[ParameterShape]) -> bool:
@@ -47,7 +53,7 @@ def take_steps(optimizer: Optimizer, named: Sequence[tuple[str, nn.Parameter]], 
             optimizer.step()
         except Exception as error:  # whatever a user's optimiser raises
             raise InputError(
-                f"the optimiser, {_kind(optimizer)}, cannot take a step: {type(error).__name__}: {error}; "
+                f"the optimiser, {kind_of(optimizer)}, cannot take a step: {type(error).__name__}: {error}; "
                 "choose one whose step() needs nothing but gradients"
             ) from error
 
@@ -93,12 +99,12 @@ def made_optimizer(factory: OptimizerFactory, named: Sequence[tuple[str, nn.Para
     strange = [p for group in made.param_groups for p in group["params"] if id(p) not in known]
     if strange:
         raise InputError(
-            f"the optimiser, {_kind(made)}, holds {len(strange)} parameters that its factory was not given, the first "
-            f"of shape {list(strange[0].shape)}: functions train their own copies, so let the factory use its "
+            f"the optimiser, {kind_of(made)}, holds {len(strange)} parameters that its factory was not given, the "
+            f"first of shape {list(strange[0].shape)}: functions train their own copies, so let the factory use its "
             "argument, such as optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)"
         )
     if not any(group["params"] for group in made.param_groups):
-        raise InputError(f"the optimiser, {_kind(made)}, holds none of the model's {len(named)} trainable parameters")
+        raise InputError(f"the optimiser, {kind_of(made)}, holds none of the model's {len(named)} trainable parameters")
     return made
 
 
@@ -122,12 +128,12 @@ def _check_nothing_hidden(optimizer: Optimizer) -> None:
         )
     if "step" in vars(optimizer):
         raise InputError(
-            f"the optimiser factory replaces the step() of its {_kind(optimizer)}, and what that keeps would be lost "
+            f"the optimiser factory replaces the step() of its {kind_of(optimizer)}, and what that keeps would be lost "
             f"with each function; override step() in a subclass of the optimiser, or {_AS_SCHEDULER}"
         )
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         raise InputError(
-            f"the optimiser factory registers hooks on its {_kind(optimizer)}, and what they keep would be lost with "
+            f"the optimiser factory registers hooks on its {kind_of(optimizer)}, and what they keep would be lost with "
             f"each function; override step() in a subclass of the optimiser, or {_AS_SCHEDULER}"
         )
 
@@ -143,7 +149,7 @@ def _check_no_closure(optimizer: Optimizer) -> None:
     needed = [p.name for p in parameters if p.default is p.empty and p.kind in kinds]
     if isinstance(optimizer, LBFGS) or needed:
         raise InputError(
-            f"the optimiser, {_kind(optimizer)}, needs a {needed[0] if needed else 'closure'} in its step(), to "
+            f"the optimiser, {kind_of(optimizer)}, needs a {needed[0] if needed else 'closure'} in its step(), to "
             "compute the loss again; a step over functions has one forward and backward: choose one such as AdamW"
         )
 
@@ -169,18 +175,20 @@ def _check_continues(factory: OptimizerFactory, shapes: Sequence[ParameterShape]
             return  # it may be the small shapes that it cannot work with
         raise
     pairs = zip(named, others, strict=True)
-    changed = [name for (name, p), (_, other) in pairs if not _are_equal(p, other)]
+    changed = [name for (name, p), (_, other) in pairs if not are_equal(p, other)]
     if changed:
         raise InputError(
-            f"the optimiser, {_kind(optimizer)}, does not continue from its saved state as if it had not been "
+            f"the optimiser, {kind_of(optimizer)}, does not continue from its saved state as if it had not been "
             f"interrupted ({changed[0]} differs): what it keeps outside `state` and `param_groups` is lost whenever a "
             f"function is replaced; keep it there, or, if it changes the learning rate, {_AS_SCHEDULER}"
         )
 
 
-def _are_equal(one: Tensor, other: Tensor) -> bool:
-    return bool(torch.isclose(one, other, rtol=0.0, atol=0.0, equal_nan=True).all())
+def are_equal(one: Tensor, other: Tensor) -> bool:
+    """Whether all elements are the same numbers, or NaN in both."""
+    return torch.equal(one, other) or bool(torch.isclose(one, other, rtol=0.0, atol=0.0, equal_nan=True).all())
 
 
-def _kind(optimizer: Optimizer) -> str:
+def kind_of(optimizer: Optimizer) -> str:
+    """What messages call `optimizer`."""
     return type(optimizer).__name__

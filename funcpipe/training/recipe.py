@@ -33,17 +33,18 @@ VALIDATION_LOSS = "val_loss"
 class Recipe:
     """A model's loss and optimiser, and what else decides how it learns.
 
-    Its gradient is clipped to the norm `clip_grad_norm`, if that is given. What `scheduler` makes is stepped once in
-    each `scheduler_interval`, or, if it is a ReduceLROnPlateau, after each validation, with its `scheduler_monitor`.
-    `average` is the average of the parameters that is kept; `teachers` are parts of the model that average other parts.
-    The model and the loss compute in `precision`; `on_nan` is what follows where a step's numbers are not finite,
-    `coupled` where the loss of a batch is not the mean of its micro-batches' losses. `reduction` is what the loss
-    returns.
+    Its gradient is clipped to the norm `clip_grad_norm`, or each element of it to `clip_grad_value`, if that is given.
+    What `scheduler` makes is stepped once in each `scheduler_interval`, or, if it is a ReduceLROnPlateau, after each
+    validation, with its `scheduler_monitor`. `average` is the average of the parameters that is kept; `teachers` are
+    parts of the model that average other parts. The model and the loss compute in `precision`; `on_nan` is what follows
+    where a step's numbers are not finite, `coupled` where the loss of a batch is not the mean of its micro-batches'
+    losses. `reduction` is what the loss returns.
     """
 
     loss: LossFunction
     optimizer: OptimizerFactory
     clip_grad_norm: float | None = None
+    clip_grad_value: float | None = None
     scheduler: SchedulerFactory | None = None
     scheduler_interval: Interval = Interval.EPOCH
     scheduler_monitor: str = VALIDATION_LOSS
@@ -57,6 +58,10 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.clip_grad_norm is not None:
             checks.positive("clip_grad_norm", self.clip_grad_norm)
+        if self.clip_grad_value is not None:
+            checks.positive("clip_grad_value", self.clip_grad_value)
+            if self.clip_grad_norm is not None:
+                raise InvalidValue("clip_grad_value", self.clip_grad_value, "must not be given beside clip_grad_norm")
         _check_factory("optimizer", self.optimizer, Optimizer, "parameters: AdamW(parameters, lr=1e-3)")
         if self.scheduler is not None:
             _check_factory("scheduler", self.scheduler, LRScheduler, "optimizer: StepLR(optimizer, step_size=10)")
@@ -144,6 +149,7 @@ class RecipeKeywords(TypedDict, total=False):
     """The fields of `Recipe` that have defaults, as `FuncPipe` takes them by keyword; choices as words too."""
 
     clip_grad_norm: float | None
+    clip_grad_value: float | None
     scheduler: SchedulerFactory | None
     scheduler_interval: Interval | str
     scheduler_monitor: str

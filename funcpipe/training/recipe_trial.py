@@ -39,6 +39,7 @@ def check_recipe(
     that is given. Without `has_validation`, a schedule that needs one is refused; None stands for not known yet.
     """
     check_optimizer(recipe.optimizer, shapes)
+    _check_clipping(recipe, shapes)
     if recipe.scheduler is None or not shapes:
         return
     calls = steps if recipe.scheduler_interval is Interval.STEP else epochs
@@ -65,6 +66,15 @@ def check_for_model(recipe: Recipe, model: nn.Module) -> None:
     followed(recipe.teachers, model)
     if recipe.optimizer is not no_optimizer:
         check_recipe(recipe, trainable_shapes(model, recipe.loss))
+
+
+def _check_clipping(recipe: Recipe, shapes: Sequence[ParameterShape]) -> None:
+    for shape in shapes if recipe.clip_grad_value is not None else ():
+        if shape.dtype.is_complex:
+            raise InputError(
+                f"clip_grad_value has no meaning for complex numbers, which {shape.name} holds; train with "
+                "clip_grad_norm, or keep its real and imaginary parts in a parameter (torch.view_as_complex)"
+            )
 
 
 def _made(recipe: Recipe, shapes: Sequence[ParameterShape]) -> tuple[Optimizer, LrSchedule]:

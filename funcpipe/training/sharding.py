@@ -8,25 +8,17 @@ replicas and one round, of a flat vector of 8 elements:
     replica 0 sums [0, 4), updates parameters [0, 4), writes them; reads the updated [4, 8)
     replica 1 sums [4, 8), updates parameters [4, 8), writes them; reads the updated [0, 4)
 
-It works for optimisers that update each element independently of all others, which `check_sharding` tries out.
+It works for optimisers that update each element independently of all others, which `optimizer_parts` tries out.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from funcpipe.core import Routes
-from funcpipe.errors import PlanError
 from funcpipe.training.gradients import Layout, is_absent
-from funcpipe.training.optimizers import call_factory
-from funcpipe.training.recipe import OptimizerFactory
-
-_TRIAL_SHAPE, _TRIAL_CUT = (31, 33), 500
-_TRIAL_GRADIENTS = (1.0, 1e4, 1e-4, 0.0, 1.0)
-"""What `check_sharding` tries an optimiser on: a matrix cut behind that element, gradients of these magnitudes."""
 
 
 class Segment:
@@ -68,9 +60,17 @@ class ShardedOptimizer:
     `groups` holds all parameters of each parameter group, including those that other replicas update.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, layout: Layout, rounds: Sequence[tuple[int, int]]) -> None:
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        layout: Layout,
+        rounds: Sequence[tuple[int, int]],
+        *,
+        clip_grad_value: float | None = None,
+    ) -> None:
         """Takes over `optimizer`, which was made for whole parameters; `rounds` holds this replica's [start, stop)."""
         self.optimizer = optimizer
+        self._clip_grad_value = clip_grad_value
         self.groups: list[list[nn.Parameter]] = [group["params"] for group in optimizer.param_groups]
         self._rounds = [tuple(_segments(layout, start, stop)) for start, stop in rounds]
         self.segments = tuple(segment for in_round in self._rounds for _, segment in in_round)
@@ -82,6 +82,8 @@ class ShardedOptimizer:
         The model's own parameters do not change yet: a backward may still be using them.
         """
         have_gradient = [segment.load(values[place]) for place, segment in self._rounds[number]]
+        if self._clip_grad_value is not None:
+            nn.utils.clip_grad_value_([segment.proxy for _, segment in self._rounds[number]], self._clip_grad_value)
         if any(have_gradient):
             self.optimizer.step()
         for place, segment in self._rounds[number]:
@@ -117,65 +119,12 @@ def _segments(layout: Layout, start: int, stop: int) -> Iterator[tuple[slice, Se
         yield slice(first - start, last - start), segment
 
 
-def check_sharding(factory: OptimizerFactory, routes: Routes, parameters: Mapping[str, Tensor] = {}) -> None:
-    """Raise PlanError unless the optimiser made by `factory` can be divided over the replicas of each stage."""
-    for name, parameter in parameters.items():
-        if parameter.is_complex() and parameter.requires_grad:
-            raise PlanError(
-                f"the optimiser cannot be divided over replicas where parameters are complex, as {name} is; plan "
-                "without shard_optimizer, or keep its real and imaginary parts in a parameter (torch.view_as_complex)"
-            )
-    if routes.ties:
-        first, *others = routes.ties[0].stages
-        raise PlanError(
-            f"the optimiser cannot be divided over replicas where stages share parameters, as {first} and "
-            f"{', '.join(map(str, others))} share {routes.ties[0].parameters[0]}; keep its layers together "
-            "(--together), or plan without shard_optimizer"
-        )
-    _check_element_wise(factory, next((name for name, p in parameters.items() if p.requires_grad), "weight"))
-
-
-def _check_element_wise(factory: OptimizerFactory, name: str) -> None:
-    """Raise PlanError unless a parameter updated whole and the same one updated in two parts have the same bits."""
-    try:
-        with torch.random.fork_rng(devices=[]):
-            same = _same_in_parts(factory, name)
-    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
-        raise PlanError(_refusal(f"it fails on a part of a parameter ({type(error).__name__}: {error})")) from error
-    if not same:
-        raise PlanError(_refusal("a parameter cut in two is not updated as the whole is"))
-
-
-def _refusal(fact: str) -> str:
-    return (
-        f"the state of this optimiser cannot be divided over replicas: {fact}; choose one that updates every element "
-        "by itself (SGD, Adam, AdamW, …, not fused), or a plan without shard_optimizer"
-    )
-
-
-def _same_in_parts(factory: OptimizerFactory, name: str) -> bool:
-    torch.manual_seed(0)
-    whole = nn.Parameter(torch.randn(_TRIAL_SHAPE))
-    parted = nn.Parameter(whole.detach().clone())
-    expected = call_factory(factory, [(name, whole)])
-    layout = Layout([parted], [])
-    ranges = ((_TRIAL_CUT, layout.elements), (0, _TRIAL_CUT))
-    found = ShardedOptimizer(call_factory(factory, [(name, parted)]), layout, ranges)
-    for size in _TRIAL_GRADIENTS:
-        gradient = size * torch.randn(_TRIAL_SHAPE)
-        whole.grad = gradient.clone()
-        expected.step()
-        flat = gradient.reshape(-1).clone()
-        for number, (start, stop) in enumerate(ranges):
-            found.update(number, flat[start:stop])
-        with torch.no_grad():
-            parted.copy_(flat.view(_TRIAL_SHAPE))
-        if not torch.equal(whole, parted):
-            return False
+def has_cut_state(sharded: ShardedOptimizer) -> bool:
+    """Whether all that the optimiser keeps for a segment has its shape, or is one value for all of the parameter."""
     return all(
         value.shape in (torch.Size([]), segment.shape) if isinstance(value, Tensor) else not _is_nested(value)
-        for segment in found.segments
-        for value in found.optimizer.state[segment.proxy].values()
+        for segment in sharded.segments
+        for value in sharded.optimizer.state[segment.proxy].values()
     )
 
 

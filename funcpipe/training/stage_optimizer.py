@@ -41,8 +41,9 @@ class StageOptimizer:
         """`whole` are the trainable parameters of the model; the stage may have none of them."""
         self._stage = stage
         self._seed = seed
-        own = trainable_of(stage, {shape.name for shape in whole})
+        own = trainable_parameters(stage, {shape.name for shape in whole})
         self._parameters = tuple(own.values())
+        self._clip_grad_value = recipe.clip_grad_value
         self._optimizer = stage_optimizer(recipe.optimizer, own, whole) if own else None
         self._schedule: LrSchedule | None = None
         if self._optimizer is not None and recipe.scheduler is not None:
@@ -58,7 +59,7 @@ class StageOptimizer:
         split = pattern.merges(replica)
         assert split is not None, "every replica sums a split of its own"
         ranges = [splits[split] for splits in cut(layout.elements, pattern, layout.head, unit)]
-        self._sharded = ShardedOptimizer(self._optimizer, layout, ranges)
+        self._sharded = ShardedOptimizer(self._optimizer, layout, ranges, clip_grad_value=self._clip_grad_value)
 
     @property
     def is_sharded(self) -> bool:
@@ -81,6 +82,8 @@ class StageOptimizer:
         if self._optimizer is not None and self._sharded is None:
             if gradient_factor is not None:
                 self._scale_gradients(gradient_factor)
+                if self._clip_grad_value is not None:
+                    nn.utils.clip_grad_value_(self._parameters, self._clip_grad_value)
                 with SHARED_GENERATORS.computing():
                     reseed(layer_seed(self._seed, step.number, 0, "optimizer"))
                     self._optimizer.step()
@@ -120,7 +123,7 @@ class StageOptimizer:
                 parameter.grad.mul_(factor)
 
 
-def trainable_of(stage: StageModule, known: Collection[str]) -> dict[str, nn.Parameter]:
+def trainable_parameters(stage: StageModule, known: Collection[str]) -> dict[str, nn.Parameter]:
     """The trainable parameters of `stage`, each under that of its names that is `known`."""
     names, aliases = tensor_names(stage)
     other = {first: alias for alias, first in aliases.items() if alias in known}

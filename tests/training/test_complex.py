@@ -14,7 +14,8 @@ from funcpipe.runstate.checkpoints import Checkpoints
 from funcpipe.runstate.keys import Keys
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.training.norms import GradientNorm
-from funcpipe.training.sharding import check_sharding
+from funcpipe.training.optimizer_division import check_sharding
+from funcpipe.training.optimizers import trainable_shapes
 from funcpipe.training.state import capture_state
 from tests.e2e.plans import even_plan, sample_numbers
 from tests.e2e.reference import train
@@ -90,4 +91,4 @@ def test_a_checkpoint_holds_complex_parameters(dtype: torch.dtype) -> None:
 def test_an_optimiser_of_complex_parameters_is_not_divided() -> None:
     graph = trace(Spectral(torch.complex64), (torch.zeros(2, 6),))
     with pytest.raises(PlanError, match=r"parameters are complex, as .*weight is; plan without shard_optimizer"):
-        check_sharding(adam, Routes(activations=(), gradients=()), dict(graph.module.named_parameters()))
+        check_sharding(adam, trainable_shapes(graph.module), [], Routes(activations=(), gradients=()))

@@ -28,7 +28,9 @@ from funcpipe.scheduler.tasks import Kind
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.run_keys import RUN_KEY
 from funcpipe.training.gradients import FlatGradient
-from funcpipe.training.sharding import ShardedOptimizer, check_sharding
+from funcpipe.training.optimizer_division import check_sharding
+from funcpipe.training.optimizers import ParameterShape
+from funcpipe.training.sharding import ShardedOptimizer
 from funcpipe.training.state_shards import combine_shards, unshard
 from funcpipe.worker.loop import Worker
 from funcpipe.worker.synchronisation import Synchronisation
@@ -40,6 +42,7 @@ from tests.worker.test_buckets import model, vectors
 from tests.worker.test_synchronisation import possible_order, shape_of, streams
 
 NO_ROUTES = Routes(activations=(), gradients=())
+WEIGHT = ParameterShape(name="weight", shape=(31, 33), dtype=torch.float32)
 
 
 def grouped(parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
@@ -257,20 +260,20 @@ OTHERS: list[Callable[[Any], optim.Optimizer]] = [
 @pytest.mark.parametrize("make", ELEMENT_WISE, ids=range(len(ELEMENT_WISE)))
 def test_optimisers_that_update_each_element_by_itself_are_divided(make: Callable[[Any], optim.Optimizer]) -> None:
     before = torch.get_rng_state()
-    check_sharding(make, NO_ROUTES)
+    check_sharding(make, [WEIGHT], [["weight"]], NO_ROUTES)
     assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("make", OTHERS, ids=range(len(OTHERS)))
 def test_other_optimisers_are_refused_with_the_way_out(make: Callable[[Any], optim.Optimizer]) -> None:
     with pytest.raises(PlanError, match=r"cannot be divided over replicas: .* or a plan without shard_optimizer"):
-        check_sharding(make, NO_ROUTES)
+        check_sharding(make, [WEIGHT], [["weight"]], NO_ROUTES)
 
 
 def test_stages_that_share_parameters_are_refused() -> None:
     tie = TieRoute(stages=(0, 2), parameters=("words.weight",), payload_bytes=4)
     with pytest.raises(PlanError, match=r"as 0 and 2 share words\.weight; keep its layers together"):
-        check_sharding(OPTIMIZERS["adam"], Routes(activations=(), gradients=(), ties=(tie,)))
+        check_sharding(OPTIMIZERS["adam"], [WEIGHT], [["weight"]], Routes(activations=(), gradients=(), ties=(tie,)))
 
 
 def test_clipping_by_the_norm_is_refused() -> None:

@@ -1,0 +1,468 @@
+"""Optimisers that look at all parameters together, and gradients clipped by their value: equal or refused."""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn, optim
+
+from funcpipe import FuncPipe, Pins
+from funcpipe.client.rehearsal import rehearse
+from funcpipe.core import Plan, Routes
+from funcpipe.errors import Infeasible, InputError, InvalidValue, ModelError, PlanError
+from funcpipe.training.data import load_batch
+from funcpipe.training.optimizer_division import check_sharding, check_stages, why_one_stage
+from funcpipe.training.optimizers import ParameterShape, trainable_shapes
+from funcpipe.training.recipe import Recipe
+from tests.jobs.scripts import EQUAL, Script, run_over_functions, run_script, worst_difference
+from tests.jobs.test_scripts import Residual, vectors
+from tests.partitioner.instances import chain, platform
+
+Factory = Callable[..., optim.Optimizer]
+
+MODEL = Residual(blocks=3)
+SHAPES = trainable_shapes(MODEL)
+NAMES = [shape.name for shape in SHAPES]
+LARGE = [replace(shape, shape=tuple(300 * size for size in shape.shape)) for shape in SHAPES]
+ENDS = ("blocks.0", "head")
+NO_ROUTES = Routes(activations=(), gradients=())
+
+
+class Own(optim.Optimizer):
+    """An optimiser with the settings that its subclasses need."""
+
+    def __init__(self, params: Any, lr: float = 0.1, **settings: Any) -> None:
+        super().__init__(params, {"lr": lr, **settings})
+
+    @property
+    def all(self) -> list[nn.Parameter]:
+        return [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        factor = self.factor()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.add_(p.grad, alpha=-group["lr"] * factor)
+
+    def factor(self) -> float:
+        return 1.0
+
+
+def norm_of(tensors: Iterable[Tensor | None]) -> float:
+    return float(nn.utils.get_total_norm([tensor for tensor in tensors if tensor is not None]))
+
+
+def squares_of(parameters: Iterable[nn.Parameter]) -> float:
+    return norm_of(p.grad for p in parameters) ** 2
+
+
+class ClipsInside(optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        nn.utils.clip_grad_norm_([p for group in self.param_groups for p in group["params"]], 0.1)
+        return super().step(closure)
+
+
+class ClipsAboveMillions(Own):
+    """As LAMB does it, without writing into the gradients; and far from where gradients most often are."""
+
+    def factor(self) -> float:
+        return min(1.0, 1e5 / (norm_of(p.grad for p in self.all) + 1e-6))
+
+
+class Normalised(Own):
+    def factor(self) -> float:
+        return 1 / (norm_of(p.grad for p in self.all) + 1e-6)
+
+
+class TrustRatio(Own):
+    """LARS with one ratio for all parameters."""
+
+    def factor(self) -> float:
+        return norm_of(p.detach() for p in self.all) / (norm_of(p.grad for p in self.all) + 1e-9)
+
+
+class LongWarmUp(Own):
+    """Looks at other parameters from its tenth step on."""
+
+    def factor(self) -> float:
+        group = self.param_groups[0]
+        group["steps"] = group.get("steps", 0) + 1
+        return 1.0 if group["steps"] < 10 else 1 / (1e-3 + norm_of(p.grad for p in self.all))
+
+
+class Counted(Own):
+    """Divides the rate among the parameters of a group."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["lr"] = 0.1 / max(1, len(group["params"]))
+        return super().step(closure)
+
+
+class Neighbours(Own):
+    """Adds to each update a little of the update of the parameter before it."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        before = 0.0
+        for p in self.all:
+            assert p.grad is not None
+            p.sub_(p.grad + 0.1 * before, alpha=self.param_groups[0]["lr"])
+            before = float(p.grad.mean())
+
+
+class SharedMoment(Own):
+    """Keeps one second moment for all parameters, with the first of them."""
+
+    def factor(self) -> float:
+        state = self.state[self.all[0]]
+        state["moment"] = 0.9 * float(state.get("moment", 0.0)) + 0.1 * squares_of(self.all)
+        return 1.0 / (math.sqrt(state["moment"]) + 1e-8)
+
+
+class Prodigy(Own):
+    """Mishchenko & Defazio 2023, without weight decay: the rate is found from all parameters together."""
+
+    def __init__(self, params: Any, lr: float = 1.0) -> None:
+        super().__init__(params, lr, d=1e-6, d_max=1e-6, numerator=0.0)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        first = self.param_groups[0]
+        d, beta_1, beta_2, beta_3 = first["d"], 0.9, 0.999, 0.999**0.5
+        numerator, denominator = first["numerator"] * beta_3, 0.0
+        for p in self.all:
+            assert p.grad is not None
+            state = self.state[p]
+            if not state:
+                state["start"] = p.clone()
+                for name in ("s", "m", "v"):
+                    state[name] = torch.zeros_like(p)
+            numerator += d / 1e-6 * d * float((p.grad * (state["start"] - p)).sum())
+            state["m"].mul_(beta_1).add_(p.grad, alpha=d * (1 - beta_1))
+            state["v"].mul_(beta_2).addcmul_(p.grad, p.grad, value=d * d * (1 - beta_2))
+            state["s"].mul_(beta_3).add_(p.grad, alpha=d / 1e-6 * d)
+            denominator += float(state["s"].abs().sum())
+        if denominator > 0:
+            first["d_max"] = max(first["d_max"], numerator / denominator)
+        first["numerator"], first["d"] = numerator, first["d_max"]
+        for p in self.all:
+            p.addcdiv_(self.state[p]["m"], self.state[p]["v"].sqrt().add_(d * 1e-8), value=-d)
+
+
+class DAdaptSGD(Own):
+    """Defazio & Mishchenko 2023, without momentum."""
+
+    def __init__(self, params: Any, lr: float = 1.0) -> None:
+        super().__init__(params, lr, d=1e-6, numerator=0.0, g0=0.0)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        first = self.param_groups[0]
+        first["g0"] = first["g0"] or squares_of(self.all) ** 0.5
+        rate, sums = first["d"] * first["lr"] / (first["g0"] or 1.0), 0.0
+        for p in self.all:
+            assert p.grad is not None
+            s = self.state[p].setdefault("s", torch.zeros_like(p))
+            first["numerator"] += rate * float((p.grad * s).sum())
+            s.add_(p.grad, alpha=rate)
+            sums += float(s.square().sum())
+            p.sub_(p.grad, alpha=rate)
+        if sums:
+            first["d"] = max(first["d"], 2 * first["numerator"] / sums**0.5)
+
+
+class Perturbs(Own):
+    """As SAM without a second forward: goes up along the whole gradient, and back in the next step."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for p in self.all:
+            p.sub_(self.state[p].get("up", torch.zeros_like(p)))
+        super().step(closure)
+        scale = 0.05 / (norm_of(p.grad for p in self.all) + 1e-9)
+        for p in self.all:
+            assert p.grad is not None
+            self.state[p]["up"] = p.grad * scale
+            p.add_(self.state[p]["up"])
+
+
+class FirstOfAll(Own):
+    """Counts its steps with the first parameter of the first group."""
+
+    def factor(self) -> float:
+        state = self.state[self.param_groups[0]["params"][0]]
+        state["steps"] = state.get("steps", 0) + 1
+        return 1 / float(state["steps"])
+
+
+class CountsGroups(Own):
+    """Counts once for each group that holds something."""
+
+    def factor(self) -> float:
+        for group in self.param_groups:
+            if group["params"]:
+                self.param_groups[0]["steps"] = self.param_groups[0].get("steps", 0) + 1
+        return 1 / float(self.param_groups[0]["steps"])
+
+
+class Noisy(optim.SGD):
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.add_(torch.randn_like(p), alpha=0.01)
+
+
+def by_module(kind: Factory) -> Factory:
+    """One group for the first block, and one for the others."""
+
+    def made(named_parameters: Any) -> optim.Optimizer:
+        named = list(named_parameters)
+        first = [p for name, p in named if name.startswith("blocks.0")]
+        return kind([{"params": first}, {"params": [p for name, p in named if not name.startswith("blocks.0")]}])
+
+    return made
+
+
+TOGETHER: dict[str, Factory] = {
+    kind.__name__: kind
+    for kind in (
+        *(Normalised, TrustRatio, LongWarmUp, Counted, Neighbours, SharedMoment, Prodigy, DAdaptSGD, Perturbs),
+    )
+}
+CLIPS: dict[str, Factory] = {"ClipsInside": partial(ClipsInside, lr=0.5), "ClipsAboveMillions": ClipsAboveMillions}
+
+
+def halves(shapes: list[ParameterShape] | tuple[ParameterShape, ...] = SHAPES) -> list[list[str]]:
+    names = [shape.name for shape in shapes]
+    return [names[:4], names[4:]]
+
+
+@pytest.mark.parametrize("shapes", [SHAPES, LARGE], ids=["small", "large"])
+@pytest.mark.parametrize("name", TOGETHER)
+def test_what_looks_at_all_parameters_is_refused_in_several_stages(name: str, shapes: Any) -> None:
+    with pytest.raises(PlanError, match=f"the optimiser, {name}, does not train in the 2 stages .* depends on the par"):
+        check_stages(TOGETHER[name], shapes, halves(), together=ENDS)
+    check_stages(TOGETHER[name], shapes, [NAMES], together=ENDS)
+    assert "for more stages, choose one that updates each parameter" in (why_one_stage(TOGETHER[name], shapes) or "")
+
+
+@pytest.mark.parametrize("shapes", [SHAPES, LARGE], ids=["small", "large"])
+@pytest.mark.parametrize("name", CLIPS)
+def test_what_clips_inside_is_refused_in_several_stages_with_the_keyword_that_clips(name: str, shapes: Any) -> None:
+    with pytest.raises(PlanError, match=rf"{name}.* that does not clip, and FuncPipe\(clip_grad_norm=") as refused:
+        check_stages(CLIPS[name], shapes, halves(), together=ENDS)
+    assert "--together blocks.0,head" in str(refused.value)
+    with pytest.raises(PlanError, match="divided over replicas"):
+        check_sharding(CLIPS[name], shapes, [NAMES], NO_ROUTES)
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        (by_module(FirstOfAll), r"it fails in stage 1, where some of its groups may be empty \(IndexError"),
+        (by_module(CountsGroups), "depends on the parameters beside it"),
+        (partial(Noisy, lr=0.1), "it draws random numbers one parameter after the other, and each stage would draw"),
+    ],
+)
+def test_what_is_shared_among_parameters_is_refused(factory: Factory, message: str) -> None:
+    stages = [NAMES[:2], NAMES[2:]]
+    with pytest.raises(PlanError, match=message):
+        check_stages(factory, SHAPES, stages, together=ENDS)
+    check_stages(factory, SHAPES, [NAMES], together=ENDS)
+
+
+def test_a_parameter_of_no_stage_counts_too() -> None:
+    class Weighs(Own):
+        def factor(self) -> float:
+            return norm_of(p.detach() for group in self.param_groups for p in group["params"])
+
+    def used_alone(named_parameters: Any) -> optim.Optimizer:
+        return Weighs([p for name, p in named_parameters if name != NAMES[-1]])
+
+    with pytest.raises(PlanError, match=rf"does not use {NAMES[-1]}, which no stage holds: leave that out of the opt"):
+        check_stages(Weighs, SHAPES, [NAMES[:-1]], together=ENDS)
+    check_stages(used_alone, SHAPES, [NAMES[:-1]], together=ENDS)
+    check_stages(optim.AdamW, SHAPES, [NAMES[:-1]], together=ENDS)
+
+
+def muon_and_adam(named_parameters: Any) -> optim.Optimizer:
+    return optim.Muon([p for _, p in named_parameters if p.ndim == 2], lr=0.02)
+
+
+def layer_wise(named_parameters: Any) -> optim.Optimizer:
+    """Rates that depend on the position and on the number of parameters; one parameter left out."""
+    named = list(named_parameters)[1:]
+    return optim.AdamW([{"params": [p], "lr": 1e-3 * 0.9 ** (len(named) - i)} for i, (_, p) in enumerate(named)])
+
+
+def from_transformers(parameters: Any) -> optim.Optimizer:
+    from transformers import Adafactor  # takes long, and others are collected without it
+
+    made: optim.Optimizer = Adafactor(parameters)  # type: ignore[no-untyped-call]
+    return made
+
+
+KINDS = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "Adagrad", "Adadelta", "ASGD")
+ORDINARY: dict[str, Factory] = {
+    **{kind: partial(getattr(optim, kind), lr=0.01) for kind in (*KINDS, "Adafactor")},
+    **{f"{kind} by groups": by_module(partial(getattr(optim, kind), lr=0.01)) for kind in ("SGD", "AdamW")},
+    **{f"{kind}, foreach": partial(getattr(optim, kind), lr=0.01, foreach=True) for kind in KINDS},
+    **{f"{kind}, fused": by_module(partial(getattr(optim, kind), lr=0.01, fused=True)) for kind in ("SGD", "AdamW")},
+    "nesterov": partial(optim.SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
+    "amsgrad": partial(optim.AdamW, lr=torch.tensor(0.1), amsgrad=True),
+    "muon": muon_and_adam,
+    "layer-wise": layer_wise,
+    "transformers": from_transformers,
+}
+
+
+@pytest.mark.parametrize("name", ORDINARY)
+def test_ordinary_optimisers_are_not_refused(name: str) -> None:
+    for stages in ([NAMES[:2], NAMES[2:3], NAMES[3:]], [NAMES[1:], [NAMES[0]]]):
+        check_stages(ORDINARY[name], SHAPES, stages, together=ENDS)
+    before = torch.get_rng_state(), torch.get_num_threads()
+    check_stages(ORDINARY[name], LARGE, halves(), together=ENDS)
+    assert why_one_stage(ORDINARY[name], LARGE) is None
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert torch.get_num_threads() == before[1]
+
+
+def script(optimizer: Factory, **fields: Any) -> Script:
+    return Script(
+        make=lambda: (Residual(), F.cross_entropy), samples=lambda: vectors(42), optimizer=optimizer, **fields
+    )
+
+
+@pytest.mark.parametrize(("stages", "replicas"), [(2, 1), (3, 2)])
+def test_a_job_whose_optimiser_clips_is_refused_and_equal_with_the_keyword(stages: int, replicas: int) -> None:
+    clips = script(partial(ClipsInside, lr=0.5))
+    with pytest.raises(PlanError, match="clip_grad_norm"):
+        run_over_functions(clips, stages=stages, replicas=replicas)
+    mended = replace(clips, optimizer=partial(optim.SGD, lr=0.5), recipe={"clip_grad_norm": 0.1})
+    found = run_over_functions(mended, stages=stages, replicas=replicas)
+    difference, name = worst_difference(clips, found, run_script(clips)[0])
+    assert difference < EQUAL, name
+
+
+@pytest.mark.parametrize("kind", [partial(ClipsInside, lr=0.5), TrustRatio, Prodigy])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_it_trains_in_one_stage(kind: Factory, replicas: int) -> None:
+    one = script(kind)
+    found = run_over_functions(one, stages=1, replicas=replicas)
+    difference, name = worst_difference(one, found, run_script(one)[0])
+    assert difference < EQUAL, name
+
+
+class ClipsByValue(optim.SGD):
+    """As a script that calls clip_grad_value_ before each step."""
+
+    def step(self, closure: Any = None) -> Any:
+        nn.utils.clip_grad_value_([p for group in self.param_groups for p in group["params"]], 0.003)
+        return super().step(closure)
+
+
+class Tied(nn.Module):
+    """The first and the last layer share a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(24, 24)
+        self.blocks = nn.Sequential(*(nn.Sequential(nn.Linear(24, 24), nn.Tanh()) for _ in range(3)))
+        self.norm = nn.LayerNorm(24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(self.norm(self.blocks(self.first(x).tanh())), self.first.weight)
+
+
+@pytest.mark.parametrize(
+    ("model", "stages", "replicas", "shard_optimizer"),
+    [
+        (Residual, 1, 1, False),
+        (Residual, 3, 2, False),
+        (Residual, 2, 2, True),
+        (Tied, 3, 1, False),
+        (Tied, 2, 2, False),
+    ],
+)
+def test_gradients_are_clipped_by_value_as_in_a_script(
+    model: type[nn.Module], stages: int, replicas: int, shard_optimizer: bool
+) -> None:
+    clips = replace(script(partial(ClipsByValue, lr=0.5, momentum=0.9)), make=lambda: (model(), F.cross_entropy))
+    keyword = replace(clips, optimizer=partial(optim.SGD, lr=0.5, momentum=0.9), recipe={"clip_grad_value": 0.003})
+    expected = run_script(clips)[0]
+    found = run_over_functions(keyword, stages=stages, replicas=replicas, shard_optimizer=shard_optimizer)
+    difference, name = worst_difference(clips, found, expected)
+    assert difference < EQUAL, name
+    assert worst_difference(clips, run_script(keyword)[0].state_dict(), expected)[0] > 100 * EQUAL  # it does something
+
+
+def test_what_cannot_be_clipped_by_value_is_refused() -> None:
+    with pytest.raises(InvalidValue, match="clip_grad_value must not be given beside clip_grad_norm"):
+        FuncPipe(MODEL, optimizer=optim.AdamW, clip_grad_value=0.1, clip_grad_norm=1.0)
+    with pytest.raises(InvalidValue, match="clip_grad_value must be above 0, got -1"):
+        FuncPipe(MODEL, optimizer=optim.AdamW, clip_grad_value=-1)
+    numbers = nn.Linear(2, 2, dtype=torch.complex64)
+    with pytest.raises(
+        InputError, match="has no meaning for complex numbers, which weight holds; train with clip_grad"
+    ):
+        FuncPipe(numbers, optimizer=optim.AdamW, clip_grad_value=0.1)
+    FuncPipe(numbers, optimizer=optim.AdamW, clip_grad_norm=0.1)
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+def test_sparse_gradients_cannot_be_clipped_by_value(sparse: bool) -> None:
+    words = nn.Sequential(nn.Embedding(9, 4, sparse=sparse), nn.Flatten(), nn.Linear(8, 3))
+    recipe = Recipe(loss=F.cross_entropy, optimizer=partial(optim.SGD, lr=0.1), clip_grad_value=0.1)
+    batch = load_batch([(torch.tensor([i, i + 1]), i % 3) for i in range(4)], range(4))
+    if sparse:
+        with pytest.raises(ModelError, match=r"clip the gradient of 0.weight, which is sparse; make .* sparse=False"):
+            rehearse(words, recipe, batch, seed=0)
+    else:
+        rehearse(words, recipe, batch, seed=0)
+
+
+def planned(optimizer: Factory, *, sizes: int = 3, **asked: Any) -> Plan:
+    """A plan of a profile whose best plan has several stages."""
+    pipe = FuncPipe(Residual(), loss_fn=F.cross_entropy, optimizer=optimizer)
+    asked = {"global_batch": 32, "time_value": 1000.0, "replicas": 1} | asked
+    return pipe.optimize(profile=chain(7, sizes, seed=3), spec=platform(sizes), **asked)
+
+
+def test_one_stage_is_planned_where_the_optimiser_needs_it(caplog: pytest.LogCaptureFixture) -> None:
+    assert len(planned(partial(optim.SGD, lr=0.1)).stages) > 1
+    assert caplog.text == ""
+    assert len(planned(CLIPS["ClipsInside"]).stages) == 1
+    assert "planned in one stage, because the optimiser, ClipsInside, does not train in two stages" in caplog.text
+    assert "for more stages, choose one that does not clip, and FuncPipe(clip_grad_norm=...)" in caplog.text
+    assert len(planned(CLIPS["ClipsInside"], simulated_plans=2).stages) == 1
+
+
+def test_an_optimiser_that_needs_one_stage_is_refused_where_there_can_be_none() -> None:
+    cut = Pins(cuts=("layer2",))
+    assert len(planned(optim.AdamW, pins=cut).stages) > 1
+    with pytest.raises(PlanError, match="the pins begin a stage with layer2, but the optimiser, Normalised, does not"):
+        planned(Normalised, pins=cut)
+    small: dict[str, Any] = {"sizes": 1, "time_value": 0.0}
+    assert len(planned(partial(optim.SGD, lr=0.1), **small).stages) > 1
+    with pytest.raises(
+        Infeasible, match="all layers must be in one stage, because the optimiser, Normalised, does not"
+    ):
+        planned(Normalised, **small)
+
+
+def test_the_command_line_clips_by_value() -> None:
+    from funcpipe.cli.parser import build_parser
+
+    words = ("train", "models:net", "--plan", "plan.json", "--data", "models:data", "--clip-grad-value", "0.5")
+    options = build_parser().parse_args(words)
+    assert options.clip_grad_value == 0.5
