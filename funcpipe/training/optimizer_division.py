@@ -76,7 +76,10 @@ def _told(found: Difference, where: str) -> str:
 
 def _instead(found: Difference) -> str:
     if found.cause is Cause.CLIPS:
-        return "choose one that does not clip, and FuncPipe(clip_grad_norm=...) (--clip-grad-norm)"
+        return (
+            "let FuncPipe clip, with clip_grad_norm=... (--clip-grad-norm), and not the optimiser, or choose one that "
+            "updates each parameter by itself"
+        )
     return "choose one that updates each parameter by itself (SGD, Adam, AdamW, …)"
 
 

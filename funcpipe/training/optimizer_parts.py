@@ -12,6 +12,7 @@ All gradients lie about in one direction, so that an optimiser that looks for it
 small at first: an optimiser that agrees until they become large clips them.
 """
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -28,6 +29,7 @@ from funcpipe.training.optimizer_trial import are_equal, kind_of, small_shapes
 from funcpipe.training.optimizers import ParameterShape, call_factory, stage_optimizer
 from funcpipe.training.recipe import OptimizerFactory
 from funcpipe.training.sharding import ShardedOptimizer, has_cut_state
+from funcpipe.training.state_groups import group_settings
 
 _SMALL_STEPS = 12
 _NORMS = (*[1e-3] * _SMALL_STEPS, 1.0, 1e2, 1e4, 1e6, 0.0, 1.0)
@@ -112,6 +114,20 @@ class _Trial:
             parameter.grad = gradients[name].clone() if name in gradients else None
         self.optimizer.step()
 
+    def changed_otherwise(self, whole: "_Trial", *, kept: bool) -> str | None:
+        """The first parameter that differs from that of `whole`, or with `kept`, of which something else is kept."""
+        for name, parameter in self.own.items():
+            same = are_equal(parameter, whole.own[name])
+            if not same or (kept and not _same(self._kept(name), whole._kept(name))):
+                return name
+        return None
+
+    def _kept(self, name: str) -> object:
+        """What the optimiser keeps for a parameter: its state, and the settings of its group."""
+        parameter = self.own[name]
+        groups = [group for group in self.optimizer.param_groups if any(p is parameter for p in group["params"])]
+        return [dict(self.optimizer.state.get(parameter, {})), *map(group_settings, groups)]
+
     def has_cut_state(self) -> bool:
         return True
 
@@ -140,6 +156,9 @@ class _CutTrial(_Trial):
             for number, parameter in enumerate(self.own.values()):
                 parameter.copy_(flat[self._layout.slice_of(number)].view_as(parameter))
 
+    def _kept(self, name: str) -> object:
+        return None  # which is in parts, too
+
     def has_cut_state(self) -> bool:
         return has_cut_state(self._sharded)
 
@@ -165,13 +184,14 @@ def _step(trial: _Trial, gradients: Mapping[str, Tensor], seed: int, part: int |
 
 def _compared(whole: _Trial, alone: Mapping[int, _Trial], steps: Iterator[Mapping[str, Tensor]]) -> Difference | None:
     found = partial(Difference, optimizer=kind_of(whole.optimizer))
+    last = len(_NORMS) - 1
     try:
         for number, gradients in enumerate(steps):
             if _step(whole, gradients, number):
                 return found(cause=Cause.DRAWS)
             for part, one in alone.items():
                 _step(one, gradients, number, part)
-                name = next((name for name, p in one.own.items() if not are_equal(p, whole.own[name])), None)
+                name = one.changed_otherwise(whole, kept=number in (_SMALL_STEPS - 1, last))
                 if name is not None:
                     cause = Cause.TOGETHER if number < _SMALL_STEPS else Cause.CLIPS
                     return found(cause=cause, part=part, parameter=name)
@@ -179,6 +199,19 @@ def _compared(whole: _Trial, alone: Mapping[int, _Trial], steps: Iterator[Mappin
         return found(cause=Cause.FAILS, part=failure.part, error=str(failure))
     uncut = [part for part, one in alone.items() if not one.has_cut_state()]
     return found(cause=Cause.STATE, part=uncut[0]) if uncut else None
+
+
+def _same(one: object, other: object) -> bool:
+    """Whether an optimiser keeps the same tensors and numbers; what else it keeps is not looked at."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.shape == other.shape and are_equal(one, other)
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, int | float) and isinstance(other, int | float):
+        return one == other or (math.isnan(one) and math.isnan(other))
+    return True
 
 
 def _chosen(

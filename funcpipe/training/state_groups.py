@@ -59,7 +59,7 @@ def capture_groups(
         {
             "number": number,
             "parameters": list(own),
-            "settings": split_tensors(_settings(group), f"{OPTIMIZER}group/{number}", tensors),
+            "settings": split_tensors(group_settings(group), f"{OPTIMIZER}group/{number}", tensors),
         }
         for number, (group, own) in enumerate(zip(optimizer.param_groups, names, strict=True))
     ]
@@ -78,14 +78,14 @@ def restore_groups(
     settings_of = {name: group["settings"] for group in saved for name in group["parameters"]}
     for number, (group, own) in enumerate(zip(optimizer.param_groups, names, strict=True)):
         trees = [settings_of[name] for name in own]
-        found = [_settings(join_tensors(tree, tensors)) for tree in trees]
+        found = [group_settings(join_tensors(tree, tensors)) for tree in trees]
         if any(other != found[0] for other in found):
             raise PlanError(
                 "parameters that had different optimiser settings are now in one group; keep the optimiser as it was"
             )
         empty = [one["settings"] for one in saved if one.get("number") == number]
         if not own and empty:
-            found = [_settings(join_tensors(empty[0], tensors))]
+            found = [group_settings(join_tensors(empty[0], tensors))]
         if found:
             group.update(found[0])
 
@@ -108,6 +108,6 @@ def select_optimizer(saved: Mapping[str, Any], source: Mapping[str, str]) -> dic
     return {"state": {n: saved["state"][s] for n, s in stored_as.items() if s in saved["state"]}, "groups": kept}
 
 
-def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+def group_settings(group: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a parameter group, without its parameters."""
     return {name: value for name, value in group.items() if name not in _NOT_SETTINGS}

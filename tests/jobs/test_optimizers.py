@@ -179,6 +179,16 @@ class DAdaptSGD(Own):
             first["d"] = max(first["d"], 2 * first["numerator"] / sums**0.5)
 
 
+class Watches(Own):
+    """Keeps a mean of the norms of all gradients, to use it much later."""
+
+    def factor(self) -> float:
+        group = self.param_groups[0]
+        group["steps"] = group.get("steps", 0) + 1
+        group["mean"] = 0.9 * group.get("mean", 0.0) + 0.1 * norm_of(p.grad for p in self.all)
+        return 1.0 if group["steps"] < 100 else 1 / (1e-3 + float(group["mean"]))
+
+
 class Perturbs(Own):
     """As SAM without a second forward: goes up along the whole gradient, and back in the next step."""
 
@@ -236,7 +246,7 @@ def by_module(kind: Factory) -> Factory:
 TOGETHER: dict[str, Factory] = {
     kind.__name__: kind
     for kind in (
-        *(Normalised, TrustRatio, LongWarmUp, Counted, Neighbours, SharedMoment, Prodigy, DAdaptSGD, Perturbs),
+        *(Normalised, TrustRatio, LongWarmUp, Watches, Counted, Neighbours, SharedMoment, Prodigy, DAdaptSGD, Perturbs),
     )
 }
 CLIPS: dict[str, Factory] = {"ClipsInside": partial(ClipsInside, lr=0.5), "ClipsAboveMillions": ClipsAboveMillions}
@@ -259,7 +269,7 @@ def test_what_looks_at_all_parameters_is_refused_in_several_stages(name: str, sh
 @pytest.mark.parametrize("shapes", [SHAPES, LARGE], ids=["small", "large"])
 @pytest.mark.parametrize("name", CLIPS)
 def test_what_clips_inside_is_refused_in_several_stages_with_the_keyword_that_clips(name: str, shapes: Any) -> None:
-    with pytest.raises(PlanError, match=rf"{name}.* that does not clip, and FuncPipe\(clip_grad_norm=") as refused:
+    with pytest.raises(PlanError, match=f"{name}.*; let FuncPipe clip, with clip_grad_norm=... ") as refused:
         check_stages(CLIPS[name], shapes, halves(), together=ENDS)
     assert "--together blocks.0,head" in str(refused.value)
     with pytest.raises(PlanError, match="divided over replicas"):
@@ -443,7 +453,7 @@ def test_one_stage_is_planned_where_the_optimiser_needs_it(caplog: pytest.LogCap
     assert caplog.text == ""
     assert len(planned(CLIPS["ClipsInside"]).stages) == 1
     assert "planned in one stage, because the optimiser, ClipsInside, does not train in two stages" in caplog.text
-    assert "for more stages, choose one that does not clip, and FuncPipe(clip_grad_norm=...)" in caplog.text
+    assert "for more stages, let FuncPipe clip, with clip_grad_norm=... (--clip-grad-norm)" in caplog.text
     assert len(planned(CLIPS["ClipsInside"], simulated_plans=2).stages) == 1
 
 
