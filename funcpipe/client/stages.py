@@ -11,13 +11,13 @@ from funcpipe.core import Routes, TensorProfile, TiedParameter, find_routes, sta
 from funcpipe.errors import PlanError
 from funcpipe.model.graph import LayerGraph
 from funcpipe.model.split import StageModule, dump_stage, split, stage_bounds
-from funcpipe.model.split.held_loss import attach_loss, kept_names, trained_by
+from funcpipe.model.split.held_loss import attach_loss, kept_names
 from funcpipe.model.split.matched import check_shared
 from funcpipe.training.adapters import loss_of_output
 from funcpipe.training.evaluation import StageEvaluation
 from funcpipe.training.hook_trial import listed
 from funcpipe.training.optimizer_division import check_sharding, check_stages
-from funcpipe.training.parameter_hooks import hooks_of
+from funcpipe.training.parameter_hooks import NO_HOOKS, NamedHooks, hooks_of
 from funcpipe.training.stage_job import StageJob
 from funcpipe.training.stage_optimizer import trainable_parameters
 from funcpipe.training.stored_data import PreparedData, of_evaluation
@@ -101,6 +101,13 @@ def _evaluated(job: Job, data: RunData) -> list[StageEvaluation]:
     return job.evaluation.stages(job.plan, data.evaluation.stored, _routes)
 
 
+def _hooks_of(job: Job, stage: StageModule) -> NamedHooks:
+    """The hooks of the parameters that `stage` trains."""
+    if not job.epochs:
+        return NO_HOOKS
+    return hooks_of(trainable_parameters(stage, {shape.name for shape in job.trainable}).items())
+
+
 def _check_hooks(job: Job) -> None:
     """Raise PlanError for hooks of parameters whose gradients no replica has as a whole."""
     names = hooks_of(job.graph.module.named_parameters())
@@ -147,7 +154,7 @@ def _prepared_stage(
         parameters=job.trainable,
         shards=job.shards,
         evaluation=evaluation,
-        hooks=hooks_of(trainable_parameters(stage, {shape.name for shape in job.trainable}).items()) if job.epochs else {},
+        hooks=_hooks_of(job, stage),
     )
     bundle, tensors = dump_stage(stage, stage_job)
     return PreparedStage(module=stage, bundle=bundle, tensors=tensors)

@@ -1,5 +1,6 @@
 """`profile`: a layer graph and a sample become a ModelProfile."""
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any

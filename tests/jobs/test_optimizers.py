@@ -410,7 +410,9 @@ def test_gradients_are_clipped_by_value_as_in_a_script(
     clips = replace(script(partial(ClipsByValue, lr=0.5, momentum=0.9)), make=lambda: (model(), F.cross_entropy))
     keyword = replace(clips, optimizer=partial(optim.SGD, lr=0.5, momentum=0.9), recipe={"clip_grad_value": 0.003})
     expected = run_script(clips)[0]
-    found = run_over_functions(keyword, stages=stages, replicas=replicas, shard_optimizer=shard_optimizer)
+    found = run_over_functions(
+        keyword, stages=stages, replicas=replicas, plan_changes={"shard_optimizer": shard_optimizer}
+    )
     difference, name = worst_difference(clips, found, expected)
     assert difference < EQUAL, name
     assert worst_difference(clips, run_script(keyword)[0].state_dict(), expected)[0] > 100 * EQUAL  # it does something
