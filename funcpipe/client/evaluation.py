@@ -116,7 +116,7 @@ def make_evaluation(
     )
     if graph.carried.names:
         raise DataError(
-            f"each forward of {graph.name} in eval mode leaves {', '.join(graph.carried.names)} for the next one, so "
+            f"each forward of {graph.name} in eval mode leaves {graph.carried.listed} for the next one, so "
             "that a validation would change what is trained; do that only where self.training is set"
         )
     evaluation = JobEvaluation(

@@ -31,11 +31,11 @@ def one_stage(layers: Sequence[str], global_batch: int, micro_batch: int) -> Pla
 
 def check_servable(job: Job, updates: Updates) -> None:
     """Raise PlanError for what a parameter server cannot train as one process would."""
-    recipe, names = job.recipe, job.graph.carried.names
-    if names:
+    recipe, carried = job.recipe, job.graph.carried
+    if carried.names:
         raise PlanError(
-            f"each forward of {job.graph.name} leaves {', '.join(names)} for the next one, so that micro-batches must "
-            "follow each other; train it by a plan with replicas=(1,)"
+            f"each forward of {job.graph.name} leaves {carried.listed} for the next one, so that micro-batches must "
+            f"follow each other; train it by a plan with {carried.way_out}"
         )
     if trained_by(recipe.loss) or job.loss_carried.names:
         what = next(iter(of_loss(trained_by(recipe.loss))), "") or job.loss_carried.names[0]

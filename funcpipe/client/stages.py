@@ -122,12 +122,12 @@ def _check_order(job: Job) -> None:
     """Raise PlanError if replicas would run micro-batches side by side of which each needs what the last one left, or
     if the loss would be called more often than in one process.
     """
-    names = job.graph.carried.names
-    if names and job.plan.replicas > 1:
+    carried = job.graph.carried
+    if carried.names and job.plan.replicas > 1:
         raise PlanError(
             f"the plan has {job.plan.replicas} replicas, but each forward of {job.graph.name} leaves "
-            f"{', '.join(names)} for the next one, so that micro-batches must follow each other; "
-            "plan with replicas=(1,)"
+            f"{carried.listed} for the next one, so that micro-batches must follow each other; "
+            f"plan with {carried.way_out}"
         )
     names, calls = job.loss_carried.names, math.ceil(job.plan.global_batch / job.plan.micro_batch)
     if names and calls > 1:

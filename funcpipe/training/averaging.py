@@ -73,15 +73,23 @@ class WeightAverage:
 
     def __init__(self, average: EMA | SWA, stage: nn.Module, teachers: Collection[nn.Parameter] = ()) -> None:
         """Besides those that are trained, the parameters of `teachers` change."""
-        changed = {id(parameter) for parameter in (*(p for p in stage.parameters() if p.requires_grad), *teachers)}
         self._average = average
-        self._current = {
-            name: tensor
-            for name, tensor in tensor_names(stage)[0].items()
-            if (id(tensor) in changed if isinstance(tensor, nn.Parameter) else average.use_buffers)
-        }
+        self._stage = stage
+        self._teachers = {id(parameter) for parameter in teachers}
         self._averaged: dict[str, Tensor] = {}
         self._count = 0
+
+    @property
+    def _current(self) -> dict[str, Tensor]:
+        """What is averaged, as it is now: a forward may have put another tensor in the place of a buffer."""
+        return {
+            name: tensor
+            for name, tensor in tensor_names(self._stage)[0].items()
+            if (self._changes(tensor) if isinstance(tensor, nn.Parameter) else self._average.use_buffers)
+        }
+
+    def _changes(self, parameter: nn.Parameter) -> bool:
+        return parameter.requires_grad or id(parameter) in self._teachers
 
     @torch.no_grad()
     def update(self, steps_done: int) -> None:

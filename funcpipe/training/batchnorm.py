@@ -1,21 +1,26 @@
-"""BatchNorm's running statistics over replicas, as if one process had run all micro-batches of the step in order.
+"""Running statistics of norms over replicas, as if one process had run all micro-batches of the step in order.
 
-BatchNorm updates a running average by r <- (1 - momentum) r + momentum x for each micro-batch's statistic x. That is
+A norm updates a running average by r <- (1 - momentum) r + momentum x for each micro-batch's statistic x. That is
 linear, so each replica can compute its own share: with the average set to zero before a forward, the forward leaves
 momentum x in it. Micro-batch i of M contributes that times (1 - momentum)^(M - 1 - i), if the layer is called once per
 forward. With momentum 0.1 and M = 3:
 
     r = 0.9^3 r_old + 0.9^2 (0.1 x_0) + 0.9 (0.1 x_1) + (0.1 x_2)
 
-where replica 0 of two adds the terms of x_0 and x_2, and replica 1 that of x_1.
+where replica 0 of two adds the terms of x_0 and x_2, and replica 1 that of x_1. With gradient checkpointing inside the
+model, a process calls the layer again in each backward, which adds the same x once more. A single replica needs none of
+this, but for that: its statistics stay in their buffers (`CarriedValues`).
 """
 
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from funcpipe.errors import ModelError
+from funcpipe.model.graph.equivalence import same
 from funcpipe.model.graph.program import attribute
 from funcpipe.model.graph.values import Statistic
 from funcpipe.model.split import StageModule
@@ -28,8 +33,8 @@ class RunningStatistics:
     stage's replicas, and call `finish_step` with the sum. In between, the buffers hold no meaningful values.
     """
 
-    def __init__(self, stage: StageModule) -> None:
-        self._averages = [_Average(stage, statistic) for statistic in stage.statistics]
+    def __init__(self, stage: StageModule, statistics: Sequence[Statistic]) -> None:
+        self._averages = [_Average(stage, statistic) for statistic in statistics]
         self._micro_batches = 0
         self._counted: set[int] = set()
         if self._averages:
@@ -51,7 +56,7 @@ class RunningStatistics:
             return
         self._counted.add(micro_batch)
         for average in self._averages:
-            average.accumulate(self._micro_batches - 1 - micro_batch)
+            average.accumulate(micro_batch, self._micro_batches - 1 - micro_batch)
 
     def contributions(self) -> list[Tensor]:
         """This replica's share of the step's change, one flat tensor per Statistic, to be summed over replicas."""
@@ -90,34 +95,55 @@ class _Average:
     """
 
     def __init__(self, stage: StageModule, statistic: Statistic) -> None:
-        self.momentum = statistic.momentum
+        self.statistic = statistic
         self.buffers: list[Tensor] = [attribute(stage, name) for name in statistic.names]
-        self.count: Tensor = attribute(stage, statistic.count)
+        self.count: Tensor | None = None if statistic.count is None else attribute(stage, statistic.count)
         self.begin_step()
 
     def begin_step(self) -> None:
         self.old = torch.cat([buffer.reshape(-1) for buffer in self.buffers])
-        self.old_count = int(self.count)
+        self.old_count = 0 if self.count is None else int(self.count)
         self.sum = torch.zeros(self.old.numel() + 1, dtype=self.old.dtype)
 
     def clear(self) -> None:
         """Zero the buffers unseen by autograd, which saves them for the backward but reads them in eval mode only."""
-        for buffer in (self.count, *self.buffers):
-            buffer.data.zero_()
+        if self.statistic.calls:
+            for buffer in self.buffers if self.count is None else (self.count, *self.buffers):
+                buffer.data.zero_()
 
-    def accumulate(self, later: int) -> None:
-        """Add what one forward left in the cleared buffers; `later` micro-batches of the step follow it."""
-        calls = int(self.count)
-        weight = float(calls) if self.momentum is None else (1.0 - self.momentum) ** (calls * later)
-        self.sum[:-1].add_(torch.cat([buffer.reshape(-1) for buffer in self.buffers]), alpha=weight)
+    def accumulate(self, micro_batch: int, later: int) -> None:
+        """Add what the forward of `micro_batch` left in the cleared buffers; `later` ones of the step follow it."""
+        calls, momentum = self.statistic.calls, self.statistic.momentum
+        found = torch.cat([buffer.reshape(-1) for buffer in self.buffers])
+        if not calls:
+            self._check(same(self.old, found), micro_batch)
+            return
+        self._check(self.count is None or int(self.count) == calls, micro_batch)
+        factor = 1.0
+        if self.statistic.again:
+            factor += 1.0 if momentum is None else (1.0 - momentum) ** calls
+            calls *= 2
+        weight = float(self.statistic.calls) if momentum is None else (1.0 - momentum) ** (calls * later)
+        self.sum[:-1].add_(found, alpha=weight * factor)
         self.sum[-1] += calls
+
+    def _check(self, is_as_traced: bool, micro_batch: int) -> None:
+        if not is_as_traced:
+            raise ModelError(
+                f"{self.statistic.path} was called {self.statistic.calls} times in each forward of the tracing, but "
+                f"not in that of micro-batch {micro_batch}: replicas cannot add up the running statistics of a norm that "
+                "only some forwards call; plan with replicas=(1,) and without gradient checkpointing around it, or "
+                "take a norm that keeps none, such as GroupNorm or LayerNorm"
+            )
 
     def finish_step(self, total: Tensor) -> None:
         added, calls = total[:-1], round(total[-1].item())
-        if self.momentum is None:
-            new = (self.old * self.old_count + added) / max(self.old_count + calls, 1)
+        if not calls:
+            return
+        if self.statistic.momentum is None:
+            new = (self.old * self.old_count + added) / (self.old_count + calls)
         else:
-            new = self.old * (1.0 - self.momentum) ** calls + added
+            new = self.old * (1.0 - self.statistic.momentum) ** calls + added
         self.write(new, self.old_count + calls)
 
     def write(self, averages: Tensor, count: int) -> None:
@@ -125,4 +151,5 @@ class _Average:
         sizes = [buffer.numel() for buffer in self.buffers]
         for buffer, part in zip(self.buffers, torch.split(averages, sizes), strict=True):
             buffer.copy_(part.view_as(buffer))
-        self.count.fill_(count)
+        if self.count is not None:
+            self.count.fill_(count)

@@ -6,12 +6,13 @@ and what F1 has left by then is put back afterwards.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
+from funcpipe.model.graph import Statistic
 from funcpipe.model.graph.program import attribute
 from funcpipe.model.split import StageModule
 from funcpipe.model.split.module_state import decode_attributes, read_attributes, write_attributes
@@ -27,16 +28,21 @@ class _Values:
 
 
 class CarriedValues:
-    """The attributes and buffers that the forwards of a stage leave for the next ones; most stages have none."""
+    """The attributes and buffers that the forwards of a stage leave for the next ones; many stages have none."""
 
-    def __init__(self, stage: StageModule, *, recompute: bool, undoes: bool = False) -> None:
-        """With `recompute`, what each forward begins with is kept for its second run; with `undoes`, what a step begins
-        with, so that `undo_step` can go back to it.
+    def __init__(
+        self, stage: StageModule, statistics: Sequence[Statistic] = (), *, recompute: bool, undoes: bool = False
+    ) -> None:
+        """The buffers of `statistics` are among these. With `recompute`, what each forward begins with is kept for its
+        second run; with `undoes`, what a step begins with, so that `undo_step` can go back to it.
         """
         self._stage = stage
         self._recompute = recompute
         self._undoes = undoes
-        self._any = bool(stage.carried.blocks or stage.carried.buffers)
+        averaged = {id(attribute(stage, name)) for item in statistics for name in item.buffers}
+        named = stage.named_buffers(remove_duplicate=False)
+        self._buffers = (*stage.carried.buffers, *(name for name, buffer in named if id(buffer) in averaged))
+        self._any = bool(stage.carried.blocks or self._buffers)
         self._before: dict[int, _Values] = {}
         self._start: _Values | None = None
 
@@ -75,7 +81,7 @@ class CarriedValues:
     def _read(self) -> _Values:
         carried, tensors = self._stage.carried, dict[str, Tensor]()
         attributes = read_attributes(self._stage, carried.blocks, carried.attributes, tensors)
-        buffers: dict[str, Tensor] = {name: attribute(self._stage, name) for name in carried.buffers}
+        buffers: dict[str, Tensor] = {name: attribute(self._stage, name) for name in self._buffers}
         return _Values(attributes, tensors, buffers)
 
     def _write(self, values: _Values) -> None:

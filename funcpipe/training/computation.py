@@ -71,12 +71,20 @@ class Computation:
         trained = {name: p for name, p in stage.named_parameters() if p.requires_grad}
         self._finiteness = Finiteness(recipe.on_nan, stage_number, trained)
         self._undoes = recipe.on_nan is OnNan.SKIP
-        self.passes = Passes(stage, recipe=recipe, seed=seed, recompute=recompute, finiteness=self._finiteness)
+        summed = [item for item in stage.statistics if replicas > 1 or item.again]
+        self.passes = Passes(
+            stage,
+            recipe=recipe,
+            seed=seed,
+            recompute=recompute,
+            finiteness=self._finiteness,
+            statistics=[item for item in stage.statistics if item not in summed],
+        )
         self.norm = norm or GradientNorm()
         self.tied = TiedParameters({common: named[name] for name, common in stage.shared.items()}, ties, stage_number)
         self._summed_here = [p for p in parameters if not self.tied.is_borrowed(p)]
         self._hooks = ParameterHooks(hooks, trainable_parameters(stage, {shape.name for shape in whole}), seed=seed)
-        self._statistics = RunningStatistics(stage)
+        self._statistics = RunningStatistics(stage, summed)
         self._weighs = recipe.is_weighted and stage.is_last
         self._flat = FlatGradient(self._summed_here, self._extras(), wire_sync) if replicas > 1 else None
         self._optimizer = StageOptimizer(stage, recipe, whole, seed=seed)

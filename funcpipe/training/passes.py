@@ -9,7 +9,7 @@ Gradients of the parameters add up in `grad` over the backwards of a step, as th
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from funcpipe.core import OnNan
 from funcpipe.errors import DataError
+from funcpipe.model.graph import Statistic
 from funcpipe.model.seeds import SHARED_GENERATORS
 from funcpipe.model.split import StageModule
 from funcpipe.training.carried import CarriedValues
@@ -61,8 +62,16 @@ class Passes:
     """
 
     def __init__(
-        self, stage: StageModule, *, recipe: Recipe, seed: int, recompute: bool, finiteness: Finiteness
+        self,
+        stage: StageModule,
+        *,
+        recipe: Recipe,
+        seed: int,
+        recompute: bool,
+        finiteness: Finiteness,
+        statistics: Sequence[Statistic],
     ) -> None:
+        """`statistics` are those that each forward just leaves in their buffers for the next one."""
         self._stage = stage
         self._loss = recipe.cast_loss
         self._is_weighted = recipe.is_weighted
@@ -71,7 +80,7 @@ class Passes:
         self._seed = seed
         self._recompute = recompute
         self._draws_backwards = stage.may_draw_backwards
-        self._carried = CarriedValues(stage, recompute=recompute, undoes=self._skips)
+        self._carried = CarriedValues(stage, statistics, recompute=recompute, undoes=self._skips)
         self._held: dict[int, _MicroBatch] = {}
         self.loss_sum = 0.0
         self.weight = 0.0

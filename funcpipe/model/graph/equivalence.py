@@ -1,7 +1,7 @@
 """Check that a graph computes what its model does: both run, on other inputs and seeds than those of the tracing."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -36,7 +36,8 @@ class Observation:
     buffers it changed, and a digest of each parameter's gradient (None if no backward pass was run).
 
     `written` are the buffers that it wrote to in place, even if they hold the same afterwards. `states` are the values
-    of the model's attributes after the forward and after the backward, where they were read.
+    of the model's attributes after the forward and after the backward, where they were read. `late` are the buffers
+    that the backward pass changed.
     """
 
     leaves: tuple[Any, ...]
@@ -45,6 +46,7 @@ class Observation:
     gradients: Mapping[str, tuple[float, float]] | None
     written: frozenset[str] = frozenset()
     states: tuple[State, ...] = ()
+    late: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -191,8 +193,10 @@ def _forward_and_backward(
     gradients = _digests(model, leaves) if ways.backward else None
     if ways.reads_state and ways.backward:
         states.append(read_state(model))
+    forward_left = {**old, **buffers}
+    late = {n: new.clone() for n, new in model.named_buffers() if ways.backward and not same(forward_left.get(n), new)}
     kept = tuple(leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves)
-    return Observation(kept, generators, buffers, gradients, frozenset(written & versions.keys()), tuple(states))
+    return Observation(kept, generators, buffers, gradients, frozenset(written & versions.keys()), tuple(states), late)
 
 
 def _buffers(model: nn.Module) -> dict[str, Tensor]:

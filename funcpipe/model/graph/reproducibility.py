@@ -1,6 +1,6 @@
 """Find where a model does something else when it is run again on the same inputs and seeds."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -12,25 +12,33 @@ from funcpipe.model.graph.tree import flatten
 
 
 class _Results(TorchFunctionMode):
-    """Keeps the results of all calls of torch's functions, with the lines that made them."""
+    """Keeps the results of all calls of torch's functions, but `ignored` tensors, with the lines that made them."""
 
-    def __init__(self) -> None:
+    def __init__(self, ignored: Sequence[Tensor]) -> None:
         super().__init__()
+        self._ignored = {id(tensor) for tensor in ignored}
         self.found: list[tuple[str, Tensor]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         where = current_line()
-        tensors = [leaf for leaf in flatten(result)[0] if isinstance(leaf, Tensor)]
+        leaves = flatten(result)[0]
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and id(leaf) not in self._ignored]
         self.found += [(where, tensor.detach().clone()) for tensor in tensors]
         return result
 
 
-def first_difference(run: Callable[[], Any]) -> str | None:
-    """The line whose result differs first when `run`, which seeds what it does, is called twice; None if none does."""
+def first_difference(
+    run: Callable[[], Any], prepare: Callable[[], None] = lambda: None, ignored: Sequence[Tensor] = ()
+) -> str | None:
+    """The line whose result differs first when `run`, which seeds what it does, is called twice; None if none does.
+
+    `prepare` is called before each; what it computes does not count, nor do results that are one of the `ignored`.
+    """
     results = []
     for _ in range(2):
-        with _Results() as mode:
+        prepare()
+        with _Results(ignored) as mode:
             run()
         results.append(mode.found)
     for one, other in zip_longest(*results):

@@ -12,7 +12,7 @@ from funcpipe.core import Precision
 from funcpipe.errors import ModelError
 from funcpipe.model.graph.assemble import assemble
 from funcpipe.model.graph.autocast import autocast_to
-from funcpipe.model.graph.batchnorm import statistics_of
+from funcpipe.model.graph.batchnorm import changed_buffers, within_blocks
 from funcpipe.model.graph.blocks import block_notes, closed_blocks, next_blocks, one_layer_note
 from funcpipe.model.graph.carried import carried_state
 from funcpipe.model.graph.checkpoints import transparent_checkpoints
@@ -80,8 +80,8 @@ def trace(
         runs = CutRuns(*asked) if collated is None else CollatedRuns(*asked, collated)
         changed = {name for one in runs.pair for name in (*one.result.buffers, *one.result.written)}
         ties = tied_names(model, changed)
-        statistics, buffers = statistics_of(model, changed, ties)
-        carried, runs.later = carried_state(model, signature, start, runs.pair, buffers, runs.batches)
+        buffers = changed_buffers(model, signature, runs.pair, ties)
+        carried, runs.later = carried_state(model, signature, start, runs.pair, buffers.others, runs.batches)
         request = TraceRequest(
             model,
             signature,
@@ -92,10 +92,12 @@ def trace(
             frozenset(changed),
         )
         found, attempts = _traced(request, runs)
+        buffers = within_blocks(model, buffers, found.request.blocks)
+        carried = replace(carried, buffers=buffers.others, statistics=buffers.reason)
         graph = assemble(found.request, found.traced, found.runs, found.symbols, inputs, runs.batched, carried.blocks)
         graph = replace(
             graph,
-            statistics=statistics,
+            statistics=buffers.statistics,
             tied_names=ties,
             carried=carried,
             attempts=attempts,

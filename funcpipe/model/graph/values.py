@@ -73,14 +73,28 @@ class Layer:
 
 @dataclass(frozen=True)
 class Statistic:
-    """Running statistics of a BatchNorm: the `names` of the averaged buffers, and that of the counter, `count`.
+    """Running statistics of a norm: the `names` of the averages, and that of its counter, `count`, if it counts.
 
-    Each call updates the averages with `momentum`; None means the plain average over all calls.
+    Each of the `calls` in a forward updates the averages with `momentum`; None means the plain average over all calls.
+    With `again`, the backward makes the same calls once more, as gradient checkpointing does. No `calls` were seen of a
+    norm that only a block's own code may call.
     """
 
     names: tuple[str, ...]
-    count: str
+    count: str | None
     momentum: float | None
+    calls: int = 1
+    again: bool = False
+
+    @property
+    def path(self) -> str:
+        """The norm's path in the model."""
+        return self.names[0].rpartition(".")[0]
+
+    @property
+    def buffers(self) -> tuple[str, ...]:
+        """All its buffers by name."""
+        return self.names if self.count is None else (*self.names, self.count)
 
 
 @dataclass(frozen=True)
@@ -89,12 +103,14 @@ class Carried:
 
     `attributes` are Python attributes of the modules in `blocks`, whose code runs as it is; `buffers` are buffers. If
     the model itself has to be the block, whose path is empty, `used_by_model` says what its own code uses, and where.
+    `statistics` says why running statistics are among the buffers, if they are.
     """
 
     blocks: tuple[str, ...] = ()
     attributes: tuple[str, ...] = ()
     buffers: tuple[str, ...] = ()
     used_by_model: str = ""
+    statistics: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -102,11 +118,24 @@ class Carried:
         return (*self.attributes, *self.buffers)
 
     @property
+    def listed(self) -> str:
+        """The first few of it, for a message, and why running statistics are among it."""
+        more = len(self.names) - 4
+        said = ", ".join(self.names[:4]) + (f" and {more} more" if more > 0 else "")
+        return f"{said} ({self.statistics})" if self.statistics else said
+
+    @property
+    def way_out(self) -> str:
+        """How such a model can be trained."""
+        other = ", or with norms that keep no running statistics, such as GroupNorm or LayerNorm"
+        return f"replicas=(1,){other if self.statistics else ''}"
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What users should know of it."""
         if not self.names:
             return ()
-        note = f"trains with one replica, as each forward leaves {', '.join(self.names)} for the next one"
+        note = f"trains with one replica, as each forward leaves {self.listed} for the next one"
         if "" in self.blocks:
             return (
                 f"{note}; runs whole, as one layer, as its own code uses {self.used_by_model}. To divide it, move that "

@@ -202,7 +202,7 @@ def _carried(graph: LayerGraph, layers: Sequence[Layer], held: Mapping[str, Tens
     blocks = tuple(
         path for path in graph.carried.blocks if any(outer == WHOLE or is_inside(path, outer) for outer in called)
     )
-    averaged = {name for item in graph.statistics for name in (*item.names, item.count)}
+    averaged = {name for item in graph.statistics for name in item.buffers}
     buffers = {name: tensor for name, tensor in held.items() if not isinstance(tensor, nn.Parameter)}
     changed = {id(tensor) for name, tensor in buffers.items() if name in graph.carried.buffers}
     return Carried(

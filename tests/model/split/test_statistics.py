@@ -58,7 +58,7 @@ def test_replicas_together_equal_one_process(replicas: int, recompute: bool) -> 
     torch.manual_seed(1)
     model = Norms()
     stages = [one_stage(copy.deepcopy(model), torch.randn(5, 3)) for _ in range(replicas)]
-    merged = [RunningStatistics(stage) for stage in stages]
+    merged = [RunningStatistics(stage, stage.statistics) for stage in stages]
     for micro_batches in (6, 3, 4):  # the last steps are shorter
         batches = [torch.randn(4, 3) * 2 + 1 for _ in range(micro_batches)]
         run_step(stages, merged, batches, recompute)
@@ -74,7 +74,7 @@ def test_a_replica_without_a_micro_batch_still_agrees() -> None:
     x = torch.randn(5, 3)
     stages = [one_stage(copy.deepcopy(model), x) for _ in range(2)]
     plain = copy.deepcopy(model)
-    run_step([stages[0], stages[1]], [RunningStatistics(stage) for stage in stages], [x], False)
+    run_step([stages[0], stages[1]], [RunningStatistics(stage, stage.statistics) for stage in stages], [x], False)
     plain(x)
     for stage in stages:
         torch.testing.assert_close(stage.state_dict(), plain.state_dict())
@@ -82,7 +82,7 @@ def test_a_replica_without_a_micro_batch_still_agrees() -> None:
 
 def test_a_stage_without_statistics_contributes_nothing() -> None:
     stage = one_stage(nn.Sequential(nn.Linear(3, 3)), torch.randn(5, 3))
-    statistics = RunningStatistics(stage)
+    statistics = RunningStatistics(stage, stage.statistics)
     statistics.begin_step(2)
     stage({"input": torch.randn(5, 3)})
     statistics.after_forward(0)
