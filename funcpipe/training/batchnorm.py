@@ -129,11 +129,12 @@ class _Average:
 
     def _check(self, is_as_traced: bool, micro_batch: int) -> None:
         if not is_as_traced:
+            path = self.statistic.path
             raise ModelError(
-                f"{self.statistic.path} was called {self.statistic.calls} times in each forward of the tracing, but "
-                f"not in that of micro-batch {micro_batch}: replicas cannot add up the running statistics of a norm that "
-                "only some forwards call; plan with replicas=(1,) and without gradient checkpointing around it, or "
-                "take a norm that keeps none, such as GroupNorm or LayerNorm"
+                f"{path} was called {self.statistic.calls} times in each forward of the tracing, but not "
+                f"in that of micro-batch {micro_batch}: replicas cannot add up running statistics of a norm that only "
+                "some forwards call; plan with replicas=(1,) and without gradient checkpointing around it, or take a "
+                "norm that keeps none, such as GroupNorm or LayerNorm"
             )
 
     def finish_step(self, total: Tensor) -> None:

@@ -41,8 +41,9 @@ def assemble(
     records = {name: symbols.at_sample([run[name] for run in runs]) for name in runs[0]}
     outputs, sizes = resolve_sizes(module, traced.outputs, runs, symbols, records)
     outputs, inseparable = functionalize(module, outputs, records)
-    mark_replicated(module, records)
-    inseparable += _same_state(module, {id(attribute(model, name)) for name in request.changed}, stateful)
+    changed = {id(attribute(model, name)) for name in request.changed}
+    mark_replicated(module, records, changed)
+    inseparable += _same_state(module, changed, stateful)
     inseparable += _not_sent(module, outputs, records)
     layers = layers_of(module, model, outputs, records, inseparable)
     crossings, values = crossings_of(layers, outputs, records)

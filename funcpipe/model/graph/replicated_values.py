@@ -1,6 +1,6 @@
 """Find the values that every stage computes for itself: from constants and free sizes alone."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import networkx as nx
 import torch
@@ -12,11 +12,12 @@ from funcpipe.model.graph.observe import NodeRecord
 from funcpipe.model.graph.program import attribute
 
 
-def mark_replicated(module: torch.fx.GraphModule, records: Mapping[str, NodeRecord]) -> None:
+def mark_replicated(module: torch.fx.GraphModule, records: Mapping[str, NodeRecord], changed: Collection[int]) -> None:
     """Set `replicated` in the meta of the nodes that every layer computes for itself instead of receiving their values.
 
     These are the attributes of the model, and the results of operators on buffers, constants and free sizes that
-    draw no random numbers and mutate nothing.
+    draw no random numbers and mutate nothing. `changed` are the identities of buffers that a forward changes, as by a
+    module: what reads one must run at its place, and in the stage that changes it.
     """
     written = {name for item in records.values() for name in item.written}
     constant: set[torch.fx.Node] = set()  # what other replicated nodes may read
@@ -25,7 +26,7 @@ def mark_replicated(module: torch.fx.GraphModule, records: Mapping[str, NodeReco
             node.meta["replicated"] = True
             item = attribute(module, str(node.target))
             fixed = isinstance(item, Tensor) and not isinstance(item, torch.nn.Parameter)
-            if fixed and node.name not in written:
+            if fixed and node.name not in written and id(item) not in changed:
                 constant.add(node)
         elif "symbol" in node.meta:
             constant.add(node)
