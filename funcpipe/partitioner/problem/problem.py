@@ -84,8 +84,8 @@ class Problem:
             more = len(self.profile.carried) - 4
             names = ", ".join(self.profile.carried[:4]) + (f" and {more} more" if more > 0 else "")
             raise PlanError(
-                f"{self.profile.model} trains with one replica only: each forward leaves {names} for the next one, so that "
-                "micro-batches must follow each other; admit replicas=(1,)"
+                f"{self.profile.model} trains with one replica only: each forward leaves {names} for the next one, so "
+                "that micro-batches must follow each other; admit replicas=(1,)"
             )
         for degree in (*(self.training.replicas or ()), *(self.pins.replicas or ())):
             if self.micro_batches % degree:
