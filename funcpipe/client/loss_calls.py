@@ -93,7 +93,7 @@ class LossCalls:
         seed_loss(self._seed, 0, 0)
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the first call has warned
-            return _numbers(self._call(output, target))
+            return _numbers(self._call(*tree_map((output, target), _copied)))
 
     def _read_first(self, slots: Sequence[Slot], output: Any, target: Any) -> list[Slot]:
         """`slots` without the attributes that a call writes before it reads them: what it makes of others."""
@@ -171,6 +171,11 @@ def _equal(one: Sequence[float], other: Sequence[float]) -> bool:
     return len(one) == len(other) and bool(
         torch.allclose(torch.tensor(one), torch.tensor(other), rtol=_CLOSE, atol=1e-12, equal_nan=True)
     )
+
+
+def _copied(value: Any) -> Any:
+    """A copy of a tensor, which the loss may write into."""
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 def _other_rows(value: Any) -> Any:

@@ -9,6 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -33,7 +34,6 @@ from funcpipe.training.hook_trial import try_hooks
 from funcpipe.training.optimizers import ParameterShape, stage_optimizer, trainable_shapes
 from funcpipe.training.parameter_hooks import hooks_of
 from funcpipe.training.recipe import LossFunction, Recipe
-from funcpipe.training.rng import seed_loss
 
 _log = logging.getLogger(__name__)
 
@@ -66,6 +66,7 @@ def rehearse(
         with autocast_to(recipe.precision):
             output = _forward(model, batch)
             calls.check_untouched("the forward of the model")
+            outputs, target = tree_map((output, batch.target), _detached_copy)  # the loss may write into them
             loss = loss_of(recipe.cast_loss, output, batch.target, seed=seed)
         if not math.isfinite(loss.item()):
             kind, said = _not_finite(model, batch, output, loss.item())
@@ -74,15 +75,14 @@ def rehearse(
             _log.warning("%s. The run goes on in spite of it: on_nan is %r", said, recipe.on_nan.value)
         number, finite = loss.item(), math.isfinite(loss.item())
         _backward(model, loss, trained)
-        output = tree_map(output, _detached)
-        carried = calls.carried(output, batch.target, None if recipe.is_weighted else loss)
-        del loss
+        carried = calls.carried(outputs, target, None if recipe.is_weighted else loss)
+        del output, loss
         try_hooks(model, hooks, seed=seed, scales_loss=recipe.precision.scales_loss)
         if stops:
             _check_gradients(trained, number)
         _update(trained, trainable_shapes(model, recipe.loss), recipe, seed=seed)
         if spread is not None and finite:
-            check_is_mean(model, recipe, batch, output, spread, seed=seed)
+            check_is_mean(model, recipe, replace(batch, target=target), outputs, spread, seed=seed)
     _log.info("one micro-batch was trained on here in %.2f s, and nothing is wrong with it", time.monotonic() - began_s)
     return carried
 
@@ -100,8 +100,7 @@ def carried_by_loss(model: nn.Module, recipe: Recipe, batch: LoadedBatch, *, see
             with autocast_to(recipe.precision):
                 output = _forward(model, batch)
             calls.check_untouched("the forward of the model")
-            seed_loss(seed, 0, 0)
-            return calls.carried(output, batch.target, recipe.cast_loss(output, batch.target))
+            return calls.carried(output, batch.target)
         except FuncPipeError:
             raise
         except Exception:  # noqa: BLE001 - a loss that fails is told of where it is computed
@@ -123,8 +122,8 @@ def _forward(model: nn.Module, batch: LoadedBatch) -> Any:
         raise ModelError(f"the model fails on the first micro-batch: {source_location(model, error)[1]}") from error
 
 
-def _detached(value: Any) -> Any:
-    return value.detach() if isinstance(value, Tensor) else value
+def _detached_copy(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value
 
 
 def _copied(value: Any) -> Any:
