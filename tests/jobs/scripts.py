@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
 from funcpipe.client.job import Job, Learner, SampleOrder, make_job
 from funcpipe.core import OptimizerKind, Plan, RunSettings, ScheduleKind, Sync, Wire
@@ -33,6 +33,7 @@ EQUAL = 1e-4
 class Script:
     """A user's script: `make` returns its model and its loss; a sample is a tuple with the target last.
 
+    `enter` prepares the model for training, `before_step` is told the parameters once their gradients are there.
     `recipe` are keywords of FuncPipe that have the same effect as what the script itself does.
     """
 
@@ -43,6 +44,8 @@ class Script:
     micro_batch: int = 4
     global_batch: int = 16
     epochs: int = 1
+    enter: Callable[[nn.Module], Any] = lambda model: model.train()
+    before_step: Callable[[list[nn.Parameter]], Any] = lambda parameters: None
     recipe: Mapping[str, Any] = field(default_factory=dict)
 
     def made(self) -> tuple[nn.Module, Any]:
@@ -51,19 +54,42 @@ class Script:
         return self.make()
 
 
-def run_script(script: Script, *, loss_of: Callable[[Any], Tensor] = lambda found: found) -> tuple[nn.Module, Any]:
-    """The model and the loss after the script; `loss_of` gives the number to minimise from what the loss returns."""
+def run_script(
+    script: Script, *, loss_of: Callable[[Any], Tensor] = lambda found: found, cut: bool = False
+) -> tuple[nn.Module, Any]:
+    """The model and the loss after the script; `loss_of` gives the number to minimise from what the loss returns.
+
+    With `cut`, the loss of a global batch is that of its micro-batches: a mean over their samples, or, of pairs of a
+    sum and a weight, the sums over the weights.
+    """
     model, loss = script.made()
-    model.train()
+    script.enter(model)
     trained = [*model.parameters(), *(loss.parameters() if isinstance(loss, nn.Module) else [])]
-    optimizer = script.optimizer([parameter for parameter in trained if parameter.requires_grad])
-    loader = DataLoader(script.samples(), batch_size=script.global_batch, collate_fn=script.collate)
+    trained = [parameter for parameter in trained if parameter.requires_grad]
+    optimizer = script.optimizer(trained)
+    samples, size = script.samples(), script.micro_batch if cut else script.global_batch
     for _ in range(script.epochs):
-        for *inputs, target in loader:
+        for first in range(0, len(samples), script.global_batch):
+            batch = [samples[i] for i in range(first, min(first + script.global_batch, len(samples)))]
             optimizer.zero_grad()
-            torch.autograd.backward(loss_of(loss(model(*inputs), target)))
+            parts = [batch[begin : begin + size] for begin in range(0, len(batch), size)]
+            found = []
+            for part in parts:
+                *inputs, target = default_collate(part) if script.collate is None else script.collate(part)
+                found.append(loss(model(*inputs), target))
+            torch.autograd.backward(loss_of(_joined(found, [len(part) for part in parts])))
+            script.before_step(trained)
             optimizer.step()
     return model, loss
+
+
+def _joined(found: list[Any], sizes: list[int]) -> Any:
+    """What the loss of a batch is, by what it is for its parts."""
+    if len(found) == 1:
+        return found[0]
+    if isinstance(found[0], tuple):
+        return sum(part for part, _ in found), sum(weight for _, weight in found)
+    return sum(part * size for part, size in zip(found, sizes, strict=True)) / sum(sizes)
 
 
 def run_over_functions(
@@ -152,5 +178,5 @@ def worst_difference(script: Script, found: Mapping[str, Tensor], expected: nn.M
     for name, tensor in expected.state_dict().items():
         end = tensor.double()
         change = float((end - start[name].double()).abs().max()) or float(end.abs().max()) or 1.0
-        worst = max(worst, (float((found[name].double() - end).abs().max()) / change, name))
+        worst = max(worst, (float((found.get(name, start[name]).double() - end).abs().max()) / change, name))
     return worst
