@@ -24,13 +24,17 @@ from funcpipe.client.job import Job, Learner, SampleOrder, make_job
 from funcpipe.client.launch import launch
 from funcpipe.client.prepare import prepare
 from funcpipe.client.results import RunResult
+from funcpipe.client.server_job import check_servable, stored_job
 from funcpipe.client.session import session_on
 from funcpipe.client.site import Site
 from funcpipe.core import FaultTolerance, RunSettings, ScheduleKind
 from funcpipe.errors import InputError, InvalidValue, ModelError, PlanError, WorkerFailed
+from funcpipe.parameter_server.loops import Course, History, train_synchronously
+from funcpipe.parameter_server.values import ServerWorker, Updates
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.testing.faults import FunctionFaults
 from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.testing.server_crew import InTurnCrew
 from funcpipe.testing.thread_platform import ThreadPlatform
 from funcpipe.training.recipe import recipe_with
 from funcpipe.training.teacher_checks import check_decays, warn_of_copies
@@ -408,6 +412,16 @@ def test_a_frozen_copy_that_nothing_updates_is_warned_of(caplog: pytest.LogCaptu
     job_of(distilled(copied, teachers=()))
     assert "teacher is a frozen copy of student, and stays as it is while that is trained" in caplog.text
     assert "teachers=Teacher(student='student', teacher='teacher', decay=…)" in caplog.text
+
+
+def test_a_parameter_server_updates_teachers_in_synchronous_steps() -> None:
+    script, storage = distilled(), MemoryStorage()
+    job = job_of(script, stages=1)
+    crew = InTurnCrew(stored_job(job, storage, RUN), storage, RUN, [ServerWorker(name=name) for name in ("a", "b")])
+    train_synchronously(crew, Course(batches=job.batches, epochs=job.epochs), History())
+    assert_found(script, crew.server.state_dict(), run_script(script))
+    with pytest.raises(PlanError, match="a teacher that follows asynchronous updates depends on their order"):
+        check_servable(job, Updates.ASP)
 
 
 def test_teachers_on_the_command_line() -> None:

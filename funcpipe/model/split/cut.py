@@ -64,9 +64,10 @@ def _check_parameters(graph: LayerGraph, plan: Plan, number: int, first: int, st
     found = sum(tensor.nbytes for tensor in trainable.values())
     if planned is not None and found != planned:
         whose = f" ({plan.model})" if plan.model else ""
+        what = "this model with its teachers" if graph.held else "this model"
         raise PlanError(
             f"the plan{whose} is for another model: the trainable parameters of stage {number} take {planned} bytes "
-            f"there, those of {graph.name} {found} bytes; profile this model and plan again"
+            f"there, those of {graph.name} {found} bytes; profile {what} and plan again"
         )
 
 
