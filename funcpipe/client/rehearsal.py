@@ -77,7 +77,7 @@ def rehearse(
         _backward(model, loss, trained)
         carried = calls.carried(outputs, target, None if recipe.is_weighted else loss)
         del output, loss
-        try_hooks(model, hooks, seed=seed, scales_loss=recipe.precision.scales_loss)
+        try_hooks(model, hooks, seed=seed, scales_loss=recipe.precision.scales_loss or recipe.is_weighted)
         if stops:
             _check_gradients(trained, number)
         _update(trained, trainable_shapes(model, recipe.loss), recipe, seed=seed)

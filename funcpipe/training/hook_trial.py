@@ -5,7 +5,6 @@ step, and begins anew whenever a function is replaced. So it must need nothing o
 the same for the same gradient. The trial calls a copy, as functions get one, on the gradient of the first micro-batch.
 """
 
-import itertools
 from collections.abc import Collection, Mapping
 from types import FunctionType
 from typing import Any
@@ -15,8 +14,9 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from funcpipe.errors import ModelError
+from funcpipe.model.graph.reached_state import differing, reached_state
+from funcpipe.model.graph.reaches import reaches
 from funcpipe.model.split.bundle import dump_value, load_value
-from funcpipe.training.hook_reach import reached, state_of
 from funcpipe.training.parameter_hooks import Hook, NamedHooks, hook_seed, hooked, hooks_of
 
 _SCALE = 2.0**16  # as of a loss in fp16
@@ -62,7 +62,7 @@ def _parts_of(model: nn.Module) -> dict[int, str]:
 
 
 def _refuse_reach(name: str, hook: Hook, parameter: nn.Parameter, parts: Mapping[int, str]) -> None:
-    for path, value in reached(hook):
+    for path, value in reaches(hook):
         if isinstance(value, RemovableHandle):
             raise ModelError(
                 f"the hook of {name} reaches a handle that removes hooks, by {path}: functions run hooks in every "
@@ -113,14 +113,17 @@ def _copies(hooks: NamedHooks) -> NamedHooks:
 
 def _called_without_change(name: str, hooks: tuple[Hook, ...], gradient: Tensor, seed: int) -> Tensor:
     """What the hooks return. Raises ModelError if they change what they reach."""
-    before = _state(hooks)
+    before = [reached_state(hook) for hook in hooks]
+    held = [(path, p, p.detach().clone()) for path, p in _parameters(hooks)]
     result = _called(name, hooks, gradient, seed)
-    for one, other in itertools.zip_longest(before, _state(hooks)):
-        if one != other:
+    changed = [path for path, parameter, values in held if not torch.equal(parameter, values)]
+    for hook, state in zip(hooks, before, strict=True):
+        changed += map(str, differing(state, reached_state(hook)))
+        if changed:
             raise ModelError(
-                f"the hook of {name} changes what it reaches, {(other or one)[0]}, but every function has a copy of "
-                "its own, which begins anew when the function is replaced, and of which nothing comes back: let what "
-                "it returns follow from the gradient alone, or remove it for training over functions"
+                f"the hook of {name} changes what it reaches, {changed[0]}, but every function has a copy of its own, "
+                "which begins anew when the function is replaced, and of which nothing comes back: let what it returns "
+                "follow from the gradient alone, or remove it for training over functions"
             )
     return result
 
@@ -138,14 +141,15 @@ def _check_repeats(
     if scales_loss and not _are_close(_called(name, hooks, gradient * _SCALE, seed) / _SCALE, once):
         raise ModelError(
             f"the hook of {name} does something else to a gradient that is {_SCALE:.0f} times as large, as those of a "
-            "scaled loss are (precision='fp16'): let what it returns grow with the gradient, or train with "
-            "precision='bf16' or 'fp32'"
+            "scaled loss are (precision='fp16'), or those of a sum before its weight is known (reduction): let what it "
+            "returns grow with the gradient, or train with precision='bf16' or 'fp32' and a loss that is a mean over "
+            "samples"
         )
 
 
 def _check_grad_unread(name: str, hooks: tuple[Hook, ...], gradient: Tensor, seed: int, result: Tensor) -> None:
     """Raise ModelError if the hook reads the `.grad` of its parameter, which in a script is not there yet."""
-    own = [value for hook in hooks for _, value in reached(hook) if isinstance(value, nn.Parameter)]
+    own = [parameter for _, parameter in _parameters(hooks)]
     if not own:
         return
     for parameter in own:
@@ -160,9 +164,9 @@ def _check_grad_unread(name: str, hooks: tuple[Hook, ...], gradient: Tensor, see
         )
 
 
-def _state(hooks: tuple[Hook, ...]) -> list[tuple[str, Any]]:
-    known: dict[int, Any] = {}
-    return [pair for hook in hooks for pair in state_of(hook, known)]
+def _parameters(hooks: tuple[Hook, ...]) -> list[tuple[str, nn.Parameter]]:
+    """The parameters that hooks reach, each with its path."""
+    return [(path, value) for hook in hooks for path, value in reaches(hook) if isinstance(value, nn.Parameter)]
 
 
 def _called(name: str, hooks: tuple[Hook, ...], gradient: Tensor, seed: int) -> Tensor:

@@ -11,7 +11,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
 from functools import cache
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -55,6 +55,8 @@ def reached_of(root: Any, wanted: Iterable[tuple[str, Any]]) -> dict[str, str]:
 
 def named_parts(value: Any) -> Iterator[tuple[str, Any]]:
     """What `value` holds, by name: items of containers by their keys or numbers, the variables of functions."""
+    if isinstance(value, BuiltinFunctionType) and not isinstance(value.__self__, ModuleType | type(None)):
+        yield "__self__", value.__self__  # of a method such as list.append
     if isinstance(value, (*LEAVES, Tensor)):
         return
     if isinstance(value, dict):
@@ -144,7 +146,7 @@ def _slots(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_leaf(value: Any) -> bool:
-    return isinstance(value, LEAVES) and not isinstance(value, nn.Parameter)
+    return isinstance(value, LEAVES) and not isinstance(value, nn.Parameter | BuiltinFunctionType)
 
 
 def _identity(value: Any) -> int:
