@@ -33,6 +33,7 @@ from funcpipe.core.provision import Provision
 from funcpipe.core.settings import DEFAULT_FAULTS, DEFAULT_SETTINGS, NO_LIMITS, RunKeywords, settings_with
 from funcpipe.errors import InvalidValue
 from funcpipe.loggers import with_bar
+from funcpipe.model.split.held_loss import below_loss
 from funcpipe.model.tensors import named_tensors, saved_state
 from funcpipe.parameter_server.loops import Watch, nothing_changes
 from funcpipe.parameter_server.values import Updates
@@ -245,7 +246,8 @@ class FuncPipe(Evaluating):
         with open_session(LOCAL, None, settings) as session:
             prepared = self._prepare(session, dataset, plan, order, settings=settings)
             job = prepared.job
-            found = named_tensors(self.model) | launch(prepared).tensors
+            result = launch(prepared)
+            found = named_tensors(self.model) | result.tensors | below_loss(result.loss.tensors)
         return verify_run(found, job.plain_training(self.model), steps=job.steps, tolerance=tolerance)
 
     def _prepare(

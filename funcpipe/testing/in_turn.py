@@ -13,13 +13,18 @@ from torch import Tensor
 from funcpipe.core.profile import TiedParameter
 from funcpipe.core.routes import Routes, find_routes, stages_of_layers
 from funcpipe.model.graph import LayerGraph
+from funcpipe.model.graph.values import NOTHING_CARRIED
 from funcpipe.model.split import StageModule, dump_stage, load_stage, split
+from funcpipe.model.split.held_loss import attach_loss, below_loss
 from funcpipe.training.computation import Computation
 from funcpipe.training.data import Step
 from funcpipe.training.optimizers import trainable_shapes
+from funcpipe.training.parameter_hooks import hooks_of
 from funcpipe.training.passes import Batch
 from funcpipe.training.plain import PlainTraining
+from funcpipe.training.recipe import Recipe
 from funcpipe.training.rng import SeededDataset
+from funcpipe.training.stage_optimizer import trainable_parameters
 from funcpipe.training.state import merge_stages
 
 
@@ -30,9 +35,12 @@ class InTurn:
         self.plain = plain
         self.replicas = replicas
         self.stages = split(plain.graph, bounds)
+        attach_loss(self.stages[-1], plain.recipe.loss, NOTHING_CARRIED)
         ties = [TiedParameter(name=t.names[0], layers=t.layers, parameter_bytes=t.bytes) for t in plain.graph.ties]
         self.routes: Routes = find_routes(stages_of_layers(bounds), [], ties)
-        self.modules = [[_copied(stage) for _ in range(replicas)] for stage in self.stages]
+        copies = [[_copied(stage, plain.recipe) for _ in range(replicas)] for stage in self.stages]
+        self.modules = [[stage for stage, _ in row] for row in copies]
+        self.recipes = [[recipe for _, recipe in row] for row in copies]
         self.workers = [[self.worker(s, r) for r in range(replicas)] for s in range(len(bounds))]
         self.producer = {name: s for s, stage in enumerate(self.stages) for name in stage.sends}
 
@@ -50,21 +58,25 @@ class InTurn:
             for s, row in enumerate(self.workers):
                 for r in range(len(row)):
                     self.update(step, s, r)
-        return merge_stages([row[0].state() for row in self.workers]).state_dict()
+        merged = merge_stages([row[0].state() for row in self.workers])
+        return merged.state_dict() | below_loss(merged.loss_state_dict())
 
     def worker(self, stage: int, replica: int) -> Computation:
         """The computation of one replica of a stage."""
+        whole = trainable_shapes(self.plain.model, self.plain.recipe.loss)
+        trained = trainable_parameters(self.stages[stage], {shape.name for shape in whole})
         return Computation(
             self.modules[stage][replica],
-            recipe=self.plain.recipe,
+            recipe=self.recipes[stage][replica],
             seed=self.plain.seed,
             recompute=False,
             replica=replica,
             replicas=self.replicas,
             stage_number=stage,
             ties=self.routes.ties,
-            whole=trainable_shapes(self.plain.model),
+            whole=whole,
             norm=self.plain.recipe.gradient_norm(),
+            hooks=hooks_of(trained.items()),
         )
 
     def load(self, step: Step, indices: Sequence[int]) -> Batch:
@@ -140,6 +152,7 @@ def even_bounds(graph: LayerGraph, stages: int) -> list[tuple[int, int]]:
     return list(pairwise(cuts))
 
 
-def _copied(stage: StageModule) -> StageModule:
-    bundle, tensors = dump_stage(stage, None)
-    return load_stage(bundle, {name: tensor.clone() for name, tensor in tensors.items()})[0]
+def _copied(stage: StageModule, recipe: Recipe) -> tuple[StageModule, Recipe]:
+    bundle, tensors = dump_stage(stage, recipe)
+    copied: tuple[StageModule, Recipe] = load_stage(bundle, {name: tensor.clone() for name, tensor in tensors.items()})
+    return copied

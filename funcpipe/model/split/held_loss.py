@@ -98,6 +98,11 @@ def of_loss(named: Mapping[str, T]) -> dict[str, T]:
     return {name.removeprefix(LOSS).removeprefix("."): v for name, v in named.items() if is_inside(name, LOSS)}
 
 
+def below_loss(named: Mapping[str, T]) -> dict[str, T]:
+    """What is `named` as the loss has it, under the names that a stage has for it."""
+    return {f"{_BELOW}{name}".rstrip("."): value for name, value in named.items()}
+
+
 def _owner(holder: nn.Module, name: str) -> nn.Module:
     """The module in `holder` that is to have the entry `name`; those on the way are made."""
     for part in name.removeprefix(_BELOW).split(".")[:-1]:
