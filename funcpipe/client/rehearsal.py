@@ -21,6 +21,7 @@ from funcpipe.client.rehearsal_loss import OFF, described, loss_of, names_of
 from funcpipe.client.spread_samples import SpreadSamples
 from funcpipe.core import OnNan
 from funcpipe.errors import DataError, FuncPipeError, ModelError
+from funcpipe.model.draws import is_from_torch
 from funcpipe.model.graph.autocast import autocast_to
 from funcpipe.model.graph.isolation import GENERATORS, preserve_gradients, preserve_state
 from funcpipe.model.graph.modes import training_mode
@@ -28,7 +29,7 @@ from funcpipe.model.graph.source_location import source_location
 from funcpipe.model.graph.tree import tree_map
 from funcpipe.model.graph.values import NOTHING_CARRIED, Carried
 from funcpipe.model.seeds import layer_seed, reseed
-from funcpipe.model.split.held_loss import hold, of_model, trained_by
+from funcpipe.model.split.held_loss import hold, modules_of, of_model, trained_by
 from funcpipe.training.data import LoadedBatch
 from funcpipe.training.hook_trial import try_hooks
 from funcpipe.training.optimizers import ParameterShape, stage_optimizer, trainable_shapes
@@ -88,7 +89,11 @@ def rehearse(
 
 
 def carried_by_loss(model: nn.Module, recipe: Recipe, batch: LoadedBatch, *, seed: int) -> Carried:
-    """What calls of the loss leave for the next ones, where nothing else is tried."""
+    """What calls of the loss leave for the next ones, where nothing else is tried: it is called if it holds modules of
+    the user's, which alone may keep something.
+    """
+    if all(is_from_torch(module) for module in modules_of(recipe.loss)):
+        return NOTHING_CARRIED
     with (
         training_mode(model),
         preserve_state(model),

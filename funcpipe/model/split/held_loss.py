@@ -63,10 +63,15 @@ def attach_loss(stage: StageModule, loss: Callable[..., Any], carried: Carried) 
     )
 
 
+def modules_of(loss: Callable[..., Any] | None) -> list[nn.Module]:
+    """The modules that `loss` reaches, those inside others too."""
+    return [value for _, value in reaches(loss) if isinstance(value, nn.Module)]
+
+
 @contextlib.contextmanager
 def in_eval_mode(loss: Callable[..., Any] | None) -> Iterator[None]:
     """Within this context, the modules that `loss` reaches are in eval mode."""
-    modules = [value for _, value in reaches(loss) if isinstance(value, nn.Module)]
+    modules = modules_of(loss)
     modes = [module.training for module in modules]
     for module in modules:
         module.training = False
