@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from funcpipe.model.seeds import reseed
+from funcpipe.model.seeds import SHARED_GENERATORS, reseed
 from funcpipe.model.threads import one_thread
 from funcpipe.training.gradients import Layout
 from funcpipe.training.optimizer_trial import are_equal, kind_of, small_shapes
@@ -83,7 +83,7 @@ def find_difference(
 
     Parameters of no part never have a gradient. With `cut` each part is divided too, inside each of its parameters.
     """
-    with torch.random.fork_rng(devices=[]), one_thread():
+    with SHARED_GENERATORS.computing(), torch.random.fork_rng(devices=[]), one_thread():
         small = small_shapes(shapes)
         each = max(2, (_MOST_CUT if cut else _MOST) // max(1, len(parts)))
         chosen = _chosen(factory, small, parts, each)
