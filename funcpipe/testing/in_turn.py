@@ -4,6 +4,7 @@ Each part of a step is a method, so that a subclass can do one of them wrongly a
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
 from itertools import pairwise
 
@@ -153,6 +154,7 @@ def even_bounds(graph: LayerGraph, stages: int) -> list[tuple[int, int]]:
 
 
 def _copied(stage: StageModule, recipe: Recipe) -> tuple[StageModule, Recipe]:
-    bundle, tensors = dump_stage(stage, recipe)
-    copied: tuple[StageModule, Recipe] = load_stage(bundle, {name: tensor.clone() for name, tensor in tensors.items()})
-    return copied
+    """A copy of `stage`, and the recipe with the loss that it holds."""
+    bundle, tensors = dump_stage(stage, recipe.loss)
+    copied, loss = load_stage(bundle, {name: tensor.clone() for name, tensor in tensors.items()})
+    return copied, replace(recipe, loss=loss)

@@ -72,11 +72,6 @@ def call_factory(factory: OptimizerFactory, named: Sequence[tuple[str, nn.Parame
     return factory([parameter for _, parameter in named])
 
 
-def plain_optimizer(factory: OptimizerFactory, model: nn.Module) -> Optimizer:
-    """The optimiser of the whole `model` in one process."""
-    return call_factory(factory, [(name, p) for name, p in model.named_parameters() if p.requires_grad])
-
-
 def stage_optimizer(
     factory: OptimizerFactory, own: Mapping[str, nn.Parameter], whole: Sequence[ParameterShape]
 ) -> Optimizer:
