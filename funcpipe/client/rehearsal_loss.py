@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from funcpipe.errors import DataError, FuncPipeError, ModelError
 from funcpipe.model.graph.isolation import preserve_state
-from funcpipe.model.graph.source_location import is_user_code
+from funcpipe.model.graph.source_location import users_frame
 from funcpipe.training.recipe import LossFunction
 from funcpipe.training.rng import seed_loss
 from funcpipe.training.weighted_loss import WeightedLoss
@@ -117,8 +117,5 @@ def _hint(output: Any, target: Any) -> str:
 
 def _line(error: BaseException) -> str:
     """The last line of the user's own code that led to `error`, if there is one below the call of the loss."""
-    lines = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_user_code(frame)]
-    if not lines:
-        return ""
-    frame, line = lines[-1]
-    return f", in {frame.f_code.co_filename}:{line}"
+    found = users_frame(traceback.walk_tb(error.__traceback__))
+    return "" if found is None else f", in {found[0].f_code.co_filename}:{found[1]}"

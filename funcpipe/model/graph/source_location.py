@@ -1,10 +1,10 @@
 """Locate in the user's code where an exception was raised, or random numbers were drawn without torch."""
 
 import linecache
+import os
 import sys
-import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
@@ -14,15 +14,17 @@ import torch
 from torch import nn
 
 from funcpipe.model.graph.isolation import generator_states
+from funcpipe.model.installed import is_installed, is_standard
 
 _LIBRARIES = tuple(
-    str(folder)
+    f"{folder}{os.sep}"
     for package in (Path(__file__).parents[2], Path(torch.__file__).parent)
     for folder in (package, package.resolve())
 )
 """The folders of funcpipe and torch, also where an environment reaches them by links: frames name files as imported."""
 
-_STANDARD = sysconfig.get_path("stdlib")
+_TYPED = ("<ipython-input", "<python-input", "<stdin>")
+"""What the names of files begin with whose code a user has typed."""
 
 
 def source_location(model: nn.Module, error: BaseException) -> tuple[str | None, str]:
@@ -32,9 +34,15 @@ def source_location(model: nn.Module, error: BaseException) -> tuple[str | None,
     """
     frames = list(traceback.walk_tb(error.__traceback__))
     first = (str(error).strip() or "no message").splitlines()[0]
-    lines = [(frame, line) for frame, line in frames if is_user_code(frame)]
-    path, location = _locate(model, [frame for frame, _ in frames], lines[-1] if lines else None)
+    path, location = _locate(model, [frame for frame, _ in frames], users_frame(frames))
     return path, f"{location}: {type(error).__name__}: {first}"
+
+
+def users_frame(frames: Iterable[tuple[FrameType, int]]) -> tuple[FrameType, int] | None:
+    """The last of `frames` that runs code of the user's own, or else of an installed package besides torch."""
+    lines = [(frame, line) for frame, line in frames if is_user_code(frame)]
+    own = [(frame, line) for frame, line in lines if not is_installed(frame.f_code.co_filename)]
+    return next(reversed(own or lines), None)
 
 
 def current_line() -> str:
@@ -119,17 +127,24 @@ def is_user_code(frame: FrameType) -> bool:
     return _is_users(frame.f_code)
 
 
-@cache
 def _is_users(code: CodeType) -> bool:
-    file = code.co_filename
-    return not file.startswith((*_LIBRARIES, "<")) and (not file.startswith(_STANDARD) or "site-packages" in file)
+    return is_users_file(code.co_filename)
+
+
+@cache
+def is_users_file(file: str) -> bool:
+    """Whether code in `file` is of neither torch, funcpipe nor the standard library."""
+    if not file or file.startswith("<"):
+        return file.startswith(_TYPED)
+    return not file.startswith(_LIBRARIES) and not is_standard(file)
 
 
 @cache
 def is_written_here(file: str) -> bool:
     """Whether the code of `file` belongs to no package that is installed: the user has written it."""
-    installed = {"site-packages", "dist-packages"} & set(Path(file).parts)
-    return not installed and not file.startswith((*_LIBRARIES, _STANDARD, "<frozen"))
+    if file.startswith("<"):  # typed, or given to exec()
+        return not file.startswith("<frozen")
+    return is_users_file(file) and not is_installed(file)
 
 
 def _locate(model: nn.Module, frames: list[FrameType], last: tuple[FrameType, int] | None) -> tuple[str | None, str]:

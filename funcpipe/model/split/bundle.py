@@ -6,11 +6,8 @@ import io
 import pickle
 import pickletools
 import sys
-import sysconfig
 from collections.abc import Iterator, Mapping
 from contextvars import Context, ContextVar
-from functools import cache
-from pathlib import Path
 from threading import Lock
 from types import ModuleType
 from typing import Any
@@ -22,6 +19,7 @@ from torch._library.custom_ops import OPDEFS
 from torch.nn.utils import parametrize
 
 from funcpipe.errors import ModelError
+from funcpipe.model.installed import is_installed, is_standard
 from funcpipe.model.split.stage import StageModule
 
 
@@ -75,7 +73,9 @@ def imported_modules(bundle: bytes) -> frozenset[str]:
     return frozenset(
         name
         for name, module in modules.items()
-        if _INSTALLED_FOLDERS & set(Path(getattr(module, "__file__", None) or "").parts)
+        if (file := getattr(module, "__file__", None)) is not None
+        and is_installed(file)
+        and not is_standard(file)
         and name.partition(".")[0] not in (*_INSTALLED, "cloudpickle")
     )
 
@@ -213,10 +213,6 @@ def _user_modules_by_value() -> Iterator[None]:
 
 
 _INSTALLED = ("funcpipe", "torch", "numpy")
-_INSTALLED_FOLDERS = {"site-packages", "dist-packages"}
-_SYSTEM = tuple(
-    str(Path(sysconfig.get_path(kind)).resolve()) for kind in ("stdlib", "platstdlib", "purelib", "platlib")
-)
 
 
 def is_user_module(module: ModuleType) -> bool:
@@ -224,10 +220,4 @@ def is_user_module(module: ModuleType) -> bool:
     name, file = getattr(module, "__name__", ""), getattr(module, "__file__", None)
     if file is None or name.partition(".")[0] in _INSTALLED or sys.modules.get(name) is not module:
         return False
-    return not _is_installed(file)
-
-
-@cache  # thousands of modules are looked at for every stage
-def _is_installed(file: str) -> bool:
-    path = Path(file).resolve()
-    return str(path).startswith(_SYSTEM) or bool(_INSTALLED_FOLDERS & set(path.parts))
+    return not is_installed(file)

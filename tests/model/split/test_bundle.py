@@ -230,7 +230,7 @@ class Doubling(nn.Module):
 
 def doubling(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> nn.Module:
     """A model that calls an operator which a module in `folder` makes."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     (folder / f"operators_{name}.py").write_text(OPERATOR.format(name=name))
     monkeypatch.syspath_prepend(folder)
     importlib.import_module(f"operators_{name}")
@@ -238,13 +238,17 @@ def doubling(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> nn.Mod
 
 
 def test_an_operator_of_an_installed_package_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, x = doubling(tmp_path / "site-packages", "installed", monkeypatch), torch.randn(2, 3)
+    metadata = tmp_path / "libs" / "operators-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Name: operators\nVersion: 1.0\n")
+    (metadata / "RECORD").write_text("operators_installed.py,,\n")
+    model, x = doubling(tmp_path / "libs", "installed", monkeypatch), torch.randn(2, 3)
     (stage,) = split(trace(model, (x,)), [(0, 1)])
     bundle, tensors = dump_stage(stage, torch.nn.functional.mse_loss)
     message, answer, script = tmp_path / "in", tmp_path / "out", tmp_path / "load.py"
     message.write_bytes(pickle.dumps((bundle, tensors, x)))
     script.write_text(LOADER.replace("loss(output, ", "loss(output, target=").replace("user_code", "nothing"))
-    paths = f"{Path(__file__).parents[3]}:{tmp_path / 'site-packages'}"
+    paths = f"{Path(__file__).parents[3]}:{tmp_path / 'libs'}"
     subprocess.run([sys.executable, "-P", script, message, answer], check=True, env={"PYTHONPATH": paths}, timeout=120)
     output, *_ = pickle.loads(answer.read_bytes())  # noqa: S301 - written just now by our own child
     assert torch.equal(output, 4 * model.get_submodule("inner")(x))
