@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
 
 from funcpipe.client.site import Site
@@ -24,6 +25,11 @@ _MEASURED = (
     "and gave other bits (experiments/studies/compiled_stages.py)"
 )
 _WAY_OUT = "Leave that out, or give what torch.compile was given, compiled._orig_mod, which has the same weights"
+
+_SCRIPT = (
+    "must not be TorchScript, which can be neither divided nor sent to functions. Give what torch.jit.script or "
+    "torch.jit.trace was given; a module takes the weights by load_state_dict(scripted.state_dict())"
+)
 
 
 def check_learner(model: object, *, loss_fn: Callable[..., Any] | None, blocks: Sequence[str]) -> None:
@@ -46,14 +52,21 @@ def check_learner(model: object, *, loss_fn: Callable[..., Any] | None, blocks: 
 
 
 def check_eager(model: nn.Module, loss_fn: object, *, compile: object) -> None:
-    """Raise InvalidValue for `compile`, and for a model, a module in it or a loss that torch.compile has wrapped."""
+    """Raise InvalidValue for `compile`, and for a model, a module in it or a loss that is compiled already.
+
+    By torch.compile, or as TorchScript.
+    """
     if compile is not False:
         raise InvalidValue("compile", compile, f"must be left out: {_EAGER}. {_MEASURED}")
     for field, value in (("model", model), ("loss_fn", loss_fn)):
         modules = value.named_modules() if isinstance(value, nn.Module) else ()
         for path, module in modules:
+            if isinstance(module, torch.jit.ScriptModule):
+                raise InvalidValue(f"{field}.{path}".rstrip("."), "a torch.jit.ScriptModule", _SCRIPT)
             if how := _compiled(module):
                 raise InvalidValue(f"{field}.{path}".rstrip("."), how, f"must not be compiled: {_EAGER}. {_WAY_OUT}")
+    if isinstance(loss_fn, torch.jit.ScriptFunction):
+        raise InvalidValue("loss_fn", "a torch.jit.ScriptFunction", _SCRIPT)
     if _is_compiled(loss_fn):
         raise InvalidValue("loss_fn", loss_fn, f"must not be compiled: {_EAGER}. {_WAY_OUT}")
 

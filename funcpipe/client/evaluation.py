@@ -10,6 +10,7 @@ from torch import nn
 
 from funcpipe.client.loss_calls import trying
 from funcpipe.client.open_data import open_data, sendable
+from funcpipe.client.sample_checks import check_samples
 from funcpipe.core import Monitor, Plan, Precision, Routes, Validation, stages_of_layers
 from funcpipe.errors import DataError, FuncPipeError
 from funcpipe.model.graph import LayerGraph, trace
@@ -133,6 +134,8 @@ def make_evaluation(
     dealt = evaluation_batches(len(made), plan)
     inputs = graph.signature.bind(first.args, first.kwargs)
     check_batch_sizes(graph, model, inputs, dealt.micro_batch_sizes, training=False, collated=collated)
+    if not hasattr(made, "shard_sizes"):
+        check_samples(graph, model, made, source.options.collate, dealt, training=False, cut=collated is None)
     _try(model, evaluation, first, min(plan.micro_batch, len(made)))
     return evaluation
 

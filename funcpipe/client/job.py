@@ -10,7 +10,8 @@ from funcpipe.client.continuation import Learned
 from funcpipe.client.evaluation import JobEvaluation, as_validation, make_evaluation
 from funcpipe.client.loss_reach import check_reach
 from funcpipe.client.open_data import open_data, sendable
-from funcpipe.client.rehearsal import carried_by_loss, rehearse
+from funcpipe.client.rehearsal import carried_by_loss, check_is_finite, rehearse
+from funcpipe.client.sample_checks import Trial, check_samples
 from funcpipe.client.spread_samples import SpreadSamples, spread_samples
 from funcpipe.core import Coupled, Plan, PlatformSpec, RunSettings, Validation, Wire, checks
 from funcpipe.core.validation import LOSS
@@ -112,13 +113,14 @@ class Learner:
     """A module, and how it learns.
 
     `blocks` are the paths of modules to trace as one layer each, besides those of the plan. It goes on with what it has
-    `learned` before, if it has.
+    `learned` before, if it has. Notes on the model that are in `told` are not logged again.
     """
 
     model: nn.Module
     recipe: Recipe
     blocks: tuple[str, ...] = ()
     learned: Learned | None = None
+    told: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +175,7 @@ def make_job(
         blocks=tuple({*learner.blocks, *plan.blocks}),
         precision=learner.recipe.precision,
         collated=opening.collated,
+        told=learner.told,
     )
     graph = with_followed(graph, learner.model, follows)
     check_hooks(learner.model, tuple(graph.module.parameters()))
@@ -196,9 +199,15 @@ def make_job(
     inputs = graph.signature.bind(first.args, first.kwargs)
     sizes = job.batches.micro_batch_sizes
     check_batch_sizes(graph, learner.model, inputs, sizes, collated=opening.collated)
+    trials: tuple[Trial, ...] = ()
+    if not hasattr(made, "shard_sizes"):
+        cut = opening.collated is None
+        trials = check_samples(graph, learner.model, made, source.options.collate, job.batches, cut=cut)
     if job.recipe.coupled is Coupled.ACCUMULATE:
         _log.warning("losses are means over %s, whatever the loss makes of a whole batch", job.recipe.loss_over)
     if settings.rehearse:
+        for trial in trials[1:]:  # the first sample is rehearsed with
+            check_is_finite(learner.model, learner.recipe, trial.batch, index=trial.index, seed=order.seed)
         spread = _spread(job, made, first)
         carried = rehearse(learner.model, learner.recipe, first, seed=order.seed, spread=spread)
     else:

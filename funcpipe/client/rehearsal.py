@@ -112,6 +112,23 @@ def carried_by_loss(model: nn.Module, recipe: Recipe, batch: LoadedBatch, *, see
             return NOTHING_CARRIED
 
 
+def check_is_finite(model: nn.Module, recipe: Recipe, batch: LoadedBatch, *, index: int, seed: int) -> None:
+    """Raise DataError if the sample at `index`, of which `batch` is made, holds NaN and so makes its loss NaN."""
+    named = (*names_of({**dict(enumerate(batch.args)), **batch.kwargs}, "input"), *names_of(batch.target, "target"))
+    bad = [name for name, tensor in named if tensor.is_floating_point() and not is_finite(tensor)]
+    if not bad or recipe.on_nan is not OnNan.STOP:
+        return
+    with training_mode(model), preserve_state(model), trying(recipe.loss, recipe.cast_loss, seed=seed):
+        reseed(layer_seed(seed, 0, 0, "rehearsal"), GENERATORS)
+        with autocast_to(recipe.precision):
+            number = loss_of(recipe.cast_loss, _forward(model, batch), batch.target, seed=seed).item()
+    if not math.isfinite(number):
+        raise DataError(
+            f"sample {index} of the dataset makes the loss {number}: its {bad[0].strip()} holds NaN or infinity; mend "
+            f"or leave out such samples. {OFF}"
+        )
+
+
 def _trained(model: nn.Module, loss: LossFunction) -> dict[str, nn.Parameter]:
     """The trainable parameters of model and loss by name."""
     own = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}

@@ -103,6 +103,12 @@ class Batches:
             sizes |= {min(self.micro_batch, samples), samples % self.micro_batch}
         return frozenset(sizes - {0})
 
+    def beside(self, index: int) -> int:
+        """A sample that may lie in one micro-batch with that at `index`: the first one that does, or of all."""
+        if self.shuffle:
+            return 0 if self.micro_batch > 1 else index
+        return index - index % self.global_batch % self.micro_batch
+
     def micro_batches_of(self, step: int) -> int:
         """How many micro-batches step `step` has, numbered from the start of training."""
         first_sample = step % self.steps_per_epoch * self.global_batch
@@ -158,11 +164,7 @@ def load_batch(dataset: MapDataset, indices: Sequence[int], collate: Collate | N
 
     Raises DataError, also for whatever the dataset or `collate` raise.
     """
-    samples = read_samples(dataset, indices)
-    if collate is None:
-        return as_batch(collate_tensors(samples, indices))
-    with calling_the_users(f"the collate_fn fails on samples {few(indices)} of the dataset"):
-        return as_batch(collate(samples))
+    return one_batch(read_samples(dataset, indices), indices, collate)
 
 
 def read_samples(dataset: MapDataset, indices: Sequence[int]) -> list[Any]:
@@ -172,6 +174,17 @@ def read_samples(dataset: MapDataset, indices: Sequence[int]) -> list[Any]:
         with calling_the_users(f"sample {index} of the dataset, which has {len(dataset)}, cannot be read"):
             samples.append(dataset[index])
     return samples
+
+
+def one_batch(samples: list[Any], indices: Sequence[int], collate: Collate | None = None) -> LoadedBatch:
+    """`samples`, which lie at `indices`, as one batch, made by `collate` or as torch does without one.
+
+    Raises DataError, also for whatever `collate` raises.
+    """
+    if collate is None:
+        return as_batch(collate_tensors(samples, indices))
+    with calling_the_users(f"the collate_fn fails on samples {few(indices)} of the dataset"):
+        return as_batch(collate(samples))
 
 
 def collate_tensors(samples: list[Any], indices: Sequence[int]) -> Any:
@@ -184,13 +197,12 @@ def collate_tensors(samples: list[Any], indices: Sequence[int]) -> Any:
             )
     try:
         return default_collate(samples)
-    except (RuntimeError, TypeError) as error:
-        different = _different_shapes(samples)
-        way_out = "return tensors, arrays or numbers" if different is None else "pad them to one shape"
+    except (RuntimeError, TypeError, KeyError) as error:
+        found = _first_difference(samples, indices)
+        different, way_out = (error, "return tensors, arrays or numbers") if found is None else found
         raise DataError(
-            f"samples {few(indices)} of the dataset cannot be put into one batch: {different or error}; {way_out} in "
-            "the dataset, or give a DataLoader whose collate_fn makes a batch of them: "
-            "DataLoader(dataset, collate_fn=...)"
+            f"samples {few(indices)} of the dataset cannot be put into one batch: {different}; {way_out} in the "
+            "dataset, or give a DataLoader whose collate_fn makes a batch of them: DataLoader(dataset, collate_fn=...)"
         ) from error
 
 
@@ -211,18 +223,33 @@ def _is_sample(value: Any) -> bool:
     return isinstance(value, Mapping) or (isinstance(value, tuple | list) and len(value) > 1)
 
 
-def _different_shapes(samples: Sequence[Any]) -> str | None:
-    """In which tensor samples differ in shape, in words."""
-    keys = list(samples[0]) if isinstance(samples[0], Mapping) else range(len(samples[0]))
-    for key in keys:
-        try:
-            shapes = {tuple(sample[key].shape) for sample in samples if isinstance(sample[key], Tensor)}
-        except (KeyError, IndexError):
-            return f"they have no {key!r} in common"
-        if len(shapes) > 1:
-            found = ", ".join(str(shape) for shape in sorted(shapes)[:4])
-            return f"tensors {key!r} have the shapes {found}"
+def _first_difference(samples: Sequence[Any], indices: Sequence[int]) -> tuple[str, str] | None:
+    """How the first sample that differs from the first of all does, in words, and what to do."""
+    for index, sample in zip(indices, samples, strict=True):
+        found = _difference(samples[0], sample, "")
+        if found is not None:
+            return f"{found[0]} in samples {indices[0]} and {index}", found[1]
     return None
+
+
+def _difference(one: Any, other: Any, name: str) -> tuple[str, str] | None:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        if one.shape == other.shape:
+            return None
+        return f"tensors {name} have the shapes {tuple(one.shape)}, {tuple(other.shape)}", "pad them to one shape"
+    way_out = "give all of them the same parts"
+    mappings, sequences = ([isinstance(value, kind) for value in (one, other)] for kind in (Mapping, tuple | list))
+    if not any((*mappings, *sequences)):
+        return None
+    if not all(mappings) and not all(sequences):
+        shown = f"a {type(one).__name__} and a {type(other).__name__}"
+        return f"{name} is {shown}" if name else f"they are {shown}", way_out
+    ours, theirs = (list(value) if all(mappings) else list(range(len(value))) for value in (one, other))
+    if set(ours) != set(theirs):
+        shown = f"{ours} and {theirs}" if all(mappings) else f"{len(ours)} and {len(theirs)} parts"
+        return f"{name} holds {shown}" if name else f"they hold {shown}", way_out
+    parts = (_difference(one[key], other[key], f"{name}[{key!r}]" if name else repr(key)) for key in ours)
+    return next((part for part in parts if part is not None), None)
 
 
 def few(indices: Sequence[int]) -> str:

@@ -100,7 +100,7 @@ def test_stages_keep_what_they_read_and_the_last_one_the_target() -> None:
 
 def test_samples_of_different_lengths_need_a_collate_function() -> None:
     ragged = [(torch.ones(length), 0) for length in (3, 5)]
-    message = r"samples 0, 1 of the dataset cannot be put into one batch: tensors 0 have the shapes \(3,\), \(5,\); pad"
+    message = r"samples 0, 1 of the dataset cannot be put into one batch: tensors 0 have the shapes \(3,\), \(5,\) in"
     with pytest.raises(DataError, match=message):
         load_batch(ragged, [0, 1])
     padded = load_batch(ragged, [0, 1], lambda samples: (torch.zeros(len(samples), 5), torch.zeros(len(samples))))

@@ -7,9 +7,11 @@ from torch import Tensor, nn
 
 from funcpipe.errors import DataError, ModelError
 from funcpipe.model.graph.autocast import autocast_to
-from funcpipe.model.graph.equivalence import Example, difference_of, example, observation
+from funcpipe.model.graph.equivalence import Example, example, observation
 from funcpipe.model.graph.input_batches import Collated, CollatedBatches, CutBatches, InputBatches
+from funcpipe.model.graph.isolation import forward_only, preserve_state
 from funcpipe.model.graph.modes import evaluation_mode, training_mode
+from funcpipe.model.graph.observations import difference_of
 from funcpipe.model.graph.program import Ref, compile_nodes, plain, resolve, run
 from funcpipe.model.graph.source_location import source_location
 from funcpipe.model.graph.tracers import flatten_output
@@ -74,9 +76,16 @@ def _check(
     if difference is not None:
         raise ModelError(
             f"{graph.name} was traced with batches of {_listed(graph.compared)}, but it does something else for "
-            f"batches of {size}, which the run would have: {difference}. Choose micro-batches of those sizes, or "
+            f"batches of {size}, which the run would have: {difference.text}. Choose micro-batches of those sizes, or "
             "move the code that depends on the batch size into a module of its own and trace that as one block"
         )
+
+
+def run_layers(graph: LayerGraph, model: nn.Module, inputs: Mapping[str, Tensor], *, training: bool) -> None:
+    """Run the forward of `graph`, which `model` was traced to, on `inputs`; raises what its code raises."""
+    mode = training_mode(model) if training else evaluation_mode(model)
+    with mode, preserve_state(model), forward_only(saves_tensors=False), autocast_to(graph.precision, cached=False):
+        _outputs(graph, {name: tensor.clone() for name, tensor in inputs.items()})
 
 
 def _example(model: nn.Module, graph: LayerGraph, inputs: Mapping[str, Tensor], seed: int) -> Example:

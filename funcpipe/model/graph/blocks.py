@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import nn
 
+from funcpipe.model.graph.assigned_buffers import ASSIGNS
 from funcpipe.model.graph.snapshot import parts
 from funcpipe.model.graph.tracers import TraceRequest
 from funcpipe.model.graph.values import LayerGraph
@@ -75,7 +76,10 @@ def one_layer_note(graph: LayerGraph) -> tuple[str, ...]:
     if len(graph.layers) > 1 or "" in graph.blocks:
         return ()
     inside = {node.meta["call"][0] for node in graph.layers[0].nodes if node.meta.get("call")}
-    if len(inside) > 1:
+    assigned = [attempt.failure for attempt in graph.attempts if attempt.failure and ASSIGNS in attempt.failure]
+    if assigned:
+        why = assigned[0]
+    elif len(inside) > 1:
         why = "its modules write to the memory or the buffers of each other; without that it could be divided"
     else:
         only = f"all it calls is {inside.pop()}" if inside else "it calls no modules and reads few parameters"

@@ -17,14 +17,17 @@ from torch import Tensor, nn
 
 from funcpipe.errors import ModelError
 from funcpipe.model.graph.attribute_access import Access, watched_attributes
-from funcpipe.model.graph.equivalence import Example, Observation, difference_of, example
+from funcpipe.model.graph.equivalence import Example, example
+from funcpipe.model.graph.global_state import refuse_changing_globals
 from funcpipe.model.graph.input_batches import InputBatches
-from funcpipe.model.graph.isolation import forward_only, preserve_state
+from funcpipe.model.graph.isolation import GENERATORS, forward_only, preserve_state
+from funcpipe.model.graph.observations import Observation, difference_of
 from funcpipe.model.graph.program import is_inside
 from funcpipe.model.graph.python_state import Nested, Slot, State, why_not_plain
 from funcpipe.model.graph.signature import Signature
 from funcpipe.model.graph.snapshot import DEPTH, parts
 from funcpipe.model.graph.values import Carried
+from funcpipe.model.seeds import reseed
 
 _WAY_OUT = (
     "keep it as a buffer (register_buffer) that the forward changes in place, put the code that uses it into a "
@@ -50,6 +53,12 @@ class _Context:
         """Inputs for as many samples as the first example has, but not the same ones."""
         return self.batches.others(self.examples[0].inputs, self.examples[0].samples)
 
+    def forward(self) -> None:
+        """Run the model on the first example, with the same random numbers each time."""
+        reseed(self.examples[0].seed, GENERATORS)
+        args, kwargs = self.signature.arguments({name: t.clone() for name, t in self.examples[0].inputs.items()})
+        self.model(*args, **kwargs)
+
 
 def carried_state(
     model: nn.Module,
@@ -65,6 +74,8 @@ def carried_state(
     changed, `batches` makes other inputs. Raises ModelError for an attribute that cannot be kept with a stage.
     """
     context = _Context(model, signature, start, examples, batches)
+    with preserve_state(model), forward_only(examples[0].saves_tensors):
+        refuse_changing_globals(model, context.forward)
     if all(state == start for one in examples for state in one.result.states):
         slots: list[Slot] = []
     else:
@@ -172,17 +183,11 @@ def _refuse_changes_in_backward(context: _Context, fresh: Observation, later: Ob
 
 def _accesses(context: _Context, slots: Sequence[Slot], *, later: bool = False) -> dict[Slot, list[Access]]:
     """Which code reads and writes `slots` in a forward, or, with `later`, in one that follows another."""
-
-    def forward() -> None:
-        inputs = {name: tensor.clone() for name, tensor in context.examples[0].inputs.items()}
-        args, kwargs = context.signature.arguments(inputs)
-        context.model(*args, **kwargs)
-
     with preserve_state(context.model), forward_only(context.examples[0].saves_tensors):
         if later:
-            forward()
+            context.forward()
         with watched_attributes(context.model, slots) as found:
-            forward()
+            context.forward()
     return found
 
 

@@ -6,6 +6,9 @@ from typing import Any
 
 from torch.utils import checkpoint
 
+CHECKPOINTS = "gradient checkpointing in the forward pass is left out: the plan's `recompute` decides it for each stage"
+"""A note for a model of which they are met."""
+
 
 class Checkpoints:
     """Whether the code asked for gradient checkpointing."""

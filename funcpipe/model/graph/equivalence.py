@@ -1,7 +1,7 @@
 """Check that a graph computes what its model does: both run, on other inputs and seeds than those of the tracing."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,35 +18,12 @@ from funcpipe.model.graph.isolation import (
     preserve_gradients,
     preserve_state,
 )
+from funcpipe.model.graph.observations import Difference, Observation, difference_of
 from funcpipe.model.graph.observe import NodeRecord, observe
-from funcpipe.model.graph.python_state import State, read_state
+from funcpipe.model.graph.python_state import read_state
 from funcpipe.model.graph.signature import Signature, batch_of
 from funcpipe.model.graph.tracers import Traced, flatten_output
 from funcpipe.model.seeds import reseed
-
-TOLERANCE = 1e-4
-"""The largest difference between a graph's results and the model's that counts as rounding, relative to the largest
-element.
-"""
-
-
-@dataclass(frozen=True)
-class Observation:
-    """The result of a run: the leaves of the output, fingerprints of the random number generators afterwards, the
-    buffers it changed, and a digest of each parameter's gradient (None if no backward pass was run).
-
-    `written` are the buffers that it wrote to in place, even if they hold the same afterwards. `states` are the values
-    of the model's attributes after the forward and after the backward, where they were read. `late` are the buffers
-    that the backward pass changed.
-    """
-
-    leaves: tuple[Any, ...]
-    generators: Mapping[str, int]
-    buffers: Mapping[str, Tensor]
-    gradients: Mapping[str, tuple[float, float]] | None
-    written: frozenset[str] = frozenset()
-    states: tuple[State, ...] = ()
-    late: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -92,7 +69,7 @@ def example(
 
 def compare(
     traced: Traced, model: nn.Module, examples: Sequence[Example]
-) -> tuple[list[dict[str, NodeRecord] | None], str | None]:
+) -> tuple[list[dict[str, NodeRecord] | None], Difference | None]:
     """Run the graph on `examples`: the records of its nodes for each, and how it differs from the model, if it does.
 
     The graph may refuse all but the first two, which it was made from; there is no record of those.
@@ -121,7 +98,7 @@ def compare(
         if difference is not None and i >= 2 and _refuses(traced, one.inputs, runs):
             runs[i] = None
         elif difference is not None:
-            return runs, f"{difference}, for a batch of {one.samples}"
+            return runs, replace(difference, text=f"{difference.text}, for a batch of {one.samples}")
     return runs, None
 
 
@@ -247,46 +224,3 @@ def _digests(model: nn.Module, leaves: Sequence[Any]) -> dict[str, tuple[float, 
 def _output_gradients(root: Tensor) -> Tensor:
     """Output gradients that are all different, so that no sum hides an error."""
     return torch.cos(torch.arange(root.numel(), dtype=torch.float32)).to(root.dtype).view(root.shape)
-
-
-def difference_of(found: Observation, expected: Observation) -> str | None:
-    """How two runs differ by more than rounding; None if they do not."""
-    for name, state in expected.generators.items():
-        if found.generators[name] != state:
-            return f"it draws other random numbers from {name}'s generator than the model: some were frozen or dropped"
-    if len(found.leaves) != len(expected.leaves):
-        return f"its output has {len(found.leaves)} parts, the model's {len(expected.leaves)}"
-    for i, (one, other) in enumerate(zip(found.leaves, expected.leaves, strict=True)):
-        if not _close(one, other):
-            return f"part {i} of its output differs from the model's"
-    if found.buffers.keys() != expected.buffers.keys():
-        return f"it does not change the same buffers: {', '.join(found.buffers.keys() ^ expected.buffers.keys())}"
-    for name, tensor in expected.buffers.items():
-        if not _close(found.buffers[name], tensor):
-            return f"it leaves different values in the buffer {name}"
-    return _gradient_difference(found.gradients or {}, expected.gradients or {})
-
-
-def _gradient_difference(
-    found: Mapping[str, tuple[float, float]], expected: Mapping[str, tuple[float, float]]
-) -> str | None:
-    largest = max((digest[1] for digest in expected.values()), default=0.0)
-    for name in [*found, *expected]:
-        if name not in found or name not in expected:
-            return f"only {'the model' if name in expected else 'the graph'} has a gradient for {name}"
-        (one, _), (other, size) = found[name], expected[name]
-        if abs(one - other) > TOLERANCE * max(size, 1e-6 * largest):
-            return f"its gradient for {name} differs from the model's"
-    return None
-
-
-def _close(one: Any, other: Any) -> bool:
-    if not isinstance(one, Tensor) or not isinstance(other, Tensor):
-        return bool(one == other)
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    if not one.is_floating_point() or not one.numel():
-        return torch.equal(one, other)
-    finite = other[other.isfinite()].abs()
-    scale = float(finite.max()) if finite.numel() else 1.0
-    return torch.allclose(one, other, rtol=TOLERANCE, atol=TOLERANCE * scale, equal_nan=True)

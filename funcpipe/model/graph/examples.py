@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from funcpipe.errors import ModelError
 from funcpipe.model.graph.equivalence import Example, example, same
 from funcpipe.model.graph.input_batches import CutBatches, InputBatches
+from funcpipe.model.graph.max_norm import refuse_max_norm, refuse_max_norm_of_calls
 from funcpipe.model.graph.signature import Signature, batch_of
 from funcpipe.model.graph.source_location import find_line, source_location
 from funcpipe.model.graph.symbols import Symbols, symbols_of
@@ -46,6 +47,8 @@ class Runs(ABC):
     def __init__(
         self, model: nn.Module, signature: Signature, inputs: Mapping[str, Tensor], batches: InputBatches
     ) -> None:
+        if model.training:
+            refuse_max_norm(model)
         self._model = model
         self._signature = signature
         self._inputs = inputs
@@ -81,14 +84,20 @@ class Runs(ABC):
         """A run with a backward pass. Raises ModelError if the forward changes parameters."""
         parameters = dict(self._model.named_parameters())
         before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+        versions = {name: parameter._version for name, parameter in parameters.items()}
         found = self._run(batch, 0)
         changed = next((name for name, old in before.items() if not same(parameters[name], old)), None)
-        if changed is None:
+        if changed is None and all(parameter._version == versions[name] for name, parameter in parameters.items()):
             return found
-        _restore(parameters, before)
-        parameter, old = parameters[changed], before[changed]
-        _, line = find_line(self._model, lambda: self._run(batch, 0), lambda: not same(parameter, old))
-        _restore(parameters, before)
+        try:
+            refuse_max_norm_of_calls(lambda: self._run(batch, 0))
+            if changed is None:
+                return found
+            _restore(parameters, before)
+            parameter, old = parameters[changed], before[changed]
+            _, line = find_line(self._model, lambda: self._run(batch, 0), lambda: not same(parameter, old))
+        finally:
+            _restore(parameters, before)
         raise ModelError(
             f"{line or type(self._model).__name__}: the forward pass changes the parameter {changed}, which the "
             "optimiser and other stages would not see; keep what a forward changes in a buffer (register_buffer), "

@@ -65,7 +65,10 @@ def reachable(roots: Iterable[Any], seen: dict[int, Any], depth: int = 0) -> Ite
 
 def user_classes(value: Any) -> list[type]:
     """The classes of `value` that are not torch's: code may keep what it counts there."""
-    return [kind for kind in type(value).__mro__ if not kind.__module__.startswith(("torch.", "builtins", "typing"))]
+    return [kind for kind in type(value).__mro__ if kind.__module__.partition(".")[0] not in _NOT_USERS]
+
+
+_NOT_USERS = ("torch", "builtins", "typing")
 
 
 def parts(value: Any) -> Iterator[Any]:

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from funcpipe.model.graph.equivalence import Example, Observation, difference_of, example
+from funcpipe.model.graph.equivalence import Example, example
 from funcpipe.model.graph.isolation import GENERATORS, forward_only, preserve_state
+from funcpipe.model.graph.observations import Observation, difference_of
 from funcpipe.model.graph.program import attribute
 from funcpipe.model.graph.reproducibility import first_difference
 from funcpipe.model.graph.signature import Signature

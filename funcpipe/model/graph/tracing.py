@@ -11,16 +11,17 @@ from torch import Tensor, nn
 from funcpipe.core import Precision
 from funcpipe.errors import ModelError
 from funcpipe.model.graph.assemble import assemble
+from funcpipe.model.graph.assigned_buffers import first_assigned
 from funcpipe.model.graph.autocast import autocast_to
 from funcpipe.model.graph.batchnorm import changed_buffers, within_blocks
 from funcpipe.model.graph.blocks import block_notes, closed_blocks, next_blocks, one_layer_note
 from funcpipe.model.graph.carried import carried_state
-from funcpipe.model.graph.checkpoints import transparent_checkpoints
+from funcpipe.model.graph.checkpoints import CHECKPOINTS, transparent_checkpoints
 from funcpipe.model.graph.cleanup import cleanup
 from funcpipe.model.graph.collated_runs import CollatedRuns
 from funcpipe.model.graph.eager_graph import trace_eager
 from funcpipe.model.graph.eager_tracer import NonTorchRandomness
-from funcpipe.model.graph.equivalence import Example, compare, difference_of, example
+from funcpipe.model.graph.equivalence import Example, compare, example
 from funcpipe.model.graph.examples import CutRuns, ExampleSet, Runs
 from funcpipe.model.graph.export_tracer import trace_export
 from funcpipe.model.graph.fx_tracer import trace_fx
@@ -34,6 +35,7 @@ from funcpipe.model.graph.isolation import (
 )
 from funcpipe.model.graph.model_checks import check_model
 from funcpipe.model.graph.modes import WAS_IN_EVAL_MODE, check_modes, evaluation_mode, training_mode
+from funcpipe.model.graph.observations import difference_of
 from funcpipe.model.graph.observe import NodeRecord
 from funcpipe.model.graph.program import attribute
 from funcpipe.model.graph.python_state import read_state
@@ -59,6 +61,7 @@ def trace(
     precision: Precision = Precision.FP32,
     training: bool = True,
     collated: Collated | None = None,
+    told: set[str] | None = None,
 ) -> LayerGraph:
     """The layers of `model`, as it runs in training, or else in eval mode, on inputs like `sample` and
     `sample_kwargs`, with autocast to `precision` around it. Other batches are cut from the sample along its first
@@ -67,7 +70,8 @@ def trace(
     Later inputs may have another batch size, and other lengths where the graph can follow them. The graph checks what
     it takes for granted about them, and raises DataError where it would not be right. `blocks` are paths of modules
     that become one layer each, whatever is inside. The model is not changed; the graph holds its parameters by
-    reference. Raises ModelError if the model cannot be traced, which names the module, the line and a way out.
+    reference. Notes that `told` lacks are logged, and added to it. Raises ModelError if the model cannot be traced,
+    which names the module, the line and a way out.
     """
     signature = signature_of(model, sample, sample_kwargs)
     inputs = signature.bind(sample, sample_kwargs)
@@ -107,8 +111,10 @@ def trace(
             precision=precision,
         )
         graph = replace(graph, notes=(*graph.notes, *one_layer_note(graph)))
-    for note in graph.notes:
+    for note in graph.notes if told is None else [note for note in graph.notes if note not in told]:
         _log.log(logging.WARNING if training else logging.DEBUG, "%s: %s", graph.name, note)
+    if told is not None:
+        told.update(graph.notes)
     return graph
 
 
@@ -245,8 +251,10 @@ def _attempt(tracer: Callable[[TraceRequest], Traced], request: TraceRequest, ch
         notes = (CHECKPOINTS,) if checkpoints.met else ()
         refused = next((examples[i].samples for i, run in enumerate(runs) if run is None), None)
         return _Found(request, traced, records, chosen.symbols.of_runs(kept), compared, notes, refused)
-    place = _draw(request, examples[0]) if "generator" in difference else None
-    return _Failed(f"{place}: {difference}" if place else difference)
+    if difference.buffers and (assigned := first_assigned(request, examples[0], difference.buffers)):
+        return _Failed(assigned[1], assigned[0])
+    place = _draw(request, examples[0]) if "generator" in difference.text else None
+    return _Failed(f"{place}: {difference.text}" if place else difference.text)
 
 
 def _refuse_sparse_constants(traced: Traced) -> None:
@@ -254,9 +262,6 @@ def _refuse_sparse_constants(traced: Traced) -> None:
         item = attribute(traced.module, str(node.target)) if node.op == "get_attr" else None
         if isinstance(item, Tensor) and not is_dense(item):
             raise Unrecordable("the graph holds a sparse or quantised tensor, which cannot be saved")
-
-
-CHECKPOINTS = "gradient checkpointing in the forward pass is left out: the plan's `recompute` decides it for each stage"
 
 
 def _draw(request: TraceRequest, one: Example) -> str | None:
@@ -277,7 +282,7 @@ def _refusal(request: TraceRequest, attempts: Sequence[Attempt], one: Example) -
         where = first_difference(again)
         line = f", first in {with_code(where)}" if where else ""
         return (
-            f"{title} gives different results for the same inputs and seeds{line} ({difference}): it has a random "
+            f"{title} gives different results for the same inputs and seeds{line} ({difference.text}): it has a random "
             "number generator of its own, or changes with each call; use torch's global generator instead"
         )
     tried = "\n".join(f"  {attempt.tracer}: {attempt.failure}" for attempt in attempts)
