@@ -1,6 +1,7 @@
 """What a profile says of small models, counted by hand or measured another way."""
 
 import copy
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -156,15 +157,18 @@ class Clock:
     def perf_counter(self) -> float:
         return self.now_s
 
-
-CLOCK = Clock()
+    def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now_s += seconds
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """What layers are timed by."""
-    monkeypatch.setattr(measure, "time", CLOCK)
-    return CLOCK
+    """What layers are timed by, and what passes while they sleep."""
+    made = Clock()
+    monkeypatch.setattr(measure, "time", made)
+    monkeypatch.setattr(time, "sleep", made.sleep)
+    return made
 
 
 class Passing(torch.autograd.Function):
@@ -173,12 +177,12 @@ class Passing(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, x: Tensor, layer: "Timed") -> Tensor:
         context.layer = layer
-        CLOCK.now_s += layer.forward_s
+        time.sleep(layer.forward_s)
         return x.clone()
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        CLOCK.now_s += context.layer.backward_s
+        time.sleep(context.layer.backward_s)
         return gradient, None
 
 
