@@ -84,7 +84,7 @@ class Planning:
         self.name = name or type(model).__name__
         self._recipe = recipe_with(loss_fn or loss_of_output, optimizer, learning)
         check_for_model(self._recipe, model)
-        self._blocks, self._told = tuple(blocks), set[str]()  # notes that have been logged
+        self._blocks, self._logged_notes = tuple(blocks), set[str]()
         self._profile: ModelProfile | None = None
         self._spec: PlatformSpec | None = None
         self._plan: Plan | None = None
@@ -122,7 +122,7 @@ class Planning:
             sample_target,
             recipe=self._recipe,
             blocks=self._blocks,
-            told=self._told,
+            logged_notes=self._logged_notes,
             on=on,
             max_usd=max_usd,
             spec=spec,

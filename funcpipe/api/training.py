@@ -170,7 +170,7 @@ class FuncPipe(Evaluating):
         run = ServerRun(
             global_batch=global_batch, micro_batch=micro_batch, updates=chosen, save_every=save_every, watch=watch
         )
-        learner = Learner(model=self.model, recipe=self._recipe, blocks=self._blocks, told=self._told)
+        learner = Learner(model=self.model, recipe=self._recipe, blocks=self._blocks, logged_notes=self._logged_notes)
         job = server_job_of(learner, dataset, order, settings, run)
         if isinstance(cluster, ServerFunctions):
             result = train_on_functions(job, cluster, run, settings, prices, limits=limits, way=predicted)
@@ -265,7 +265,13 @@ class FuncPipe(Evaluating):
         arguments.check_run(faults, limits)
         anew = order.steps or settings.resume or settings.take_over
         learned = None if anew else self._learned
-        learner = Learner(model=self.model, recipe=self._recipe, blocks=self._blocks, learned=learned, told=self._told)
+        learner = Learner(
+            model=self.model,
+            recipe=self._recipe,
+            blocks=self._blocks,
+            learned=learned,
+            logged_notes=self._logged_notes,
+        )
         priced = replace(settings, prices=settings.prices or self._spec)
         chosen = self._planned(plan)
         return prepare_training(

@@ -23,7 +23,7 @@ from funcpipe.model.graph.values import NOTHING_CARRIED, Carried
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.training.data import Batches, LoadedBatch, MapDataset, load_batch
 from funcpipe.training.data_source import Data, LoaderOptions
-from funcpipe.training.first_batch import first_batch
+from funcpipe.training.first_batch import FirstBatch, first_batch
 from funcpipe.training.hook_trial import check_hooks
 from funcpipe.training.optimizers import ParameterShape, trainable_shapes
 from funcpipe.training.plain import PlainTraining
@@ -113,14 +113,14 @@ class Learner:
     """A module, and how it learns.
 
     `blocks` are the paths of modules to trace as one layer each, besides those of the plan. It goes on with what it has
-    `learned` before, if it has. Notes on the model that are in `told` are not logged again.
+    `learned` before, if it has. `logged_notes` on the model are not logged again.
     """
 
     model: nn.Module
     recipe: Recipe
     blocks: tuple[str, ...] = ()
     learned: Learned | None = None
-    told: set[str] = field(default_factory=set)
+    logged_notes: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +175,7 @@ def make_job(
         blocks=tuple({*learner.blocks, *plan.blocks}),
         precision=learner.recipe.precision,
         collated=opening.collated,
-        told=learner.told,
+        logged_notes=learner.logged_notes,
     )
     graph = with_followed(graph, learner.model, follows)
     check_hooks(learner.model, tuple(graph.module.parameters()))
@@ -196,24 +196,30 @@ def make_job(
             made, samples, dataset_samples=len(made), micro_batch=plan.micro_batch, replicas=plan.replicas
         ),
     )
-    inputs = graph.signature.bind(first.args, first.kwargs)
-    sizes = job.batches.micro_batch_sizes
-    check_batch_sizes(graph, learner.model, inputs, sizes, collated=opening.collated)
-    trials: tuple[Trial, ...] = ()
-    if not hasattr(made, "shard_sizes"):
-        cut = opening.collated is None
-        trials = check_samples(graph, learner.model, made, source.options.collate, job.batches, cut=cut)
-    if job.recipe.coupled is Coupled.ACCUMULATE:
-        _log.warning("losses are means over %s, whatever the loss makes of a whole batch", job.recipe.loss_over)
-    if settings.rehearse:
-        for trial in trials[1:]:  # the first sample is rehearsed with
-            check_is_finite(learner.model, learner.recipe, trial.batch, index=trial.index, seed=order.seed)
-        spread = _spread(job, made, first)
-        carried = rehearse(learner.model, learner.recipe, first, seed=order.seed, spread=spread)
-    else:
-        carried = carried_by_loss(learner.model, learner.recipe, first, seed=order.seed)
+    carried = _tried(job, learner, made, opening, rehearses=settings.rehearse)
     job = replace(job, loss_carried=carried)
     return job if validation is None else _validated(job, learner, as_validation(validation))
+
+
+def _tried(job: Job, learner: Learner, dataset: MapDataset, opening: FirstBatch, *, rehearses: bool) -> Carried:
+    """Try samples of `dataset` and, if the job `rehearses`, its first step with the micro-batch `opening`.
+
+    Returns what calls of the loss leave for the next ones. Raises DataError or ModelError.
+    """
+    model, recipe, first = learner.model, learner.recipe, opening.batch
+    inputs = job.graph.signature.bind(first.args, first.kwargs)
+    check_batch_sizes(job.graph, model, inputs, job.batches.micro_batch_sizes, collated=opening.collated)
+    trials: tuple[Trial, ...] = ()
+    if not hasattr(dataset, "shard_sizes"):
+        cut = opening.collated is None
+        trials = check_samples(job.graph, model, dataset, job.loading.collate, job.batches, cut=cut)
+    if recipe.coupled is Coupled.ACCUMULATE:
+        _log.warning("losses are means over %s, whatever the loss makes of a whole batch", recipe.loss_over)
+    if not rehearses:
+        return carried_by_loss(model, recipe, first, seed=job.seed)
+    for trial in trials[1:]:  # the first sample is rehearsed with
+        check_is_finite(model, recipe, trial.batch, index=trial.index, seed=job.seed)
+    return rehearse(model, recipe, first, seed=job.seed, spread=_spread(job, dataset, first))
 
 
 def _spread(job: Job, dataset: MapDataset, first: LoadedBatch) -> SpreadSamples | None:

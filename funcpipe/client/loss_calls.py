@@ -20,7 +20,7 @@ from funcpipe.model.graph.python_state import Slot, why_not_plain
 from funcpipe.model.graph.reached_state import differing, reached_state
 from funcpipe.model.graph.reaches import reaches
 from funcpipe.model.graph.snapshot import Snapshot
-from funcpipe.model.graph.tree import flatten, tree_map
+from funcpipe.model.graph.tree import copied, flatten, tree_map
 from funcpipe.model.graph.values import NOTHING_CARRIED, Carried
 from funcpipe.model.split.held_loss import hold, trained_by
 from funcpipe.model.split.stage import LOSS
@@ -93,7 +93,7 @@ class LossCalls:
         seed_loss(self._seed, 0, 0)
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the first call has warned
-            return _numbers(self._call(*tree_map((output, target), _copied)))
+            return _numbers(self._call(*copied((output, target))))
 
     def _read_first(self, slots: Sequence[Slot], output: Any, target: Any) -> list[Slot]:
         """`slots` without the attributes that a call writes before it reads them: what it makes of others."""
@@ -171,11 +171,6 @@ def _equal(one: Sequence[float], other: Sequence[float]) -> bool:
     return len(one) == len(other) and bool(
         torch.allclose(torch.tensor(one), torch.tensor(other), rtol=_CLOSE, atol=1e-12, equal_nan=True)
     )
-
-
-def _copied(value: Any) -> Any:
-    """A copy of a tensor, which the loss may write into."""
-    return value.clone() if isinstance(value, Tensor) else value
 
 
 def _other_rows(value: Any) -> Any:

@@ -80,6 +80,11 @@ def mean_and_weight(found: Any, samples: int) -> tuple[Tensor, float]:
     return (total / weight if weight else total * 0), weight
 
 
+def rounding_of(tensor: Tensor) -> float:
+    """What rounding may amount to: where numbers have 16 bits, more than where they have 32."""
+    return 4 * torch.finfo(tensor.dtype).eps if tensor.dtype in (torch.float16, torch.bfloat16) else 0.0
+
+
 def as_refused(found: Compared, global_batch: int, reduction: Reduction = Reduction.MEAN) -> str:
     """What is wrong with such a loss, and what to do."""
     if reduction is not Reduction.MEAN:

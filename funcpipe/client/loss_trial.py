@@ -15,15 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from funcpipe.client.loss_parts import Compared, as_refused, mean_and_weight
+from funcpipe.client.loss_parts import Compared, as_refused, mean_and_weight, rounding_of
 from funcpipe.client.model_trial import compare_model
-from funcpipe.client.rehearsal_loss import preserved
 from funcpipe.client.sample_rows import SampleRows, sample_rows
 from funcpipe.client.spread_samples import SpreadSamples
 from funcpipe.errors import DataError
 from funcpipe.model.graph.autocast import autocast_to
-from funcpipe.model.graph.isolation import generator_states
-from funcpipe.model.graph.tree import flatten, tree_map
+from funcpipe.model.graph.isolation import generator_states, preserve_state
+from funcpipe.model.graph.tree import copied, flatten, tree_map
 from funcpipe.training.adapters import loss_of_output
 from funcpipe.training.data import LoadedBatch
 from funcpipe.training.recipe import Recipe
@@ -86,7 +85,7 @@ class _Trial:
         try:
             batch = self.samples.load(self.samples.unlike(count))
             with torch.no_grad(), autocast_to(self.recipe.precision):
-                output = self.model(*tree_map(batch.args, _copied), **tree_map(dict(batch.kwargs), _copied))
+                output = self.model(*copied(batch.args), **copied(dict(batch.kwargs)))
         except Exception:  # noqa: BLE001 - a model may be for batches of one size
             return None
         own, found = self.samples.micro_batch, None
@@ -159,7 +158,7 @@ class _Trial:
             weight=weight,
             gradients=[g for g in gradients if g is not None],
             sums=[s for s in sums if s is not None],
-            tolerance=max(_ROUNDING, 4 * self.recipe.precision.rounding, *(_rounding(leaf) for leaf in into)),
+            tolerance=max(_ROUNDING, 4 * self.recipe.precision.rounding, *(rounding_of(leaf) for leaf in into)),
         )
 
     def _evaluated(
@@ -168,7 +167,7 @@ class _Trial:
         """The loss, the weight of what it is the mean over, and its gradients with respect to `into`."""
         seed_loss(self.seed, 0, 0)
         before = generator_states()
-        with preserved(self.recipe.loss), torch.enable_grad(), warnings.catch_warnings():
+        with preserve_state(self.recipe.loss), torch.enable_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             loss, weight = mean_and_weight(self.recipe.cast_loss(output, target), samples)
             if generator_states() != before:
@@ -176,10 +175,6 @@ class _Trial:
         none: list[Tensor | None] = [None] * len(into)
         gradients = torch.autograd.grad(loss, into, allow_unused=True) if loss.requires_grad and into else none
         return loss.item(), weight, list(gradients)
-
-
-def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value
 
 
 def _has_gradient(value: Any) -> bool:
@@ -191,8 +186,3 @@ def _with_gradient(value: Any) -> Any:
         return value
     own = value.detach()
     return own.requires_grad_() if own.is_floating_point() or own.is_complex() else own
-
-
-def _rounding(tensor: Tensor) -> float:
-    """What rounding may amount to: where numbers have 16 bits, more than where they have 32."""
-    return 4 * torch.finfo(tensor.dtype).eps if tensor.dtype in (torch.float16, torch.bfloat16) else 0.0

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from funcpipe.client.loss_parts import Compared, mean_and_weight
-from funcpipe.client.rehearsal_loss import preserved
+from funcpipe.client.loss_parts import Compared, mean_and_weight, rounding_of
 from funcpipe.client.sample_rows import grown_dims
 from funcpipe.client.spread_samples import SpreadSamples
 from funcpipe.model.graph.autocast import autocast_to
@@ -72,7 +71,7 @@ class _Run:
 
 
 def _run(model: nn.Module, recipe: Recipe, batch: LoadedBatch, samples: int, seed: int) -> _Run:
-    with preserve_state(model), preserved(recipe.loss), torch.enable_grad(), warnings.catch_warnings():
+    with preserve_state(model), preserve_state(recipe.loss), torch.enable_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         seed_loss(seed, 0, 0)
         before = generator_states()
@@ -103,7 +102,7 @@ def _compared(whole: _Run, parts: Sequence[_Run], recipe: Recipe) -> Compared:
         parts=tuple((part.loss, part.weight) for part in parts),
         samples=whole.samples,
         apart=max((value if math.isfinite(value) else math.inf for value in apart), default=0.0),
-        tolerance=max(_ROUNDING, 4 * recipe.precision.rounding, *(_rounding(tensor) for tensor in whole.outputs)),
+        tolerance=max(_ROUNDING, 4 * recipe.precision.rounding, *(rounding_of(tensor) for tensor in whole.outputs)),
     )
 
 
@@ -146,7 +145,3 @@ def _training_quietly(model: nn.Module) -> Iterator[None]:
 
 def _norm(tensor: Tensor) -> float:
     return float(torch.linalg.vector_norm(tensor).double())
-
-
-def _rounding(tensor: Tensor) -> float:
-    return 4 * torch.finfo(tensor.dtype).eps if tensor.dtype in (torch.float16, torch.bfloat16) else 0.0

@@ -34,7 +34,7 @@ def search(
     """
     planned = partial(way, profile, spec, training, time_limit_s=time_limit_s)
     is_cut = len(profile.layers) > 1 and recipe.optimizer is not no_optimizer
-    why = why_one_stage(recipe.optimizer, trainable_shapes(model)) if is_cut else None
+    why = why_one_stage(recipe.optimizer, trainable_shapes(model, recipe.loss)) if is_cut else None
     if why is None:
         return planned(pins=pins)
     if pins.cuts:

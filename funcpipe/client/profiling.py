@@ -48,7 +48,7 @@ def profile_buckets(
     *,
     recipe: Recipe,
     blocks: Sequence[str],
-    told: set[str],
+    logged_notes: set[str],
     on: Site | None,
     max_usd: float | None,
     loaded: bool = False,
@@ -59,7 +59,7 @@ def profile_buckets(
 
     They compute in the precision of `recipe`, with its loss and its teachers. They are timed in functions `on` a site,
     if it is given, for at most `max_usd` dollars in all. If the bucket was `loaded`, it is a micro-batch itself; others
-    are `collated`, where they cannot be cut from it. Notes on the model that are in `told` are not logged. Raises
+    are `collated`, where they cannot be cut from it. `logged_notes` on the model are not logged again. Raises
     ModelError.
     """
     each_usd = None if max_usd is None else max_usd / len(buckets)
@@ -67,7 +67,13 @@ def profile_buckets(
     for bucket in buckets:
         args, kwargs = call_arguments(bucket.inputs)
         own_loss = None if bucket.target is None else LossWithTarget(recipe.cast_loss, bucket.target)
-        graph = trace(model, args, kwargs, blocks=blocks, precision=recipe.precision, collated=collated, told=told)
+        graph = trace(
+            *(model, args, kwargs),
+            blocks=blocks,
+            precision=recipe.precision,
+            collated=collated,
+            logged_notes=logged_notes,
+        )
         graph = with_followed(graph, model, follows)
         with on.timing(max_usd=each_usd) if on is not None else contextlib.nullcontext() as timer:
             profiles.append(profile(graph, args, kwargs, **settings, loss=own_loss, on=timer, whole=loaded))

@@ -26,7 +26,7 @@ from funcpipe.model.graph.autocast import autocast_to
 from funcpipe.model.graph.isolation import GENERATORS, preserve_gradients, preserve_state
 from funcpipe.model.graph.modes import training_mode
 from funcpipe.model.graph.source_location import source_location
-from funcpipe.model.graph.tree import tree_map
+from funcpipe.model.graph.tree import copied, tree_map
 from funcpipe.model.graph.values import NOTHING_CARRIED, Carried
 from funcpipe.model.seeds import layer_seed, reseed
 from funcpipe.model.split.held_loss import hold, modules_of, of_model, trained_by
@@ -108,7 +108,7 @@ def carried_by_loss(model: nn.Module, recipe: Recipe, batch: LoadedBatch, *, see
             return calls.carried(output, batch.target)
         except FuncPipeError:
             raise
-        except Exception:  # noqa: BLE001 - a loss that fails is told of where it is computed
+        except Exception:  # noqa: BLE001 - a failing loss is reported where it is computed
             return NOTHING_CARRIED
 
 
@@ -136,7 +136,7 @@ def _trained(model: nn.Module, loss: LossFunction) -> dict[str, nn.Parameter]:
 
 
 def _forward(model: nn.Module, batch: LoadedBatch) -> Any:
-    args, kwargs = tree_map(batch.args, _copied), tree_map(dict(batch.kwargs), _copied)
+    args, kwargs = copied(batch.args), copied(dict(batch.kwargs))
     try:
         with torch.enable_grad():
             return model(*args, **kwargs)
@@ -146,11 +146,6 @@ def _forward(model: nn.Module, batch: LoadedBatch) -> Any:
 
 def _detached_copy(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, Tensor) else value
-
-
-def _copied(value: Any) -> Any:
-    """A copy of a tensor, which the model may write into."""
-    return value.clone() if isinstance(value, Tensor) else value
 
 
 def _backward(model: nn.Module, loss: Tensor, trained: Mapping[str, nn.Parameter]) -> None:

@@ -1,16 +1,14 @@
 """The loss of the first micro-batch: whether the loss function takes the output, and returns what training needs."""
 
-import contextlib
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from funcpipe.errors import DataError, FuncPipeError, ModelError
-from funcpipe.model.graph.isolation import preserve_state
 from funcpipe.model.graph.source_location import users_frame
 from funcpipe.training.recipe import LossFunction
 from funcpipe.training.rng import seed_loss
@@ -68,13 +66,6 @@ def _check_shapes(warned: list[warnings.WarningMessage], output: Any, target: An
                 f"target.unsqueeze(1) or output.squeeze(1). {OFF}"
             )
         warnings.showwarning(one.message, one.category, one.filename, one.lineno)
-
-
-@contextlib.contextmanager
-def preserved(loss: Any) -> Iterator[None]:
-    """Leave a loss that is a module as it is."""
-    with preserve_state(loss) if isinstance(loss, nn.Module) else contextlib.nullcontext():
-        yield
 
 
 def names_of(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:

@@ -110,8 +110,8 @@ def _input_bytes(batch: LoadedBatch) -> int:
 def samples_at_hand(dataset: MapDataset, collate: Collate, samples: int) -> SamplesAtHand:
     """Samples that are spread over the dataset; the first ones of a dataset that lies in shards."""
     count = min(AT_HAND, len(dataset))
-    last = count - 1 if hasattr(dataset, "shard_sizes") else len(dataset) - 1
-    indices = [last * i // max(1, count - 1) for i in range(count)]
+    among = count if hasattr(dataset, "shard_sizes") else len(dataset)
+    indices = [first for (first,) in spread(among, 1, count)]
     return SamplesAtHand(read_samples(dataset, indices), collate, samples)
 
 

@@ -61,7 +61,7 @@ def trace(
     precision: Precision = Precision.FP32,
     training: bool = True,
     collated: Collated | None = None,
-    told: set[str] | None = None,
+    logged_notes: set[str] | None = None,
 ) -> LayerGraph:
     """The layers of `model`, as it runs in training, or else in eval mode, on inputs like `sample` and
     `sample_kwargs`, with autocast to `precision` around it. Other batches are cut from the sample along its first
@@ -70,8 +70,8 @@ def trace(
     Later inputs may have another batch size, and other lengths where the graph can follow them. The graph checks what
     it takes for granted about them, and raises DataError where it would not be right. `blocks` are paths of modules
     that become one layer each, whatever is inside. The model is not changed; the graph holds its parameters by
-    reference. Notes that `told` lacks are logged, and added to it. Raises ModelError if the model cannot be traced,
-    which names the module, the line and a way out.
+    reference. Notes that `logged_notes` lacks are logged, and added to it. Raises ModelError if the model cannot be
+    traced, which names the module, the line and a way out.
     """
     signature = signature_of(model, sample, sample_kwargs)
     inputs = signature.bind(sample, sample_kwargs)
@@ -111,10 +111,11 @@ def trace(
             precision=precision,
         )
         graph = replace(graph, notes=(*graph.notes, *one_layer_note(graph)))
-    for note in graph.notes if told is None else [note for note in graph.notes if note not in told]:
-        _log.log(logging.WARNING if training else logging.DEBUG, "%s: %s", graph.name, note)
-    if told is not None:
-        told.update(graph.notes)
+    known = set[str]() if logged_notes is None else logged_notes
+    for note in graph.notes:
+        if note not in known:
+            _log.log(logging.WARNING if training else logging.DEBUG, "%s: %s", graph.name, note)
+    known.update(graph.notes)
     return graph
 
 

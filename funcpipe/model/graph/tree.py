@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from torch import Tensor
 from torch.utils import _pytree  # private, but the only registry that users' and packages' types are in
 
 
@@ -57,6 +58,11 @@ def tree_map(value: Any, change: Callable[[Any], Any]) -> Any:
     """`value` with `change` applied to each of its leaves."""
     leaves, tree = flatten(value)
     return tree.unflatten(iter([change(leaf) for leaf in leaves]))
+
+
+def copied(value: Any) -> Any:
+    """`value` with copies of its tensors, which code may write into."""
+    return tree_map(value, lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf)
 
 
 def _children(value: Any) -> tuple[Callable[[list[Any]], Any], list[Any], list[Any]] | None:

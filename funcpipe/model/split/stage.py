@@ -11,7 +11,7 @@ from funcpipe.model.draws import is_from_torch
 from funcpipe.model.graph.expectations import expect_sizes
 from funcpipe.model.graph.modes import set_mode
 from funcpipe.model.graph.program import WHOLE, Call, attribute, resolve, run
-from funcpipe.model.graph.tree import Tree, flatten, tree_map
+from funcpipe.model.graph.tree import Tree, copied, flatten
 from funcpipe.model.graph.values import NOTHING_CARRIED, Carried, Crossing, Statistic, Value
 from funcpipe.model.graph.whole_model import share_contents
 
@@ -98,7 +98,7 @@ class StageModule(nn.Module):
         for node, (name, dim) in program.symbols.items():
             env[node] = sizes[node] = values[name].size(dim)
         for node in program.copied:
-            env[node] = tree_map(env[node], lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf)
+            env[node] = copied(env[node])
         for layer in program.layers:
             run(layer.calls, env, self, seed)
         sent = {name: tensor for crossing in program.sent for name, tensor in _packed(crossing, env[crossing.node])}

@@ -10,12 +10,16 @@ _LONG_S = 0.3  # a transfer of this duration gives a reliable bandwidth
 
 
 def bandwidth(move: Callable[[bytes], object], data: bytes, most: int) -> tuple[float, bytes]:
-    """Bytes per second, from the times of a large body and a quarter of it; and that body, of at most `most` bytes."""
+    """Bytes per second, from the times of a large body and a quarter of it; and that body, of at most `most` bytes.
+
+    The small one tells what a request takes besides its bytes. What disturbs it makes it longer, so that the shortest
+    of its times counts: a longer one would make the bandwidth too large.
+    """
     while seconds(partial(move, data)) < _LONG_S and 2 * len(data) <= most:
         data = data + data
     part = data[: len(data) // 4]
     long_s = statistics.median(seconds(partial(move, data)) for _ in range(REPEATS))
-    short_s = statistics.median(seconds(partial(move, part)) for _ in range(REPEATS))
+    short_s = min(seconds(partial(move, part)) for _ in range(REPEATS))
     return (len(data) - len(part)) / max(long_s - short_s, 1e-9), data
 
 

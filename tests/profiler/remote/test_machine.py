@@ -53,6 +53,18 @@ def test_latency_and_bandwidths_are_those_of_the_storage(monkeypatch: pytest.Mon
     assert storage.list("") == ()
 
 
+def test_small_transfers_that_are_disturbed_do_not_make_the_bandwidth_larger(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, delays = Clock(), itertools.cycle([0.2, 0.0, 0.2])
+    monkeypatch.setattr(transfers, "time", clock)
+
+    def move(body: bytes) -> None:
+        is_small = len(body) < 4_000_000
+        clock.now_s += LATENCY_S + len(body) / DOWNLOAD_BYTES_S + (next(delays) if is_small else 0.0)
+
+    found, _ = transfers.bandwidth(move, bytes(8_000_000), most=8_000_000)
+    assert found == pytest.approx(DOWNLOAD_BYTES_S)
+
+
 def test_the_share_of_the_memory_limits_what_is_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     clock = Clock()
