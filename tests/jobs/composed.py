@@ -1,6 +1,7 @@
 """Jobs composed of parts that lie around a model, each right in plain PyTorch: equal over functions, or refused."""
 
-from collections.abc import Callable, Mapping
+import random
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -282,6 +283,28 @@ class Job:
         return [
             (torch.randn(WIDTH, generator=generator).double(), torch.tensor(i % CLASSES)) for i in range(self.samples)
         ]
+
+
+def drawn(draw: random.Random) -> Job:
+    """A job of which each part is as likely ordinary as not."""
+
+    def part(ordinary: str, kinds: Iterable[str]) -> str:
+        return draw.choice([ordinary, draw.choice(sorted(kinds))])
+
+    replicas = draw.choice([1, 1, 2])
+    return Job(
+        loss=part("mean", LOSSES),
+        optimizer=part("momentum", OPTIMIZERS),
+        hook=part("none", HOOKS),
+        norm=part("none", NORMS),
+        mode=part("as made", MODES),
+        stages=draw.randint(1, 4),
+        replicas=replicas,
+        micro_batch=draw.choice([2, 4, 8] if replicas > 1 else [2, 4, 8, 16]),
+        samples=draw.choice([32, 40, 45]),
+        epochs=draw.choice([1, 2]),
+        recompute=draw.random() < 0.5,
+    )
 
 
 def reference(job: Job) -> nn.Module:

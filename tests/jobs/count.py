@@ -12,29 +12,7 @@ import torch
 from funcpipe.runstate.keyring import KeyFolder
 from funcpipe.runstate.keys import Keys
 from funcpipe.testing.run_keys import NONCE, RUN_KEY, remembered_keys
-from tests.jobs.composed import HOOKS, LOSSES, MODES, NORMS, OPTIMIZERS, Job, outcome
-
-
-def drawn(draw: random.Random) -> Job:
-    """A job of which each part is as likely ordinary as not."""
-
-    def part(ordinary: str, kinds: collections.abc.Iterable[str]) -> str:
-        return draw.choice([ordinary, draw.choice(sorted(kinds))])
-
-    replicas = draw.choice([1, 1, 2])
-    return Job(
-        loss=part("mean", LOSSES),
-        optimizer=part("momentum", OPTIMIZERS),
-        hook=part("none", HOOKS),
-        norm=part("none", NORMS),
-        mode=part("as made", MODES),
-        stages=draw.randint(1, 4),
-        replicas=replicas,
-        micro_batch=draw.choice([2, 4, 8] if replicas > 1 else [2, 4, 8, 16]),
-        samples=draw.choice([32, 40, 45]),
-        epochs=draw.choice([1, 2]),
-        recompute=draw.random() < 0.5,
-    )
+from tests.jobs.composed import Job, drawn, outcome
 
 
 def main() -> None:

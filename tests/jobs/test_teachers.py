@@ -1,7 +1,6 @@
 """A teacher, a frozen part of the model that averages another one, is what a user's script makes of it."""
 
 import importlib
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -17,8 +16,6 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader
 
 from funcpipe import EMA, FuncPipe, Pins, Teacher
-from funcpipe.cli.parser import build_parser
-from funcpipe.cli.train_values import teachers_of
 from funcpipe.client.continuation import Learned, write_back
 from funcpipe.client.job import Job, Learner, SampleOrder, make_job
 from funcpipe.client.launch import launch
@@ -28,7 +25,7 @@ from funcpipe.client.server_job import check_servable, stored_job
 from funcpipe.client.session import session_on
 from funcpipe.client.site import Site
 from funcpipe.core import FaultTolerance, RunSettings, ScheduleKind
-from funcpipe.errors import InputError, InvalidValue, ModelError, PlanError, WorkerFailed
+from funcpipe.errors import ModelError, PlanError, WorkerFailed
 from funcpipe.parameter_server.loops import Course, History, train_synchronously
 from funcpipe.parameter_server.values import ServerWorker, Updates
 from funcpipe.platforms.catalog import load_spec
@@ -37,9 +34,8 @@ from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.server_crew import InTurnCrew
 from funcpipe.testing.thread_platform import ThreadPlatform
 from funcpipe.training.recipe import recipe_with
-from funcpipe.training.teacher_checks import check_decays, warn_of_copies
 from funcpipe.training.verify import Reference
-from tests.jobs.scripts import EQUAL, SGD, Script, job_of, run_over_functions, verify, worst_difference
+from tests.jobs.scripts import EQUAL, Script, job_of, run_over_functions, verify, worst_difference
 
 WIDTH = 12
 
@@ -347,73 +343,6 @@ def test_plans_count_the_copies_of_students(monkeypatch: pytest.MonkeyPatch) -> 
     assert_found(script, found, run_script(script))
 
 
-def refused(error: type[Exception], message: str, *teachers: Teacher, model: nn.Module | None = None) -> None:
-    with pytest.raises(error, match=message):
-        FuncPipe(model or Distilled(), loss_fn=distance, optimizer=SGD, teachers=teachers)
-
-
-def test_what_cannot_follow_is_refused_when_a_funcpipe_is_made() -> None:
-    teacher = partial(Teacher, student="student", teacher="teacher", decay=0.9)
-    refused(ModelError, r"has no module 'tutor' for a Teacher; named_modules\(\) lists", teacher(teacher="tutor"))
-    refused(
-        ModelError,
-        "have the same parameters, and only one of them has teacher.0.0.weight;",
-        teacher(student="predictor"),
-    )
-    model = Distilled()
-    student, taught = (model.get_submodule(path) for path in ("student", "teacher"))
-    assert isinstance(student, nn.Sequential)
-    assert isinstance(taught, nn.Sequential)
-    taught.requires_grad_(True)
-    way_out = r"freeze the teacher before: model.get_submodule\('teacher'\).requires_grad_\(False\)"
-    refused(ModelError, f"teacher.0.0.weight is trainable, .* {way_out}", teacher(), model=model)
-    model.get_submodule("teacher").requires_grad_(False)
-    FuncPipe(model, loss_fn=distance, optimizer=SGD, teachers=teacher())
-    taught[2] = nn.Linear(WIDTH, 5).requires_grad_(False)
-    shapes = r"teacher.2.weight has shape \[5, 12\] of torch.float32, but student.2.weight, .* \[6, 12\] of torch.f"
-    refused(ModelError, shapes, teacher(), model=model)
-    taught[2] = student[2].requires_grad_(False)
-    refused(ModelError, "teacher.2.weight and student.2.weight are one parameter; make", teacher(), model=model)
-    refused(InvalidValue, "must not share parameters with the teacher 'teacher' of another", teacher(), teacher())
-    with pytest.raises(InvalidValue, match="teachers must be one Teacher or several"):
-        FuncPipe(model, loss_fn=distance, optimizer=SGD, teachers=0.9)  # type: ignore[arg-type]
-    for changes, message in (
-        ({"decay": 1.5}, "decay must be between 0 and 1, or a function of the step, got 1.5"),
-        ({"teacher": "student.0"}, "teacher must be beside its student 'student', not inside it"),
-        ({"student": ""}, "student must be the path of a module in the model"),
-    ):
-        with pytest.raises(InvalidValue, match=message):
-            teacher(**changes)
-
-
-def test_a_decay_that_is_no_function_of_the_step_is_refused() -> None:
-    decays, drawn = [0.9] * 5, itertools.count()
-    for decay, message in (
-        (decays.__getitem__, "after step 5 of 6, counted from 0, cannot be found: IndexError"),
-        (lambda step: 0.5 + step, "after step 1 of 6, counted from 0, is 1.5; it must be between 0 and 1"),
-        (lambda step: 1 / (next(drawn) + 2), "the teacher 'teacher' is another one when it is asked again"),
-    ):
-        teacher = Teacher(student="student", teacher="teacher", decay=decay)
-        with pytest.raises(InputError, match=message):
-            check_decays([teacher], 0, 6)
-    with pytest.raises(InputError, match=message):
-        Threads().run(job_of(distilled(teachers=teacher)))
-
-
-def test_a_frozen_copy_that_nothing_updates_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    def copied() -> nn.Module:
-        model = Distilled()
-        model.teacher.load_state_dict(model.student.state_dict())
-        return model
-
-    warn_of_copies([TEACHER], copied())
-    warn_of_copies([], Distilled())
-    assert "frozen copy" not in caplog.text
-    job_of(distilled(copied, teachers=()))
-    assert "teacher is a frozen copy of student, and stays as it is while that is trained" in caplog.text
-    assert "teachers=Teacher(student='student', teacher='teacher', decay=…)" in caplog.text
-
-
 def test_a_parameter_server_updates_teachers_in_synchronous_steps() -> None:
     script, storage = distilled(), MemoryStorage()
     job = job_of(script, stages=1)
@@ -422,15 +351,6 @@ def test_a_parameter_server_updates_teachers_in_synchronous_steps() -> None:
     assert_found(script, crew.server.state_dict(), run_script(script))
     with pytest.raises(PlanError, match="a teacher that follows asynchronous updates depends on their order"):
         check_servable(job, Updates.ASP)
-
-
-def test_teachers_on_the_command_line() -> None:
-    words = ["profile", "my:model", "--sample", "my:sample", "--teacher", "student:teacher:0.9", "--teacher", "a.b:c:1"]
-    given = build_parser().parse_args(words).teachers
-    assert teachers_of(given) == [TEACHER, Teacher(student="a.b", teacher="c", decay=1.0)]
-    for text in ("student:teacher", "student:teacher:much"):
-        with pytest.raises(InputError, match=f"--teacher {text}: give STUDENT:TEACHER:DECAY, such as student:teacher:"):
-            teachers_of([text])
 
 
 class Contrast(nn.Module):
