@@ -24,6 +24,7 @@ from funcpipe.training.recipe import Recipe, recipe_with
 from funcpipe.training.teacher_checks import followed
 from funcpipe.training.teachers import Teacher, TeacherUpdate
 from funcpipe.training.verify import TOLERANCE, Verification, verify_run
+from tests.jobs.composed import GlobalRate
 
 STAGES, REPLICAS, STEPS = 2, 2, 3
 MICRO_BATCH, GLOBAL_BATCH, WIDTH, CLASSES = 4, 16, 8, 3
@@ -63,18 +64,6 @@ class Margin(nn.Module):
         return F.cross_entropy(F.normalize(output) @ F.normalize(self.centres).T * 4, target)
 
 
-class GlobalRate(torch.optim.SGD):
-    """Its rate depends on the size of all gradients together."""
-
-    def step(self, closure: Any = None) -> Any:
-        parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-        size = torch.stack([p.grad.square().sum() for p in parameters if p.grad is not None]).sum().sqrt().item()
-        with torch.no_grad():
-            for parameter in parameters:
-                assert parameter.grad is not None
-                parameter.sub_(parameter.grad, alpha=0.05 / (1 + size))
-
-
 def counted(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """The sum over the samples of two classes, and how many those are."""
     kept = target != 0
@@ -105,8 +94,7 @@ class HooksBeforeTheSum(NoHooks):
     def synchronise(self, step: Step) -> None:
         for row in self.workers:
             for worker in row:
-                for name, parameter in zip(("blocks.0.weight",), _named(worker, "blocks.0.weight"), strict=False):
-                    assert name
+                for parameter in _named(worker, "blocks.0.weight"):
                     assert parameter.grad is not None
                     parameter.grad.clamp_(-1e-3, 1e-3)
         super().synchronise(step)

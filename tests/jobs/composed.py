@@ -152,7 +152,7 @@ class ClipsInside(torch.optim.SGD):
         return super().step(closure)
 
 
-class Global(torch.optim.SGD):
+class GlobalRate(torch.optim.SGD):
     """Its rate depends on the distance that all parameters have gone together, as D-Adaptation's does."""
 
     def step(self, closure: Any = None) -> Any:
@@ -178,7 +178,7 @@ OPTIMIZERS: Mapping[str, tuple[Callable[..., torch.optim.Optimizer], Mapping[str
     "groups": (by_kind, {}),
     "clipped": (partial(torch.optim.SGD, lr=0.5), {"clip_grad_norm": 0.1}),
     "clips inside": (partial(ClipsInside, lr=0.5), {}),
-    "global": (Global, {}),
+    "global": (GlobalRate, {}),
 }
 
 

@@ -111,12 +111,16 @@ def trace(
             precision=precision,
         )
         graph = replace(graph, notes=(*graph.notes, *one_layer_note(graph)))
-    known = set[str]() if logged_notes is None else logged_notes
-    for note in graph.notes:
-        if note not in known:
-            _log.log(logging.WARNING if training else logging.DEBUG, "%s: %s", graph.name, note)
-    known.update(graph.notes)
+    _log_notes(graph, set() if logged_notes is None else logged_notes, logging.WARNING if training else logging.DEBUG)
     return graph
+
+
+def _log_notes(graph: LayerGraph, logged: set[str], level: int) -> None:
+    """Log the notes on `graph` that are not among `logged`, and add them to it."""
+    for note in graph.notes:
+        if note not in logged:
+            _log.log(level, "%s: %s", graph.name, note)
+    logged.update(graph.notes)
 
 
 @dataclass(frozen=True)
