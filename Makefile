@@ -47,7 +47,7 @@ demo-text: $(READY)
 	$(BIN)/python -m experiments.demo characters --output $(OUT)/characters
 
 test: $(READY)
-	$(TESTS) -n 3
+	$(TESTS) -n 4
 
 test-long: $(READY)
 	$(BIN)/python -m pytest -m long --hypothesis-profile=long
