@@ -6,11 +6,9 @@ without, links are imposed: one stream fills the link, or it reaches a half or a
 
 import argparse
 import os
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from urllib.parse import parse_qsl, urlsplit
 
@@ -20,6 +18,7 @@ from botocore.config import Config
 from funcpipe.platforms.base import OPEN, Gate, Storage
 from funcpipe.platforms.catalog import open_storage
 from funcpipe.platforms.local.throttle import OwnPace, Throttled
+from funcpipe.platforms.wrappers import StorageWrapper
 from funcpipe.testing.memory_storage import MemoryStorage
 
 MB = 1_000_000
@@ -104,35 +103,18 @@ def bounds(size: int, parts: int, number: int) -> tuple[int, int]:
     return size * number // parts, size * (number + 1) // parts
 
 
-@dataclass
-class Streams:
+class Streams(StorageWrapper):
     """A link that all requests share, each of which reaches no more than `stream_bytes_s`."""
 
-    near: Storage
-    stream_bytes_s: float
-    watches = False
-
-    def __post_init__(self) -> None:
+    def __init__(self, near: Storage, stream_bytes_s: float) -> None:
+        super().__init__(near)
+        self.watches = False
+        self._stream_bytes_s = stream_bytes_s
         self._link = OwnPace(LINK_BYTES_S)
 
-    def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
-        self.near.put(key, data, if_absent=if_absent, gate=gate)
-
     def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
-        own = Throttled(self.near, latency_s=LATENCY_S, download=[self._link, OwnPace(self.stream_bytes_s)])
+        own = Throttled(self._store, latency_s=LATENCY_S, download=[self._link, OwnPace(self._stream_bytes_s)])
         return own.get(key, start=start, stop=stop, gate=gate)
-
-    def delete(self, key: str) -> None:
-        self.near.delete(key)
-
-    def delete_many(self, keys: Sequence[str]) -> None:
-        self.near.delete_many(keys)
-
-    def list(self, prefix: str) -> tuple[str, ...]:
-        return self.near.list(prefix)
-
-    def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
-        cancel.wait(timeout_s)
 
 
 if __name__ == "__main__":

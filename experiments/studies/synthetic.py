@@ -7,7 +7,7 @@ requests of a synchronisation wait for their latency side by side, and all other
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -17,6 +17,7 @@ from funcpipe.comm.channel import Channel
 from funcpipe.core import Event, Source, Trace
 from funcpipe.platforms.base import OPEN as AT_ONCE
 from funcpipe.platforms.base import Gate
+from funcpipe.platforms.wrappers import StorageWrapper
 from funcpipe.scheduler.execute import TaskResult, execute
 from funcpipe.scheduler.graph import Graph
 from funcpipe.scheduler.lane_rules import SIDE_BY_SIDE
@@ -86,13 +87,11 @@ class _Lanes:
         return do
 
 
-class _Slow:
+class _Slow(StorageWrapper):
     """A storage whose requests, puts or not, take what `takes_s` names by key: seconds before the gate, and within."""
 
-    watches = True
-
     def __init__(self, store: MemoryStorage) -> None:
-        self._store = store
+        super().__init__(store)
         self.takes_s: dict[tuple[str, bool], tuple[float, float]] = {}
 
     def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = AT_ONCE) -> None:
@@ -109,15 +108,3 @@ class _Slow:
         with gate:
             time.sleep(within_s)
         return data
-
-    def delete(self, key: str) -> None:
-        self._store.delete(key)
-
-    def delete_many(self, keys: Sequence[str]) -> None:
-        self._store.delete_many(keys)
-
-    def list(self, prefix: str) -> tuple[str, ...]:
-        return self._store.list(prefix)
-
-    def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
-        self._store.wait(key, timeout_s, cancel)

@@ -10,7 +10,7 @@ import argparse
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,7 +27,7 @@ from funcpipe.platforms.base import OPEN as ALWAYS
 from funcpipe.platforms.base import Gate, Storage
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.platforms.local.throttle import OwnPace, Throttled
-from funcpipe.platforms.wrappers import Counted
+from funcpipe.platforms.wrappers import Counted, StorageWrapper
 from funcpipe.scheduler.execute import TaskResult, execute
 from funcpipe.scheduler.graph import Graph, StepShape, build_graph
 from funcpipe.scheduler.lane_rules import SIDE_BY_SIDE
@@ -125,32 +125,24 @@ def far(near: MemoryStorage, way: str, varies: random.Random) -> Storage:
     return Varying(link, near if way == TOLD else None, WAYS.get(way), varies)
 
 
-class Varying:
+class Varying(StorageWrapper):
     """A link whose latency varies; waits end when `tells` does, or after `interval_s`, or as the reader has learned.
 
     One that ends too early is asked again, so that an interval is a telling storage that errs.
     """
 
     def __init__(self, link: Storage, tells: Storage | None, interval_s: float | None, varies: random.Random) -> None:
+        super().__init__(link)
         self.watches = tells is not None or interval_s is not None
-        self._link, self._tells, self._interval_s, self._varies = link, tells, interval_s, varies
+        self._tells, self._interval_s, self._varies = tells, interval_s, varies
 
     def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = ALWAYS) -> None:
         self._vary()
-        self._link.put(key, data, if_absent=if_absent, gate=gate)
+        super().put(key, data, if_absent=if_absent, gate=gate)
 
     def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = ALWAYS) -> bytes:
         self._vary()
-        return self._link.get(key, start=start, stop=stop, gate=gate)
-
-    def delete(self, key: str) -> None:
-        self._link.delete(key)
-
-    def delete_many(self, keys: Sequence[str]) -> None:
-        self._link.delete_many(keys)
-
-    def list(self, prefix: str) -> tuple[str, ...]:
-        return self._link.list(prefix)
+        return super().get(key, start=start, stop=stop, gate=gate)
 
     def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
         if self._tells is not None:
@@ -162,35 +154,23 @@ class Varying:
         time.sleep(self._varies.expovariate(1 / LATENCY_VARIES_S))
 
 
-class Asked:
+class Asked(StorageWrapper):
     """Notes of each object when its put ended, and when the get began that found it."""
 
     def __init__(self, store: Storage, log: Log) -> None:
-        self.watches = store.watches
-        self._store, self._log = store, log
+        super().__init__(store)
+        self._log = log
         self.found_s: dict[str, float] = {}
 
     def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = ALWAYS) -> None:
-        self._store.put(key, data, if_absent=if_absent, gate=gate)
+        super().put(key, data, if_absent=if_absent, gate=gate)
         self._log.came_s[key] = time.monotonic()
 
     def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = ALWAYS) -> bytes:
         began_s = time.monotonic()
-        data = self._store.get(key, start=start, stop=stop, gate=gate)
+        data = super().get(key, start=start, stop=stop, gate=gate)
         self.found_s[key] = began_s
         return data
-
-    def delete(self, key: str) -> None:
-        self._store.delete(key)
-
-    def delete_many(self, keys: Sequence[str]) -> None:
-        self._store.delete_many(keys)
-
-    def list(self, prefix: str) -> tuple[str, ...]:
-        return self._store.list(prefix)
-
-    def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
-        self._store.wait(key, timeout_s, cancel)
 
 
 class Worker:

@@ -17,7 +17,9 @@ from funcpipe.platforms.request_meter import RequestMeter
 from funcpipe.platforms.routed import kind_of
 
 _log = logging.getLogger(__name__)
-_Result = TypeVar("_Result")
+
+Answer = TypeVar("Answer")
+"""What a request returns."""
 
 RETRY_S = 120.0
 """How long a request is tried again, where nobody says."""
@@ -29,20 +31,59 @@ _WORRYING_S = 5.0
 """How long a storage may fail before people are told."""
 
 
-class Counted:
+class StorageWrapper:
+    """Passes every request on to the storage `store`; a subclass restates what it does in another way.
+
+    All requests are made by `_ask`, in which a subclass may do something around each of them.
+    """
+
+    def __init__(self, store: Storage) -> None:
+        self._store = store
+        self.watches = store.watches
+
+    def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
+        """Write an object; with `if_absent`, raise KeyExists rather than replace one."""
+        self._ask(f"put {key}", lambda: self._store.put(key, data, if_absent=if_absent, gate=gate))
+
+    def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
+        """The bytes [start, stop) of an object; raises KeyMissing."""
+        return self._ask(f"get {key}", lambda: self._store.get(key, start=start, stop=stop, gate=gate))
+
+    def delete(self, key: str) -> None:
+        """Remove an object; a missing key is not an error."""
+        self._ask(f"delete {key}", lambda: self._store.delete(key))
+
+    def delete_many(self, keys: Sequence[str]) -> None:
+        """Remove objects; missing keys are not an error."""
+        self._ask(f"delete {len(keys)} objects", lambda: self._store.delete_many(keys))
+
+    def list(self, prefix: str) -> tuple[str, ...]:
+        """The keys that begin with `prefix`, sorted."""
+        return self._ask(f"list {prefix}", lambda: self._store.list(prefix))
+
+    def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
+        """Pause, without a request, as the wrapped storage does."""
+        self._store.wait(key, timeout_s, cancel)
+
+    def _ask(self, what: str, request: Callable[[], Answer]) -> Answer:
+        """Make `request`, which is called `what` in messages."""
+        return request()
+
+
+class Counted(StorageWrapper):
     """Counts with `meter` the requests and bytes that pass through it: wrapped around what makes each request once.
 
     They count for the kind of the object that is asked for, by its key. A listing counts for the kind of its prefix, or
-    for the first of the `kinds` whose objects lie in the store, if those of the prefix do not.
+    for the first of the `kinds` whose objects lie in the store, if those of the prefix do not. Deletions cost nothing,
+    and are not counted.
     """
 
     def __init__(
         self, store: Storage, meter: RequestMeter | None = None, *, kinds: Sequence[str] = (DEFAULT, *KINDS)
     ) -> None:
-        self._store = store
+        super().__init__(store)
         self._meter = meter or RequestMeter()
         self._kinds = tuple(kinds)
-        self.watches = store.watches
 
     @property
     def traffic(self) -> RequestCounts:
@@ -50,7 +91,7 @@ class Counted:
         return self._meter.counts
 
     def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
-        """As the wrapped storage; counted, also when there is an object already."""
+        """Write an object; counted, also when there is one already."""
         try:
             self._store.put(key, data, if_absent=if_absent, gate=gate)
         except KeyExists:
@@ -59,7 +100,7 @@ class Counted:
         self._meter.add(RequestCounts(puts=1, sent_bytes=memoryview(data).nbytes), kind_of(key))
 
     def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
-        """As the wrapped storage; counted, also when there is no object."""
+        """The bytes [start, stop) of an object; counted, also when there is none."""
         try:
             data = self._store.get(key, start=start, stop=stop, gate=gate)
         except KeyMissing:
@@ -68,28 +109,16 @@ class Counted:
         self._meter.add(RequestCounts(gets=1, received_bytes=len(data)), kind_of(key))
         return data
 
-    def delete(self, key: str) -> None:
-        """As the wrapped storage; not counted, because it costs nothing."""
-        self._store.delete(key)
-
-    def delete_many(self, keys: Sequence[str]) -> None:
-        """As the wrapped storage; not counted, because it costs nothing."""
-        self._store.delete_many(keys)
-
     def list(self, prefix: str) -> tuple[str, ...]:
-        """As the wrapped storage; counted once for every LIST_KEYS keys that are found, and once if there are none."""
+        """The keys that begin with `prefix`; counted once for every LIST_KEYS of them, and once if there are none."""
         keys = self._store.list(prefix)
         kind = kind_of(prefix)
         counted = RequestCounts(lists=max(-(-len(keys) // LIST_KEYS), 1))
         self._meter.add(counted, kind if kind in self._kinds else self._kinds[0])
         return keys
 
-    def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
-        """As the wrapped storage."""
-        self._store.wait(key, timeout_s, cancel)
 
-
-class Retried:
+class Retried(StorageWrapper):
     """Makes a request again, after a pause, while the storage is busy: for `deadline_s`, then the error is raised.
 
     A request that began within that time is waited for. Refusals are not tried again.
@@ -104,15 +133,14 @@ class Retried:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._store = store
+        super().__init__(store)
         self._deadline_s = deadline_s
         self._backoff = backoff
         self._clock = clock
         self._sleep = sleep
-        self.watches = store.watches
 
     def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
-        """As the wrapped storage. A put refused after a failure, as these very bytes are there, has succeeded."""
+        """Write an object. A put refused after a failure, as these very bytes are there, has succeeded."""
         tries = 0
 
         def put() -> None:
@@ -124,28 +152,12 @@ class Retried:
                 if tries == 1 or not self._holds(key, data):
                     raise
 
-        self._repeat(f"put {key}", put)
-
-    def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
-        """As the wrapped storage."""
-        return self._repeat(f"get {key}", lambda: self._store.get(key, start=start, stop=stop, gate=gate))
-
-    def delete(self, key: str) -> None:
-        """As the wrapped storage."""
-        self._repeat(f"delete {key}", lambda: self._store.delete(key))
+        self._ask(f"put {key}", put)
 
     def delete_many(self, keys: Sequence[str]) -> None:
-        """As the wrapped storage; a batch that fails is deleted again, those before it are not."""
+        """Remove objects; a batch that fails is deleted again, those before it are not."""
         for batch in batches(keys):
-            self._repeat(f"delete {len(batch)} objects", functools.partial(self._store.delete_many, batch))
-
-    def list(self, prefix: str) -> tuple[str, ...]:
-        """As the wrapped storage."""
-        return self._repeat(f"list {prefix}", lambda: self._store.list(prefix))
-
-    def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
-        """As the wrapped storage."""
-        self._store.wait(key, timeout_s, cancel)
+            self._ask(f"delete {len(batch)} objects", functools.partial(self._store.delete_many, batch))
 
     def _holds(self, key: str, data: bytes | memoryview) -> bool:
         """Whether the object is `data`; it may have been deleted since it was in the way."""
@@ -154,7 +166,7 @@ class Retried:
         except KeyMissing:
             return False
 
-    def _repeat(self, what: str, request: Callable[[], _Result]) -> _Result:
+    def _ask(self, what: str, request: Callable[[], Answer]) -> Answer:
         began_s = self._clock()
         for tries in itertools.count(1):
             try:

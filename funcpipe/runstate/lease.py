@@ -23,6 +23,7 @@ from typing import NoReturn
 from funcpipe.core import Halt, LeaseDocument, Outcome, RequestCounts
 from funcpipe.errors import CorruptMessage, KeyExists, KeyMissing, Superseded
 from funcpipe.platforms.base import OPEN, Gate, Storage
+from funcpipe.platforms.wrappers import StorageWrapper
 from funcpipe.runstate.documents import (
     find_readable_document,
     get_listed_document,
@@ -159,40 +160,27 @@ class Lease(Fence):
         return True
 
 
-class FencedStorage:
-    """A storage that writes and deletes only behind `fence`."""
+class FencedStorage(StorageWrapper):
+    """A storage that writes and deletes only behind `fence`: Superseded is raised once the right to it is lost."""
 
     def __init__(self, storage: Storage, fence: Fence) -> None:
-        self._storage = storage
+        super().__init__(storage)
         self._fence = fence
-        self.watches = storage.watches
 
     def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
-        """As the wrapped storage; raises Superseded once the lease is lost."""
+        """Write an object, behind the fence."""
         self._fence.check()
-        self._storage.put(key, data, if_absent=if_absent, gate=gate)
-
-    def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
-        """As the wrapped storage."""
-        return self._storage.get(key, start=start, stop=stop, gate=gate)
+        super().put(key, data, if_absent=if_absent, gate=gate)
 
     def delete(self, key: str) -> None:
-        """As the wrapped storage; raises Superseded once the lease is lost."""
+        """Remove an object, behind the fence."""
         self._fence.check()
-        self._storage.delete(key)
+        super().delete(key)
 
     def delete_many(self, keys: Sequence[str]) -> None:
-        """As the wrapped storage; raises Superseded once the lease is lost."""
+        """Remove objects, behind the fence."""
         self._fence.check()
-        self._storage.delete_many(keys)
-
-    def list(self, prefix: str) -> tuple[str, ...]:
-        """As the wrapped storage."""
-        return self._storage.list(prefix)
-
-    def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
-        """As the wrapped storage."""
-        self._storage.wait(key, timeout_s, cancel)
+        super().delete_many(keys)
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,12 +173,12 @@ class _OwnersStorage(FencedStorage):
     """The storage of an owner. Each deletion asks: so what was found before it was there while this client owned it."""
 
     def delete(self, key: str) -> None:
-        """As the wrapped storage; raises Superseded if the lease is lost."""
+        """Remove an object of this owner."""
         self._fence.check_now()
         super().delete(key)
 
     def delete_many(self, keys: Sequence[str]) -> None:
-        """As the wrapped storage; raises Superseded if the lease is lost."""
+        """Remove objects of this owner."""
         self._fence.check_now()
         super().delete_many(keys)
 

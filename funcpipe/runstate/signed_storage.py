@@ -8,14 +8,13 @@ Messages are signed one by one by the channel that writes them, as they are read
 other of who owns a run, and marks for watchdogs, are not signed: nothing that they say is ever run or trained with.
 """
 
-import threading
-from collections.abc import Sequence
 from typing import Protocol
 
 from funcpipe.comm.signature import PROOF_BYTES, Signature
 from funcpipe.core.run_key import RunKey
 from funcpipe.errors import CorruptMessage, RunKeyMissing
 from funcpipe.platforms.base import OPEN, Gate, Storage
+from funcpipe.platforms.wrappers import StorageWrapper
 from funcpipe.runstate.keys import Keys, generation_of, is_message
 
 _LINE_BYTES = 2 * PROOF_BYTES + 1
@@ -39,51 +38,34 @@ class OneKey:
         return self._run_key if keys.nonce == self._run_key.fingerprint else None
 
 
-class SignedStorage:
+class SignedStorage(StorageWrapper):
     """A storage that signs what is put, and refuses what was not signed with the key that `keyring` has.
 
     Raises RunKeyMissing for objects of a generation whose key is not known.
     """
 
     def __init__(self, storage: Storage, keyring: Keyring) -> None:
-        self._storage = storage
+        super().__init__(storage)
         self._keyring = keyring
         self._known: dict[Keys, RunKey] = {}
-        self.watches = storage.watches
 
     def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
-        """As the wrapped storage; a signature is added."""
+        """Write an object, with a signature."""
         signature = self._signature(key)
         if signature is not None:
             data = bytes(data) + signature.of(memoryview(data), 0).hex().encode() + b"\n"
-        self._storage.put(key, data, if_absent=if_absent, gate=gate)
+        self._store.put(key, data, if_absent=if_absent, gate=gate)
 
     def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
-        """As the wrapped storage, without the signature; raises CorruptMessage where it is not right.
+        """The bytes of an object, without the signature; raises CorruptMessage where that is not right.
 
         With `stop`, the bytes are as they are, and the caller knows their hash.
         """
-        data = self._storage.get(key, start=start, stop=stop, gate=gate)
+        data = self._store.get(key, start=start, stop=stop, gate=gate)
         signature = self._signature(key)
         if signature is None or stop is not None:
             return data
         return _verified(key, data, signature)
-
-    def delete(self, key: str) -> None:
-        """As the wrapped storage."""
-        self._storage.delete(key)
-
-    def delete_many(self, keys: Sequence[str]) -> None:
-        """As the wrapped storage."""
-        self._storage.delete_many(keys)
-
-    def list(self, prefix: str) -> tuple[str, ...]:
-        """As the wrapped storage."""
-        return self._storage.list(prefix)
-
-    def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
-        """As the wrapped storage."""
-        self._storage.wait(key, timeout_s, cancel)
 
     def _signature(self, key: str) -> Signature | None:
         """What signs the object; None for those that are not signed here."""

@@ -5,12 +5,12 @@ rewritten, so whatever else was read stays known. A missing object of a folder t
 """
 
 import re
-import threading
 from collections.abc import Sequence
 
 from funcpipe.core import RequestCounts
 from funcpipe.errors import KeyMissing
 from funcpipe.platforms.base import OPEN, Gate, Storage
+from funcpipe.platforms.wrappers import StorageWrapper
 
 _FOLDER = re.compile(r"[a-z0-9-]+/g\d{4}(?:-[0-9a-f]+)?/([a-z-]+)/", re.ASCII)
 
@@ -20,20 +20,20 @@ _LISTED = ("functions", "heartbeats", "leases", "reports", "progress", "validati
 _REWRITTEN = "heartbeats"
 
 
-class Snapshot:
+class Snapshot(StorageWrapper):
     """A storage to read from only, which answers from what it has read since the last `renew`.
 
     It belongs on top of a storage that refuses damaged objects, so that none is kept. Only one thread may use it.
     """
 
     def __init__(self, storage: Storage) -> None:
-        self._storage = storage
+        super().__init__(storage)
+        self.watches = False
         self._lists: dict[str, tuple[str, ...]] = {}
         self._kept: dict[str, bytes] = {}
         self._fresh: dict[str, bytes] = {}
         self._missing: set[str] = set()
         self._asked = RequestCounts()
-        self.watches = False
 
     @property
     def asked(self) -> RequestCounts:
@@ -60,7 +60,7 @@ class Snapshot:
             raise KeyMissing(key)
         self._asked += RequestCounts(gets=1)
         try:
-            data = self._storage.get(key, gate=gate)
+            data = self._store.get(key, gate=gate)
         except KeyMissing:
             self._asked += RequestCounts(empty_gets=1)
             self._missing.add(key)
@@ -70,15 +70,11 @@ class Snapshot:
         return data
 
     def list(self, prefix: str) -> tuple[str, ...]:
-        """As the wrapped storage, once in a look."""
+        """The keys that begin with `prefix`, asked for once in a look."""
         folder = _FOLDER.match(prefix)
         if folder is None or folder[1] not in _LISTED:
             return self._listed(prefix)
         return tuple(key for key in self._listed(folder[0]) if key.startswith(prefix))
-
-    def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
-        """As the wrapped storage."""
-        self._storage.wait(key, timeout_s, cancel)
 
     def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
         """Refuse: who looks writes nothing."""
@@ -95,5 +91,5 @@ class Snapshot:
     def _listed(self, prefix: str) -> tuple[str, ...]:
         if prefix not in self._lists:
             self._asked += RequestCounts(lists=1)
-            self._lists[prefix] = self._storage.list(prefix)
+            self._lists[prefix] = self._store.list(prefix)
         return self._lists[prefix]

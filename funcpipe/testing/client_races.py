@@ -269,7 +269,7 @@ def _begin_beating(owner: Owner) -> Owner:
 
 
 def _actor(owner: Owner) -> Actor:
-    return cast(ClientStorage, cast(SignedStorage, owner._raw)._storage).actor
+    return cast(ClientStorage, cast(SignedStorage, owner._raw)._store).actor
 
 
 def _beating(owner: Owner) -> str:

@@ -6,12 +6,13 @@
 import random
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
 from funcpipe.errors import StorageBusy, StorageError
 from funcpipe.platforms.base import OPEN, Gate, Storage
+from funcpipe.platforms.wrappers import Answer, StorageWrapper
 from funcpipe.testing.faulty_storage import StorageFaults
 
 
@@ -100,16 +101,15 @@ class FunctionFaults:
         return number
 
 
-class FunctionStorage:
+class FunctionStorage(StorageWrapper):
     """The storage as one function sees it, in which `faults` happen; all its threads stand still while it sleeps."""
 
     def __init__(self, store: Storage, faults: FunctionFaults) -> None:
-        self._store = store
+        super().__init__(store)
         self._faults = faults
-        self.watches = store.watches
 
     def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
-        """As the wrapped storage, while the function lives and the disk has room."""
+        """Write an object, while the function lives and the disk has room."""
         number = self._faults.next(key)
         full = self._faults.disk_full_from
         if full is not None and full <= number < full + 10:
@@ -117,80 +117,37 @@ class FunctionStorage:
         self._store.put(key, data, if_absent=if_absent, gate=gate)
         self._faults.awake.wait()
 
-    def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
-        """As the wrapped storage, while the function lives."""
-        self._faults.next()
-        return self._store.get(key, start=start, stop=stop, gate=gate)
-
-    def delete(self, key: str) -> None:
-        """As the wrapped storage, while the function lives."""
-        self._faults.next()
-        self._store.delete(key)
-
-    def delete_many(self, keys: Sequence[str]) -> None:
-        """As the wrapped storage, while the function lives."""
-        self._faults.next()
-        self._store.delete_many(keys)
-
-    def list(self, prefix: str) -> tuple[str, ...]:
-        """As the wrapped storage, while the function lives."""
-        self._faults.next()
-        return self._store.list(prefix)
-
     def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
-        """As the wrapped storage; a function that was killed does not wait."""
+        """Pause, unless the function was killed."""
         self._store.wait(key, min(timeout_s, 0.2), cancel)
         if self._faults.dead.is_set():
             raise FunctionKilled("the function was killed")
 
+    def _ask(self, what: str, request: Callable[[], Answer]) -> Answer:
+        """Make a request that writes nothing, while the function lives."""
+        self._faults.next()
+        return request()
 
-class Outage:
-    """A storage that nobody reaches for `seconds` from the request `begins` on, counted over all."""
+
+class Outage(StorageWrapper):
+    """A storage that cannot be reached for `seconds` from the request `begins` on, counted over all."""
 
     def __init__(self, store: Storage, *, begins: int, seconds: float) -> None:
-        self._store = store
+        super().__init__(store)
         self._left = begins
         self._seconds = seconds
         self._until_s = 0.0
         self._lock = threading.Lock()
-        self.watches = store.watches
 
-    def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
-        """As the wrapped storage, when it can be reached."""
-        self._reach()
-        self._store.put(key, data, if_absent=if_absent, gate=gate)
-
-    def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
-        """As the wrapped storage, when it can be reached."""
-        self._reach()
-        return self._store.get(key, start=start, stop=stop, gate=gate)
-
-    def delete(self, key: str) -> None:
-        """As the wrapped storage, when it can be reached."""
-        self._reach()
-        self._store.delete(key)
-
-    def delete_many(self, keys: Sequence[str]) -> None:
-        """As the wrapped storage, when it can be reached."""
-        self._reach()
-        self._store.delete_many(keys)
-
-    def list(self, prefix: str) -> tuple[str, ...]:
-        """As the wrapped storage, when it can be reached."""
-        self._reach()
-        return self._store.list(prefix)
-
-    def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
-        """As the wrapped storage: waiting is no request."""
-        self._store.wait(key, timeout_s, cancel)
-
-    def _reach(self) -> None:
+    def _ask(self, what: str, request: Callable[[], Answer]) -> Answer:
+        """Make a request, when the storage can be reached."""
         with self._lock:
             self._left -= 1
             if self._left == 0:
                 self._until_s = time.monotonic() + self._seconds
             if time.monotonic() < self._until_s:
                 raise StorageBusy("the storage cannot be reached: an outage on purpose")
+        return request()
 
 
 def damage(storage: Storage, run: str, draw: random.Random) -> None:

@@ -3,15 +3,13 @@
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import TypeVar
 
 from funcpipe.core import checks
 from funcpipe.errors import InvalidValue, KeyMissing, StorageBusy
 from funcpipe.platforms.base import OPEN, Gate, Storage
-
-_Result = TypeVar("_Result")
+from funcpipe.platforms.wrappers import Answer, StorageWrapper
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,14 +40,13 @@ SHARES = tuple(field.name for field in fields(StorageFaults) if field.name != "d
 """What can go wrong."""
 
 
-class FaultyStorage:
+class FaultyStorage(StorageWrapper):
     """`store`, of whose requests a share fails: the same ones for the same `seed`, if they come in the same order."""
 
     def __init__(
         self, store: Storage, faults: StorageFaults, *, seed: int = 0, sleep: Callable[[float], None] = time.sleep
     ) -> None:
-        self.watches = store.watches
-        self._store = store
+        super().__init__(store)
         self._faults = faults
         self._sleep = sleep
         self._draw = random.Random(seed)
@@ -62,13 +59,9 @@ class FaultyStorage:
         with self._lock:
             return dict(self._counts)
 
-    def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
-        """As the wrapped storage, unless it fails."""
-        self._do(f"put {key}", lambda: self._store.put(key, data, if_absent=if_absent, gate=gate))
-
     def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
-        """As the wrapped storage, unless it fails; what it brings may be damaged."""
-        data = self._do(f"get {key}", lambda: self._store.get(key, start=start, stop=stop, gate=gate))
+        """The bytes [start, stop) of an object, unless that fails; they may be damaged."""
+        data = super().get(key, start=start, stop=stop, gate=gate)
         if self._happens("missed"):
             raise KeyMissing(key)
         if data and self._happens("truncated"):
@@ -79,23 +72,8 @@ class FaultyStorage:
             data = bytes(changed)
         return data
 
-    def delete(self, key: str) -> None:
-        """As the wrapped storage, unless it fails."""
-        self._do(f"delete {key}", lambda: self._store.delete(key))
-
-    def delete_many(self, keys: Sequence[str]) -> None:
-        """As the wrapped storage, unless it fails."""
-        self._do(f"delete {len(keys)} objects", lambda: self._store.delete_many(keys))
-
-    def list(self, prefix: str) -> tuple[str, ...]:
-        """As the wrapped storage, unless it fails."""
-        return self._do(f"list {prefix}", lambda: self._store.list(prefix))
-
-    def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
-        """As the wrapped storage: waiting is no request."""
-        self._store.wait(key, timeout_s, cancel)
-
-    def _do(self, what: str, request: Callable[[], _Result]) -> _Result:
+    def _ask(self, what: str, request: Callable[[], Answer]) -> Answer:
+        """Make a request, unless it fails."""
         if self._happens("refused"):
             raise StorageBusy(f"{what}: refused on purpose")
         if self._happens("delayed"):

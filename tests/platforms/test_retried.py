@@ -8,41 +8,29 @@ from funcpipe.errors import KeyExists, KeyMissing, StorageBusy, StorageError
 from funcpipe.platforms import base
 from funcpipe.platforms.aws.s3 import S3Storage
 from funcpipe.platforms.base import OPEN, Gate, Storage
+from funcpipe.platforms.wrappers import Answer, StorageWrapper
 from funcpipe.testing.memory_storage import MemoryStorage
 from tests.retries import Pauses, retried
 
 
-class Flaky(MemoryStorage):
+class Flaky(StorageWrapper):
     """Fails as often as told, before or after a request has had its effect."""
 
     def __init__(self, failures: int, *, after: bool = False) -> None:
-        super().__init__()
+        super().__init__(MemoryStorage())
         self.failures, self.after = failures, after
         self.batches: list[int] = []
 
-    def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
-        if not self.after:
-            self.fail()
-        super().put(key, data, if_absent=if_absent, gate=gate)
-        self.fail()
-
-    def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
-        self.fail()
-        return super().get(key, start=start, stop=stop, gate=gate)
-
-    def delete(self, key: str) -> None:
-        self.fail()
-        super().delete(key)
-
     def delete_many(self, keys: Sequence[str]) -> None:
         self.batches.append(len(keys))
-        self.fail()
-        for key in keys:
-            super().delete(key)
+        super().delete_many(keys)
 
-    def list(self, prefix: str) -> tuple[str, ...]:
+    def _ask(self, what: str, request: Callable[[], Answer]) -> Answer:
+        if not self.after:
+            self.fail()
+        result = request()
         self.fail()
-        return super().list(prefix)
+        return result
 
     def fail(self) -> None:
         if self.failures:

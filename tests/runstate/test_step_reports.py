@@ -2,14 +2,15 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 
 from funcpipe.core import FaultTolerance, StepReport, StepSummary
 from funcpipe.core.json_form import from_text
 from funcpipe.errors import CorruptMessage, FormatError, KeyMissing, Superseded
-from funcpipe.platforms.base import OPEN, Gate, Storage
+from funcpipe.platforms.base import Storage
+from funcpipe.platforms.wrappers import Answer, StorageWrapper
 from funcpipe.runstate.lease import FencedStorage, Lease
 from funcpipe.runstate.step_reports import LOOK_EVERY, StepReader, load_reported
 from funcpipe.testing.memory_storage import MemoryStorage
@@ -20,33 +21,19 @@ WORKER = spec_of(SECOND, 0).worker
 EVERY = 5
 
 
-class Counting(MemoryStorage):
+class Counting(StorageWrapper):
     """Counts requests by kind; `before` is called before each of them."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(MemoryStorage())
         self.requests: Counter[str] = Counter()
         self.before: Callable[[str, str], None] = lambda kind, key: None
 
-    def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
-        self._count("put", key)
-        super().put(key, data, if_absent=if_absent, gate=gate)
-
-    def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
-        self._count("get", key)
-        return super().get(key, start=start, stop=stop, gate=gate)
-
-    def list(self, prefix: str) -> tuple[str, ...]:
-        self._count("list", prefix)
-        return super().list(prefix)
-
-    def delete_many(self, keys: Sequence[str]) -> None:
-        self._count("delete", keys[0] if keys else "")
-        super().delete_many(keys)
-
-    def _count(self, kind: str, key: str) -> None:
+    def _ask(self, what: str, request: Callable[[], Answer]) -> Answer:
+        kind, _, key = what.partition(" ")
         self.requests[kind] += 1
         self.before(kind, key)
+        return request()
 
 
 @pytest.fixture

@@ -1,12 +1,13 @@
 """What a checkpoint costs a worker, and how many messages lie there until readers have covered them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
-from funcpipe.platforms.base import OPEN, Gate
+from funcpipe.platforms.base import Storage
+from funcpipe.platforms.wrappers import Answer, StorageWrapper
 from funcpipe.runstate.lease import FencedStorage, Lease
 from funcpipe.testing import races
 from funcpipe.testing.memory_storage import MemoryStorage
@@ -19,26 +20,17 @@ from funcpipe.worker.checkpoint_manager import CheckpointManager
 EVERY = 8
 
 
-class Clock(MemoryStorage):
+class Clock(StorageWrapper):
     """A storage of which each request takes a second, and the clock that tells so."""
 
     now_s = 0.0
 
-    def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
-        self.now_s += 1
-        super().put(key, data, if_absent=if_absent, gate=gate)
+    def __init__(self) -> None:
+        super().__init__(MemoryStorage())
 
-    def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
+    def _ask(self, what: str, request: Callable[[], Answer]) -> Answer:
         self.now_s += 1
-        return super().get(key, start=start, stop=stop, gate=gate)
-
-    def list(self, prefix: str) -> tuple[str, ...]:
-        self.now_s += 1
-        return super().list(prefix)
-
-    def delete_many(self, keys: Sequence[str]) -> None:
-        self.now_s += 1
-        super().delete_many(keys)
+        return request()
 
     def monotonic(self) -> float:
         """As of the module `time`."""
@@ -66,7 +58,7 @@ class Recorded:
         self.costs_s[-1] += seconds
 
 
-def manager_on(storage: MemoryStorage, interval: Recorded, *, replica: int = 0, replicas: int = 1) -> CheckpointManager:
+def manager_on(storage: Storage, interval: Recorded, *, replica: int = 0, replicas: int = 1) -> CheckpointManager:
     """What saves the first stage."""
     made = races.spec_of((0, replica), 0)
     spec = replace(made, plan=replace(made.plan, replicas=replicas, global_batch=replicas))

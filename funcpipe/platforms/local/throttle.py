@@ -19,6 +19,7 @@ from typing import Protocol
 from funcpipe.core import checks
 from funcpipe.errors import KeyMissing
 from funcpipe.platforms.base import OPEN, Gate, Storage, batches
+from funcpipe.platforms.wrappers import Answer, StorageWrapper
 
 BURST_S = 0.005
 _TURN_S = 0.005  # bodies that share a link pass in turns that each take so long
@@ -75,14 +76,12 @@ class SharedPace:
             return float(free_s)
 
 
-class Throttled:
+class Throttled(StorageWrapper):
     """Imposes `latency_s` on every request, and on bodies the slowest of the paces of their direction.
 
     It stands for a storage that is far away, which tells nobody that an object has come. As there, an object that is
     missing when a get begins stays missing for that get, and one that is put can be read when its last byte has passed.
     """
-
-    watches = False
 
     def __init__(
         self,
@@ -95,7 +94,8 @@ class Throttled:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         checks.at_least("latency_s", latency_s, 0)
-        self._store = store
+        super().__init__(store)
+        self.watches = False
         self._latency_s = latency_s
         self._upload = tuple(upload)
         self._download = tuple(download)
@@ -103,13 +103,13 @@ class Throttled:
         self._sleep = sleep
 
     def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
-        """As the wrapped storage, as fast as the link admits."""
+        """Write an object, as fast as the link admits."""
         opening = _Opening(self, gate, self._clock() + self._latency_s)
         size = memoryview(data).nbytes
         self._store.put(key, data, if_absent=if_absent, gate=_Passing(self, opening, size, self._upload))
 
     def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
-        """As the wrapped storage, as fast as the link admits."""
+        """The bytes [start, stop) of an object, as fast as the link admits."""
         arrives_s = self._clock() + self._latency_s
         with ExitStack() as left_last:
             opening = _Opening(self, gate, arrives_s, left_last)
@@ -121,25 +121,19 @@ class Throttled:
             self.pass_bytes(len(data), self._download, opening.entered_s)
         return data
 
-    def delete(self, key: str) -> None:
-        """As the wrapped storage, after the latency."""
-        self._sleep(self._latency_s)
-        self._store.delete(key)
-
     def delete_many(self, keys: Sequence[str]) -> None:
-        """As the wrapped storage, after the latency of each batch."""
+        """Remove objects, after the latency of each batch."""
         for batch in batches(keys):
-            self._sleep(self._latency_s)
-            self._store.delete_many(batch)
-
-    def list(self, prefix: str) -> tuple[str, ...]:
-        """As the wrapped storage, after the latency."""
-        self._sleep(self._latency_s)
-        return self._store.list(prefix)
+            super().delete_many(batch)
 
     def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
         """Pause for `timeout_s`, or until `cancel` is set."""
         cancel.wait(timeout_s)
+
+    def _ask(self, what: str, request: Callable[[], Answer]) -> Answer:
+        """Make a request that has no body, after the latency."""
+        self._sleep(self._latency_s)
+        return request()
 
     def now_s(self) -> float:
         """The time on this storage's clock."""
