@@ -25,6 +25,7 @@ from funcpipe.runstate.lease import is_superseded
 from funcpipe.runstate.limits import notice_steps
 from funcpipe.runstate.liveness import find_life, read_heartbeats
 from funcpipe.runstate.owner import owned, told_if_taken
+from funcpipe.runstate.run_objects import FoundObjects, find_objects
 from funcpipe.runstate.signed_storage import key_of
 from funcpipe.runstate.validation_reports import ValidationKeys, newest_report
 
@@ -153,16 +154,26 @@ def order_end(storage: Storage, keys: Keys, *, done: int, notice: int, reason: s
 def clean(storage: Storage, run: str, open_platform: OpenPlatform = open_by_url, *, take_over: bool = False) -> int:
     """End all functions of the run and delete all its objects; returns how many there were.
 
-    Raises RunUnknown, or RunTaken if another client owns the run, unless with `take_over`, or takes it over meanwhile.
+    Objects below its name that no run has written stay. Raises RunUnknown if there are no others, or RunTaken if
+    another client owns the run, unless with `take_over`, or takes it over meanwhile.
     """
-    if not storage.list(Keys(run).run_prefix):
-        raise RunUnknown(f"there is no run {run!r} in this storage")
+    found = find_objects(storage, Keys(run).run_prefix)
+    if not found.own:
+        raise RunUnknown(f"there is no run {run!r} in this storage{_left_alone(found)}")
     with told_if_taken(run), owned(signed(storage), run, take_over=take_over) as owner:
         generations = list_generations(owner.storage, run)
-        payloads = sum(len(owner.storage.list(keys.payloads)) for keys in generations)
+        payloads = sum(len(find_objects(owner.storage, keys.payloads).own) for keys in generations)
         for keys in generations:
             end_functions(owner.storage, keys, open_platform, for_good=True)
         return payloads + owner.delete_run(settle_s=_SETTLE_S)
+
+
+def _left_alone(found: FoundObjects) -> str:
+    """What is said of objects where nothing is deleted."""
+    if not found.others:
+        return ""
+    lie = " lies" if len(found.others) == 1 else ", lie"
+    return f"; {found.others_text}{lie} there that no run has written, and nothing is deleted"
 
 
 def end_functions(storage: Storage, keys: Keys, open_platform: OpenPlatform, *, for_good: bool = False) -> None:
@@ -173,7 +184,7 @@ def end_functions(storage: Storage, keys: Keys, open_platform: OpenPlatform, *, 
     whose key is not known here cannot be found: they end by themselves, once its objects are gone.
     """
     unmark_generation(storage, keys.prefix)
-    payloads = storage.list(keys.payloads)
+    payloads = find_objects(storage, keys.payloads).own
     try:
         url = _platform_of(storage, keys, payloads)
     except RunKeyMissing as error:

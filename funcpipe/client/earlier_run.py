@@ -18,6 +18,7 @@ from funcpipe.runstate.generations import newest_record
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.liveness import all_finished
 from funcpipe.runstate.resume import ResumePoint, load_first_tensors, load_resume_point
+from funcpipe.runstate.run_objects import refuse_if_others_lie
 from funcpipe.training.state import select_for_stage
 
 _log = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ class EarlierRun:
 
 
 def record_of(storage: Storage, settings: RunSettings) -> RunRecord | None:
-    """The record of the run to resume. Without one, the name of the new run must not be taken."""
+    """The record of the run to resume. Without one, the name of the new run must not be taken, nor be a folder's."""
     if settings.resume is not None:
         return newest_record(storage, settings.resume)
     if settings.name is None:
@@ -43,6 +44,7 @@ def record_of(storage: Storage, settings: RunSettings) -> RunRecord | None:
     try:
         record = newest_record(storage, settings.name)
     except RunUnknown:
+        refuse_if_others_lie(storage, settings.name)
         return None
     if settings.take_over:
         return record

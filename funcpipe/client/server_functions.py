@@ -33,6 +33,7 @@ from funcpipe.runstate.keyring import KeyFolder
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.limits import too_expensive
 from funcpipe.runstate.owner import owned
+from funcpipe.runstate.run_objects import find_objects, refuse_if_others_lie
 from funcpipe.runstate.signed_storage import key_of
 
 _log = logging.getLogger(__name__)
@@ -114,7 +115,7 @@ def train_on_functions(
             guarded = replace(run, watch=_guarded(run, limits, bill, crew, name, lasts=session.lasts))
             result = trained(job, crew, guarded, name)
         if session.lasts and not settings.keep_model:
-            session.storage.delete_many(session.storage.list(f"{name}/server/"))
+            session.storage.delete_many(find_objects(session.storage, f"{name}/server/").own)
         return replace(result, bill=bill.items())
 
 
@@ -198,8 +199,10 @@ def _exceeded(limits: RunLimits, bill: _Bill, elapsed_s: float) -> str | None:
 def _generation(session: Session, name: str) -> Iterator[Keys]:
     """The keys of what this client and its functions exchange, all of which is deleted afterwards.
 
-    So is what clients have left that have died, unless it is of a run that can be resumed.
+    So is what clients have left that have died, unless it is of a run that can be resumed. Raises InvalidValue for a
+    name below which others have objects.
     """
+    refuse_if_others_lie(session.storage, name)
     keys = reserve_generation(session.storage, name)
     for other in list_generations(session.storage, name):
         if other != keys and not session.storage.list(other.record):

@@ -21,6 +21,7 @@ from funcpipe.parameter_server.values import ServerWorker
 from funcpipe.platforms.catalog import LOCAL, open_storage
 from funcpipe.platforms.ray.address import RayAddress, Via, parse_address
 from funcpipe.provision.lambdadnn import memory_of
+from funcpipe.runstate.run_objects import find_objects, refuse_if_others_lie
 from funcpipe.training.data_source import Data
 
 if TYPE_CHECKING:
@@ -159,8 +160,10 @@ def train_on_cluster(
         if url is None:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="funcpipe-"))
             url = Path(folder).resolve().as_uri()
+        storage = open_storage(url)
+        refuse_if_others_lie(storage, name)
         site = RaySite(
-            job=stored_job(job, open_storage(url), name),
+            job=stored_job(job, storage, name),
             open_storage=functools.partial(open_storage, url),
             run=name,
             server_resources=cluster.server_resources,
@@ -170,8 +173,7 @@ def train_on_cluster(
         crew = stack.enter_context(RayCrew(site, cluster.workers))
         result = trained(job, crew, run, name)
         if settings.storage is not None and not settings.keep_model:
-            storage = open_storage(url)
-            storage.delete_many(storage.list(f"{name}/server/"))
+            storage.delete_many(find_objects(storage, f"{name}/server/").own)
     return replace(result, bill=_bill(cluster, crew, market))
 
 

@@ -26,6 +26,7 @@ from funcpipe.runstate.halt import read_halt_reason
 from funcpipe.runstate.heartbeats import newest_heartbeat
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import last_attempt, newest_attempt
+from funcpipe.runstate.run_objects import find_objects
 from funcpipe.runstate.spending import request_usd
 
 _log = logging.getLogger(__name__)
@@ -104,7 +105,7 @@ class Supervisor:
         with contextlib.suppress(Superseded):  # or another client has taken care of that
             unmark_run(self._storage, self._keys.run)  # no watchdog is to restart them
             if for_good:
-                self._storage.delete_many(self._storage.list(self._keys.payloads))
+                self._storage.delete_many(find_objects(self._storage, self._keys.payloads).own)
         known = {function.started.handle.name: function.started.handle for function in self.functions()}
         known |= {found.handle.name: found.handle for found in list_functions(self._storage, self._keys)}
         stop_functions(self._platform, known.values())

@@ -11,7 +11,7 @@ from funcpipe.core import MARKS
 from funcpipe.core.run_key import RunKey
 from funcpipe.errors import InvalidValue, KeyMissing, PlatformRefused
 from funcpipe.platforms.base import Storage
-from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.keys import Keys, generation_of
 
 
 def mark_detached(storage: Storage, keys: Keys, wrapped: str) -> None:
@@ -48,7 +48,8 @@ def unmark_generation(storage: Storage, prefix: str) -> None:
 
 def unmark_run(storage: Storage, run: str) -> None:
     """No watchdog is to restart workers of `run` any more, whether it was detached or not."""
-    storage.delete_many(storage.list(_mark(f"{run}/") + "/"))
+    marks = storage.list(_mark(f"{run}/") + "/")
+    storage.delete_many([mark for mark in marks if _is_mark(mark)])
 
 
 def list_detached(storage: Storage) -> tuple[str, ...]:
@@ -58,3 +59,9 @@ def list_detached(storage: Storage) -> tuple[str, ...]:
 
 def _mark(prefix: str) -> str:
     return f"{MARKS}{prefix.removesuffix('/')}"
+
+
+def _is_mark(key: str) -> bool:
+    """Whether the object `key` is the mark of a generation."""
+    keys = generation_of(key.removeprefix(MARKS))
+    return keys is not None and key == _mark(keys.prefix)

@@ -17,6 +17,7 @@ from funcpipe.runstate.checkpoint_index import read_index
 from funcpipe.runstate.detached import unmark_run
 from funcpipe.runstate.documents import find_document, get_listed_document, put_document
 from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.run_objects import find_objects
 from funcpipe.runstate.validation_reports import ValidationKeys
 
 _log = logging.getLogger(__name__)
@@ -56,7 +57,8 @@ def keep_only_model(storage: Storage, record: RunRecord, finished: FinishedRun, 
     kept = {keys.record, keys.finished, *checkpoint}
     own = ValidationKeys.of(record)
     folders = (keys.traces, own.reports, own.best.checkpoints)
-    others = [key for key in storage.list(keys.prefix) if key not in kept and not key.startswith(folders)]
+    found = find_objects(storage, keys.prefix).own
+    others = [key for key in found if key not in kept and not key.startswith(folders)]
     payloads = [key for key in others if key.startswith(keys.payloads)]
     storage.delete_many(payloads)  # first, so that who starts a function too late knows
     storage.delete_many([key for key in others if not key.startswith(keys.payloads)])

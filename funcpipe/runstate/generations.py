@@ -16,6 +16,7 @@ from funcpipe.runstate.detached import unmark_run
 from funcpipe.runstate.documents import get_document, get_listed_document, put_document
 from funcpipe.runstate.keyring import KeyFolder
 from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.run_objects import FoundObjects, find_objects
 from funcpipe.runstate.signed_storage import key_of
 
 _log = logging.getLogger(__name__)
@@ -98,25 +99,25 @@ def load_worker_specs(storage: Storage, keys: Keys) -> tuple[WorkerSpec, ...]:
 def delete_generation(storage: Storage, keys: Keys) -> None:
     """Delete all objects of one generation; workers that still run lose their leases and end."""
     _delete(storage, (keys.record, keys.record_copy))  # first: what is half deleted must not be resumed
-    _delete(storage, storage.list(keys.prefix))
+    _delete(storage, find_objects(storage, keys.prefix).own)
     storage.delete(keys.reservation)
     KeyFolder().forget([keys])
 
 
-def delete_objects(storage: Storage, run: str) -> int:
-    """Delete all objects of the run, but for what says who owns it; returns how many there were.
+def delete_objects(storage: Storage, run: str) -> FoundObjects:
+    """Delete all objects of the run, but for what says who owns it; returns which were found, and which others stay.
 
     First goes what has watchdogs restart its workers.
     """
     unmark_run(storage, run)
-    owner = Keys(run).owner.prefix
-    found = [key for key in storage.list(Keys(run).run_prefix) if not key.startswith(owner)]
+    owner, found = Keys(run).owner.prefix, find_objects(storage, Keys(run).run_prefix)
+    own = tuple(key for key in found.own if not key.startswith(owner))
     generations = list_generations(storage, run)
     for keys in generations:
         _delete(storage, (keys.record, keys.record_copy))
-    _delete(storage, found)
+    _delete(storage, own)
     KeyFolder().forget(generations)
-    return len(found)
+    return FoundObjects(own, found.others)
 
 
 def _delete(storage: Storage, keys: Iterable[str]) -> None:

@@ -35,6 +35,7 @@ from funcpipe.runstate.documents import get_document, put_document
 from funcpipe.runstate.generations import delete_objects, list_generations
 from funcpipe.runstate.keys import Keys, OwnerKeys
 from funcpipe.runstate.lease import Fence, FencedStorage
+from funcpipe.runstate.run_objects import find_objects
 
 _log = logging.getLogger(__name__)
 
@@ -165,8 +166,8 @@ class OwnerLease(Fence):
 
 def _list_leases(storage: Storage, keys: OwnerKeys) -> dict[str, int]:
     """The numbers of all owners' leases, by their keys."""
-    numbers = {key: key.removeprefix(keys.owner_leases).partition(".")[0] for key in storage.list(keys.owner_leases)}
-    return {key: int(number) for key, number in numbers.items() if number.isdecimal()}
+    found = find_objects(storage, keys.owner_leases).own
+    return {key: int(key.removeprefix(keys.owner_leases).partition(".")[0]) for key in found}
 
 
 class _OwnersStorage(FencedStorage):
@@ -234,12 +235,19 @@ class Owner:
         put_document(self._raw, self._key, self._document)
 
     def delete_run(self, *, settle_s: float = 0.0) -> int:
-        """Delete all objects of the run, and again after `settle_s`; returns how many there were."""
+        """Delete all objects of the run, and again after `settle_s`; returns how many there were.
+
+        Objects that no run has written stay, and a warning says so.
+        """
         self._lease.check_now()
-        count = delete_objects(self.storage, self._keys.run)
+        found = delete_objects(self.storage, self._keys.run)
+        count = len(found.own)
         if settle_s:
             time.sleep(settle_s)
-            count += delete_objects(self.storage, self._keys.run)
+            found = delete_objects(self.storage, self._keys.run)
+            count += len(found.own)
+        if found.others:
+            _log.warning("run %s: leaves %s, that no run has written", self._keys.run, found.others_text)
         self._end_thread()
         self._delete_own()
         return count
@@ -259,7 +267,7 @@ class Owner:
 
     def _delete_own(self) -> None:
         """Delete what owners up to this one have said, then their leases, this client's own last."""
-        heartbeats = self._raw.list(self._keys.owner_heartbeats)
+        heartbeats = find_objects(self._raw, self._keys.owner_heartbeats).own
         leases = self._lease.up_to_now()
         self._gone = True
         for key in (*heartbeats, *leases):
