@@ -10,7 +10,7 @@ from torch import nn
 
 from funcpipe.client.loss_calls import trying
 from funcpipe.client.open_data import open_data, sendable
-from funcpipe.client.sample_checks import check_samples
+from funcpipe.client.sample_checks import check_processes, check_samples
 from funcpipe.core import Monitor, Plan, Precision, Routes, Validation, stages_of_layers
 from funcpipe.errors import DataError, FuncPipeError
 from funcpipe.model.graph import LayerGraph, trace
@@ -136,6 +136,7 @@ def make_evaluation(
     check_batch_sizes(graph, model, inputs, dealt.micro_batch_sizes, training=False, collated=collated)
     if not hasattr(made, "shard_sizes"):
         check_samples(graph, model, made, source.options.collate, dealt, training=False, cut=collated is None)
+    check_processes(graph, factory, source, dealt)
     _try(model, evaluation, first, min(plan.micro_batch, len(made)))
     return evaluation
 

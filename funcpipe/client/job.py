@@ -11,7 +11,7 @@ from funcpipe.client.evaluation import JobEvaluation, as_validation, make_evalua
 from funcpipe.client.loss_reach import check_reach
 from funcpipe.client.open_data import open_data, sendable
 from funcpipe.client.rehearsal import carried_by_loss, check_is_finite, rehearse
-from funcpipe.client.sample_checks import Trial, check_samples
+from funcpipe.client.sample_checks import Trial, check_processes, check_samples
 from funcpipe.client.spread_samples import SpreadSamples, spread_samples
 from funcpipe.core import Coupled, Plan, PlatformSpec, RunSettings, Validation, Wire, checks
 from funcpipe.core.validation import LOSS
@@ -22,7 +22,7 @@ from funcpipe.model.graph.held import with_followed
 from funcpipe.model.graph.values import NOTHING_CARRIED, Carried
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.training.data import Batches, LoadedBatch, MapDataset, load_batch
-from funcpipe.training.data_source import Data, LoaderOptions
+from funcpipe.training.data_source import Data, DataSource, LoaderOptions
 from funcpipe.training.first_batch import FirstBatch, first_batch
 from funcpipe.training.hook_trial import check_hooks
 from funcpipe.training.optimizers import ParameterShape, trainable_shapes
@@ -196,17 +196,18 @@ def make_job(
             made, samples, dataset_samples=len(made), micro_batch=plan.micro_batch, replicas=plan.replicas
         ),
     )
-    carried = _tried(job, learner, made, opening, rehearses=settings.rehearse)
+    carried = _tried(job, learner, source, opening, rehearses=settings.rehearse)
     job = replace(job, loss_carried=carried)
     return job if validation is None else _validated(job, learner, as_validation(validation))
 
 
-def _tried(job: Job, learner: Learner, dataset: MapDataset, opening: FirstBatch, *, rehearses: bool) -> Carried:
-    """Try samples of `dataset` and, if the job `rehearses`, its first step with the micro-batch `opening`.
+def _tried(job: Job, learner: Learner, source: DataSource, opening: FirstBatch, *, rehearses: bool) -> Carried:
+    """Try samples of `source` and, if the job `rehearses`, its first step with the micro-batch `opening`, and the
+    processes that load.
 
     Returns what calls of the loss leave for the next ones. Raises DataError or ModelError.
     """
-    model, recipe, first = learner.model, learner.recipe, opening.batch
+    model, recipe, first, dataset = learner.model, learner.recipe, opening.batch, source.dataset
     inputs = job.graph.signature.bind(first.args, first.kwargs)
     check_batch_sizes(job.graph, model, inputs, job.batches.micro_batch_sizes, collated=opening.collated)
     trials: tuple[Trial, ...] = ()
@@ -217,6 +218,7 @@ def _tried(job: Job, learner: Learner, dataset: MapDataset, opening: FirstBatch,
         _log.warning("losses are means over %s, whatever the loss makes of a whole batch", recipe.loss_over)
     if not rehearses:
         return carried_by_loss(model, recipe, first, seed=job.seed)
+    check_processes(job.graph, job.dataset, source, job.batches, seed=job.seed)
     for trial in trials[1:]:  # the first sample is rehearsed with
         check_is_finite(model, recipe, trial.batch, index=trial.index, seed=job.seed)
     return rehearse(model, recipe, first, seed=job.seed, spread=_spread(job, dataset, first))

@@ -1,7 +1,7 @@
 """Samples from all over a dataset, tried before functions start: what functions would fail on is told here."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,12 @@ from funcpipe.model.graph.batch_sizes import run_layers
 from funcpipe.model.graph.isolation import preserve_state
 from funcpipe.model.graph.source_location import source_location
 from funcpipe.model.graph.tree import tree_map
+from funcpipe.training.adapters import DatasetFactory
 from funcpipe.training.data import Batches, Collate, LoadedBatch, MapDataset, load_batch, one_batch, read_samples
+from funcpipe.training.data_source import DataSource
+from funcpipe.training.loader_trial import MOST, try_processes
+from funcpipe.training.loading import whole_batch
+from funcpipe.training.tensor_table import as_table
 
 SPREAD = 8
 """How many samples are tried."""
@@ -71,6 +76,21 @@ def check_samples(
     for trial in (*others[:1], *others[1:][-1:]):
         _run(graph, model, trial, training=training, cut=cut)
     return tuple(trials)
+
+
+def check_processes(
+    graph: LayerGraph, factory: Callable[[], MapDataset], source: DataSource, batches: Batches, *, seed: int = 0
+) -> None:
+    """Load the first and the last micro-batch in processes, if processes of functions are to load what `source` says.
+
+    Raises DataError for what fails there. Tensors in memory are loaded in threads.
+    """
+    if not source.options.workers or (isinstance(factory, DatasetFactory) and as_table(source.dataset) is not None):
+        return
+    size = min(batches.micro_batch, batches.samples)
+    starts = (0, batches.samples - size)[: min(source.options.workers, MOST)]
+    chosen = [range(start, start + size) for start in starts]
+    try_processes(source, chosen, seed=seed, keep=whole_batch(graph.signature))
 
 
 def _spread(samples: int) -> list[int]:

@@ -58,7 +58,7 @@ class Replica:
         assert loaded.data is not None, "the whole model reads data"
         source = loaded.data.open(storage, lambda name: data_key(run, name), RequestMeter())
         self._dataset, self._collate, self._seed = source.dataset, source.options.collate, job.seed
-        self._keep = what_is_needed(stage, loaded.signature.bind)
+        self._keep = what_is_needed(stage, loaded.signature)
         self._parameters = dict(stage.named_parameters())
 
     def work(self, version: int, parameters: Mapping[str, Tensor], chunk: Chunk) -> Push:

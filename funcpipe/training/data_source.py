@@ -1,5 +1,6 @@
 """What users give as data, brought into one form: a map-style dataset, and how a DataLoader is to load it."""
 
+import multiprocessing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard, cast
@@ -40,11 +41,15 @@ class LoaderOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DataSource:
-    """A dataset, how it is loaded, and whether it is shuffled, if that has been said."""
+    """A dataset, how it is loaded, and whether it is shuffled, if that has been said.
+
+    `start_method` is how the user's DataLoader starts processes on this machine.
+    """
 
     dataset: MapDataset
     options: LoaderOptions = field(default_factory=LoaderOptions)
     shuffle: bool | None = None
+    start_method: str | None = None
 
 
 def data_source(given: Any) -> DataSource:
@@ -78,7 +83,7 @@ def data_source(given: Any) -> DataSource:
         _check_picklable("dataset", dataset)
         _check_picklable("worker_init_fn", options.worker_init_fn)
         _check_picklable("collate_fn", options.collate)
-    return DataSource(dataset=dataset, options=options, shuffle=_shuffles(given))
+    return DataSource(dataset=dataset, options=options, shuffle=_shuffles(given), start_method=_start_method(given))
 
 
 @dataclass(frozen=True)
@@ -146,6 +151,13 @@ class _Nowhere:
 
     def write(self, data: bytes) -> int:
         return len(data)
+
+
+def _start_method(loader: DataLoader[Any]) -> str:
+    """How the DataLoader starts processes; what is the default until the program chooses is not chosen here."""
+    if loader.multiprocessing_context is not None:
+        return str(loader.multiprocessing_context.get_start_method())
+    return multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
 
 
 def _shuffles(loader: DataLoader[Any]) -> bool:

@@ -4,20 +4,22 @@ A stage that reads inputs of the model, or computes the loss, has a `Loader`. Ta
 load, and forwards take that. Samples depend on (seed, epoch, index) alone, so whoever loads them gets the same.
 """
 
+import functools
 import logging
 import multiprocessing
 import time
-from collections.abc import Callable, Iterator
-from multiprocessing.context import ForkServerContext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from multiprocessing.context import BaseContext
 from types import TracebackType
 from typing import Any, NamedTuple
 
 import cloudpickle
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
+from funcpipe.model.graph import Signature
 from funcpipe.model.split import StageModule
-from funcpipe.training.data import Batches, Collate, LoadedBatch, MapDataset
+from funcpipe.training.data import Batches, LoadedBatch, MapDataset
 from funcpipe.training.data_source import LoaderOptions
 from funcpipe.training.passes import Batch
 from funcpipe.training.rng import SeededDataset
@@ -35,7 +37,7 @@ class Request(NamedTuple):
     indices: tuple[int, ...]
 
 
-_Loaded = tuple[tuple[int, int], Batch, tuple[float, float]]
+Loaded = tuple[tuple[int, int], Batch, tuple[float, float]]
 """The place of a micro-batch, what is kept of it, and when loading it began and ended, by the machine's clock."""
 
 
@@ -69,11 +71,11 @@ class Loader:
         keep: Callable[[LoadedBatch], Batch],
     ) -> None:
         """`keep` picks, of a loaded micro-batch, what the stage needs."""
-        self._samples = _Samples(dataset, options.collate, seed, keep)
+        self._samples = Samples(dataset, options, seed, keep)
         self._options = options
-        self._workers = _processes(options, dataset)
+        self._workers = processes(options, dataset, _start_method())
         self._order = order
-        self._coming: Iterator[_Loaded] | None = None
+        self._coming: Iterator[Loaded] | None = None
         self._next: Iterator[Request] = iter(())
         self._kept: dict[tuple[int, int], Batch] = {}
         self._ended_s = 0.0
@@ -117,21 +119,10 @@ class Loader:
         return self._kept.pop((step, micro_batch))
 
     def _loader(self, step: int, micro_batch: int) -> DataLoader[Any]:
-        options: dict[str, Any] = {}
-        if self._workers:
-            options = {
-                "prefetch_factor": self._options.prefetch_factor,
-                "worker_init_fn": self._options.worker_init_fn and _ByValue(self._options.worker_init_fn),
-                "multiprocessing_context": _start_method(),
-            }
-        return DataLoader(
-            _ByValue(self._samples) if self._workers else self._samples,  # type: ignore[arg-type]
-            batch_sampler=_Requests(self._order, step, micro_batch),  # type: ignore[arg-type]  # a request is a batch
-            collate_fn=_as_it_is,
-            num_workers=self._workers,
-            generator=torch.Generator(),  # torch draws the seeds of processes from the global one otherwise
-            **options,
-        )
+        requests = _Requests(self._order, step, micro_batch)
+        if not self._workers:
+            return data_loader(self._samples, requests)
+        return data_loader(ByValue(self._samples), requests, **process_options(self._options, _start_method()))
 
 
 class _Requests:
@@ -144,18 +135,24 @@ class _Requests:
         return self._order.starting_at(self._step, self._micro_batch)
 
 
-class _Samples(Dataset[Any]):
+class Samples(Dataset[Any]):
     """What a DataLoader fetches: for a request the whole micro-batch, seeded and collated."""
 
     def __init__(
-        self, dataset: MapDataset, collate: Collate | None, seed: int, keep: Callable[[LoadedBatch], Batch]
+        self, dataset: MapDataset, options: LoaderOptions, seed: int, keep: Callable[[LoadedBatch], Batch]
     ) -> None:
         self._dataset = dataset
-        self._collate = collate
+        self._collate, self._begin = options.collate, options.worker_init_fn
         self._seed = seed
         self._keep = keep
 
-    def __getitems__(self, request: Request) -> _Loaded:
+    def begin(self, number: int) -> None:
+        """Prepare the process of that number as the user wants it, who finds the dataset by `get_worker_info`."""
+        object.__setattr__(get_worker_info(), "dataset", self._dataset)  # which forbids assignments
+        if self._begin is not None:
+            self._begin(number)
+
+    def __getitems__(self, request: Request) -> Loaded:
         """The micro-batch that is asked for."""
         began_s = time.monotonic()
         seeded = SeededDataset(self._dataset, self._seed, request.epoch)
@@ -163,8 +160,8 @@ class _Samples(Dataset[Any]):
         return (request.step, request.micro_batch), batch, (began_s, time.monotonic())
 
 
-class _ByValue:
-    """A data set or a function for another process: users' classes, which need not be importable, go by value."""
+class ByValue:
+    """Samples for another process: users' classes, which need not be importable, go by value."""
 
     def __init__(self, wrapped: Any) -> None:
         self._wrapped = wrapped
@@ -173,37 +170,69 @@ class _ByValue:
         return cloudpickle.loads, (cloudpickle.dumps(self._wrapped),)
 
 
-def _start_method() -> ForkServerContext:
-    """How processes start that load: forked by a server of one thread, as forking a process of many may stall it."""
+def data_loader(samples: Any, requests: Iterable[Request], **options: Any) -> DataLoader[Any]:
+    """A DataLoader that fetches each of `requests` from `samples`, in their order."""
+    return DataLoader(
+        samples,
+        batch_sampler=requests,  # type: ignore[arg-type]  # a request is a batch
+        collate_fn=_as_it_is,
+        generator=torch.Generator(),  # torch draws the seeds of processes from the global one otherwise
+        **options,
+    )
+
+
+def process_options(options: LoaderOptions, context: BaseContext) -> dict[str, Any]:
+    """How the processes of a DataLoader are started."""
+    return {
+        "num_workers": options.workers,
+        "prefetch_factor": options.prefetch_factor,
+        "worker_init_fn": _begin,
+        "multiprocessing_context": context,
+    }
+
+
+def _begin(number: int) -> None:
+    info: Any = get_worker_info()
+    info.dataset.begin(number)
+
+
+def _start_method() -> BaseContext:
+    """How processes of functions start: forked by a server of one thread, as forking one of many may stall it."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", __name__])
     return context
 
 
-def what_is_needed(stage: StageModule, bind: Callable[..., Any]) -> Callable[[LoadedBatch], Batch]:
+def what_is_needed(stage: StageModule, signature: Signature) -> Callable[[LoadedBatch], Batch]:
     """Picks, of a loaded micro-batch, the inputs that `stage` reads, and the target where it computes the loss.
 
-    `bind` gives the model's inputs their names.
+    `signature`, the model's, gives its inputs their names. Nothing of the stage is held: processes that load are sent
+    a copy.
     """
+    return functools.partial(_kept, signature, tuple(stage.inputs), stage.is_last)
 
-    def keep(loaded: LoadedBatch) -> Batch:
-        inputs = bind(loaded.args, loaded.kwargs)
-        return {name: inputs[name] for name in stage.inputs}, loaded.target if stage.is_last else None
 
-    return keep
+def whole_batch(signature: Signature) -> Callable[[LoadedBatch], Batch]:
+    """Picks all inputs of the model, and the target."""
+    return functools.partial(_kept, signature, signature.tensors, True)
+
+
+def _kept(signature: Signature, names: Sequence[str], with_target: bool, loaded: LoadedBatch) -> Batch:
+    inputs = signature.bind(loaded.args, loaded.kwargs)
+    return {name: inputs[name] for name in names}, loaded.target if with_target else None
 
 
 def _as_it_is(batch: Any) -> Any:
     return batch
 
 
-def _processes(options: LoaderOptions, dataset: MapDataset) -> int:
+def processes(options: LoaderOptions, dataset: MapDataset, context: BaseContext) -> int:
     """How many processes load: as asked for, where there can be any and they are of use."""
     reads_storage = isinstance(dataset, TensorTable) or hasattr(dataset, "shard_sizes")
     if not options.workers or reads_storage:  # whose client cannot fork, and whose requests are counted here
         return 0
     try:
-        _start_method().Lock()
+        context.Lock()
     except (OSError, ImportError, ValueError) as error:
         _log.warning(
             "loads in a thread, as this platform has nothing that %d processes need: %s", options.workers, error

@@ -93,7 +93,7 @@ class StageJob:
         if self.data is None:
             return None
         order = Order(self.batches(spec), epochs=spec.epochs, replica=spec.replica, replicas=spec.plan.replicas)
-        keep = what_is_needed(stage, self.signature.bind)
+        keep = what_is_needed(stage, self.signature)
         return _loader(self.data.open(storage, key_of, meter), order, keep, spec.seed)
 
     def evaluation_loader(
@@ -106,7 +106,7 @@ class StageJob:
             return None
         source = own.data.open(storage, lambda name: key_of(of_evaluation(name)), meter)
         order = Order(own.batches(spec.plan), epochs=1, replica=spec.replica, replicas=spec.plan.replicas)
-        return _loader(source, order, what_is_needed(own.stage, own.signature.bind), spec.seed)
+        return _loader(source, order, what_is_needed(own.stage, own.signature), spec.seed)
 
 
 def _loader(source: DataSource, order: Order, keep: Callable[[LoadedBatch], Batch], seed: int) -> Loader:
