@@ -4,6 +4,7 @@ import argparse
 from typing import Any
 
 from funcpipe.cli.options import add_verb
+from funcpipe.core.streams import write_out
 
 SHELLS = ("bash", "zsh", "tcsh")
 
@@ -26,4 +27,4 @@ def completion(options: argparse.Namespace) -> None:
 
     from funcpipe.cli.parser import build_parser
 
-    print(shtab.complete(build_parser(), shell=options.shell))
+    write_out(shtab.complete(build_parser(), shell=options.shell))

@@ -5,7 +5,6 @@ import dataclasses
 import importlib
 import json
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from funcpipe.cli.log_lines import is_wanted, run_lines
 from funcpipe.cli.sky_file import write_sky_file
 from funcpipe.core import Plan, read
 from funcpipe.core.extras import needed_from
+from funcpipe.core.streams import say, write_out
 from funcpipe.errors import InputError
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.platforms.shared.data_buckets import data_bucket
@@ -81,7 +81,7 @@ class Aws:
         from funcpipe.platforms.aws.account import Account
         from funcpipe.platforms.aws.deployment import Deployer
 
-        return Deployer(Account(region=options.region), say=_say)
+        return Deployer(Account(region=options.region), say=say)
 
     def _shape(self, options: argparse.Namespace) -> Any:
         from funcpipe.platforms.aws.resources import ARCHITECTURE, check_processors
@@ -138,7 +138,7 @@ class Aliyun:
         from funcpipe.platforms.aliyun.account import Account
         from funcpipe.platforms.aliyun.deployment import Deployer
 
-        return Deployer(Account(region=options.region), say=_say)
+        return Deployer(Account(region=options.region), say=say)
 
     def _shape(self, options: argparse.Namespace) -> Any:
         from funcpipe.platforms.aliyun.template import shape_of
@@ -167,7 +167,7 @@ def deploy(options: argparse.Namespace) -> None:
         raise InputError("--provision and --run are for machines: funcpipe deploy sky")
     cloud = _cloud(options)
     if options.print_deployer_policy:
-        print(cloud.deployer_policy(options))
+        write_out(cloud.deployer_policy(options))
         return
     if options.template_only:
         text = cloud.template(options)
@@ -189,11 +189,14 @@ def logs(options: argparse.Namespace) -> None:
     if options.about in CLOUDS:
         options.cloud = options.about
         for text in _cloud(options).logs(options, time.time() - 60 * options.minutes):
-            print(json.dumps(text) if options.json else text)
+            if not write_out(json.dumps(text) if options.json else text):
+                break
         return
     for line in run_lines(options.about, platform=options.platform, storage=options.storage):
         if is_wanted(line, worker=options.worker, level=options.level):
-            print(json.dumps(dataclasses.asdict(line)) if options.json else line)
+            text = json.dumps(dataclasses.asdict(line)) if options.json else str(line)
+            if not write_out(text):
+                break
 
 
 def _cloud(options: argparse.Namespace) -> Cloud:
@@ -209,7 +212,3 @@ def _sizes(options: argparse.Namespace) -> tuple[str, ...]:
     if not options.sizes:
         raise InputError("say which functions to make: --sizes 2048MB,4096MB, or --plan plan.json")
     return tuple(options.sizes.split(","))
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -8,6 +8,7 @@ import traceback
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from funcpipe.core.texts import error_text
 from funcpipe.errors import InputError
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def _imported(text: str, module_name: str) -> ModuleType:
 
 def _raised(error: BaseException) -> str:
     """What `error` was, and in which line of the user's code."""
-    said = f"raised {type(error).__name__}: {error}".rstrip(": ")
+    said = f"raised {error_text(error)}".rstrip(": ")
     frames = traceback.extract_tb(error.__traceback__)
     own = [
         frame for frame in frames if frame.filename not in (__file__, importlib.__file__) and frame.filename[0] != "<"

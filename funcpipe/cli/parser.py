@@ -17,6 +17,7 @@ from funcpipe.cli.run_options import add_clean, add_export, add_key, add_status,
 from funcpipe.cli.server_options import add_train_server
 from funcpipe.cli.train_options import add_train, add_verify
 from funcpipe.cli.watch_options import add_watch
+from funcpipe.core.streams import write_out
 
 _EPILOG = """\
 example:
@@ -40,7 +41,7 @@ class _Version(argparse.Action):
     ) -> None:
         from funcpipe import __version__
 
-        print(f"funcpipe {__version__}")
+        write_out(f"funcpipe {__version__}")
         parser.exit()
 
 

@@ -6,6 +6,7 @@ from functools import partial
 from funcpipe.cli import render
 from funcpipe.cli.model_files import check_holds, check_model_file, free_model_file, write_model
 from funcpipe.core import to_text
+from funcpipe.core.streams import write_out
 from funcpipe.platforms.catalog import open_platform, open_storage
 
 
@@ -59,4 +60,4 @@ def key(options: argparse.Namespace) -> None:
     from funcpipe.client.control import run_key
 
     found = run_key(open_storage(options.storage), options.name)
-    render.show(options.json, render.as_json({"run": options.name, "key": found.text}), lambda _: print(found.text))
+    render.show(options.json, render.as_json({"run": options.name, "key": found.text}), lambda _: write_out(found.text))

@@ -10,6 +10,7 @@ from funcpipe.cli import render
 from funcpipe.cli.factories import load_data
 from funcpipe.cli.history_verbs import observed_here, with_observed
 from funcpipe.core import JobEstimate, Plan, Validation, to_text
+from funcpipe.core.streams import say
 from funcpipe.errors import InputError
 from funcpipe.platforms.catalog import LOCAL, is_ray, load_spec
 
@@ -60,7 +61,7 @@ def ask(options: argparse.Namespace, lines: Sequence[str]) -> None:
     if _is_free(options):
         return
     if sys.stdin.isatty() and sys.stderr.isatty():
-        print("\n".join([*lines, "go on? [y/N] "]), end="", file=sys.stderr, flush=True)
+        say("\n".join([*lines, "go on? [y/N] "]), end="")
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             raise InputError("nothing was started")
     elif options.max_usd is None:

@@ -12,8 +12,11 @@ from rich.live import Live
 
 from funcpipe.cli import render
 from funcpipe.cli.keyboard import Left, leaving_with
+from funcpipe.cli.render.output import Terminal
 from funcpipe.cli.render.watch import Lines, screen
 from funcpipe.core.json_form import to_plain
+from funcpipe.core.streams import write_out
+from funcpipe.core.texts import printable
 from funcpipe.platforms.catalog import open_platform, open_storage
 
 if TYPE_CHECKING:
@@ -30,7 +33,7 @@ def watch(options: argparse.Namespace) -> int:
     """Show a run until it ends; ends as `status` does, or with 0 if it is left."""
     from funcpipe.client.watching import Watcher
 
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = Terminal()
     live = console.is_terminal and not options.json and not options.once
     with leaving_with(_KEY, when=live) as pause:
         watcher = Watcher(open_storage(options.storage), options.name, open_platform, clock=time.time, pause=pause)
@@ -50,12 +53,12 @@ def _follow(
 ) -> "RunView":
     """Look until the run has ended, or once; returns the last look."""
     if options.json:
-        return _each(watcher, options, pause, lambda view: print(json.dumps(_with_format(view)), flush=True))
+        return _each(watcher, options, pause, lambda view: _tell(json.dumps(_with_format(view))))
     if options.once:
         return watcher.look()
     if not live:
         lines = Lines()
-        return _each(watcher, options, pause, lambda view: print("\n".join(lines.of(view)), flush=True))
+        return _each(watcher, options, pause, lambda view: _tell(printable("\n".join(lines.of(view)))))
     with Live(console=console, screen=True, auto_refresh=False) as shown:
         draw = partial(screen, every_s=options.interval)
         return _each(watcher, options, pause, lambda view: shown.update(draw(view, console), refresh=True))
@@ -74,6 +77,11 @@ def _each(
         if options.once or view.has_ended or given_up:
             return view
         pause(options.interval)
+
+
+def _tell(text: str) -> None:
+    if not write_out(text):
+        raise Left
 
 
 def _with_format(view: "RunView") -> dict[str, object]:

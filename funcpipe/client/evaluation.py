@@ -12,6 +12,7 @@ from funcpipe.client.loss_calls import trying
 from funcpipe.client.open_data import open_data, sendable
 from funcpipe.client.sample_checks import check_processes, check_samples
 from funcpipe.core import Monitor, Plan, Precision, Routes, Validation, stages_of_layers
+from funcpipe.core.texts import error_text
 from funcpipe.errors import DataError, FuncPipeError
 from funcpipe.model.graph import LayerGraph, trace
 from funcpipe.model.graph.autocast import autocast_to
@@ -167,7 +168,7 @@ def _try(model: nn.Module, evaluation: JobEvaluation, batch: LoadedBatch, sample
             raise
         except Exception as error:
             raise DataError(
-                f"the loss or a metric fails on the first {samples} samples: {type(error).__name__}: {error}"
+                f"the loss or a metric fails on the first {samples} samples: {error_text(error)}"
             ) from error
         if names:
             raise DataError(

@@ -20,6 +20,7 @@ from funcpipe.client.loss_trial import check_is_mean
 from funcpipe.client.rehearsal_loss import OFF, described, loss_of, names_of
 from funcpipe.client.spread_samples import SpreadSamples
 from funcpipe.core import OnNan
+from funcpipe.core.texts import error_text
 from funcpipe.errors import DataError, FuncPipeError, ModelError
 from funcpipe.model.draws import is_from_torch
 from funcpipe.model.graph.autocast import autocast_to
@@ -200,7 +201,7 @@ def _step(parameters: dict[str, nn.Parameter], recipe: Recipe, shapes: Sequence[
         optimizer = stage_optimizer(recipe.optimizer, parameters, shapes)
     except Exception as error:
         raise ModelError(
-            f"the optimiser cannot be made: {type(error).__name__}: {error}. It must be a factory that takes "
+            f"the optimiser cannot be made: {error_text(error)}. It must be a factory that takes "
             "parameters, those of one stage at a time, such as functools.partial(torch.optim.Adam, lr=0.001)"
         ) from error
     reseed(layer_seed(seed, 0, 0, "optimizer"))
@@ -208,7 +209,7 @@ def _step(parameters: dict[str, nn.Parameter], recipe: Recipe, shapes: Sequence[
         optimizer.step()
     except Exception as error:
         raise ModelError(
-            f"the optimiser {type(optimizer).__name__} fails in its first step: {type(error).__name__}: {error}; "
+            f"the optimiser {type(optimizer).__name__} fails in its first step: {error_text(error)}; "
             "choose one whose step() needs nothing but the gradients"
         ) from error
     for name, parameter in parameters.items():

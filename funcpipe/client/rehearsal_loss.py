@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from funcpipe.core.texts import error_line
 from funcpipe.errors import DataError, FuncPipeError, ModelError
 from funcpipe.model.graph.source_location import users_frame
 from funcpipe.training.recipe import LossFunction
@@ -29,9 +30,8 @@ def loss_of(loss: LossFunction, output: Any, target: Any, *, seed: int) -> Tenso
     except FuncPipeError:
         raise
     except Exception as error:
-        first = (str(error).strip() or "no message").splitlines()[0].rstrip(".")
         raise DataError(
-            f"the loss function fails on the first micro-batch{_line(error)}: {type(error).__name__}: {first}. The "
+            f"the loss function fails on the first micro-batch{_line(error)}: {error_line(error).rstrip('.')}. The "
             f"model's output is {described(output)}, the target is {described(target)}{_hint(output, target)}"
         ) from error
     _check_shapes(warned, output, target)

@@ -10,8 +10,9 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TextIO
+from typing import Any, TextIO
 
+from funcpipe.core.texts import printable, shortened
 from funcpipe.errors import InvalidValue
 
 LEVELS = "FUNCPIPE_LOG"
@@ -34,7 +35,7 @@ def configure(levels: str | None = None, *, stream: TextIO | None = None) -> Non
     `levels` default to those of the environment, or else to `warning`; raises InvalidValue for others than there are.
     """
     handler = logging.StreamHandler(stream) if stream is not None else _ToStandardError()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S"))
+    handler.setFormatter(_Format("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S"))
     _set_levels(levels or os.environ.get(LEVELS) or "warning")
     logging.getLogger(_ROOT).handlers[:] = [handler]
 
@@ -141,6 +142,16 @@ class _ToStandardError(logging.StreamHandler[TextIO]):
 
 
 class _Format(logging.Formatter):
+    """What a handler writes of a record: no more of its message and of its traceback than is kept, and only text."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return printable(shortened(super().formatMessage(record)))
+
+    def formatException(self, ei: Any) -> str:
+        return printable(shortened(super().formatException(ei)))
+
+
+class _FormatOfFunction(_Format):
     """One line; a traceback goes on in lines that are indented."""
 
     def __init__(self, *, run: str, worker: str, attempt: int) -> None:
@@ -161,7 +172,7 @@ class _Format(logging.Formatter):
 
 def _handler(stream: TextIO, *, run: str, worker: str, attempt: int) -> logging.Handler:
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(_Format(run=run, worker=worker, attempt=attempt))
+    handler.setFormatter(_FormatOfFunction(run=run, worker=worker, attempt=attempt))
     return handler
 
 

@@ -21,6 +21,7 @@ from funcpipe.core import RequestCounts, ServerFunctionSpec, from_text
 from funcpipe.core.lifetime import leaves_at_s
 from funcpipe.core.logs import in_function
 from funcpipe.core.run_key import RunKey
+from funcpipe.core.texts import error_text, shortened
 from funcpipe.errors import CorruptMessage, DeadlineExceeded, StorageError
 from funcpipe.parameter_server.arrivals import Arrivals
 from funcpipe.parameter_server.function_messages import FunctionMessage, ServerKeys, WorkOrder, packed
@@ -90,10 +91,10 @@ class _Function:
 
     def tell_failure(self, error: BaseException) -> None:
         """Send the error as the answer to the order that it came with."""
-        text = "".join(traceback.format_exception(error))
+        text = shortened("".join(traceback.format_exception(error)))
         message = self._message(
             leaves=True,
-            error=f"{type(error).__name__}: {error}\n{text}",
+            error=f"{error_text(error)}\n{text}",
             retryable=isinstance(error, StorageError | CorruptMessage | DeadlineExceeded),
             out_of_memory=isinstance(error, MemoryError),
         )

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 
+from funcpipe.core.texts import error_text
 from funcpipe.errors import CorruptMessage
 from funcpipe.parameter_server.server import ParameterServer
 from funcpipe.platforms.base import Storage
@@ -72,5 +73,5 @@ class SavedServer:
                 settings=settings_from_text(document["settings"]),
             )
         except (ValueError, KeyError, TypeError) as error:
-            raise CorruptMessage(f"{name}.json is no checkpoint: {type(error).__name__}: {error}") from error
+            raise CorruptMessage(f"{name}.json is no checkpoint: {error_text(error)}") from error
         return state, progress

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from torch import Tensor
 
+from funcpipe.core.texts import error_text
 from funcpipe.errors import DataError, FuncPipeError
 from funcpipe.model.graph import LayerGraph
 from funcpipe.model.graph.signature import resized
@@ -37,5 +38,5 @@ def cutting(graph: LayerGraph, micro_batch: int) -> Iterator[None]:
     except Exception as error:
         raise DataError(
             f"{graph.name} takes the sample, but fails on {micro_batch} samples cut from it along the first dimension: "
-            f"{type(error).__name__}: {error}. {_WAY_OUT}"
+            f"{error_text(error)}. {_WAY_OUT}"
         ) from error

@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from funcpipe.core.texts import error_text
 from funcpipe.errors import FuncPipeError
 from funcpipe.testing.actors import (
     Actors,
@@ -223,7 +224,7 @@ class _Explorer:
             try:
                 what = invariant.broken(world)
             except FuncPipeError as error:
-                what = f"{type(error).__name__}: {error}"
+                what = error_text(error)
             if what is not None:
                 broken = True
                 self._violations.setdefault(invariant.name, Violation(invariant.name, what, self._trace(state, step)))

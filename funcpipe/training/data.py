@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from funcpipe.core.texts import error_text
 from funcpipe.errors import DataError, FuncPipeError
 from funcpipe.platforms.request_meter import RequestMeter
 from funcpipe.training.shards import ShardedEpoch, ShardedSamples
@@ -156,7 +157,7 @@ def calling_the_users(what: str) -> Iterator[None]:
     except FuncPipeError:
         raise
     except Exception as error:
-        raise DataError(f"{what}: {type(error).__name__}: {error}".rstrip(": ")) from error
+        raise DataError(f"{what}: {error_text(error)}".rstrip(": ")) from error
 
 
 def load_batch(dataset: MapDataset, indices: Sequence[int], collate: Collate | None = None) -> LoadedBatch:

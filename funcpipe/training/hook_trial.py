@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from funcpipe.core.texts import error_text
 from funcpipe.errors import ModelError
 from funcpipe.model.graph.reached_state import differing, reached_state
 from funcpipe.model.graph.reaches import reaches
@@ -105,7 +106,7 @@ def _copies(hooks: NamedHooks) -> NamedHooks:
         copies: NamedHooks = load_value(bundle, {name: tensor.clone() for name, tensor in tensors.items()})
     except Exception as error:
         raise ModelError(
-            f"the hooks of {listed(hooks)} cannot be sent to functions: {type(error).__name__}: {error}; make that "
+            f"the hooks of {listed(hooks)} cannot be sent to functions: {error_text(error)}; make that "
             "object inside the hook, or let it hold tensors and numbers alone"
         ) from error
     return copies
@@ -175,7 +176,7 @@ def _called(name: str, hooks: tuple[Hook, ...], gradient: Tensor, seed: int) -> 
     except Exception as error:
         raise ModelError(
             f"the hook of {name} fails on the gradient of the first micro-batch, {list(gradient.shape)}: "
-            f"{type(error).__name__}: {error}"
+            f"{error_text(error)}"
         ) from error
 
 

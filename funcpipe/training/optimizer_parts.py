@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from funcpipe.core.texts import error_text
 from funcpipe.model.seeds import SHARED_GENERATORS, reseed
 from funcpipe.model.threads import one_thread
 from funcpipe.training.gradients import Layout
@@ -167,7 +168,7 @@ class _StepFails(Exception):
     """The optimiser of a part, of that number, or the one for all, has raised an error."""
 
     def __init__(self, part: int | None, error: Exception) -> None:
-        super().__init__(f"{type(error).__name__}: {error}")
+        super().__init__(error_text(error))
         self.part = part
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
+from funcpipe.core.texts import error_text
 from funcpipe.errors import FuncPipeError, InputError
 from funcpipe.training.optimizers import ParameterShape, call_factory, takes_names
 from funcpipe.training.recipe import OptimizerFactory
@@ -53,7 +54,7 @@ def take_steps(optimizer: Optimizer, named: Sequence[tuple[str, nn.Parameter]], 
             optimizer.step()
         except Exception as error:  # whatever a user's optimiser raises
             raise InputError(
-                f"the optimiser, {kind_of(optimizer)}, cannot take a step: {type(error).__name__}: {error}; "
+                f"the optimiser, {kind_of(optimizer)}, cannot take a step: {error_text(error)}; "
                 "choose one whose step() needs nothing but gradients"
             ) from error
 
@@ -81,7 +82,7 @@ def made_optimizer(factory: OptimizerFactory, named: Sequence[tuple[str, nn.Para
         raise
     except Exception as error:  # whatever a user's factory raises
         raise InputError(
-            f"the optimiser cannot be made: {type(error).__name__}: {error}; optimizer= is called with a list of the "
+            f"the optimiser cannot be made: {error_text(error)}; optimizer= is called with a list of the "
             f"model's {len(named)} trainable {given}"
         ) from error
     if isinstance(made, list | tuple) and sum(isinstance(one, Optimizer) for one in made) > 1:

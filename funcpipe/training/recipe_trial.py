@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from funcpipe.core import Interval
+from funcpipe.core.texts import error_text
 from funcpipe.errors import InputError, ModelError
 from funcpipe.training.data import Step
 from funcpipe.training.lr_schedule import LrSchedule
@@ -85,7 +86,7 @@ def _made(recipe: Recipe, shapes: Sequence[ParameterShape]) -> tuple[Optimizer, 
         raise
     except Exception as error:  # whatever a user's factory raises
         raise InputError(
-            f"the scheduler cannot be made: {type(error).__name__}: {error}; scheduler= is called with the optimiser"
+            f"the scheduler cannot be made: {error_text(error)}; scheduler= is called with the optimiser"
         ) from error
 
 
@@ -140,7 +141,7 @@ def _step(recipe: Recipe, schedule: LrSchedule, call: int, calls: int) -> None:
         often = "after each training step" if recipe.scheduler_interval is Interval.STEP else "at the end of each epoch"
         raise InputError(
             f"the {schedule.kind} fails at its step {call + 1} of the {calls} that this run takes: "
-            f"{type(error).__name__}: {error}; it is stepped {often} (scheduler_interval="
+            f"{error_text(error)}; it is stepped {often} (scheduler_interval="
             f"{recipe.scheduler_interval.value!r}), make it for that many"
         ) from error
 

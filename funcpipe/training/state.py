@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from funcpipe.core.texts import error_text
 from funcpipe.errors import CorruptMessage, PlanError
 from funcpipe.model.split import StageModule
 from funcpipe.model.split.held_loss import of_loss, of_model
@@ -127,7 +128,7 @@ def mismatch_is_corrupt() -> Iterator[None]:
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        raise CorruptMessage(f"a checkpoint does not match its stage: {type(error).__name__}: {error}") from error
+        raise CorruptMessage(f"a checkpoint does not match its stage: {error_text(error)}") from error
 
 
 def with_settings(state: StageState, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> StageState:

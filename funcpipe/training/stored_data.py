@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from funcpipe.comm import codec
+from funcpipe.core.texts import error_text
 from funcpipe.errors import CorruptMessage, DataError
 from funcpipe.model.split.bundle import dump_value, load_value
 from funcpipe.platforms.base import Storage
@@ -87,7 +88,7 @@ def prepare_data(
         bundle, tensors = dump_value((None if table is not None else factory, options))
     except Exception as error:
         raise DataError(
-            f"the data cannot be sent to functions: {type(error).__name__}: {error}; "
+            f"the data cannot be sent to functions: {error_text(error)}; "
             "give a factory instead, which makes the dataset inside the functions"
         ) from error
     return PreparedData(bundle=bundle, tensors=tensors, table=table)

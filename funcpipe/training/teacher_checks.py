@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from funcpipe.core.texts import error_text
 from funcpipe.errors import InputError, ModelError
 from funcpipe.model.graph.program import is_inside
 from funcpipe.training.teachers import Teacher, is_share
@@ -137,7 +138,7 @@ def _tried(teacher: Teacher, step: int, steps: int) -> float:
         decay = teacher.decay_after(step)
     except Exception as error:  # whatever a user's function raises
         raise InputError(
-            f"{fact} cannot be found: {type(error).__name__}: {error}; give a number, or a function of the step"
+            f"{fact} cannot be found: {error_text(error)}; give a number, or a function of the step"
         ) from error
     if not is_share(decay):
         raise InputError(f"{fact} is {decay}; it must be between 0 and 1")

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 import funcpipe
+from funcpipe.core.texts import error_text, shortened
 from funcpipe.errors import FuncPipeError
 
 _PACKAGES = {"funcpipe": Path(funcpipe.__file__).parent, "torch": Path(torch.__file__).parent}
@@ -24,9 +25,9 @@ _PACKAGES = {"funcpipe": Path(funcpipe.__file__).parent, "torch": Path(torch.__f
 def describe(error: BaseException) -> str:
     """`error` in one line."""
     if isinstance(error, SystemExit):
-        code = "" if error.code is None else repr(error.code)
+        code = "" if error.code is None else shortened(repr(error.code))
         return f"SystemExit: your code has called sys.exit({code}), which ends no run; raise an error to do that"
-    return f"{type(error).__name__}: {error}"
+    return error_text(error)
 
 
 def user_traceback(error: BaseException) -> str | None:
@@ -36,7 +37,7 @@ def user_traceback(error: BaseException) -> str | None:
     """
     report = traceback.TracebackException.from_exception(error)
     folded = _fold(report)
-    return None if isinstance(error, FuncPipeError) and not folded else "".join(report.format())
+    return None if isinstance(error, FuncPipeError) and not folded else shortened("".join(report.format()))
 
 
 class _Folded(traceback.StackSummary):

@@ -246,10 +246,10 @@ def test_a_terminal_shows_a_screen_until_the_key_is_pressed(
 ) -> None:
     out = io.StringIO()
 
-    def console(**options: Any) -> Console:
-        return Console(file=out, width=80, height=24, force_terminal=True, legacy_windows=False, **options)
-
-    monkeypatch.setattr("funcpipe.cli.watch_verb.Console", console)
+    terminal_of_24_lines = Console(
+        file=out, width=80, height=24, force_terminal=True, legacy_windows=False, highlight=False, markup=False
+    )
+    monkeypatch.setattr("funcpipe.cli.watch_verb.Terminal", lambda: terminal_of_24_lines)
     os.write(terminal, b"q")
     assert main([*WATCH, "--interval", "600"]) == 0
     before, _, after = out.getvalue().partition("\x1b[?1049h")

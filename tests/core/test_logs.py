@@ -100,3 +100,25 @@ def test_functions_log_as_their_client_s_environment_says(monkeypatch: pytest.Mo
     monkeypatch.setenv(logs.LEVELS, "funcpipe.worker=debug")
     assert logs.wanted_in_functions() == "funcpipe.worker=debug"
     assert logs.stamp(0.9996) == "1970-01-01T00:00:01.000Z"
+
+
+def test_a_text_of_any_length_and_signs_is_a_short_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(logs.FILE, str(tmp_path / "log"))
+    logging.getLogger("funcpipe").propagate = False  # to pytest, which would keep all of it
+    page = "<html>\x1b]0;title\x07\ud800" + 10_000_000 * "x" + "</html>"
+    with logs.in_function(run="run-1", worker="s0.r1", attempt=2):
+        try:
+            raise ValueError(page)
+        except ValueError:
+            _log.exception("failed: %s", page)
+    stream = io.StringIO()
+    logs.configure(stream=stream)
+    _log.warning("failed: %s", page)
+    for text in ((tmp_path / "log").read_text(), stream.getvalue()):
+        assert 8_000 < len(text) < 20_000
+        assert "failed: <html>\ufffd]0;title\ufffd\ufffdxxx" in text
+        assert "xxx</html>" in text
+        assert "\x1b" not in text
+    assert capsys.readouterr().err == ""  # where the standard library tells that a line could not be written

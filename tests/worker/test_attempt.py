@@ -35,6 +35,10 @@ def fails(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     raise ValueError("the loss function fails")
 
 
+def prints_a_page(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    raise ValueError("<html>" + 10_000_000 * "x" + "</html>")
+
+
 def exits(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     sys.exit(3)
 
@@ -46,7 +50,8 @@ class Uploaded:
         self._storage = MemoryStorage()
         torch.manual_seed(0)
         self._specs: dict[str, WorkerSpec] = {}
-        for name, loss in (("trains", nn.functional.cross_entropy), ("fails", fails), ("exits", exits)):
+        losses = (("trains", nn.functional.cross_entropy), ("fails", fails), ("exits", exits), ("page", prints_a_page))
+        for name, loss in losses:
             plan = small.plan(stages=1, replicas=1)
             job = make_job(small.model(), plan, small.data, loss=loss, optimizer=small.optimizer)
             keys = Keys("run-1", len(self._specs), NONCE)
@@ -150,6 +155,20 @@ def test_a_failure_is_logged_with_its_task_and_cause_and_ends_the_run(
     assert halt is not None
     assert "ValueError: the loss function fails" in halt.reason
     assert f"ordered the run to end at once: {halt.reason}" in lines(caplog, logging.WARNING)
+
+
+def test_ten_megabytes_in_an_exception_enter_neither_the_report_nor_the_order_to_end(uploaded: Uploaded) -> None:
+    logging.getLogger("funcpipe").propagate = False  # to pytest, which would keep all of it
+    storage = uploaded.fill(MemoryStorage())
+    assert not run_attempt(uploaded.spec("page"), storage, Recording().open, invoked=Invoked())
+    left = {key: len(storage.get(key)) for key in (KEYS.worker_report(WORKER, 0), KEYS.halt)}
+    assert left[KEYS.worker_report(WORKER, 0)] < 20_000
+    assert left[KEYS.halt] < 10_000
+    found = report(storage)
+    for text in (str(found.error), str(found.traceback).rstrip()):
+        assert "<html>xxx" in text
+        assert text.endswith("xxx</html>")
+    assert "in prints_a_page" in str(found.traceback)
 
 
 def test_sys_exit_in_the_user_s_code_is_a_failure_that_is_called_that(

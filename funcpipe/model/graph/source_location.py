@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from funcpipe.core.texts import error_line, error_text
 from funcpipe.model.graph.isolation import generator_states
 from funcpipe.model.installed import is_installed, is_standard
 
@@ -33,9 +34,8 @@ def source_location(model: nn.Module, error: BaseException) -> tuple[str | None,
     The path is empty for the model itself, None if no module is found.
     """
     frames = list(traceback.walk_tb(error.__traceback__))
-    first = (str(error).strip() or "no message").splitlines()[0]
     path, location = _locate(model, [frame for frame, _ in frames], users_frame(frames))
-    return path, f"{location}: {type(error).__name__}: {first}"
+    return path, f"{location}: {error_line(error)}"
 
 
 def users_frame(frames: Iterable[tuple[FrameType, int]]) -> tuple[FrameType, int] | None:
@@ -56,7 +56,7 @@ def current_line() -> str:
 def described(model: nn.Module, path: str, where: str, error: BaseException) -> str:
     """A text with a module, a line (as `current_line` gives it), the code there and the reason."""
     title = f"{path} ({type(model.get_submodule(path)).__name__})" if path else type(model).__name__
-    return f"{title}, {with_code(where)}: {type(error).__name__}: {error}"
+    return f"{title}, {with_code(where)}: {error_text(error)}"
 
 
 def class_and_line(module: nn.Module) -> str:

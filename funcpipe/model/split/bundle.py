@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch._library.custom_ops import OPDEFS
 from torch.nn.utils import parametrize
 
+from funcpipe.core.texts import error_text
 from funcpipe.errors import ModelError
 from funcpipe.model.installed import is_installed, is_standard
 from funcpipe.model.split.stage import StageModule
@@ -33,7 +34,7 @@ def dump_stage(stage: StageModule, extra: Any) -> tuple[bytes, dict[str, Tensor]
         return _dump((stage, extra), {id(t): name for name, t in _named_tensors(stage)})
     except Exception as error:
         raise ModelError(
-            f"the stage cannot be sent to another process: {type(error).__name__}: {error}; "
+            f"the stage cannot be sent to another process: {error_text(error)}; "
             "create that object inside a function instead of keeping it on the model, the loss or the data set"
         ) from error
 

@@ -1,6 +1,7 @@
 """How tasks ended, from what Ray raises for them."""
 
 from funcpipe.core import MB
+from funcpipe.core.texts import error_text
 from funcpipe.errors import WorkerFailed
 from funcpipe.platforms.base import Cause, State, Status
 from funcpipe.platforms.ray.library import ray
@@ -12,7 +13,7 @@ def of_error(error: BaseException) -> Status:
     """The last status of a function whose task raised `error`."""
     if isinstance(error, ray.exceptions.RayTaskError):
         cause = error.cause
-        text = str(cause) if isinstance(cause, WorkerFailed) else f"{type(cause).__name__}: {cause}"
+        text = str(cause) if isinstance(cause, WorkerFailed) else error_text(cause)
         return _failed(text, Cause.EXITED)
     if isinstance(error, ray.exceptions.OutOfMemoryError):
         return _failed(f"killed by Ray, as its node was out of memory: {error}", Cause.OUT_OF_MEMORY)
@@ -20,7 +21,7 @@ def of_error(error: BaseException) -> Status:
         return STOPPED
     if isinstance(error, ray.exceptions.WorkerCrashedError):
         return _failed("its process died", Cause.CRASHED)
-    return _failed(f"{type(error).__name__}: {error}", Cause.CRASHED)
+    return _failed(error_text(error), Cause.CRASHED)
 
 
 def beyond_memory(peak_bytes: int, memory_bytes: int) -> Status:

@@ -10,6 +10,7 @@ import torch
 from funcpipe.comm import codec
 from funcpipe.core import MB, LayerReport, ProbeSpec, from_text, to_text
 from funcpipe.core.logs import in_function
+from funcpipe.core.texts import encodable, shortened
 from funcpipe.errors import CorruptMessage
 from funcpipe.model.split import load_stage
 from funcpipe.platforms import allocator
@@ -36,7 +37,7 @@ def _measure(spec: ProbeSpec, storage: Storage, started_at_s: float) -> None:
         else:
             _measure_platform(spec, storage, started_at_s)
     except Exception as error:  # noqa: BLE001 - any failure is reported to the client
-        text = "".join(traceback.format_exception(error))
+        text = shortened(encodable("".join(traceback.format_exception(error))))
         storage.put(keys.failure(spec.run, spec.number), text.encode())
         raise SystemExit(1) from None
 

@@ -5,6 +5,7 @@ from importlib import resources
 from pathlib import Path
 
 from funcpipe.core.extras import needed_from
+from funcpipe.core.texts import encodable
 from funcpipe.errors import InputError
 from funcpipe.report.html.bill_section import bill_section
 from funcpipe.report.html.environment_section import environment_section
@@ -20,7 +21,7 @@ _SECTIONS = (plan_section, progress_section, timeline_section, spent_section, bi
 
 def write_page(material: Material, path: str | Path) -> None:
     """Write the report of `material` to `path`; raises InputError if there is nothing to show, or no library."""
-    Path(path).write_text(page(material), encoding="utf-8")
+    Path(path).write_text(encodable(page(material)), encoding="utf-8")
 
 
 def page(material: Material) -> str:
