@@ -202,7 +202,7 @@ def _operator(name: str, home: str | None) -> Any:
 def _user_modules_by_value() -> Iterator[None]:
     """Have cloudpickle pickle the modules that the user wrote by value."""
     known = cloudpickle.list_registry_pickle_by_value()
-    users = {module.__name__: module for module in list(sys.modules.values()) if is_user_module(module)}
+    users = {module.__name__: module for name, module in list(sys.modules.items()) if _is_users(name, module)}
     added = {name: module for name, module in users.items() if name not in known}
     for module in added.values():
         cloudpickle.register_pickle_by_value(module)
@@ -213,6 +213,18 @@ def _user_modules_by_value() -> Iterator[None]:
             cloudpickle.unregister_pickle_by_value(module)
 
 
+def _is_users(name: str, module: ModuleType) -> bool:
+    """As `is_user_module`, for the thousands of modules of a process: those found installed are not asked again."""
+    if _installed.get(name) is module:
+        return False
+    if is_user_module(module):
+        return True
+    if getattr(module, "__file__", None) is not None:
+        _installed[name] = module
+    return False
+
+
+_installed: dict[str, ModuleType] = {}
 _INSTALLED = ("funcpipe", "torch", "numpy")
 
 

@@ -18,6 +18,7 @@ from torch import nn
 from funcpipe.errors import ModelError
 from funcpipe.model.graph import trace
 from funcpipe.model.split import dump_stage, load_stage, split
+from funcpipe.model.split.bundle import dump_value, load_value
 from tests.model.graph.models import CausalTransformer, ResidualNet
 from tests.model.split.chain import assert_same, even_bounds, run_chain, take_gradients
 
@@ -106,6 +107,18 @@ def test_a_bundle_loads_where_the_users_files_are_not(tmp_path: Path) -> None:
     assert torch.equal(value, users.loss(expected, torch.zeros(2, 3)))
     assert_same(gradients, take_gradients(model))
     assert names == list(model.state_dict())
+
+
+def test_a_users_module_that_took_the_name_of_an_installed_one_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = ModuleType("user_code")
+    installed.__file__ = pytest.__file__
+    monkeypatch.setitem(sys.modules, "user_code", installed)
+    dump_value(1)
+    bundle, tensors = dump_value(user_code(tmp_path).scaled)
+    del sys.modules["user_code"]
+    assert load_value(bundle, tensors)(2.0) == 6.0
 
 
 @pytest.mark.parametrize("model", [ResidualNet(), CausalTransformer()])
