@@ -53,8 +53,11 @@ def test_latency_and_bandwidths_are_those_of_the_storage(monkeypatch: pytest.Mon
     assert storage.list("") == ()
 
 
-def test_small_transfers_that_are_disturbed_do_not_make_the_bandwidth_larger(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, delays = Clock(), itertools.cycle([0.2, 0.0, 0.2])
+@pytest.mark.parametrize("disturbed", [2, 10])
+def test_small_transfers_that_are_disturbed_do_not_make_the_bandwidth_larger(
+    disturbed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, delays = Clock(), itertools.cycle([*[0.2] * disturbed, 0.0])
     monkeypatch.setattr(transfers, "time", clock)
 
     def move(body: bytes) -> None:
