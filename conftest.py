@@ -36,7 +36,8 @@ def logger_as_before() -> Iterator[None]:
     before = root.handlers[:], root.level, root.propagate
     yield
     root.handlers[:], root.propagate = before[0], before[2]
-    root.setLevel(before[1])
+    if root.level != before[1]:
+        root.setLevel(before[1])  # which makes every logger forget whether it is enabled
 
 
 def pytest_collection_finish() -> None:

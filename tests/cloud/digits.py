@@ -5,7 +5,6 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -31,6 +30,8 @@ def model() -> nn.Module:
 
 def data(steps: int) -> TensorDataset:
     """As many images and their digits as `steps` steps take."""
+    from sklearn.datasets import load_digits
+
     found = load_digits()
     images, digits = torch.tensor(found.images, dtype=torch.float32)[:, None] / 16, torch.tensor(found.target)
     return TensorDataset(images[: steps * BATCH], digits[: steps * BATCH])

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import botocore.session
-from cfnlint.schema import PROVIDER_SCHEMA_MANAGER
 
 from tests.cloud_emulation.lambda_runtime import REGION
 
@@ -51,6 +50,8 @@ def _permissions(handlers: Mapping[str, Any], verb: str) -> list[str]:
 
 
 def _schema(kind: str) -> dict[str, Any]:
+    from cfnlint.schema import PROVIDER_SCHEMA_MANAGER
+
     found: dict[str, Any] = PROVIDER_SCHEMA_MANAGER.get_resource_schema(REGION, kind).schema
     return found
 

@@ -1,7 +1,8 @@
 """Plans made by hand, cutting a model's layers evenly."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,9 +15,17 @@ from funcpipe.training.data import Batches
 momentum: Callable[..., torch.optim.Optimizer] = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 
 
-def even_plan(
-    model: nn.Module,
-    sample: tuple[torch.Tensor, ...],
+def even_plan(model: nn.Module, sample: tuple[torch.Tensor, ...], **how: Any) -> Plan:
+    """A plan for `model` as `even_plan_of` makes it for its layers."""
+    return even_plan_of(layer_names(model, sample), **how)
+
+
+def layer_names(model: nn.Module, sample: tuple[torch.Tensor, ...]) -> tuple[str, ...]:
+    return tuple(layer.name for layer in trace(model, sample).layers)
+
+
+def even_plan_of(
+    names: Sequence[str],
     *,
     stages: int,
     replicas: int,
@@ -30,7 +39,6 @@ def even_plan(
     schedule: ScheduleKind = ScheduleKind.GPIPE,
 ) -> Plan:
     """`micro_batches` is the number of each replica."""
-    names = [layer.name for layer in trace(model, sample).layers]
     return Plan(
         global_batch=micro_batch * micro_batches * replicas,
         micro_batch=micro_batch,

@@ -7,8 +7,6 @@ from contextlib import ExitStack
 from fnmatch import fnmatchcase
 from typing import Any
 
-from moto.iam.access_control import IAMPolicy, PermissionResult
-
 from tests.cloud_emulation.aws import AwsCloud
 from tests.cloud_emulation.lambda_runtime import ACCOUNT, REGION
 from tests.cloud_emulation.recording_proxy import RecordingProxy, Request
@@ -95,6 +93,8 @@ def granted(policy: dict[str, Any]) -> set[Right]:
 
 
 def refused(policy: dict[str, Any], needed: set[Right]) -> set[Right]:
+    from moto.iam.access_control import IAMPolicy, PermissionResult
+
     document = IAMPolicy(json.dumps(policy))
     return {
         (action, place)
