@@ -2,6 +2,7 @@
 
 import re
 import secrets
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,19 +18,30 @@ _RAY = re.compile(r"^ray::|/ray/")
 
 @contextmanager
 def environment_of_ray(folder: Path) -> Iterator[pytest.MonkeyPatch]:
-    """Within it Ray is started and ended; afterwards none of its processes is left.
+    """Within it Ray is started and ended; afterwards none of its processes is left, and signals do what they did.
 
     It finds its token in `folder`, or it would put one into the home folder; and it sends nothing to anybody.
     """
     token = folder / "token"
     token.write_text(_SECRET)
-    with pytest.MonkeyPatch.context() as patch:
+    with signals_as_before(), pytest.MonkeyPatch.context() as patch:
         patch.setenv(_TOKEN, str(token))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
         yield patch
     _, left = psutil.wait_procs(_processes_of(str(token)), timeout=_WITHIN_S)
     assert left == []
+
+
+@contextmanager
+def signals_as_before() -> Iterator[None]:
+    """Put back the handlers of signals, which Ray replaces in every process that starts it or connects to it."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _processes_of(token: str) -> list[psutil.Process]:

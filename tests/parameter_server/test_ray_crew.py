@@ -23,7 +23,7 @@ from funcpipe.platforms.machine_catalog import load_market
 from funcpipe.platforms.ray.address import RayAddress, Via
 from tests.parameter_server.conftest import RUN, adam_job
 from tests.parameter_server.test_loops import plain
-from tests.ray_here import environment_of_ray
+from tests.ray_here import environment_of_ray, signals_as_before
 
 pytestmark = [
     pytest.mark.xdist_group("ray"),
@@ -46,9 +46,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         from funcpipe.platforms.ray.connection import connected
 
         head = {"num_cpus": 0, "resources": {SERVER: 1}, "include_dashboard": False, "temp_dir": str(folder), **NODE}
-        made = Cluster(initialize_head=True, head_node_args=head)
+        made = Cluster()
         try:
-            made.add_node(num_cpus=2, resources={MACHINE: 2}, **NODE)
+            with signals_as_before():
+                made.add_node(**head)
+                made.add_node(num_cpus=2, resources={MACHINE: 2}, **NODE)
             with connected(RayAddress(via=Via.GCS, endpoint=made.address)):
                 yield made
         finally:
@@ -81,7 +83,8 @@ def test_a_node_is_taken_back_and_the_server_dies_and_the_result_is_that_of_one_
     from funcpipe.parameter_server.ray_crew import RayCrew
 
     job, history = adam_job(), History()
-    spot = cluster.add_node(num_cpus=1, resources={"spot": 1}, **NODE)
+    with signals_as_before():
+        spot = cluster.add_node(num_cpus=1, resources={"spot": 1}, **NODE)
     done_at: list[float] = []
 
     with RayCrew(

@@ -1,10 +1,13 @@
 import os
+import signal
 import threading
+from pathlib import Path
 
 import pytest
 
 from funcpipe.platforms.memory import PeakMemory
 from funcpipe.platforms.ray.process import OUT_OF_MEMORY, MemoryWatch, printed_in_order
+from tests.ray_here import environment_of_ray
 
 
 def test_what_is_printed_goes_where_lines_are_logged_and_then_does_not(capfd: pytest.CaptureFixture[str]) -> None:
@@ -13,6 +16,13 @@ def test_what_is_printed_goes_where_lines_are_logged_and_then_does_not(capfd: py
         os.write(1, b"printed\n")
     os.write(1, b"afterwards\n")
     assert capfd.readouterr() == ("afterwards\n", "logged\nprinted\n")
+
+
+def test_what_ray_makes_of_signals_ends_with_a_ray_of_tests(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with environment_of_ray(tmp_path):
+        signal.signal(signal.SIGTERM, lambda number, frame: None)
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_function_beyond_its_memory_says_so_and_ends() -> None:
