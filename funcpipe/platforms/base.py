@@ -53,6 +53,12 @@ class Storage(Protocol):
     def list(self, prefix: str) -> tuple[str, ...]:
         """The keys that begin with `prefix`, sorted."""
 
+    def touch(self, key: str) -> None:
+        """Make an object as young as one that is written now, where some are deleted by their age; raises KeyMissing.
+
+        It stays as it is. One that others write or remove at the same time may come out as it was before.
+        """
+
     def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
         """Pause, without a request: until `timeout_s` are over, `cancel` is set or, if `watches`, the object is there.
 

@@ -74,6 +74,10 @@ class Routed:
         asked = {id(store): store for store in (self._stores[kind] for kind in _kinds_below(prefix))}
         return tuple(sorted({key for store in asked.values() for key in store.list(prefix)}))
 
+    def touch(self, key: str) -> None:
+        """As the storage of its kind."""
+        self._of(key).touch(key)
+
     def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
         """As the storage of its kind."""
         self._of(key).wait(key, timeout_s, cancel)

@@ -61,6 +61,10 @@ class StorageWrapper:
         """The keys that begin with `prefix`, sorted."""
         return self._ask(f"list {prefix}", lambda: self._store.list(prefix))
 
+    def touch(self, key: str) -> None:
+        """Make an object as young as one that is written now; raises KeyMissing."""
+        self._ask(f"touch {key}", lambda: self._store.touch(key))
+
     def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
         """Pause, without a request, as the wrapped storage does."""
         self._store.wait(key, timeout_s, cancel)
@@ -116,6 +120,13 @@ class Counted(StorageWrapper):
         counted = RequestCounts(lists=max(-(-len(keys) // LIST_KEYS), 1))
         self._meter.add(counted, kind if kind in self._kinds else self._kinds[0])
         return keys
+
+    def touch(self, key: str) -> None:
+        """Make an object as young as one that is written now; counted as a put, as S3 and OSS bill copies."""
+        try:
+            self._store.touch(key)
+        finally:
+            self._meter.add(RequestCounts(puts=1), kind_of(key))
 
 
 class Retried(StorageWrapper):

@@ -182,6 +182,11 @@ class FencedStorage(StorageWrapper):
         self._fence.check()
         super().delete_many(keys)
 
+    def touch(self, key: str) -> None:
+        """Make an object young, behind the fence."""
+        self._fence.check()
+        super().touch(key)
+
 
 @dataclass(frozen=True, slots=True)
 class LastAttempt:

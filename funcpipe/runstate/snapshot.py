@@ -88,6 +88,10 @@ class Snapshot(StorageWrapper):
         """Refuse."""
         raise PermissionError(f"{len(keys)} objects are only looked at")
 
+    def touch(self, key: str) -> None:
+        """Refuse."""
+        raise PermissionError(f"{key} is only looked at")
+
     def _listed(self, prefix: str) -> tuple[str, ...]:
         if prefix not in self._lists:
             self._asked += RequestCounts(lists=1)

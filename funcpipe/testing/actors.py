@@ -160,6 +160,10 @@ class AskingStorage:
         assert isinstance(answer, tuple)
         return answer
 
+    def touch(self, key: str) -> None:
+        """Nothing, as no object has an age here; raises KeyMissing."""
+        self.get(key)
+
     def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
         """Pause until the object is there, or `timeout_s` are over, in which the others may do nothing."""
         self._ask(Request("wait", key, seconds=timeout_s))

@@ -53,6 +53,12 @@ class MemoryStorage:
         with self._lock:
             return tuple(sorted(key for key in self._objects if key.startswith(prefix)))
 
+    def touch(self, key: str) -> None:
+        """Nothing, as no object has an age here; raises KeyMissing."""
+        with self._lock:
+            if key not in self._objects:
+                raise KeyMissing(key)
+
     def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
         """Pause until the object is there, `timeout_s` are over or `cancel` is set."""
         ends_s = time.monotonic() + timeout_s

@@ -177,6 +177,10 @@ class MadeUpShards:
         """Nothing can be removed: StorageError."""
         self.delete(keys[0])
 
+    def touch(self, key: str) -> None:
+        """Nothing, as each object is made when it is read."""
+        self._object(key)
+
     def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
         """Pause for `timeout_s`, or until `cancel` is set."""
         cancel.wait(timeout_s)

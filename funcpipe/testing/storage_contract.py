@@ -93,6 +93,18 @@ class StorageContract:
         store.delete_many([f"run-1/many-{number}" for number in range(DELETE_BATCH + 1)] + ["run-1/e"])
         assert store.list("") == ("run-2/a",)
 
+    def test_a_touched_object_stays_as_it_is(self, store: Storage) -> None:
+        """An empty one, too; a missing one is an error that names it."""
+        for key, data in (("run/a/b-1", _BODY), ("run/empty", b"")):
+            store.put(key, data)
+            for _ in range(2):
+                store.touch(key)
+            assert store.get(key) == data
+        assert "'run/a'" in str(_raised(KeyMissing, lambda: store.touch("run/a")))
+        store.delete("run/empty")
+        assert "'run/empty'" in str(_raised(KeyMissing, lambda: store.touch("run/empty")))
+        assert store.list("") == ("run/a/b-1",)
+
     def test_readers_see_all_of_an_object_or_none_of_it(self, store: Storage) -> None:
         """While another thread replaces it."""
         bodies = [bytes([value]) * 200_000 for value in range(4)]

@@ -18,7 +18,7 @@ BUCKET = "funcpipe-contract--use1-az4--x-s3"
 PAGE = 100
 """Keys of a page of a list: fewer than 1000, as the documentation allows, so that there are several."""
 
-_UNSUPPORTED = ("x-amz-acl", "x-amz-tagging", "x-amz-website-redirect-location")
+_UNSUPPORTED = ("x-amz-acl", "x-amz-tagging", "x-amz-tagging-directive", "x-amz-website-redirect-location")
 _NAMESPACE = "{http://s3.amazonaws.com/doc/2006-03-01/}"
 
 
@@ -53,17 +53,18 @@ class ExpressExchange(Exchange):
             self.list_objects(query)
         else:
             self.path = parts._replace(path=quote(f"/{self.server.behind}/{key}")).geturl()
+            if "x-amz-copy-source" in self.headers:
+                source = self.headers["x-amz-copy-source"].removeprefix(f"{BUCKET}/")
+                self.headers.replace_header("x-amz-copy-source", f"{self.server.behind}/{source}")
             self.relay()
 
     do_GET = do_PUT = do_DELETE = do_POST = do_HEAD = handle_request
 
     def objection(self, key: str, query: dict[str, str]) -> tuple[int, str, str] | None:
         """Why Express refuses the request: status, code and words."""
-        token, signed = self.headers.get("x-amz-s3session-token", ""), self.headers.get("Authorization", "")
-        if token not in self.server.sessions or "x-amz-security-token" in self.headers:
-            return 403, "AccessDenied", "a request needs the token of a session, and no other"
-        if f"Credential={self.server.sessions[token]}/" not in signed or "/s3express/aws4_request" not in signed:
-            return 403, "AccessDenied", "a request is signed for s3express with the key of its session"
+        refused = self.unsigned()
+        if refused is not None:
+            return 403, "AccessDenied", refused
         for name in _UNSUPPORTED:
             if name in self.headers:
                 return 400, "InvalidRequest", f"{name} is not supported by directory buckets"
@@ -78,6 +79,18 @@ class ExpressExchange(Exchange):
         sums = [name for name in self.headers if name.lower().startswith(("x-amz-checksum-", "content-md5"))]
         if "delete" in query and not sums:
             return 400, "InvalidRequest", "deleting many objects needs a checksum"
+        return None
+
+    def unsigned(self) -> str | None:
+        """What is wrong with the signature: a copy has IAM's credentials, says its page, all else a session's."""
+        token, signed = self.headers.get("x-amz-s3session-token", ""), self.headers.get("Authorization", "")
+        of_express = "/s3express/aws4_request" in signed
+        if "x-amz-copy-source" in self.headers:
+            return None if of_express and not token else "a copy is signed for s3express with lasting credentials"
+        if token not in self.server.sessions or "x-amz-security-token" in self.headers:
+            return "a request needs the token of a session, and no other"
+        if f"Credential={self.server.sessions[token]}/" not in signed or not of_express:
+            return "a request is signed for s3express with the key of its session"
         return None
 
     def refuse(self, status: int, code: str, words: str) -> None:

@@ -1,9 +1,10 @@
-"""A small server for Alibaba's OSS protocol: put, get with ranges, delete and list, every signature checked.
+"""A small server for Alibaba's OSS protocol: put, get with ranges, copy, delete and list, every signature checked.
 
-After the documentation of PutObject, GetObject, DeleteMultipleObjects, ListObjectsV2 and of signature version 4 of OSS;
-written apart from the SDK that talks to it. Buckets are in the path. Objects may be put into any bucket; those of
-`buckets` were made, and have a lifecycle, as the documentation of PutBucket, PutBucketLifecycle, GetBucketInfo and
-DeleteBucket has it. By a domain of `domains` a bucket is reached without its name in the path. To a `new_account`
+After the documentation of PutObject, GetObject, CopyObject, UploadPartCopy and what belongs to it, HeadObject,
+DeleteMultipleObjects, ListObjectsV2 and of signature version 4 of OSS; written apart from the SDK that talks to it.
+Buckets are in the path. Objects may be put into any bucket; those of `buckets` were made, and have a lifecycle, as the
+documentation of PutBucket, PutBucketLifecycle, GetBucketInfo and DeleteBucket has it. One copy takes at most
+`one_copy_bytes`. By a domain of `domains` a bucket is reached without its name in the path. To a `new_account`
 objects are open by such domains only, as in mainland China to accounts since 2025-03-20
 (alibabacloud.com/help/en/object-storage-service/latest/map-custom-domain-names-1, 2025-12).
 """
@@ -36,6 +37,9 @@ class OssServer(ThreadingHTTPServer):
         self.new_account = False
         self.domains: dict[str, str] = {}
         self.objects: dict[str, bytes] = {}
+        self.written: dict[str, int] = {}
+        self.one_copy_bytes = 2**30
+        self.uploads: dict[str, dict[int, bytes]] = {}
         self.buckets: dict[str, bytes] = {}
         self.lock = threading.Lock()
 
@@ -55,12 +59,54 @@ class _Handler(BaseHTTPRequestHandler):
         if self._bucket is not None:
             self._put_bucket(body)
             return
+        if "x-oss-copy-source" in self.headers:
+            self._copy()
+            return
         with self.server.lock:
             if self.headers.get("x-oss-forbid-overwrite") == "true" and self._key in self.server.objects:
                 self._fail(409, "FileAlreadyExists", "The object you specified already exists.")
                 return
-            self.server.objects[self._key] = body
+            self._write(body)
         self._answer(200, b"", ETag='"0"')
+
+    def _write(self, body: bytes) -> None:
+        """Make the object be `body`, written later than all others; the lock is held."""
+        self.server.objects[self._key] = body
+        self.server.written[self._key] = 1 + max(self.server.written.values(), default=0)
+
+    def _copy(self) -> None:
+        """CopyObject, or UploadPartCopy with a number of a part."""
+        source, part = unquote(self.headers["x-oss-copy-source"]).removeprefix("/"), self._query.get("partNumber")
+        with self.server.lock:
+            body, upload = self.server.objects.get(source), self.server.uploads.get(self._query.get("uploadId", ""))
+            if body is None:
+                self._fail(404, "NoSuchKey", "The specified key does not exist.")
+                return
+            first, _, last = (
+                self.headers.get("x-oss-copy-source-range", "bytes=0-").removeprefix("bytes=").partition("-")
+            )
+            copied = body[int(first) : int(last) + 1 if last else None]
+            if len(copied) > self.server.one_copy_bytes:
+                self._fail(400, "InvalidArgument", "The size of the copy source is too large; use upload part copy.")
+                return
+            if part is None:
+                self._write(copied)
+            elif upload is None:
+                self._fail(404, "NoSuchUpload", "The specified multipart upload does not exist.")
+                return
+            else:
+                upload[int(part)] = copied
+        kind = "CopyObjectResult" if part is None else "CopyPartResult"
+        text = f'<{kind}><LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>"0"</ETag></{kind}>'
+        self._answer(200, text.encode(), ETag='"0"')
+
+    def do_HEAD(self) -> None:
+        if not self._is_admitted():
+            return
+        body = self.server.objects.get(self._key)
+        self.send_response(404 if body is None else 200)
+        self.send_header("Content-Length", str(len(body or b"")))
+        self.end_headers()
 
     def do_GET(self) -> None:
         if not self._is_admitted():
@@ -96,13 +142,19 @@ class _Handler(BaseHTTPRequestHandler):
             self._delete_bucket()
             return
         with self.server.lock:
-            self.server.objects.pop(self._key, None)
+            if "uploadId" in self._query:
+                self.server.uploads.pop(self._query["uploadId"], None)
+            else:
+                self.server.objects.pop(self._key, None)
         self._answer(204, b"")
 
     def do_POST(self) -> None:
-        """Of all posts only DeleteMultipleObjects; an object of the name "undeletable" is not deleted."""
+        """Posts for uploads in parts, and DeleteMultipleObjects; an object called "undeletable" is not deleted."""
         body = self.rfile.read(int(self.headers["Content-Length"]))
         if not self._is_admitted():
+            return
+        if self._bucket is None:
+            self._post_upload(body)
             return
         if "delete" not in self._query or base64.b64encode(hashlib.md5(body).digest()) != self._md5:
             self._fail(400, "InvalidDigest", "The Content-MD5 you specified is not valid.")
@@ -115,6 +167,28 @@ class _Handler(BaseHTTPRequestHandler):
         items = "".join(f"<Deleted><Key>{escape(quote(key))}</Key></Deleted>" for key in deleted)
         text = f"<DeleteResult><EncodingType>url</EncodingType>{items}</DeleteResult>"
         self._answer(200, text.encode())
+
+    def _post_upload(self, body: bytes) -> None:
+        """InitiateMultipartUpload, or CompleteMultipartUpload: all parts but the last have more than 100 KB."""
+        bucket, _, key = self._key.partition("/")
+        with self.server.lock:
+            if "uploads" in self._query:
+                upload = f"upload-{len(self.server.uploads)}"
+                self.server.uploads[upload] = {}
+                names = f"<Bucket>{bucket}</Bucket><Key>{escape(key)}</Key><UploadId>{upload}</UploadId>"
+                text = f"<InitiateMultipartUploadResult>{names}</InitiateMultipartUploadResult>"
+                self._answer(200, text.encode())
+                return
+            parts = self.server.uploads.get(self._query["uploadId"], {})
+            named = [int(str(number.text)) for number in ElementTree.fromstring(body).iter("PartNumber")]
+            if not named or named != sorted(named) or not parts.keys() >= set(named):
+                self._fail(400, "InvalidPart", "One or more of the specified parts could not be found.")
+            elif any(len(parts[number]) <= 100 * 1024 for number in named[:-1]):
+                self._fail(400, "EntityTooSmall", "Your proposed upload smaller than the minimum allowed size.")
+            else:
+                self._write(b"".join(parts[number] for number in named))
+                del self.server.uploads[self._query["uploadId"]]
+                self._answer(200, b"", ETag='"0"')
 
     def _put_bucket(self, body: bytes) -> None:
         if "lifecycle" in self._query:

@@ -45,6 +45,7 @@ REQUESTS: dict[str, Callable[[Storage], object]] = {
     "delete": lambda store: store.delete("k"),
     "delete many": lambda store: store.delete_many(["k"]),
     "list": lambda store: store.list("k"),
+    "touch": lambda store: store.touch("k"),
 }
 
 

@@ -23,6 +23,12 @@ They may make and remove buckets. alibabacloud.com/help/en/object-storage-servic
 2025-12.
 """
 
+ONE_COPY_BYTES = 2**30
+"""What one copy surely takes; the documentation has the limit for copies between buckets, or for all of them.
+
+alibabacloud.com/help/en/oss/developer-reference/copyobject, 2025-12, and uploadpartcopy, 2026-09.
+"""
+
 _BY_DOMAIN = (
     "accounts that activated OSS after 2025-03-20 reach objects in mainland China from outside only by a custom domain "
     "of the bucket: map one and add &domain=https://… to the platform's URL, or write it for endpoint=… in the "
@@ -116,6 +122,33 @@ class OssStorage:
         with self._errors_of(prefix):
             found = oss2.ObjectIteratorV2(self._bucket, prefix=self._prefix + prefix, max_keys=1000, max_retries=1)
             return tuple(sorted(item.key[len(self._prefix) :] for item in found))
+
+    def touch(self, key: str) -> None:
+        """Copy an object onto itself, in parts if it is too large for one copy; raises KeyMissing."""
+        name = self._prefix + key
+        with self._errors_of(key):
+            try:
+                self._bucket.copy_object(
+                    self._bucket.bucket_name, name, name, headers={"x-oss-metadata-directive": "REPLACE"}
+                )
+            except oss2.exceptions.ServerError as error:
+                size = self._bucket.head_object(name).content_length if error.status == 400 else 0
+                if size <= ONE_COPY_BYTES:
+                    raise
+                self._copy_in_parts(name, size)
+
+    def _copy_in_parts(self, name: str, size: int) -> None:
+        upload = self._bucket.init_multipart_upload(name).upload_id
+        try:
+            parts = []
+            for number, first in enumerate(range(0, size, ONE_COPY_BYTES), start=1):
+                span = first, min(first + ONE_COPY_BYTES, size) - 1
+                copied = self._bucket.upload_part_copy(self._bucket.bucket_name, name, span, name, upload, number)
+                parts.append(oss2.models.PartInfo(number, copied.etag))
+            self._bucket.complete_multipart_upload(name, upload, parts)
+        except BaseException:
+            self._bucket.abort_multipart_upload(name, upload)
+            raise
 
     def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
         """Pause for `timeout_s`, or until `cancel` is set: a bucket does not tell what comes."""

@@ -118,6 +118,17 @@ class S3Storage:
             found = [item["Key"] for page in pages for item in page.get("Contents", ())]
         return tuple(sorted(key[len(self._prefix) :] for key in found if key.startswith(begins)))
 
+    def touch(self, key: str) -> None:
+        """Copy an object onto itself; raises KeyMissing.
+
+        S3 refuses such a copy unless something changes, and so its metadata, which is nothing, is replaced by nothing.
+        What one put has written is not too large for it (5 GB:
+        docs.aws.amazon.com/AmazonS3/latest/API/API_CopyObject.html, 2026-11).
+        """
+        place = {"Bucket": self._bucket, "Key": self._prefix + key}
+        with self._errors_of(key):
+            self._client.copy_object(**place, CopySource=place, MetadataDirective="REPLACE")
+
     def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
         """Pause for `timeout_s`, or until `cancel` is set: a bucket does not tell what comes."""
         cancel.wait(timeout_s)

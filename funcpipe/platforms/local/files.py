@@ -108,6 +108,16 @@ class FileStorage:
             below = f"{folder}/" if folder else ""
             return tuple(sorted(key for key in self._below(below) if key.startswith(prefix)))
 
+    def touch(self, key: str) -> None:
+        """Give a file the time of now; raises KeyMissing."""
+        path = self._path(key)
+        with self._errors_of("touch", path):
+            try:
+                with open(path, "rb", opener=_open_no_link) as file:
+                    os.utime(file.fileno())
+            except _ABSENT:
+                raise KeyMissing(key) from None
+
     def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
         """Pause until the object is there, `timeout_s` are over or `cancel` is set."""
         path = self._path(key)

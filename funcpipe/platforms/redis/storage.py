@@ -122,6 +122,12 @@ class RedisStorage:
             found = {name.decode() for name in self._client.scan_iter(match=pattern, count=_SCANNED)}
         return tuple(sorted(name[len(self._prefix) :] for name in found))
 
+    def touch(self, key: str) -> None:
+        """Nothing, as no object has an age here; raises KeyMissing."""
+        with self._errors_of(key):
+            if not self._client.exists(self._name_of(key)):
+                raise KeyMissing(key)
+
     def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
         """Pause for `timeout_s`, or until `cancel` is set: the server is not asked to tell what comes."""
         cancel.wait(timeout_s)
