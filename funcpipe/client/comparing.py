@@ -4,7 +4,6 @@ A run belongs to the newest comparison that has a way with its plan, or with the
 samples. What goes wrong is a warning, and no failure of what the user wants.
 """
 
-import logging
 import time
 
 from funcpipe.client.job import Job
@@ -13,11 +12,8 @@ from funcpipe.client.results import RunResult
 from funcpipe.client.server_run import ServerResult
 from funcpipe.core.comparison import ComparedWay, Comparison, WayRun
 from funcpipe.core.provision import Provision, ProvisionTable
-from funcpipe.errors import FuncPipeError
-from funcpipe.history.journal import Entry, append, history_file, read_all
+from funcpipe.history.journal import Entry, append, filing, history_file, read_all
 from funcpipe.provision.hindsight import comparison_of, plan_key, way_key
-
-_log = logging.getLogger(__name__)
 
 
 def filed(table: ProvisionTable) -> ProvisionTable:
@@ -93,10 +89,6 @@ def _compared(key: str, samples: int) -> tuple[Comparison, ComparedWay] | None:
 
 
 def _file(what: str, entry: Entry) -> None:
-    path = history_file()
-    if path is None:
-        return
-    try:
-        append(path, [entry])
-    except (OSError, FuncPipeError) as error:
-        _log.warning("%s is not in the history: %s", what, error)
+    with filing(what):
+        if (path := history_file()) is not None:
+            append(path, [entry])

@@ -1,6 +1,5 @@
 """What a run took beside what its plan predicted, filed in the local history when the run has ended."""
 
-import logging
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from statistics import mean, median
@@ -10,8 +9,7 @@ from funcpipe.client.prepare import PreparedRun
 from funcpipe.client.results import RunResult
 from funcpipe.core import Estimate, Observation, Plan, PlatformSpec, Quantity, Resource, Trace
 from funcpipe.core.names import worker_name
-from funcpipe.errors import FuncPipeError
-from funcpipe.history.journal import append, history_file
+from funcpipe.history.journal import append, filing, history_file
 from funcpipe.history.learned import sizes_of
 from funcpipe.platforms.catalog import LOCAL
 from funcpipe.report.compare import full_steps, typical_iteration_s
@@ -19,21 +17,16 @@ from funcpipe.report.compare import full_steps, typical_iteration_s
 _COMPUTE = ("forward", "backward")
 _TRANSFER = ("put-activation", "get-activation", "put-gradient", "get-gradient")
 
-_log = logging.getLogger(__name__)
-
 
 def file_run(prepared: PreparedRun, result: RunResult) -> None:
     """File what the run took, if its plan has predicted it; what goes wrong is a warning, and no failure of the run."""
-    path = history_file()
-    if path is None:
-        return
-    try:
+    with filing(f"run {result.run}"):
+        if (path := history_file()) is None:
+            return
         spec = prepared.platform.spec
         ran_on = place_of(prepared.platform.url, spec)
         append(path, observed(prepared.job.plan, spec, result, ran_on=ran_on))
         file_way_run(prepared, result, ran_on=ran_on)
-    except (OSError, FuncPipeError) as error:
-        _log.warning("run %s is not in the history: %s", result.run, error)
 
 
 def place_of(url: str, spec: PlatformSpec) -> str:

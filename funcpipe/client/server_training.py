@@ -1,7 +1,6 @@
 """Training around a parameter server from beginning to end: what it is run on, the run, the bill."""
 
 import functools
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from funcpipe.client.server_run import ServerResult, ServerRun, trained
 from funcpipe.core import PlatformSpec, RunLimits, RunSettings
 from funcpipe.core.market import HOUR_S, Market
 from funcpipe.core.provision import SERVER_ROLE, CostItem, Provision, Rented
+from funcpipe.core.user_folders import temporary_folder
 from funcpipe.errors import InvalidValue, PlanError
 from funcpipe.parameter_server.values import ServerWorker
 from funcpipe.platforms.catalog import LOCAL, open_storage
@@ -158,7 +158,7 @@ def train_on_cluster(
     with ExitStack() as stack:
         url = settings.storage
         if url is None:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="funcpipe-"))
+            folder = stack.enter_context(temporary_folder())
             url = Path(folder).resolve().as_uri()
         storage = open_storage(url)
         refuse_if_others_lie(storage, name)

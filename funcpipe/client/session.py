@@ -2,13 +2,13 @@
 
 import contextlib
 import functools
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from funcpipe.client.site import Site, open_local, open_ray
 from funcpipe.core import PlatformSpec, RunSettings
+from funcpipe.core.user_folders import temporary_folder
 from funcpipe.errors import InvalidValue
 from funcpipe.platforms.base import OpenPlatform, Platform, Storage
 from funcpipe.platforms.catalog import (
@@ -113,6 +113,6 @@ def _storage(
     if is_deployment(platform):
         urls = open_deployment(platform).storage_urls
         return urls.functions, open_storage(urls.client, retry_s=retry_s, meter=meter)
-    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="funcpipe-"))
+    folder = stack.enter_context(temporary_folder())
     url = Path(folder).resolve().as_uri()
     return url, open_storage(url, retry_s=retry_s, meter=meter)

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from funcpipe.core import Comparison, Observation, WayRun, from_text, to_text
-from funcpipe.errors import FormatError
+from funcpipe.core.user_folders import data_folder
+from funcpipe.errors import FormatError, FuncPipeError
 
 FILE = "FUNCPIPE_HISTORY"
 """The environment variable with the file; empty for no history."""
@@ -52,12 +53,20 @@ class History:
 
 
 def history_file() -> Path | None:
-    """Where the history lies; None if it is turned off."""
+    """Where the history lies; None if it is turned off. Raises OSError where there is no place for it."""
     told = os.environ.get(FILE)
     if told is not None:
         return Path(told).expanduser() if told else None
-    data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-    return Path(data).expanduser() / "funcpipe" / "history.jsonl"
+    return data_folder() / "history.jsonl"
+
+
+@contextmanager
+def filing(what: str) -> Iterator[None]:
+    """Let what goes wrong as `what` is filed in the history be a warning, and no failure of a run."""
+    try:
+        yield
+    except (OSError, FuncPipeError) as error:
+        _log.warning("%s is not in the history: %s; %s names another file, or none if it is empty", what, error, FILE)
 
 
 def append(path: Path, entries: Sequence[Entry], *, most_bytes: int = MOST_BYTES, lock_s: float = LOCK_S) -> None:
@@ -91,15 +100,15 @@ def read_all(path: Path | None = None) -> History:
 
     Damaged lines are left out, and so is a file that cannot be read, each with a warning in the log.
     """
-    path = path or history_file()
-    if path is None:
-        return History()
     try:
+        path = path or history_file()
+        if path is None:
+            return History()
         found = [entry for _, entry in _entries(path, path.read_bytes()) if entry is not None]
     except FileNotFoundError:
         return History()
     except OSError as error:
-        _log.warning("the history %s cannot be read: %s", path, error)
+        _log.warning("the history cannot be read: %s", error)
         return History()
     return History(
         observations=tuple(entry for entry in found if isinstance(entry, Observation)),

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from funcpipe.core.run_key import RunKey
+from funcpipe.core.user_folders import state_folder
+from funcpipe.errors import InputError
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.signed_storage import SignedStorage
@@ -25,12 +27,21 @@ class KeyFolder:
     """The keys in a folder, and the one in the environment."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._folder = folder or _default_folder()
+        self._folder = folder
 
     def keep(self, keys: Keys, run_key: RunKey) -> None:
-        """Keep the key of a generation. Nobody else may read it."""
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = os.open(self._file(keys), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        """Keep the key of a generation. Nobody else may read it. Raises InputError where nothing can be kept."""
+        try:
+            path = self._file(keys)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            raise
+        except OSError as error:
+            raise InputError(
+                f"the key of run {keys.run} cannot be kept: {error}; without it nobody can look after the run: set "
+                f"{FOLDER} to a folder that can be written and lasts as long as the run"
+            ) from error
         with open(file, "w", encoding="ascii") as opened:
             opened.write(f"{run_key.text}\n")
 
@@ -52,7 +63,7 @@ class KeyFolder:
                 self._file(keys).unlink(missing_ok=True)
 
     def _file(self, keys: Keys) -> Path:
-        return self._folder / f"{keys.run}.{keys.generation:04d}-{keys.nonce}"
+        return (self._folder or _default_folder()) / f"{keys.run}.{keys.generation:04d}-{keys.nonce}"
 
 
 def signed(storage: Storage) -> Storage:
@@ -64,5 +75,4 @@ def _default_folder() -> Path:
     told = os.environ.get(FOLDER)
     if told:
         return Path(told)
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(state) / "funcpipe" / "keys"
+    return state_folder() / "keys"

@@ -8,12 +8,13 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
 from funcpipe.core.log_lines import RawLine
 from funcpipe.core.logs import kept
+from funcpipe.core.user_folders import state_folder
 
 FOLDER = "FUNCPIPE_LOG_DIR"
 """The environment variable with the folder."""
@@ -39,13 +40,11 @@ def log_file(run: str, name: str) -> Path:
 @contextmanager
 def kept_by_client(run: str) -> Iterator[None]:
     """Keep what this process, the client of `run`, logs, as its functions' lines are kept."""
-    try:
-        path = log_file(run, CLIENT)
-    except OSError as error:
-        _log.warning("the log of run %s is not kept: %s", run, error)
-        yield
-        return
-    with kept(str(path), run=run, worker=CLIENT):
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(kept(str(log_file(run, CLIENT)), run=run, worker=CLIENT))
+        except OSError as error:
+            _log.warning("the log of run %s is not kept: %s; %s names another folder", run, error, FOLDER)
         yield
 
 
@@ -64,8 +63,7 @@ def _folder_of(run: str) -> Path:
 def _root() -> Path:
     if folder := os.environ.get(FOLDER):
         return Path(folder)
-    state = os.environ.get("XDG_STATE_HOME")
-    return (Path(state) if state else Path.home() / ".local" / "state") / "funcpipe" / "logs"
+    return state_folder() / "logs"
 
 
 def _remove_old(root: Path) -> None:

@@ -9,7 +9,7 @@ import time
 
 from funcpipe.core import logs
 from funcpipe.core.log_lines import PRINTED
-from funcpipe.platforms.local.log_files import log_file
+from funcpipe.platforms.local.log_files import FOLDER, log_file
 
 _CHUNK = 4096  # a pipe that can be written to takes so much at once: POSIX, PIPE_BUF
 _CHUNKS = 256  # the most that a pipe holds, 1 MiB unless the system was told otherwise: pipe(7)
@@ -33,7 +33,7 @@ class FunctionOutput:
             self._path = str(log_file(run, f"{worker}.a{attempt}"))
             self._file = os.open(self._path, _APPEND, 0o600)
         except OSError as error:
-            self.trouble = f"the logs of functions are not kept: {error}"
+            self.trouble = f"the logs of functions are not kept: {error}; {FOLDER} names another folder"
             self._file = os.open(os.devnull, _APPEND)
         self._pipes = [os.pipe() for _ in _STREAMS]
         self._copies: list[_Copy] = []
