@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 
 from funcpipe.core import checks
 from funcpipe.core.requests import RequestCounts
+from funcpipe.core.urls import without_secrets
 from funcpipe.errors import InvalidValue
 
 GB = 2**30
@@ -175,7 +176,9 @@ def urls_by_kind(storage: str) -> dict[str, str]:
     _, *parts = _BY_KIND.split(storage)
     urls = dict(zip(parts[::2], parts[1::2], strict=True))
     if DEFAULT not in urls or not all(urls.values()):
-        raise InvalidValue("storage", storage, "must have a URL for each kind it names, and for default")
+        raise InvalidValue(
+            "storage", without_secrets(storage), "must have a URL for each kind it names, and for default"
+        )
     return urls
 
 

@@ -1,15 +1,16 @@
 """The platforms that funcpipe knows by name, their storage, and specifications read from files."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from funcpipe.core import PlatformSpec, from_text, read
 from funcpipe.core.extras import needed_from
 from funcpipe.core.stores import DEFAULT, KINDS, urls_by_kind
+from funcpipe.core.urls import url_parts, without_secrets
 from funcpipe.errors import InvalidValue
 from funcpipe.platforms.base import Deployment, Platform, Storage
 from funcpipe.platforms.local.files import FileStorage
@@ -65,18 +66,19 @@ def open_storage(url: str, *, retry_s: float = RETRY_S, meter: RequestMeter | No
 
 def _open_one(url: str, *, retry_s: float, meter: RequestMeter | None, kinds: Sequence[str]) -> Storage:
     """The storage at one `url`, where objects of `kinds` lie."""
-    parts = urlsplit(url)
-    if parts.username is not None or parts.password is not None:
-        where = "REDIS_USERNAME and REDIS_PASSWORD of the environment" if _is_redis(parts.scheme) else "the environment"
-        raise InvalidValue("storage", _without_user(url), f"must not hold credentials; set them in {where}")
-    store = _open_unretried(parts._replace(fragment="").geturl())
+    parts, options = _storage_parts(url)
+    store = _open_unretried(url, parts, options)
     store = Retried(store if meter is None else Counted(store, meter, kinds=kinds), deadline_s=retry_s)
     return read_link(parts.fragment).impose(store) if parts.fragment else store
 
 
-def _open_unretried(url: str) -> Storage:
-    parts = urlsplit(url)
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+def _storage_parts(url: str) -> tuple[SplitResult, dict[str, str]]:
+    is_redis = _is_redis(url.partition("://")[0])
+    where = "REDIS_USERNAME and REDIS_PASSWORD of the environment" if is_redis else "the environment"
+    return url_parts("storage", url, credentials=where)
+
+
+def _open_unretried(url: str, parts: SplitResult, options: Mapping[str, str]) -> Storage:
     match parts.scheme:
         case "file" if parts.path and not parts.netloc and not options:
             return FileStorage(unquote(parts.path))
@@ -95,24 +97,27 @@ def _open_unretried(url: str) -> Storage:
             endpoint = options["domain" if cname else "endpoint"]
             return OssStorage(parts.netloc, unquote(parts.path), endpoint=endpoint, region=region, cname=cname)
         case scheme if _is_redis(scheme) and parts.hostname and options.keys() <= {"prefix"} and all(options.values()):
-            return _open_redis(url)
+            return _open_redis(url, parts, options.get("prefix", ""))
         case _:
-            raise InvalidValue("storage", url, _storage_rule(parts.scheme, url))
+            raise _no_storage(url, parts)
 
 
-def _open_redis(url: str) -> Storage:
-    parts = urlsplit(url)
+def _open_redis(url: str, parts: SplitResult, prefix: str) -> Storage:
     try:
         database, port = int(parts.path.strip("/") or 0), parts.port
     except ValueError:
-        raise InvalidValue("storage", url, _storage_rule(parts.scheme, url)) from None
+        raise _no_storage(url, parts) from None
     with needed_from("redis"):
         from funcpipe.platforms.redis.storage import DEFAULT_PORT, RedisStorage
 
-    prefix = dict(parse_qsl(parts.query)).get("prefix", "")
     return RedisStorage(
         parts.hostname or "", port or DEFAULT_PORT, database=database, prefix=prefix, tls=parts.scheme == "rediss"
     )
+
+
+def _no_storage(url: str, parts: SplitResult) -> InvalidValue:
+    shown = without_secrets(url)
+    return InvalidValue("storage", shown, _storage_rule(parts.scheme, shown))
 
 
 def _storage_rule(scheme: str, url: str) -> str:
@@ -180,8 +185,7 @@ def open_deployment(url: str, *, meter: RequestMeter | None = None) -> Deploymen
     stands for all its services; for AWS the environment's AWS_ENDPOINT_URL does. A `domain` there is a custom domain of
     the bucket, by which clients reach it. `meter` counts what it asks of its bucket to watch and stop functions.
     """
-    parts = urlsplit(url if "://" in url else f"{url}://funcpipe")
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    parts, options = url_parts("platform", url if "://" in url else f"{url}://funcpipe")
     match parts.scheme:
         case "aws-lambda" if parts.netloc and not parts.path and options.keys() <= {"region"}:
             with needed_from("aws"):
@@ -199,15 +203,10 @@ def open_deployment(url: str, *, meter: RequestMeter | None = None) -> Deploymen
         case _:
             raise InvalidValue(
                 "platform",
-                url,
+                without_secrets(url),
                 "must be local, ray://…, or a deployment such as aws-lambda://funcpipe?region=eu-central-1",
             )
 
 
 def _is_redis(scheme: str) -> bool:
     return scheme in ("redis", "rediss")
-
-
-def _without_user(url: str) -> str:
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

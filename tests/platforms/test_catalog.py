@@ -1,12 +1,16 @@
+import logging
 import os
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
 from funcpipe.core import write
+from funcpipe.core.urls import url_parts
 from funcpipe.errors import FormatError, InvalidValue
-from funcpipe.platforms.catalog import is_deployment, load_spec, open_storage, spec_names
+from funcpipe.platforms.catalog import is_deployment, load_spec, open_deployment, open_storage, spec_names
+from funcpipe.platforms.ray.address import parse_address
 
 
 @pytest.mark.parametrize("name", spec_names())
@@ -87,12 +91,66 @@ def test_an_unknown_storage_is_refused(url: str) -> None:
         open_storage(url)
 
 
-def test_a_url_with_credentials_is_refused_without_showing_them() -> None:
-    with pytest.raises(InvalidValue, match="must not hold credentials") as refused:
-        open_storage("s3://me:secret@bucket/prefix")
-    assert "secret" not in str(refused.value)
-    with pytest.raises(InvalidValue, match="set them in REDIS_USERNAME and REDIS_PASSWORD"):
+WITH_CREDENTIALS = (
+    "s3://me:secret@bucket/prefix",
+    "s3://me:sec/secret@bucket/prefix",
+    "s3://secret@bucket",
+    "s3://bucket/prefix?endpoint=http://me:secret@host:9000&region=r",
+    "s3://bucket/prefix?endpoint=http%3A%2F%2Fme%3Asecret%40host&region=r",
+    "s3://bucket/prefix?endpoint=me:secret@host",
+    "oss://bucket/x?region=r&domain=https://secret@host",
+    "default=s3://bucket/runs,messages=s3://bucket?endpoint=http://me:secret@host",
+)
+
+
+@pytest.mark.parametrize("url", WITH_CREDENTIALS)
+def test_a_url_with_credentials_is_refused_without_showing_them(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    with pytest.raises(InvalidValue, match="must not hold credentials; set them in the environment") as refused:
+        open_storage(url)
+    assert "secret" not in f"{refused.value} {caplog.text}"
+
+
+def test_credentials_of_redis_have_variables_of_their_own() -> None:
+    with pytest.raises(InvalidValue, match="set them in REDIS_USERNAME and REDIS_PASSWORD") as refused:
         open_storage("redis://:secret@host/0")
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("url", ["aws-lambda://me:secret@funcpipe", "aliyun-fc://f?endpoint=me:secret@host"])
+def test_credentials_in_the_url_of_a_deployment_are_refused_too(url: str) -> None:
+    with pytest.raises(InvalidValue, match="must not hold credentials") as refused:
+        open_deployment(url)
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://bucket?secret_key=secret", "file:///folder?password=secret", "messages=s3://b?key=secret"]
+)
+def test_what_is_in_unknown_options_is_not_shown(url: str) -> None:
+    with pytest.raises(InvalidValue) as refused:
+        open_storage(url)
+    assert "=secret" not in str(refused.value)
+    assert "…" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("open_url", "url"),
+    [(open_storage, "s3://bucket"), (open_deployment, "aws-lambda://f"), (parse_address, "ray://local")],
+)
+def test_an_option_that_is_given_twice_is_refused(open_url: Callable[[str], object], url: str) -> None:
+    with pytest.raises(InvalidValue, match=r"must give each option once, region too, got '.*region=a&region=b'"):
+        open_url(f"{url}?region=a&region=b")
+
+
+@pytest.mark.parametrize("url", ["file:///tmp/me@home/a:b@c", "s3://bucket/me@home"])
+def test_a_path_may_hold_what_servers_may_not(url: str) -> None:
+    assert url_parts("storage", url)[0].geturl() == url
+
+
+def test_what_is_no_url_at_all_is_refused() -> None:
+    with pytest.raises(InvalidValue, match="storage must be a URL"):
+        open_storage("s3://[bucket")
 
 
 def test_a_storage_opens_by_its_url(tmp_path: Path) -> None:

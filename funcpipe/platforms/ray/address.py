@@ -3,8 +3,9 @@
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import urlencode
 
+from funcpipe.core.urls import url_parts
 from funcpipe.errors import InvalidValue, PlatformRefused
 
 SCHEME = "ray"
@@ -91,8 +92,7 @@ class RayAddress:
 
 def parse_address(url: str) -> RayAddress:
     """The cluster that `url` names; a bare `ray` or `ray://` is Ray on this machine. Raises InvalidValue."""
-    parts = urlsplit(url if "://" in url else f"{url}://")
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    parts, options = url_parts("platform", url if "://" in url else f"{url}://")
     via = _via(url, parts.netloc or Via.LOCAL.value, options.pop("via", None))
     known = {"market", "machine", "spot"} | ({"cpus"} if via is Via.LOCAL else set())
     if parts.scheme != SCHEME or parts.path.strip("/") or parts.fragment or not options.keys() <= known:

@@ -38,7 +38,7 @@ def test_a_url_names_a_cluster_and_is_written_back(url: str, address: RayAddress
     [
         ("ray://head", "must be ray://local, ray://auto, ray://HOST:PORT"),
         ("ray://head:x", "must be ray://local"),
-        ("ray://me@head:1", "must be ray://local"),
+        ("ray://me@head:1", "must not hold credentials"),
         ("ray://head:1/path", "must be ray://local"),
         ("ray://head:1?via=air", "must be ray://local"),
         ("ray://local?via=gcs", "must be ray://local"),
