@@ -6,6 +6,7 @@ from funcpipe.errors import DeadlineExceeded, NotFinite, WorkerFailed
 from funcpipe.platforms.base import Cause, Handle, State, Status, Storage
 from funcpipe.runstate.checkpoint_index import read_index
 from funcpipe.runstate.generations import find_record
+from funcpipe.runstate.halt import read_halt
 from funcpipe.runstate.heartbeats import newest_heartbeat
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import last_attempt
@@ -24,6 +25,9 @@ def first_failure(storage: Storage, keys: Keys, otherwise: str | None = None) ->
     Workers that only waited for a message are not to blame: the worker is named whose work is missing.
     """
     report = min(_current_failures(storage, keys), key=_blame, default=None)
+    if report is None and otherwise is None:  # or it cannot be read
+        halt = read_halt(storage, keys)
+        otherwise = None if halt is None else halt.reason
     if report is None or (otherwise is not None and _only_waited(report)):
         return WorkerFailed(f"run {keys.run}: {otherwise or 'failed'}")
     said = f"run {keys.run}: {_explain(storage, keys, report)}"
@@ -139,12 +143,17 @@ def _current_failures(storage: Storage, keys: Keys) -> list[WorkerReport]:
     return [report for report in failed if counts(report)]
 
 
-def how_it_ended(handle: Handle, status: Status, report: WorkerReport | None) -> str:
-    """How a function ended that did not finish its work."""
+def how_it_ended(handle: Handle, status: Status, report: WorkerReport | None, *, taken_by: int | None = None) -> str:
+    """How a function ended that did not finish its work, and of which `report` can be read.
+
+    It had lost its lease if an attempt of the number `taken_by` has taken it.
+    """
     if report is not None and report.error is not None:
         return f"({handle.name}) failed: {report.error}"
     if report is not None and report.outcome is Outcome.HANDED_OVER:
         return f"({handle.name}) has handed over, and its successor has ended or never begun"
+    if taken_by is not None:
+        return f"({handle.name}) ended without a report, as attempt {taken_by} had taken its lease"
     if status.state is State.DONE or status.cause is Cause.EXITED:
         how = status.reason or "ended with exit code 0"
         return f"({handle.name}) {how} and without a report, as after os._exit() in your code or a library"

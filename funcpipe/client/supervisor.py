@@ -19,13 +19,13 @@ from funcpipe.errors import DeadlineExceeded, PlatformError, RunHalted, Supersed
 from funcpipe.platforms.base import Cause, Platform, State, Status, Storage
 from funcpipe.platforms.request_meter import RequestMeter
 from funcpipe.runstate.detached import unmark_run
-from funcpipe.runstate.documents import find_document
+from funcpipe.runstate.documents import find_readable_document
 from funcpipe.runstate.functions import MAX_RESTARTS, OUT_OF_REACH_S, StartedFunction, list_functions, stop_functions
 from funcpipe.runstate.generations import write_payload
 from funcpipe.runstate.halt import read_halt_reason
 from funcpipe.runstate.heartbeats import newest_heartbeat
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.lease import last_attempt, newest_attempt
+from funcpipe.runstate.lease import LastAttempt, last_attempt, newest_attempt
 from funcpipe.runstate.run_objects import find_objects
 from funcpipe.runstate.spending import request_usd
 
@@ -182,19 +182,20 @@ class Supervisor:
         if status.state is State.RUNNING:
             self._restart(worker, "has sent no heartbeat for too long")
             return
-        self._replace(worker, status)
+        self._replace(worker, status, last)
 
-    def _replace(self, worker: WatchedWorker, status: Status) -> None:
+    def _replace(self, worker: WatchedWorker, status: Status, last: LastAttempt | None) -> None:
         """Watch the function that goes on in place of one that has ended, or start one."""
-        function = worker.functions[-1]
-        key = self._keys.worker_report(worker.spec.worker, function.started.attempt)
-        report = find_document(self._storage, WorkerReport, key)
+        function = worker.functions[-1].started
+        key = self._keys.worker_report(function.worker, function.attempt)
+        report = find_readable_document(self._storage, WorkerReport, key)
         if report is not None and report.out_of_memory and not report.retryable:
             self._out_of_memory(worker, report.peak_memory_bytes)
         elif status.cause is Cause.OUT_OF_MEMORY:
             self._out_of_memory(worker, status.peak_bytes or 0)
         elif not self._adopt(worker):
-            self._restart(worker, how_it_ended(function.started.handle, status, report))
+            taken_by = last.attempt if last is not None and last.attempt > function.attempt else None
+            self._restart(worker, how_it_ended(function.handle, status, report, taken_by=taken_by))
 
     def _status(self, function: StartedFunction) -> Status:
         try:

@@ -67,6 +67,17 @@ def find_document(storage: Storage, kind: type[D], key: str) -> D | None:
         return None
 
 
+def exists(storage: Storage, key: str) -> bool:
+    """Whether there is an object under `key`, even one that cannot be read."""
+    try:
+        storage.get(key)
+    except KeyMissing:
+        return False
+    except CorruptMessage as error:
+        _log.warning("an object that cannot be read is there all the same: %s", error)
+    return True
+
+
 def find_readable_document(storage: Storage, kind: type[D], key: str) -> D | None:
     """The document under `key`, or None if there is none, or none that can be read: for what a run can do without."""
     try:

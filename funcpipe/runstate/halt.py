@@ -68,7 +68,9 @@ def halt_run(storage: Storage, keys: Keys, halt: Halt) -> Halt:
         try:
             put_document(storage, keys.order(number), halt, if_absent=True)
         except KeyExists:
-            other = get_document(storage, Halt, keys.order(number))
+            other = find_readable_document(storage, Halt, keys.order(number))
+            if other is None:  # it cannot be read, so nobody obeys it
+                continue
             overruled = halt.step is None and other.step is not None
             if overruled or read_verdict(storage, keys, number) is False:
                 continue

@@ -25,6 +25,7 @@ from funcpipe.errors import CorruptMessage, KeyExists, KeyMissing, Superseded
 from funcpipe.platforms.base import OPEN, Gate, Storage
 from funcpipe.platforms.wrappers import StorageWrapper
 from funcpipe.runstate.documents import (
+    exists,
     find_readable_document,
     get_listed_document,
     put_document,
@@ -117,7 +118,7 @@ class Lease(Fence):
             if self.lost:
                 self._lose(f"attempt {self._attempt} of {self._worker} has been superseded")
             asked_s = self._clock()
-            if self._exists(self._keys.lease(self._worker, self._attempt + 1)):
+            if exists(self._storage, self._keys.lease(self._worker, self._attempt + 1)):
                 self._lose(f"attempt {self._attempt + 1} of {self._worker} has begun")
             self._check_own()
             self._checked_s = asked_s
@@ -149,15 +150,6 @@ class Lease(Fence):
         key = self._keys.lease(self._worker, self._attempt - 1)
         before = find_readable_document(self._storage, LeaseDocument, key)
         return before is not None and before.ended is not None
-
-    def _exists(self, key: str) -> bool:
-        try:
-            self._storage.get(key)
-        except KeyMissing:
-            return False
-        except CorruptMessage as error:
-            _log.warning("an entry that cannot be read counts as a lease: %s", error)
-        return True
 
 
 class FencedStorage(StorageWrapper):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from funcpipe.core import ReplicaMark, WorkerId, worker_name
 from funcpipe.platforms.base import Storage
-from funcpipe.runstate.documents import find_document
+from funcpipe.runstate.documents import find_readable_document
 from funcpipe.runstate.keys import Keys
 
 
@@ -57,8 +57,8 @@ def compare(storage: Storage, keys: Keys, worker: WorkerId, own: Mapping[int, Re
     step = max((step for step in marks if step in own), default=None)
     if step is None:
         return None
-    expected = find_document(storage, ReplicaMark, marks[step])
-    if expected is None:  # deleted since it was listed: there is a newer one to compare with next time
+    expected = find_readable_document(storage, ReplicaMark, marks[step])
+    if expected is None:  # deleted since it was listed, or damaged: there will be a newer one to compare with
         return None
     return difference(stage, step, replica, own[step], expected)
 
@@ -83,7 +83,7 @@ def last_differences(storage: Storage, keys: Keys, *, stages: int, replicas: int
 
 def _mark(storage: Storage, keys: Keys, worker: str, step: int) -> ReplicaMark | None:
     key = _mark_keys(storage, keys, worker).get(step)
-    return None if key is None else find_document(storage, ReplicaMark, key)
+    return None if key is None else find_readable_document(storage, ReplicaMark, key)
 
 
 def _mark_keys(storage: Storage, keys: Keys, worker: str) -> dict[int, str]:

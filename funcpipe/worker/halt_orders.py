@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from funcpipe.core import Halt
+from funcpipe.errors import CorruptMessage
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.halt import decide, halt_run, read_order
 from funcpipe.runstate.keys import Keys
@@ -36,7 +37,12 @@ class HaltOrders:
     def look(self) -> str | None:
         """Read whether there is a new order; why the worker must end at once, if it must."""
         number = self._unread
-        halt = None if self._obeyed else read_order(self._storage, self._keys, number)
+        try:
+            halt = None if self._obeyed else read_order(self._storage, self._keys, number)
+        except CorruptMessage as error:
+            _log.warning("does without an order that cannot be read: %s", error)
+            self._unread += 1
+            return self._at_once
         if halt is not None:
             when = "at once" if halt.step is None else f"after step {halt.step}"
             _log.info("the run is to end %s: %s", when, halt.reason)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from funcpipe.core import HandOver, WorkerSpec
 from funcpipe.core.backoff import Backoff
 from funcpipe.core.lifetime import leaves_at_s, overlap_s
-from funcpipe.errors import KeyMissing, PlatformError, PlatformRefused
+from funcpipe.errors import CorruptMessage, KeyMissing, PlatformError, PlatformRefused
 from funcpipe.platforms.base import OpenPlatform, Storage
 from funcpipe.runstate.documents import POLL_S, get_document, put_document
 from funcpipe.runstate.functions import start_for_worker
@@ -117,6 +117,9 @@ def await_predecessor(spec: WorkerSpec, storage: Storage, keys: Keys) -> None:
         except KeyMissing:
             storage.wait(key, left_s if storage.watches else min(left_s, POLL_S), never)
             continue
+        except CorruptMessage as error:  # it is there, and says nothing that is needed
+            _log.warning("takes over, %.1f s after it was ready: %s", time.monotonic() - began_s, error)
+            return
         _log.info("takes over after step %d, %.1f s after it was ready", step, time.monotonic() - began_s)
         return
     _log.warning("the attempt before has not handed over within %.1f s; takes over without", spec.follows_within_s)

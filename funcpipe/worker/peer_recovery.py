@@ -6,17 +6,16 @@ put. If that peer dies before it has started the function, the others time out a
 fence off a worker that was only thought to be dead.
 """
 
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
-from funcpipe.core import Halt, HandOver, Outcome, Restart, RunAccount, WorkerSpec
+from funcpipe.core import Halt, Outcome, Restart, RunAccount, WorkerSpec
 from funcpipe.core.run_key import RunKey
-from funcpipe.errors import KeyExists, KeyMissing, PlatformError, PlatformRefused
+from funcpipe.errors import KeyExists, PlatformError, PlatformRefused
 from funcpipe.platforms.base import OpenPlatform, Storage
-from funcpipe.runstate.documents import get_document, put_document
+from funcpipe.runstate.documents import exists, find_readable_document, put_document
 from funcpipe.runstate.functions import MAX_RESTARTS, OUT_OF_REACH_S, start_for_worker
 from funcpipe.runstate.generations import load_payload
 from funcpipe.runstate.halt import halt_run
@@ -96,21 +95,16 @@ class PeerRecovery:
 
     def _has_handed_over(self, worker: str, peer: _Peer) -> bool:
         """Whether its newest attempt has ended in good order, so that a successor is about to start."""
-        try:
-            get_document(self._storage, HandOver, self._keys.hand_over(worker, peer.attempt))
-        except KeyMissing:
-            return False
-        return True
+        return exists(self._storage, self._keys.hand_over(worker, peer.attempt))
 
     def _has_changed(self, worker: str, peer: _Peer) -> bool:
         before = (peer.attempt, peer.beat, peer.restarts)
         heartbeat = newest_heartbeat(self._storage, self._keys, worker)
         if heartbeat is not None:
             peer.attempt, peer.beat = heartbeat.attempt, heartbeat.beat
-        with contextlib.suppress(KeyMissing):
-            while True:
-                peer.last_restart = get_document(self._storage, Restart, self._keys.restart(worker, peer.restarts))
-                peer.restarts += 1
+        while exists(self._storage, key := self._keys.restart(worker, peer.restarts)):
+            peer.last_restart = find_readable_document(self._storage, Restart, key) or peer.last_restart
+            peer.restarts += 1
         return before != (peer.attempt, peer.beat, peer.restarts)
 
     def _restart(self, worker: str, step: int, so_far: RunAccount) -> None:

@@ -86,6 +86,11 @@ def test_os_exit_is_called_that(status: Status, told: str) -> None:
     assert said == f"(function 1) {told} without a report, as after os._exit() in your code or a library"
 
 
+def test_a_function_that_lost_its_lease_did_not_exit_by_itself() -> None:
+    said = how_it_ended(Handle(worker="s0.r0", name="function 1"), Status(state=State.DONE), None, taken_by=2)
+    assert said == "(function 1) ended without a report, as attempt 2 had taken its lease"
+
+
 def test_a_function_that_handed_over_did_not_end_without_a_report() -> None:
     handed_over = replace(WAITED, outcome=Outcome.HANDED_OVER, task=None, error=None)
     said = how_it_ended(Handle(worker="s1.r0", name="function 1"), Status(state=State.DONE), handed_over)

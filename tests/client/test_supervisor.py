@@ -15,6 +15,7 @@ from funcpipe.platforms.base import Cause, Handle, State, Status
 from funcpipe.runstate.documents import get_document, put_document
 from funcpipe.runstate.functions import start_function
 from funcpipe.runstate.generations import load_worker_specs
+from funcpipe.runstate.lease import Lease
 from funcpipe.runstate.spending import worker_reports
 from tests.client.scripted import KEYS, Run, Scripted, spec_with
 
@@ -197,6 +198,46 @@ def test_a_successor_is_watched_in_place_of_the_function_that_handed_over() -> N
     run.platform.ended["s0.r0-1"] = DONE
     run.report("s0.r0", Outcome.FINISHED, attempt=1)
     assert supervisor.poll() == 5
+
+
+def cut_short(run: Run, key: str) -> None:
+    """What is left of an object of which the put was cut short."""
+    data = run.objects.get(key)
+    run.objects.put(key, data[: len(data) // 2])
+
+
+@pytest.mark.parametrize("outcome", [Outcome.HANDED_OVER, Outcome.FAILED])
+def test_a_report_of_an_ended_function_that_was_cut_short_lets_its_worker_be_restarted(outcome: Outcome) -> None:
+    run = Run()
+    supervisor = run.start()
+    run.report("s0.r0", Outcome.HANDED_OVER)
+    cut_short(run, KEYS.worker_report("s0.r0", 0))
+    run.platform.ended["s0.r0-0"] = DONE if outcome is Outcome.HANDED_OVER else FAILED
+    assert supervisor.poll() == 6
+    again = run.platform.invoked[-1]
+    assert (again.worker, again.attempt) == ("s0.r0", 1)
+
+
+def test_a_final_failure_of_which_the_report_was_cut_short_is_told_by_the_order_to_end() -> None:
+    run = Run()
+    supervisor = run.start()
+    run.report("s2.r0", Outcome.FAILED, error="ValueError: wrong")
+    cut_short(run, KEYS.worker_report("s2.r0", 0))
+    put_document(run.storage, KEYS.halt, Halt(reason="worker s2.r0 failed: ValueError: wrong"))
+    run.platform.ended["s2.r0-0"] = FAILED
+    with pytest.raises(WorkerFailed, match=r"run run-1: worker s2\.r0 failed: ValueError: wrong"):
+        supervisor.poll()
+
+
+def test_a_function_that_had_lost_its_lease_is_said_to_have(caplog: pytest.LogCaptureFixture) -> None:
+    """It ends with exit code 0 and without a report, as does one in which os._exit() was called."""
+    run = Run()
+    supervisor = run.start()
+    Lease(run.storage, KEYS, "s0.r0", 2, fresh_s=1.0).take()  # of a function that has died, too
+    run.platform.ended["s0.r0-0"] = DONE
+    assert supervisor.poll() == 6
+    assert run.platform.invoked[-1].attempt == 3
+    assert "it (s0.r0-0) ended without a report, as attempt 2 had taken its lease" in caplog.text
 
 
 def test_what_a_successor_took_beside_its_predecessor_is_in_the_cost() -> None:

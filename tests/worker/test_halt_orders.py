@@ -67,6 +67,19 @@ def test_a_client_s_order_that_comes_too_late_is_given_again_for_a_later_step() 
     assert [ends_after(late, 9), ends_after(in_time)] == [12, 12]
 
 
+def test_an_order_that_was_cut_short_is_done_without_and_given_again() -> None:
+    storage = MemoryStorage()
+    one, other = orders(storage, "s0.r0"), orders(storage, "s1.r0")
+    halt_run(storage, KEYS, BUDGET)
+    data = storage.get(KEYS.order(0))
+    storage.put(KEYS.order(0), data[: len(data) // 2])
+    for worker in (one, other):
+        assert worker.look() is None
+        assert not worker.end_before(3)
+    assert halt_run(storage, KEYS, BUDGET) == BUDGET
+    assert [ends_after(one, 4), ends_after(other, 4)] == [7, 7]
+
+
 class Asleep(MemoryStorage):
     """A storage at which the first order is put only after `wake` was called: its giver sleeps before."""
 

@@ -25,6 +25,7 @@ from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.run_keys import NONCE, signed_for_tests
 from funcpipe.worker import hand_over
 from funcpipe.worker.attempt import run_attempt
+from funcpipe.worker.hand_over import await_predecessor
 from tests.e2e import small
 from tests.in_process import make_job, prepared_run
 from tests.recording import Recording
@@ -141,3 +142,10 @@ def test_functions_that_start_functions_end_at_last() -> None:
     last = replace(spec, attempt=2)
     storage.delete_many(storage.list(f"{KEYS.prefix}leases/") + storage.list(f"{KEYS.prefix}halt"))
     assert run_attempt(last, storage, platform.open, invoked=Invoked())
+
+
+def test_a_successor_takes_over_from_a_predecessor_whose_word_was_cut_short() -> None:
+    storage = MemoryStorage()
+    spec = replace(first_attempt(storage, Recording(), epochs=1), attempt=1, follows_within_s=600.0)
+    storage.put(KEYS.hand_over(WORKER, 0), b"{")
+    await_predecessor(spec, signed_for_tests(storage), KEYS)

@@ -190,3 +190,24 @@ def test_a_run_that_has_spent_its_limit_is_ended_instead(place: Place, spent: Ru
     assert order is not None
     assert order.reason == "it would cost more than $5"
     assert place.platform.invoked == []
+
+
+def test_notes_that_were_cut_short_count_as_there(place: Place) -> None:
+    """The note of a restart, and the hand-over after which a successor has time to start."""
+    place.lease(0)
+    place.beat(0, 1)
+    put_document(place.storage, KEYS.hand_over("s0.r0", 0), HandOver(step=3))
+    put_document(place.storage, KEYS.restart("s0.r0", 0), Restart(attempt=1, step=3, tries=1))
+    for key in (KEYS.hand_over("s0.r0", 0), KEYS.restart("s0.r0", 0)):
+        place.storage.put(key, b"{")
+    peers = place.peers()
+    place.look(peers)
+    place.now_s = SILENT_S + 0.1
+    place.look(peers)
+    assert place.platform.invoked == []
+    place.now_s = STARTING_S + 0.1
+    place.look(peers)
+    (again,) = place.platform.invoked
+    assert isinstance(again, WorkerSpec)
+    assert again.attempt == 1
+    assert get_document(place.storage, Restart, KEYS.restart("s0.r0", 1)).attempt == 1

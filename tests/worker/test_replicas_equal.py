@@ -17,9 +17,9 @@ from funcpipe.core import FaultTolerance, OnDrift, Outcome, ReplicaMark, Sync, W
 from funcpipe.errors import ReplicasDiffer
 from funcpipe.platforms.base import OPEN, Gate
 from funcpipe.platforms.catalog import open_platform
-from funcpipe.runstate.documents import get_document
+from funcpipe.runstate.documents import get_document, put_document
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.replica_marks import digest_of, last_differences
+from funcpipe.runstate.replica_marks import compare, digest_of, last_differences
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.run_keys import NONCE, signed_for_tests
 from funcpipe.training.computation import Computation
@@ -189,3 +189,13 @@ def test_replicas_with_equal_processors_never_differ() -> None:
     worker = train(storage, faults=dataclasses.replace(FAULTS, compare_steps=1))["s0.r1"]
     assert last_differences(signed_for_tests(storage), KEYS, stages=2, replicas=2, steps=worker.progress.steps) == []
     assert len(storage.list(KEYS.progress("s0.r1"))) == 2
+
+
+def test_a_mark_that_was_cut_short_is_done_without() -> None:
+    storage = MemoryStorage()
+    mark = ReplicaMark(digest="a", attempt=0, instructions="")
+    for worker in ("s0.r0", "s0.r1"):
+        put_document(storage, KEYS.done(worker, 0, 8), mark)
+    storage.put(KEYS.done("s0.r0", 0, 8), b"{")
+    assert last_differences(storage, KEYS, stages=1, replicas=2, steps=8) == []
+    assert compare(storage, KEYS, (0, 1), {8: mark}) is None
