@@ -40,5 +40,6 @@ def add_metric(group: Any) -> None:
         action="append",
         default=[],
         metavar=METRIC,
-        help="a torchmetric, a factory of one, or a function of output and target; may be repeated",
+        help="a metric of torchmetrics or evaluate, a factory of one, or a function of output and target; may be "
+        "repeated",
     )

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from funcpipe.client.loss_calls import trying
-from funcpipe.client.open_data import open_data, sendable
+from funcpipe.client.open_data import open_with_first, sendable
 from funcpipe.client.sample_checks import check_processes, check_samples
 from funcpipe.core import Monitor, Plan, Precision, Routes, Validation, stages_of_layers
 from funcpipe.core.texts import error_text
@@ -26,9 +26,9 @@ from funcpipe.training.adapters import loss_of_output
 from funcpipe.training.data import LoadedBatch, MapDataset, Step
 from funcpipe.training.data_source import Data, LoaderOptions
 from funcpipe.training.evaluation import StageEvaluation, evaluation_batches, named_outputs
-from funcpipe.training.first_batch import first_batch
+from funcpipe.training.metrics import made_metrics
 from funcpipe.training.recipe import LossFunction
-from funcpipe.training.scores import Scores, made_metrics
+from funcpipe.training.scores import Scores
 from funcpipe.training.stored_data import PreparedData, StoredData
 
 
@@ -109,10 +109,8 @@ def make_evaluation(
     The model is not changed. Raises ModelError, DataError or InvalidValue.
     """
     metrics = made_metrics(metrics)
-    factory, source = open_data(data)
-    made = source.dataset
-    opening = first_batch(made, plan.micro_batch, source.options.collate)
-    first, collated = opening.batch, opening.collated
+    factory, source, opening = open_with_first(data, model, micro_batch=plan.micro_batch)
+    made, first, collated = source.dataset, opening.batch, opening.collated
     graph = trace(
         *(model, first.args, first.kwargs), blocks=blocks, precision=precision, training=False, collated=collated
     )

@@ -9,7 +9,7 @@ from torch import nn
 from funcpipe.client.continuation import Learned
 from funcpipe.client.evaluation import JobEvaluation, as_validation, make_evaluation
 from funcpipe.client.loss_reach import check_reach
-from funcpipe.client.open_data import open_data, sendable
+from funcpipe.client.open_data import open_with_first, sendable
 from funcpipe.client.rehearsal import carried_by_loss, check_is_finite, rehearse
 from funcpipe.client.sample_checks import Trial, check_processes, check_samples
 from funcpipe.client.spread_samples import SpreadSamples, spread_samples
@@ -23,7 +23,7 @@ from funcpipe.model.graph.values import NOTHING_CARRIED, Carried
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.training.data import Batches, LoadedBatch, MapDataset, load_batch
 from funcpipe.training.data_source import Data, DataSource, LoaderOptions
-from funcpipe.training.first_batch import FirstBatch, first_batch
+from funcpipe.training.first_batch import FirstBatch
 from funcpipe.training.hook_trial import check_hooks
 from funcpipe.training.optimizers import ParameterShape, trainable_shapes
 from funcpipe.training.plain import PlainTraining
@@ -161,10 +161,8 @@ def make_job(
     check_reach(learner.model, learner.recipe.loss)
     if plan.estimate is not None:
         check_precision("plan", plan.precision, learner.recipe)
-    factory, source = open_data(dataset)
-    made = source.dataset
-    opening = first_batch(made, plan.micro_batch, source.options.collate)
-    first = opening.batch
+    factory, source, opening = open_with_first(dataset, learner.model, micro_batch=plan.micro_batch)
+    made, first = source.dataset, opening.batch
     if not hasattr(made, "shard_sizes"):
         load_batch(made, [len(made) - 1], source.options.collate)  # as long as it says
     samples = len(made) if order.steps is None else min(len(made), order.steps * plan.global_batch)

@@ -1,11 +1,15 @@
 """Data as users give it: opened here, to look at it, and as what functions call to open it there."""
 
 from collections.abc import Callable
+from dataclasses import replace
+
+from torch import nn
 
 from funcpipe.data.sources import from_url
 from funcpipe.training.adapters import DatasetFactory
 from funcpipe.training.data import MapDataset, MeteredFactory, calling_the_users
 from funcpipe.training.data_source import Data, DataSource, LoaderOptions, SourceFactory, data_source, is_factory
+from funcpipe.training.first_batch import FirstBatch, first_batch
 from funcpipe.training.stored_data import PreparedData, prepare_data
 from funcpipe.training.tensor_table import as_table
 
@@ -22,6 +26,15 @@ def open_data(given: Data) -> tuple[Callable[[], MapDataset], DataSource]:
     with calling_the_users("the factory of the data, called without arguments, fails"):
         made = data()
     return data if isinstance(data, MeteredFactory) else SourceFactory(data), data_source(made)
+
+
+def open_with_first(
+    given: Data, model: nn.Module, *, micro_batch: int
+) -> tuple[Callable[[], MapDataset], DataSource, FirstBatch]:
+    """The same, with the first micro-batch as `model` takes it, and loaded as that one is. Raises DataError."""
+    factory, source = open_data(given)
+    first = first_batch(source.dataset, micro_batch, source.options.collate, model)
+    return factory, replace(source, options=replace(source.options, collate=first.collate)), first
 
 
 def sendable(factory: Callable[[], MapDataset], options: LoaderOptions) -> PreparedData:

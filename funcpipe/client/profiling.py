@@ -16,7 +16,7 @@ from funcpipe.model.graph.held import with_followed
 from funcpipe.model.graph.input_batches import Collated
 from funcpipe.profiler import profile
 from funcpipe.profiler.buckets import Bucket, buckets_of, combined, described
-from funcpipe.training.adapters import LossWithTarget, call_arguments
+from funcpipe.training.adapters import LossWithTarget, call_arguments, loss_of_output
 from funcpipe.training.first_batch import largest_batch
 from funcpipe.training.recipe import Recipe
 from funcpipe.training.teacher_checks import followed
@@ -37,8 +37,10 @@ def profile_inputs(
     if target is not None:
         raise InvalidValue("sample_target", "a target", "must not be given beside a DataLoader, which has its own")
     _, source = open_data(sample_inputs)
-    found = largest_batch(source.dataset, micro_batch, source.options.collate)
-    bucket = Bucket(dict(found.batch.kwargs) or found.batch.args, target=found.batch.target)
+    found = largest_batch(source.dataset, micro_batch, source.options.collate, model)
+    arguments = dict(found.batch.kwargs)
+    inside = arguments and settings["recipe"].loss is loss_of_output  # the loss is measured with the model
+    bucket = Bucket(arguments or found.batch.args, target=None if inside else found.batch.target)
     return profile_buckets(model, [bucket], micro_batch=micro_batch, loaded=True, collated=found.collated, **settings)
 
 

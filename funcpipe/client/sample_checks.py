@@ -14,7 +14,16 @@ from funcpipe.model.graph.isolation import preserve_state
 from funcpipe.model.graph.source_location import source_location
 from funcpipe.model.graph.tree import tree_map
 from funcpipe.training.adapters import DatasetFactory
-from funcpipe.training.data import Batches, Collate, LoadedBatch, MapDataset, load_batch, one_batch, read_samples
+from funcpipe.training.data import (
+    Batches,
+    Collate,
+    LoadedBatch,
+    MapDataset,
+    is_torchs,
+    load_batch,
+    one_batch,
+    read_samples,
+)
 from funcpipe.training.data_source import DataSource
 from funcpipe.training.loader_trial import MOST, try_processes
 from funcpipe.training.loading import whole_batch
@@ -111,8 +120,8 @@ class _Samples:
     def trial(self, index: int) -> Trial:
         """A micro-batch of the sample at `index`, which must fit those that may lie beside it."""
         beside = self.batches.beside(index)
-        if self.collate is None and beside != index:
-            one_batch([self._sample(beside), self._sample(index)], [beside, index])
+        if is_torchs(self.collate) and beside != index:
+            one_batch([self._sample(beside), self._sample(index)], [beside, index], self.collate)
         batch = self._repeated(index, max(self.batches.micro_batch_sizes))
         return Trial(index=index, batch=batch, inputs=self._bound(batch, f"sample {index} of the dataset"))
 

@@ -103,9 +103,10 @@ def judged(
 class Validation:
     """Validate a run on `data`, data as `train` takes it, every so many steps or epochs; by default every epoch.
 
-    `metrics` maps names to torchmetrics, factories of them, or functions of the output and the target that return the
-    mean over the samples they are given. The others are those of `Monitor`: the validation with the best `monitor`,
-    `val_loss` or the name of a metric, is kept, and after `patience` validations without a better one the run ends.
+    `metrics` maps names to metrics of torchmetrics or evaluate, factories of them, or functions of the output and the
+    target that return the mean over the samples they are given. The others are those of `Monitor`: the validation with
+    the best `monitor`, `val_loss` or the name of a metric, is kept, and after `patience` validations without a better
+    one the run ends.
     """
 
     data: Any

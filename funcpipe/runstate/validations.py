@@ -12,7 +12,7 @@ from funcpipe.platforms.base import Storage
 from funcpipe.runstate.checkpoints import Checkpoints
 from funcpipe.runstate.documents import READS
 from funcpipe.runstate.validation_reports import ValidationKeys
-from funcpipe.training.scores import Part
+from funcpipe.training.metrics import Part
 from funcpipe.training.state import AVERAGE, AVERAGED, SCHEDULER, StageState
 from funcpipe.training.state_groups import OPTIMIZER
 

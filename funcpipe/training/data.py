@@ -24,14 +24,17 @@ from funcpipe.platforms.request_meter import RequestMeter
 from funcpipe.training.shards import ShardedEpoch, ShardedSamples
 
 Collate = Callable[[list[Any]], Any]
-"""Makes one batch of samples: a tuple of the model's inputs and, last, the target, or a dictionary of arguments."""
+"""Makes one batch of samples: a tuple of the model's inputs and, last, the target, or a dictionary of arguments.
+
+Or a tuple of such a dictionary and the target.
+"""
 
 
 @runtime_checkable
 class MapDataset(Sized, Protocol):
     """A map-style dataset. A sample is a tuple of the model's inputs and, last, the target.
 
-    For a model that computes its own loss, a sample is a dictionary of the model's keyword arguments.
+    Or it is a dictionary of the model's keyword arguments, alone or in a tuple with the target.
     """
 
     def __getitem__(self, index: int, /) -> Any:
@@ -160,6 +163,25 @@ def calling_the_users(what: str) -> Iterator[None]:
         raise DataError(f"{what}: {error_text(error)}".rstrip(": ")) from error
 
 
+@dataclass(frozen=True)
+class ByName:
+    """A collate function for samples or batches of which the first of two parts holds the model's arguments by name.
+
+    Without a `function`, torch's own way.
+    """
+
+    function: Collate | None
+
+    def __call__(self, samples: list[Any]) -> LoadedBatch:
+        """The batch of `samples`."""
+        return collated(samples, range(len(samples)), self)
+
+
+def is_torchs(collate: Collate | None) -> bool:
+    """Whether batches are made as torch makes them without a collate function."""
+    return collate is None or collate == ByName(None)
+
+
 def load_batch(dataset: MapDataset, indices: Sequence[int], collate: Collate | None = None) -> LoadedBatch:
     """The samples at `indices` as one batch, made by `collate` or as torch does without one.
 
@@ -182,10 +204,16 @@ def one_batch(samples: list[Any], indices: Sequence[int], collate: Collate | Non
 
     Raises DataError, also for whatever `collate` raises.
     """
-    if collate is None:
-        return as_batch(collate_tensors(samples, indices))
     with calling_the_users(f"the collate_fn fails on samples {few(indices)} of the dataset"):
-        return as_batch(collate(samples))
+        return collated(samples, indices, collate)
+
+
+def collated(samples: list[Any], indices: Sequence[int], collate: Collate | None) -> LoadedBatch:
+    """The same. Raises what `collate` raises, and DataError for what it returns."""
+    by_name = isinstance(collate, ByName)
+    function = collate.function if isinstance(collate, ByName) else collate
+    batch = collate_tensors(samples, indices) if function is None else function(samples)
+    return as_batch(batch, by_name=by_name)
 
 
 def collate_tensors(samples: list[Any], indices: Sequence[int]) -> Any:
@@ -207,17 +235,32 @@ def collate_tensors(samples: list[Any], indices: Sequence[int]) -> Any:
         ) from error
 
 
-def as_batch(batch: Any) -> LoadedBatch:
-    """A collated batch in the form that training uses. Raises DataError if it is neither a tuple nor a dictionary."""
+def as_batch(batch: Any, *, by_name: bool = False) -> LoadedBatch:
+    """A collated batch in the form that training uses; of two parts, the first may hold the arguments `by_name`.
+
+    The target of a dictionary alone is what it has for labels. Raises DataError if it is neither a tuple nor a
+    dictionary.
+    """
+    if isinstance(batch, LoadedBatch):
+        return batch
     if isinstance(batch, Mapping):
-        return LoadedBatch(kwargs=dict(batch))
+        return LoadedBatch(kwargs=dict(batch), target=_labels_in(batch))
     if not _is_sample(batch):
         raise DataError(
             f"the collate_fn returns a {type(batch).__name__}; it must return a tuple of the model's inputs and, last, "
             "the target, or a dictionary of the model's arguments"
         )
     *inputs, target = batch
+    if by_name and len(inputs) == 1 and isinstance(inputs[0], Mapping):
+        return LoadedBatch(kwargs=dict(inputs[0]), target=target)
     return LoadedBatch(args=tuple(inputs), target=target)
+
+
+def _labels_in(arguments: Mapping[str, Any]) -> Any:
+    """What models of Hugging Face compare their outputs with: one label, several by name, or the ends of an answer."""
+    found = {name: value for name, value in arguments.items() if "label" in name}
+    found = found or {name: arguments[name] for name in ("start_positions", "end_positions") if name in arguments}
+    return next(iter(found.values())) if len(found) == 1 else found or None
 
 
 def _is_sample(value: Any) -> bool:

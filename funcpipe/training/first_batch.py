@@ -6,7 +6,8 @@ the first dimension of a batch longer by one, and changes nothing else.
 """
 
 import copy
-from collections.abc import Iterator, Sequence
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,11 +17,12 @@ from funcpipe.errors import DataError
 from funcpipe.model.graph.isolation import preserve_state
 from funcpipe.model.graph.tree import flatten
 from funcpipe.training.data import (
+    ByName,
     Collate,
     LoadedBatch,
     MapDataset,
-    as_batch,
     calling_the_users,
+    collated,
     few,
     load_batch,
     read_samples,
@@ -50,36 +52,64 @@ class SamplesAtHand:
 
 @dataclass(frozen=True)
 class FirstBatch:
-    """A micro-batch, and the samples of which others are `collated`; None if others can be cut from it."""
+    """A micro-batch, and how others are made: as `collate` says, which torch does without one.
+
+    They are `collated` of samples at hand, or cut from it if that is None.
+    """
 
     batch: LoadedBatch
+    collate: Collate | None = None
     collated: SamplesAtHand | None = None
 
 
-def first_batch(dataset: MapDataset, micro_batch: int, collate: Collate | None) -> FirstBatch:
-    """The first micro-batch of `dataset`. Raises DataError, also for whatever the dataset or `collate` raise."""
+def first_batch(dataset: MapDataset, micro_batch: int, collate: Collate | None, model: nn.Module) -> FirstBatch:
+    """The first micro-batch of `dataset`, as `model` takes it.
+
+    Raises DataError, also for whatever the dataset or `collate` raise.
+    """
     indices = range(min(micro_batch, len(dataset)))
     if collate is None:
-        return FirstBatch(load_batch(dataset, indices))
+        batch = load_batch(dataset, indices)
+        return FirstBatch(_by_name(batch), ByName(None)) if _goes_by_name(batch, model) else FirstBatch(batch)
     samples = read_samples(dataset, indices)
     batch = _collated(samples, collate, f"samples {few(indices)} of the dataset")
+    if _goes_by_name(batch, model):
+        batch, collate = _by_name(batch), ByName(collate)
     end = samples[0] if hasattr(dataset, "shard_sizes") else read_samples(dataset, [len(dataset) - 1])[0]
     if _can_be_cut([*samples, end], collate):
-        return FirstBatch(batch)
-    return FirstBatch(batch, samples_at_hand(dataset, collate, len(samples)))
+        return FirstBatch(batch, collate)
+    return FirstBatch(batch, collate, samples_at_hand(dataset, collate, len(samples)))
 
 
-def largest_batch(dataset: MapDataset, micro_batch: int, collate: Collate | None) -> FirstBatch:
+def _goes_by_name(batch: LoadedBatch, model: nn.Module) -> bool:
+    """Whether the only input is a dictionary of arguments of `model`, and not one that its forward takes as such."""
+    if len(batch.args) != 1 or not isinstance(batch.args[0], Mapping):
+        return False
+    forward, given = inspect.signature(model.forward), batch.args[0]
+    if given.keys().isdisjoint(forward.parameters):
+        return False
+    try:
+        forward.bind(**given)
+    except TypeError:
+        return len(forward.parameters) > 1
+    return True
+
+
+def _by_name(batch: LoadedBatch) -> LoadedBatch:
+    return LoadedBatch(kwargs=dict(batch.args[0]), target=batch.target)
+
+
+def largest_batch(dataset: MapDataset, micro_batch: int, collate: Collate | None, model: nn.Module) -> FirstBatch:
     """The micro-batch of so many samples with the largest inputs of some that are spread over `dataset`.
 
     Raises DataError as `first_batch` does, and for a dataset without so many samples.
     """
     check_enough(dataset, micro_batch)
-    first = first_batch(dataset, micro_batch, collate)
-    if collate is None or hasattr(dataset, "shard_sizes"):
+    first = first_batch(dataset, micro_batch, collate, model)
+    if first.collate is None or hasattr(dataset, "shard_sizes"):
         return first
     others = [
-        _collated(read_samples(dataset, indices), collate, f"samples {few(indices)} of the dataset")
+        _collated(read_samples(dataset, indices), first.collate, f"samples {few(indices)} of the dataset")
         for indices in spread(len(dataset), micro_batch, SPREAD)
     ]
     return replace(first, batch=max([first.batch, *others], key=_input_bytes))
@@ -119,7 +149,7 @@ def _collated(samples: Sequence[Any], collate: Collate, what: str) -> LoadedBatc
     """A batch of `samples`, which a collate function that takes items out of them leaves as they are."""
     copies = [copy.copy(sample) if isinstance(sample, dict | list) else sample for sample in samples]
     with preserve_state(nn.Module()), calling_the_users(f"the collate_fn fails on {what}"):
-        return as_batch(collate(copies))
+        return collated(copies, range(len(copies)), collate)
 
 
 def _can_be_cut(samples: Sequence[Any], collate: Collate) -> bool:

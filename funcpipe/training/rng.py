@@ -17,7 +17,7 @@ from funcpipe.model.draws import DrawingOperators, module_draw, operator_draw
 from funcpipe.model.graph import LayerGraph
 from funcpipe.model.graph.program import WHOLE
 from funcpipe.model.seeds import SHARED_GENERATORS, layer_seed, reseed
-from funcpipe.training.data import Collate, LoadedBatch, MapDataset, as_batch, collate_tensors
+from funcpipe.training.data import Collate, LoadedBatch, MapDataset, collated, is_torchs
 from funcpipe.training.tensor_table import TensorTable
 
 _ALL = ("torch", "numpy", "random")
@@ -52,11 +52,11 @@ class SeededDataset:
         batches that have no inputs and target.
         """
         samples = [self[index] for index in indices]
-        if collate is None:
-            return as_batch(collate_tensors(samples, indices))
+        if is_torchs(collate):
+            return collated(samples, indices, collate)
         with SHARED_GENERATORS.loading():
             reseed(layer_seed(self._seed, self._epoch, indices[0], "batch"), _ALL)
-            return as_batch(collate(samples))
+            return collated(samples, indices, collate)
 
 
 def seed_loss(seed: int, step: int, micro_batch: int) -> None:

@@ -29,8 +29,8 @@ from funcpipe.scheduler.tasks import Kind, Task
 from funcpipe.training.data import Step
 from funcpipe.training.evaluation import StageEvaluation, evaluating
 from funcpipe.training.loading import Loader
+from funcpipe.training.metrics import Part
 from funcpipe.training.passes import Batch
-from funcpipe.training.scores import Part
 from funcpipe.training.state import StageState
 from funcpipe.worker.batch_runner import BatchRunner
 from funcpipe.worker.lane_monitor import LaneMonitor

@@ -141,7 +141,7 @@ def _job(
     plan_changes: Mapping[str, Any] = {},
 ) -> Job:
     data = DataLoader(script.samples(), batch_size=script.micro_batch, collate_fn=script.collate)
-    first = first_batch(script.samples(), script.micro_batch, data_source(data).options.collate)
+    first = first_batch(script.samples(), script.micro_batch, data_source(data).options.collate, model)
     graph = trace(model, first.batch.args, first.batch.kwargs, collated=first.collated)
     names = [layer.name for layer in graph.layers]
     plan = Plan(

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from funcpipe.errors import DataError, InvalidValue
-from funcpipe.training.scores import Part, Scores, is_torchmetric, made_metrics
+from funcpipe.training.metrics import Part, is_torchmetric, made_metrics
+from funcpipe.training.scores import Scores
 from tests.examples import at_most
 
 if TYPE_CHECKING:
@@ -139,8 +140,8 @@ def test_metrics_are_torchmetrics_factories_of_them_or_functions_and_the_users_a
 @pytest.mark.parametrize(
     ("given_ones", "why"),
     [
-        ({"a": 3}, "must be a torchmetric, a factory of one, or a function"),
-        ({"a": no_metric}, "must make a torchmetric where it takes no arguments, got {"),
+        ({"a": 3}, "must be a metric of torchmetrics or evaluate, a factory of one, or a function"),
+        ({"a": no_metric}, "must make a metric of torchmetrics or evaluate where it takes no arguments, got {"),
         ({"a/b": error}, "must be names without slashes"),
     ],
 )

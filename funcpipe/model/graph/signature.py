@@ -84,7 +84,7 @@ def signature_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
         raise ModelError(
             f"{type(model).__name__} cannot be called with the sample: {error}; the sample holds {', '.join(given)}, "
             f"and forward takes {forward}. A sample of a dataset is a tuple of the inputs and, last, the target, or a "
-            "dictionary of all arguments by name"
+            "dictionary of all arguments by name, alone or in a tuple with the target"
         ) from error
     leaves, tree = flatten(dict(bound.arguments))
     paths = [path[1:] for path in tree.paths("")]
