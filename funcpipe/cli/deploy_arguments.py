@@ -3,8 +3,9 @@
 import argparse
 from typing import Any
 
-from funcpipe.cli.numbers import positive
+from funcpipe.cli.numbers import positive, whole
 from funcpipe.cli.options import add_verb
+from funcpipe.core.lifetime import KEEP_DAYS, LEAST_KEEP_DAYS
 
 SKY = "sky"
 LEVELS = ("debug", "info", "warning", "error")
@@ -34,6 +35,13 @@ def add_deploy(verbs: Any) -> None:
     )
     verb.add_argument("--repository", metavar="NAME", help="aliyun: the repository that the image is pushed to")
     verb.add_argument("--spec", metavar="FILE", help="aliyun: the platform specification that sizes come from")
+    verb.add_argument(
+        "--keep-days",
+        metavar="DAYS",
+        type=whole(LEAST_KEEP_DAYS),
+        default=KEEP_DAYS,
+        help="after how many days objects of runs that do not go on expire (default: %(default)s)",
+    )
     verb.add_argument(
         "--no-watchdog",
         action="store_true",

@@ -95,7 +95,13 @@ class Aws:
                 raise InputError(f"a size on AWS is its memory, such as 2048MB, got {size!r}")
         memory = tuple(sorted({int(size.removesuffix("MB")) for size in sizes}))
         data = tuple(map(data_bucket, options.data_bucket))
-        return Shape(name=options.name, memory_mb=memory, watchdog=not options.no_watchdog, data=data)
+        return Shape(
+            name=options.name,
+            memory_mb=memory,
+            watchdog=not options.no_watchdog,
+            data=data,
+            keep_days=options.keep_days,
+        )
 
 
 class Aliyun:
@@ -151,7 +157,13 @@ class Aliyun:
         sizes, watchdog = _sizes(options), not options.no_watchdog
         data = tuple(map(data_bucket, options.data_bucket))
         return shape_of(
-            spec, name=options.name, sizes=sizes, repository=options.repository, watchdog=watchdog, data=data
+            spec,
+            name=options.name,
+            sizes=sizes,
+            repository=options.repository,
+            watchdog=watchdog,
+            data=data,
+            keep_days=options.keep_days,
         )
 
 

@@ -286,7 +286,7 @@ class _JobCosts:
         found = self._shape.steps * plan.replicas
         beats = total_s / self._faults.heartbeat_s * plan.workers  # each is looked for by a list, and read
         owner = total_s / min(BEAT_S, self._faults.heartbeat_s)  # each time a put, and a list of all owners
-        puts = 12 + 2 * plan.workers + 2 * stages + 2 * owner + (25 + plan.workers + beats + polls / 16)
+        puts = 13 + 2 * plan.workers + 2 * stages + 2 * owner + (25 + plan.workers + beats + polls / 16)
         gets = found + polls + beats + 10 + 12 * plan.workers + stages + self._files()
         return spec.request_usd(puts, gets, polls + 3.5 * plan.workers)
 

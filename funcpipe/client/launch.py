@@ -15,6 +15,7 @@ from funcpipe.client.results import OnProgress, RunResult, ignore_progress
 from funcpipe.client.supervisor import Supervisor
 from funcpipe.client.upload import upload
 from funcpipe.core import RunRecord
+from funcpipe.core.stores import DEFAULT, urls_by_kind
 from funcpipe.errors import (
     PlanError,
     RunError,
@@ -153,7 +154,8 @@ def _owned(prepared: PreparedRun, *, watches: bool = False) -> Iterator[Owner]:
 def _begin(prepared: PreparedRun, owner: Owner) -> tuple[PreparedRun, Keys]:
     """The run as its owner writes it, and the keys of a new generation. What dead clients have left of it is deleted.
 
-    Raises RunTaken if another client has owned the run since it was prepared.
+    Raises RunTaken if another client has owned the run since it was prepared, and PlatformRefused for a storage that
+    does not keep what it must.
     """
     run, before = prepared.name, None if prepared.resumed is None else prepared.resumed.keys
     try:
@@ -163,7 +165,9 @@ def _begin(prepared: PreparedRun, owner: Owner) -> tuple[PreparedRun, Keys]:
     if newest != before:
         raise RunTaken(run, "another client, which has begun or ended it since this one has looked")
     end_leftovers(owner.storage, run, prepared.reopen, keep=before)
-    return replace(prepared, storage=owner.storage), reserve_generation(owner.storage, run)
+    urls = urls_by_kind(prepared.storage_url)
+    apart = [kind for kind in ("messages", "sums") if urls.get(kind, urls[DEFAULT]) != urls[DEFAULT]]
+    return replace(prepared, storage=owner.storage), reserve_generation(owner.storage, run, apart=apart)
 
 
 def _supervisor(prepared: PreparedRun, keys: Keys, owner: Owner, *, keep: bool = True) -> Supervisor:

@@ -1,10 +1,16 @@
-"""When a function leaves before its platform ends it, and when its successor is started."""
+"""When a function leaves before its platform ends it, when its successor is started, and how long objects are kept."""
 
 _RESERVE = 0.02
 """The part of a function's lifetime kept for steps or checkpoints that take longer than any before."""
 
 _COLD_STARTS = 1.5
 """How many cold starts a successor is given to become ready."""
+
+KEEP_DAYS = 7
+"""After how many days the objects of runs in a deployment's own bucket expire, unless another number is wanted."""
+
+LEAST_KEEP_DAYS = 2
+"""The least such number: a run that goes on makes its objects young again once a day."""
 
 
 def overlap_s(cold_start_s: float, step_s: float) -> float:

@@ -72,13 +72,18 @@ def in_function(*, run: str, worker: str, attempt: int, levels: str = "INFO") ->
         before = root.handlers[:], root.propagate
         _set_levels(levels)
         root.handlers[:], root.propagate = [handler], False  # a cloud's runtime may have its own at the root of all
-        _context.step = None
+        _context.step, _context.in_function = None, True
         try:
             handler.handle(_log.makeRecord(_log.name, logging.INFO, __file__, 0, BEGINS, (), None))
             yield
         finally:
             root.handlers[:], root.propagate = before
-            _context.step = None
+            _context.step, _context.in_function = None, False
+
+
+def is_function() -> bool:
+    """Whether this process is a function at the moment, so that its client warns of what concerns both."""
+    return _context.in_function
 
 
 def at_step(step: int) -> None:
@@ -124,6 +129,7 @@ class _Context:
     """What lines say besides their message, for all threads of the process."""
 
     step: int | None = None
+    in_function: bool = False
 
 
 _context = _Context()

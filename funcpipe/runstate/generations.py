@@ -5,12 +5,12 @@ moment that its record is written. Only the client that owns the run does so.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from funcpipe.core import LeaseDocument, RunRecord, WorkerSpec
 from funcpipe.core.run_key import RunKey
-from funcpipe.errors import CorruptMessage, KeyMissing, RunUnknown
+from funcpipe.errors import CorruptMessage, KeyExists, KeyMissing, PlatformRefused, RunUnknown
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.detached import unmark_run
 from funcpipe.runstate.documents import get_document, get_listed_document, put_document
@@ -22,19 +22,47 @@ from funcpipe.runstate.signed_storage import key_of
 _log = logging.getLogger(__name__)
 
 
-def reserve_generation(storage: Storage, run: str) -> Keys:
-    """The keys of a new generation of `run`, which nobody else gets. Its RunKey is kept on this machine first."""
+_PROBES = {"messages": "put-probe", "sums": "put-split.probe"}
+"""For each kind of messages a name of one, by which it lies where its kind does."""
+
+
+def reserve_generation(storage: Storage, run: str, *, apart: Collection[str] = ()) -> Keys:
+    """The keys of a new generation of `run`, which nobody else gets. Its RunKey is kept on this machine first.
+
+    Everything depends on conditional puts, so the storage is tried, and those that keep the kinds `apart` of messages.
+    Raises PlatformRefused for one that replaces what it must keep.
+    """
     number = max((keys.generation for keys in list_generations(storage, run)), default=-1) + 1
     run_key = RunKey.new()
     keys = Keys(run, number, run_key.fingerprint)
     KeyFolder().keep(keys, run_key)
+    probes = [keys.message("s0.r0", 0, _PROBES[kind]) for kind in apart]
     try:
         put_document(storage, keys.reservation, LeaseDocument(holder="client"), if_absent=True)
+        for probe in probes:
+            put_document(storage, probe, LeaseDocument(holder="client"), if_absent=True)
+        for key in (keys.reservation, *probes):
+            _refuse_if_replaced(storage, key)
     except BaseException:
         KeyFolder().forget([keys])
         raise
+    finally:
+        storage.delete_many(probes)
     _log.info("generation %d of run %s begins", number, run)
     return keys
+
+
+def _refuse_if_replaced(storage: Storage, key: str) -> None:
+    """Delete the object `key`, and raise PlatformRefused, if a conditional put replaces it."""
+    try:
+        put_document(storage, key, LeaseDocument(holder="another"), if_absent=True)
+    except KeyExists:
+        return
+    storage.delete(key)
+    raise PlatformRefused(
+        f"the storage replaces objects that a conditional put must keep, so two functions could hold one lease: it did "
+        f"so with {key}; take a server that heeds If-None-Match or, on OSS, a bucket that has never had versioning"
+    )
 
 
 def list_generations(storage: Storage, run: str) -> tuple[Keys, ...]:

@@ -4,7 +4,8 @@ After the documentation of PutObject, GetObject, CopyObject, UploadPartCopy and 
 DeleteMultipleObjects, ListObjectsV2 and of signature version 4 of OSS; written apart from the SDK that talks to it.
 Buckets are in the path. Objects may be put into any bucket; those of `buckets` were made, and have a lifecycle, as the
 documentation of PutBucket, PutBucketLifecycle, GetBucketInfo and DeleteBucket has it. One copy takes at most
-`one_copy_bytes`. By a domain of `domains` a bucket is reached without its name in the path. To a `new_account`
+`one_copy_bytes`; buckets of `versioned` heed no header against overwriting. By a domain of `domains` a bucket is
+reached without its name in the path. To a `new_account`
 objects are open by such domains only, as in mainland China to accounts since 2025-03-20
 (alibabacloud.com/help/en/object-storage-service/latest/map-custom-domain-names-1, 2025-12).
 """
@@ -39,6 +40,7 @@ class OssServer(ThreadingHTTPServer):
         self.objects: dict[str, bytes] = {}
         self.written: dict[str, int] = {}
         self.one_copy_bytes = 2**30
+        self.versioned: set[str] = set()
         self.uploads: dict[str, dict[int, bytes]] = {}
         self.buckets: dict[str, bytes] = {}
         self.lock = threading.Lock()
@@ -63,7 +65,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._copy()
             return
         with self.server.lock:
-            if self.headers.get("x-oss-forbid-overwrite") == "true" and self._key in self.server.objects:
+            forbids = self.headers.get("x-oss-forbid-overwrite") == "true" and not self._is_versioned
+            if forbids and self._key in self.server.objects:
                 self._fail(409, "FileAlreadyExists", "The object you specified already exists.")
                 return
             self._write(body)
@@ -252,6 +255,14 @@ class _Handler(BaseHTTPRequestHandler):
             "</ListBucketResult>"
         )
         self._answer(200, text.encode())
+
+    @property
+    def _is_versioned(self) -> bool:
+        """Whether its bucket has versioning on, or suspended: the header against overwriting has no effect there.
+
+        alibabacloud.com/help/en/oss/developer-reference/putobject, 2025-12.
+        """
+        return self._key.partition("/")[0] in self.server.versioned
 
     @property
     def _domain_s_bucket(self) -> str | None:

@@ -45,7 +45,11 @@ PASSING: dict[str, Fault] = {
     "lost answer": loses_the_answer,
     "stall": stalls,
 }
-FINAL = {"403": refuses(403, "AccessDenied"), "no bucket": refuses(404, "NoSuchBucket")}
+FINAL = {
+    "403": refuses(403, "AccessDenied"),
+    "no bucket": refuses(404, "NoSuchBucket"),
+    "501": refuses(501, "NotImplemented"),  # as servers that know no conditional put
+}
 REQUESTS: dict[str, Callable[[Storage], object]] = {
     "put": lambda store: store.put("new", b"1"),
     "get": lambda store: store.get("k"),
@@ -53,6 +57,7 @@ REQUESTS: dict[str, Callable[[Storage], object]] = {
     "delete": lambda store: store.delete("k"),
     "delete many": lambda store: store.delete_many(["k", "l"]),
     "list": lambda store: store.list(""),
+    "touch": lambda store: store.touch("k"),
 }
 
 

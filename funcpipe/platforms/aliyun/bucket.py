@@ -4,7 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import oss2
-from oss2.models import BucketLifecycle, LifecycleExpiration, LifecycleRule
+from oss2.models import (
+    AbortMultipartUpload,
+    BucketLifecycle,
+    LifecycleExpiration,
+    LifecycleRule,
+    NoncurrentVersionExpiration,
+)
 
 from funcpipe.errors import PlatformError, PlatformRefused
 from funcpipe.platforms.aliyun.oss import FORBIDDEN
@@ -27,8 +33,9 @@ class Bucket:
             if not self.exists():
                 self._bucket.create_bucket(oss2.BUCKET_ACL_PRIVATE)
                 changed = True
-            if self._expiry_days() != expiry_days:
-                self._bucket.put_bucket_lifecycle(BucketLifecycle([_rule(*item) for item in expiry_days.items()]))
+            rules = BucketLifecycle([_rule(*item) for item in expiry_days.items()])
+            if self._lifecycle() != oss2.xml_utils.to_put_bucket_lifecycle(rules):
+                self._bucket.put_bucket_lifecycle(rules)
                 changed = True
         except oss2.exceptions.OssError as error:
             raise _explained(self.name, error) from error
@@ -58,17 +65,26 @@ class Bucket:
             return False
         return True
 
-    def _expiry_days(self) -> Mapping[str, int]:
+    def _lifecycle(self) -> bytes | None:
+        """The bucket's rules as they would be written, None without any."""
         try:
             rules = self._bucket.get_bucket_lifecycle().rules
         except oss2.exceptions.NoSuchLifecycle:
-            return {}
-        return {rule.prefix: rule.expiration.days for rule in rules}
+            return None
+        written: bytes = oss2.xml_utils.to_put_bucket_lifecycle(BucketLifecycle(rules))
+        return written
 
 
 def _rule(prefix: str, days: int) -> LifecycleRule:
-    name = prefix.strip("/").replace("/", "-")
-    return LifecycleRule(name, prefix, status=LifecycleRule.ENABLED, expiration=LifecycleExpiration(days=days))
+    """Objects expire after so many days; old versions, and parts of uploads that were never completed, after one."""
+    return LifecycleRule(
+        prefix.strip("/").replace("/", "-"),
+        prefix,
+        status=LifecycleRule.ENABLED,
+        expiration=LifecycleExpiration(days=days),
+        abort_multipart_upload=AbortMultipartUpload(days=1),
+        noncurrent_version_expiration=NoncurrentVersionExpiration(1),
+    )
 
 
 def _explained(name: str, error: oss2.exceptions.OssError) -> PlatformError | PlatformRefused:

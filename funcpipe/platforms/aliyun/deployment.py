@@ -52,6 +52,7 @@ class Deployed:
     bucket: str
     image: str
     functions: tuple[str, ...]
+    keep_days: int
 
     @property
     def storage(self) -> str:
@@ -63,7 +64,7 @@ class Deployed:
         return (
             "functions, role and the image in a personal registry cost nothing while nothing runs, a watchdog about "
             "$0.30 a month (--no-watchdog leaves it out); objects of runs are paid by OSS per GB and month and expire "
-            "after 7 days, logs by the log service, after 14 days"
+            f"after {self.keep_days} days, logs by the log service, after 14 days"
         )
 
 
@@ -85,7 +86,7 @@ class Deployer:
         account = self._account
         bucket = bucket_name(shape.name, account.number, account.region)
         self._say(f"account {account.number}, region {account.region}, bucket {bucket}")
-        if self._bucket(bucket).ensure(template.expiry_rules()):
+        if self._bucket(bucket).ensure(template.expiry_rules(shape)):
             self._say(f"made the bucket {bucket}")
         if LogService(account, bucket).ensure(template.LOG_STORE, days=template.LOG_DAYS):
             self._say(f"made the log project {bucket}")
@@ -94,7 +95,14 @@ class Deployer:
         names = self._ensure_functions(shape, image, role)
         for name in set(self._functions(shape.name)) - set(names):
             self._delete_function(name)
-        return Deployed(name=shape.name, region=account.region, bucket=bucket, image=image, functions=tuple(names))
+        return Deployed(
+            name=shape.name,
+            region=account.region,
+            bucket=bucket,
+            image=image,
+            functions=tuple(names),
+            keep_days=shape.keep_days,
+        )
 
     def destroy(self, name: str) -> None:
         """Remove everything that `deploy` made, with all that lies in it; nothing there is no error."""

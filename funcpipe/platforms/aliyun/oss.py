@@ -1,5 +1,6 @@
 """Objects in a bucket of Alibaba Cloud OSS, through oss2."""
 
+import contextlib
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -147,7 +148,8 @@ class OssStorage:
                 parts.append(oss2.models.PartInfo(number, copied.etag))
             self._bucket.complete_multipart_upload(name, upload, parts)
         except BaseException:
-            self._bucket.abort_multipart_upload(name, upload)
+            with contextlib.suppress(oss2.exceptions.OssError):  # as functions, whose bucket lets parts expire
+                self._bucket.abort_multipart_upload(name, upload)
             raise
 
     def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
@@ -170,7 +172,8 @@ class OssStorage:
             text = f"{where}: {error.code} ({error.status}): {error.message}"
             if error.code == FORBIDDEN:
                 raise StorageError(f"{text}; {_BY_DOMAIN}") from error
-            busy = error.status >= 500 or error.status == 429 or error.code in _BUSY
+            fails = error.status >= 500 and error.code != "NotImplemented"
+            busy = fails or error.status == 429 or error.code in _BUSY
             raise (StorageBusy(text) if busy else StorageError(text)) from error
         except oss2.exceptions.RequestError as error:
             raise StorageBusy(f"{where}: {error.exception}") from error

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from funcpipe.core import FunctionSize, PlatformSpec, WatchSpec, checks, to_text
+from funcpipe.core.lifetime import KEEP_DAYS, LEAST_KEEP_DAYS
 from funcpipe.errors import InvalidValue
 from funcpipe.platforms.aliyun.names import function_name, platform_url, watchdog_name
 from funcpipe.platforms.shared.data_buckets import DataBucket
@@ -20,7 +21,6 @@ LOG_STORE = "functions"
 """The log store, in the deployment's project, that functions log to."""
 
 LOG_DAYS = 14
-_EXPIRY_DAYS = 7
 _MOST_LIFETIME_S = 86_400
 _QUEUED_S = 300  # a task that could not start by then is given up
 _MOST_VCPU, _MOST_MEMORY_MB, _MEMORY_STEP_MB = 16.0, 32_768, 64
@@ -41,7 +41,8 @@ Node = dict[str, Any]
 class Shape:
     """A deployment: its name, the sizes of its functions, the repository of their image (without a tag).
 
-    With a `watchdog`, detached runs are looked after every minute. Functions may read `data`.
+    With a `watchdog`, detached runs are looked after every minute. Functions may read `data`. Objects of runs expire
+    `keep_days` days after they were written.
     """
 
     name: str
@@ -50,8 +51,10 @@ class Shape:
     lifetime_s: int = _MOST_LIFETIME_S
     watchdog: bool = True
     data: tuple[DataBucket, ...] = ()
+    keep_days: int = KEEP_DAYS
 
     def __post_init__(self) -> None:
+        checks.whole("keep_days", self.keep_days, LEAST_KEEP_DAYS)
         if not (self.name.isascii() and self.name.replace("-", "").isalnum() and self.name.islower()):
             raise InvalidValue("name", self.name, "must be small letters, digits and dashes")
         checks.filled("sizes", self.sizes)
@@ -75,10 +78,11 @@ def shape_of(
     repository: str,
     watchdog: bool = True,
     data: tuple[DataBucket, ...] = (),
+    keep_days: int = KEEP_DAYS,
 ) -> Shape:
     """The deployment of the sizes of `spec` with these names."""
     found = tuple(spec.size(size) for size in sizes)
-    return Shape(name=name, sizes=found, repository=repository, watchdog=watchdog, data=data)
+    return Shape(name=name, sizes=found, repository=repository, watchdog=watchdog, data=data, keep_days=keep_days)
 
 
 def container_package(extra: tuple[str, ...] = ()) -> Package:
@@ -260,9 +264,9 @@ def _pulling(repository: str, region: str, account: str) -> list[Mapping[str, ob
     ]
 
 
-def expiry_rules() -> Mapping[str, int]:
+def expiry_rules(shape: Shape) -> Mapping[str, int]:
     """After how many days objects expire, by prefix."""
-    return {f"{RUNS}/": _EXPIRY_DAYS}
+    return {f"{RUNS}/": shape.keep_days}
 
 
 def _check(size: FunctionSize) -> None:

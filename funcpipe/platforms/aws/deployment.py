@@ -42,6 +42,7 @@ class Deployed:
     image_bytes: int
     memory_mb: tuple[int, ...]
     watchdog: bool
+    keep_days: int
 
     @property
     def keeping_usd_month(self) -> float:
@@ -55,7 +56,7 @@ class Deployed:
         return (
             f"keeping it costs ${self.keeping_usd_month:.2f} a month{watchdog}, with an image of "
             f"{self.image_bytes / 1e9:.2f} GB, and ${_OBJECTS_USD_GB_MONTH} per GB and month for objects of runs, "
-            "which expire after 7 days; functions cost nothing while they do not run"
+            f"which expire after {self.keep_days} days; functions cost nothing while they do not run"
         )
 
 
@@ -100,6 +101,7 @@ class Deployer:
             image_bytes=image_bytes(self._account, shop, package.digest) or 0,
             memory_mb=shape.memory_mb,
             watchdog=shape.watchdog,
+            keep_days=shape.keep_days,
         )
 
     def destroy(self, name: str) -> None:

@@ -1,5 +1,6 @@
 """Objects in a bucket of Amazon S3, or of any server that speaks its protocol, through boto3."""
 
+import logging
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,10 +17,13 @@ from botocore.exceptions import (
     NoCredentialsError,
 )
 
+from funcpipe.core import logs
 from funcpipe.errors import InvalidValue, KeyExists, KeyMissing, PlatformRefused, StorageBusy, StorageError
 from funcpipe.platforms.base import OPEN, Gate, batches
 from funcpipe.platforms.shared.deletes import told
 from funcpipe.platforms.shared.http_body import GatedBody, require_one_put
+
+_log = logging.getLogger(__name__)
 
 _MISSING = {"NoSuchKey", "404", "NotFound"}
 _EXISTS = {"PreconditionFailed", "412"}
@@ -29,6 +33,7 @@ _BUSY = {
 }
 _SERVER_ERRORS = {"InternalError", "ServiceUnavailable"}
 _OUT_OF_RANGE = {"InvalidRange", "416"}
+_UNVERSIONED = "null"
 
 _DIRECTORY_BUCKET = "--x-s3"  # how the names of buckets of S3 Express One Zone end; docs/storage.md has the differences
 
@@ -55,6 +60,7 @@ class S3Storage:
         self._bucket = bucket
         self._is_directory = bucket.endswith(_DIRECTORY_BUCKET)
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+        self._warned = False
         session = boto3.session.Session()
         if self._is_directory and endpoint is None and (region or session.region_name) is None:
             raise InvalidValue("storage", f"s3://{bucket}", "is a directory bucket; add its region: ?region=REGION")
@@ -78,7 +84,15 @@ class S3Storage:
         require_one_put(self._where(key), data)
         condition = {"IfNoneMatch": "*"} if if_absent else {}
         with self._errors_of(key), GatedBody(data, gate) as body:
-            self._client.put_object(Bucket=self._bucket, Key=self._prefix + key, Body=body, **condition)
+            answer = self._client.put_object(Bucket=self._bucket, Key=self._prefix + key, Body=body, **condition)
+        if answer.get("VersionId", _UNVERSIONED) != _UNVERSIONED and not self._warned:
+            self._warned = True
+            _log.log(
+                logging.INFO if logs.is_function() else logging.WARNING,
+                "the bucket %s keeps versions: what runs delete or replace stays there, and is paid for, until a "
+                "lifecycle rule with NoncurrentVersionExpiration removes it",
+                self._bucket,
+            )
 
     def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
         """The bytes [start, stop) of an object; raises KeyMissing."""
@@ -165,7 +179,8 @@ class S3Storage:
         if code in _EXISTS:
             return KeyExists(key)
         text = f"{self._where(key)}: {code} ({status}): {error.response['Error'].get('Message', '')}"
-        return StorageBusy(text) if status >= 500 or status == 429 or code in _BUSY else StorageError(text)
+        busy = (status >= 500 and code != "NotImplemented") or status == 429 or code in _BUSY
+        return StorageBusy(text) if busy else StorageError(text)
 
 
 def _range(start: int, stop: int | None) -> str:

@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 
 from funcpipe.core import MARKS, WatchSpec, checks, to_text
+from funcpipe.core.lifetime import KEEP_DAYS, LEAST_KEEP_DAYS
 from funcpipe.errors import InvalidValue
 from funcpipe.platforms.aws.resources import (
     IMAGE_PARAMETER,
@@ -33,24 +34,27 @@ _QUEUED_S = 120
 _WATCHDOG_MB = 256  # Python and boto3 take 70
 _WATCHDOG_S = 240  # several times what it takes until a silent function counts as lost
 _LOGGING = ("logs:CreateLogStream", "logs:PutLogEvents", "logs:FilterLogEvents")
-_EXPIRY_DAYS = {f"{RUNS}/": 7, f"{FAILURES}/": 7, "stops/": 1, f"{SOURCES}/": 1}
+_EXPIRY_DAYS = {f"{FAILURES}/": 7, "stops/": 1, f"{SOURCES}/": 1}  # and those of runs, as is wanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """What a deployment consists of: its name, which is the stack's, and a function of each memory size.
 
-    With a `watchdog`, detached runs are looked after every minute. Functions that train may read `data`.
+    With a `watchdog`, detached runs are looked after every minute. Functions that train may read `data`. Objects of
+    runs expire `keep_days` days after they were written.
     """
 
     name: str
     memory_mb: tuple[int, ...]
     log_days: int = 14
+    keep_days: int = KEEP_DAYS
     watchdog: bool = True
     data: tuple[DataBucket, ...] = ()
 
     def __post_init__(self) -> None:
         check_name(self.name)
+        checks.whole("keep_days", self.keep_days, LEAST_KEEP_DAYS)
         checks.filled("memory_mb", self.memory_mb)
         checks.distinct("memory_mb", [str(memory) for memory in self.memory_mb])
         for memory in self.memory_mb:
@@ -130,9 +134,10 @@ def _bucket(shape: Shape) -> Node:
             "Status": "Enabled",
             "Prefix": prefix,
             "ExpirationInDays": days,
+            "NoncurrentVersionExpiration": {"NoncurrentDays": 1},  # should anybody have the bucket keep versions
             "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 1},
         }
-        for prefix, days in _EXPIRY_DAYS.items()
+        for prefix, days in ({f"{RUNS}/": shape.keep_days} | _EXPIRY_DAYS).items()
     ]
     closed = ("BlockPublicAcls", "BlockPublicPolicy", "IgnorePublicAcls", "RestrictPublicBuckets")
     return {

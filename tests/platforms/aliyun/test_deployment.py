@@ -287,3 +287,17 @@ def test_rights_name_their_resources(spec: PlatformSpec) -> None:
             assert statement["Action"] == ["cr:GetAuthorizationToken"]
         else:
             assert all("1000" in resource for resource in statement["Resource"])
+
+
+def test_objects_expire_after_the_days_that_are_wanted_and_old_versions_after_one(
+    deployer: Deployer, oss: OssServer, spec: PlatformSpec
+) -> None:
+    deployer.deploy(shape(spec), PACKAGE)
+    (rules,) = oss.buckets.values()
+    assert b"<Prefix>runs/</Prefix><Status>Enabled</Status><Expiration><Days>7</Days></Expiration>" in rules
+    assert b"<NoncurrentVersionExpiration><NoncurrentDays>1</NoncurrentDays></NoncurrentVersionExpiration>" in rules
+    assert b"<AbortMultipartUpload><Days>1</Days></AbortMultipartUpload>" in rules
+    found = deployer.deploy(replace(shape(spec), keep_days=30), PACKAGE)
+    (longer,) = oss.buckets.values()
+    assert longer == rules.replace(b"<Days>7</Days>", b"<Days>30</Days>")
+    assert "expire after 30 days" in found.keeping_text()

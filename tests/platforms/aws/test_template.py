@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,15 @@ def test_a_deployment_s_secret_is_shown_nowhere_but_in_its_functions() -> None:
 
 def test_what_is_made_expires() -> None:
     (bucket,) = resources("AWS::S3::Bucket")
-    assert {rule["Prefix"] for rule in bucket["LifecycleConfiguration"]["Rules"]} >= {"runs/", "sources/", "stops/"}
+    rules = {rule["Prefix"]: rule for rule in bucket["LifecycleConfiguration"]["Rules"]}
+    assert rules.keys() >= {"runs/", "sources/", "stops/"}
+    assert [rule["NoncurrentVersionExpiration"] for rule in rules.values()] == [{"NoncurrentDays": 1}] * len(rules)
+    assert rules["runs/"]["ExpirationInDays"] == 7
+    longer = template(replace(SHAPE, keep_days=30))["Resources"]["Bucket"]["Properties"]["LifecycleConfiguration"]
+    days = {rule["Prefix"]: rule["ExpirationInDays"] for rule in longer["Rules"]}
+    assert (days["runs/"], days["stops/"]) == (30, 1)
+    with pytest.raises(InvalidValue, match="keep_days must be a whole number"):
+        replace(SHAPE, keep_days=1)
     assert [logs["RetentionInDays"] for logs in resources("AWS::Logs::LogGroup")] == [14]
     assert [repository["EmptyOnDelete"] for repository in resources("AWS::ECR::Repository")] == [True]
 
