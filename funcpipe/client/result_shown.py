@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from funcpipe.core.job_estimate import counted, usd_text
+from funcpipe.core.job_estimate import counted, earlier_text, usd_text
 from funcpipe.core.shown import Shown, curve
 from funcpipe.core.stores import DEFAULT
 
@@ -17,7 +17,7 @@ def result_shown(result: "RunResult") -> Shown:
     values = sum(tensor.numel() for tensor in result.tensors.values())
     requests = f"{bill.puts} puts, {bill.lists} lists, {bill.gets} gets"
     facts = [
-        ("cost", f"${usd_text(bill.cost_usd)} at the prices of {bill.platform}"),
+        ("cost", f"${usd_text(bill.cost_usd)} at the prices of {bill.platform}{earlier_text(bill)}"),
         ("used", f"{counted(bill.functions, 'function')} for {bill.function_seconds:.1f} s, {requests}"),
         ("model", f"{counted(len(result.tensors), 'tensor')} of {values:,} numbers: state_dict()"),
     ]

@@ -221,7 +221,8 @@ def bill(
     A store that costs by the hour is paid for `lasted_s`.
 
     A function that has left a report says itself how long it ran. Of several functions that were started as one
-    attempt, the report is the last one's.
+    attempt, the report is the last one's. One that reported counts though it is not among the functions: who started
+    it died before that was recorded.
     """
     alive_s = {(report.worker, report.attempt): report.alive_s for report in reports}
     in_order = sorted(functions, key=lambda function: function.started.started_at_s)
@@ -231,16 +232,17 @@ def bill(
         attempt = function.started.worker, function.started.attempt
         return (alive_s.get(attempt) if last[attempt] is function else None) or function.seconds()
 
-    seconds = [seconds_of(function) for function in functions]
+    lives = [(seconds_of(function), function.started.usd_s) for function in functions]
+    lives += [(one.alive_s, one.usd_s) for one in reports if (one.worker, one.attempt) not in last]
     return Bill(
         platform=prices.name,
-        functions=len(functions),
-        function_seconds=sum(seconds),
+        functions=len(lives),
+        function_seconds=sum(seconds for seconds, _ in lives),
         puts=requests.total.puts,
         lists=requests.total.lists,
         gets=requests.total.gets,
-        compute_usd=sum(s * function.started.usd_s for s, function in zip(seconds, functions, strict=True)),
-        request_usd=request_usd(requests, prices, stores, functions=len(functions)),
+        compute_usd=sum(seconds * usd_s for seconds, usd_s in lives),
+        request_usd=request_usd(requests, prices, stores, functions=len(lives)),
         earlier_usd=earlier_usd,
         hours_usd=prices.stores_usd_h(stores) / 3600 * lasted_s,
         lasted_s=lasted_s,
@@ -277,7 +279,9 @@ def load_trained(storage: Storage, keys: Keys, stages: int, steps: int) -> Stage
 def load_trace(storage: Storage, keys: Keys, plan: Plan, prices: PlatformSpec) -> Trace:
     """The events of the last steps, by one clock that begins at second 0; of a step that was done again, the last."""
     newest: dict[tuple[int, int, int], tuple[int, list[Event]]] = {}
+    samples: dict[int, int] = {}
     for document in readable_documents(storage, Events, storage.list(keys.traces)):
+        samples |= document.samples
         for event in document.events:
             place = (event.stage, event.replica, event.step)
             attempt, events = newest.setdefault(place, (event.attempt, []))
@@ -287,5 +291,9 @@ def load_trace(storage: Storage, keys: Keys, plan: Plan, prices: PlatformSpec) -
                 events.append(event)
     found = [event for _, events in newest.values() for event in events]
     return Trace(
-        run=keys.run, source=Source.EXECUTED, events=aligned(found), prices=prices_of(plan, prices)
+        run=keys.run,
+        source=Source.EXECUTED,
+        events=aligned(found),
+        prices=prices_of(plan, prices),
+        samples=dict(sorted(samples.items())),
     ).from_zero()

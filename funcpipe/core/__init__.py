@@ -17,7 +17,7 @@ from funcpipe.core.job_spec import JobSpec
 from funcpipe.core.json_form import from_text, read, to_text, write
 from funcpipe.core.loss_model import InverseLoss, LossModel, WeightedLoss
 from funcpipe.core.market import Gpu, Machine, Market
-from funcpipe.core.names import WorkerId, worker_name
+from funcpipe.core.names import WorkerId, stage_of, worker_name
 from funcpipe.core.numerics import Coupled, Numerics, OnNan, Precision, Reduction
 from funcpipe.core.observation import Observation, Quantity
 from funcpipe.core.plan import Optimality, Plan, SolverReport, Stage, TrainingSpec
@@ -63,6 +63,7 @@ from funcpipe.core.trace import (
     write_side_by_side,
     write_trace,
 )
+from funcpipe.core.use import Use
 from funcpipe.core.validation import Monitor, MonitorMode, Validation, ValidationReport
 from funcpipe.core.watch import MARKS, WatchSpec
 
@@ -167,6 +168,7 @@ __all__ = [
     "TiedParameter",
     "Trace",
     "TrainingSpec",
+    "Use",
     "Validation",
     "ValidationReport",
     "WatchSpec",
@@ -181,6 +183,7 @@ __all__ = [
     "prices_of",
     "read",
     "read_trace",
+    "stage_of",
     "stages_of_layers",
     "store_bills",
     "to_text",

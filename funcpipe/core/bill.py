@@ -60,7 +60,8 @@ class Bill:
 
     `puts`, `lists` and `gets` are the requests of all its functions, and of the client that makes the bill, which alone
     are those in `client`. Functions that died told of their requests with their last heartbeats: what they asked for
-    afterwards, within `heartbeat_s` at most, is missing, and so is what a function did that never became its worker.
+    afterwards, within `heartbeat_s` at most, is missing, and so is what a function asked for that never became its
+    worker.
 
     `request_usd` pays for invocations, storage requests and bytes. `hours_usd` pays for stores that cost by the hour;
     where there are such, `lasted_s` is how long the run took since it was last started. `stores` has what each kind of

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from funcpipe.core import checks
+from funcpipe.core.bill import Bill
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +103,11 @@ class JobEstimate:
         if max_usd is not None:
             parts.append(f"cap ${max_usd:g}")
         return ", ".join(parts)
+
+
+def earlier_text(bill: Bill) -> str:
+    """How much of a bill is of the time before its run was resumed; all else on it is of the time since."""
+    return f", ${usd_text(bill.earlier_usd)} of it before it was resumed" if bill.earlier_usd else ""
 
 
 def counted(number: int, what: str) -> str:

@@ -92,10 +92,11 @@ def from_plain(kind: Any, data: Any, *, source: str, field: str = "") -> Any:
         items = _expect(list, data, source, field)
         return tuple(from_plain(item_kind, item, source=source, field=f"{field}[{i}]") for i, item in enumerate(items))
     if origin is Mapping:
-        item_kind = typing.get_args(kind)[1]
+        key_kind, item_kind = typing.get_args(kind)
         entries = _expect(dict, data, source, field)
         return {
-            key: from_plain(item_kind, item, source=source, field=f"{field}.{key}") for key, item in entries.items()
+            _key(key_kind, key, source, field): from_plain(item_kind, item, source=source, field=f"{field}.{key}")
+            for key, item in entries.items()
         }
     if dataclasses.is_dataclass(kind):
         return _from_object(typing.cast(type, kind), data, source, field)
@@ -154,6 +155,15 @@ def _from_number(data: Any, source: str, field: str) -> float:
     if isinstance(data, str) and data in _NOT_FINITE:
         return float(data)
     raise FormatError(f"{source}: field {field!r} must be a finite number, got {_shape(data)}")
+
+
+def _key(kind: Any, text: str, source: str, field: str) -> Any:
+    """A key of an object, which JSON writes as text."""
+    if kind is not int:
+        return text
+    if not text.removeprefix("-").isdecimal():
+        raise FormatError(f"{source}: the keys of field {field!r} must be integers, got {text!r}")
+    return int(text)
 
 
 def _expect(kind: type, data: Any, source: str, field: str) -> Any:

@@ -7,3 +7,8 @@ WorkerId = tuple[int, int]
 def worker_name(stage: int, replica: int) -> str:
     """The short name of a worker, in keys, messages and logs: "s2.r0" is replica 0 of stage 2."""
     return f"s{stage}.r{replica}"
+
+
+def stage_of(worker: str) -> int:
+    """The stage of the worker of that name."""
+    return int(worker[1:].partition(".")[0])

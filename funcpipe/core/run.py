@@ -1,7 +1,7 @@
 """What a function receives when it is invoked, and what it reports when it ends."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -182,8 +182,9 @@ class WorkerReport:
     """What an attempt of a worker reports when it ends: its outcome, what it used, and the error if it failed.
 
     `retryable` says whether another attempt may succeed; `out_of_memory` whether the failure was a lack of memory.
-    It is billed for `alive_s`. `instructions` are those of its processor that torch used. `by_kind` are its requests
-    for each kind of object; older reports lack it.
+    It is billed for `alive_s`; `uses` says what these seconds went to, by the names of `Use`. Its first step was
+    `first_step`, None if it never came so far. `instructions` are those of its processor that torch used. `by_kind` are
+    its requests for each kind of object. Older reports lack `by_kind`, `uses` and `first_step`.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.report/1"
@@ -209,6 +210,8 @@ class WorkerReport:
     instructions: str = ""
     lists: int = 0
     by_kind: CountsByKind | None = None
+    uses: Mapping[str, float] = field(default_factory=dict)
+    first_step: int | None = None
 
     @property
     def counts(self) -> CountsByKind:

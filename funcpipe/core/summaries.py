@@ -1,6 +1,7 @@
 """What plans, profiles, traces and provisions show of themselves in Python and in notebooks."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from funcpipe.core.job_estimate import counted, time_text, usd_text
@@ -90,17 +91,24 @@ def trace_shown(trace: "Trace") -> Shown:
         busy_s[event.lane.value] += event.busy_s
     workers = {(event.stage, event.replica) for event in trace.events}
     lanes = ", ".join(f"{lane} {seconds:.4g} s" for lane, seconds in busy_s.items())
-    numbers = f", numbers {steps[0]} to {steps[-1]}" if len(steps) > 1 else ""
     middle = trace.of_step(steps[len(steps) // 2]).events if steps else ()
     return Shown(
         title=f"Trace ({trace.source.value}): {trace.run}, {counted(len(trace.events), 'event')}",
         facts=(
-            ("steps", f"{len(steps)}{numbers}"),
-            ("duration", f"{trace.duration_s:.4g} s of {counted(len(workers), 'worker')}"),
+            ("steps", f"{len(steps)}, numbers {_stretches(steps)}" if len(steps) > 1 else str(len(steps))),
+            ("duration", f"{trace.steps_s:.4g} s of {counted(len(workers), 'worker')}"),
             ("lanes at work", lanes or "none"),
         ),
         figure=_lanes(middle),
     )
+
+
+def _stretches(steps: Sequence[int]) -> str:
+    """The numbers of steps, from 1: first and last of those that follow each other."""
+    known = set(steps)
+    firsts = [step for step in steps if step - 1 not in known]
+    lasts = [step for step in steps if step + 1 not in known]
+    return ", ".join(f"{first + 1} to {last + 1}" for first, last in zip(firsts, lasts, strict=True))
 
 
 def provision_shown(provision: "Provision") -> Shown:

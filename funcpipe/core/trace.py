@@ -17,6 +17,7 @@ from funcpipe.core.summaries import trace_shown
 from funcpipe.errors import FormatError, InvalidValue
 
 TRACE_FORMAT = "funcpipe.trace/1"
+_HEAD = ("run", "source", "prices", "samples")
 
 
 class Resource(Enum):
@@ -71,11 +72,12 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Events:
-    """The events of an attempt's last steps."""
+    """The events of an attempt's last steps, and how many `samples` all replicas together had in each of these."""
 
     FORMAT: ClassVar[str] = "funcpipe.events/1"
 
     events: tuple[Event, ...]
+    samples: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,12 +116,17 @@ def prices_of(plan: Plan, spec: PlatformSpec) -> Prices:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Trace(Showable):
-    """The events of a run, in order of their start."""
+    """The events of a run, in order of their start.
+
+    Of a run that was executed they are those of each function's last steps, so that steps between them may be missing.
+    `samples` is how many a step had, where that is known.
+    """
 
     run: str
     source: Source
     events: tuple[Event, ...]
     prices: Prices | None = None
+    samples: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def duration_s(self) -> float:
@@ -133,9 +140,27 @@ class Trace(Showable):
         """When the last event ends; a simulated step begins at second 0, cold starts included."""
         return max((event.end_s for event in self.events), default=0.0)
 
+    @property
+    def steps_s(self) -> float:
+        """The seconds of the steps that have events, without what lies between steps that do not follow each other."""
+        return sum(end_s - begin_s for begin_s, end_s in self.windows().values())
+
     def steps(self) -> tuple[int, ...]:
         """The steps that have events, in ascending order."""
         return tuple(sorted({event.step for event in self.events}))
+
+    def windows(self) -> dict[int, tuple[float, float]]:
+        """When each step began and ended: where the step before it is known, it began as that ended."""
+        begun: dict[int, float] = {}
+        ended: dict[int, float] = {}
+        for event in self.events:
+            begun[event.step] = min(begun.get(event.step, event.start_s), event.start_s)
+            ended[event.step] = max(ended.get(event.step, event.end_s), event.end_s)
+        found: dict[int, tuple[float, float]] = {}
+        for step in sorted(ended):
+            begin_s = found[step - 1][1] if step - 1 in found else begun[step]
+            found[step] = begin_s, max(ended[step], begin_s)
+        return found
 
     def of_step(self, step: int) -> "Trace":
         """The events of one step alone."""
@@ -181,7 +206,7 @@ def read_trace(path: str | Path) -> Trace:
         for i, entry in enumerate(entries)
         if entry.get("ph") == "X"
     )
-    head: Mapping[str, Any] = {name: document.get(name) for name in ("run", "source", "prices")}
+    head: Mapping[str, Any] = {name: document.get(name) for name in _HEAD if name in document}
     named: Trace = json_form.from_plain(Trace, {**head, "events": []}, source=source)
     return replace(named, events=events)
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import ClassVar
 
-from funcpipe.core import Event, Resource, Trace
+from funcpipe.core import Event, Resource, Trace, Use
+from funcpipe.core.use import uses_of
 from funcpipe.errors import PlanError
 
 
@@ -14,9 +15,9 @@ from funcpipe.errors import PlanError
 class LaneUse:
     """How one lane of a stage's functions spends an iteration; means over the replicas.
 
-    `idle_s` is the rest of the iteration, the bubbles. `usd` is what the lane costs for all replicas: the time of the
-    functions, including `idle_usd` for bubbles, is charged to the compute lane, requests to the transfer lanes. Both
-    are None if the trace has no prices.
+    What it does at once counts once, as several transfers may be open. `idle_s` is the rest of the iteration, the
+    bubbles. `usd` is what the lane costs for all replicas: the time of the functions, including `idle_usd` for bubbles,
+    is charged to the compute lane, requests to the transfer lanes. Both are None if the trace has no prices.
     """
 
     busy_s: float
@@ -142,14 +143,30 @@ def _tariff(trace: Trace, stage: int, lane: Resource) -> tuple[float, Callable[[
     return second_usd, trace.prices.transfer_usd
 
 
+def _spans(events: list[Event]) -> tuple[float, float]:
+    """The seconds in which a lane worked, and those in which it only waited, of all replicas in a step.
+
+    Several transfers may be open at once.
+    """
+    busy_s, wait_s = 0.0, 0.0
+    for replica in {event.replica for event in events}:
+        own = [event for event in events if event.replica == replica]
+        begin_s, end_s = min(event.start_s for event in own), max(event.end_s for event in own)
+        uses = uses_of(own, begin_s, end_s)
+        wait_s += uses[Use.WAIT]
+        busy_s += end_s - begin_s - uses[Use.WAIT] - uses[Use.BUBBLE]
+    return busy_s, wait_s
+
+
 def _lane_use(
     steps: list[list[Event]],
     iteration_s: float,
     replicas: int,
     tariff: tuple[float, Callable[[Event], float]] | None,
 ) -> LaneUse:
-    busy_s = median(sum(event.busy_s for event in events) for events in steps) / replicas
-    wait_s = median(sum(event.waited_s for event in events) for events in steps) / replicas
+    spans = [_spans(events) for events in steps]
+    busy_s = median(busy for busy, _ in spans) / replicas
+    wait_s = median(wait for _, wait in spans) / replicas
     idle_s = max(0.0, iteration_s - busy_s - wait_s)
     if tariff is None:
         return LaneUse(busy_s=busy_s, wait_s=wait_s, idle_s=idle_s, usd=None, idle_usd=None)

@@ -6,9 +6,10 @@ from typing import Any
 
 from funcpipe.core import MB, Plan, Trace, read, read_trace
 from funcpipe.core.trace import TRACE_FORMAT
+from funcpipe.core.use import IN_STEPS
 from funcpipe.errors import InputError
 from funcpipe.report.documents import document_format
-from funcpipe.report.time_use import Use, time_use
+from funcpipe.report.time_use import time_use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,14 +82,13 @@ def _of_trace(trace: Trace) -> dict[str, str]:
         "source": trace.source.value,
         "functions": str(len({(event.stage, event.replica) for event in trace.events})),
         "steps": str(steps),
-        "seconds": f"{trace.duration_s:.4g}",
-        "seconds a step": f"{trace.duration_s / steps:.4g}" if steps else "",
+        "seconds": f"{trace.steps_s:.4g}",
+        "seconds a step": f"{trace.steps_s / steps:.4g}" if steps else "",
         "bytes moved": f"{sum(event.payload_bytes for event in trace.events):,}",
     }
     whole = sum(sum(stage.seconds.values()) for stage in uses)
-    for use in Use:
-        if whole:
-            found[f"{use.value} %"] = f"{100 * sum(stage.seconds[use] for stage in uses) / whole:.1f}"
+    for use in IN_STEPS if whole else ():
+        found[f"{use.value} %"] = f"{100 * sum(stage.seconds[use] for stage in uses) / whole:.1f}"
     if trace.prices is not None:
         requests = sum(trace.prices.transfer_usd(event) for event in trace.events)
         found["dollars"] = f"{requests + sum(sum((stage.usd or {}).values()) for stage in uses):.4g}"

@@ -1,89 +1,87 @@
-"""Where the time of functions went: every second of each function in exactly one class."""
+"""Where the time of a run's functions went, stage by stage: in the steps of a trace, or in the whole run."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from enum import Enum
 
-from funcpipe.core import Event, Resource, Trace, WorkerReport, worker_name
-from funcpipe.report.gantt import letter
+from funcpipe.core import Bill, Event, FinishedRun, Trace, Use, stage_of
+from funcpipe.core.use import uses_of
 
-
-class Use(Enum):
-    """What a function does at a moment. Where several lanes work at once, the first of these counts."""
-
-    COMPUTE = "compute"
-    SYNC = "synchronisation"
-    TRANSFER = "transfer"
-    LOAD = "loading"
-    WAIT = "wait"
-    BUBBLE = "bubble"
-    START = "start"
-
-
-_ORDER = tuple(Use)
+Seconds = Mapping[Use, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageUse:
-    """Function-seconds of a stage by use, all replicas together; `usd` by use, None where prices are not known."""
+    """Function-seconds of a stage by use, all replicas together; `usd` by use, None where prices are not known.
 
-    stage: int
-    seconds: Mapping[Use, float]
+    Where `stage` is None, they are those of functions that left no report, of any stage.
+    """
+
+    stage: int | None
+    seconds: Seconds
     usd: Mapping[Use, float] | None
 
 
-def time_use(trace: Trace, workers: tuple[WorkerReport, ...] = ()) -> tuple[StageUse, ...]:
-    """Divide the time from the trace's first event to its last among the uses, for each stage.
+def time_use(trace: Trace) -> tuple[StageUse, ...]:
+    """Divide the time of the trace's steps among the uses, for each stage.
 
-    Overlapped transfers cost no time, so they count as compute. A lane *waits* where an object did not exist yet; in a
-    *bubble* no lane does anything. With `workers`, what their functions lived beyond the trace counts as start.
+    A function counts in the steps of which its events are known.
     """
-    if not trace.events:
-        return ()
-    begin_s, end_s = min(event.start_s for event in trace.events), trace.end_s
-    events: dict[tuple[int, int], list[Event]] = defaultdict(list)
+    windows, totals = trace.windows(), dict[int, dict[Use, float]]()
+    of_function: dict[tuple[int, int], list[Event]] = defaultdict(list)
     for event in trace.events:
-        events[event.stage, event.replica].append(event)
-    alive_s: dict[str, float] = defaultdict(float)
-    for report in workers:
-        alive_s[report.worker] += report.alive_s
-    totals: dict[int, dict[Use, float]] = {}
-    for (stage, replica), own in sorted(events.items()):
+        of_function[event.stage, event.replica].append(event)
+    for (stage, _), own in sorted(of_function.items()):
         total = totals.setdefault(stage, dict.fromkeys(Use, 0.0))
-        for use, seconds in _one_function(own, begin_s, end_s).items():
-            total[use] += seconds
-        total[Use.START] += max(0.0, alive_s[worker_name(stage, replica)] - (end_s - begin_s))
-    return tuple(StageUse(stage=stage, seconds=total, usd=_usd(trace, stage, total)) for stage, total in totals.items())
+        for events, begin_s, end_s in _stretches(own, windows):
+            for use, seconds in uses_of(events, begin_s, end_s).items():
+                total[use] += seconds
+    prices = None if trace.prices is None else trace.prices.function_usd_s
+    return tuple(
+        StageUse(stage=stage, seconds=total, usd=None if prices is None else _priced(total, prices[stage]))
+        for stage, total in totals.items()
+    )
 
 
-def _usd(trace: Trace, stage: int, seconds: Mapping[Use, float]) -> Mapping[Use, float] | None:
-    if trace.prices is None:
-        return None
-    price_usd_s = trace.prices.function_usd_s[stage]
+def account(finished: FinishedRun) -> tuple[StageUse, ...]:
+    """Divide all that the functions of a run lived among the uses: together they are the functions on its bill.
+
+    Functions say themselves what their time went to; what the others were billed for is lost. Nothing for a run whose
+    functions did not say so.
+    """
+    seconds: dict[int, dict[Use, float]] = {}
+    usd: dict[int, dict[Use, float]] = {}
+    for report in sorted(finished.workers, key=lambda report: report.worker):
+        stage = stage_of(report.worker)
+        own, own_usd = (kind.setdefault(stage, dict.fromkeys(Use, 0.0)) for kind in (seconds, usd))
+        for name, value in report.uses.items():
+            own[Use(name)] += value
+            own_usd[Use(name)] += value * report.usd_s
+    if not any(map(any, (own.values() for own in seconds.values()))):
+        return ()
+    stages = tuple(StageUse(stage=stage, seconds=own, usd=usd[stage]) for stage, own in sorted(seconds.items()))
+    return (*stages, *_unreported(finished.bill, stages))
+
+
+def _unreported(bill: Bill, stages: tuple[StageUse, ...]) -> Iterator[StageUse]:
+    """What is on the bill and in no report."""
+    left_s = bill.function_seconds - sum(sum(stage.seconds.values()) for stage in stages)
+    left_usd = bill.compute_usd - sum(sum((stage.usd or {}).values()) for stage in stages)
+    if left_s > 1e-6 * bill.function_seconds:
+        nothing = dict.fromkeys(Use, 0.0)
+        yield StageUse(stage=None, seconds={**nothing, Use.LOST: left_s}, usd={**nothing, Use.LOST: max(left_usd, 0.0)})
+
+
+def _stretches(
+    events: list[Event], windows: Mapping[int, tuple[float, float]]
+) -> Iterator[tuple[list[Event], float, float]]:
+    """A function's events in steps that follow each other, with the begin of the first and the end of the last."""
+    steps = {event.step for event in events}
+    firsts = sorted(step for step in steps if step - 1 not in steps)
+    for first, after in zip(firsts, (*firsts[1:], None), strict=True):
+        own = [event for event in events if event.step >= first and (after is None or event.step < after)]
+        yield own, windows[first][0], windows[max(event.step for event in own)][1]
+
+
+def _priced(seconds: Seconds, price_usd_s: float) -> dict[Use, float]:
     return {use: value * price_usd_s for use, value in seconds.items()}
-
-
-def _one_function(events: list[Event], begin_s: float, end_s: float) -> dict[Use, float]:
-    """Sweep over the points at which something begins or ends, counting what is under way."""
-    changes: list[tuple[float, int, Use]] = []
-    for event in events:
-        begun_s = event.start_s + event.waited_s
-        changes += [(event.start_s, 1, Use.WAIT), (begun_s, -1, Use.WAIT)]
-        changes += [(begun_s, 1, _use_of(event)), (event.end_s, -1, _use_of(event))]
-    running, found, now_s = dict.fromkeys(Use, 0), dict.fromkeys(Use, 0.0), begin_s
-    for at_s, change, use in sorted(changes, key=lambda item: item[0]):
-        current = next((kind for kind in _ORDER if running[kind]), Use.BUBBLE)
-        found[current] += at_s - now_s
-        now_s = at_s
-        running[use] += change
-    found[Use.BUBBLE] += end_s - now_s
-    return found
-
-
-def _use_of(event: Event) -> Use:
-    if event.lane is Resource.LOAD:
-        return Use.LOAD
-    if letter(event.task) in "sn" or event.lane is Resource.MERGE:
-        return Use.SYNC
-    return Use.TRANSFER if event.lane in (Resource.UPLOAD, Resource.DOWNLOAD) else Use.COMPUTE

@@ -115,8 +115,12 @@ class Batches:
 
     def micro_batches_of(self, step: int) -> int:
         """How many micro-batches step `step` has, numbered from the start of training."""
+        return -(-self.samples_of(step) // self.micro_batch)
+
+    def samples_of(self, step: int) -> int:
+        """How many samples step `step` has, numbered from the start of training."""
         first_sample = step % self.steps_per_epoch * self.global_batch
-        return -(-min(self.global_batch, self.samples - first_sample) // self.micro_batch)
+        return min(self.global_batch, self.samples - first_sample)
 
     def steps_from(self, first: int, epochs: int) -> Iterator[Step]:
         """The steps of `epochs` epochs of training, without the first `first` steps."""

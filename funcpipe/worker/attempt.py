@@ -16,6 +16,7 @@ from funcpipe.runstate.lease import Lease
 from funcpipe.runstate.signed_storage import OneKey, SignedStorage
 from funcpipe.worker.exit_report import ExitReporter
 from funcpipe.worker.setup import lease_of, load_worker
+from funcpipe.worker.time_account import TimeAccount
 
 _log = logging.getLogger(__name__)
 
@@ -47,9 +48,10 @@ def run_attempt(
     """
     signed = SignedStorage(storage, OneKey(RunKey(spec.run_key)))
     lease = lease_of(spec, signed)
-    reporter = ExitReporter(spec, signed, lease, invoked, clock)
+    account = TimeAccount(invoked, clock)
+    reporter = ExitReporter(spec, signed, lease, invoked, clock, account)
     try:
-        outcome, failure = _run(spec, signed, open_platform, lease, invoked, clock)
+        outcome, failure = _run(spec, signed, open_platform, lease, invoked, account, clock)
         if failure is not None and not lease.taken and spec.follows_within_s is not None:
             _log.warning("ends without a report, the attempt before is still this worker")
             return False
@@ -66,12 +68,14 @@ def _run(
     open_platform: OpenPlatform,
     lease: Lease,
     invoked: Invoked,
+    account: TimeAccount,
     clock: Callable[[], float],
 ) -> tuple[Outcome, BaseException | None]:
     """Run the attempt: how it ended, and the error if it failed. Raises Superseded."""
     try:
         _check_attempts(spec)
-        outcome = load_worker(spec, storage, open_platform, lease=lease, invoked=invoked, clock=clock).run()
+        worker = load_worker(spec, storage, open_platform, lease=lease, invoked=invoked, account=account, clock=clock)
+        outcome = worker.run()
     except Superseded:
         raise
     except RunHalted as error:

@@ -12,6 +12,7 @@ from funcpipe.runstate.halt import ORDERING, halt_run
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import CLOSING, Lease
 from funcpipe.runstate.replica_marks import instruction_set
+from funcpipe.worker.time_account import TimeAccount
 from funcpipe.worker.tracebacks import describe, user_traceback
 
 _NO_MEMORY = ("not enough memory", "can't allocate memory", "Cannot allocate memory")
@@ -27,6 +28,7 @@ class ExitReporter:
         lease: Lease,
         invoked: Invoked,
         clock: Callable[[], float] = time.time,
+        account: TimeAccount | None = None,
     ) -> None:
         self._spec = spec
         self._storage = storage
@@ -34,6 +36,7 @@ class ExitReporter:
         self._keys = Keys.of(spec)
         self._clock = clock
         self._invoked = invoked
+        self._account = account or TimeAccount(invoked, clock)
         self._started_at_s = clock()
 
     def report(self, outcome: Outcome, failure: BaseException | None) -> None:
@@ -57,13 +60,16 @@ class ExitReporter:
 
     def _report(self, outcome: Outcome, failure: BaseException | None) -> WorkerReport:
         cause = failure.__cause__ if isinstance(failure, TaskFailed) and failure.__cause__ is not None else failure
+        alive_s = self._invoked.billed_s
         report = WorkerReport(
             worker=self._spec.worker,
             attempt=self._spec.attempt,
             outcome=outcome,
             started_at_s=self._started_at_s,
             ended_at_s=self._clock(),
-            alive_s=self._invoked.billed_s,
+            alive_s=alive_s,
+            uses=self._account.uses(alive_s),
+            first_step=self._account.first_step,
             usd_s=self._spec.account.usd_s,
             instructions=instruction_set(),
             puts=0,

@@ -27,6 +27,7 @@ from funcpipe.worker.heartbeat import HeartbeatThread
 from funcpipe.worker.peer_recovery import PeerRecovery
 from funcpipe.worker.progress import WorkerProgress
 from funcpipe.worker.step_runner import StepRunner
+from funcpipe.worker.time_account import TimeAccount
 from funcpipe.worker.validation import Validator
 
 _log = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class Worker:
     checkpoints: CheckpointManager
     interval: CheckpointInterval
     progress: WorkerProgress
+    account: TimeAccount
     budget: BudgetGuard
     successor: Successor
     peers: PeerRecovery
@@ -98,10 +100,13 @@ class Worker:
     def _train(self, heartbeat: HeartbeatThread, background: Background) -> Outcome:
         trace: _Trace = deque(maxlen=TRACED_STEPS)
         self._restore()
+        self.account.begin(self.progress.done)
         _log.info("starts at step %d of %d", self.progress.done, self.progress.steps)
         outcome = self._run_steps(background, trace)
         events = tuple(event for step_events in trace for event in step_events)
-        put_document(self.storage, self.keys.trace(self.spec.worker, self.spec.attempt), Events(events=events))
+        samples = {step: self.batches.samples_of(step) for step in sorted({event.step for event in events})}
+        traced = Events(events=events, samples=samples)
+        put_document(self.storage, self.keys.trace(self.spec.worker, self.spec.attempt), traced)
         heartbeat.beat_last()
         if outcome is Outcome.HANDED_OVER:  # comes last: from here on another function is the worker
             self.successor.hand_over(self.progress.done)
@@ -129,7 +134,9 @@ class Worker:
             if outcome is not None:
                 return outcome
             began_s = time.monotonic()
-            trace.append(self.runner.run(step, background))
+            with self.account.step() as ended:
+                trace.append(self.runner.run(step, background))
+                ended(trace[-1])
             messages = self.runner.graphs.messages_of(step.number)
             self.checkpoints.record_messages(step.number, messages)
             part = self.runner.graphs.of_step(step.number)
@@ -151,9 +158,10 @@ class Worker:
         """
         if self.validator is None or not self.validator.is_due(self.progress.done):
             return None
-        found = self.validator.run(
-            self.progress.done, lambda batch_s, left_s: self._end_early(background, batch_s=batch_s, left_s=left_s)
-        )
+        with self.account.validation():
+            found = self.validator.run(
+                self.progress.done, lambda batch_s, left_s: self._end_early(background, batch_s=batch_s, left_s=left_s)
+            )
         if isinstance(found, Outcome):
             return found
         self.validator.keep_best(found, self.computation.state)

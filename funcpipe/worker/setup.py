@@ -32,6 +32,7 @@ from funcpipe.worker.progress import WorkerProgress
 from funcpipe.worker.step_graph import StepGraphs
 from funcpipe.worker.step_reporter import StepReporter
 from funcpipe.worker.step_runner import StepRunner
+from funcpipe.worker.time_account import TimeAccount
 from funcpipe.worker.validation import Validator
 
 _log = logging.getLogger(__name__)
@@ -50,11 +51,12 @@ def load_worker(
     *,
     lease: Lease | None = None,
     invoked: Invoked | None = None,
+    account: TimeAccount | None = None,
     clock: Callable[[], float] = time.time,
 ) -> Worker:
     """The worker of `spec`, ready to run. It takes `lease` then, or one of its own; `clock` dates its events.
 
-    Its function was `invoked` just now, unless that says otherwise.
+    Its function was `invoked` just now, unless that says otherwise; `account` is told what its time goes to.
 
     Raises CorruptMessage if the code in storage is not what `spec` names.
     """
@@ -93,6 +95,7 @@ def load_worker(
         checkpoints=checkpoints,
         interval=interval,
         progress=progress,
+        account=account or TimeAccount(invoked, clock),
         budget=budget,
         successor=Successor(spec, fenced, keys, open_platform, progress, lifetime_s=_lifetime_s(spec, invoked)),
         peers=PeerRecovery(spec, fenced, keys, open_platform),

@@ -144,6 +144,7 @@ class Run:
             peak_memory_bytes=1 << 20,
             error=error,
             alive_s=7.0,
+            usd_s=1024e-8,
         )
         put_document(self.storage, KEYS.worker_report(worker, attempt), report)
         lease = Lease(self.storage, KEYS, worker, attempt, fresh_s=1.0)

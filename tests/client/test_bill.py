@@ -102,8 +102,23 @@ def test_a_report_goes_before_what_a_client_saw_and_belongs_to_one_function() ->
     run.platform.ended[again] = DONE
     functions = [function for function in attached(run).functions() if function.started.worker == "s0.r0"]
     functions[0].age_s, functions[1].age_s = 25.0, 99.0
-    made = bill(functions, worker_reports(run.storage, KEYS), CountsByKind(), spec_with(), earlier_usd=0.0)
+    reports = [report for report in worker_reports(run.storage, KEYS) if report.worker == "s0.r0"]
+    made = bill(functions, reports, CountsByKind(), spec_with(), earlier_usd=0.0)
     assert made.function_seconds == pytest.approx(25 + 7)
+
+
+def test_a_function_that_reported_is_billed_though_its_peer_died_before_it_recorded_it() -> None:
+    run = Run()
+    supervisor = run.start()
+    ended(run)
+    supervisor.poll()
+    before = billed(run, supervisor.functions())
+    run.report("s1.r0", Outcome.FINISHED, attempt=3)
+    made = billed(run, supervisor.functions())
+    assert made.functions == before.functions + 1
+    assert made.function_seconds == pytest.approx(before.function_seconds + 7)
+    assert made.compute_usd == pytest.approx(before.compute_usd + 7 * USD_S)
+    assert made.request_usd - before.request_usd >= spec_with().price_invocation_usd
 
 
 def test_a_client_that_attaches_counts_functions_from_their_start() -> None:

@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -102,9 +102,17 @@ def _plan(layers: Sequence[str], stages: int, replicas: int) -> Plan:
     )
 
 
-def job(validation: Validation, *, epochs: int = 2, stages: int = 2, replicas: int = 2, lr: float = 0.01) -> Job:
-    """Train `net()`, validated as `validation` says."""
-    model = net()
+def job(
+    validation: Validation,
+    *,
+    epochs: int = 2,
+    stages: int = 2,
+    replicas: int = 2,
+    lr: float = 0.01,
+    made: Callable[[], nn.Module] = net,
+) -> Job:
+    """Train what is `made`, validated as `validation` says."""
+    model = made()
     graph = traced(model)
     own = _plan([layer.name for layer in graph.layers], stages, replicas)
     loss, steps = nn.functional.cross_entropy, -(-SAMPLES // BATCH)

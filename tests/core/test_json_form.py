@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from funcpipe.core import (
+    Events,
     FunctionSize,
     Plan,
     PlatformSpec,
@@ -141,6 +142,14 @@ def replace_latency(latency_s: float) -> PlatformSpec:
         max_functions=1,
         max_payload_bytes=1,
     )
+
+
+def test_numbers_that_are_keys_are_numbers_again() -> None:
+    text = to_text(Events(events=(), samples={3: 8, 12: 2}))
+    assert json.loads(text)["samples"] == {"3": 8, "12": 2}
+    assert from_text(Events, text, source="f").samples == {3: 8, 12: 2}
+    with pytest.raises(FormatError, match=r"f: the keys of field 'samples' must be integers, got '1.5'"):
+        from_text(Events, text.replace('"3"', '"1.5"'), source="f")
 
 
 def test_values_check_themselves() -> None:

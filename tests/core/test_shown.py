@@ -110,7 +110,7 @@ def test_a_profile_is_four_lines_and_a_table_of_its_layers(profile: Any) -> None
 def test_a_trace_shows_its_middle_step_lane_by_lane() -> None:
     assert repr(TRACE).splitlines() == [
         "Trace (executed): run-1, 12 events",
-        "  steps: 3, numbers 0 to 2",
+        "  steps: 3, numbers 1 to 3",
         "  duration: 2.6 s of 2 workers",
         "  lanes at work: compute 3 s, download 0.6 s",
     ]

@@ -56,6 +56,13 @@ def test_lanes_are_compared_by_their_work_without_their_waits() -> None:
     assert from_text(Report, to_text(found), source="x") == found
 
 
+def test_what_a_lane_does_at_once_is_counted_once() -> None:
+    """Three downloads are open together: for 3 s one at least waits while none moves, and for 1 s bytes move."""
+    own = [event(0, Resource.DOWNLOAD, 0, 4, waited_s=3) for _ in range(3)]
+    (lane,) = compare(trace(Source.SIMULATED, *own), trace(Source.EXECUTED, *own)).lanes
+    assert (lane.observed.busy_s, lane.observed.wait_s, lane.observed.idle_s) == (1.0, 3.0, 0.0)
+
+
 def test_bubbles_and_requests_have_their_price() -> None:
     """Two functions at $3 a second; computing 2 s of 2.5; one get at $7."""
     priced = replace(PREDICTED, prices=Prices(function_usd_s=(3.0,), put_usd=5.0, get_usd=7.0))

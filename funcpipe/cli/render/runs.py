@@ -8,6 +8,7 @@ from rich.console import Console
 from funcpipe.cli.render.table import Column, print_table
 from funcpipe.client.commands import after_end, after_failure, commands, watch_command
 from funcpipe.core import MB, Bill, Estimate, JobEstimate
+from funcpipe.core.job_estimate import counted, earlier_text, usd_text
 from funcpipe.core.stores import DEFAULT
 
 if TYPE_CHECKING:
@@ -56,10 +57,10 @@ def training_result(
     """
     bill = result.bill
     console.print(
-        f"{result.run}: loss {result.losses[0]:.4f} -> {result.losses[-1]:.4f} in {len(result.losses)} steps; "
-        f"{bill.functions} functions, {bill.function_seconds:.1f} s, "
+        f"{result.run}: loss {result.losses[0]:.4f} -> {result.losses[-1]:.4f} in "
+        f"{counted(len(result.losses), 'step')}; {counted(bill.functions, 'function')}, {bill.function_seconds:.1f} s, "
         f"{bill.puts} puts, {bill.lists} lists, {bill.gets} gets: "
-        f"${bill.cost_usd:.6f} at the prices of {bill.platform}"
+        f"${usd_text(bill.cost_usd)} at the prices of {bill.platform}{earlier_text(bill)}"
     )
     stores_of_bill(bill, expected, len(result.losses), console)
     if result.skipped_steps:

@@ -1,6 +1,7 @@
 """The bill of a run, item by item, beside what was estimated."""
 
 from funcpipe.core import Bill, Estimate
+from funcpipe.core.job_estimate import counted
 from funcpipe.report.html.markup import Section, megabytes, paragraph, seconds, table, usd
 from funcpipe.report.html.material import Material
 
@@ -11,13 +12,19 @@ def bill_section(material: Material) -> Section | None:
     if finished is None:
         return None if estimate is None else _estimated(estimate)
     bill, steps = finished.bill, len(finished.losses)
+    if material.record is not None:  # the bill is of what the run has done since it was last started
+        steps -= material.record.first_step - material.record.began_step
     rows = _rows(bill, estimate, steps)
-    parts = [table(f"{steps} steps on {bill.platform}", ("item", "estimate", "bill", "bill / estimate"), rows)]
+    parts = [
+        table(f"{counted(steps, 'step')} on {bill.platform}", ("item", "estimate", "bill", "bill / estimate"), rows)
+    ]
     if bill.stores:
         head = ("kind", "store", "estimate", "bill", "bill / estimate", "puts", "lists", "gets", "sent", "received")
         parts.append(table("What each kind of object took of its store", head, _store_rows(bill, estimate, steps)))
     if bill.earlier_usd:
-        parts.append(paragraph(f"Before it was resumed, the run had cost {usd(bill.earlier_usd)}.", kind="note"))
+        earlier = len(finished.losses) - steps
+        told = f"Before it was resumed, the run had cost {usd(bill.earlier_usd)}"
+        parts.append(paragraph(f"{told} for {counted(earlier, 'step')}." if earlier else f"{told}.", kind="note"))
     parts.append(paragraph("The estimate is that of an iteration, times the steps; start-up is in it as overhead."))
     return Section(name="bill", title="Bill", parts=tuple(parts))
 

@@ -1,9 +1,10 @@
 """Loss, throughput and dollars over the steps of a run, with restarts and hand-overs marked."""
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from funcpipe.core import FinishedRun, Outcome, Resource, Trace, worker_name
+from funcpipe.core import FinishedRun, Outcome, Trace, worker_name
 from funcpipe.report.html.charts import COLOURS, chart, set_hover
 from funcpipe.report.html.markup import Drawing, Section, paragraph, table
 from funcpipe.report.html.material import Material
@@ -11,9 +12,9 @@ from funcpipe.report.html.material import Material
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """A worker began a new attempt in this step; `why` says whether it was handed over or restarted."""
+    """A worker began a new attempt in this step, if that is known; `why`: it was handed over, or restarted."""
 
-    step: int
+    step: int | None
     worker: str
     why: str
 
@@ -27,78 +28,90 @@ def progress_section(material: Material) -> Section | None:
         began = 0 if material.record is None else material.record.began_step
         steps = list(range(began + 1, began + 1 + len(finished.losses)))
         parts.append(_line("Mean loss of each step.", "loss", steps, list(finished.losses), "f", found))
-    ends = {} if trace is None else step_ends(trace)
-    if trace is not None and len(ends) > 1:
-        steps, seconds = _durations(ends)
-        samples = None if material.plan is None else material.plan.global_batch
-        rates = [(samples or 1) / s if s > 0 else 0.0 for s in seconds]
-        unit = "samples/s" if samples else "steps/s"
-        parts.append(_line(f"Throughput of each step, in {unit}.", unit, steps, rates, "b", found))
-        parts += _dollars(trace, ends, found)
+    if trace is not None and len(windows := trace.windows()) > 1:
+        unit, rates = throughput(trace)
+        caption = f"Throughput in {unit}, from the end of the step before, with what lay between them."
+        parts.append(_line(caption, unit, [step + 1 for step in rates], list(rates.values()), "b", found))
+        spent = dollars(trace)
+        caption = f"Dollars of the {len(windows)} steps of the trace, added up: functions and transfers."
+        parts += [_line(caption, "$", [step + 1 for step in spent], list(spent.values()), "u", found)] if spent else []
     if not parts:
         return None
     if found:
-        rows = [(mark.worker, str(mark.step + 1), mark.why) for mark in found]
+        rows = [(mark.worker, "" if mark.step is None else str(mark.step + 1), mark.why) for mark in found]
         parts.append(table("Restarts and hand-overs", ("worker", "step", "what"), rows))
     elif trace is not None:
-        parts.append(paragraph("No function was restarted or handed over in the steps of the trace.", kind="note"))
+        where = "the steps of the trace" if finished is None else "the run"
+        where += " since it was resumed" if finished is not None and finished.bill.earlier_usd else ""
+        parts.append(paragraph(f"No function was restarted or handed over in {where}.", kind="note"))
     return Section(name="progress", title="Progress", parts=tuple(parts))
 
 
 def marks(trace: Trace | None, finished: FinishedRun | None) -> tuple[Mark, ...]:
-    """The steps in which a worker's events are of a later attempt than before."""
-    first: dict[tuple[int, int, int], int] = {}
-    for event in () if trace is None else trace.events:
-        key = (event.stage, event.replica, event.attempt)
-        first[key] = min(first.get(key, event.step), event.step)
-    outcomes = {(r.worker, r.attempt): r.outcome for r in (() if finished is None else finished.workers)}
-    begun: dict[tuple[int, int], int] = {}
-    found = []
-    for (stage, replica, attempt), step in sorted(first.items()):
-        if begun.setdefault((stage, replica), attempt) != attempt or attempt > 0:
-            worker = worker_name(stage, replica)
-            ended = outcomes.get((worker, attempt - 1))
-            found.append(Mark(step=step, worker=worker, why=_why(ended)))
-    return tuple(sorted(found, key=lambda mark: (mark.step, mark.worker)))
+    """The steps with which later attempts of workers began, as they reported; else as far as the trace shows them.
+
+    A trace has the last steps of each attempt: its first step there is where it began only if the worker did the one
+    before in another attempt.
+    """
+    begun: dict[tuple[str, int], int | None] = {}
+    outcomes: dict[tuple[str, int], Outcome] = {}
+    if finished is not None:
+        outcomes = {(report.worker, report.attempt): report.outcome for report in finished.workers}
+        begun = {(worker, before): None for worker, attempt in outcomes for before in range(attempt)}
+        begun |= {(report.worker, report.attempt): report.first_step for report in finished.workers}
+    elif trace is not None:
+        known: dict[tuple[str, int], int] = {}
+        for event in trace.events:
+            known[worker_name(event.stage, event.replica), event.step] = event.attempt
+        for (worker, step), attempt in sorted(known.items(), key=lambda item: item[0]):
+            begun.setdefault((worker, attempt), step if (worker, step - 1) in known else None)
+    found = [
+        Mark(step=step, worker=worker, why=_why(outcomes, worker, attempt))
+        for (worker, attempt), step in begun.items()
+        if attempt
+    ]
+    return tuple(sorted(found, key=lambda mark: (mark.step is None, mark.step or 0, mark.worker)))
 
 
-def _why(ended: Outcome | None) -> str:
+def _why(outcomes: Mapping[tuple[str, int], Outcome], worker: str, attempt: int) -> str:
+    if not outcomes:
+        return "started again"
+    ended = outcomes.get((worker, attempt - 1))
     if ended is Outcome.HANDED_OVER:
         return "handed over"
-    return "started again" if ended is None else f"started again: the attempt before had {ended.value}"
+    return "started again: the attempt before " + ("left no report" if ended is None else f"had {ended.value}")
 
 
-def step_ends(trace: Trace) -> dict[int, float]:
-    """When each step ended, in seconds of the trace."""
-    ends: dict[int, float] = defaultdict(float)
-    for event in trace.events:
-        if event.lane is not Resource.LOAD:
-            ends[event.step] = max(ends[event.step], event.end_s)
-    return dict(sorted(ends.items()))
+def throughput(trace: Trace) -> tuple[str, dict[int, float]]:
+    """The unit, and by step what was done each second since the step before ended; other steps are left out.
+
+    Samples where the trace says how many a step had, else steps.
+    """
+    windows = trace.windows()
+    seconds = {step: end_s - begin_s for step, (begin_s, end_s) in windows.items() if step - 1 in windows}
+    counted = trace.samples if all(step in trace.samples for step in seconds) else dict.fromkeys(seconds, 1)
+    unit = "samples/s" if counted is trace.samples else "steps/s"
+    return unit, {step: counted[step] / took_s if took_s > 0 else 0.0 for step, took_s in seconds.items()}
 
 
-def _durations(ends: dict[int, float]) -> tuple[list[int], list[float]]:
-    """The steps whose predecessor is known, counted from 1, and the seconds between their ends."""
-    steps = [step for step in ends if step - 1 in ends]
-    return [step + 1 for step in steps], [ends[step] - ends[step - 1] for step in steps]
+def dollars(trace: Trace) -> dict[int, float]:
+    """By step, what functions and requests had cost by its end in all steps that the trace has; nothing without prices.
 
-
-def _dollars(trace: Trace, ends: dict[int, float], found: tuple[Mark, ...]) -> list[Drawing | str]:
-    """What functions and requests had cost by the end of each step."""
+    A function counts in the steps of which its events are known.
+    """
     prices = trace.prices
     if prices is None:
-        return []
-    workers = {(event.stage, event.replica) for event in trace.events}
-    usd_s = sum(prices.function_usd_s[stage] for stage, _ in workers)
-    asked: dict[int, float] = defaultdict(float)
+        return {}
+    asked, usd_s = defaultdict[int, float](float), defaultdict[int, float](float)
     for event in trace.events:
         asked[event.step] += prices.transfer_usd(event)
-    begin_s, requests_usd, spent = min(event.start_s for event in trace.events), 0.0, []
-    for step, end_s in ends.items():
-        requests_usd += asked[step]
-        spent.append((end_s - begin_s) * usd_s + requests_usd)
-    caption = "Dollars by the end of each step, from the trace's begin: functions and transfers."
-    return [_line(caption, "$", [step + 1 for step in ends], spent, "u", found)]
+    for step, stage, _ in {(event.step, event.stage, event.replica) for event in trace.events}:
+        usd_s[step] += prices.function_usd_s[stage]
+    spent_usd, found = 0.0, dict[int, float]()
+    for step, (begin_s, end_s) in trace.windows().items():
+        spent_usd += (end_s - begin_s) * usd_s[step] + asked[step]
+        found[step] = spent_usd
+    return found
 
 
 def _line(
@@ -111,10 +124,12 @@ def _line(
     drawn.scatter(steps, values, color=COLOURS[colour], size=5 if len(steps) < 100 else 2)
     if unit != "loss":
         drawn.y_range.start, drawn.y_range.end = 0, 1.1 * max(values, default=0.0) or 1.0
-    for mark in found:
-        dash = "dotted" if mark.why == "handed over" else "dashed"
+    for step, why in ((mark.step, mark.why) for mark in found):
+        if step is None:
+            continue
+        dash = "dotted" if why == "handed over" else "dashed"
         drawn.add_layout(
-            Span(location=mark.step + 1, dimension="height", line_dash=dash, line_color="#d9534f", line_width=2)
+            Span(location=step + 1, dimension="height", line_dash=dash, line_color="#d9534f", line_width=2)
         )
     set_hover(drawn, [("step", "@x"), (unit, "@y")])
     marked = " Red lines: restarts (dashed) and hand-overs (dotted)." if found else ""

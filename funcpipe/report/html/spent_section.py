@@ -1,13 +1,15 @@
 """Where time and money went, and what to change, each change with its price."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from funcpipe.core import Plan
+from funcpipe.core import Bill, Plan, Use
+from funcpipe.core.job_estimate import counted
+from funcpipe.core.use import IN_STEPS
 from funcpipe.report.changes import Change, changes
 from funcpipe.report.html.charts import COLOURS, chart
 from funcpipe.report.html.markup import Drawing, Section, paragraph, seconds, table, usd
 from funcpipe.report.html.material import Material
-from funcpipe.report.time_use import StageUse, Use, time_use
+from funcpipe.report.time_use import StageUse, account, time_use
 
 _COLOURS = {
     Use.COMPUTE: COLOURS["f"],
@@ -16,7 +18,10 @@ _COLOURS = {
     Use.LOAD: COLOURS["l"],
     Use.WAIT: COLOURS["waiting"],
     Use.BUBBLE: "#c3cad2",
+    Use.VALIDATION: COLOURS["n"],
+    Use.SAVE: COLOURS["<"],
     Use.START: COLOURS["u"],
+    Use.LOST: "#7a1f1f",
 }
 _MOST_CHANGES = 12
 
@@ -24,11 +29,19 @@ _MOST_CHANGES = 12
 def spent_section(material: Material) -> Section | None:
     """The section; None if there is neither a trace nor what changes could be priced with."""
     parts: list[Drawing | str] = []
-    trace = material.observed or material.predicted
-    if trace is not None and trace.events:
-        workers = () if material.finished is None or material.observed is None else material.finished.workers
-        uses = time_use(trace, workers)
-        parts += [_advice(uses), _shares(uses, trace.source.value), _table(uses)]
+    trace, finished = material.observed or material.predicted, material.finished
+    uses = () if finished is None else account(finished)
+    if finished is not None and uses:
+        parts += [
+            _advice(uses),
+            _shares(uses, "whole run"),
+            _table(uses, "in the whole run"),
+            _on_the_bill(finished.bill),
+        ]
+    elif trace is not None and trace.events:
+        uses = time_use(trace)
+        steps = f"{trace.source.value}, {counted(len(trace.steps()), 'step')}"
+        parts += [_advice(uses), _shares(uses, steps), _table(uses, f"in the steps of the trace ({steps})")]
     if material.plan is not None and material.profile is not None and material.spec is not None:
         parts.append(_changes(material.plan, changes(material.plan, material.profile, material.spec)))
     elif parts:
@@ -46,8 +59,20 @@ def _advice(uses: Sequence[StageUse]) -> str:
     )
 
 
+def _on_the_bill(bill: Bill) -> str:
+    """Where the sums of the table are on the bill."""
+    earlier = (
+        f" Before it was resumed it had cost {usd(bill.earlier_usd)}, which is not in it." if bill.earlier_usd else ""
+    )
+    return paragraph(
+        f"The bill has the same {seconds(bill.function_seconds)} of {counted(bill.functions, 'function')}, for "
+        f"{usd(bill.compute_usd)}.{earlier}",
+        kind="note",
+    )
+
+
 def _shares(uses: Sequence[StageUse], source: str) -> Drawing:
-    rows = [f"stage {use.stage}" for use in uses]
+    rows = [_name(use) for use in uses]
     drawn = chart(height=90 + 34 * len(rows), label="share of the stage's function time, %", y_range=rows[::-1])
     wholes = [sum(stage.seconds.values()) or 1.0 for stage in uses]
     shown = [use for use in Use if any(stage.seconds[use] for stage in uses)]
@@ -66,15 +91,28 @@ def _shares(uses: Sequence[StageUse], source: str) -> Drawing:
     return Drawing(figure=drawn, legend=legend, caption=f"How the functions of each stage spent their time ({source}).")
 
 
-def _table(uses: Sequence[StageUse]) -> str:
+def _name(use: StageUse) -> str:
+    return "without a report" if use.stage is None else f"stage {use.stage}"
+
+
+def _table(uses: Sequence[StageUse], where: str) -> str:
+    shown = [use for use in Use if use in IN_STEPS or any(stage.seconds[use] for stage in uses)]
     rows = []
     for stage in uses:
-        whole = sum(stage.seconds.values())
-        rows.append((f"stage {stage.stage}", *(seconds(stage.seconds[use]) for use in Use), seconds(whole)))
+        rows.append((_name(stage), *_sums([stage.seconds], shown, seconds)))
         if stage.usd is not None:
-            dollars = (usd(stage.usd[use]) for use in Use)
-            rows.append((f"stage {stage.stage}, price", *dollars, usd(sum(stage.usd.values()))))
-    return table("Function time and its price", ("stage", *(use.value for use in Use), "all"), rows)
+            rows.append((f"{_name(stage)}, price", *_sums([stage.usd], shown, usd)))
+    if len(uses) > 1:
+        rows.append(("all", *_sums([stage.seconds for stage in uses], shown, seconds)))
+        prices = [stage.usd for stage in uses if stage.usd is not None]
+        rows += [("all, price", *_sums(prices, shown, usd))] if prices else []
+    return table(f"Function time and its price, {where}", ("stage", *(use.value for use in shown), "all"), rows)
+
+
+def _sums(values: Sequence[Mapping[Use, float]], shown: Sequence[Use], text: Callable[[float], str]) -> Iterator[str]:
+    """The cells of a row: the sums of `values` by use, and of all."""
+    sums = [sum(of_stage[use] for of_stage in values) for use in shown]
+    return map(text, (*sums, sum(sums)))
 
 
 def _changes(plan: Plan, found: Sequence[Change]) -> str:

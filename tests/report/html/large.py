@@ -16,6 +16,7 @@ from funcpipe.core import (
     Sync,
     TensorProfile,
     Trace,
+    Use,
     Wire,
     WorkerReport,
 )
@@ -26,6 +27,7 @@ from funcpipe.report.predict import predict
 
 SPEC = load_spec("aws-lambda")
 SIZE = SPEC.sizes[2]
+_SHARES = {Use.COMPUTE: 0.5, Use.TRANSFER: 0.125, Use.WAIT: 0.125, Use.SAVE: 0.125, Use.START: 0.125}
 
 
 def material(*, stages: int = 2, replicas: int = 2, micro_batches: int = 2, steps: int = 3) -> Material:
@@ -38,7 +40,7 @@ def material(*, stages: int = 2, replicas: int = 2, micro_batches: int = 2, step
         profile=profile,
         spec=SPEC,
         predicted=predicted,
-        observed=_observed(predicted, steps),
+        observed=_observed(predicted, steps, plan.global_batch),
         finished=_finished(plan, steps, predicted.duration_s),
     )
 
@@ -89,7 +91,7 @@ def _plan(stages: int, replicas: int, micro_batches: int) -> Plan:
     )
 
 
-def _observed(predicted: Trace, steps: int) -> Trace:
+def _observed(predicted: Trace, steps: int, samples: int) -> Trace:
     """The prediction over and over, a tenth slower, each step a little after the one before."""
     period_s = 1.15 * predicted.end_s
     return replace(
@@ -97,6 +99,7 @@ def _observed(predicted: Trace, steps: int) -> Trace:
         run="demo",
         source=Source.EXECUTED,
         events=tuple(_later(event, step, period_s) for step in range(steps) for event in predicted.events),
+        samples=dict.fromkeys(range(steps), samples),
     )
 
 
@@ -121,14 +124,13 @@ def _finished(plan: Plan, steps: int, iteration_s: float) -> FinishedRun:
         for s in range(len(plan.stages))
         for r in range(plan.replicas)
     )
-    ended = _report("s0.r1", 0, Outcome.FAILED, 0.2 * alive_s)
-    again = _report("s0.r1", 1, Outcome.FINISHED, alive_s)
-    workers = (*(report for report in workers if report.worker != "s0.r1"), ended, again)
+    again = _report("s0.r1", 1, Outcome.FINISHED, 0.8 * alive_s)  # its first attempt has left no report
+    workers = (*(report for report in workers if report.worker != "s0.r1"), again)
     return FinishedRun(
         losses=tuple(2.3 * 0.97**step for step in range(steps)),
         bill=Bill(
             platform="aws-lambda",
-            functions=len(workers),
+            functions=len(workers) + 1,
             function_seconds=alive_s * len(workers),
             puts=100 * steps,
             gets=120 * steps,
@@ -156,4 +158,6 @@ def _report(worker: str, attempt: int, outcome: Outcome, alive_s: float) -> Work
         peak_memory_bytes=500 << 20,
         alive_s=alive_s,
         usd_s=SIZE.price_usd_s,
+        uses={use.value: alive_s * share for use, share in _SHARES.items()},
+        first_step=attempt,
     )

@@ -7,13 +7,14 @@ from html.parser import HTMLParser
 
 import pytest
 
-from funcpipe.core import RequestCounts, StoreBill
+from funcpipe.core import RequestCounts, RunRecord, StoreBill
 from funcpipe.errors import InputError
 from funcpipe.report.html.bill_section import bill_section
 from funcpipe.report.html.markup import table, usd
 from funcpipe.report.html.material import Material, merged
 from funcpipe.report.html.page import page
-from funcpipe.report.html.progress_section import marks
+from funcpipe.report.html.progress_section import marks, throughput
+from tests.e2e import small
 from tests.report.html.large import material
 
 WHOLE = material()
@@ -53,7 +54,7 @@ def test_all_sections_and_nothing_from_the_network() -> None:
         (Material(plan=WHOLE.plan), ["plan", "bill", "environment"]),
         (Material(predicted=WHOLE.predicted), ["timeline", "spent", "environment"]),
         (Material(observed=WHOLE.observed), ["progress", "timeline", "spent", "environment"]),
-        (Material(finished=WHOLE.finished), ["progress", "bill", "environment"]),
+        (Material(finished=WHOLE.finished), ["progress", "spent", "bill", "environment"]),
         (
             Material(plan=WHOLE.plan, profile=WHOLE.profile, spec=WHOLE.spec),
             ["plan", "timeline", "spent", "bill", "environment"],
@@ -80,7 +81,55 @@ def test_names_cannot_break_out_of_the_page() -> None:
 
 def test_restarts_are_marked_at_their_step() -> None:
     (mark,) = marks(WHOLE.observed, WHOLE.finished)
-    assert (mark.worker, mark.step, mark.why) == ("s0.r1", 1, "started again: the attempt before had failed")
+    assert (mark.worker, mark.step, mark.why) == ("s0.r1", 1, "started again: the attempt before left no report")
+
+
+def test_a_trace_alone_tells_where_an_attempt_began_only_if_it_has_the_step_before() -> None:
+    """A trace has the last steps of an attempt, which may have begun long before them."""
+    assert WHOLE.observed is not None
+    (seen,) = marks(WHOLE.observed, None)
+    assert (seen.worker, seen.step, seen.why) == ("s0.r1", 1, "started again")
+    later = [event for event in WHOLE.observed.events if event.step > 1 or (event.stage, event.replica) != (0, 1)]
+    (unknown,) = marks(replace(WHOLE.observed, events=tuple(later)), None)
+    assert (unknown.worker, unknown.step) == ("s0.r1", None)
+    assert "Restarts and hand-overs" in page(Material(observed=replace(WHOLE.observed, events=tuple(later))))
+
+
+def test_a_short_batch_counts_with_its_own_samples() -> None:
+    """Steps that take as long have a throughput in proportion to their samples."""
+    assert WHOLE.observed is not None
+    unit, rates = throughput(replace(WHOLE.observed, samples={0: 16, 1: 16, 2: 4}))
+    assert unit == "samples/s"
+    assert rates[1] == pytest.approx(4 * rates[2])
+    unit, rates = throughput(replace(WHOLE.observed, samples={}))
+    assert unit == "steps/s"
+    assert rates[1] == pytest.approx(rates[2])
+
+
+def test_the_bill_of_a_run_that_was_resumed_stands_beside_the_estimate_of_its_own_steps() -> None:
+    record = RunRecord(
+        run="r",
+        generation=1,
+        plan=WHOLE.plan or small.plan(1, 1),
+        platform="local:",
+        storage="memory://",
+        samples=16,
+        epochs=3,
+        steps=3,
+        first_step=2,
+        seed=0,
+        shuffle=True,
+        clip_grad_norm=None,
+    )
+    assert WHOLE.finished is not None
+    assert WHOLE.estimate is not None
+    finished = replace(WHOLE.finished, bill=replace(WHOLE.finished.bill, earlier_usd=0.25))
+    section = bill_section(replace(WHOLE, record=record, finished=finished))
+    assert section is not None
+    text = "".join(map(str, section.parts))
+    assert f'<th scope="row">puts</th><td>{WHOLE.estimate.puts:,}</td>' in text
+    assert "1 step on aws-lambda" in text
+    assert "Before it was resumed, the run had cost $0.25 for 2 steps." in text
 
 
 def test_the_bill_stands_beside_the_estimate_of_as_many_steps() -> None:
