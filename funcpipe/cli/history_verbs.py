@@ -46,10 +46,11 @@ def _history(
     render.hindsight(looked_back, console)
 
 
-def observed_here(plans: Sequence[Plan]) -> tuple[tuple[ObservedIteration, ...], ...]:
-    """Of each plan, what an iteration takes wherever plans for its platform have run."""
+def observed_here(plans: Sequence[Plan], ran_on: str | None = None) -> tuple[tuple[ObservedIteration, ...], ...]:
+    """Of each plan, an iteration as like work took it at the plan's platform, or where `ran_on` says; else nothing."""
     observations = read_history()
-    return tuple(as_observed(plan, observations) for plan in plans)
+    found = (as_observed(plan, observations, ran_on=ran_on) for plan in plans)
+    return tuple(() if one is None else (one,) for one in found)
 
 
 def with_observed(document: str, observed: Any) -> str:

@@ -10,6 +10,7 @@ from funcpipe.cli import render
 from funcpipe.cli.factories import load_data
 from funcpipe.cli.history_verbs import observed_here, with_observed
 from funcpipe.core import JobEstimate, Plan, Validation, to_text
+from funcpipe.core.observation import local_place
 from funcpipe.core.streams import say
 from funcpipe.errors import InputError
 from funcpipe.platforms.catalog import LOCAL, is_ray, load_spec
@@ -29,9 +30,16 @@ def dry_run(options: argparse.Namespace, plan: Plan, pipe: "FuncPipe", validatio
     found = pipe.estimate(
         data, epochs=options.epochs, platform=functions, plan=plan, prices=prices, validation=validation
     )
-    (observed,) = observed_here([plan])
+    (observed,) = observed_here([plan], _place(options, plan))
     told = partial(_estimated, found, options.max_usd, observed)
     render.show(options.json, with_observed(to_text(found), observed), told)
+
+
+def _place(options: argparse.Namespace, plan: Plan) -> str:
+    """Where the job will run, as the history names it."""
+    if options.platform in (None, LOCAL):
+        return local_place(load_spec(options.like).name if options.like else LOCAL)
+    return options.platform.partition("://")[0] if is_ray(options.platform) else plan.platform
 
 
 def _estimated(
@@ -49,7 +57,7 @@ def confirm(options: argparse.Namespace, plan: Plan, estimate: JobEstimate | Non
     line = (
         "what it costs is not known: the plan has no estimate" if estimate is None else estimate.line(options.max_usd)
     )
-    (observed,) = observed_here([plan])
+    (observed,) = observed_here([plan], _place(options, plan))
     ask(options, [line, *render.observed_lines(observed)])
 
 

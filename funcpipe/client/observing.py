@@ -9,9 +9,9 @@ from funcpipe.client.prepare import PreparedRun
 from funcpipe.client.results import RunResult
 from funcpipe.core import Estimate, Observation, Plan, PlatformSpec, Quantity, Resource, Trace
 from funcpipe.core.names import worker_name
+from funcpipe.core.observation import LOCAL, local_place
 from funcpipe.history.journal import append, filing, history_file
 from funcpipe.history.learned import sizes_of
-from funcpipe.platforms.catalog import LOCAL
 from funcpipe.report.compare import full_steps, typical_iteration_s
 
 _COMPUTE = ("forward", "backward")
@@ -31,9 +31,7 @@ def file_run(prepared: PreparedRun, result: RunResult) -> None:
 
 def place_of(url: str, spec: PlatformSpec) -> str:
     """Where functions ran: the platform's name, or `local`, if need be with whose limits."""
-    if not url.startswith(f"{LOCAL}:") or spec.name == LOCAL:
-        return spec.name
-    return f"{LOCAL} like {spec.name}"
+    return local_place(spec.name) if url.startswith(f"{LOCAL}:") else spec.name
 
 
 def observed(plan: Plan, functions: PlatformSpec, result: RunResult, *, ran_on: str) -> tuple[Observation, ...]:

@@ -6,6 +6,13 @@ from typing import ClassVar
 
 from funcpipe.core import checks
 
+LOCAL = "local"
+
+
+def local_place(limits: str) -> str:
+    """Where local functions run, that have the limits of the platform of that name, as observations name it."""
+    return LOCAL if limits == LOCAL else f"{LOCAL} like {limits}"
+
 
 class Quantity(Enum):
     """What was predicted: a function's work of one iteration, its start, or the whole iteration."""

@@ -1,7 +1,8 @@
 """Corrects predictions by what was observed before: regression with forgetting, as STOIC does for its placements.
 
-A prediction is off in proportion: a machine that is twice as slow as its specification is so for every model. So for
-each platform, place, size and quantity
+A prediction is off in proportion where the work is alike: what every task costs beside its seconds, such as a call or a
+request, is most of a toy's iteration, and nothing of a large model's. So for each platform, place, size and quantity,
+from runs of the same model whose prediction is at most LIKE times the one to correct, and at least 1/LIKE of it,
 
     observed = factor · predicted
 
@@ -33,6 +34,9 @@ from funcpipe.core import Observation, Quantity
 HALF_LIFE = 4.0
 """After so many newer observations one counts half."""
 
+LIKE = 2.0
+"""The most that predictions of work of one kind differ by, as a factor."""
+
 PRIOR = 0.25
 """The weight of the prior, that predictions are right."""
 
@@ -58,6 +62,11 @@ def fit(observations: Sequence[Observation]) -> Correction:
     usable = [one for one in observations if has_ratio(one)]
     factor = math.exp(_mean([math.log(one.observed_s / one.predicted_s) for one in usable]))
     return Correction(factor=factor, runs=len({one.run for one in usable}))
+
+
+def is_like(predicted_s: float, other_s: float) -> bool:
+    """Whether two predictions of one model are so near that what was observed of one tells of the other."""
+    return other_s > 0 and 1 / LIKE <= predicted_s / other_s <= LIKE
 
 
 def has_ratio(observation: Observation) -> bool:

@@ -25,7 +25,8 @@ def plot_errors(found: Sequence[Errors], path: str | Path) -> None:
         axes.plot(runs, [100 * error for error in one.before], marker="o", color="tab:gray", label="as modelled")
         axes.plot(runs, [100 * error for error in one.after], marker="o", color="tab:blue", label="as observed here")
         place = one.platform if one.ran_on == one.platform else f"{one.platform} on {one.ran_on}"
-        axes.set_title(f"{one.quantity.value}, {place}, {one.size}", fontsize="medium")
+        model = f" of {one.model}" if one.model else ""
+        axes.set_title(f"{one.quantity.value}{model}, {place}, {one.size}", fontsize="medium")
         axes.set_xlabel("run")
         axes.set_ylabel("error, %")
         axes.set_ylim(bottom=0)

@@ -21,9 +21,9 @@ from funcpipe.core.comparison import ComparedWay, Comparison, WayRun
 from funcpipe.core.json_form import to_plain
 from funcpipe.core.provision import CostItem, Provision, ProvisionTable
 from funcpipe.errors import Infeasible
-from funcpipe.history.correction import Correction, fit
+from funcpipe.history.correction import fit, is_like
 from funcpipe.history.journal import History
-from funcpipe.history.learned import correction_of, sizes_of
+from funcpipe.history.learned import iteration_of, sizes_of, start_up_of
 from funcpipe.provision.compare import recommend, within_budget
 from funcpipe.provision.risk import miss_chance
 
@@ -149,7 +149,7 @@ def _hindsight(comparison: Comparison, chosen: WayRun, runs: dict[str, WayRun], 
         if run is not None and (run.ran_on == one.place or run is chosen):
             known.append(observed_way(one, run))
         else:
-            known.append(corrected_way(one, history))
+            known.append(corrected_way(one, history, comparison.model))
     (way,) = [one for one in comparison.ways if one.way == chosen.way]
     return Hindsight(
         comparison=comparison,
@@ -173,15 +173,25 @@ def observed_way(one: ComparedWay, run: WayRun) -> KnownWay:
     return KnownWay(way=one.way, seconds=seconds, usd=run.usd * seconds / run.seconds, basis=OBSERVED)
 
 
-def corrected_way(one: ComparedWay, history: History) -> KnownWay:
-    """The whole job as it is predicted now: corrected by runs at the way's place, or as modelled without any."""
+def corrected_way(one: ComparedWay, history: History, model: str) -> KnownWay:
+    """The whole job as it is predicted now: corrected by runs of like work of the `model` at the way's place.
+
+    It is as modelled without any.
+    """
     offset_s, work = 0.0, None
     if one.sizes:
-        learned = _learned(history.observations, one, one.sizes, Quantity.ITERATION)
-        work = None if learned is None else learned.apply(one.seconds - one.start_s)
-        starts = [_learned(history.observations, one, size, Quantity.START_UP) for size in one.sizes.split("+")]
+        learned = iteration_of(
+            history.observations,
+            platform=one.place,
+            ran_on=one.place,
+            size=one.sizes,
+            model=model,
+            predicted_s=_iteration_s(one),
+        )
+        work = None if learned is None else learned[0].apply(one.seconds - one.start_s)
+        starts = [start_up_of(history.observations, platform=one.place, size=size) for size in one.sizes.split("+")]
         offset_s = max((start.offset_s for start in starts if start is not None), default=0.0)
-    elif taught := _runs_of_the_way(one, history):
+    elif taught := _runs_of_the_way(one, history, model):
         work = fit(taught).apply(one.seconds - one.start_s)
     if work is None:
         return KnownWay(way=one.way, seconds=one.seconds, usd=one.usd, basis=MODELLED)
@@ -191,19 +201,19 @@ def corrected_way(one: ComparedWay, history: History) -> KnownWay:
     return KnownWay(way=one.way, seconds=seconds, usd=usd, basis=CORRECTED)
 
 
-def _learned(observations: Sequence[Observation], one: ComparedWay, size: str, quantity: Quantity) -> Correction | None:
-    """What runs of plans for the way's platform have taught there, with functions of that size if there were any."""
-    found = correction_of(observations, platform=one.place, ran_on=one.place, size=size, quantity=quantity)
-    return None if found is None else found[0]
+def _iteration_s(one: ComparedWay) -> float:
+    return (one.seconds - one.start_s) / one.iterations if one.iterations else 0.0
 
 
-def _runs_of_the_way(one: ComparedWay, history: History) -> list[Observation]:
-    """What runs by the way of that name, at its place, have taken after their start, beside what was predicted."""
-    ways = {(found.key, way.way): way for found in history.comparisons for way in found.ways}
+def _runs_of_the_way(one: ComparedWay, history: History, model: str) -> list[Observation]:
+    """What runs of like work by the way of that name, at its place, took after their start, beside predictions."""
+    ways = {(c.key, way.way): way for c in history.comparisons if c.model == model for way in c.ways}
     taught = []
     for run in sorted(history.way_runs, key=lambda run: run.at_s):
         way = ways.get((run.comparison, run.way))
         if way is None or (way.way, way.place, run.ran_on) != (one.way, one.place, one.place):
+            continue
+        if not is_like(_iteration_s(one), _iteration_s(way)):
             continue
         work = Observation(
             run=run.run,

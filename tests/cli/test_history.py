@@ -15,6 +15,9 @@ from funcpipe.history.journal import append, read_all
 from tests.history.observations import observation
 from tests.provision.test_compare import profile
 
+PREDICTED_S = 11.0
+"""About as long as the plan's iteration."""
+
 OPTIMIZE = ["optimize", "profile.json", "--global-batch", "64", "-o", "plan.json"]
 
 
@@ -29,9 +32,21 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def observed(here: Path) -> Path:
-    """With three runs of plans for the profile's platform, which took twice as long as predicted."""
-    platform = read(ModelProfile, here / "profile.json").platform
-    append(here / "history.jsonl", [observation(run=f"r{i}", platform=platform) for i in range(3)])
+    """With three runs like the plan's on its platform, which took twice as long as predicted; three of them here, which
+    took three times as long; and a toy's, which took 19 times as long.
+    """
+    profiled = read(ModelProfile, here / "profile.json")
+    fields = {"platform": profiled.platform, "model": profiled.model, "predicted_s": PREDICTED_S}
+    entries = [
+        observation(run=f"{place}{i}", ran_on=place, observed_s=times * PREDICTED_S, **fields)
+        for place, times in ((profiled.platform, 2), ("local", 3))
+        for i in range(3)
+    ]
+    toys = [
+        observation(run=f"toy {place}", platform=profiled.platform, ran_on=place, predicted_s=1e-3, observed_s=0.019)
+        for place in ("local", profiled.platform)
+    ]
+    append(here / "history.jsonl", [*entries, *toys])
     return here
 
 
@@ -50,7 +65,8 @@ def test_optimize_shows_both(observed: Path, capsys: pytest.CaptureFixture[str])
     assert plan.estimate is not None
     assert f"as modelled: an iteration takes {plan.estimate.iteration_s:.3f} s, " in text
     corrected_s = plan.estimate.iteration_s * fit([observation(run=f"r{i}") for i in range(3)]).factor
-    assert f"as observed here, on local: {corrected_s:.3f} s, $" in text
+    assert f"as observed here, on {plan.platform}: {corrected_s:.3f} s, $" in text
+    assert text.count("as observed here") == 1
     assert "(x 1.88, by 3 runs" in text
     assert main([*OPTIMIZE, "--json"]) == 0
     printed = capsys.readouterr().out
@@ -65,7 +81,7 @@ def test_provision_shows_both_for_our_own_plans(observed: Path, capsys: pytest.C
     words = ["provision", "profile.json", "--samples", "20000", "--global-batch", "64", "--epochs", "2"]
     words += ["--ways", "funcpipe,one-machine"]
     assert main(words) == 0
-    assert "funcpipe, as observed here, on local: " in capsys.readouterr().out
+    assert "funcpipe, as observed here, on aws-lambda: " in capsys.readouterr().out
     assert main([*words, "--json"]) == 0
     printed = capsys.readouterr().out
     assert json.loads(printed)["observed_here"]["funcpipe"][0]["factor"] == pytest.approx(1.88, abs=1e-2)
@@ -80,6 +96,10 @@ def test_train_shows_both_before_it_starts(observed: Path, capsys: pytest.Captur
     text = capsys.readouterr().out
     assert "as modelled: an iteration takes " in text
     assert "as observed here, on local: " in text
+    assert "(x 2.72, by 3 runs" in text
+    for elsewhere in (["--like", "aws-lambda"], ["--platform", "ray://auto"]):
+        assert main([*words, "--dry-run", *elsewhere]) == 0
+        assert "as observed" not in capsys.readouterr().out
 
 
 def data() -> list[tuple[int, int]]:
@@ -92,7 +112,7 @@ def test_history_lists_what_is_known(observed: Path, capsys: pytest.CaptureFixtu
     assert all(part in text for part in ("iteration", "1024MB", "1.88", "50%", str(observed / "history.jsonl")))
     assert main(["history", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    (known,) = found["known"]
+    (known,) = [one for one in found["known"] if one["model"] != "small" and one["ran_on"] != "local"]
     assert (known["runs"], known["quantity"], known["error_before"]) == (3, "iteration", 0.5)
     assert known["error_after"] < 0.25
     assert found["history"] == str(observed / "history.jsonl")

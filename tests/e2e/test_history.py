@@ -24,6 +24,7 @@ def test_a_run_is_filed_and_read_back(tmp_path: Path, monkeypatch: pytest.Monkey
         (result.run, "local", "local", plan.model)
     }
     assert all(one.observed_s > 0 and one.predicted_s > 0 for one in found)
-    (here,) = as_observed(plan, found)
+    here = as_observed(plan, found)
+    assert here is not None
     (iteration,) = [one for one in found if one.quantity is Quantity.ITERATION]
     assert min(iteration.observed_s, here.modelled_s) <= here.observed_s <= max(iteration.observed_s, here.modelled_s)

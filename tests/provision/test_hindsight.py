@@ -135,7 +135,9 @@ def expected_best(comparison: Comparison, took: WayRun, history: History) -> str
         ratios = [
             math.log(seen.observed_s / seen.predicted_s)
             for seen in history.observations
-            if one.sizes and seen.size == one.sizes and seen.quantity is Quantity.ITERATION
+            if one.sizes
+            and (seen.size, seen.model, seen.quantity) == (one.sizes, "chain", Quantity.ITERATION)
+            and seen.predicted_s / 2 <= (one.seconds - one.start_s) / 100 <= seen.predicted_s * 2
         ]
         late = [
             seen.observed_s - seen.predicted_s
@@ -149,6 +151,7 @@ def expected_best(comparison: Comparison, took: WayRun, history: History) -> str
                 math.log((r.seconds - predicted[r.comparison].start_s) / (p.seconds - p.start_s))
                 for r in sorted(done, key=lambda r: r.at_s)
                 for p in [predicted[r.comparison]]
+                if 0.5 <= (p.seconds - p.start_s) / (one.seconds - one.start_s) <= 2
             ]
         seconds, usd = one.seconds, one.usd
         if ratios:
@@ -190,7 +193,8 @@ def drawn(chance: random.Random) -> History:
 
 def drawn_observation(chance: random.Random, number: int) -> Observation:
     quantity = chance.choice([Quantity.ITERATION, Quantity.START_UP])
-    own = {"run": f"o{number}", "ran_on": "aws-lambda", "predicted_s": 1.0, "quantity": quantity}
+    own = {"run": f"o{number}", "ran_on": "aws-lambda", "predicted_s": chance.choice([1.0, 1.0, 0.2])}
+    own |= {"quantity": quantity, "model": chance.choice(["chain", "chain", "toy"])}
     return observation(observed_s=chance.uniform(0.6, 3.0), **own)
 
 

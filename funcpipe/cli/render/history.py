@@ -47,7 +47,8 @@ def history(found: "Sequence[Known]", path: Path | None, console: Console) -> No
         return
     columns = (
         *(Column("platform", text=True, drop=1), Column("ran on", text=True), Column("size", text=True)),
-        *(Column("what", text=True), Column("runs"), Column("factor"), Column("offset s", drop=2)),
+        *(Column("model", text=True, drop=3), Column("what", text=True), Column("runs"), Column("factor")),
+        Column("offset s", drop=2),
         *(Column("error before"), Column("error after")),
     )
     rows = [
@@ -55,6 +56,7 @@ def history(found: "Sequence[Known]", path: Path | None, console: Console) -> No
             one.platform,
             one.ran_on,
             one.size,
+            one.model or "-",
             one.quantity.value,
             str(one.runs),
             f"{one.factor:.2f}" if not one.offset_s else "-",
