@@ -16,6 +16,7 @@ from experiments.cuts import even_cuts
 from experiments.demo_clouds import estimates
 from funcpipe import FuncPipe, RunResult
 from funcpipe.cli import render
+from funcpipe.cli.render.output import Terminal
 from funcpipe.core import FinishedRun, ModelProfile, Plan, Resource, Trace, write, write_trace
 from funcpipe.partitioner.problem.pins import Pins
 from funcpipe.platforms.catalog import load_spec
@@ -47,7 +48,7 @@ def main() -> None:
 
 
 def run(module: ModuleType, output: Path, *, micro_batch: int, global_batch: int, epochs: int) -> None:
-    console = Console(highlight=False)
+    console = Terminal()
     torch.manual_seed(0)
     pipe = FuncPipe(module.model(), loss_fn=module.loss, optimizer=module.optimizer, name=module.__name__)
     profile = profile_of(pipe, module, micro_batch)

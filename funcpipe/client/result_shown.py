@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from funcpipe.core.job_estimate import counted, earlier_text, usd_text
+from funcpipe.core.job_estimate import counted, earlier_text, number_text, usd_text
 from funcpipe.core.shown import Shown, curve
 from funcpipe.core.stores import DEFAULT
 
@@ -18,7 +18,7 @@ def result_shown(result: "RunResult") -> Shown:
     requests = f"{bill.puts} puts, {bill.lists} lists, {bill.gets} gets"
     facts = [
         ("cost", f"${usd_text(bill.cost_usd)} at the prices of {bill.platform}{earlier_text(bill)}"),
-        ("used", f"{counted(bill.functions, 'function')} for {bill.function_seconds:.1f} s, {requests}"),
+        ("used", f"{counted(bill.functions, 'function')} for {number_text(bill.function_seconds, 1)} s, {requests}"),
         ("model", f"{counted(len(result.tensors), 'tensor')} of {values:,} numbers: state_dict()"),
     ]
     if any(item.store != DEFAULT for item in bill.stores):

@@ -1,5 +1,6 @@
 """What a whole job is expected to take, before it is started: seconds and dollars, item by item."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -118,7 +119,7 @@ def counted(number: int, what: str) -> str:
 def time_text(seconds: float) -> str:
     """A time as people say it, to two digits or so."""
     if seconds < 90:
-        return f"{seconds:.0f} s"
+        return f"{number_text(seconds, 0) if seconds < 0.95 else f'{seconds:.0f}'} s"
     if seconds < 5400:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h"
@@ -126,4 +127,13 @@ def time_text(seconds: float) -> str:
 
 def usd_text(usd: float) -> str:
     """Dollars to cents, or to two digits if there are fewer than ten cents."""
-    return f"{usd:.2f}" if usd >= 0.1 or not usd else f"{usd:.2g}" if usd >= 1e-4 else f"{usd:.6f}"
+    return f"{usd:.2f}" if usd >= 0.1 or not usd else f"{usd:.2g}" if usd >= 1e-4 else number_text(usd, 6)
+
+
+def number_text(value: float, decimals: int) -> str:
+    """A number with so many decimals, or as many more as it takes to show two digits that count; zero is "0"."""
+    if not value or not math.isfinite(value):
+        return f"{value:.0f}"
+    if abs(value) < 1e-9:
+        return f"{value:.1e}"
+    return f"{value:.{max(decimals, 1 - math.floor(math.log10(abs(value))))}f}"

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from funcpipe.core.job_estimate import counted, time_text, usd_text
+from funcpipe.core.job_estimate import counted, number_text, time_text, usd_text
 from funcpipe.core.names import worker_name
 from funcpipe.core.shown import HUES, Shown, escape, figure
 
@@ -41,7 +41,7 @@ def plan_shown(plan: "Plan") -> Shown:
         memory = f"{stage.memory_mb}" if own is None else f"{own.memory_bytes / MB:.0f} of {stage.memory_mb}"
         seconds = ("",) * 3 if own is None else (own.forward_s, own.backward_s, own.sync_s)
         layers = f"{stage.first}..{stage.stop - 1}"
-        texts = (text if isinstance(text, str) else f"{text:.4f}" for text in seconds)
+        texts = (text if isinstance(text, str) else number_text(text, 4) for text in seconds)
         rows.append((str(i), layers, stage.size, memory, *texts))
     return Shown(
         title=f"Plan of {where}: {size}",
@@ -73,9 +73,9 @@ def profile_shown(profile: "ModelProfile") -> Shown:
         rows=tuple(
             (
                 layer.name,
-                f"{layer.parameter_bytes / MB:.2f}",
-                f"{layer.activation_bytes / MB:.2f}",
-                f"{layer.forward_s[-1]:.5f}",
+                number_text(layer.parameter_bytes / MB, 2),
+                number_text(layer.activation_bytes / MB, 2),
+                number_text(layer.forward_s[-1], 5),
                 f"{layer.backward_s[-1]:.5f}",
             )
             for layer in layers

@@ -1,8 +1,10 @@
 """Tables in narrow terminals: columns give way, numbers stay whole."""
 
 import io
+import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from funcpipe.cli import render
+from funcpipe.cli.render.output import Terminal
 from funcpipe.cli.render.table import Column, print_table
 from funcpipe.client.run_status import RunStatus, WorkerStatus
 from funcpipe.client.verdict import Verdict
@@ -29,6 +32,7 @@ from funcpipe.core import (
     Sync,
     Wire,
 )
+from funcpipe.core.job_estimate import number_text, time_text, usd_text
 from funcpipe.partitioner.analysis.front import Front
 from funcpipe.partitioner.analysis.whatif import WhatIf
 from funcpipe.platforms.catalog import load_spec
@@ -78,6 +82,7 @@ PLAN = Plan(
     estimate=ESTIMATE,
     solver=SolverReport(name="exact", status=Optimality.OPTIMAL, objective=1.0, gap=0.0, solve_s=1234.56),
 )
+PATH = "/home/someone/experiments/of-this-week/gigantic-model/plans/plan-of-monday.json"
 USE = LaneUse(busy_s=LARGE_S, wait_s=LARGE_S / 2, idle_s=LARGE_S / 3, usd=LARGE_USD, idle_usd=LARGE_USD / 2)
 
 
@@ -207,6 +212,66 @@ def test_no_number_is_cut_in_a_narrow_terminal(draw: Draw, width: int) -> None:
     assert "left out" not in wide
     assert numbers(narrow) <= numbers(wide)
     assert width < 60 or max(map(len, narrow.splitlines())) <= width
+
+
+@pytest.mark.parametrize("width", [40, 80])
+@pytest.mark.parametrize("draw", [lambda console: render.plan(PLAN, PATH, console), comparison, status])
+def test_lines_are_whole_in_a_file_and_words_are_whole_in_a_terminal(draw: Draw, width: int) -> None:
+    """As a script reads them, and as a person copies a path from them."""
+    wide, read, seen = (io.StringIO() for _ in range(3))
+    draw(Terminal(file=wide, width=1000))
+    draw(Terminal(file=read, width=width))
+    draw(Terminal(file=seen, width=width, force_terminal=True, color_system=None))
+    begun = r"^(iteration |exact: |waiting: |trace: ).*"
+    sentences = {match[0] for match in re.finditer(begun, wide.getvalue(), re.MULTILINE)}
+    assert sentences
+    assert sentences <= set(read.getvalue().splitlines())
+    words = {word for sentence in sentences for word in sentence.split()}
+    assert words <= set(seen.getvalue().split())
+    first = {sentence.split()[0] for sentence in sentences} - {"trace:"}  # which is a path
+    shown = [line for line in seen.getvalue().splitlines() if line.split()[:1] and line.split()[0] in first]
+    assert all(len(line.rstrip()) <= width for line in shown)
+
+
+def tiny(value: Any) -> Any:
+    """`value` with all its seconds, dollars and bytes so small that few digits would show nothing of them."""
+    if isinstance(value, float):
+        return value * 1e-13
+    if isinstance(value, tuple):
+        return tuple(map(tiny, value))
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{field.name: tiny(getattr(value, field.name)) for field in fields(value)})
+    return value
+
+
+def test_no_amount_is_so_small_that_it_is_shown_as_nothing() -> None:
+    plan = replace(PLAN, estimate=replace(tiny(ESTIMATE), hours_usd=1e-9))
+    lane = LaneReport(stage=0, lane=Resource.UPLOAD, predicted=tiny(USE), observed=tiny(USE))
+    found = Report(run="r", steps=1, predicted_iteration_s=1e-8, observed_iteration_s=2e-8, lanes=(lane,))
+    for draw in (
+        lambda console: render.plan(plan, "plan.json", console),
+        lambda console: render.what_if(
+            WhatIf(now=plan, kept=plan.estimate, obstacle=None, best=plan), "plan.json", console
+        ),
+        lambda console: render.comparison(found, "observed.json", console),
+    ):
+        text = printed(draw, 1000)
+        assert not re.findall(r"(?<![\d.])0\.0+(?![\d])", text), text
+
+
+@given(value=st.floats(1e-12, 1e9), decimals=st.integers(0, 7))
+def test_a_number_is_shown_to_two_digits_that_count_at_least(value: float, decimals: int) -> None:
+    """And every amount that people are told is within a twentieth of what it is; cents, and seconds, may be whole."""
+    assert float(number_text(value, decimals)) == pytest.approx(value, rel=0.051)
+    assert float(number_text(-value, decimals)) == pytest.approx(-value, rel=0.051)
+    assert float(usd_text(value)) == pytest.approx(value, rel=0.051)
+    amount, unit = time_text(value).split()
+    unit_s = {"s": 1, "min": 60, "h": 3600}[unit]
+    assert float(amount) * unit_s == pytest.approx(value, rel=0.051, abs=unit_s / 2 if value >= 0.95 else 0.0)
+
+
+def test_nothing_is_shown_as_nothing() -> None:
+    assert (number_text(0.0, 6), usd_text(0.0), time_text(0.0)) == ("0", "0.00", "0 s")
 
 
 def test_columns_that_are_left_out_are_named() -> None:

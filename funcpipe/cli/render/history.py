@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from funcpipe.cli.render.table import Column, print_table
-from funcpipe.core.job_estimate import time_text, usd_text
+from funcpipe.core.job_estimate import number_text, time_text, usd_text
 
 if TYPE_CHECKING:
     from funcpipe.history.learned import Known, ObservedIteration
@@ -20,14 +20,18 @@ def observed_lines(found: "Sequence[ObservedIteration]", prefix: str = "") -> li
     if not found:
         return []
     first = found[0]
-    lines = [f"{prefix}as modelled: an iteration takes {first.modelled_s:.3f} s, ${first.modelled_usd:.6f}"]
+    lines = [f"{prefix}as modelled: an iteration takes {_iteration(first.modelled_s, first.modelled_usd)}"]
     lines += [
-        f"{prefix}as observed here, on {one.ran_on}: {one.observed_s:.3f} s, ${one.observed_usd:.6f} "
+        f"{prefix}as observed here, on {one.ran_on}: {_iteration(one.observed_s, one.observed_usd)} "
         f"(x {one.factor:.2f}, by {one.runs} {'run' if one.runs == 1 else 'runs'}"
         f"{'' if one.same_sizes else ' with functions of other sizes'})"
         for one in found
     ]
     return lines
+
+
+def _iteration(seconds: float, usd: float) -> str:
+    return f"{number_text(seconds, 3)} s, ${number_text(usd, 6)}"
 
 
 def observed(found: "Sequence[ObservedIteration]", console: Console, prefix: str = "") -> None:

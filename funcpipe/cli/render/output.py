@@ -1,7 +1,9 @@
 """A result for people or for machines, and the terminal that shows it."""
 
 import json
+import textwrap
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -13,10 +15,25 @@ from funcpipe.core.texts import printable
 
 
 class Terminal(Console):
-    """Standard output, or standard error: what is shown cannot command it, and its reader may leave at any time."""
+    """Standard output, or standard error: what is shown cannot command it, and its reader may leave at any time.
 
-    def __init__(self, *, stderr: bool = False) -> None:
-        super().__init__(stderr=stderr, highlight=False, markup=False, emoji=False)
+    A line goes on in the next only where a person reads it, in a terminal, and only between words: paths stay whole.
+    """
+
+    def __init__(self, *, stderr: bool = False, **options: Any) -> None:
+        super().__init__(stderr=stderr, highlight=False, markup=False, emoji=False, **options)
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """As any console prints, but lines of text go on as said above."""
+        if all(isinstance(item, str) for item in objects) and "overflow" not in options:
+            if self.is_terminal and not options.get("soft_wrap"):
+                objects = (self._wrapped(" ".join(objects)),)
+            options["soft_wrap"] = True
+        super().print(*objects, **options)
+
+    def _wrapped(self, text: str) -> str:
+        whole_words = partial(textwrap.wrap, width=self.width, break_long_words=False, break_on_hyphens=False)
+        return "\n".join(part for line in text.split("\n") for part in whole_words(line) or [""])
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """As any console, with a sign in place of control characters, which a stranger's plan may hold."""

@@ -7,6 +7,7 @@ from rich.console import Console
 
 from funcpipe.cli.render.table import Column, print_table
 from funcpipe.core import MB, Estimate, ModelProfile, Plan, PlatformSpec, Trace
+from funcpipe.core.job_estimate import number_text
 from funcpipe.core.stores import KINDS
 from funcpipe.partitioner.problem.formats import reason_for
 
@@ -27,10 +28,10 @@ def profile(measured: ModelProfile, path: str, console: Console) -> None:
     rows = [
         (
             layer.name,
-            f"{layer.parameter_bytes / MB:.2f}",
-            f"{layer.activation_bytes / MB:.2f}",
-            f"{layer.forward_s[-1] * 1e3:.2f}",
-            f"{layer.backward_s[-1] * 1e3:.2f}",
+            number_text(layer.parameter_bytes / MB, 2),
+            number_text(layer.activation_bytes / MB, 2),
+            number_text(layer.forward_s[-1] * 1e3, 2),
+            number_text(layer.backward_s[-1] * 1e3, 2),
         )
         for layer in measured.layers
     ]
@@ -39,8 +40,9 @@ def profile(measured: ModelProfile, path: str, console: Console) -> None:
     kind = "estimated for" if measured.estimated else "measured on"
     if measured.data is not None:
         console.print(
-            f"loading a micro-batch: {measured.data.load_s * 1e3:.2f} ms, {measured.data.batch_bytes / MB:.2f} MB; "
-            f"the dataset takes {measured.data.resident_bytes / MB:.0f} MB"
+            f"loading a micro-batch: {number_text(measured.data.load_s * 1e3, 2)} ms, "
+            f"{number_text(measured.data.batch_bytes / MB, 2)} MB; "
+            f"the dataset takes {number_text(measured.data.resident_bytes / MB, 0)} MB"
         )
     console.print(f"times {kind} {measured.platform} {measured.sizes[-1]}; written to {path}")
 
@@ -59,18 +61,18 @@ def plan(chosen: Plan, path: str, console: Console) -> None:
             f"{stage.first}..{stage.stop - 1}",
             stage.size + (" recompute" if stage.recompute else ""),
             f"{needs.memory_bytes / MB:.0f} of {stage.memory_mb}",
-            f"{needs.forward_s:.4f}",
-            f"{needs.backward_s:.4f}",
-            f"{needs.sync_s:.4f}",
+            number_text(needs.forward_s, 4),
+            number_text(needs.backward_s, 4),
+            number_text(needs.sync_s, 4),
         )
         for number, (stage, needs) in enumerate(zip(chosen.stages, estimate.stages, strict=True))
     ]
     shape = f"{len(chosen.stages)} stages x {chosen.replicas} replicas"
     print_table(console, f"{chosen.model} on {chosen.platform}: {shape}, {chosen.schedule.value}", columns, rows)
     console.print(
-        f"iteration {estimate.iteration_s:.3f} s, ${estimate.cost_usd:.6f} "
-        f"(functions ${estimate.compute_usd:.6f}, requests ${estimate.request_usd:.6f}"
-        + (f", hours of stores ${estimate.hours_usd:.6f}); " if estimate.hours_usd else "); ")
+        f"iteration {number_text(estimate.iteration_s, 3)} s, ${number_text(estimate.cost_usd, 6)} "
+        f"(functions ${number_text(estimate.compute_usd, 6)}, requests ${number_text(estimate.request_usd, 6)}"
+        + (f", hours of stores ${number_text(estimate.hours_usd, 6)}); " if estimate.hours_usd else "); ")
         + f"bottleneck: {estimate.bottleneck}"
     )
     if not chosen.stores.is_default:
@@ -84,7 +86,8 @@ def plan(chosen: Plan, path: str, console: Console) -> None:
     if solver is not None and solver.simulated_s is not None:
         off = solver.simulated_s / estimate.iteration_s - 1
         console.print(
-            f"simulated: iteration {solver.simulated_s:.3f} s ({off:+.1%}), ${solver.simulated_usd:.6f}; "
+            f"simulated: iteration {number_text(solver.simulated_s, 3)} s ({off:+.1%}), "
+            f"${number_text(solver.simulated_usd or 0.0, 6)}; "
             f"the best of {solver.simulated_plans} plans that were simulated"
         )
     if solver is not None:
@@ -134,7 +137,7 @@ _SHAPE = (Column("stages", drop=1), Column("replicas"), Column("memory MB", text
 
 
 def _costs(estimate: Estimate) -> tuple[str, str]:
-    return f"{estimate.iteration_s:.3f}", f"{estimate.cost_usd:.6f}"
+    return number_text(estimate.iteration_s, 3), number_text(estimate.cost_usd, 6)
 
 
 def _shape(chosen: Plan) -> tuple[str, str, str]:
@@ -144,7 +147,7 @@ def _shape(chosen: Plan) -> tuple[str, str, str]:
 
 def simulation(trace: Trace, chosen: Plan, console: Console, *, gantt: bool) -> None:
     """The simulated iteration in a line; with `gantt`, its lanes over time."""
-    console.print(f"iteration {trace.end_s:.4f} s, {len(trace.events)} tasks on {chosen.workers} functions")
+    console.print(f"iteration {number_text(trace.end_s, 4)} s, {len(trace.events)} tasks on {chosen.workers} functions")
     if gantt:
         from funcpipe.report.gantt import gantt_lines
 

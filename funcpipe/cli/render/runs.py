@@ -8,7 +8,7 @@ from rich.console import Console
 from funcpipe.cli.render.table import Column, print_table
 from funcpipe.client.commands import after_end, after_failure, commands, watch_command
 from funcpipe.core import MB, Bill, Estimate, JobEstimate
-from funcpipe.core.job_estimate import counted, earlier_text, usd_text
+from funcpipe.core.job_estimate import counted, earlier_text, number_text, usd_text
 from funcpipe.core.stores import DEFAULT
 
 if TYPE_CHECKING:
@@ -34,9 +34,9 @@ def job_estimate(found: JobEstimate, max_usd: float | None, console: Console) ->
         (
             name.replace("_", "-"),
             str(item.count),
-            f"{item.seconds:.1f}" if item.seconds else "-",
-            f"{item.functions_usd:.6f}",
-            f"{item.requests_usd:.6f}",
+            number_text(item.seconds, 1) if item.seconds else "-",
+            number_text(item.functions_usd, 6),
+            number_text(item.requests_usd, 6),
         )
         for name, item in found.items.items()
         if item.count
@@ -58,7 +58,7 @@ def training_result(
     bill = result.bill
     console.print(
         f"{result.run}: loss {result.losses[0]:.4f} -> {result.losses[-1]:.4f} in "
-        f"{counted(len(result.losses), 'step')}; {counted(bill.functions, 'function')}, {bill.function_seconds:.1f} s, "
+        f"{counted(len(result.losses), 'step')}; {_functions(bill)}, "
         f"{bill.puts} puts, {bill.lists} lists, {bill.gets} gets: "
         f"${usd_text(bill.cost_usd)} at the prices of {bill.platform}{earlier_text(bill)}"
     )
@@ -80,6 +80,10 @@ def training_result(
             console.print(command, soft_wrap=True, markup=False)
 
 
+def _functions(bill: Bill) -> str:
+    return f"{counted(bill.functions, 'function')}, {number_text(bill.function_seconds, 1)} s"
+
+
 def stores_of_bill(bill: Bill, expected: Estimate | None, steps: int, console: Console) -> None:
     """What each kind of object took of its store, beside what was expected of `steps` iterations.
 
@@ -97,10 +101,11 @@ def stores_of_bill(bill: Bill, expected: Estimate | None, steps: int, console: C
     rows = [
         (
             *("all else" if item.kind == DEFAULT else item.kind, item.store),
-            *(str(item.requests.puts), str(item.requests.lists), str(item.requests.gets), f"{item.request_usd:.6f}"),
-            *(f"{item.requests.sent_bytes / MB:.2f}", f"{item.requests.received_bytes / MB:.2f}"),
-            *(f"{item.transfer_usd:.6f}", f"{item.hours_usd:.6f}", f"{item.cost_usd:.6f}"),
-            f"{items[item.kind]:.6f}" if item.kind in items else "-",
+            *(str(item.requests.puts), str(item.requests.lists), str(item.requests.gets)),
+            number_text(item.request_usd, 6),
+            *(number_text(item.requests.sent_bytes / MB, 2), number_text(item.requests.received_bytes / MB, 2)),
+            *(number_text(item.transfer_usd, 6), number_text(item.hours_usd, 6), number_text(item.cost_usd, 6)),
+            number_text(items[item.kind], 6) if item.kind in items else "-",
         )
         for item in bill.stores
     ]
@@ -111,7 +116,7 @@ def evaluation(found: "EvaluationResult", console: Console) -> None:
     """What an evaluation has found, and what it took."""
     console.print(f"{found.run}: {found.samples} samples: {_values({'loss': found.loss, **found.metrics})}")
     bill = found.bill
-    console.print(f"{bill.functions} functions, {bill.function_seconds:.1f} s: ${bill.cost_usd:.6f} at {bill.platform}")
+    console.print(f"{_functions(bill)}: ${usd_text(bill.cost_usd)} at the prices of {bill.platform}")
 
 
 def predictions(shapes: Mapping[str, list[int]], path: str, console: Console) -> None:
@@ -136,13 +141,13 @@ def run_status(found: "RunStatus", storage: str, console: Console) -> None:
             str(worker.step),
             str(worker.saved_step),
             f"{worker.memory_bytes / MB:.0f} of {worker.memory_mb}",
-            f"{worker.spent_usd:.6f}",
+            number_text(worker.spent_usd, 6),
             "-" if worker.heard_s is None else f"{worker.heard_s:.0f}",
             doing(worker),
         )
         for worker in found.workers
     ]
-    title = f"{found.run}: step {found.step} of {found.steps}, {found.run_s:.0f} s, ${found.run_usd:.6f}"
+    title = f"{found.run}: step {found.step} of {found.steps}, {found.run_s:.0f} s, ${number_text(found.run_usd, 6)}"
     print_table(console, title, columns, rows)
     console.print(f"{found.verdict.value}: {found.explanation}", markup=False)
     if found.loss_over is not None:
@@ -223,20 +228,21 @@ def comparison(found: "Report", path: str, console: Console) -> None:
         (
             str(lane.stage),
             lane.lane.value,
-            f"{lane.predicted.busy_s:.4f}",
-            f"{lane.observed.busy_s:.4f}",
+            number_text(lane.predicted.busy_s, 4),
+            number_text(lane.observed.busy_s, 4),
             "-" if lane.ratio is None else f"{lane.ratio:.2f}",
-            f"{lane.observed.wait_s:.4f}",
-            f"{lane.observed.idle_s:.4f}",
-            f"{lane.predicted.idle_s:.4f}",
-            "-" if lane.observed.usd is None else f"{lane.observed.usd:.7f}",
-            "-" if not lane.observed.idle_usd else f"{lane.observed.idle_usd:.7f}",
+            number_text(lane.observed.wait_s, 4),
+            number_text(lane.observed.idle_s, 4),
+            number_text(lane.predicted.idle_s, 4),
+            "-" if lane.observed.usd is None else number_text(lane.observed.usd, 7),
+            "-" if not lane.observed.idle_usd else number_text(lane.observed.idle_usd, 7),
         )
         for lane in found.lanes
     ]
     print_table(console, f"{found.run}: one iteration, median of {found.steps} steps", columns, rows)
     ratio = "" if found.ratio is None else f", ratio {found.ratio:.2f}"
     console.print(
-        f"iteration: predicted {found.predicted_iteration_s:.4f} s, observed {found.observed_iteration_s:.4f} s{ratio}"
+        f"iteration: predicted {number_text(found.predicted_iteration_s, 4)} s, "
+        f"observed {number_text(found.observed_iteration_s, 4)} s{ratio}"
     )
     console.print(f"trace: {path} (open it at https://ui.perfetto.dev)", soft_wrap=True)

@@ -4,6 +4,7 @@ from rich.console import Console
 
 from funcpipe.cli.render.table import Column, print_table
 from funcpipe.core import StorageReport
+from funcpipe.core.job_estimate import number_text
 
 
 def storage_report(report: StorageReport, console: Console) -> None:
@@ -13,7 +14,10 @@ def storage_report(report: StorageReport, console: Console) -> None:
         console,
         f"{report.storage}: {report.requests} requests of each kind",
         (Column("request", text=True), Column("median ms"), Column("p95 ms")),
-        [(name, f"{times.median_s * 1e3:.2f}", f"{times.p95_s * 1e3:.2f}") for name, times in requests.items()],
+        [
+            (name, number_text(times.median_s * 1e3, 2), number_text(times.p95_s * 1e3, 2))
+            for name, times in requests.items()
+        ],
     )
     together = f"{report.streams} streams MB/s"
     rows = [

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from funcpipe.core import FunctionSize, PlatformSpec
+from funcpipe.core.job_estimate import usd_text
 from funcpipe.errors import InputError
 
 _LIFE_SHARE = 0.8  # of a function's lifetime; the rest is for its start and its last layer
@@ -28,7 +29,7 @@ class Budget:
             longest_s = min(longest_s, left_usd / max(sum(size.price_usd_s for size in sizes), 1e-12))
         if self.working_s(longest_s) < 1:
             raise InputError(
-                f"${self._max_usd:g} is too little: ${self.spent_usd:.6f} is spent, the rest does not pay for a "
+                f"${self._max_usd:g} is too little: ${usd_text(self.spent_usd)} is spent, the rest does not pay for a "
                 f"second of {len(sizes)} functions of {self._spec.name}; allow more dollars or fewer sizes"
             )
         return longest_s

@@ -198,7 +198,7 @@ def test_functions_that_take_too_long_are_stopped_and_the_money_suffices(tmp_pat
         pipe().profile(torch.zeros(2, 4), on=site(tmp_path, platform), max_usd=usd)
     assert len(platform.stopped) == 2
     assert platform.probes[0].time_s == pytest.approx(0.8 * 1.3, rel=0.02)
-    with pytest.raises(InputError, match=r"\$1e-06 is too little: \$0.000000 is spent, .* 2 functions of aws-lambda"):
+    with pytest.raises(InputError, match=r"\$1e-06 is too little: \$0.00 is spent, .* 2 functions of aws-lambda"):
         pipe().profile(torch.zeros(2, 4), on=site(tmp_path, Scripted(spec())), max_usd=1e-6)
 
 
