@@ -11,7 +11,7 @@ from torch import Tensor
 
 from funcpipe.client.open_data import open_data
 from funcpipe.core import DataProfile
-from funcpipe.model.graph.isolation import preserve_state
+from funcpipe.model.graph.isolation import in_turn, preserve_state
 from funcpipe.model.graph.tree import flatten
 from funcpipe.training.adapters import DatasetFactory
 from funcpipe.training.data import LoadedBatch, calling_the_users
@@ -25,6 +25,7 @@ BATCHES = 5
 """How many micro-batches are loaded to measure, after a first one; they are spread over the dataset."""
 
 
+@in_turn()
 def profile_data(
     dataset: Any, micro_batch: int, *, batches: int = BATCHES, clock: Callable[[], float] = time.perf_counter
 ) -> DataProfile:

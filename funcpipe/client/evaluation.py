@@ -17,7 +17,7 @@ from funcpipe.errors import DataError, FuncPipeError
 from funcpipe.model.graph import LayerGraph, trace
 from funcpipe.model.graph.autocast import autocast_to
 from funcpipe.model.graph.batch_sizes import check_batch_sizes
-from funcpipe.model.graph.isolation import preserve_state
+from funcpipe.model.graph.isolation import preserve_state, tried_in_turn
 from funcpipe.model.graph.modes import evaluation_mode
 from funcpipe.model.split import StageModule, split
 from funcpipe.model.split.held_loss import in_eval_mode, kept_names
@@ -91,6 +91,7 @@ def as_validation(given: Validation | Data) -> Validation:
     return given if isinstance(given, Validation) else Validation(data=given)
 
 
+@tried_in_turn
 def make_evaluation(
     model: nn.Module,
     data: Data,

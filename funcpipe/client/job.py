@@ -19,6 +19,7 @@ from funcpipe.errors import InvalidValue
 from funcpipe.model.graph import LayerGraph, trace
 from funcpipe.model.graph.batch_sizes import check_batch_sizes
 from funcpipe.model.graph.held import with_followed
+from funcpipe.model.graph.isolation import in_turn, tried_in_turn
 from funcpipe.model.graph.values import NOTHING_CARRIED, Carried
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.training.data import Batches, LoadedBatch, MapDataset, load_batch
@@ -93,6 +94,7 @@ class Job:
         """What is trained on, as it is sent. Raises DataError."""
         return sendable(self.dataset, self.loading)
 
+    @in_turn()
     def plain_training(self, model: nn.Module) -> PlainTraining:
         """The first epoch of this job as plain PyTorch does it to `model`, from which the graph was made."""
         return PlainTraining(
@@ -139,6 +141,7 @@ class SampleOrder:
             checks.whole("steps", self.steps, 1)
 
 
+@tried_in_turn
 def make_job(
     learner: Learner,
     dataset: Data,

@@ -6,6 +6,7 @@ from dataclasses import replace
 from torch import nn
 
 from funcpipe.data.sources import from_url
+from funcpipe.model.graph.isolation import in_turn
 from funcpipe.training.adapters import DatasetFactory
 from funcpipe.training.data import MapDataset, MeteredFactory, calling_the_users
 from funcpipe.training.data_source import Data, DataSource, LoaderOptions, SourceFactory, data_source, is_factory
@@ -14,6 +15,7 @@ from funcpipe.training.stored_data import PreparedData, prepare_data
 from funcpipe.training.tensor_table import as_table
 
 
+@in_turn()
 def open_data(given: Data) -> tuple[Callable[[], MapDataset], DataSource]:
     """A factory of the dataset for functions, and the dataset itself with how it is loaded.
 

@@ -10,6 +10,7 @@ from funcpipe.client.job import Job
 from funcpipe.core import Routes, TensorProfile, TiedParameter, find_routes, stages_of_layers
 from funcpipe.errors import PlanError
 from funcpipe.model.graph import LayerGraph
+from funcpipe.model.graph.isolation import in_turn
 from funcpipe.model.split import StageModule, dump_stage, split, stage_bounds
 from funcpipe.model.split.held_loss import attach_loss, kept_names
 from funcpipe.model.split.matched import check_shared
@@ -55,6 +56,7 @@ class RunData:
             yield from ((of_evaluation(name), contents) for name, contents in self.evaluation.objects())
 
 
+@in_turn()
 def make_stages(job: Job, data: RunData) -> tuple[PreparedStage, ...]:
     """The stages of the job's plan, each with all that its functions need of the job.
 

@@ -1,6 +1,7 @@
 """Pauses between tries of something that fails for now: they grow, and are drawn at random.
 
-So whoever was refused together does not come back together ("full jitter").
+So whoever was refused together does not come back together ("full jitter"). The random numbers that a program seeds are
+left alone.
 """
 
 import random
@@ -21,7 +22,7 @@ class Backoff:
 
     first_s: float
     most_s: float
-    draw: Callable[[], float] = random.random
+    draw: Callable[[], float] = random.SystemRandom().random
 
     def __post_init__(self) -> None:
         checks.positive("first_s", self.first_s)

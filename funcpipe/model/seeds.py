@@ -42,19 +42,25 @@ class Generators:
         self._owner: int | None = None
         self._computing = 0  # threads that wait to compute
 
+    @property
+    def are_held(self) -> bool:
+        """Whether this thread has them."""
+        return self._owner == threading.get_ident()
+
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
         """Take the generators for a computation."""
-        thread = threading.get_ident()
-        if self._owner == thread:
+        if self.are_held:
             yield
             return
-        with self._free:
-            self._computing += 1
-            self._free.wait_for(lambda: self._owner is None)
-            self._computing -= 1
-            self._owner = thread
         try:
+            with self._free:
+                self._computing += 1
+                try:
+                    self._free.wait_for(lambda: self._owner is None)
+                finally:
+                    self._computing -= 1
+                self._owner = threading.get_ident()
             yield
         finally:
             self._give_back()
@@ -62,14 +68,13 @@ class Generators:
     @contextlib.contextmanager
     def loading(self) -> Iterator[None]:
         """Take the generators to load one sample, once no computation wants them."""
-        thread = threading.get_ident()
-        if self._owner == thread:
+        if self.are_held:
             yield
             return
-        with self._free:
-            self._free.wait_for(lambda: self._owner is None and not self._computing)
-            self._owner = thread
         try:
+            with self._free:
+                self._free.wait_for(lambda: self._owner is None and not self._computing)
+                self._owner = threading.get_ident()
             yield
         finally:
             self._give_back()
@@ -80,8 +85,10 @@ class Generators:
         self._owner, self._computing = None, 0
 
     def _give_back(self) -> None:
+        """Let others take them; whoever was interrupted while it waited has nothing to give, but is not waited for."""
         with self._free:
-            self._owner = None
+            if self.are_held:
+                self._owner = None
             self._free.notify_all()
 
 

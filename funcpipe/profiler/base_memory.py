@@ -3,6 +3,7 @@
 import functools
 import subprocess
 import sys
+import threading
 
 from funcpipe.errors import RunError
 from funcpipe.platforms.allocator import environment
@@ -26,14 +27,22 @@ print(peak_memory_bytes())
 """
 
 
-@functools.cache
+_MEASURING = threading.Lock()
+
+
 def base_memory_bytes(*, forked: bool, modules: frozenset[str] = frozenset()) -> int:
     """The peak resident bytes of a function that imports `modules` and trains small networks of common layers, which
     touches the pages of torch's libraries that training needs.
 
     Functions are fresh processes, or `forked` from one that has loaded torch, as on the local platform; forked ones
-    share pages, which are then not counted.
+    share pages, which are then not counted. Threads that ask at once wait for one measurement.
     """
+    with _MEASURING:
+        return _measured(forked, modules)
+
+
+@functools.cache
+def _measured(forked: bool, modules: frozenset[str]) -> int:
     imports = "".join(f"import {name}\n" for name in sorted(modules))
     code = _START + (_FORK if forked else "") + imports + _WORK
     command = [sys.executable, "-c", code]

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from funcpipe.core import ModelProfile, PlatformSpec, TiedParameter, checks
 from funcpipe.model.graph import Layer, LayerGraph
-from funcpipe.model.graph.isolation import preserve_gradients, preserve_state
+from funcpipe.model.graph.isolation import in_turn, preserve_gradients, preserve_state
 from funcpipe.model.split import StageModule
 from funcpipe.model.split.bundle import dump_stage, imported_modules
 from funcpipe.model.split.cut import stage_of
@@ -54,10 +54,10 @@ def profile(
         return time(stage, given, loss, repeats)
 
     def run(stage: StageModule, given: dict[str, Tensor]) -> LayerRun:
-        with contextlib.nullcontext() if whole else cutting(graph, micro_batch):
+        with _undisturbed(graph.module), contextlib.nullcontext() if whole else cutting(graph, micro_batch):
             return run_layer(stage, given)
 
-    with preserve_state(graph.module), one_thread(), preserve_gradients(graph.module):
+    with _undisturbed(graph.module) if on is None else contextlib.nullcontext():
         for i, layer in enumerate(_measured(graph, builder, values, run, measure)):
             if progress is not None:
                 progress(layer.name, (i + 1) / len(graph.layers))
@@ -81,6 +81,13 @@ def profile(
         blocks=graph.blocks,
         precision=graph.precision,
     )
+
+
+@contextlib.contextmanager
+def _undisturbed(module: nn.Module) -> Iterator[None]:
+    """Within this context layers of `module` may run here, with one thread."""
+    with in_turn(), preserve_state(module), one_thread(), preserve_gradients(module):
+        yield
 
 
 def _measured(

@@ -20,7 +20,7 @@ from funcpipe.core import (
 )
 from funcpipe.core.log_lines import RawLine
 from funcpipe.errors import FuncPipeError, PlatformError
-from funcpipe.model.split.bundle import LOADING
+from funcpipe.model.graph.isolation import in_turn
 from funcpipe.parameter_server.function_worker import run_function
 from funcpipe.platforms.base import Cause, Handle, Invoked, PlainKeys, Platform, State, Status, Storage
 from funcpipe.platforms.request_meter import RequestMeter
@@ -159,7 +159,7 @@ def one_at_a_time() -> Iterator[None]:
     original = Passes._run
 
     def run(passes: Passes, *args: Any) -> None:
-        with LOADING:
+        with in_turn():
             original(passes, *args)
 
     Passes._run = run  # type: ignore[assignment, method-assign]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from funcpipe.core import OptimizerKind
 from funcpipe.errors import DataError
+from funcpipe.model.graph.isolation import in_turn
 from funcpipe.training.data import MapDataset
 from funcpipe.training.optimizer_trial import made_optimizer, small_parameters, take_steps
 from funcpipe.training.optimizers import ParameterShape
@@ -57,6 +58,7 @@ class DatasetFactory:
         return self._dataset
 
 
+@in_turn()
 def optimizer_kind(factory: OptimizerFactory, shapes: Sequence[ParameterShape] = ()) -> OptimizerKind:
     """The kind of optimiser by how many values it keeps per parameter, found by taking one step with it.
 

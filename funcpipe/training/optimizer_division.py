@@ -4,11 +4,13 @@ from collections.abc import Collection, Sequence
 
 from funcpipe.core import Routes
 from funcpipe.errors import PlanError
+from funcpipe.model.graph.isolation import in_turn
 from funcpipe.training.optimizer_parts import Cause, Difference, find_difference
 from funcpipe.training.optimizers import ParameterShape
 from funcpipe.training.recipe import OptimizerFactory
 
 
+@in_turn()
 def why_one_stage(factory: OptimizerFactory, shapes: Sequence[ParameterShape]) -> str | None:
     """Why a model with these trainable parameters must not be cut, in words; None if it may be.
 

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from funcpipe.core import Interval
 from funcpipe.core.texts import error_text
 from funcpipe.errors import InputError, ModelError
+from funcpipe.model.graph.isolation import in_turn
 from funcpipe.training.data import Step
 from funcpipe.training.lr_schedule import LrSchedule
 from funcpipe.training.optimizer_trial import check_optimizer, made_optimizer
@@ -25,6 +26,7 @@ _MOST = 10_000
 _PARAMETERS = ("params", "param_names")
 
 
+@in_turn()
 def check_recipe(
     recipe: Recipe,
     shapes: Sequence[ParameterShape],
@@ -62,6 +64,7 @@ def check_recipe(
             raise InputError(f"{error}; the run goes on with the schedule that it has saved") from error
 
 
+@in_turn()
 def check_for_model(recipe: Recipe, model: nn.Module) -> None:
     """Raise InputError or ModelError unless `recipe` works for `model`; without an optimiser, it cannot be tried."""
     followed(recipe.teachers, model)

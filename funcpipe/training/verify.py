@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from funcpipe.model.graph import LayerGraph
+from funcpipe.model.graph.isolation import in_turn
 from funcpipe.training.plain import PlainRun, PlainTraining
 
 TOLERANCE = 1e-4
@@ -114,6 +115,7 @@ def compare_states(
     return Verification(steps=steps, tolerance=tolerance, tensors=tuple(tensors))
 
 
+@in_turn()
 def verify_run(found: Mapping[str, Tensor], plain: PlainTraining, *, steps: int, tolerance: float) -> Verification:
     """Compare the state `found` after a run with that of plain training: on whole batches, or, where that differs, with
     accumulated micro-batches.

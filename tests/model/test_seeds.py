@@ -1,6 +1,9 @@
 """The generators of a process: in one hand at a time, and computing goes before loading."""
 
 import threading
+from typing import Any
+
+import pytest
 
 from funcpipe.model.seeds import Generators
 
@@ -31,6 +34,36 @@ def test_who_computes_goes_before_who_loads() -> None:
     for thread in (first, *others):
         thread.join(10)
     assert order == ["load 1", "compute", "load 2"]
+
+
+class Interrupted(threading.Condition):
+    """Whoever waits is interrupted."""
+
+    def wait_for(self, predicate: object, timeout: float | None = None) -> Any:
+        raise KeyboardInterrupt
+
+
+def test_who_is_interrupted_in_waiting_is_not_waited_for() -> None:
+    generators, has_them, may_end = Generators(), threading.Event(), threading.Event()
+
+    def compute() -> None:
+        with generators.computing():
+            has_them.set()
+            may_end.wait(10)
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    assert has_them.wait(10)
+    free, generators._free = generators._free, Interrupted()
+    for take in (generators.computing, generators.loading):
+        with pytest.raises(KeyboardInterrupt), take():
+            raise AssertionError("another thread has them")
+    generators._free = free
+    may_end.set()
+    thread.join(10)
+    with generators.loading():
+        assert generators.are_held
+    assert not generators.are_held
 
 
 def test_a_forked_process_finds_them_free() -> None:

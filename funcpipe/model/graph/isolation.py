@@ -1,16 +1,28 @@
-"""Context managers that run a user's model without side effects on it or on the process's random number generators."""
+"""Context managers that run a user's model without side effects on it or on the process's random number generators.
+
+Whoever tries something of the user's, and whoever pickles or loads code, does so `in_turn`.
+"""
 
 import contextlib
+import functools
 import logging
 import random
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
 from torch import nn
 
+from funcpipe.errors import InputError
 from funcpipe.model.graph.snapshot import Snapshot
+from funcpipe.model.seeds import SHARED_GENERATORS
+
+_Given = ParamSpec("_Given")
+_Found = TypeVar("_Found")
+
+_MORE_TRIES = 2
 
 GENERATORS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "torch": (torch.get_rng_state, torch.set_rng_state),
@@ -31,6 +43,44 @@ def generator_states(names: Iterable[str] = tuple(GENERATORS)) -> dict[str, int]
             state = (state[1].tobytes(), *state[2:])
         found[name] = hash(state)
     return found
+
+
+@contextlib.contextmanager
+def in_turn() -> Iterator[None]:
+    """Hold what belongs to the whole process, and is changed for a while: one thread at a time, which may nest this.
+
+    That is the random number generators; torch's functions and nn.Module's methods, which tracers replace; modes of
+    torch that hold for all threads; warning filters; and cloudpickle's list of modules that it pickles by value.
+    """
+    with SHARED_GENERATORS.computing():
+        yield
+
+
+def tried_in_turn(function: Callable[_Given, _Found]) -> Callable[_Given, _Found]:
+    """`function`, which tries something of the user's, in turn.
+
+    What it refuses is tried again where the program has other threads at work: they may have drawn random numbers, as
+    one that makes a model does, and so have changed those that were being compared.
+    """
+
+    @functools.wraps(function)
+    def tried(*args: _Given.args, **kwargs: _Given.kwargs) -> _Found:
+        left = 0 if SHARED_GENERATORS.are_held else _MORE_TRIES
+        with in_turn():
+            while True:
+                try:
+                    return function(*args, **kwargs)
+                except InputError:
+                    if not left or not _others_work():
+                        raise
+                    left -= 1
+
+    return tried
+
+
+def _others_work() -> bool:
+    this, main = threading.current_thread(), threading.main_thread()
+    return this is not main or any(other is not this and not other.daemon for other in threading.enumerate())
 
 
 @contextlib.contextmanager

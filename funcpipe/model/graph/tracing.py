@@ -31,6 +31,7 @@ from funcpipe.model.graph.isolation import (
     as_if_exporting,
     forward_only,
     preserve_state,
+    tried_in_turn,
     without_torch_logs,
 )
 from funcpipe.model.graph.model_checks import check_model
@@ -52,6 +53,7 @@ from funcpipe.model.tensors import is_dense
 _log = logging.getLogger(__name__)
 
 
+@tried_in_turn
 def trace(
     model: nn.Module,
     sample: tuple[Any, ...],

@@ -8,7 +8,6 @@ import pickletools
 import sys
 from collections.abc import Iterator, Mapping
 from contextvars import Context, ContextVar
-from threading import Lock
 from types import ModuleType
 from typing import Any
 
@@ -20,6 +19,7 @@ from torch.nn.utils import parametrize
 
 from funcpipe.core.texts import error_text
 from funcpipe.errors import ModelError
+from funcpipe.model.graph.isolation import in_turn
 from funcpipe.model.installed import is_installed, is_standard
 from funcpipe.model.split.stage import StageModule
 
@@ -46,14 +46,14 @@ def dump_value(value: Any) -> tuple[bytes, dict[str, Tensor]]:
 
 def load_value(bundle: bytes, tensors: Mapping[str, Tensor]) -> Any:
     """What `dump_value` wrote. Runs code from `bundle`: check its digest first."""
-    with LOADING:
+    with in_turn():  # torch.fx traces the modules of a graph anew
         return _Unpickler(io.BytesIO(bundle), tensors).load()
 
 
 def _dump(value: Any, names: Mapping[int, str]) -> tuple[bytes, dict[str, Tensor]]:
     buffer = io.BytesIO()
     pickler = _Pickler(buffer, names)
-    with _user_modules_by_value():
+    with in_turn(), _user_modules_by_value():
         pickler.dump(value)
     return buffer.getvalue(), pickler.tensors
 
@@ -89,9 +89,6 @@ def _named_tensors(stage: StageModule) -> Iterator[tuple[str, Tensor]]:
 
 CONSTANT = "constant:"
 """What the names of tensors begin with that are neither parameters nor buffers of the stage."""
-
-LOADING = Lock()
-"""Held while a bundle is loaded: torch.fx traces its modules anew then, with state of the whole process."""
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
