@@ -11,7 +11,7 @@ from funcpipe.core.choices import (
     Wire,
 )
 from funcpipe.core.comparison import ComparedWay, Comparison, WayRun
-from funcpipe.core.estimate import Estimate, StageEstimate, StoreEstimate
+from funcpipe.core.estimate import Estimate, Optimality, SolverReport, StageEstimate, StoreEstimate
 from funcpipe.core.job_estimate import JobEstimate, JobItem
 from funcpipe.core.job_spec import JobSpec
 from funcpipe.core.json_form import from_text, read, to_text, write
@@ -20,7 +20,7 @@ from funcpipe.core.market import Gpu, Machine, Market
 from funcpipe.core.names import WorkerId, stage_of, worker_name
 from funcpipe.core.numerics import Coupled, Numerics, OnNan, Precision, Reduction
 from funcpipe.core.observation import Observation, Quantity
-from funcpipe.core.plan import Optimality, Plan, SolverReport, Stage, TrainingSpec
+from funcpipe.core.plan import Plan, Stage, TrainingSpec
 from funcpipe.core.platform import LIST_KEYS, MB, FunctionSize, PlatformSpec
 from funcpipe.core.probe import LayerReport, MachineReport, ProbeSpec
 from funcpipe.core.profile import DataProfile, LayerProfile, ModelProfile, ProfiledBucket, TensorProfile, TiedParameter

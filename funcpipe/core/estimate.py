@@ -1,11 +1,15 @@
-"""What one iteration of a plan is predicted to take."""
+"""What one iteration of a plan is predicted to take, and how the plan was found."""
 
 from dataclasses import dataclass
+from enum import Enum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageEstimate:
-    """The prediction for one stage: a function's memory by purpose, and each lane's seconds for one micro-batch."""
+    """The prediction for one stage: a function's memory by purpose, and each lane's seconds for one micro-batch.
+
+    `joint_s` is what the exchange of outputs for a joint loss takes, once an iteration.
+    """
 
     base_bytes: int
     state_bytes: int
@@ -20,6 +24,7 @@ class StageEstimate:
     sync_s: float
     load_s: float = 0.0
     data_bytes: int = 0
+    joint_s: float = 0.0
 
     @property
     def memory_bytes(self) -> int:
@@ -80,3 +85,33 @@ class Estimate:
         """Dollars of an iteration that takes `iteration_s` instead: those of functions and of hours follow the time."""
         longer = iteration_s / self.iteration_s if self.iteration_s else 1.0
         return longer * (self.compute_usd + self.hours_usd) + self.request_usd
+
+
+class Optimality(Enum):
+    """What is known about a plan: that it is the best there is, or only the best that was found."""
+
+    OPTIMAL = "optimal"
+    FEASIBLE = "feasible"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SolverReport:
+    """How a plan was found. No plan has an objective below `bound`; `gap` = (objective − bound) / objective.
+
+    `merged_layers` is how many layers the plan was chosen among, where that is fewer than the profile has; `sync_ways`
+    how many ways of synchronising, the same for all stages, where not every stage could have any. No *such* plan is
+    below `bound`. A plan that is better in another way has no bound. Where plans were simulated, `simulated_plans` says
+    how many, and the other two what this one, the best of them, takes then: seconds and dollars of an iteration.
+    """
+
+    name: str
+    status: Optimality
+    objective: float
+    gap: float | None
+    solve_s: float
+    bound: float | None = None
+    merged_layers: int | None = None
+    sync_ways: int | None = None
+    simulated_plans: int | None = None
+    simulated_s: float | None = None
+    simulated_usd: float | None = None

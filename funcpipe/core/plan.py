@@ -6,21 +6,13 @@ from typing import Any, ClassVar
 
 from funcpipe.core import checks
 from funcpipe.core.choices import SYNC_WIRES, OptimizerKind, Recompute, ScheduleKind, Sync, Wire
-from funcpipe.core.estimate import Estimate
+from funcpipe.core.estimate import Estimate, Optimality, SolverReport
 from funcpipe.core.numerics import Numerics, Precision
 from funcpipe.core.shown import Showable
 from funcpipe.core.stores import DEFAULT_STORES, Stores
 from funcpipe.core.summaries import plan_shown
 from funcpipe.core.sync_way import Streams, SyncWay
 from funcpipe.errors import InvalidValue
-
-
-class Optimality(Enum):
-    """What is known about a plan: that it is the best there is, or only the best that was found."""
-
-    OPTIMAL = "optimal"
-    FEASIBLE = "feasible"
-
 
 _CHOICES: dict[str, type[Enum]] = {
     "optimizer": OptimizerKind,
@@ -45,8 +37,10 @@ class TrainingSpec:
     is chosen. Gradients of activations travel as `wire_back` says, or else as activations do; those that replicas sum
     as `wire_sync` says. With `numerics` bf16 or int8, what would travel in 32 bits may travel in fewer, where that is
     better. With `shard_optimizer`, the state of the optimiser is divided over replicas. `averaged` says that an average
-    of the parameters over steps is kept, which is one more copy of them. `stores` says which of the platform's stores
-    plans may use, and may be given as `Stores.of` takes it; by default they use its default store alone.
+    of the parameters over steps is kept, which is one more copy of them. With `joint_loss`, the loss is computed once
+    for the whole global batch, as with `coupled="cache"`; the schedule is then GPipe's. `stores` says which of the
+    platform's stores plans may use, and may be given as `Stores.of` takes it; by default they use its default store
+    alone.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.training/1"
@@ -62,6 +56,7 @@ class TrainingSpec:
     sync: Sync | None = None
     shard_optimizer: bool = False
     averaged: bool = False
+    joint_loss: bool = False
     replicas: tuple[int, ...] | None = None
     time_value: float = 0.0
     deadline_s: float | None = None
@@ -82,6 +77,8 @@ class TrainingSpec:
         if self.deadline_s is not None and self.budget_usd is not None:
             raise InvalidValue("budget_usd", self.budget_usd, "cannot be given together with deadline_s")
         _check_sums(self.wire_sync)
+        if self.joint_loss:
+            _check_joint(self.schedule)
         if self.wire_sync is Wire.INT8:
             _check_unscaled(self.wire_back or self.wire)
         if self.shard_optimizer:
@@ -117,29 +114,6 @@ class Stage:
         checks.whole("memory_mb", self.memory_mb, 1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SolverReport:
-    """How a plan was found. No plan has an objective below `bound`; `gap` = (objective − bound) / objective.
-
-    `merged_layers` is how many layers the plan was chosen among, where that is fewer than the profile has; `sync_ways`
-    how many ways of synchronising, the same for all stages, where not every stage could have any. No *such* plan is
-    below `bound`. A plan that is better in another way has no bound. Where plans were simulated, `simulated_plans` says
-    how many, and the other two what this one, the best of them, takes then: seconds and dollars of an iteration.
-    """
-
-    name: str
-    status: Optimality
-    objective: float
-    gap: float | None
-    solve_s: float
-    bound: float | None = None
-    merged_layers: int | None = None
-    sync_ways: int | None = None
-    simulated_plans: int | None = None
-    simulated_s: float | None = None
-    simulated_usd: float | None = None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Plan(Showable):
     """Where the model is cut, what runs each stage, how many replicas there are, and what that is expected to take.
@@ -149,8 +123,10 @@ class Plan(Showable):
     and the sums, are rounded to `wire_sync`. `streams` cuts a streamed synchronisation or an exchange; None stands for
     the usual cut. Stages may have ways of synchronising of their own (`ways`). With `shard_optimizer`, each replica
     keeps the optimiser's state of the split that it sums, and sends updated parameters in place of sums; `blocks` and
-    `precision` as in profiles. `averaged` says that memory was planned for an average of the parameters. `stores` are
-    those that it uses. `made_for` is what was asked for when the plan was made; plans by hand or of old may lack it.
+    `precision` as in profiles. `averaged` says that memory was planned for an average of the parameters. With
+    `joint_loss`, all forwards of a global batch come first, and each replica of the last stage computes the loss of the
+    whole batch, from outputs that replicas exchange. `stores` are those that it uses. `made_for` is what was asked for
+    when the plan was made; plans by hand or of old may lack it.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.plan/1"
@@ -170,6 +146,7 @@ class Plan(Showable):
     shard_optimizer: bool = False
     optimizer: OptimizerKind = OptimizerKind.SGD
     averaged: bool = False
+    joint_loss: bool = False
     estimate: Estimate | None = None
     solver: SolverReport | None = None
     blocks: tuple[str, ...] = ()
@@ -194,6 +171,8 @@ class Plan(Showable):
                 raise InvalidValue(f"stages[{i}].first", stage.first, rule)
             expected = stage.stop
         _check_sums(self.wire_sync)
+        if self.joint_loss:
+            _check_joint(self.schedule)
         if self.feeds_back:
             _check_unscaled(self.gradient_wire, self.precision)
         if self.is_sharded:
@@ -216,6 +195,11 @@ class Plan(Showable):
         """The way of synchronising in words, or that of each stage."""
         ways = dict.fromkeys(map(str, self.ways))
         return next(iter(ways)) if len(ways) == 1 else ", ".join(f"{i}: {way}" for i, way in enumerate(self.ways))
+
+    @property
+    def loss_of(self) -> str:
+        """For what the loss is computed at a time, in words."""
+        return "whole global batches" if self.joint_loss else "micro-batches"
 
     @property
     def is_proved(self) -> bool:
@@ -271,6 +255,12 @@ def _check_sums(wire_sync: Wire) -> None:
         raise InvalidValue(
             "wire_sync", wire_sync.value, f"must be one of {', '.join(wire.value for wire in SYNC_WIRES)}"
         )
+
+
+def _check_joint(schedule: ScheduleKind | None) -> None:
+    """Whether all forwards come before the first backward, which waits for the loss of the whole batch."""
+    if schedule not in (None, ScheduleKind.GPIPE):
+        raise InvalidValue("schedule", schedule.value, "must be gpipe with joint_loss, as with coupled='cache'")
 
 
 def _check_unscaled(gradient_wire: Wire, precision: Precision = Precision.FP32) -> None:

@@ -133,7 +133,7 @@ class ModelProfile(Showable):
     `carried` names what a forward leaves for the next one: if there is anything, micro-batches must follow each other,
     and plans have one replica. `blocks` are the paths of modules that were traced as one layer each, `precision` is
     what layers computed in. `data` is None where loading was not measured: then it is taken to need neither time nor
-    memory.
+    memory. `output_bytes` are those of what the model returns; profiles of old may lack it.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.profile/1"
@@ -152,10 +152,12 @@ class ModelProfile(Showable):
     blocks: tuple[str, ...] = ()
     precision: Precision = Precision.FP32
     data: DataProfile | None = None
+    output_bytes: int | None = None
 
     def __post_init__(self) -> None:
         checks.at_least("micro_batch", self.micro_batch, 1)
         checks.at_least("base_memory_bytes", self.base_memory_bytes, 0)
+        checks.at_least("output_bytes", self.output_bytes or 0, 0)
         checks.filled("sizes", self.sizes)
         checks.distinct("sizes", self.sizes)
         checks.filled("layers", self.layers)
@@ -175,6 +177,17 @@ class ModelProfile(Showable):
             if not 0 <= tie.layers[0] <= tie.layers[-1] < len(self.layers):
                 rule = f"must name some of the {len(self.layers)} layers"
                 raise InvalidValue(f"ties[{i}].layers", tie.layers, rule)
+
+    @property
+    def joint_bytes(self) -> int:
+        """What a loss that is computed for the whole batch needs of a micro-batch: its output, and its target as far as
+        loading was measured. Raises InvalidValue if outputs were not.
+        """
+        if self.output_bytes is None:
+            raise InvalidValue(
+                "output_bytes", None, "must be known for a joint loss (coupled='cache'); profile the model again"
+            )
+        return self.output_bytes + (0 if self.data is None else self.data.target_bytes)
 
     def parameter_bytes(self, first: int, stop: int) -> int:
         """Bytes of the distinct trainable parameters of the layers [first, stop)."""

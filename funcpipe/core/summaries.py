@@ -29,6 +29,8 @@ def plan_shown(plan: "Plan") -> Shown:
         ("batch", f"{plan.global_batch} samples in micro-batches of {plan.micro_batch}"),
         ("order", f"{plan.schedule.value}; sums {plan.sync.value}; sent as {wires}"),
     ]
+    if plan.joint_loss:
+        facts.append(("loss", f"computed for {plan.loss_of}"))
     if found is not None:
         took = f"{found.iteration_s:.4g} s, ${usd_text(found.cost_usd)}; bottleneck {found.bottleneck}"
         facts.append(("iteration, predicted", took))

@@ -68,6 +68,7 @@ def combined(profiles: Sequence[ModelProfile], buckets: Sequence[ProfiledBucket]
     return replace(
         first,
         base_memory_bytes=max(profile.base_memory_bytes for profile in profiles),
+        output_bytes=max(profile.output_bytes or 0 for profile in profiles),
         layers=tuple(_layer(layers, shares) for layers in zip(*(p.layers for p in profiles), strict=True)),
         tensors=tuple(_tensor(tensors, shares) for tensors in zip(*(p.tensors for p in profiles), strict=True)),
         buckets=tuple(replace(bucket, share=share) for bucket, share in zip(buckets, shares, strict=True)),

@@ -21,10 +21,13 @@ _CACHE_BYTES = 32 << 20  # more than a core keeps for itself
 
 @dataclass(frozen=True)
 class LayerRun:
-    """A forward pass of a layer: the tensors it sends, and the storages it saves for backward (address to bytes)."""
+    """A forward pass of a layer: the tensors it sends, the storages it saves for backward (address to bytes), and the
+    bytes of the model's output, if it makes that.
+    """
 
     sent: Mapping[str, Tensor]
     saved: Mapping[int, int]
+    output_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,9 @@ def run_layer(stage: StageModule, values: Mapping[str, Tensor]) -> LayerRun:
         return tensor
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        sent, _ = stage(_leaves(stage, values))
-    return LayerRun({name: tensor.detach() for name, tensor in sent.items()}, saved)
+        sent, output = stage(_leaves(stage, values))
+    output_bytes = sum(leaf.nbytes for leaf in flatten(output)[0] if isinstance(leaf, Tensor))
+    return LayerRun({name: tensor.detach() for name, tensor in sent.items()}, saved, output_bytes)
 
 
 def local_timer(spec: PlatformSpec) -> Measure:

@@ -80,6 +80,7 @@ def profile(
         estimated=on is None and spec.name != "local",
         blocks=graph.blocks,
         precision=graph.precision,
+        output_bytes=builder.output_bytes,
     )
 
 

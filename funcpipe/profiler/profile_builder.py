@@ -12,7 +12,7 @@ from funcpipe.profiler.measure import LayerRun, Times, Timing
 
 
 class ProfileBuilder:
-    """Collects the runs of layers, in order.
+    """Collects the runs of layers, in order; `output_bytes` are those of the last one's output.
 
     A storage that several layers save for backward counts for the first of them.
     """
@@ -27,6 +27,7 @@ class ProfileBuilder:
         for name, tensor in inputs.items():
             self._alive.setdefault(_address(tensor), _Storage()).names.add(name)
         self._added: list[tuple[LayerProfile, Timing]] = []
+        self.output_bytes = 0
 
     def add_layer(self, run: LayerRun, timing: Timing) -> None:
         """Add the next layer: its run on the values that later layers read, and its times, to be asked for later."""
@@ -48,6 +49,7 @@ class ProfileBuilder:
             backward_s=(0.0,) * self._sizes,
         )
         self._added.append((untimed, timing))
+        self.output_bytes = run.output_bytes
         self._forget(number)
 
     def layers(self) -> list[LayerProfile]:

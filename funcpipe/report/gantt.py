@@ -10,10 +10,11 @@ from funcpipe.core.extras import needed_from
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-LETTERS = "f forward, b backward, l load, > and < transfers, s synchronisation, n norm, u update, . idle"
+LETTERS = "f forward, j joint loss, b backward, l load, > and < transfers, s synchronisation, n norm, u update, . idle"
 _COLOURS = {
     "l": "tab:brown",
     "f": "tab:blue",
+    "j": "tab:cyan",
     "b": "tab:green",
     ">": "tab:orange",
     "<": "gold",
@@ -25,6 +26,7 @@ _COLOURS = {
 NAMES = {
     "l": "load",
     "f": "forward",
+    "j": "joint loss",
     "b": "backward",
     ">": "upload",
     "<": "download",

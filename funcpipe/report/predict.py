@@ -90,6 +90,7 @@ def step_shape(plan: Plan, profile: ModelProfile, *, clipped: bool = False) -> S
         sync=plan.sync,
         streams=plan.streams,
         ways=plan.ways,
+        joint_loss=plan.joint_loss,
         norms=clipped or plan.gradient_wire is Wire.FP16 or plan.precision.scales_loss,
         loading=_loading(plan, profile),
     )
@@ -186,6 +187,8 @@ def _payloads(plan: Plan, profile: ModelProfile) -> Callable[[Task], float]:
                 return plan.gradient_wire.ratio * gradients[peer, task.stage]
             case Kind.PUT_TIED | Kind.GET_TIED | Kind.PUT_TIED_SUM | Kind.GET_TIED_SUM, _, int(part):
                 return routes.ties[part].payload_bytes
+            case Kind.PUT_OUTPUTS | Kind.GET_OUTPUTS, _, None:
+                return plan.micro_batches // plan.replicas * profile.joint_bytes
             case Kind.PUT_NORM | Kind.GET_NORM, _, None:
                 return _NORM_BYTES
             case _:

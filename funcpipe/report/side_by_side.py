@@ -58,6 +58,7 @@ def _of_plan(plan: Plan) -> dict[str, str]:
         "recomputes": ", ".join(str(i) for i, stage in enumerate(plan.stages) if stage.recompute) or "none",
         "schedule": plan.schedule.value,
         "synchronisation": plan.sync.value,
+        "loss of": plan.loss_of,
         "travels in": "/".join(wire.value for wire in plan.wires),
     }
     estimate = plan.estimate

@@ -51,7 +51,8 @@ class StepShape:
 
     With `norms`, all stages exchange the norms of their gradients before they update. `streams` says how to cut the
     synchronisation; None means the usual cut. Where `ways` are given, they are those of the stages. `loading` says what
-    is loaded; None means nothing.
+    is loaded; None means nothing. With `joint_loss`, which takes GPipe's schedule, the last stage computes the loss of
+    all micro-batches at once, before their backwards.
     """
 
     stages: int
@@ -64,6 +65,7 @@ class StepShape:
     streams: Streams | None = None
     loading: Loading | None = None
     ways: tuple[SyncWay, ...] = ()
+    joint_loss: bool = False
 
     def pattern_of(self, stage: int) -> Pattern:
         """How the replicas of a stage sum their gradients."""
@@ -127,7 +129,8 @@ def _worker_tasks(shape: StepShape, links: Links, stage: int, replica: int) -> T
     """Everything that one worker does before its update."""
     mine = range(replica, shape.micro_batches, shape.replicas)
     gradients: tuple[Task, ...] = ()
-    pipeline = Pipeline(links, shape.schedule, stage, shape.stages, replica, mine, _buckets(shape, links, stage))
+    buckets, partners = _buckets(shape, links, stage), _partners(shape, stage, replica)
+    pipeline = Pipeline(links, shape.schedule, stage, shape.stages, replica, mine, buckets, partners)
     loads = stage_loads(
         shape.loading,
         shape.schedule,
@@ -150,6 +153,13 @@ def _worker_tasks(shape: StepShape, links: Links, stage: int, replica: int) -> T
     yield from _share_tied(shape, stage, replica, gradients)
     if shape.norms:
         yield from _share_norms(shape, stage, replica, gradients)
+
+
+def _partners(shape: StepShape, stage: int, replica: int) -> tuple[int, ...] | None:
+    """The other replicas with micro-batches, of a stage that computes the loss of all; None of any other stage."""
+    if not shape.joint_loss or stage < shape.stages - 1:
+        return None
+    return tuple(other for other in range(min(shape.replicas, shape.micro_batches)) if other != replica)
 
 
 def _buckets(shape: StepShape, links: Links, stage: int) -> int:

@@ -49,5 +49,7 @@ ORDERS: Mapping[Resource, Order] = {
 }
 """The order of each lane."""
 
-SIDE_BY_SIDE = frozenset({Kind.PUT_SPLIT, Kind.GET_SPLIT, Kind.PUT_MERGED, Kind.GET_MERGED})
-"""The transfers of a synchronisation: their requests wait for their latency side by side."""
+SIDE_BY_SIDE = frozenset(
+    {Kind.PUT_SPLIT, Kind.GET_SPLIT, Kind.PUT_MERGED, Kind.GET_MERGED, Kind.PUT_OUTPUTS, Kind.GET_OUTPUTS}
+)
+"""The transfers between the replicas of a stage: their requests wait for their latency side by side."""

@@ -55,7 +55,9 @@ def find_links(routes: Routes, stages: int) -> tuple[Links, ...]:
 class Pipeline:
     """One replica of one of `stages` stages, which works on the micro-batches `mine`.
 
-    Its last backward is cut into `buckets` tasks, each of which completes the gradients of one round, and the rest.
+    Its last backward is cut into `buckets` tasks, each of which completes the gradients of one round, and the rest. If
+    it has `partners`, it computes the loss of the whole batch between its forwards and its backwards, with the outputs
+    of these replicas and its own.
     """
 
     links: Links
@@ -65,6 +67,7 @@ class Pipeline:
     replica: int
     mine: range
     buckets: int = 0
+    partners: tuple[int, ...] | None = None
 
     def tasks(self) -> Tasks:
         """All forwards and backwards in the order of the schedule, with their transfers.
@@ -78,6 +81,8 @@ class Pipeline:
         forwards = 0
         for action in actions(self.schedule, self.mine, stage=self.stage, stages=self.stages):
             if action.backward:
+                if self.partners is not None and not backwards:
+                    yield from self._joint_loss(self.partners)
                 yield from self._backward(action.micro_batch, backwards)
             else:
                 room = forwards - held - 1
@@ -95,6 +100,19 @@ class Pipeline:
         for put in self._sends(m):
             yield put, (forward,)
 
+    def _joint_loss(self, partners: tuple[int, ...]) -> Tasks:
+        """Exchange outputs with the `partners` once all are there → the loss of all micro-batches.
+
+        Nothing is asked for before, though others may be ahead: outputs of all are kept at once only for the loss.
+        """
+        last = self._compute(Kind.FORWARD, self.mine[-1])
+        if partners:
+            yield Task(Kind.PUT_OUTPUTS, self.stage, self.replica), (last,)
+        gets = [Task(Kind.GET_OUTPUTS, self.stage, self.replica, peer=partner) for partner in partners]
+        for get in gets:
+            yield get, (last,)
+        yield Task(Kind.JOINT_LOSS, self.stage, self.replica), (last, *gets)
+
     def _backward(self, m: int, before: list[Task]) -> Tasks:
         """Receive the gradients of what was sent → backward → send the gradients of what was received.
 
@@ -106,7 +124,8 @@ class Pipeline:
             gets.append(Task(Kind.GET_GRADIENT, self.stage, self.replica, m, consumer))
             yield gets[-1], room
         sent = tuple(put for task in room for put in self._gradient_sends(task.micro_batch))
-        needs = (self._compute(Kind.FORWARD, m), *self._sends(m), *gets, *sent)
+        joint = () if self.partners is None else (Task(Kind.JOINT_LOSS, self.stage, self.replica),)
+        needs = (self._compute(Kind.FORWARD, m), *joint, *self._sends(m), *gets, *sent)
         backward = self._compute(Kind.BACKWARD, m)
         for bucket in self.last_buckets() if len(before) == len(self.mine) - 1 else ():
             yield bucket, needs

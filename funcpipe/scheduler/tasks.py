@@ -20,6 +20,9 @@ class Kind(Enum):
     FORWARD = "forward"
     BACKWARD = "backward"
     BUCKET = "bucket"
+    PUT_OUTPUTS = "put-outputs"
+    GET_OUTPUTS = "get-outputs"
+    JOINT_LOSS = "joint-loss"
     PUT_ACTIVATION = "put-activation"
     GET_ACTIVATION = "get-activation"
     PUT_GRADIENT = "put-gradient"
@@ -79,10 +82,10 @@ class Task(NamedTuple):
     """One piece of work of one worker; a tuple, because large graphs make and look up hundreds of thousands.
 
     `micro_batch` counts over all replicas. `peer` is the other stage of a transfer between stages, or the other replica
-    of a synchronisation. `part` numbers the objects that a stage writes for one micro-batch, the objects or rounds of a
-    synchronisation, or the routes of tied parameters; it is 1 in a load for the next step. A *bucket* is the part of a
-    worker's last backward that completes the gradients of one round of the synchronisation; the rest of that backward
-    gets the number after the last bucket.
+    of a synchronisation or of an exchange of outputs. `part` numbers the objects that a stage writes for one
+    micro-batch, the objects or rounds of a synchronisation, or the routes of tied parameters; it is 1 in a load for the
+    next step. A *bucket* is the part of a worker's last backward that completes the gradients of one round of the
+    synchronisation; the rest of that backward gets the number after the last bucket.
     """
 
     kind: Kind
@@ -136,6 +139,8 @@ def source_of(get: Task) -> Task:
             return Task(Kind.PUT_ACTIVATION, get.peer, get.replica, micro_batch=get.micro_batch, part=get.part)
         case Kind.GET_GRADIENT:
             return Task(Kind.PUT_GRADIENT, get.peer, get.replica, micro_batch=get.micro_batch, peer=get.stage)
+        case Kind.GET_OUTPUTS:
+            return Task(Kind.PUT_OUTPUTS, get.stage, get.peer)
         case Kind.GET_TIED:
             return Task(Kind.PUT_TIED, get.peer, get.replica, peer=get.stage, part=get.part)
         case Kind.GET_TIED_SUM:

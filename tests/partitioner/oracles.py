@@ -30,6 +30,7 @@ from tests.partitioner.problems import (
     DATA,
     divided,
     in_16_bits,
+    jointly,
     larger,
     pinned,
     tied,
@@ -164,6 +165,7 @@ def front_over_pairs(problem: Problem) -> Optima:
 
 
 ALL_MODES = (*range(30), *range(1000, 1020))
+JOINT = (0, 1, 2, 6, 8, 15, 19, 27)
 LARGER = (*range(25), *range(1000, 1020))
 SYNCS = [
     (sync, sharded)
@@ -190,6 +192,7 @@ def oracles() -> dict[str, Callable[[], Optima]]:
         **{f"pinned {seed}": partial(enumerated, pinned(seed)) for seed in range(20)},
         **{of_sync(*case): partial(enumerated, in_16_bits(*case)) for case in SYNCS},
         **{f"tied, divided {sharded}": partial(enumerated, tied(sharded)) for sharded in (False, True)},
+        **{f"joint loss {seed}": partial(in_all_modes, jointly(seed), seed) for seed in JOINT},
     }
 
 

@@ -30,6 +30,14 @@ def divided(seed: int) -> Problem:
     return replace(problem, training=replace(problem.training, wire=wire, shard_optimizer=True))
 
 
+def jointly(seed: int) -> Problem:
+    """Whose loss is computed for the whole global batch, from outputs between nothing and many."""
+    problem = draw_problem(seed)
+    output_bytes = random.Random(seed).choice([0, MB // 10, MB, 20 * MB])
+    training = replace(problem.training, joint_loss=True, schedule=None)
+    return replace(problem, profile=replace(problem.profile, output_bytes=output_bytes), training=training)
+
+
 def larger(seed: int) -> Problem:
     """Too large to price all plans."""
     draw = random.Random(seed)

@@ -61,14 +61,16 @@ def loadings(draw: st.DrawFn, stages: int) -> Loading | None:
 @st.composite
 def shapes(draw: st.DrawFn) -> StepShape:
     stages = draw(st.integers(1, 5))
+    schedule = draw(st.sampled_from(ScheduleKind))
     return StepShape(
         stages=stages,
         replicas=draw(st.integers(1, 4)),
         micro_batches=draw(st.integers(1, 9)),
         routes=draw(st.just(chain_routes(stages)) | routes(stages)),
-        schedule=draw(st.sampled_from(ScheduleKind)),
+        schedule=schedule,
         sync=draw(st.sampled_from(Sync)),
         loading=draw(loadings(stages)),
         streams=draw(st.none() | st.builds(Streams, st.integers(1, 6), st.integers(1, 4), st.integers(1, 6))),
         norms=draw(st.booleans()),
+        joint_loss=schedule is ScheduleKind.GPIPE and draw(st.booleans()),
     )

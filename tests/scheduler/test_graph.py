@@ -65,6 +65,42 @@ def test_the_lanes_of_a_small_graph() -> None:
     }
 
 
+def test_the_last_stage_computes_one_loss_between_all_forwards_and_all_backwards() -> None:
+    graph = build_graph(replace(small(), micro_batches=4, joint_loss=True))
+    check(graph)
+    last = [(str(task), needs) for task, needs in zip(graph.tasks, graph.needs, strict=True) if task.stage == 1]
+    needs = {task: {str(graph.tasks[need]) for need in some} for task, some in last}
+    assert needs["put-outputs.s1.r0"] == {"forward.s1.r0.m2"}
+    assert needs["get-outputs.s1.r0.p1"] == {"forward.s1.r0.m2", "put-outputs.s1.r1"}
+    assert needs["joint-loss.s1.r0"] == {"forward.s1.r0.m2", "get-outputs.s1.r0.p1"}
+    assert all("joint-loss.s1.r0" in needs[f"backward.s1.r0.m{m}"] for m in (0, 2))
+    assert [
+        task for task, _ in last if ".r0" in task and task.split(".")[0] in ("forward", "joint-loss", "backward")
+    ] == [
+        *("forward.s1.r0.m0", "forward.s1.r0.m2"),
+        "joint-loss.s1.r0",
+        *("backward.s1.r0.m2", "backward.s1.r0.m0"),
+    ]
+    assert not any("joint" in str(task) or "outputs" in str(task) for task in graph.tasks if task.stage == 0)
+
+
+def test_replicas_without_micro_batches_exchange_no_outputs() -> None:
+    """Of a short batch; one that is alone in having any exchanges nothing either."""
+    for micro_batches, expected in ((1, (0, 0, 1)), (2, (2, 2, 2)), (3, (3, 6, 3))):
+        graph = build_graph(replace(small(4), micro_batches=micro_batches, joint_loss=True))
+        check(graph)
+        kinds = [task.kind for task in graph.tasks]
+        assert tuple(kinds.count(kind) for kind in (Kind.PUT_OUTPUTS, Kind.GET_OUTPUTS, Kind.JOINT_LOSS)) == expected
+
+
+def test_a_part_of_the_last_backward_waits_for_the_loss_too() -> None:
+    shape = replace(small(sync=Sync.STREAMED), stages=1, routes=chain_routes(1), streams=Streams(3, 1, 1))
+    graph = build_graph(replace(shape, joint_loss=True))
+    check(graph)
+    first = next(i for i, task in enumerate(graph.tasks) if task.kind is Kind.BUCKET)
+    assert "joint-loss.s0.r0" in {str(graph.tasks[need]) for need in graph.needs[first]}
+
+
 def test_streaming_one_round_is_three_phase_without_its_barriers() -> None:
     streamed = build_graph(replace(small(3, Sync.STREAMED), streams=Streams(1, 2, 1)))
     phased = build_graph(small(3, Sync.THREE_PHASE))

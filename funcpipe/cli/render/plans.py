@@ -82,6 +82,10 @@ def plan(chosen: Plan, path: str, console: Console) -> None:
         console.print(f"formats: {wires}, sums {chosen.wire_sync.value}: {reason}")
     if chosen.replicas > 1:
         console.print(f"replicas sum gradients by: {chosen.synchronisation}")
+    if chosen.joint_loss:
+        exchange_s = estimate.stages[-1].joint_s
+        exchanged = f"; replicas exchange outputs in {exchange_s:.3f} s" if chosen.replicas > 1 else ""
+        console.print(f"the loss is computed for {chosen.loss_of}, once all forwards are done{exchanged}")
     solver = chosen.solver
     if solver is not None and solver.simulated_s is not None:
         off = solver.simulated_s / estimate.iteration_s - 1

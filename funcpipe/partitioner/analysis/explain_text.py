@@ -21,6 +21,7 @@ def _lines(explanation: Explanation) -> Iterator[str]:
         f"{plan.wire.value} on the wire"
         + (f", sums in {plan.wire_sync.value}" if plan.replicas > 1 and plan.wire_sync is not Wire.FP32 else "")
         + (", optimiser divided over the replicas" if plan.is_sharded else "")
+        + (f", the loss computed for {plan.loss_of}" if plan.joint_loss else "")
     )
     if reason := reason_for(plan):
         yield f"number formats: {reason}"

@@ -119,6 +119,7 @@ def plan_setting(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Setti
         sharded=plan.is_sharded,
         data=profile.data,
         stores=plan.stores,
+        joint_bytes=profile.joint_bytes if plan.joint_loss else None,
     )
 
 
@@ -266,6 +267,7 @@ def _bottleneck(lanes: Lanes, sync_s: Array, loads: Loads, setting: Setting) -> 
         "upload": each * (lanes.forward_upload_s + lanes.backward_upload_s),
         "download": each * (lanes.forward_download_s + lanes.backward_download_s),
         "synchronisation": sync_s,
+        "exchange of outputs": lanes.joint_s,
         "load": setting.loading_s * loads.loads_data,
     }
     what = max(busy_s, key=lambda name: float(busy_s[name].max()))
@@ -286,6 +288,7 @@ def _stage_estimates(lanes: Lanes, sync_s: Array, memory: MemoryUse, load_s: Arr
             backward_upload_s=float(lanes.backward_upload_s[i]),
             backward_download_s=float(lanes.backward_download_s[i]),
             sync_s=float(sync_s[i]),
+            joint_s=float(lanes.joint_s[i]),
             load_s=float(load_s[i]),
             data_bytes=int(memory.data_bytes[i]),
         )

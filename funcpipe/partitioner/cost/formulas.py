@@ -11,6 +11,7 @@ Plans, the exact search, the solvers' coefficients and the other policies are al
   for one gradient;
 - `requests`, `stores`: storage requests; bytes and dollars by store, and links to them;
 - `memory`, `ties`: peak bytes, parameters that several layers share;
+- `joint_loss`: what replicas exchange for a loss of the whole global batch;
 - `evaluate`: all of it for one plan.
 """
 
@@ -21,6 +22,7 @@ import numpy as np
 
 from funcpipe.core import ScheduleKind, SyncWay
 from funcpipe.partitioner.cost.arrays import Array
+from funcpipe.partitioner.cost.joint_loss import joint_times
 from funcpipe.partitioner.cost.loads import Loads, Setting
 from funcpipe.partitioner.cost.pipeline import StageCosts
 from funcpipe.partitioner.cost.stores import link, storage_usd
@@ -29,7 +31,10 @@ from funcpipe.partitioner.cost.sync_time import sync_time_s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lanes:
-    """Seconds that one micro-batch takes on each lane of each stage."""
+    """Seconds that one micro-batch takes on each lane of each stage.
+
+    `joint_s` passes once, between the last forward and the first backward: `joint_loss.joint_times`.
+    """
 
     forward_s: Array
     forward_upload_s: Array
@@ -37,6 +42,7 @@ class Lanes:
     backward_s: Array
     backward_upload_s: Array
     backward_download_s: Array
+    joint_s: Array
 
     @property
     def forward_sum_s(self) -> Array:
@@ -45,8 +51,8 @@ class Lanes:
 
     @property
     def backward_sum_s(self) -> Array:
-        """Of the backward pass, all lanes one after the other."""
-        return self.backward_s + self.backward_upload_s + self.backward_download_s
+        """Of the backward pass, all lanes one after the other; the first of all waits for the loss of all."""
+        return self.joint_s + self.backward_s + self.backward_upload_s + self.backward_download_s
 
     @property
     def round_s(self) -> Array:
@@ -82,6 +88,7 @@ def lane_times(loads: Loads, setting: Setting, *, workers: int) -> Lanes:
         backward_s=backward_s + np.where(loads.recompute, forward_s, 0.0),
         backward_upload_s=ratio_back * traffic.backward_out_bytes / up + latency_s * traffic.backward_out_objects,
         backward_download_s=ratio_back * traffic.backward_in_bytes / down + latency_s * traffic.backward_in_objects,
+        joint_s=joint_times(loads, setting, up, down),
     )
 
 

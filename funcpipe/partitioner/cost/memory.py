@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from funcpipe.partitioner.cost.arrays import Array, BoolArray
+from funcpipe.partitioner.cost.joint_loss import joint_memory_bytes
 from funcpipe.partitioner.cost.loads import Loads, Setting
 from funcpipe.partitioner.cost.stores import objects_fit
 from funcpipe.partitioner.cost.sync_ways import any_way_fits
@@ -84,7 +85,7 @@ def memory_use(loads: Loads, setting: Setting, held: Array | float) -> MemoryUse
     """Peak bytes of stages that hold `held` micro-batches at once.
 
     A micro-batch is held as its activations, or under recomputation as its inputs, with the activations of one of them
-    in addition. The workspace of one layer counts with the activations.
+    in addition. The workspace of one layer counts with the activations, and so does what a joint loss is computed from.
     """
     state = state_bytes(
         copies=parameter_copies(setting),
@@ -96,7 +97,7 @@ def memory_use(loads: Loads, setting: Setting, held: Array | float) -> MemoryUse
     )
     kept = np.where(loads.recompute, loads.input_bytes, loads.activation_bytes + loads.held_input_bytes)
     at_work = loads.workspace_bytes + np.where(loads.recompute, loads.activation_bytes, 0.0)
-    activation_bytes = held * kept + at_work
+    activation_bytes = held * kept + at_work + joint_memory_bytes(loads, setting)
     return MemoryUse(
         base_bytes=np.full_like(kept, setting.base_bytes),
         state_bytes=state + np.zeros_like(kept),

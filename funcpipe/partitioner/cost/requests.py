@@ -7,6 +7,7 @@ import numpy as np
 
 from funcpipe.core import PlatformSpec, StoreSpec, Streams, Sync, SyncWay, usual_streams
 from funcpipe.partitioner.cost.arrays import Array
+from funcpipe.partitioner.cost.joint_loss import joint_requests
 from funcpipe.partitioner.cost.loads import Loads, Setting, StageTraffic
 
 
@@ -17,11 +18,12 @@ def requests(loads: Loads, setting: Setting, ways: Sequence[SyncWay] | None = No
     synchronisation out.
     """
     puts, gets = message_requests(loads.traffic, setting)
+    joint_puts, joint_gets = joint_requests(loads, setting)
     if ways is None:
         ways = (setting.way,)
     for_sums = np.array([sync_requests(way, setting.replicas) for way in ways] or [(0, 0)])
-    puts = puts + for_sums[:, 0] + setting.replicas * loads.ties.upload_objects
-    gets = gets + for_sums[:, 1] + setting.replicas * loads.ties.download_objects
+    puts = puts + joint_puts + for_sums[:, 0] + setting.replicas * loads.ties.upload_objects
+    gets = gets + joint_gets + for_sums[:, 1] + setting.replicas * loads.ties.download_objects
     return puts, gets
 
 

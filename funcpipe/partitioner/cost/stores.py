@@ -1,9 +1,10 @@
 """What stages move through the stores of messages and of sums: bytes, requests, and what they cost.
 
-Activations and their gradients are messages. What replicas exchange to sum gradients, and the gradients of tied
-parameters, which travel at the same time, are sums. By hand: four replicas of a stage sum 120 bytes each by streams.
-Each sends three quarters of its own gradient, 90 bytes, and its quarter of the sums, 30; and receives three other
-replicas' share of its quarter, 90 bytes, and the three other quarters of the sums, 90.
+Activations and their gradients are messages, and so are outputs that replicas exchange for a joint loss. What replicas
+exchange to sum gradients, and the gradients of tied parameters, which travel at the same time, are sums. By hand: four
+replicas of a stage sum 120 bytes each by streams. Each sends three quarters of its own gradient, 90 bytes, and its
+quarter of the sums, 30; and receives three other replicas' share of its quarter, 90 bytes, and the three other quarters
+of the sums, 90.
 
 >>> sync_bytes_each(Sync.STREAMED, 4, 120.0, 120.0)
 (120.0, 180.0)
@@ -18,6 +19,7 @@ import numpy as np
 
 from funcpipe.core import StoreEstimate, StoreSpec, Sync, SyncWay, usual_streams
 from funcpipe.partitioner.cost.arrays import Array, BoolArray
+from funcpipe.partitioner.cost.joint_loss import joint_bytes_each, joint_requests
 from funcpipe.partitioner.cost.loads import Loads, Setting
 from funcpipe.partitioner.cost.requests import message_requests, raw_objects, sync_requests
 
@@ -53,15 +55,17 @@ def link(loads: Loads, store: StoreSpec, workers: int) -> tuple[Array, Array]:
 
 
 def message_traffic(loads: Loads, setting: Setting) -> Traffic:
-    """Activations and their gradients between stages."""
+    """Activations and their gradients between stages, and outputs between the replicas of the last one."""
     puts, gets = message_requests(loads.traffic, setting)
     each, traffic, back = setting.micro_batches, loads.traffic, setting.back_wire_ratio
     forward = setting.wire_ratio
+    joint_puts, joint_gets = joint_requests(loads, setting)
+    sent, received = (loads.is_last * setting.replicas * some for some in joint_bytes_each(setting))
     return Traffic(
-        puts=puts,
-        gets=gets,
-        sent_bytes=each * (forward * traffic.forward_out_bytes + back * traffic.backward_out_bytes),
-        received_bytes=each * (forward * traffic.forward_in_bytes + back * traffic.backward_in_bytes),
+        puts=puts + joint_puts,
+        gets=gets + joint_gets,
+        sent_bytes=sent + each * (forward * traffic.forward_out_bytes + back * traffic.backward_out_bytes),
+        received_bytes=received + each * (forward * traffic.forward_in_bytes + back * traffic.backward_in_bytes),
     )
 
 
@@ -141,6 +145,7 @@ def objects_fit(loads: Loads, setting: Setting) -> BoolArray:
     if messages is not None:
         fit &= setting.wire_ratio * loads.traffic.forward_out_bytes <= messages
         fit &= setting.back_wire_ratio * loads.traffic.backward_out_bytes <= messages
+        fit &= loads.is_last * joint_bytes_each(setting)[0] <= messages
     if sums is not None:
         fit &= loads.ties.upload_bytes <= sums
     return fit

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyomo.environ as pyo
 
-from funcpipe.core import MB, Recompute, ScheduleKind, Sync
+from funcpipe.core import MB, Recompute, ScheduleKind, Sync, TrainingSpec
 from funcpipe.errors import InvalidValue, SolverUnavailable
 from funcpipe.partitioner.cost.arrays import Array
 from funcpipe.partitioner.cost.formulas import Lanes, compute_work_s, lane_times
@@ -42,18 +42,11 @@ from funcpipe.partitioner.problem.stage_graph import build_stage_graph
 
 def chain_programme(problem: Problem, *, longest_s: float, unit_usd: float) -> ChainProgramme:
     """The programme of a chain. Raises InvalidValue for what the paper's form cannot express."""
-    profile, training = problem.profile, problem.training
+    _check_training(problem.training)
+    profile = problem.profile
     for i, tensor in enumerate(profile.tensors):
         if tensor.consumers != (tensor.producer + 1,):
             raise InvalidValue(f"tensors[{i}].consumers", tensor.consumers, "must be the next layer alone, in a chain")
-    if training.recompute is not Recompute.NEVER:
-        raise InvalidValue("recompute", training.recompute.value, "must be 'never' in the paper's form")
-    if training.schedule is not ScheduleKind.GPIPE:
-        chosen = "auto" if training.schedule is None else training.schedule.value
-        raise InvalidValue("schedule", chosen, "must be 'gpipe' in the paper's form")
-    if training.sync not in (Sync.THREE_PHASE, Sync.PIPELINED):
-        chosen = "auto" if training.sync is None else training.sync.value
-        raise InvalidValue("sync", chosen, "must be 'three-phase' or 'pipelined' in the paper's form")
     if problem.spec.shared_bytes_s is not None or problem.pins != NO_PINS:
         raise InvalidValue("solver", "paper", "cannot be combined with shared links or pins; use another solver")
     if not problem.stores.is_default:
@@ -79,6 +72,19 @@ def chain_programme(problem: Problem, *, longest_s: float, unit_usd: float) -> C
         longest_s=longest_s,
         unit_usd=unit_usd,
     )
+
+
+def _check_training(training: TrainingSpec) -> None:
+    if training.recompute is not Recompute.NEVER:
+        raise InvalidValue("recompute", training.recompute.value, "must be 'never' in the paper's form")
+    if training.schedule is not ScheduleKind.GPIPE:
+        chosen = "auto" if training.schedule is None else training.schedule.value
+        raise InvalidValue("schedule", chosen, "must be 'gpipe' in the paper's form")
+    if training.sync not in (Sync.THREE_PHASE, Sync.PIPELINED):
+        chosen = "auto" if training.sync is None else training.sync.value
+        raise InvalidValue("sync", chosen, "must be 'three-phase' or 'pipelined' in the paper's form")
+    if training.joint_loss:
+        raise InvalidValue("joint_loss", True, "cannot be expressed in the paper's form; use another solver")
 
 
 def _by_layer(rows: Array) -> Array:

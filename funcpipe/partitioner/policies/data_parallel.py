@@ -57,6 +57,9 @@ def _data_parallel(problem: Problem, policy: str, schedule: ScheduleKind, *, ser
     started_s = time.monotonic()
     if server is not None and problem.training.shard_optimizer:
         raise InvalidValue("shard_optimizer", True, f"does not go with the policy {policy}: its server updates")
+    if problem.training.joint_loss and (server is not None or schedule is not ScheduleKind.GPIPE):
+        rule = f"does not go with the policy {policy}, where no replica sees the outputs of all micro-batches"
+        raise InvalidValue("joint_loss", True, rule)
     size = max(problem.placed.open_sizes, key=lambda number: problem.spec.sizes[number].memory_mb)
     for degree in problem.degrees:
         setting = problem.setting(degree, Sync.THREE_PHASE, schedule)

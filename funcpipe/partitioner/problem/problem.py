@@ -55,7 +55,7 @@ class Problem:
     out. The stage graph has at most `edge_limit` edges. Plans use `stores`.
 
     Raises PlanError when batch, micro-batch and replicas do not divide, or a size was not measured; InvalidValue for
-    pins and stores that name what does not exist.
+    pins and stores that name what does not exist, and for a joint loss of a profile that does not know the output.
     """
 
     profile: ModelProfile
@@ -93,7 +93,7 @@ class Problem:
                     f"{degree} replicas cannot share {self.micro_batches} micro-batches of {micro_batch} evenly; "
                     f"possible degrees: {', '.join(map(str, _divisors(self.micro_batches)))}"
                 )
-        _ = self.placed
+        _ = self.placed, self._joint_bytes
 
     @property
     def micro_batches(self) -> int:
@@ -204,10 +204,14 @@ class Problem:
         return max((len(self.ways_to_synchronise(replicas)) for replicas in self.degrees), default=None)
 
     def schedules(self, replicas: int) -> tuple[ScheduleKind, ...]:
-        """The schedules to choose from with this many replicas, simplest first; a single micro-batch has no order."""
+        """The schedules to choose from with this many replicas, simplest first.
+
+        A single micro-batch has no order, and before a joint loss come all forwards.
+        """
         if self.training.schedule is not None:
             return (self.training.schedule,)
-        return tuple(ScheduleKind) if self.micro_batches > replicas else (ScheduleKind.GPIPE,)
+        one_order = self.training.joint_loss or self.micro_batches == replicas
+        return (ScheduleKind.GPIPE,) if one_order else tuple(ScheduleKind)
 
     def setting(
         self, replicas: int, sync: Sync | None, schedule: ScheduleKind, streams: Streams | None = None
@@ -234,7 +238,12 @@ class Problem:
             sharded=sharded,
             data=self.profile.data,
             stores=self.stores,
+            joint_bytes=self._joint_bytes,
         )
+
+    @property
+    def _joint_bytes(self) -> int | None:
+        return self.profile.joint_bytes if self.training.joint_loss else None
 
     def _fed_back(self, replicas: int, sync: Sync | None) -> float:
         """How many values per parameter functions keep for sums in 8 bits: the most that any way needs."""
@@ -276,6 +285,7 @@ class Problem:
             platform=self.spec.name,
             optimizer=self.training.optimizer,
             averaged=self.training.averaged,
+            joint_loss=self.training.joint_loss,
             blocks=self.profile.blocks,
             precision=self.profile.precision,
             stores=self.stores,

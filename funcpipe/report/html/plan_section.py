@@ -37,6 +37,8 @@ def _key_figures(plan: Plan, estimate: Estimate | None) -> Iterator[tuple[str, s
     yield "functions", str(plan.workers), f"{len(plan.stages)} stages × {plan.replicas} replicas"
     yield "batch", str(plan.global_batch), f"{plan.micro_batches} micro-batches of {plan.micro_batch}"
     yield "schedule", plan.schedule.value, f"synchronisation {plan.sync.value}, {plan.wire.value} on the wire"
+    if plan.joint_loss:
+        yield "loss", "joint", f"computed for {plan.loss_of}"
     if estimate is not None:
         yield "predicted iteration", seconds(estimate.iteration_s), f"busiest: {estimate.bottleneck}"
         yield "predicted price", usd(estimate.cost_usd), "for each iteration"
