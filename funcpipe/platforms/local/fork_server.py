@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -25,7 +26,7 @@ _MAIN = (
     "from funcpipe.platforms.local.fork_server import main; main(int(sys.argv[2]), json.loads(sys.argv[3]))"
 )
 _STREAMS = 3  # standard input, output and error of a host
-_SET_AFTERWARDS = ("FUNCPIPE_", "PYTEST_")
+_SET_AFTERWARDS = ("FUNCPIPE_", "PYTEST_", "TMPDIR")
 """Variables that nothing reads while it is loaded; where another one has changed, another server is started."""
 
 
@@ -194,6 +195,7 @@ def _become_host(connection: socket.socket, own: Sequence[int], others: Mapping[
     os.chdir(asked["folder"])
     os.environ.clear()
     os.environ.update(asked["environment"])
+    tempfile.tempdir = None  # it may have been looked up for another TMPDIR
     sys.path[:] = asked["path"]
     module, _, name = asked["main"].partition(":")
     getattr(importlib.import_module(module), name)(listener, *asked["arguments"])

@@ -3,18 +3,24 @@
 import json
 import os
 import signal
+import socket
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from funcpipe.platforms.base import State
 from funcpipe.platforms.catalog import load_spec
+from funcpipe.platforms.local.fork_server import fork_host
 from funcpipe.platforms.local.platform import LocalPlatform, local_functions
 from funcpipe.testing.processes import children, hosts_of, runs
 from tests.platforms.local.test_local import ended, functions, sleep, succeed, wait_until, worker
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux")
+
+
+LOOKED_UP = tempfile.gettempdir()
 
 
 def tell(payload: str) -> None:
@@ -69,6 +75,35 @@ def test_a_host_has_the_folder_variables_and_path_of_its_client_at_that_time(
             assert ended(platform, platform.invoke(worker(folder=folder))).state is State.DONE
         told = json.loads((folder / "told").read_text())
         assert told == {"here": str(folder), "variable": name, "path": str(folder)}
+
+
+def say(listener: int, file: str) -> None:
+    """Write which process this one was forked from, and where its temporary files go."""
+    Path(file).write_text(f"{os.getppid()} {tempfile.gettempdir()}")
+
+
+@pytest.mark.usefixtures("variable")
+def test_temporary_files_go_where_the_client_has_them_at_that_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server has looked that up when it loaded this module."""
+    servers = set[str]()
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        folder.mkdir()
+        monkeypatch.setenv("TMPDIR", str(folder))
+        with open(os.devnull, "r+b") as nowhere, socket.socket() as listener:
+            fork_host(
+                f"{__name__}:say",
+                str(folder / "told"),
+                streams=(nowhere.fileno(), nowhere.fileno(), nowhere.fileno()),
+                listener=listener.fileno(),
+                preload=(__name__,),
+                environment=os.environ,
+            ).wait()
+        server, _, temporary = (folder / "told").read_text().partition(" ")
+        servers.add(server)
+        assert temporary == str(folder)
+    assert len(servers) == 1
 
 
 @pytest.mark.usefixtures("variable")
