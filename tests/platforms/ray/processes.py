@@ -32,7 +32,7 @@ def wait_until(true: Callable[[], object]) -> None:
     until_s = time.monotonic() + WITHIN_S
     while not true():
         assert time.monotonic() < until_s
-        time.sleep(0.05)
+        time.sleep(0.2)
 
 
 def _ours() -> list[psutil.Process]:
