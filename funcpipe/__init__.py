@@ -24,6 +24,7 @@ from funcpipe.core import (
     OnOutOfMemory,
     OptimizerKind,
     Outcome,
+    Pins,
     Plan,
     PlatformSpec,
     Precision,
@@ -96,7 +97,6 @@ if TYPE_CHECKING:
     from funcpipe.client.site import Site, open_site
     from funcpipe.client.verdict import Verdict
     from funcpipe.parameter_server.values import ServerWorker
-    from funcpipe.partitioner.problem.pins import Pins
     from funcpipe.platforms.catalog import load_spec, open_deployment, open_platform, open_storage
     from funcpipe.platforms.machine_catalog import load_market
     from funcpipe.profiler.buckets import Bucket
@@ -242,7 +242,6 @@ _LAZY = {
     "ServerWorker": "parameter_server.values",
     "Site": "client.site",
     "open_site": "client.site",
-    "Pins": "partitioner.problem.pins",
     "load_spec": "platforms.catalog",
     "open_deployment": "platforms.catalog",
     "open_platform": "platforms.catalog",

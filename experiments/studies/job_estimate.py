@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from experiments.cuts import even_cuts
 from funcpipe import FaultTolerance, FuncPipe, JobEstimate, Plan, PlatformSpec, RunResult, load_spec
-from funcpipe.partitioner.problem.pins import Pins
+from funcpipe.core import Pins
 
 WIDTH, SAMPLES, BATCH, MICRO_BATCH = 768, 64, 32, 8
 

@@ -16,8 +16,7 @@ from experiments.cuts import even_cuts
 from experiments.models import digits
 from experiments.studies.limited import burn, fill, live, move
 from funcpipe import FuncPipe
-from funcpipe.core import MB, FunctionSize, PlatformSpec, ProbeSpec
-from funcpipe.partitioner.problem.pins import Pins
+from funcpipe.core import MB, FunctionSize, Pins, PlatformSpec, ProbeSpec
 from funcpipe.platforms.base import Handle, State, Status
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.platforms.local.platform import LocalPlatform, local_functions

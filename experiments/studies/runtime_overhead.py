@@ -14,8 +14,7 @@ import torch
 from experiments.cuts import even_cuts
 from experiments.models import digits
 from funcpipe import FuncPipe
-from funcpipe.core import ModelProfile, Plan
-from funcpipe.partitioner.problem.pins import Pins
+from funcpipe.core import ModelProfile, Pins, Plan
 from funcpipe.report.compare import compare
 
 MICRO_BATCH, GLOBAL_BATCH, EPOCHS = 8, 64, 3

@@ -22,9 +22,8 @@ from experiments.cuts import even_cuts
 from experiments.models.digits import Residual, optimizer
 from funcpipe import FuncPipe
 from funcpipe.client.site import Site, open_site
-from funcpipe.core import MB, ModelProfile, Plan, Recompute, ScheduleKind
+from funcpipe.core import MB, ModelProfile, Pins, Plan, Recompute, ScheduleKind
 from funcpipe.partitioner.cost.evaluate import evaluate
-from funcpipe.partitioner.problem.pins import Pins
 from funcpipe.report.compare import compare
 
 MICRO_BATCH, MICRO_BATCHES, WIDTH, BLOCKS, PIXELS = 8, 8, 32, 12, 32

@@ -19,10 +19,12 @@ from funcpipe.client.provisioning import provision_table
 from funcpipe.client.site import Site
 from funcpipe.core import (
     DEFAULT_STORES,
+    NO_PINS,
     FaultTolerance,
     JobEstimate,
     ModelProfile,
     Numerics,
+    Pins,
     Plan,
     PlatformSpec,
     Recompute,
@@ -43,7 +45,6 @@ from funcpipe.partitioner.catalog import PROFILED_LAYERS
 from funcpipe.partitioner.optimize import optimize
 from funcpipe.partitioner.problem.forward_only import forward_only
 from funcpipe.partitioner.problem.merge import merge_layers
-from funcpipe.partitioner.problem.pins import NO_PINS, Pins
 from funcpipe.profiler import REPEATS
 from funcpipe.provision.compare import WAYS
 from funcpipe.report.best_simulated import best_simulated

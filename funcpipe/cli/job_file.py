@@ -19,7 +19,7 @@ from funcpipe.errors import InputError
 
 NAME = "funcpipe.toml"
 
-_PLANNING = ("profile", "optimize", "explain", "simulate", "provision")
+_PLANNING = ("profile", "optimize", "provision")
 _TRAINING = ("train", "verify")
 _EVALUATION = ("evaluate", "predict")
 _OF_RUNS = ("status", "watch", "stop", "clean", "export", "key")
@@ -63,7 +63,7 @@ _PLACES: dict[str, dict[str, tuple[tuple[str, str], ...]]] = {
 }
 """Keys that are not the name of one option, and the argument of each verb that they set."""
 
-_OPTIONS = {"model": ("profile",), "plan": ("optimize", "explain"), "training": _TRAINING}
+_OPTIONS = {"model": ("profile",), "plan": ("optimize",), "training": _TRAINING}
 """The verbs whose other options a table takes by their names."""
 
 _DEFAULTS = {("model", "profile"): "profile.json", ("plan", "file"): "plan.json"}

@@ -124,16 +124,10 @@ def add_explain(verbs: Any) -> None:
         verbs,
         "explain",
         "say why a plan is the way it is",
-        "funcpipe explain plan.json --profile profile.json",
+        "funcpipe explain plan.json",
         module="plan_verbs",
     )
     _add_plan(verb)
-    _add_goal(verb, "That of the plan, unless one of the first three says otherwise.")
-    _add_choices(verb)
-    _add_pins(verb)
-    unset = ("time_value", "optimizer", "wire", "wire_back", "wire_sync", "numerics", "recompute", "schedule", "sync")
-    verb.set_defaults(**dict.fromkeys(unset))  # then it is what the plan was made for
-    add_platform(verb.add_argument_group("platform"), default=None)
 
 
 def add_simulate(verbs: Any) -> None:
@@ -142,12 +136,11 @@ def add_simulate(verbs: Any) -> None:
         verbs,
         "simulate",
         "run one iteration of a plan on a virtual clock",
-        "funcpipe simulate plan.json --profile profile.json --trace predicted.json",
+        "funcpipe simulate plan.json --trace predicted.json",
         module="plan_verbs",
     )
     plan = _add_plan(verb)
     plan.add_argument("--clip-grad-norm", action="store_true", help="the run will clip the norm of the gradient")
-    add_platform(verb.add_argument_group("platform"), default=None)
     _add_disturbances(verb)
     output = verb.add_argument_group("output")
     output.add_argument("--trace", metavar="FILE", help="write the events, for `funcpipe report` and Perfetto")
@@ -156,16 +149,17 @@ def add_simulate(verbs: Any) -> None:
 
 def _add_plan(verb: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     verb.add_argument("plan", metavar="PLAN", help="plan written by `funcpipe optimize`")
-    group = verb.add_argument_group("plan")
-    group.add_argument("--profile", required=True, metavar="FILE", help="profile that the plan was made from")
+    group = verb.add_argument_group(
+        "plan", "A plan knows the profile and the platform that it was made from, unless it was written by hand."
+    )
+    group.add_argument("--profile", metavar="FILE", help="take this profile")
+    add_platform(group, default=None)
     return group
 
 
-def _add_goal(
-    verb: argparse.ArgumentParser, text: str = "The cheapest iteration, unless one of the first three says otherwise."
-) -> None:
+def _add_goal(verb: argparse.ArgumentParser) -> None:
     """What the plan is to be good at."""
-    group = verb.add_argument_group("goal", text)
+    group = verb.add_argument_group("goal", "The cheapest iteration, unless one of the first three says otherwise.")
     goal = group.add_mutually_exclusive_group()
     goal.add_argument(
         "--time-value", type=not_negative, default=0.0, metavar="USD_PER_HOUR", help="what saving an hour is worth"

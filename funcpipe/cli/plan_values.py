@@ -13,6 +13,7 @@ from funcpipe.core import (
     Numerics,
     OptimizerKind,
     Plan,
+    PlanRequest,
     PlatformSpec,
     Recompute,
     ScheduleKind,
@@ -20,15 +21,15 @@ from funcpipe.core import (
     Sync,
     TrainingSpec,
     Wire,
+    read,
 )
 from funcpipe.errors import InputError
 from funcpipe.platforms.catalog import load_spec
 
 if TYPE_CHECKING:
-    from funcpipe.partitioner.problem.pins import Pins
+    from funcpipe.core import Pins
     from funcpipe.scheduler.simulator.disturbances import Disturbances, Worker
 
-_ASKED = ("optimizer", "wire", "wire_back", "wire_sync", "numerics", "recompute", "schedule", "sync")
 _NUMBER = r"\d+(?:\.\d*)?"
 
 
@@ -57,9 +58,27 @@ def training_spec(options: argparse.Namespace, global_batch: int) -> TrainingSpe
     )
 
 
-def explained_spec(options: argparse.Namespace, plan: Plan) -> TrainingSpec:
-    """What `plan` was made for, with what the options say otherwise."""
-    made_for = plan.made_for or TrainingSpec(
+def made_from(options: argparse.Namespace, plan: Plan) -> PlanRequest:
+    """What `plan` was chosen from, with what the options say otherwise."""
+    request = plan.request
+    if request is None and options.profile is None:
+        raise InputError(
+            f"{options.plan} does not say what it was chosen from, as plans by hand and of earlier versions: "
+            "name the profile with --profile FILE"
+        )
+    if request is None or options.profile is not None:
+        profile = read(ModelProfile, options.profile)
+        if request is None or request.profile.platform != profile.platform:
+            return PlanRequest(profile=profile, spec=platform_spec(options, profile))
+        request = replace(request, profile=profile)
+    if options.spec or options.platform:
+        request = replace(request, spec=platform_spec(options, request.profile))
+    return request
+
+
+def explained_spec(plan: Plan) -> TrainingSpec:
+    """What `plan` was made for; of one that does not say so, as far as it shows."""
+    return plan.made_for or TrainingSpec(
         global_batch=plan.global_batch,
         optimizer=plan.optimizer,
         wire=plan.wire,
@@ -67,18 +86,6 @@ def explained_spec(options: argparse.Namespace, plan: Plan) -> TrainingSpec:
         wire_sync=plan.wire_sync,
         shard_optimizer=plan.shard_optimizer,
     )
-    given = {name: getattr(options, name) for name in _ASKED}
-    changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    for name, free in (("wire_back", "same"), ("schedule", "auto"), ("sync", "auto")):
-        if changed.get(name) == free:
-            changed[name] = None
-    if options.shard_optimizer:
-        changed["shard_optimizer"] = True
-    if options.replicas is not None:
-        changed["replicas"] = _degrees(options.replicas)
-    if not {options.time_value, options.deadline, options.budget} <= {None}:
-        changed |= _goal(options)
-    return replace(made_for, **changed)
 
 
 def _stores(text: str) -> Stores:
@@ -100,7 +107,7 @@ def _goal(options: argparse.Namespace) -> dict[str, Any]:
 
 def pins(options: argparse.Namespace) -> "Pins":
     """The decisions that the plan must follow."""
-    from funcpipe.partitioner.problem.pins import Pins
+    from funcpipe.core import Pins
 
     sizes = {}
     for text in options.size:

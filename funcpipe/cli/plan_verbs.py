@@ -5,6 +5,7 @@ Each imports what it needs itself, so that planning loads neither torch nor a cl
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -146,7 +147,8 @@ def _pareto(options: argparse.Namespace, measured: ModelProfile, spec: PlatformS
 
         write_file(partial(plot_front, front), options.figure)
     write_file(partial(write, front.plans[front.recommended]), options.output)
-    render.show(options.json, to_text(front), partial(render.front, front, options.output))
+    bare = replace(front, plans=tuple(replace(plan, request=None) for plan in front.plans))  # it is the same for all
+    render.show(options.json, to_text(bare), partial(render.front, front, options.output))
 
 
 def explain(options: argparse.Namespace) -> None:
@@ -154,9 +156,9 @@ def explain(options: argparse.Namespace) -> None:
     from funcpipe.partitioner.analysis.explain import explain as explain_plan
     from funcpipe.partitioner.analysis.explain_text import render as as_text
 
-    plan, measured = read(Plan, options.plan), read(ModelProfile, options.profile)
-    spec, training = plan_values.platform_spec(options, measured), plan_values.explained_spec(options, plan)
-    found = explain_plan(plan, measured, spec, training, pins=plan_values.pins(options))
+    plan = read(Plan, options.plan)
+    source = plan_values.made_from(options, plan)
+    found = explain_plan(plan, source.profile, source.spec, plan_values.explained_spec(plan), pins=source.pins)
     render.show(options.json, render.as_json(to_plain(found)), lambda console: console.print(as_text(found), end=""))
 
 
@@ -164,10 +166,10 @@ def simulate(options: argparse.Namespace) -> None:
     """Run one iteration of a plan on a virtual clock."""
     from funcpipe.report.predict import predict
 
-    plan, measured = read(Plan, options.plan), read(ModelProfile, options.profile)
-    spec = plan_values.platform_spec(options, measured)
-    disturbances = plan_values.disturbances(options, spec)
-    trace = predict(plan, measured, spec, disturbances=disturbances, clipped=options.clip_grad_norm)
+    plan = read(Plan, options.plan)
+    source = plan_values.made_from(options, plan)
+    disturbances = plan_values.disturbances(options, source.spec)
+    trace = predict(plan, source.profile, source.spec, disturbances=disturbances, clipped=options.clip_grad_norm)
     if options.trace:
         write_file(partial(write_trace, trace), options.trace)
     summary = {"iteration_s": trace.end_s, "tasks": len(trace.events), "trace": options.trace}

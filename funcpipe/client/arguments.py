@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from funcpipe.client.site import Site
-from funcpipe.core import FaultTolerance, PlatformSpec, RunLimits, checks
+from funcpipe.core import FaultTolerance, Pins, PlatformSpec, RunLimits, checks
 from funcpipe.errors import InvalidValue, PlanError
-from funcpipe.partitioner.problem.pins import Pins
 from funcpipe.platforms.catalog import load_spec
 
 T = TypeVar("T")

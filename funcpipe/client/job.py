@@ -63,6 +63,9 @@ class Job:
     shards: ShardedSamples | None = None
     evaluation: JobEvaluation | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "plan", replace(self.plan, request=None))  # its profile is no use to functions
+
     @property
     def batches(self) -> Batches:
         """How the samples are dealt out over steps; raises DataError if they do not fill one global batch."""

@@ -7,9 +7,8 @@ from functools import partial
 
 from torch import nn
 
-from funcpipe.core import ModelProfile, Plan, PlatformSpec, TrainingSpec
+from funcpipe.core import ModelProfile, Pins, Plan, PlatformSpec, TrainingSpec
 from funcpipe.errors import Infeasible, PlanError
-from funcpipe.partitioner.problem.pins import Pins
 from funcpipe.training.optimizer_division import why_one_stage
 from funcpipe.training.optimizers import trainable_shapes
 from funcpipe.training.recipe import Recipe, no_optimizer

@@ -21,6 +21,7 @@ from funcpipe.core.names import WorkerId, stage_of, worker_name
 from funcpipe.core.numerics import Coupled, Numerics, OnNan, Precision, Reduction
 from funcpipe.core.observation import Observation, Quantity
 from funcpipe.core.plan import Plan, Stage, TrainingSpec
+from funcpipe.core.plan_request import NO_PINS, Pins, PlanRequest
 from funcpipe.core.platform import LIST_KEYS, MB, FunctionSize, PlatformSpec
 from funcpipe.core.probe import LayerReport, MachineReport, ProbeSpec
 from funcpipe.core.profile import DataProfile, LayerProfile, ModelProfile, ProfiledBucket, TensorProfile, TiedParameter
@@ -72,6 +73,7 @@ __all__ = [
     "LIST_KEYS",
     "MARKS",
     "MB",
+    "NO_PINS",
     "SYNC_WIRES",
     "ActivationRoute",
     "Bill",
@@ -122,7 +124,9 @@ __all__ = [
     "OptimizerKind",
     "Outcome",
     "OwnerDocument",
+    "Pins",
     "Plan",
+    "PlanRequest",
     "PlatformSpec",
     "Precision",
     "Prices",

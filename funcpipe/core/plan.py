@@ -8,6 +8,7 @@ from funcpipe.core import checks
 from funcpipe.core.choices import SYNC_WIRES, OptimizerKind, Recompute, ScheduleKind, Sync, Wire
 from funcpipe.core.estimate import Estimate, Optimality, SolverReport
 from funcpipe.core.numerics import Numerics, Precision
+from funcpipe.core.plan_request import PlanRequest
 from funcpipe.core.shown import Showable
 from funcpipe.core.stores import DEFAULT_STORES, Stores
 from funcpipe.core.summaries import plan_shown
@@ -126,7 +127,8 @@ class Plan(Showable):
     `precision` as in profiles. `averaged` says that memory was planned for an average of the parameters. With
     `joint_loss`, all forwards of a global batch come first, and each replica of the last stage computes the loss of the
     whole batch, from outputs that replicas exchange. `stores` are those that it uses. `made_for` is what was asked for
-    when the plan was made; plans by hand or of old may lack it.
+    when the plan was made, and `request` what it was chosen from; plans by hand or of old may lack them, and those that
+    functions are given lack the latter.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.plan/1"
@@ -153,6 +155,7 @@ class Plan(Showable):
     precision: Precision = Precision.FP32
     made_for: TrainingSpec | None = None
     stores: Stores = DEFAULT_STORES
+    request: PlanRequest | None = None
 
     def __post_init__(self) -> None:
         for field in _CHOICES.keys() - {"recompute", "numerics"}:

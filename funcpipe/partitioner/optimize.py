@@ -3,11 +3,22 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from funcpipe.core import DEFAULT_STORES, ModelProfile, Plan, PlatformSpec, SolverReport, Stores, TrainingSpec
+from funcpipe.core import (
+    DEFAULT_STORES,
+    NO_PINS,
+    ModelProfile,
+    Pins,
+    Plan,
+    PlanRequest,
+    PlatformSpec,
+    SolverReport,
+    Stores,
+    TrainingSpec,
+)
 from funcpipe.partitioner.catalog import PLANNED_LAYERS, find_policy
 from funcpipe.partitioner.problem.formats import better_of, may_sum_in_8_bits, with_formats, without_idle_formats
 from funcpipe.partitioner.problem.merge import merge_layers, starts_of
-from funcpipe.partitioner.problem.pins import NO_PINS, Pins, PlacedPins
+from funcpipe.partitioner.problem.pins import PlacedPins
 from funcpipe.partitioner.problem.problem import Problem
 from funcpipe.partitioner.problem.stage_graph import EDGE_LIMIT
 from funcpipe.partitioner.search.disentangle import disentangled
@@ -40,6 +51,7 @@ def optimize(
     or for what a solver's programme cannot express.
     """
     find, choices = find_policy(policy, solver), store_choices(spec, training.stores)
+    request = PlanRequest(profile=profile, spec=spec, pins=pins)
 
     def planned(wanted: TrainingSpec) -> Plan:
         limits = {"layer_limit": layer_limit, "edge_limit": edge_limit}
@@ -49,7 +61,7 @@ def optimize(
         else:
             plan = best_over_stores(problem, choices, find, time_limit_s=time_limit_s)
         plan = with_checkpoints(plan, in_stores(problem, plan.stores), training.stores.checkpoints)
-        return with_origin(unmerged(plan, starts), profile, training)
+        return with_origin(unmerged(plan, starts), training, request)
 
     if policy != "funcpipe":
         return planned(training)
@@ -70,7 +82,7 @@ def best_plans(
     They differ in cuts, replicas, schedule or formats, and use the same stores.
     """
     found: list[Plan] = []
-    choices = store_choices(spec, training.stores)
+    choices, request = store_choices(spec, training.stores), PlanRequest(profile=profile, spec=spec, pins=pins)
 
     def planned(wanted: TrainingSpec) -> Plan:
         stores = choices[0]
@@ -82,7 +94,7 @@ def best_plans(
             left_s = None if time_limit_s is None else max(0.0, time_limit_s - _report(plans[0]).solve_s)
         plans += search_best_plans(problem, count, time_limit_s=left_s)[len(plans) :]
         plans = [with_checkpoints(plan, problem, training.stores.checkpoints) for plan in plans]
-        found.extend(with_origin(unmerged(plan, starts), profile, training) for plan in plans)
+        found.extend(with_origin(unmerged(plan, starts), training, request) for plan in plans)
         return found[-len(plans)]
 
     best = _in_best_formats(training, profile, planned)
@@ -133,9 +145,8 @@ def unmerged(plan: Plan, starts: tuple[int, ...]) -> Plan:
     return replace(plan, stages=stages, solver=solver)
 
 
-def with_origin(plan: Plan, profile: ModelProfile, training: TrainingSpec) -> Plan:
-    """`plan`, which remembers what it was made from: the parameters of each stage, and what was asked for."""
-    stages = tuple(
-        replace(stage, parameter_bytes=profile.parameter_bytes(stage.first, stage.stop)) for stage in plan.stages
-    )
-    return replace(without_idle_formats(plan, training), stages=stages, made_for=training)
+def with_origin(plan: Plan, training: TrainingSpec, request: PlanRequest) -> Plan:
+    """`plan`, which remembers the parameters of each stage, what was asked for, and what it was chosen from."""
+    bytes_of = request.profile.parameter_bytes
+    stages = tuple(replace(stage, parameter_bytes=bytes_of(stage.first, stage.stop)) for stage in plan.stages)
+    return replace(without_idle_formats(plan, training), stages=stages, made_for=training, request=request)

@@ -109,7 +109,7 @@ def _compared(one: Provision, table: ProvisionTable) -> ComparedWay:
 
 def plan_key(plan: Plan) -> str:
     """The key of a plan, whatever was predicted of it and whoever found it."""
-    return _digest(to_text(replace(plan, estimate=None, solver=None)))
+    return _digest(to_text(replace(plan, estimate=None, solver=None, request=None)))
 
 
 def way_key(one: Provision) -> str:

@@ -92,7 +92,7 @@ def as_provision(goal: Goal, plan: Plan, job: JobEstimate) -> Provision:
         cost=cost,
         binds=what_binds(job.seconds, goal.deadline_s),
         why=f"{what}: {shape}, bound by {plan.estimate.bottleneck}",
-        plan=plan,
+        plan=replace(plan, request=None),
     )
 
 

@@ -8,10 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from funcpipe.core import ModelProfile, Optimality, Plan, PlatformSpec, Trace, TrainingSpec
+from funcpipe.core import NO_PINS, ModelProfile, Optimality, Pins, Plan, PlatformSpec, Trace, TrainingSpec
 from funcpipe.partitioner.optimize import best_plans
 from funcpipe.partitioner.problem.goal import goal_of
-from funcpipe.partitioner.problem.pins import NO_PINS, Pins
 from funcpipe.report.predict import predict
 
 

@@ -308,22 +308,32 @@ def test_an_output_replaces_one_of_its_own_kind(here: Path, tmp_path: Path) -> N
     assert main([*OPTIMIZE.split(), "-q", "-o", other]) == 0
 
 
-def test_explain_judges_by_what_the_plan_was_made_for(
-    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = str(tmp_path / "plan.json")
-    assert main([*OPTIMIZE.split(), "--time-value", "300", "-o", path, "-q"]) == 0
+def test_explain_needs_the_plan_alone(here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It judges by what the plan was made for and from: a plan that follows pins is the best of those that do."""
+    path = tmp_path / "plan.json"
+    asked = ["--time-value", "300", "--memory", "2048", "--together", "layer0,layer1"]
+    assert main([*OPTIMIZE.split(), *asked, "-o", str(path), "-q"]) == 0
 
     def explained(*words: str) -> dict[str, Any]:
         capsys.readouterr()
-        assert main(["explain", path, "--profile", "profile.json", "--json", *words]) == 0
+        assert main(["explain", str(path), "--json", *words]) == 0
         found: dict[str, Any] = json.loads(capsys.readouterr().out)
         return found
 
-    assert explained()["second"]["worse_by"] >= 0
-    assert explained() == explained("--time-value", "300")
-    assert explained("--time-value", "0")["objective"] < explained()["objective"]
-    assert explained("--deadline", "1000")["plan"]["estimate"] == explained()["plan"]["estimate"]
+    made = explained()
+    assert made["second"]["worse_by"] >= 0
+    assert made == explained("--profile", "profile.json")
+    plan = json.loads(path.read_text())
+    assert plan["request"]["pins"]["memory_mb"] == 2048
+    plan["request"]["pins"]["memory_mb"] = None
+    path.write_text(json.dumps(plan))
+    assert explained()["second"]["worse_by"] < 0
+    assert main(["explain", str(path)]) == 0
+    assert "this plan is not the best; a better one: " in capsys.readouterr().out
+    path.write_text(json.dumps({name: value for name, value in plan.items() if name != "request"}))
+    assert main(["explain", str(path)]) == 2
+    assert f"{path} does not say what it was chosen from" in capsys.readouterr().err
+    assert explained("--profile", "profile.json")["plan"]["estimate"] == made["plan"]["estimate"]
 
 
 @pytest.mark.parametrize("verb", ["platforms", OPTIMIZE + " -o new.json", SIMULATE + " --gantt", "--help"])

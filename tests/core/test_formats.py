@@ -27,6 +27,7 @@ FORMATS = {
     "Manifest": "funcpipe.checkpoint/1",
     "Market": "funcpipe.market/1",
     "ModelProfile": "funcpipe.profile/1",
+    "Pins": "funcpipe.pins/1",
     "Plan": "funcpipe.plan/1",
     "PlatformSpec": "funcpipe.platform/1",
     "ProbeSpec": "funcpipe.probe/1",

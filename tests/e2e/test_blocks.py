@@ -11,9 +11,8 @@ from torch import Tensor
 
 from funcpipe import FuncPipe
 from funcpipe.cli import main
-from funcpipe.core import ModelProfile, Plan, read
+from funcpipe.core import ModelProfile, Pins, Plan, read
 from funcpipe.errors import PlanError
-from funcpipe.partitioner.problem.pins import Pins
 from tests.model.graph.hard_models import Around, Checkpointed, Experts
 
 SGD = partial(torch.optim.SGD, lr=0.1)

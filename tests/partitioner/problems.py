@@ -7,6 +7,7 @@ from funcpipe.core import (
     MB,
     DataProfile,
     OptimizerKind,
+    Pins,
     Recompute,
     StoreSpec,
     Sync,
@@ -14,7 +15,6 @@ from funcpipe.core import (
     TrainingSpec,
     Wire,
 )
-from funcpipe.partitioner.problem.pins import Pins
 from funcpipe.partitioner.problem.problem import Problem
 from tests.partitioner.instances import chain, draw_problem, platform, store
 

@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from funcpipe.core import (
+    NO_PINS,
     ModelProfile,
     Optimality,
+    Pins,
     Recompute,
     Stores,
     StoreSpec,
@@ -24,7 +26,6 @@ from funcpipe.partitioner.analysis.explain import explain
 from funcpipe.partitioner.cost.evaluate import check_memory, evaluate
 from funcpipe.partitioner.optimize import merged_problem, optimize
 from funcpipe.partitioner.problem.borders import Borders
-from funcpipe.partitioner.problem.pins import NO_PINS, Pins
 from funcpipe.partitioner.problem.stage_graph import TooEntangled, build_stage_graph
 from funcpipe.partitioner.stores import store_choices
 from tests.examples import at_most

@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from funcpipe.core import Optimality, Plan, Recompute, Sync, TrainingSpec, from_text, to_text
+from funcpipe.core import Optimality, Pins, Plan, Recompute, Sync, TrainingSpec, from_text, to_text
 from funcpipe.errors import Infeasible, PlanError
 from funcpipe.partitioner.analysis.second_best import second_best
 from funcpipe.partitioner.cost.evaluate import evaluate
 from funcpipe.partitioner.optimize import optimize
-from funcpipe.partitioner.problem.pins import Pins
 from funcpipe.partitioner.problem.problem import Problem
 from funcpipe.partitioner.problem.report import report
 from funcpipe.partitioner.search.exact import exact

@@ -5,14 +5,13 @@ from functools import partial
 
 import pytest
 
-from funcpipe.core import OptimizerKind, Recompute, ScheduleKind, TrainingSpec
+from funcpipe.core import OptimizerKind, Pins, Recompute, ScheduleKind, TrainingSpec
 from funcpipe.errors import Infeasible, InvalidValue, PlanError
 from funcpipe.partitioner.analysis.explain import explain
 from funcpipe.partitioner.analysis.explain_text import render
 from funcpipe.partitioner.analysis.whatif import Changes, parse_changes, what_if
 from funcpipe.partitioner.cost.evaluate import evaluate
 from funcpipe.partitioner.optimize import optimize
-from funcpipe.partitioner.problem.pins import Pins
 from tests.partitioner.instances import MB, chain, platform
 
 TRAINING = TrainingSpec(global_batch=16, time_value=60.0, optimizer=OptimizerKind.ADAM)

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from funcpipe.core import SYNC_WIRES, Optimality, Plan, Recompute, ScheduleKind, Sync, TiedParameter, TrainingSpec
+from funcpipe.core import SYNC_WIRES, Optimality, Pins, Plan, Recompute, ScheduleKind, Sync, TiedParameter, TrainingSpec
 from funcpipe.errors import Infeasible, InvalidValue, SolverUnavailable
 from funcpipe.partitioner.optimize import optimize
-from funcpipe.partitioner.problem.pins import Pins
 from funcpipe.partitioner.problem.problem import Problem
 from funcpipe.partitioner.search.exact import exact
 from tests.partitioner.instances import MB, chain, platform

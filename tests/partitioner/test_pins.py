@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from funcpipe.core import Plan, TrainingSpec, from_text, to_text
-from funcpipe.errors import FormatError, InvalidValue
+from funcpipe.core import Pins, Plan, TrainingSpec, from_text, to_text
+from funcpipe.errors import FormatError, Infeasible, InvalidValue
+from funcpipe.partitioner.analysis.explain import explain
+from funcpipe.partitioner.analysis.explain_text import render
 from funcpipe.partitioner.optimize import optimize
-from funcpipe.partitioner.problem.pins import Pins
 from tests.partitioner.instances import chain, platform
 from tests.partitioner.oracles import compare, enumerated, optima
 from tests.partitioner.problems import pinned
@@ -57,6 +58,31 @@ def test_pinned_optima_equal_exhaustive(seed: int) -> None:
 @given(seed=st.integers(20, 10**6))
 def test_any_pinned_optimum_equals_exhaustive(seed: int) -> None:
     compare(pinned(seed), enumerated(pinned(seed)))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_plan_that_follows_the_pins_is_better_than_the_one_that_was_found_as_its_file_says(seed: int) -> None:
+    """What the plan was chosen from, and for, is in it: nothing else is needed to judge it."""
+    asked = pinned(seed)
+    try:
+        found = optimize(asked.profile, asked.spec, asked.training, pins=asked.pins)
+    except Infeasible:
+        return
+    plan = from_text(Plan, to_text(found), source="plan.json")
+    assert plan.request is not None
+    assert plan.made_for is not None
+    assert (plan.request, plan.made_for) == (found.request, asked.training)
+    told = explain(plan, plan.request.profile, plan.request.spec, plan.made_for, pins=plan.request.pins)
+    assert told.second is None or told.second.worse_by >= -1e-12
+    assert "a better one" not in render(told)
+
+
+def test_functions_are_not_given_what_their_plan_was_chosen_from() -> None:
+    from tests.client.threads import job
+
+    plan = optimize(chain(5, 2, 4), platform(2), TRAINING)
+    assert plan.request is not None
+    assert replace(job(), plan=plan).plan == replace(plan, request=None)
 
 
 def test_a_pinned_cut_survives_merging() -> None:

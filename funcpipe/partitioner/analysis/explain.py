@@ -3,13 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from funcpipe.core import MB, ModelProfile, Plan, PlatformSpec, TrainingSpec
+from funcpipe.core import MB, NO_PINS, ModelProfile, Pins, Plan, PlatformSpec, TrainingSpec
 from funcpipe.core.stores import DEFAULT, KINDS
 from funcpipe.partitioner.analysis.second_best import second_best
 from funcpipe.partitioner.catalog import PLANNED_LAYERS
 from funcpipe.partitioner.cost.evaluate import evaluate
 from funcpipe.partitioner.optimize import merged_problem, unmerged
-from funcpipe.partitioner.problem.pins import NO_PINS, Pins
 from funcpipe.partitioner.problem.problem import Problem
 
 _NEAR = 0.98

@@ -43,8 +43,11 @@ def _lines(explanation: Explanation) -> Iterator[str]:
         yield from _stage_lines(number, stage, explanation.unit)
     yield ""
     yield "limits that bind: " + ("; ".join(explanation.binding) or "none")
-    if explanation.second is not None:
-        yield f"second-best plan: {_change(explanation.second, explanation.unit)}: {explanation.second.what}"
+    second = explanation.second
+    if second is not None:
+        is_best = second.worse_by >= -1e-9 * abs(explanation.objective)
+        what = "second-best plan" if is_best else "this plan is not the best; a better one"
+        yield f"{what}: {_change(second, explanation.unit)}: {second.what}"
 
 
 def _store_lines(explanation: Explanation) -> Iterator[str]:

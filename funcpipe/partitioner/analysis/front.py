@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from funcpipe.core import ModelProfile, Optimality, Plan, PlatformSpec, TrainingSpec
+from funcpipe.core import NO_PINS, ModelProfile, Optimality, Pins, Plan, PlanRequest, PlatformSpec, TrainingSpec
 from funcpipe.errors import Infeasible, InvalidValue
 from funcpipe.partitioner.catalog import PLANNED_LAYERS
 from funcpipe.partitioner.optimize import merged_problem, unmerged, with_origin
 from funcpipe.partitioner.problem.goal import Goal
-from funcpipe.partitioner.problem.pins import NO_PINS, Pins
 from funcpipe.partitioner.problem.problem import Problem
 from funcpipe.partitioner.search.exact import time_limit
 from funcpipe.partitioner.search.found import Found
@@ -70,9 +69,9 @@ def pareto_front(
     problem, starts = merged_problem(profile, spec, free, pins=pins, layer_limit=layer_limit, stores=choices[0])
     problems = [in_stores(problem, stores) for stores in choices]
     found, complete = _search(problems, started_s, time_limit_s)
-    checkpoints = training.stores.checkpoints
+    checkpoints, request = training.stores.checkpoints, PlanRequest(profile=profile, spec=spec, pins=pins)
     ready = [with_checkpoints(some.plan(own), own, checkpoints) for own, some in found]
-    plans = tuple(with_origin(unmerged(plan, starts), profile, training) for plan in ready)
+    plans = tuple(with_origin(unmerged(plan, starts), training, request) for plan in ready)
     points = [(some.iteration_s, some.cost_usd) for _, some in found]
     return Front(
         model=profile.model,

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyomo.environ as pyo
 
-from funcpipe.core import MB, Recompute, ScheduleKind, Sync, TrainingSpec
+from funcpipe.core import MB, NO_PINS, Recompute, ScheduleKind, Sync, TrainingSpec
 from funcpipe.errors import InvalidValue, SolverUnavailable
 from funcpipe.partitioner.cost.arrays import Array
 from funcpipe.partitioner.cost.formulas import Lanes, compute_work_s, lane_times
@@ -35,7 +35,6 @@ from funcpipe.partitioner.mip.chain_lanes import (
 )
 from funcpipe.partitioner.problem.borders import Borders
 from funcpipe.partitioner.problem.options import edge_loads
-from funcpipe.partitioner.problem.pins import NO_PINS
 from funcpipe.partitioner.problem.problem import Problem, StageChoice
 from funcpipe.partitioner.problem.stage_graph import build_stage_graph
 

@@ -1,47 +1,13 @@
-"""What the user has already decided: cuts, layers that stay together, sizes, replicas, the number of functions."""
+"""The decisions of the user in terms of a profile's layers and a platform's sizes."""
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
-from funcpipe.core import ModelProfile, PlatformSpec
+from funcpipe.core import ModelProfile, Pins, PlatformSpec
 from funcpipe.errors import InvalidValue
 from funcpipe.partitioner.problem.merge import crossing_bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pins:
-    """Decisions that a plan must follow; layers are named as in the model's graph.
-
-    A stage begins with each layer of `cuts`; the layers of one group of `together`, and all between them, share a
-    stage. `sizes` fixes by layer the function size of the stage that holds it. Every function has `memory_mb`, if that
-    is given, and no more than `max_memory_mb`; at most `max_functions` run at once; `replicas` are the degrees of data
-    parallelism to choose from. Where the training names degrees too, a degree must be among both.
-    """
-
-    FORMAT: ClassVar[str] = "funcpipe.pins/1"
-
-    cuts: tuple[str, ...] = ()
-    together: tuple[tuple[str, ...], ...] = ()
-    sizes: Mapping[str, str] = field(default_factory=dict)
-    memory_mb: int | None = None
-    max_memory_mb: int | None = None
-    max_functions: int | None = None
-    replicas: tuple[int, ...] | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("memory_mb", "max_memory_mb", "max_functions"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidValue(name, value, "must be at least 1")
-        for i, degree in enumerate(self.replicas or ()):
-            if degree < 1:
-                raise InvalidValue(f"replicas[{i}]", degree, "must be at least 1")
-
-
-NO_PINS = Pins()
 
 
 @dataclass(frozen=True)

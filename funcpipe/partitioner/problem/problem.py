@@ -7,7 +7,9 @@ from functools import cached_property
 
 from funcpipe.core import (
     DEFAULT_STORES,
+    NO_PINS,
     ModelProfile,
+    Pins,
     Plan,
     PlatformSpec,
     ScheduleKind,
@@ -26,7 +28,7 @@ from funcpipe.partitioner.cost.sync_choice import choose
 from funcpipe.partitioner.problem.borders import Borders
 from funcpipe.partitioner.problem.goal import Goal, goal_of
 from funcpipe.partitioner.problem.loose_graph import loose_stage_graph
-from funcpipe.partitioner.problem.pins import NO_PINS, Pins, PlacedPins
+from funcpipe.partitioner.problem.pins import PlacedPins
 from funcpipe.partitioner.problem.stage_graph import EDGE_LIMIT, StageGraph, build_stage_graph
 
 SYNC_TIME_VALUES = (3.84, 245.76)
