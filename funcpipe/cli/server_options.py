@@ -52,7 +52,7 @@ def _add_machines(verb: argparse.ArgumentParser) -> None:
         "--platform",
         metavar="URL",
         help="a Ray cluster that has the machines, such as ray://auto, or a deployment that has the functions, such as "
-        "aws-lambda://NAME (default: processes of this machine)",
+        "aws-lambda://NAME (default: processes of this machine; those of a way on machines need Ray: extra `ray`)",
     )
     cluster.add_argument("--like", metavar="NAME", help="give local functions the limits of this platform")
     cluster.add_argument(

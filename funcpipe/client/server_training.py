@@ -1,6 +1,7 @@
 """Training around a parameter server from beginning to end: what it is run on, the run, the bill."""
 
 import functools
+import importlib.util
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -13,10 +14,11 @@ from funcpipe.client.server_functions import ServerFunctions
 from funcpipe.client.server_job import check_servable, one_stage, stored_job
 from funcpipe.client.server_run import ServerResult, ServerRun, trained
 from funcpipe.core import PlatformSpec, RunLimits, RunSettings
+from funcpipe.core.extras import install
 from funcpipe.core.market import HOUR_S, Market
 from funcpipe.core.provision import SERVER_ROLE, CostItem, Provision, Rented
 from funcpipe.core.user_folders import temporary_folder
-from funcpipe.errors import InvalidValue, PlanError
+from funcpipe.errors import InputError, InvalidValue, PlanError
 from funcpipe.parameter_server.values import ServerWorker
 from funcpipe.platforms.catalog import LOCAL, open_storage
 from funcpipe.platforms.ray.address import RayAddress, Via, parse_address
@@ -64,9 +66,10 @@ def cluster_of(
 ) -> ServerCluster | ServerFunctions:
     """What a provision rents: machines with the speeds that the market says they have, or functions.
 
-    `platform` is where those are: processes of this machine, or functions of it, unless it says otherwise. In a Ray
-    cluster each node must have a resource named after its machine: `ray start --resources='{"NAME": 1}'`. Local
-    functions have the limits of `like`. Raises PlanError for a way without a parameter server; InvalidValue.
+    `platform` is where those are: processes of this machine, or functions of it, unless it says otherwise. Machines
+    need Ray, this one too, where it starts the processes. In a Ray cluster each node must have a resource named after
+    its machine: `ray start --resources='{"NAME": 1}'`. Local functions have the limits of `like`. Raises PlanError for
+    a way without a parameter server; InvalidValue; InputError where Ray is missing.
     """
     servers = [item.name for item in way.rented if item.role == SERVER_ROLE]
     if not servers:
@@ -85,6 +88,11 @@ def cluster_of(
         )
     if like is not None:
         raise InvalidValue("like", like, f"is for functions, and {way.way} trains on machines")
+    if importlib.util.find_spec("ray") is None:
+        raise InputError(
+            f"{way.way} trains on machines: its server and its workers are actors of Ray, on this machine too, and ray "
+            f"is not installed; run: {install('ray')}, or take a way on functions, such as lambdadnn"
+        )
     return _machines(way, rented, servers[0], market, platform or RAY_HERE)
 
 

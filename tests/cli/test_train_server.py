@@ -1,6 +1,7 @@
 """The verb train-server."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,21 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 def test_mistakes_are_told(more: str, message: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*TRAIN, *BATCH, *more.split()]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_way_on_machines_says_that_it_needs_ray_here_too(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything else is done: the default is processes of this machine, and it is Ray that starts them."""
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setitem(sys.modules, "funcpipe.examples.spirals", None)
+    assert main([*TRAIN, *BATCH, "--way", "spotdnn"]) == 2
+    said = capsys.readouterr().err
+    assert "spotdnn trains on machines: its server and its workers are actors of Ray, on this machine too" in said
+    assert "run: pip install 'funcpipe-torch[ray]', or take a way on functions, such as lambdadnn" in said
+    with pytest.raises(SystemExit):
+        main(["train-server", "--help"])
+    assert "those of a way on machines need Ray" in " ".join(capsys.readouterr().out.split())
 
 
 def test_lambdadnn_s_way_trains_a_model_on_functions(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
