@@ -1,5 +1,6 @@
 """Where a function's time goes: every second in exactly one class."""
 
+import functools
 from collections.abc import Sequence
 from enum import Enum
 
@@ -29,7 +30,7 @@ _LANES = (Use.COMPUTE, Use.SYNC, Use.TRANSFER, Use.LOAD, Use.WAIT)
 IN_STEPS = (*_LANES, Use.BUBBLE)
 """What functions do in steps."""
 
-_NUMBERS = {use: number for number, use in enumerate(_LANES)}
+_WAIT = _LANES.index(Use.WAIT)
 _SYNC = ("split", "merge", "flatten", "tied", "norm")
 
 
@@ -40,25 +41,31 @@ def uses_of(events: Sequence[Event], begin_s: float, end_s: float) -> dict[Use, 
     """
     changes: list[tuple[float, int, int]] = []
     for event in events:
-        begun_s = event.start_s + event.waited_s
-        for use, from_s, to_s in ((Use.WAIT, event.start_s, begun_s), (_use_of(event), begun_s, event.end_s)):
-            from_s, to_s = max(from_s, begin_s), min(to_s, end_s)
-            if to_s > from_s:
-                changes += [(from_s, 1, _NUMBERS[use]), (to_s, -1, _NUMBERS[use])]
+        begun_s = max(event.start_s + event.waited_s, begin_s)
+        until_s = min(event.end_s, end_s)
+        if event.waited_s and (wait_end_s := min(begun_s, until_s)) > (wait_s := max(event.start_s, begin_s)):
+            changes += ((wait_s, 1, _WAIT), (wait_end_s, -1, _WAIT))
+        if until_s > begun_s:
+            number = _number_of(event.task.partition(".")[0], event.lane)
+            changes += ((begun_s, 1, number), (until_s, -1, number))
     changes.sort()
-    running, found, now_s = [0] * len(_LANES), [0.0] * (len(_LANES) + 1), begin_s
+    running, found, now_s = [0] * len(_LANES), [0.0] * len(IN_STEPS), begin_s
+    current = idle = len(_LANES)
     for at_s, change, number in changes:
-        current = next((i for i, lanes in enumerate(running) if lanes), len(_LANES))
         found[current] += at_s - now_s
         now_s = at_s
         running[number] += change
-    found[-1] += end_s - now_s
+        if number <= current:
+            current = next((i for i in range(number, idle) if running[i]), idle)
+    found[idle] += end_s - now_s
     return dict(zip(IN_STEPS, found, strict=True))
 
 
-def _use_of(event: Event) -> Use:
-    if event.lane is Resource.LOAD:
-        return Use.LOAD
-    if event.lane is Resource.MERGE or any(word in event.task.partition(".")[0] for word in _SYNC):
-        return Use.SYNC
-    return Use.TRANSFER if event.lane in (Resource.UPLOAD, Resource.DOWNLOAD) else Use.COMPUTE
+@functools.cache
+def _number_of(kind: str, lane: Resource) -> int:
+    """The place in `_LANES` of tasks of a kind."""
+    if lane is Resource.LOAD:
+        return _LANES.index(Use.LOAD)
+    if lane is Resource.MERGE or any(word in kind for word in _SYNC):
+        return _LANES.index(Use.SYNC)
+    return _LANES.index(Use.TRANSFER if lane in (Resource.UPLOAD, Resource.DOWNLOAD) else Use.COMPUTE)

@@ -9,6 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from funcpipe.client import results
 from funcpipe.client.callbacks import Callback, RunInfo
+from funcpipe.core.job_estimate import number_text
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ class ProgressBar(Callback):
     def on_step(self, progress: results.Progress) -> None:
         """Draw a step, or log a line if it is time."""
         rate = f"  {progress.samples_per_s:.0f} samples/s" if progress.samples_per_s else ""
-        told = f"loss {progress.loss:.4f}{rate}  ${progress.cost_usd:.6f}{self._values}"
+        told = f"loss {progress.loss:.4f}{rate}  ${number_text(progress.cost_usd, 6)}{self._values}"
         if self._bar is not None:
             self._bar.update(self._task, total=progress.steps, completed=progress.step, told=told)
         elif self._clock() - self._logged_s >= EVERY_S or progress.step == progress.steps:
