@@ -10,9 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support.waiting import LONG_S
+
 _TOKEN = "RAY_AUTH_TOKEN_PATH"
 _SECRET = secrets.token_hex(32)  # the same for each Ray of this process, as Ray's library reads it once and keeps it
-_WITHIN_S = 120.0
 _RAY = re.compile(r"^ray::|/ray/")
 
 
@@ -29,7 +30,7 @@ def environment_of_ray(folder: Path) -> Iterator[pytest.MonkeyPatch]:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
         yield patch
-    _, left = psutil.wait_procs(_processes_of(str(token)), timeout=_WITHIN_S)
+    _, left = psutil.wait_procs(_processes_of(str(token)), timeout=LONG_S)
     assert left == []
 
 

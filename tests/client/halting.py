@@ -5,6 +5,7 @@ from collections import Counter
 
 from funcpipe.platforms.base import OPEN, Gate
 from funcpipe.testing.memory_storage import MemoryStorage
+from tests.support.waiting import LONG_S
 
 
 class Halting(MemoryStorage):
@@ -20,7 +21,7 @@ class Halting(MemoryStorage):
         _, _, kind, worker, *rest = [*key.split("/"), "", ""]
         with self._heard:
             if kind == "messages" and int(rest[0]) >= 4:
-                assert self._heard.wait_for(self._all_have_heard, timeout=100)
+                assert self._heard.wait_for(self._all_have_heard, timeout=LONG_S)
         super().put(key, data, if_absent=if_absent, gate=gate)
         with self._heard:
             if kind == "heartbeats" and rest[0] and self._ordered:  # others are the client's

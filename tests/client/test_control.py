@@ -42,6 +42,7 @@ from funcpipe.testing.thread_platform import ThreadPlatform
 from tests.client import scripted
 from tests.client.held import HeldPlatform
 from tests.run_documents import RECORD
+from tests.support.waiting import LONG_S
 
 QUICK = FaultTolerance(heartbeat_s=0.2, lease_s=1.0, checkpoint_steps=2)
 
@@ -82,7 +83,7 @@ def test_a_live_run_says_how_it_fares_stops_after_a_common_step_and_is_cleaned()
 
     thread = threading.Thread(target=client)
     thread.start()
-    assert came_far.wait(60)
+    assert came_far.wait(LONG_S)
     live = status(storage, "run-1")
     assert [worker.worker for worker in live.workers] == [f"s{s}.r{r}" for s in range(3) for r in range(2)]
     assert all(worker.outcome is None and worker.heard_s is not None and worker.heard_s < 60 for worker in live.workers)
@@ -198,7 +199,7 @@ def test_a_run_is_stopped_as_soon_as_its_workers_can_hear_of_it(step: int, step_
 class StoppedTogether(ThreadPlatform):
     """Each function ends only when all six have been told to."""
 
-    together = threading.Barrier(6, timeout=60)
+    together = threading.Barrier(6, timeout=LONG_S)
 
     def stop(self, handle: Handle) -> None:
         self.together.wait()

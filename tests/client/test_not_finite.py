@@ -32,6 +32,7 @@ from funcpipe.training.plain import train_in_one_process
 from funcpipe.training.recipe import LossFunction, Recipe
 from funcpipe.worker.checkpoint_manager import CheckpointManager
 from tests.client.threads import job as quick_job
+from tests.support.waiting import LONG_S
 
 FAULTS = FaultTolerance(heartbeat_s=0.2, lease_s=30.0, checkpoint_steps=1, keep=True)
 
@@ -187,7 +188,7 @@ def test_the_same_is_told_when_the_replica_that_saves_is_the_slower_one(monkeypa
 
     def late(manager: CheckpointManager, *args: Any, **options: Any) -> None:
         if manager._spec.replica == 0:
-            assert others.acquire(timeout=60)
+            assert others.acquire(timeout=LONG_S)
             save(manager, *args, **options)
             return
         try:

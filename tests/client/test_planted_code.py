@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import hashlib
 import pickle
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -41,6 +40,7 @@ from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.plans import even_stages
 from funcpipe.testing.thread_platform import ThreadPlatform
 from funcpipe.worker.watchdog import watch
+from tests.support.waiting import wait_until
 
 RUN = "run-1"
 QUICK = FaultTolerance(heartbeat_s=0.05, lease_s=0.3, checkpoint_steps=2, start_s=1.0, keep=True)
@@ -176,13 +176,6 @@ class Place:
 @functools.cache
 def undisturbed(stages: int) -> dict[str, torch.Tensor]:
     return launch(Place(stages, Path("/unused"), STEADY).prepared(RunSettings(name=RUN))).state_dict()
-
-
-def wait_until(happened: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + 200
-    while not happened():
-        assert time.monotonic() < until_s
-        time.sleep(0.01)
 
 
 @pytest.fixture

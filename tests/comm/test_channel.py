@@ -18,6 +18,7 @@ from funcpipe.platforms.base import OPEN, Gate
 from funcpipe.platforms.wrappers import Counted
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.run_keys import RUN_KEY
+from tests.support.waiting import LONG_S
 
 
 def channel(store: object, deadline_s: float = 5.0, cancel: threading.Event | None = None) -> Channel:
@@ -229,7 +230,7 @@ def test_bodies_move_one_at_a_time_while_requests_wait_side_by_side() -> None:
     moving, most = [0], [0]
     lock = threading.Lock()
     entered = threading.Condition(lock)
-    ready = threading.Barrier(3, timeout=20)
+    ready = threading.Barrier(3, timeout=LONG_S)
 
     class Slow(MemoryStorage):
         def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:

@@ -2,6 +2,7 @@ import threading
 from contextlib import ExitStack
 
 from funcpipe.comm.transfer_gate import TransferGate
+from tests.support.waiting import LONG_S
 
 
 def test_reserved_turns_are_taken_in_the_order_of_reservation() -> None:
@@ -52,7 +53,7 @@ def test_a_turn_that_is_given_up_holds_up_nobody() -> None:
     with gate.reserve():
         thread = threading.Thread(target=move)
         thread.start()
-        reserved.wait(10)
+        reserved.wait(LONG_S)
         assert not passed.wait(0.02)
     thread.join(10)
     assert passed.is_set()
@@ -97,7 +98,7 @@ def test_of_the_tickets_at_the_gate_the_first_that_was_drawn_passes() -> None:
         for thread in threads:
             thread.start()
         for _ in range(1 + len(threads)):
-            assert waiting.acquire(timeout=10)
+            assert waiting.acquire(timeout=LONG_S)
     for thread in threads:
         thread.join()
     assert passed == [1, 2, 3, 4, 5]

@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
 from tests.contract.faulty_proxy import Exchange, FaultyProxy
+from tests.support.waiting import LONG_S
 
 BUCKET = "funcpipe-contract--use1-az4--x-s3"
 PAGE = 100
@@ -134,7 +135,7 @@ class ExpressExchange(Exchange):
         keys: list[str] = []
         asked = {"list-type": "2", "prefix": prefix}
         while True:
-            connection = HTTPConnection(self.server.upstream, timeout=30)
+            connection = HTTPConnection(self.server.upstream, timeout=LONG_S)
             connection.request("GET", f"/{self.server.behind}?{urlencode(asked)}")
             page = ElementTree.fromstring(connection.getresponse().read())
             connection.close()

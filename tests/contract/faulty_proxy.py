@@ -10,6 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TypeVar
 from urllib.parse import urlsplit
 
+from tests.support.waiting import LONG_S
+
 _OF_THE_CONNECTION = {"connection", "keep-alive", "transfer-encoding", "content-length", "expect"}
 
 
@@ -73,7 +75,7 @@ class Exchange(BaseHTTPRequestHandler):
 
     def ask(self) -> tuple[int, list[tuple[str, str]], bytes]:
         """The answer of the server."""
-        connection = HTTPConnection(self.server.upstream, timeout=30)
+        connection = HTTPConnection(self.server.upstream, timeout=LONG_S)
         try:
             connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
             body = self.body()
@@ -151,7 +153,7 @@ def loses_the_answer(exchange: Exchange) -> None:
 def stalls(exchange: Exchange) -> None:
     """Nothing comes any more."""
     exchange.body()
-    exchange.server.over.wait(30)
+    exchange.server.over.wait(LONG_S)
 
 
 def breaks_off(exchange: Exchange) -> None:

@@ -20,6 +20,7 @@ from funcpipe.core import to_text, write
 from funcpipe.errors import DataError, PlanError, WorkerFailed
 from funcpipe.testing.processes import functions_of, hosts_of, runs
 from tests.e2e import small
+from tests.support.waiting import LONG_S, wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -96,24 +97,18 @@ def test_an_interrupt_stops_and_cleans_up(tmp_path: Path) -> None:
         processes = wait_for_functions(client.pid)
         time.sleep(1)
         os.killpg(client.pid, signal.SIGINT)
-        _, errors = client.communicate(timeout=60)
+        _, errors = client.communicate(timeout=LONG_S)
     finally:
         client.kill()
     assert client.returncode == 1
     assert "interrupted" in errors
     assert "Traceback" not in errors
-    until_s = time.monotonic() + 20
-    while any(runs(pid) for pid in processes):
-        assert time.monotonic() < until_s
-        time.sleep(0.05)
+    wait_until(lambda: not any(runs(pid) for pid in processes))
 
 
 def wait_for_functions(client: int) -> list[int]:
     """The processes of the four functions, and of their host, once they run."""
-    until_s = time.monotonic() + 120
-    while len(functions_of(client)) < 4:
-        assert time.monotonic() < until_s, "the functions did not start"
-        time.sleep(0.05)
+    wait_until(lambda: len(functions_of(client)) >= 4)
     return [*hosts_of(client), *functions_of(client)]
 
 
@@ -125,7 +120,7 @@ def command(*words: str) -> list[str]:
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*words), cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command(*words), cwd=ROOT, capture_output=True, text=True, timeout=LONG_S, check=False)
 
 
 def test_the_command_ends_with_1_after_a_failed_run(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from funcpipe.runstate.resume import load_resume_point
 from funcpipe.testing.processes import functions_of, hosts_of
 from tests.e2e import small
 from tests.e2e.plans import even_plan
+from tests.support.waiting import LONG_S, wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,10 +55,7 @@ def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     gates.mkdir()
     monkeypatch.setenv(small.GATES, str(gates))
     yield
-    until_s = time.monotonic() + 20
-    while hosts_of(os.getpid()):  # one that was detached ends by itself
-        assert time.monotonic() < until_s
-        time.sleep(0.05)
+    wait_until(lambda: not hosts_of(os.getpid()))  # one that was detached ends by itself
     assert list(folder.glob("funcpipe-*")) == []
 
 
@@ -166,7 +164,9 @@ def test_functions_with_short_lives_hand_over(sharded: bool) -> None:
 def test_a_run_that_would_take_too_long_ends_and_goes_on_under_another_plan(tmp_path: Path) -> None:
     url = (tmp_path / "objects").as_uri()
     with pytest.raises(RunHalted, match=r"run moved was ended: it would take longer than 10 s"):
-        train(QUICK, storage=url, run="moved", epochs=10_000, loss=small.slow_loss, limits=RunLimits(deadline_s=10.0))
+        train(
+            QUICK, storage=url, run="moved", epochs=10_000, loss=small.very_slow_loss, limits=RunLimits(deadline_s=10.0)
+        )
     storage = open_storage(url)
     done = load_resume_point(signed(storage), newest_record(signed(storage), "moved")).step
     assert done > 0
@@ -194,15 +194,10 @@ def test_a_run_that_is_left_to_itself_outlives_the_death_of_a_function(undisturb
     url = (tmp_path / "objects").as_uri()
     storage = open_storage(url)
     run = start(url, loss=small.gated_loss)
-    until_s = time.monotonic() + 60
-    while not [worker for worker in status(storage, run).workers if worker.step >= 2]:
-        assert time.monotonic() < until_s
-        time.sleep(0.05)
+    wait_until(lambda: [worker for worker in status(storage, run).workers if worker.step >= 2])
     os.kill(functions_of(os.getpid())[2], signal.SIGKILL)
     small.open_gates(1, 2, 3)
-    while [worker for worker in status(storage, run).workers if worker.outcome is not Outcome.FINISHED]:
-        assert time.monotonic() < until_s
-        time.sleep(0.05)
+    wait_until(lambda: {worker.outcome for worker in status(storage, run).workers} == {Outcome.FINISHED})
     assert [(worker.worker, worker.attempt) for worker in status(storage, run).workers if worker.attempt] == [
         ("s1.r0", 1)
     ]
@@ -232,7 +227,7 @@ def test_a_client_that_leaves_holds_on_to_nothing(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=100,
+        timeout=LONG_S,
     )
     assert "left" in client.stdout
     assert client.stderr == ""
@@ -262,16 +257,11 @@ def test_a_run_that_is_left_to_itself_outlives_the_death_of_all_functions(
     url = (tmp_path / "objects").as_uri()
     storage = open_storage(url)
     run = start(url, loss=small.gated_loss)
-    until_s = time.monotonic() + 60
-    while not [worker for worker in status(storage, run).workers if worker.step >= 2]:
-        assert time.monotonic() < until_s
-        time.sleep(0.05)
+    wait_until(lambda: [worker for worker in status(storage, run).workers if worker.step >= 2])
     for victim in functions_of(os.getpid()):  # and the watchdog
         os.kill(victim, signal.SIGKILL)
     small.open_gates(1, 2, 3)
-    while [worker for worker in status(storage, run).workers if worker.outcome is not Outcome.FINISHED]:
-        assert time.monotonic() < until_s
-        time.sleep(0.05)
+    wait_until(lambda: {worker.outcome for worker in status(storage, run).workers} == {Outcome.FINISHED})
     assert all(worker.attempt for worker in status(storage, run).workers)
     assert_same(train(QUICK, storage=url, resume=run), undisturbed)
     assert_only_the_model_is_kept(storage, run)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from funcpipe.model.seeds import Generators
+from tests.support.waiting import LONG_S
 
 
 def test_who_computes_goes_before_who_loads() -> None:
@@ -16,7 +17,7 @@ def test_who_computes_goes_before_who_loads() -> None:
         with generators.loading():
             order.append(name)
             has_it.set()
-            may_end.wait(10)
+            may_end.wait(LONG_S)
 
     def compute() -> None:
         with generators.computing(), generators.computing(), generators.loading():
@@ -24,7 +25,7 @@ def test_who_computes_goes_before_who_loads() -> None:
 
     first = threading.Thread(target=load, args=("load 1",))
     first.start()
-    assert has_it.wait(10)
+    assert has_it.wait(LONG_S)
     others = [threading.Thread(target=load, args=("load 2",)), threading.Thread(target=compute)]
     others[1].start()
     while not generators._computing:

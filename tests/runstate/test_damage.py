@@ -34,6 +34,7 @@ from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
 from funcpipe.training.norms import GradientNorm
 from funcpipe.training.state import capture_state
+from tests.support.waiting import LONG_S
 
 RUN = "run-1"
 FAULTS = FaultTolerance(heartbeat_s=0.05, lease_s=30.0, checkpoint_steps=2, retained_objects=4, keep=True)
@@ -65,7 +66,7 @@ class Patient(MemoryStorage):
 
     def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
         if is_message(key) and "/00000005/" in key:
-            assert self._all_know.wait(120), "the order was not read"
+            assert self._all_know.wait(LONG_S), "the order was not read"
         super().put(key, data, if_absent=if_absent, gate=gate)
         if threading.get_ident() in self._readers:  # a heartbeat, which follows what it has read
             self._knowing.add(threading.get_ident())

@@ -13,6 +13,7 @@ from funcpipe.runstate.generations import list_generations, reserve_generation
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.owner import Owner, OwnerLease, Ownership, OwnerSight, owned, refuse_if_owned
 from funcpipe.testing.memory_storage import MemoryStorage
+from tests.support.waiting import LONG_S
 
 RUN = "run-1"
 QUICK_S = 0.02
@@ -101,7 +102,7 @@ def test_of_clients_that_come_at_once_one_owns_the_run(storage: MemoryStorage) -
         try:
             with owned(storage, RUN, every_s=QUICK_S):
                 won.append(number)
-                end.wait(30)
+                end.wait(LONG_S)
         except RunTaken:
             refused.append(number)
             if len(refused) == 3:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from funcpipe.core import Wire
 from funcpipe.errors import PlanError
 from funcpipe.training.gradients import FlatGradient
+from tests.support.waiting import LONG_S
 
 
 def summed(replicas: int, gradients: list[list[Tensor | None]], extras: list[list[Tensor]]) -> list[list[nn.Parameter]]:
@@ -87,7 +88,7 @@ def test_gradients_are_complete_from_the_end_while_the_backward_goes_on() -> Non
     go_on = threading.Event()
 
     def stop(gradient: Tensor) -> None:
-        assert go_on.wait(10)
+        assert go_on.wait(LONG_S)
 
     hidden = model[1](model[0](x))
     hidden.register_hook(stop)
@@ -196,7 +197,7 @@ def test_a_step_begins_when_the_backward_of_one_that_was_given_up_has_ended() ->
     model, go_on = layers(1), threading.Event()
 
     def late() -> None:
-        assert go_on.wait(10)
+        assert go_on.wait(LONG_S)
         model(torch.ones(1, 4)).sum().backward()
 
     flat = FlatGradient(list(model.parameters()), [])

@@ -13,6 +13,7 @@ from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.worker.halt_orders import HaltOrders
 from funcpipe.worker.heartbeat import HeartbeatThread
 from tests.run_documents import BEAT
+from tests.support.waiting import LONG_S
 
 KEYS = Keys("run-1")
 LAST = 2
@@ -52,7 +53,7 @@ def test_the_last_heartbeat_comes_after_all_others() -> None:
         cancel=threading.Event(),
     )
     with heartbeat:
-        assert storage.begun.wait(60)
+        assert storage.begun.wait(LONG_S)
         heartbeat.beat_last()
     found = newest_heartbeat(storage, KEYS, BEAT.worker)
     assert found is not None

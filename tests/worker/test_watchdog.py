@@ -2,9 +2,8 @@
 
 import dataclasses
 import functools
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -35,6 +34,7 @@ from funcpipe.testing.thread_platform import ThreadPlatform
 from funcpipe.worker.watchdog import Clocks, watch
 from tests.recording import Recording
 from tests.run_documents import BEAT
+from tests.support.waiting import wait_until
 
 RUN = "run-1"
 FAULTS = FaultTolerance(heartbeat_s=0.05, lease_s=0.3, checkpoint_steps=2, start_s=1.0, keep=True)
@@ -134,13 +134,6 @@ class Place:
 
 def keys_in(storage: Storage) -> Keys:
     return Keys.of(newest_record(signed(storage), RUN))
-
-
-def wait_until(happened: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + 200
-    while not happened():
-        assert time.monotonic() < until_s
-        time.sleep(0.01)
 
 
 @pytest.fixture

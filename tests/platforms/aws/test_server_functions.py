@@ -1,7 +1,5 @@
 """λDNN's way on AWS: functions around a parameter server in the client's process."""
 
-import time
-
 import pytest
 
 from funcpipe.client.server_functions import ServerFunctions, train_on_functions
@@ -14,7 +12,8 @@ from funcpipe.platforms.machine_catalog import load_market
 from tests.cloud_emulation.aws import AwsCloud
 from tests.parameter_server.conftest import GLOBAL_BATCH, MICRO_BATCH, adam_job
 from tests.parameter_server.test_function_crew import assert_same_parameters
-from tests.platforms.aws.conftest import EVERY_S, PLATFORM
+from tests.platforms.aws.conftest import PLATFORM
+from tests.support.waiting import wait_until
 
 MARKET = load_market("aws")
 RUN = ServerRun(global_batch=GLOBAL_BATCH, micro_batch=MICRO_BATCH)
@@ -30,10 +29,7 @@ def test_functions_train_around_a_server_through_the_deployment_s_bucket(storage
     usd = {item.name: item.usd for item in result.bill}
     assert usd.keys() == {"f0", "f1", "requests", "server"}
     assert all(value > 0 for value in usd.values())
-    until_s = time.monotonic() + 30  # they have said their last word, and end
-    while any(environment.busy for environment in cloud.environments):
-        assert time.monotonic() < until_s
-        time.sleep(EVERY_S)
+    wait_until(lambda: not any(environment.busy for environment in cloud.environments))  # all have said their last word
 
 
 def test_sizes_that_are_not_deployed_are_refused(storage: Storage) -> None:

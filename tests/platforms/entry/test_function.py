@@ -16,6 +16,7 @@ from funcpipe.platforms.entry import aws_lambda, function
 from funcpipe.platforms.entry.function import STOPPED, StopWatch, run, stop_key
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.worker import invocation
+from tests.support.waiting import LONG_S
 
 
 def test_a_watch_ends_the_process_once_it_is_told_to() -> None:
@@ -30,7 +31,7 @@ def test_a_watch_ends_the_process_once_it_is_told_to() -> None:
         storage.put(stop_key("another"), b"")
         assert not ended.wait(0.1)
         storage.put(stop_key("request"), b"")
-        assert ended.wait(10)
+        assert ended.wait(LONG_S)
     assert codes == [STOPPED]
 
 

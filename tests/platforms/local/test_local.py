@@ -20,6 +20,7 @@ from funcpipe.platforms.base import Cause, Handle, Platform, State, Status
 from funcpipe.platforms.catalog import load_spec, open_platform
 from funcpipe.platforms.local.platform import LocalPlatform, local_functions
 from funcpipe.testing.processes import hosts_of, runs
+from tests.support.waiting import LONG_S, wait_until
 
 ROOT = Path(__file__).parents[3]
 
@@ -84,13 +85,6 @@ def notes(folder: Path, count: int) -> list[str]:
     path = folder / "notes"
     wait_until(lambda: path.exists() and path.read_text().count("\n") >= count)
     return path.read_text().splitlines()
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + 30
-    while not true():
-        assert time.monotonic() < until_s
-        time.sleep(0.01)
 
 
 def worker(folder: Path = Path("/nowhere"), platform: str = "", attempt: int = 0) -> WorkerSpec:
@@ -228,7 +222,7 @@ def test_another_process_s_handle_and_many_threads_are_served() -> None:
         stopping = threading.Thread(target=other.stop, args=(handle,))
         stopping.start()
         assert ended(platform, handle).reason == "stopped"
-        stopping.join(timeout=30)
+        stopping.join(timeout=LONG_S)
         assert not stopping.is_alive()
         with pytest.raises(PlatformError, match="never started 'function 9, process 1'"):
             platform.status(Handle(worker="s0.r0", name="function 9, process 1"))
@@ -308,6 +302,6 @@ def test_functions_end_with_a_client_or_host_that_is_killed_and_do_not_run_its_s
     os.kill(client.pid if killed == "client" else host, signal.SIGKILL)
     wait_until(lambda: not runs(int(function)) and not runs(host))
     client.kill()
-    _, errors = client.communicate(timeout=30)
+    _, errors = client.communicate(timeout=LONG_S)
     assert errors.count("main runs") == 1
     assert Path(folder).exists() == (killed == "host")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from funcpipe.platforms.local.watch import FolderWatch
+from tests.support.waiting import LONG_S
 
 pytestmark = pytest.mark.skipif(not FolderWatch.available, reason=f"{sys.platform} does not tell what comes")
 
@@ -88,10 +89,10 @@ def test_a_folder_that_is_made_anew_is_watched_anew(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
         wait = pool.submit(watch.wait, str(folder / "mine"), 600, cancel)
         try:
-            assert watch.renewed.wait(60)
+            assert watch.renewed.wait(LONG_S)
             cancel.wait(0.3)  # what was told of the old folder has been read
             (folder / "mine").touch()
-            wait.result(timeout=60)
+            wait.result(timeout=LONG_S)
         finally:
             cancel.set()
 

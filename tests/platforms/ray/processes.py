@@ -1,12 +1,8 @@
 """The processes of the Ray that tests have started, by the titles that Ray gives them."""
 
 import os
-import time
-from collections.abc import Callable
 
 import psutil
-
-WITHIN_S = 120.0
 
 
 def named(beginning: str) -> list[psutil.Process]:
@@ -25,14 +21,6 @@ def title_of(process: psutil.Process) -> str:
         return " ".join(process.cmdline()).strip()
     except psutil.NoSuchProcess:
         return ""
-
-
-def wait_until(true: Callable[[], object]) -> None:
-    """Ask again and again."""
-    until_s = time.monotonic() + WITHIN_S
-    while not true():
-        assert time.monotonic() < until_s
-        time.sleep(0.2)
 
 
 def _ours() -> list[psutil.Process]:

@@ -16,7 +16,8 @@ from funcpipe.platforms.ray.address import RayAddress
 from funcpipe.testing.platform_contract import PlatformContract, ended
 from tests.e2e import small
 from tests.platforms.kept_logs import assert_logs_are_kept
-from tests.platforms.ray.processes import named, processes_of, wait_until
+from tests.platforms.ray.processes import named, processes_of
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.xdist_group("ray")
 ROOT = Path(__file__).parents[3]

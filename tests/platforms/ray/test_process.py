@@ -8,6 +8,7 @@ import pytest
 from funcpipe.platforms.memory import PeakMemory
 from funcpipe.platforms.ray.process import OUT_OF_MEMORY, MemoryWatch, printed_in_order
 from tests.ray_here import environment_of_ray
+from tests.support.waiting import LONG_S
 
 
 def test_what_is_printed_goes_where_lines_are_logged_and_then_does_not(capfd: pytest.CaptureFixture[str]) -> None:
@@ -34,7 +35,7 @@ def test_a_function_beyond_its_memory_says_so_and_ends() -> None:
         ended.set()
 
     with MemoryWatch(PeakMemory(), 1, told.append, end=end):
-        assert ended.wait(60)
+        assert ended.wait(LONG_S)
     assert codes == [OUT_OF_MEMORY]
     assert [peak > 1 for peak in told] == [True]
 
@@ -47,7 +48,7 @@ def test_it_ends_where_nobody_can_be_told() -> None:
         raise ConnectionError
 
     with MemoryWatch(PeakMemory(), 1, tell, end=lambda code: ended.set()):
-        assert ended.wait(60)
+        assert ended.wait(LONG_S)
 
 
 @pytest.mark.parametrize("memory_bytes", [None, 1 << 50])

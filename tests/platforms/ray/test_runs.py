@@ -24,7 +24,8 @@ from funcpipe.platforms.local.log_files import read_logs
 from funcpipe.platforms.ray.address import RayAddress
 from tests.e2e import reference, small
 from tests.e2e.plans import sample_numbers
-from tests.platforms.ray.processes import processes_of, title_of, wait_until
+from tests.platforms.ray.processes import processes_of, title_of
+from tests.support.waiting import LONG_S, wait_until
 
 pytestmark = pytest.mark.xdist_group("ray")
 
@@ -210,7 +211,7 @@ def test_ray_that_is_started_for_a_run_ends_with_it_and_its_logs_are_kept(
     job += ["--platform", "ray://local?cpus=1", "-o", str(tmp_path / "model.safetensors"), "--run", "alone"]
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # or Ray would put a token into the home folder
     client = subprocess.Popen([sys.executable, "-m", "funcpipe", *job], cwd=ROOT, stdout=subprocess.DEVNULL)
-    assert client.wait(250) == 0
+    assert client.wait(LONG_S) == 0
     assert not [process for process in psutil.process_iter() if client.pid in [p.pid for p in parents_of(process)]]
     assert {line.worker for line in merged("alone", read_logs("alone"))} == {"client", "s0.r0"}
 
