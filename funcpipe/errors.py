@@ -138,7 +138,11 @@ class Cancelled(RunError):
 
 
 class Superseded(RunError):
-    """A newer attempt has replaced this one as the worker."""
+    """A newer attempt has replaced this one as the worker, or its lease is `missing`, which nobody need have taken."""
+
+    def __init__(self, cause: str, *, missing: bool = False) -> None:
+        super().__init__(cause)
+        self.missing = missing
 
 
 class RunHalted(RunError):

@@ -25,7 +25,7 @@ from funcpipe.runstate.lease import is_superseded
 from funcpipe.runstate.limits import notice_steps
 from funcpipe.runstate.liveness import find_life, read_heartbeats
 from funcpipe.runstate.owner import owned, told_if_taken
-from funcpipe.runstate.run_objects import FoundObjects, find_objects
+from funcpipe.runstate.run_objects import FoundObjects, find_objects, generations_of
 from funcpipe.runstate.signed_storage import key_of
 from funcpipe.runstate.validation_reports import ValidationKeys, newest_report
 
@@ -67,7 +67,7 @@ def read_status(
     life = find_life(storage, record, open_platform, clock=clock, pause=pause or time.sleep)
     halt = read_halt(storage, keys)
     index = read_index(storage, keys, first_step=record.first_step)
-    saved_step = index.common_step(len(record.plan.stages), record.plan.replicas)
+    saved_step = index.resume_step(len(record.plan.stages), record.plan.replicas)
     validation = _newest_validation(storage, record)
     verdict, explanation = judge(
         *(record, life, halt, final_failure(storage, keys)),
@@ -134,7 +134,7 @@ def end_early(storage: Storage, run: str, open_platform: OpenPlatform, *, wait_s
 
 def run_key(storage: Storage, run: str) -> RunKey:
     """The key of the newest generation of `run`. Raises RunUnknown, or RunKeyMissing if it was started elsewhere."""
-    generations = list_generations(storage, run)
+    generations = list_generations(storage, run) or generations_of(find_objects(storage, Keys(run).run_prefix).own)
     if not generations:
         raise RunUnknown(f"there is no run {run!r} in this storage")
     return key_of(KeyFolder(), generations[-1])
@@ -161,7 +161,7 @@ def clean(storage: Storage, run: str, open_platform: OpenPlatform = open_by_url,
     if not found.own:
         raise RunUnknown(f"there is no run {run!r} in this storage{_left_alone(found)}")
     with told_if_taken(run), owned(signed(storage), run, take_over=take_over) as owner:
-        generations = list_generations(owner.storage, run)
+        generations = generations_of(find_objects(owner.storage, Keys(run).run_prefix).own)
         payloads = sum(len(find_objects(owner.storage, keys.payloads).own) for keys in generations)
         for keys in generations:
             end_functions(owner.storage, keys, open_platform, for_good=True)

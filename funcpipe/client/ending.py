@@ -8,6 +8,7 @@ from funcpipe.platforms.base import OpenPlatform, Storage
 from funcpipe.runstate.generations import delete_generation, list_generations
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.owner import owned, told_if_taken
+from funcpipe.runstate.run_objects import find_objects, generations_of
 
 _log = logging.getLogger(__name__)
 
@@ -23,7 +24,7 @@ def take_over(storage: Storage, run: str, open_platform: OpenPlatform, *, wait_s
             end_early(owner.storage, run, open_platform, wait_s=wait_s, reason="another client takes it over")
         except RunUnknown:
             _log.info("run %s: has not begun yet, so that nothing of it can be saved", run)
-        for keys in list_generations(owner.storage, run):
+        for keys in generations_of(find_objects(owner.storage, Keys(run).run_prefix).own):
             end_functions(owner.storage, keys, open_platform)
 
 

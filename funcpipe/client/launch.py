@@ -139,12 +139,17 @@ def _follow_to_end(
 
 @contextlib.contextmanager
 def _owned(prepared: PreparedRun, *, watches: bool = False) -> Iterator[Owner]:
-    """Own the run within this context; raises RunHalted once another client has taken it over."""
+    """Own the run within this context; raises RunHalted once another client has taken it over, or the lease is gone."""
     every_s = min(BEAT_S, prepared.faults.heartbeat_s)
     try:
         with owned(prepared.storage, prepared.name, every_s=every_s, watches=watches) as owner:
             yield owner
     except Superseded as error:
+        if error.missing:
+            raise RunHalted(
+                f"run {prepared.name} was ended here: {error}; funcpipe status {prepared.name} shows what is left of "
+                "it, and train with --resume goes on from that"
+            ) from error
         raise RunHalted(
             f"run {prepared.name} was ended here: another client has taken it over ({error}); "
             f"funcpipe status {prepared.name} shows what it does"
@@ -167,7 +172,7 @@ def _begin(prepared: PreparedRun, owner: Owner) -> tuple[PreparedRun, Keys]:
     end_leftovers(owner.storage, run, prepared.reopen, keep=before)
     urls = urls_by_kind(prepared.storage_url)
     apart = [kind for kind in ("messages", "sums") if urls.get(kind, urls[DEFAULT]) != urls[DEFAULT]]
-    return replace(prepared, storage=owner.storage), reserve_generation(owner.storage, run, apart=apart)
+    return replace(prepared, storage=owner.storage), reserve_generation(owner.storage, run, after=before, apart=apart)
 
 
 def _supervisor(prepared: PreparedRun, keys: Keys, owner: Owner, *, keep: bool = True) -> Supervisor:

@@ -12,6 +12,9 @@ KEEP_DAYS = 7
 LEAST_KEEP_DAYS = 2
 """The least such number: a run that goes on makes its objects young again once a day."""
 
+WHY_GONE = "the run was deleted, or the storage deletes objects by their age (a lifecycle rule)"
+"""Why an object of a run that was there may be missing."""
+
 
 def overlap_s(cold_start_s: float, step_s: float) -> float:
     """How long before a function leaves it starts its successor, so that that is ready in time."""

@@ -106,6 +106,11 @@ class WorkerSpec:
         return worker_name(self.stage, self.replica)
 
     @property
+    def is_first(self) -> bool:
+        """Whether it is the worker that does for the run what one must do for all."""
+        return self.stage == self.replica == 0
+
+    @property
     def size(self) -> str:
         """The size of its function."""
         return self.plan.stages[self.stage].size

@@ -68,6 +68,11 @@ class CheckpointIndex:
         reported = min(self.done.get((stages - 1, replica), self.first_step) for replica in range(replicas))
         return next((step for step in self.common_steps(stages) if step <= reported), self.first_step)
 
+    def resume_step(self, stages: int, replicas: int) -> int:
+        """As `common_step`; if nothing is known of what the last stage has done, by what is saved alone."""
+        is_lost = not any((stages - 1, replica) in self.done for replica in range(replicas))
+        return self.common_steps(stages)[0] if is_lost else self.common_step(stages, replicas)
+
     def common_steps(self, stages: int) -> tuple[int, ...]:
         """The steps that all stages have saved, the newest first; the last is the first step."""
         steps = frozenset.intersection(*(self.saved_steps(stage) for stage in range(stages)))

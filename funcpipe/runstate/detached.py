@@ -48,8 +48,12 @@ def unmark_generation(storage: Storage, prefix: str) -> None:
 
 def unmark_run(storage: Storage, run: str) -> None:
     """No watchdog is to restart workers of `run` any more, whether it was detached or not."""
-    marks = storage.list(_mark(f"{run}/") + "/")
-    storage.delete_many([mark for mark in marks if _is_mark(mark)])
+    storage.delete_many(marks_of(storage, run))
+
+
+def marks_of(storage: Storage, run: str) -> tuple[str, ...]:
+    """The keys of the marks of all generations of `run`."""
+    return tuple(key for key in storage.list(_mark(f"{run}/") + "/") if _is_mark(key))
 
 
 def list_detached(storage: Storage) -> tuple[str, ...]:

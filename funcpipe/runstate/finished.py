@@ -3,6 +3,7 @@
     run-1/generations/0000-3fa9c2d1          run-1/g0000-3fa9c2d1/finished.json
     run-1/generations/0000-3fa9c2d1.json     run-1/g0000-3fa9c2d1/checkpoints/s0/00000042.s0.r0.a00000000.json
     run-1/g0000-3fa9c2d1/run.json            run-1/g0000-3fa9c2d1/traces/s0.r0/00000000
+    run-1/g0000-3fa9c2d1/checkpoints/run.json
 
 Once `finished.json` is there, all else is deleted: messages, code, payloads, leases, heartbeats, reports, earlier
 checkpoints.
@@ -54,7 +55,7 @@ def keep_only_model(storage: Storage, record: RunRecord, finished: FinishedRun, 
     keys = Keys.of(record)
     put_document(storage, keys.finished, finished)
     unmark_run(storage, keys.run)
-    kept = {keys.record, keys.finished, *checkpoint}
+    kept = {*keys.records, keys.finished, *checkpoint}
     own = ValidationKeys.of(record)
     folders = (keys.traces, own.reports, own.best.checkpoints)
     found = find_objects(storage, keys.prefix).own

@@ -5,10 +5,11 @@ moment that its record is written. Only the client that owns the run does so.
 """
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from funcpipe.core import LeaseDocument, RunRecord, WorkerSpec
+from funcpipe.core.lifetime import KEEP_DAYS, WHY_GONE
 from funcpipe.core.run_key import RunKey
 from funcpipe.errors import CorruptMessage, KeyExists, KeyMissing, PlatformRefused, RunUnknown
 from funcpipe.platforms.base import Storage
@@ -16,7 +17,7 @@ from funcpipe.runstate.detached import unmark_run
 from funcpipe.runstate.documents import get_document, get_listed_document, put_document
 from funcpipe.runstate.keyring import KeyFolder
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.run_objects import FoundObjects, find_objects
+from funcpipe.runstate.run_objects import FoundObjects, find_objects, generations_of
 from funcpipe.runstate.signed_storage import key_of
 
 _log = logging.getLogger(__name__)
@@ -26,13 +27,14 @@ _PROBES = {"messages": "put-probe", "sums": "put-split.probe"}
 """For each kind of messages a name of one, by which it lies where its kind does."""
 
 
-def reserve_generation(storage: Storage, run: str, *, apart: Collection[str] = ()) -> Keys:
-    """The keys of a new generation of `run`, which nobody else gets. Its RunKey is kept on this machine first.
+def reserve_generation(storage: Storage, run: str, *, after: Keys | None = None, apart: Collection[str] = ()) -> Keys:
+    """The keys of a new generation of `run`, later than `after`. Its RunKey is kept on this machine first.
 
     Everything depends on conditional puts, so the storage is tried, and those that keep the kinds `apart` of messages.
     Raises PlatformRefused for one that replaces what it must keep.
     """
-    number = max((keys.generation for keys in list_generations(storage, run)), default=-1) + 1
+    before = [*list_generations(storage, run), *([] if after is None else [after])]
+    number = max((keys.generation for keys in before), default=-1) + 1
     run_key = RunKey.new()
     keys = Keys(run, number, run_key.fingerprint)
     KeyFolder().keep(keys, run_key)
@@ -67,24 +69,29 @@ def _refuse_if_replaced(storage: Storage, key: str) -> None:
 
 def list_generations(storage: Storage, run: str) -> tuple[Keys, ...]:
     """The reserved generations of `run`, in ascending order."""
-    return _generations_of(run, storage.list(Keys(run).reservations))
-
-
-def _generations_of(run: str, listed: Iterable[str]) -> tuple[Keys, ...]:
-    found = {Keys(run).reserved(key) for key in listed} - {None}
-    return tuple(sorted((keys for keys in found if keys is not None), key=lambda keys: (keys.generation, keys.nonce)))
+    return generations_of(find_objects(storage, Keys(run).reservations).own)
 
 
 def write_record(storage: Storage, keys: Keys, record: RunRecord) -> None:
-    """Write the record of a generation, twice in case one is lost: from now on it counts."""
-    put_document(storage, keys.record, record)
-    put_document(storage, keys.record_copy, record)
+    """Write the record of a generation, three times in case some are lost: from now on it counts."""
+    for key in keys.records:
+        put_document(storage, key, record)
+
+
+def touch_saved_record(storage: Storage, keys: Keys) -> None:
+    """Make the record beside the checkpoints as young as the newest of them; one that is lost is written again."""
+    try:
+        storage.touch(keys.saved_record)
+    except KeyMissing:
+        record = find_record(storage, keys)
+        if record is not None:
+            put_document(storage, keys.saved_record, record)
 
 
 def find_record(storage: Storage, keys: Keys) -> RunRecord | None:
     """The record of a generation; None if it does not count. Raises CorruptMessage if no copy of it can be read."""
     damage: CorruptMessage | None = None
-    for key in (keys.record, keys.record_copy):
+    for key in keys.records:
         try:
             return get_document(storage, RunRecord, key)
         except KeyMissing:
@@ -98,14 +105,34 @@ def find_record(storage: Storage, keys: Keys) -> RunRecord | None:
 
 
 def newest_record(storage: Storage, run: str) -> RunRecord:
-    """The record of the newest generation of `run` that counts. Raises RunUnknown, or CorruptMessage."""
+    """The record of the newest generation of `run` that counts. Raises RunUnknown, or CorruptMessage.
+
+    Of a generation that was deleted, a late client may have put a record and nothing else, which does not count.
+    """
     listed = storage.list(Keys(run).reservations)
-    for keys in reversed(_generations_of(run, listed)):
+    for keys in reversed(generations_of(listed)):
         record = find_record(storage, keys)
         if record is not None and (keys.reservation in listed or storage.list(keys.payloads)):
-            return record  # of a generation that was deleted, a late client may have put a record and nothing else
+            return record
         _log.debug("generation %d of run %s has no record: its client died before it began", keys.generation, run)
-    raise RunUnknown(f"there is no run {run!r} in this storage; its name is what `train` printed")
+    own = find_objects(storage, Keys(run).run_prefix).own
+    for keys in reversed(generations_of(own)):
+        saved = any(key.startswith(keys.checkpoints) for key in own if key != keys.saved_record)
+        record = find_record(storage, keys) if saved and keys.reservation not in listed else None
+        if record is not None:
+            _log.warning("run %s: its reservation is lost; it is found by its checkpoints", run)
+            return record
+    raise RunUnknown(f"there is no run {run!r} in this storage; {_why_unknown(run, own)}")
+
+
+def _why_unknown(run: str, own: Sequence[str]) -> str:
+    """What may help who asks for a run of which there is no record."""
+    left = [key for key in own if not key.startswith(Keys(run).owner.prefix)]
+    if not left:
+        kept = f"one that was stopped is kept for {KEEP_DAYS} days, or what deploy --keep-days says"
+        return f"its name is what `train` printed; in a deployment's own bucket, {kept}"
+    count = "an object" if len(left) == 1 else f"{len(left)} objects"
+    return f"{count} of one, such as {left[0]}, without a record: {WHY_GONE}; funcpipe clean {run} deletes what is left"
 
 
 def write_payload(storage: Storage, keys: Keys, spec: WorkerSpec) -> None:
@@ -126,7 +153,7 @@ def load_worker_specs(storage: Storage, keys: Keys) -> tuple[WorkerSpec, ...]:
 
 def delete_generation(storage: Storage, keys: Keys) -> None:
     """Delete all objects of one generation; workers that still run lose their leases and end."""
-    _delete(storage, (keys.record, keys.record_copy))  # first: what is half deleted must not be resumed
+    _delete(storage, keys.records)  # first: what is half deleted must not be resumed
     _delete(storage, find_objects(storage, keys.prefix).own)
     storage.delete(keys.reservation)
     KeyFolder().forget([keys])
@@ -140,9 +167,8 @@ def delete_objects(storage: Storage, run: str) -> FoundObjects:
     unmark_run(storage, run)
     owner, found = Keys(run).owner.prefix, find_objects(storage, Keys(run).run_prefix)
     own = tuple(key for key in found.own if not key.startswith(owner))
-    generations = list_generations(storage, run)
-    for keys in generations:
-        _delete(storage, (keys.record, keys.record_copy))
+    generations = generations_of(own)
+    _delete(storage, [key for keys in generations for key in keys.records])
     _delete(storage, own)
     KeyFolder().forget(generations)
     return FoundObjects(own, found.others)

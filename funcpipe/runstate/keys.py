@@ -20,9 +20,8 @@ from funcpipe.errors import InvalidValue
 _RUN = re.compile(r"[a-z0-9][a-z0-9-]{0,62}", re.ASCII)
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
 _NONCE = re.compile(r"[0-9a-f]{0,16}", re.ASCII)
-_GENERATION = re.compile(r"(\d{4})(?:-([0-9a-f]+))?(?:\.json)?", re.ASCII)
 _PLACE = re.compile(
-    r"([a-z0-9][a-z0-9-]*)/(?:g|generations/)(\d{4})(?:-([0-9a-f]+))?(?:\.json$|/|$)(messages/)?", re.ASCII
+    r"([a-z0-9][a-z0-9-]{0,62})/(?:g|generations/)(\d{4})(?:-([0-9a-f]{1,16}))?(?:\.json$|/|$)(messages/)?", re.ASCII
 )
 
 
@@ -102,14 +101,19 @@ class Keys:
         return f"{self.reservation}.json"
 
     @property
+    def saved_record(self) -> str:
+        """The record once more, beside the checkpoints and as young as they are: both are enough to resume the run."""
+        return self._key("checkpoints", "run.json")
+
+    @property
+    def records(self) -> tuple[str, ...]:
+        """The record and its copies."""
+        return self.record, self.record_copy, self.saved_record
+
+    @property
     def finished(self) -> str:
         """What is kept of the run once it has finished; with it, the generation has no functions and no messages."""
         return self._key("finished.json")
-
-    def reserved(self, key: str) -> "Keys | None":
-        """The generation that `key`, a reservation or the copy of a record, tells of."""
-        match = _GENERATION.fullmatch(key.removeprefix(self.reservations))
-        return None if match is None else Keys(self.run, int(match[1]), match[2] or "")
 
     @property
     def halt(self) -> str:
@@ -243,6 +247,15 @@ class Keys:
     def all_progress(self) -> str:
         """What the `done` keys of all workers begin with."""
         return self._folder("progress")
+
+    def renewal(self, day: int) -> str:
+        """Exists once the run's objects were made young on that day of the run."""
+        return self._key("renewals", f"{day:08d}")
+
+    @property
+    def renewals(self) -> str:
+        """What the keys of all renewals begin with."""
+        return self._folder("renewals")
 
     def checkpoint(self, stage: int, name: str) -> str:
         """A file of a checkpoint of `stage`."""

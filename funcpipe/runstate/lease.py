@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from funcpipe.core import Halt, LeaseDocument, Outcome, RequestCounts
+from funcpipe.core.lifetime import WHY_GONE
 from funcpipe.errors import CorruptMessage, KeyExists, KeyMissing, Superseded
 from funcpipe.platforms.base import OPEN, Gate, Storage
 from funcpipe.platforms.wrappers import StorageWrapper
@@ -41,16 +42,20 @@ CLOSING = RequestCounts(puts=1, gets=2, empty_gets=1)
 
 
 class Fence(ABC):
-    """A right to write and delete, which another may take away; `taken` while it was had, `lost` once it is known to
-    be gone.
-    """
+    """A right to write and delete, which another may take away; `taken` once it was had."""
 
     def __init__(self, *, fresh_s: float, clock: Callable[[], float]) -> None:
         """`check` asks the storage only if it was not asked within the last `fresh_s` seconds."""
         self._fresh_s = fresh_s
         self._clock = clock
         self._checked_s = -float("inf")
-        self.taken = self.lost = False
+        self._loss: Superseded | None = None
+        self.taken = False
+
+    @property
+    def lost(self) -> bool:
+        """Whether it is known to be gone."""
+        return self._loss is not None
 
     def check(self) -> None:
         """Raise Superseded if the right is lost, by what was last known of it if that is recent enough."""
@@ -61,11 +66,15 @@ class Fence(ABC):
     def check_now(self) -> None:
         """Ask the storage, and raise Superseded if the right is lost."""
 
-    def _lose(self, cause: str) -> NoReturn:
-        if not self.lost:
-            _log.warning("lost the lease: %s", cause)
-        self.lost = True
-        raise Superseded(cause)
+    def _lose(self, cause: str, *, missing: bool = False) -> NoReturn:
+        _log.warning("lost the lease: %s", cause)
+        self._loss = Superseded(cause, missing=missing)
+        raise self._loss
+
+    def _check_not_lost(self) -> None:
+        """Raise Superseded, as when the right was lost, if it is known to be."""
+        if self._loss is not None:
+            raise Superseded(str(self._loss), missing=self._loss.missing)
 
 
 class Lease(Fence):
@@ -115,8 +124,7 @@ class Lease(Fence):
     def check_now(self) -> None:
         """Ask the storage, and raise Superseded if the lease is lost."""
         with self._lock:
-            if self.lost:
-                self._lose(f"attempt {self._attempt} of {self._worker} has been superseded")
+            self._check_not_lost()
             asked_s = self._clock()
             if exists(self._storage, self._keys.lease(self._worker, self._attempt + 1)):
                 self._lose(f"attempt {self._attempt + 1} of {self._worker} has begun")
@@ -128,7 +136,7 @@ class Lease(Fence):
         try:
             own = get_listed_document(self._storage, LeaseDocument, self._keys.lease(self._worker, self._attempt))
         except KeyMissing:
-            self._lose(f"the lease of attempt {self._attempt} of {self._worker} has been taken away")
+            self._lose(f"the lease of attempt {self._attempt} of {self._worker} is missing: {WHY_GONE}", missing=True)
         except CorruptMessage as error:
             if not self.taken:
                 raise

@@ -29,7 +29,8 @@ from enum import Enum
 from types import TracebackType
 
 from funcpipe.core import LeaseDocument, OwnerDocument
-from funcpipe.errors import CorruptMessage, KeyMissing, RunTaken, StorageError, Superseded
+from funcpipe.core.lifetime import WHY_GONE
+from funcpipe.errors import CorruptMessage, KeyMissing, RunTaken, RunUnknown, StorageError, Superseded
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.documents import get_document, put_document
 from funcpipe.runstate.generations import delete_objects, list_generations
@@ -151,15 +152,15 @@ class OwnerLease(Fence):
     def up_to_now(self) -> tuple[str, ...]:
         """Ask the storage for the keys of all leases; raises Superseded if this one is lost. This one comes last."""
         with self._lock:
-            if self.lost:
-                self._lose(f"owner {self._number} of run {self._keys.run} has been superseded")
+            self._check_not_lost()
             asked_s = self._clock()
             leases = _list_leases(self._storage, self._keys)
-            if leases.pop(self.key, None) is None:
-                self._lose(f"the lease of owner {self._number} of run {self._keys.run} has been taken away")
+            own = leases.pop(self.key, None)
             newest = max(leases.values(), default=-1)
             if newest > self._number or (newest == self._number and not self.taken):
                 self._lose(f"another client is owner {newest} of run {self._keys.run}, or wants to be")
+            if own is None:
+                self._lose(f"the lease of owner {self._number} is missing: {WHY_GONE}", missing=True)
             self._checked_s = asked_s
             return (*leases, self.key)
 
@@ -315,10 +316,14 @@ def owned(
 
 @contextlib.contextmanager
 def told_if_taken(run: str) -> Iterator[None]:
-    """Raise RunTaken if, within this context, another client is found to have taken `run` over."""
+    """Raise RunTaken if, within this context, another client is found to have taken `run` over, RunUnknown if the lease
+    of this one is gone.
+    """
     try:
         yield
     except Superseded as error:
+        if error.missing:
+            raise RunUnknown(f"run {run}: {error}") from error
         raise RunTaken(run, f"another client, which has taken it over ({error})") from error
 
 

@@ -139,15 +139,19 @@ def _best(storage: Storage, record: RunRecord, validations: tuple[ValidationRepo
 def _reported_step(storage: Storage, record: RunRecord, index: CheckpointIndex) -> int:
     """The steps of which all replicas of the last stage have told the losses.
 
-    A worker tells so itself; if that is lost, its losses tell.
+    A worker tells so itself; if that is lost, its losses tell. If nothing is told of any, all of that is lost: they
+    report a step before the stage is saved after it.
     """
     prefix, last = Keys.of(record).step_reports, len(record.plan.stages) - 1
     steps = [key.removeprefix(prefix).partition(".") for key in storage.list(prefix)]
     done = []
     for replica in range(record.plan.replicas):
         told = [int(step) + 1 for step, _, worker in steps if worker == worker_name(last, replica)]
-        done.append(max([index.done.get((last, replica), record.first_step), *told]))
-    return min(done)
+        marked = index.done.get((last, replica))
+        done.append(max([*told, *([] if marked is None else [marked])], default=None))
+    if all(steps is None for steps in done):
+        return index.common_steps(len(record.plan.stages))[0]
+    return min(record.first_step if steps is None else steps for steps in done)
 
 
 def _told(

@@ -5,12 +5,12 @@ and whatever begins one refuses a name below which other objects lie.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from funcpipe.errors import InvalidValue
 from funcpipe.platforms.base import Storage
-from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.keys import Keys, generation_of
 
 _PARTS = {
     "GENERATION": r"\d{4}(?:-[0-9a-f]{1,16})?",
@@ -33,11 +33,11 @@ _OF_GENERATION = (
     *("run.json", "finished.json", "halts/NUMBER", "halts/NUMBER.verdict"),
     *("stage/STAGE.bundle", "stage/STAGE.tensors", "data/DATA", "payloads/NAME"),
     *("messages/NAME/NUMBER/NAME", "messages/NAME/NUMBER.NUMBER/NAME"),
-    *("checkpoints/STAGE/FILE", "best/STAGE/FILE"),
+    *("checkpoints/run.json", "checkpoints/STAGE/FILE", "best/STAGE/FILE"),
     *("steps/NUMBER.NAME", "losses/NAME/NUMBER.NUMBER", "progress/NAME/NUMBER.NUMBER"),
     *("validations/NUMBER", "scores/NUMBER/NAME/NUMBER", "outputs/NUMBER.NAME"),
     *("leases/NAME/NUMBER", "heartbeats/NAME/NUMBER", "hand-overs/NAME/NUMBER", "restarts/NAME/NUMBER"),
-    *("functions/NAME/NUMBER.TOKEN", "reports/NAME/NUMBER", "traces/NAME/NUMBER"),
+    *("renewals/NUMBER", "functions/NAME/NUMBER.TOKEN", "reports/NAME/NUMBER", "traces/NAME/NUMBER"),
     *("server/data/DATA", "server/work/NAME/NUMBER/NUMBER", "server/pushes/NAME/NUMBER/NUMBER"),
     "server/parameters/NUMBER",
 )
@@ -80,6 +80,12 @@ class FoundObjects:
         """The objects of others in words: how many, and one of them."""
         count = len(self.others)
         return f"the object {self.others[0]}" if count == 1 else f"{count} objects, such as {self.others[0]}"
+
+
+def generations_of(objects: Iterable[str]) -> tuple[Keys, ...]:
+    """The generations of a run that any of its `objects` belongs to, in ascending order."""
+    found = {generation_of(key) for key in objects} - {None}
+    return tuple(sorted((keys for keys in found if keys is not None), key=lambda keys: (keys.generation, keys.nonce)))
 
 
 def find_objects(storage: Storage, prefix: str) -> FoundObjects:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from funcpipe.comm import codec
 from funcpipe.comm.collectives import pattern_of
 from funcpipe.core import Routes, Wire, WorkerSpec
-from funcpipe.errors import CorruptMessage
+from funcpipe.core.lifetime import WHY_GONE
+from funcpipe.errors import CorruptMessage, KeyMissing, StorageError
 from funcpipe.model.graph import Signature
 from funcpipe.model.split import StageModule, load_stage
 from funcpipe.platforms.base import Storage
@@ -114,9 +115,15 @@ def _loader(source: DataSource, order: Order, keep: Callable[[LoadedBatch], Batc
 
 
 def load_bundle(spec: WorkerSpec, storage: Storage) -> tuple[StageModule, StageJob]:
-    """The module of the stage of `spec`, and its job. Raises CorruptMessage unless it is the code that `spec` names."""
-    bundle = storage.get(spec.bundle)
+    """The module of the stage of `spec`, and its job.
+
+    Raises CorruptMessage unless it is the code that `spec` names, StorageError if it is gone.
+    """
+    try:
+        bundle, tensors = storage.get(spec.bundle), storage.get(spec.parameters)
+    except KeyMissing as error:
+        raise StorageError(f"{error}, which was uploaded when the run began: {WHY_GONE}") from error
     if hashlib.sha256(bundle).hexdigest() != spec.bundle_sha256:
         raise CorruptMessage(f"{spec.bundle} is not the code that the invocation names: its SHA-256 differs")
-    stage, job = load_stage(bundle, codec.decode(storage.get(spec.parameters)))
+    stage, job = load_stage(bundle, codec.decode(tensors))
     return stage, job

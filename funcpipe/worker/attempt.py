@@ -57,7 +57,7 @@ def run_attempt(
             return False
         reporter.report(outcome, failure)
     except Superseded as error:
-        _log.warning("ends without a report, another function is this worker: %s", error)
+        _log.warning("ends without a report: %s", error)
         return True
     return failure is None
 

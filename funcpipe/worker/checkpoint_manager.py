@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import math
 import time
 from collections.abc import Callable
 
@@ -10,6 +11,7 @@ from funcpipe.errors import CorruptMessage
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.checkpoint_index import CheckpointPart
 from funcpipe.runstate.checkpoints import Checkpoints
+from funcpipe.runstate.generations import touch_saved_record
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import Lease
 from funcpipe.runstate.replica_marks import Difference, compare, digest_of, instruction_set
@@ -19,6 +21,9 @@ from funcpipe.worker.checkpoint_interval import CheckpointInterval
 from funcpipe.worker.message_gc import MessageGC, StepMessages
 
 _log = logging.getLogger(__name__)
+
+_RECORD_S = 3600.0
+"""How much older than the newest checkpoint the record beside it may be: the first attempt finds a new one."""
 
 _MARKS = 4
 """Of how many steps a replica remembers its own mark, to compare it with that of a replica that is behind."""
@@ -62,6 +67,7 @@ class CheckpointManager:
         self._restored = spec.attempt > 0
         self._took_over = spec.attempt == 0
         self._marks: dict[int, ReplicaMark] = {}
+        self._record_due_s = time.monotonic() + _RECORD_S if spec.attempt == 0 else -math.inf
         self.written: frozenset[str] = frozenset()
         self.drift: Difference | None = None
 
@@ -108,6 +114,7 @@ class CheckpointManager:
         if saves:
             self._interval.begin_checkpoint()
             self.save(done, submit)
+            submit(self._keep_record_young)
         if saves or (compare_every is not None and done % compare_every == 0):
             mark = self._mark(done)
             submit(lambda: self._record_done(done, mark))
@@ -144,6 +151,12 @@ class CheckpointManager:
         )
         self._marks = {**dict(sorted(self._marks.items())[1 - _MARKS :]), done: mark}
         return mark
+
+    def _keep_record_young(self) -> None:
+        """See that the record beside the checkpoints is about as young as they are; the first worker does."""
+        if self._spec.is_first and time.monotonic() >= self._record_due_s:
+            touch_saved_record(self._storage, self._keys)
+            self._record_due_s = time.monotonic() + _RECORD_S
 
     def _compare(self) -> None:
         """Note in `drift` if this replica differs from the first one."""

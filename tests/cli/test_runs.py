@@ -90,7 +90,7 @@ def test_a_run_is_shown_stopped_and_deleted(
     assert main(["status", "left", "--storage", storage_url]) == 3
     assert "ends early: it was stopped" in capsys.readouterr().out
     assert main(["clean", "left", "--storage", storage_url]) == 0
-    assert "run left: 6 objects deleted" in capsys.readouterr().out
+    assert "run left: 7 objects deleted" in capsys.readouterr().out
     assert main(["status", "left", "--storage", storage_url]) == 2
     assert "left" in capsys.readouterr().err
 

@@ -68,16 +68,17 @@ def test_a_finished_run_keeps_its_model_its_record_and_its_trace_and_nothing_els
         rf"{RUN}/generations/0000-{keys.nonce}(\.json)?",
         r"run\.json",
         r"finished\.json",
+        r"checkpoints/run\.json",
         rf"checkpoints/s[012]/0000000{STEPS}\.s[012]\.r0\.a00000000\.(json|0\.safetensors)",
         r"traces/s[012]\.r[01]/00000000",
         rf"{RUN}/owner/leases/00000000\.[0-9a-f]+",
         rf"{RUN}/owner/heartbeats/00000000\.[0-9a-f]+",
     ]
     assert [key for key in kept if not any(re.fullmatch(pattern, key) for pattern in patterns)] == []
-    assert [sum(bool(re.fullmatch(pattern, key)) for key in kept) for pattern in patterns] == [2, 1, 1, 6, 6, 1, 1]
+    assert [sum(bool(re.fullmatch(pattern, key)) for key in kept) for pattern in patterns] == [2, 1, 1, 1, 6, 6, 1, 1]
     assert KeyFolder().find(keys) is not None
     assert result.losses
-    assert clean(storage, RUN, functions.open) == 16
+    assert clean(storage, RUN, functions.open) == 17
     assert storage.list("") == ()
     assert KeyFolder().find(keys) is None
 

@@ -55,7 +55,7 @@ class Counting(StorageWrapper):
 
     def _ask(self, what: str, request: Callable[[], Answer]) -> Answer:
         with self._count:
-            self.asked[f"{what.partition(' ')[0]}s"] += 1
+            self.asked["puts" if what.startswith("touch ") else f"{what.partition(' ')[0]}s"] += 1
         return request()
 
     @property

@@ -249,7 +249,7 @@ class TakenOver(MemoryStorage):
     def list(self, prefix: str) -> tuple[str, ...]:
         found, keys = super().list(prefix), Keys(RUN)
         owners = super().list(keys.owner.owner_leases)
-        if prefix == keys.reservations and owners:
+        if prefix in (keys.reservations, keys.run_prefix) and owners:
             OwnerLease(self, keys.owner, len(owners), fresh_s=1.0).take()
         return found
 

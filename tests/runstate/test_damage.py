@@ -216,9 +216,9 @@ def test_a_run_whose_checkpoints_are_all_damaged_begins_again_only_if_that_is_wa
 def test_a_record_of_which_no_copy_can_be_read_is_told(stopped: dict[str, bytes]) -> None:
     storage = filled(stopped)
     keys = Keys.of(newest_record(signed(storage), RUN))
-    for key in (keys.record, keys.record_copy):
+    for key in keys.records:
         storage.put(key, flipped(stopped[key]))
-    with pytest.raises(CorruptMessage, match=keys.record_copy):
+    with pytest.raises(CorruptMessage, match=keys.saved_record):
         newest_record(signed(storage), RUN)
 
 

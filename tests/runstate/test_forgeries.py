@@ -71,7 +71,7 @@ def test_a_record_that_names_another_storage_or_platform_is_refused() -> None:
     write_record(own, KEYS, OURS)
     theirs = replace(OURS, platform="aliyun-fc://funcpipe?region=cn-test&endpoint=http://there")
     for forgery in FORGERIES.values():
-        for key in (KEYS.record, KEYS.record_copy):
+        for key in KEYS.records:
             storage.put(key, forgery(key, encode_document(theirs)))
         with pytest.raises(CorruptMessage, match="is not signed by its run"):
             find_record(own, KEYS)

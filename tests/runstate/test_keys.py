@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from funcpipe.errors import InvalidValue
-from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.keys import Keys, generation_of
 
 runs = st.from_regex(r"[a-z0-9][a-z0-9-]{0,20}", fullmatch=True)
 
@@ -73,11 +73,13 @@ def test_no_name_leads_out_of_its_generation(run: str, worker: str, name: str, s
         assert all(part not in ("", ".", "..") for part in key.removesuffix("/").split("/"))
 
 
-def test_a_generation_is_found_by_its_reservation_and_by_the_copy_of_its_record() -> None:
+def test_a_generation_is_found_by_its_reservation_and_by_the_copies_of_its_record() -> None:
     keys, old = Keys("run-1", 12, "3fa9c2d1"), Keys("run-1", 3)
-    assert [Keys("run-1").reserved(key) for key in (keys.reservation, keys.record_copy)] == [keys, keys]
-    assert Keys("run-1").reserved(old.reservation) == old
-    assert Keys("run-1").reserved("run-1/generations/other") is None
+    assert [generation_of(key) for key in (keys.reservation, *keys.records)] == [keys] * 4
+    assert generation_of(old.reservation) == old
+    others = ("generations/other", "generations/0000-" + "a" * 17, "g0000-x/run.json", "g00000/run.json", "owner/x")
+    assert [key for key in others if generation_of(f"run-1/{key}") is not None] == []
+    assert generation_of(f"{'a' * 64}/g0000/run.json") is None
     with pytest.raises(InvalidValue, match="nonce must be"):
         Keys("run-1", 0, "../x")
 

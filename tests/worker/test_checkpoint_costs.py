@@ -58,12 +58,14 @@ class Recorded:
         self.costs_s[-1] += seconds
 
 
-def manager_on(storage: Storage, interval: Recorded, *, replica: int = 0, replicas: int = 1) -> CheckpointManager:
+def manager_on(
+    storage: Storage, interval: Recorded, *, attempt: int = 0, replica: int = 0, replicas: int = 1
+) -> CheckpointManager:
     """What saves the first stage."""
-    made = races.spec_of((0, replica), 0)
+    made = races.spec_of((0, replica), attempt)
     spec = replace(made, plan=replace(made.plan, replicas=replicas, global_batch=replicas))
     own = signed_for_tests(storage)
-    lease = Lease(own, KEYS, spec.worker, 0, fresh_s=1e9)
+    lease = Lease(own, KEYS, spec.worker, attempt, fresh_s=1e9)
     lease.take()
     computation = races.Learned()
     computation.parameters = ()  # type: ignore[attr-defined]
