@@ -2,6 +2,7 @@
 
 import shlex
 
+from funcpipe.core.lifetime import KEEP_DAYS
 from funcpipe.platforms.catalog import LOCAL
 
 
@@ -21,11 +22,15 @@ def watch_command(run: str, storage: str | None) -> str:
     return f"  {'watch it:':<11} funcpipe watch {shlex.quote(run)} --storage {shlex.quote(storage or 'URL')}"
 
 
-def after_failure(run: str, storage: str, *, watch: str = "resume it") -> tuple[str, ...]:
-    """For a run that has ended, whose objects are still in `storage`: what resumes, shows and deletes it."""
+def after_failure(run: str, storage: str, *, watch: str = "resume it", expires: bool = False) -> tuple[str, ...]:
+    """For a run that has ended, whose objects are still in `storage`: what resumes, shows and deletes it.
+
+    In a deployment's own bucket, what is kept `expires`.
+    """
     resume, status, _, clean = commands(run, storage, watch=watch)
     logs = f"  {'logs:':<11} funcpipe logs {shlex.quote(run)} --storage {shlex.quote(storage)}"
-    return resume, status, logs, clean
+    kept = f"  {'it is kept:':<11} {KEEP_DAYS} days, unless the deployment was made with --keep-days"
+    return resume, status, logs, clean, *((kept,) if expires else ())
 
 
 def after_end(run: str, storage: str) -> tuple[str, ...]:

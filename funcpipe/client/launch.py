@@ -253,7 +253,8 @@ def _told_what_next(prepared: PreparedRun, *, kept: bool) -> Iterator[None]:
         raise
     except RunError as error:
         run = prepared.name
-        told = after_failure(run, prepared.storage_url) if kept else after_removal(run, prepared.platform.url)
+        storage, platform = prepared.storage_url, prepared.platform.url
+        told = after_failure(run, storage, expires=prepared.expires) if kept else after_removal(run, platform)
         error.add_note("\n".join(told))
         raise
 

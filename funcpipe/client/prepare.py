@@ -46,7 +46,6 @@ from funcpipe.training.teacher_checks import check_decays
 
 _log = logging.getLogger(__name__)
 
-
 Confirm = Callable[[JobEstimate | None], None]
 """Is told, before functions start, what the job is expected to take; what it raises ends `train` or `start`."""
 
@@ -58,9 +57,9 @@ class PreparedRun:
     `account` is what it has cost and taken so far. It goes on from `resumed`, if that is given. `running` is the record
     of a run that functions on `platform` are still training, or have trained to its end if `resumed` is given too: it
     is to be watched or collected, and nothing is to be started. A new run begins with what was `learned` before, if
-    that is given. With `keeps_model` the model stays in the storage when the run has finished. `meter` counts what this
-    client asks of the storage. `estimate` is what the steps that are left are expected to take; None if the plan has
-    none.
+    that is given. With `keeps_model` the model stays in the storage when the run has finished; where that is a
+    deployment's, all that is kept `expires`. `meter` counts what this client asks of the storage. `estimate` is what
+    the steps that are left are expected to take; None if the plan has none.
     """
 
     job: Job
@@ -77,6 +76,7 @@ class PreparedRun:
     running: RunRecord | None = None
     learned: Learned | None = None
     keeps_model: bool = False
+    expires: bool = False
     reopen: OpenPlatform = open_platform
     meter: RequestMeter = field(default_factory=RequestMeter)
     estimate: JobEstimate | None = None
@@ -221,6 +221,7 @@ def prepare(
         running=record if before.platform is not None else None,
         learned=learned if record is None else None,
         keeps_model=session.lasts and settings.keep_model,
+        expires=session.expires,
         reopen=session.reopen,
         meter=session.meter,
         estimate=estimate,

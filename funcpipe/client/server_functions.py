@@ -113,7 +113,7 @@ def train_on_functions(
         with FunctionCrew(site, functions.crew) as crew:
             bill = _Bill(functions, size, prices, market, session, crew)
             guarded = replace(run, watch=_guarded(run, limits, bill, crew, name, lasts=session.lasts))
-            result = trained(job, crew, guarded, name)
+            result = trained(job, crew, guarded, name, session.storage)
         if session.lasts and not settings.keep_model:
             session.storage.delete_many(find_objects(session.storage, f"{name}/server/").own)
         return replace(result, bill=bill.items())

@@ -19,6 +19,8 @@ from funcpipe.parameter_server.loops import (
     train_synchronously,
 )
 from funcpipe.parameter_server.values import PushRecord, Updates
+from funcpipe.platforms.base import Storage
+from funcpipe.runstate.renewal import Renewal
 
 
 class ServerCrew(Crew, Protocol):
@@ -75,11 +77,17 @@ class ServerRun:
     watch: Watch = nothing_changes
 
 
-def trained(job: Job, crew: ServerCrew, run: ServerRun, name: str) -> ServerResult:
-    """Train `job` with `crew`, as the run called `name`: all that is found but the bill."""
+def trained(job: Job, crew: ServerCrew, run: ServerRun, name: str, storage: Storage) -> ServerResult:
+    """Train `job` with `crew`, as the run called `name` in `storage`: all that is found but the bill."""
+    with Renewal(storage, name) as renewal:
+        return _trained(job, crew, run, name, renewal)
+
+
+def _trained(job: Job, crew: ServerCrew, run: ServerRun, name: str, renewal: Renewal) -> ServerResult:
     history, steps, began_s = History(), list[float](), time.monotonic()
 
     def watch(seen: object, done: float) -> None:
+        renewal.look(time.monotonic() - began_s)
         while len(steps) < len(history.losses):
             steps.append(time.monotonic() - began_s)
         del steps[len(history.losses) :]

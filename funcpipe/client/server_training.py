@@ -179,7 +179,7 @@ def train_on_cluster(
         )
         stack.enter_context(connected(address, object_store_bytes=_OBJECT_STORE_BYTES))
         crew = stack.enter_context(RayCrew(site, cluster.workers))
-        result = trained(job, crew, run, name)
+        result = trained(job, crew, run, name, storage)
         if settings.storage is not None and not settings.keep_model:
             storage.delete_many(find_objects(storage, f"{name}/server/").own)
     return replace(result, bill=_bill(cluster, crew, market))

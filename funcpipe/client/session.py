@@ -32,7 +32,8 @@ class Session:
 
     `functions` starts new functions; it is called once all other checks are made. `reopen` finds the platform of
     functions that run already, by its URL. `like` is the platform whose limits are imposed on local functions. Objects
-    of a run that has failed stay if the storage `lasts`. `meter` counts what this client asks of the storage.
+    of a run that has failed stay if the storage `lasts`, for some days if it is a deployment's own, which `expires`.
+    `meter` counts what this client asks of the storage.
     """
 
     storage: Storage
@@ -41,6 +42,7 @@ class Session:
     reopen: OpenPlatform = open_platform
     like: PlatformSpec | None = None
     lasts: bool = False
+    expires: bool = False
     meter: RequestMeter = field(default_factory=RequestMeter)
 
 
@@ -96,6 +98,7 @@ def open_session(
             reopen=functools.partial(open_platform, meter=meter),
             like=imposed,
             lasts=lasts,
+            expires=settings.storage is None and is_deployment(platform),
             meter=meter,
         )
 

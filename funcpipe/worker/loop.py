@@ -15,6 +15,7 @@ from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import Lease
 from funcpipe.runstate.limits import BudgetGuard
+from funcpipe.runstate.renewal import Renewal
 from funcpipe.runstate.replica_marks import instruction_set
 from funcpipe.training.computation import Computation
 from funcpipe.training.data import Batches
@@ -56,6 +57,7 @@ class Worker:
     budget: BudgetGuard
     successor: Successor
     peers: PeerRecovery
+    renewal: Renewal
     cancel: threading.Event
     clock: Callable[[], float]
     validator: Validator | None = None
@@ -83,12 +85,13 @@ class Worker:
             self.orders,
             describe=self._describe,
             exceeded=lambda: self.budget.exceeded(self.progress.billed_s),
-            after_beat=self._check_peers,
+            after_beat=self._after_beat,
             heartbeat_s=self.spec.faults.heartbeat_s,
             cancel=self.cancel,
         )
         try:
-            with heartbeat, Background() as background, self.runner.loader or contextlib.nullcontext():
+            loader = self.runner.loader or contextlib.nullcontext()
+            with self.renewal, heartbeat, Background() as background, loader:
                 return self._train(heartbeat, background)
         except (TaskFailed, Cancelled) as error:
             if isinstance(error.__cause__, Superseded):
@@ -219,7 +222,10 @@ class Worker:
         if halt is not None and not is_behind:
             self.orders.give(halt)
 
-    def _check_peers(self) -> None:
+    def _after_beat(self) -> None:
+        """Look after others, and the first worker after what storages may delete."""
+        if self.spec.is_first:
+            self.renewal.look(self.progress.run_s)
         self.peers.check(
             self.runner.lanes.awaited_workers(self.spec.faults.heartbeat_s) - {self.spec.worker},
             step=self.progress.done,

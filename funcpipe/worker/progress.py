@@ -9,7 +9,7 @@ where a store costs by the byte.
 import time
 from dataclasses import replace
 
-from funcpipe.core import CountsByKind, RunAccount, WorkerSpec
+from funcpipe.core import CountsByKind, RequestCounts, RunAccount, WorkerSpec
 from funcpipe.platforms.base import Invoked
 from funcpipe.runstate.limits import BudgetGuard
 
@@ -21,7 +21,7 @@ class WorkerProgress:
         self._account = spec.account
         self._invoked = invoked
         self._workers = len(spec.plan.stages) * spec.plan.replicas
-        self._own = self._others = CountsByKind()
+        self._own = self._others = self._for_all = CountsByKind()
         self.budget = BudgetGuard(spec.limits, spec.account, spec.faults.heartbeat_s, requests_usd=self._requests_usd)
         self.steps = steps
         self.done = spec.first_step
@@ -82,8 +82,12 @@ class WorkerProgress:
         self._own += own
         self._others += others
 
+    def record_renewal(self, objects: int) -> None:
+        """Record that this worker has made so many objects young, which no other does."""
+        self._for_all += CountsByKind(default=RequestCounts(puts=objects))
+
     def _requests_usd(self) -> float:
         """Dollars for the requests of all workers since this function was invoked."""
         usd = self._account.counted_usd
-        besides_usd = max(usd(self.requests) - usd(self._own), 0.0)
+        besides_usd = max(usd(self.requests) - usd(self._own) - usd(self._for_all), 0.0)
         return usd(self.requests) + usd(self._others) + (self._workers - 1) * besides_usd

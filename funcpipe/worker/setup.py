@@ -15,6 +15,7 @@ from funcpipe.model.split import StageModule
 from funcpipe.platforms.base import Invoked, OpenPlatform, Storage
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import FencedStorage, Lease
+from funcpipe.runstate.renewal import Renewal
 from funcpipe.training.computation import Computation
 from funcpipe.training.evaluation import StageEvaluation
 from funcpipe.training.loading import Loader
@@ -99,6 +100,7 @@ def load_worker(
         budget=budget,
         successor=Successor(spec, fenced, keys, open_platform, progress, lifetime_s=_lifetime_s(spec, invoked)),
         peers=PeerRecovery(spec, fenced, keys, open_platform),
+        renewal=Renewal(fenced, spec.run, keys=keys, renewed=progress.record_renewal),
         validator=validator,
         cancel=cancel,
         clock=clock,

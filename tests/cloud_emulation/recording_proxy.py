@@ -14,7 +14,7 @@ _CREDENTIAL = re.compile(r"Credential=([^/,]+)")
 class Request:
     """What `who`, an access key, has asked for; `path` has no query, `query` the first value of each option.
 
-    `action` is what Alibaba Cloud's SDKs call the operation.
+    `action` is what Alibaba Cloud's SDKs call the operation, `copied` the object that a put copies.
     """
 
     who: str
@@ -23,6 +23,7 @@ class Request:
     query: tuple[tuple[str, str], ...]
     body: bytes
     action: str
+    copied: str
 
     @property
     def options(self) -> dict[str, str]:
@@ -59,6 +60,7 @@ class RecordingProxy(FaultyProxy):
                 query=tuple((name, values[0]) for name, values in query.items()),
                 body=body,
                 action=exchange.headers.get("x-acs-action", ""),
+                copied=unquote(exchange.headers.get("x-amz-copy-source", "")),
             )
         )
         exchange.body = lambda: body  # type: ignore[method-assign]  # it has been read

@@ -80,6 +80,8 @@ def rights_of(request: Request) -> Iterator[Right]:
     else:
         action = {"GET": "GetObject", "PUT": "PutObject", "DELETE": "DeleteObject"}[request.method]
         yield f"s3:{action}", f"arn:aws:s3:::{request.path.strip('/')}"
+        if request.copied:
+            yield "s3:GetObject", f"arn:aws:s3:::{request.copied.strip('/')}"
 
 
 def granted(policy: dict[str, Any]) -> set[Right]:

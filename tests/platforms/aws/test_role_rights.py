@@ -71,6 +71,18 @@ def stop_one(cloud: Cloud, role: str, monkeypatch: pytest.MonkeyPatch) -> None:
         platform.stop(platform.invoke(spec(open_storage(STORAGE), small.sleeping_loss)))
 
 
+def renew_one(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a function whose run has gone on for a day."""
+    with monkeypatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", cloud.role_name("FunctionRole"))
+        patch.setenv("AWS_ENDPOINT_URL", cloud.objects_url)
+        store = open_storage(STORAGE)
+        for key in ("run-1/g0000-3fa9/run.json", "_watch/run-1/g0000-3fa9"):
+            store.put(key, b"1")
+            store.touch(key)
+    assert [request.path for proxy in cloud.proxies for request in proxy.seen if request.copied]
+
+
 def test_functions_hand_over_to_functions_that_they_invoke_and_may_do_nothing_else(
     deployed: Account, storage: Storage, cloud: AwsCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,6 +95,7 @@ def test_functions_hand_over_to_functions_that_they_invoke_and_may_do_nothing_el
         assert max(cloud.chains) >= 2  # functions pass on what Lambda counts the invocations of a chain by
         assert storage.list("") == ()
         stop_one(seen, "FunctionRole", monkeypatch)
+        renew_one(seen, monkeypatch)
         needed, policy = seen.needed("FunctionRole"), seen.policy("FunctionRole")
         storage.delete_many(storage.list(""))
     print("functions:", *table(policy, needed), sep="\n")
