@@ -32,12 +32,8 @@ def spent_section(material: Material) -> Section | None:
     trace, finished = material.observed or material.predicted, material.finished
     uses = () if finished is None else account(finished)
     if finished is not None and uses:
-        parts += [
-            _advice(uses),
-            _shares(uses, "whole run"),
-            _table(uses, "in the whole run"),
-            _on_the_bill(finished.bill),
-        ]
+        of = "the run since it was resumed" if finished.bill.earlier_usd else "the whole run"
+        parts += [_advice(uses), _shares(uses, of), _table(uses, f"in {of}"), _on_the_bill(finished.bill)]
     elif trace is not None and trace.events:
         uses = time_use(trace)
         steps = f"{trace.source.value}, {counted(len(trace.steps()), 'step')}"
@@ -54,19 +50,16 @@ def _advice(uses: Sequence[StageUse]) -> str:
     whole = sum(total.values()) or 1.0
     largest = max(total, key=total.__getitem__)
     return paragraph(
-        f"Most function time is {largest.value}: {total[largest] / whole:.0%} of {seconds(whole)} over all functions. "
-        "Work that overlaps with computing counts as compute."
+        f"The largest part of function time is {largest.value}: {total[largest] / whole:.0%} of {seconds(whole)} over "
+        "all functions. Work that overlaps with computing counts as compute."
     )
 
 
 def _on_the_bill(bill: Bill) -> str:
     """Where the sums of the table are on the bill."""
-    earlier = (
-        f" Before it was resumed it had cost {usd(bill.earlier_usd)}, which is not in it." if bill.earlier_usd else ""
-    )
     return paragraph(
         f"The bill has the same {seconds(bill.function_seconds)} of {counted(bill.functions, 'function')}, for "
-        f"{usd(bill.compute_usd)}.{earlier}",
+        f"{usd(bill.compute_usd)}.",
         kind="note",
     )
 
