@@ -93,7 +93,10 @@ def test_a_worker_that_trains_to_the_end_logs_its_lease_checkpoints_and_end(
 ) -> None:
     storage = uploaded.fill(MemoryStorage())
     assert run(uploaded.spec(), storage, caplog)
-    assert report(storage).outcome is Outcome.FINISHED
+    found = report(storage)
+    assert (found.outcome, found.first_step) == (Outcome.FINISHED, 0)
+    assert {"start", "compute", "saving"} <= found.uses.keys() <= {"start", "compute", "loading", "bubble", "saving"}
+    assert sum(found.uses.values()) == pytest.approx(found.alive_s)
     told = lines(caplog, logging.INFO)
     for event in ("loaded the code", "took the lease", "starts at step 0 of 16", "saved stage 0 after step 4 as 0000"):
         assert event in told
@@ -151,6 +154,8 @@ def test_a_failure_is_logged_with_its_task_and_cause_and_ends_the_run(
     assert "the loss function fails" in lines(caplog, logging.ERROR)
     found = report(storage)
     assert (found.outcome, found.task, found.retryable) == (Outcome.FAILED, "forward.s0.r0.m0", False)
+    assert found.uses.keys() == {"start", "lost", "saving"}  # its only step did not end
+    assert sum(found.uses.values()) == pytest.approx(found.alive_s)
     halt = read_halt(signed_for_tests(storage), KEYS)
     assert halt is not None
     assert "ValueError: the loss function fails" in halt.reason
