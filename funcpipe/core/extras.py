@@ -2,9 +2,12 @@
 
 import contextlib
 from collections.abc import Iterator
-from importlib import metadata
+from typing import TYPE_CHECKING
 
 from funcpipe.errors import InputError
+
+if TYPE_CHECKING:
+    from importlib import metadata
 
 DISTRIBUTION = "funcpipe-torch"
 """What the package is called on the package index; its import name is `funcpipe`."""
@@ -26,7 +29,9 @@ def requirements() -> tuple[str, ...]:
     return () if found is None else tuple(found.requires or ())
 
 
-def _installed() -> metadata.Distribution | None:
+def _installed() -> "metadata.Distribution | None":
+    from importlib import metadata  # which loads what reads mails, needed by two verbs
+
     for name in (DISTRIBUTION, _FORMER):
         with contextlib.suppress(metadata.PackageNotFoundError):
             found = metadata.distribution(name)

@@ -1,7 +1,6 @@
 """What a function does first: read its payload, keep torch's compiler out, become a worker or a probe."""
 
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType
@@ -19,7 +18,7 @@ from funcpipe.runstate.keys import Keys
 from funcpipe.scheduler.tasks import Kind, Task
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.run_keys import NONCE, RUN_KEY
-from funcpipe.worker import deferred_compiler, invocation
+from funcpipe.worker import invocation
 from funcpipe.worker.synchronisation import Synchronisation
 from tests.core.test_run import spec
 from tests.recording import Recording
@@ -79,33 +78,6 @@ def test_a_worker_that_is_told_no_key_or_another_run_s_does_nothing() -> None:
     with pytest.raises(RunKeyMissing):
         invoke(to_text(replace(spec(), nonce=NONCE, run_key="ab" * 32)), storage)
     assert storage.list("") == ()
-
-
-def test_stand_ins_give_way_to_the_real_module_when_more_is_asked_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("torch._dynamo", "torch.fx.experimental.symbolic_shapes"):
-        monkeypatch.setitem(sys.modules, name, sys)  # remembers what is there, to be restored
-        monkeypatch.delitem(sys.modules, name)
-    deferred_compiler.defer_compiler()
-    compiler, shapes = sys.modules["torch._dynamo"], sys.modules["torch.fx.experimental.symbolic_shapes"]
-    deferred_compiler.defer_compiler()
-    assert sys.modules["torch._dynamo"] is compiler
-    compiler.graph_break()
-    assert compiler.disable(len) is len
-    assert compiler.disable(recursive=False)(len) is len
-    assert shapes.expect_true(True)
-    assert shapes.sym_eq((2, 3), (2, 3))
-    with pytest.raises(AttributeError):
-        _ = compiler.__wrapped__
-
-
-def test_a_stand_in_is_replaced_by_the_module_that_it_stands_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    import colorsys
-
-    stand_in = deferred_compiler._Compiler("colorsys")
-    monkeypatch.setitem(sys.modules, "colorsys", stand_in)
-    assert stand_in.rgb_to_hsv(0, 0, 0) == colorsys.rgb_to_hsv(0, 0, 0)
-    assert sys.modules["colorsys"] is not stand_in
-    assert stand_in.hsv_to_rgb(0, 0, 0) == (0, 0, 0)
 
 
 def test_only_tasks_of_a_synchronisation_are_part_of_one() -> None:

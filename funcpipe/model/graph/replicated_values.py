@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Mapping, Sequence
 
-import networkx as nx
 import torch
 import torch.fx
 from torch import Tensor
@@ -10,6 +9,8 @@ from torch import Tensor
 from funcpipe.model.graph.expectations import EXPECTATIONS
 from funcpipe.model.graph.observe import NodeRecord
 from funcpipe.model.graph.program import attribute
+
+Reads = Mapping[torch.fx.Node, Sequence[torch.fx.Node]]
 
 
 def mark_replicated(module: torch.fx.GraphModule, records: Mapping[str, NodeRecord], changed: Collection[int]) -> None:
@@ -35,20 +36,26 @@ def mark_replicated(module: torch.fx.GraphModule, records: Mapping[str, NodeReco
             constant.add(node)
 
 
-def replicated_reads(graph: torch.fx.Graph) -> "nx.DiGraph[torch.fx.Node]":
-    """The replicated nodes of `graph`, with an edge from each to those that it reads."""
-    reads: nx.DiGraph[torch.fx.Node] = nx.DiGraph()
+def replicated_reads(graph: torch.fx.Graph) -> Reads:
+    """The replicated nodes of `graph`, and for each those that it reads."""
+    reads: dict[torch.fx.Node, list[torch.fx.Node]] = {}
     for node in graph.nodes:
         if node.meta.get("replicated"):
-            reads.add_node(node)
-            reads.add_edges_from((node, used) for used in node.all_input_nodes if used in reads)
+            reads[node] = [used for used in node.all_input_nodes if used in reads]
     return reads
 
 
-def needed(reads: "nx.DiGraph[torch.fx.Node]", nodes: Sequence[torch.fx.Node]) -> list[torch.fx.Node]:
+def needed(reads: Reads, nodes: Sequence[torch.fx.Node]) -> list[torch.fx.Node]:
     """Those of `nodes` that are replicated and what they read, directly or through others, in topological order."""
-    sources = [node for node in nodes if node in reads]
-    return list(dict.fromkeys(item for node in sources for item in nx.dfs_postorder_nodes(reads, node)))
+    found: dict[torch.fx.Node, None] = {}
+    for source in nodes:
+        stack = [source] if source in reads else []
+        while stack:
+            if missing := [used for used in reads[stack[-1]] if used not in found]:
+                stack.extend(reversed(missing))
+            else:
+                found[stack.pop()] = None
+    return list(found)
 
 
 def _is_pure(node: torch.fx.Node, records: Mapping[str, NodeRecord], written: set[str]) -> bool:

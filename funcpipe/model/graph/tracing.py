@@ -23,7 +23,6 @@ from funcpipe.model.graph.eager_graph import trace_eager
 from funcpipe.model.graph.eager_tracer import NonTorchRandomness
 from funcpipe.model.graph.equivalence import Example, compare, example
 from funcpipe.model.graph.examples import CutRuns, ExampleSet, Runs
-from funcpipe.model.graph.export_tracer import trace_export
 from funcpipe.model.graph.fx_tracer import trace_fx
 from funcpipe.model.graph.input_batches import Collated
 from funcpipe.model.graph.input_checks import holds, needed_guards
@@ -157,7 +156,15 @@ class _Failed:
     may_try_again: bool = True
 
 
-TRACERS: tuple[tuple[str, Callable[[TraceRequest], Traced]], ...] = (("fx", trace_fx), ("export", trace_export))
+def _trace_export(request: TraceRequest) -> Traced:
+    from funcpipe.model.graph.export_tracer import (
+        trace_export,  # with it half a second of torch, which fx can do without
+    )
+
+    return trace_export(request)
+
+
+TRACERS: tuple[tuple[str, Callable[[TraceRequest], Traced]], ...] = (("fx", trace_fx), ("export", _trace_export))
 
 
 def _traced(request: TraceRequest, runs: Runs) -> tuple[_Found, tuple[Attempt, ...]]:
