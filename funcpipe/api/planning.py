@@ -20,6 +20,7 @@ from funcpipe.client.site import Site
 from funcpipe.core import (
     DEFAULT_STORES,
     NO_PINS,
+    Coupled,
     FaultTolerance,
     JobEstimate,
     ModelProfile,
@@ -179,6 +180,7 @@ class Planning:
             shard_optimizer=shard_optimizer,
             stores=Stores.of(stores),
             averaged=self._recipe.average is not None,
+            joint_loss=self._recipe.coupled is Coupled.CACHE,
             replicas=arguments.counts(replicas),
             time_value=time_value,
             deadline_s=deadline_s,

@@ -52,19 +52,20 @@ class FuncPipe(Evaluating):
     a torch optimiser, for example `partial(torch.optim.SGD, lr=0.1)`; if its argument is called `named_parameters`, it
     is given pairs of full name and parameter. `scheduler` takes the optimiser and returns a scheduler of
     torch.optim.lr_scheduler, which is stepped at the end of each epoch, or after each training step if
-    `scheduler_interval` is "step"; a ReduceLROnPlateau after each validation, with its `scheduler_monitor`. Before
-    each step the gradient of the whole model is scaled down to the norm `clip_grad_norm`, if it is larger, or each of
-    its elements is brought between -`clip_grad_value` and `clip_grad_value`. `average`, an EMA or SWA, keeps an average
-    of the parameters, which is `averaged` in the result of `train`. `teachers`, a Teacher or several, are frozen parts
-    of the module that average other parts of it. `blocks` are paths of modules that become one layer each, whatever is
+    `scheduler_interval` is "step"; a ReduceLROnPlateau after each validation, with its `scheduler_monitor`. Before each
+    step the gradient of the whole model is scaled down to the norm `clip_grad_norm`, if it is larger, or each of its
+    elements is brought between -`clip_grad_value` and `clip_grad_value`. `average`, an EMA or SWA, keeps an average of
+    the parameters, which is `averaged` in the result of `train`. `teachers`, a Teacher or several, are frozen parts of
+    the module that average other parts of it. `blocks` are paths of modules that become one layer each, whatever is
     inside. Module and loss compute in `precision`, "bf16" and "fp16" as under `torch.autocast`. A step with NaN or
     infinite numbers ends the run, is left out, or is taken all the same: `on_nan` is "stop", "skip" or "ignore". Where
-    the loss of a batch is not the mean of its micro-batches' losses, `train` refuses it, unless `coupled` is
-    "accumulate": then it trains on that mean, as gradient accumulation does. With the `reduction` "weighted" the loss
-    returns its sum and what that weighs, such as a number of tokens; with "tokens" torch's mean over targets that are
-    not ignored. Stages run eagerly: `compile=True` and a model or a loss that torch.compile has wrapped are refused.
-    Training updates `model`. Raises InputError for these, and for an optimiser or a scheduler that cannot be made, or
-    cannot be saved and continued.
+    the loss of a batch is not the mean of its micro-batches' losses, `train` refuses it, unless `coupled` is "cache":
+    then plans keep all outputs of a global batch and compute its loss once, as one process does; or "accumulate": then
+    it trains on that mean, as gradient accumulation does. With the `reduction` "weighted" the loss returns its sum and
+    what that weighs, such as a number of tokens; with "tokens" torch's mean over targets that are not ignored. Stages
+    run eagerly: `compile=True` and a model or a loss that torch.compile has wrapped are refused. Training updates
+    `model`. Raises InputError for these, and for an optimiser or a scheduler that cannot be made, or cannot be saved
+    and continued.
     """
 
     _learned: Learned | None = None

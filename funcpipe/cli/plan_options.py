@@ -15,7 +15,7 @@ from funcpipe.cli.options import (
     add_teachers,
     add_verb,
 )
-from funcpipe.core import SYNC_WIRES, Numerics, OptimizerKind, Recompute, ScheduleKind, Sync, Wire
+from funcpipe.core import SYNC_WIRES, Coupled, Numerics, OptimizerKind, Recompute, ScheduleKind, Sync, Wire
 from funcpipe.partitioner.catalog import PROFILED_LAYERS
 
 
@@ -222,6 +222,12 @@ def _add_choices(verb: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     )
     group.add_argument(
         "--averaged", action="store_true", help="leave room for an average of the parameters (train --ema)"
+    )
+    group.add_argument(
+        "--coupled",
+        choices=[kind.value for kind in Coupled],
+        help="`cache` plans for a loss that is computed once for the whole global batch, from the outputs of all "
+        "micro-batches (train --coupled cache); the others do not change a plan",
     )
     group.add_argument(
         "--replicas", metavar="N,N", help="degrees of data parallelism to consider (default: all that divide the batch)"

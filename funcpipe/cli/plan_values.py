@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from funcpipe.core import (
+    Coupled,
     ModelProfile,
     Numerics,
     OptimizerKind,
@@ -53,6 +54,7 @@ def training_spec(options: argparse.Namespace, global_batch: int) -> TrainingSpe
         shard_optimizer=options.shard_optimizer,
         stores=_stores(options.stores),
         averaged=options.averaged,
+        joint_loss=options.coupled == Coupled.CACHE.value,
         replicas=_degrees(options.replicas),
         **_goal(options),
     )
@@ -85,6 +87,7 @@ def explained_spec(plan: Plan) -> TrainingSpec:
         wire_back=plan.wire_back,
         wire_sync=plan.wire_sync,
         shard_optimizer=plan.shard_optimizer,
+        joint_loss=plan.joint_loss,
     )
 
 

@@ -16,7 +16,7 @@ from funcpipe.cli.options import (
     add_verb,
 )
 from funcpipe.cli.validation_options import add_validation
-from funcpipe.core import Interval
+from funcpipe.core import Coupled, Interval
 
 
 def add_train(verbs: Any) -> None:
@@ -155,13 +155,12 @@ def _add_model(verb: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         "mean",
         "what the loss returns: a mean over samples, (sum, weight), or torch's mean over targets that are not ignored",
     )
-    add_choice(
-        training,
+    training.add_argument(
         "--coupled",
-        ["refuse", "accumulate"],
-        "refuse",
-        "when the loss of a batch is not the mean of its micro-batches' losses, start nothing, or train on their mean, "
-        "as gradient accumulation does",
+        choices=[kind.value for kind in Coupled],
+        help="when the loss of a batch is not the mean of its micro-batches' losses, start nothing, train on their "
+        "mean as gradient accumulation does, or compute it once for the whole batch, by a plan made with `--coupled "
+        "cache` (default: cache for such a plan, else refuse)",
     )
     training.add_argument(
         "--seed",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from funcpipe.cli.factories import check_names, load_factory, make_model
 from funcpipe.cli.provision_files import plan_in
-from funcpipe.core import FaultTolerance, OnDrift, OnOutOfMemory, OptimizerKind, Plan, RunLimits, RunSettings
+from funcpipe.core import Coupled, FaultTolerance, OnDrift, OnOutOfMemory, OptimizerKind, Plan, RunLimits, RunSettings
 from funcpipe.errors import InputError
 from funcpipe.platforms.catalog import is_deployment, load_spec, open_deployment
 
@@ -42,7 +42,7 @@ def plan_and_model(options: argparse.Namespace) -> "tuple[Plan, FuncPipe]":
         teachers=teachers_of(options.teachers),
         precision=options.precision or plan.precision,
         on_nan=options.on_nan,
-        coupled=options.coupled,
+        coupled=options.coupled or (Coupled.CACHE if plan.joint_loss else Coupled.REFUSE),
         reduction=options.reduction,
         name=options.model,
         blocks=options.blocks,

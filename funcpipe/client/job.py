@@ -8,6 +8,7 @@ from torch import nn
 
 from funcpipe.client.continuation import Learned
 from funcpipe.client.evaluation import JobEvaluation, as_validation, make_evaluation
+from funcpipe.client.joint_trial import JointTrial
 from funcpipe.client.loss_reach import check_reach
 from funcpipe.client.open_data import open_with_first, sendable
 from funcpipe.client.rehearsal import carried_by_loss, check_is_finite, rehearse
@@ -22,6 +23,7 @@ from funcpipe.model.graph.held import with_followed
 from funcpipe.model.graph.isolation import in_turn, tried_in_turn
 from funcpipe.model.graph.values import NOTHING_CARRIED, Carried
 from funcpipe.platforms.catalog import load_spec
+from funcpipe.training.batch_layout import BatchLayout
 from funcpipe.training.data import Batches, LoadedBatch, MapDataset, load_batch
 from funcpipe.training.data_source import Data, DataSource, LoaderOptions
 from funcpipe.training.first_batch import FirstBatch
@@ -43,8 +45,9 @@ class Job:
     `dataset` is called in every function that reads data, unless it returns tensors that are in memory here already;
     `loading` says how samples are loaded. `prices` is the platform whose prices the bill is made with.
     `parameters` are the trainable ones of the model, in its order, and then of the loss; `loss_carried` is what calls
-    of the loss leave for the next ones. `shards` is how the samples lie in shards, if they do. It is validated as
-    `evaluation` says; a job of no epochs only evaluates.
+    of the loss leave for the next ones. `layout` is how outputs lie side by side, for a loss of the whole batch.
+    `shards` is how the samples lie in shards, if they do. It is validated as `evaluation` says; a job of no epochs only
+    evaluates.
     """
 
     graph: LayerGraph
@@ -59,6 +62,7 @@ class Job:
     prices: PlatformSpec
     parameters: tuple[ParameterShape, ...] = ()
     loss_carried: Carried = NOTHING_CARRIED
+    layout: BatchLayout | None = None
     loading: LoaderOptions = field(default_factory=LoaderOptions)
     shards: ShardedSamples | None = None
     evaluation: JobEvaluation | None = None
@@ -110,6 +114,7 @@ class Job:
             rounding=max(self.recipe.precision.rounding, *(wire.rounding for wire in self.plan.wires)),
             in_blocks=Wire.INT8 in self.plan.wires,
             collate=self.loading.collate,
+            layout=self.layout,
         )
 
 
@@ -200,16 +205,16 @@ def make_job(
             made, samples, dataset_samples=len(made), micro_batch=plan.micro_batch, replicas=plan.replicas
         ),
     )
-    carried = _tried(job, learner, source, opening, rehearses=settings.rehearse)
-    job = replace(job, loss_carried=carried)
+    job = _tried(job, learner, source, opening, rehearses=settings.rehearse)
     return job if validation is None else _validated(job, learner, as_validation(validation))
 
 
-def _tried(job: Job, learner: Learner, source: DataSource, opening: FirstBatch, *, rehearses: bool) -> Carried:
+def _tried(job: Job, learner: Learner, source: DataSource, opening: FirstBatch, *, rehearses: bool) -> Job:
     """Try samples of `source` and, if the job `rehearses`, its first step with the micro-batch `opening`, and the
     processes that load.
 
-    Returns what calls of the loss leave for the next ones. Raises DataError or ModelError.
+    Returns `job` with what calls of the loss leave for the next ones, and how outputs lie side by side. Raises
+    DataError or ModelError.
     """
     model, recipe, first, dataset = learner.model, learner.recipe, opening.batch, source.dataset
     inputs = job.graph.signature.bind(first.args, first.kwargs)
@@ -220,18 +225,23 @@ def _tried(job: Job, learner: Learner, source: DataSource, opening: FirstBatch, 
         trials = check_samples(job.graph, model, dataset, job.loading.collate, job.batches, cut=cut)
     if recipe.coupled is Coupled.ACCUMULATE:
         _log.warning("losses are means over %s, whatever the loss makes of a whole batch", recipe.loss_over)
+    spread, joint = _spread(job, dataset, first), None
+    if spread is not None and recipe.coupled is Coupled.CACHE:
+        joint = JointTrial.of(model, recipe, spread)
+        job = replace(job, layout=joint.layout)
     if not rehearses:
-        return carried_by_loss(model, recipe, first, seed=job.seed)
+        return replace(job, loss_carried=carried_by_loss(model, recipe, first, seed=job.seed))
     check_processes(job.graph, job.dataset, source, job.batches, seed=job.seed)
     for trial in trials[1:]:  # the first sample is rehearsed with
         check_is_finite(model, recipe, trial.batch, index=trial.index, seed=job.seed)
-    return rehearse(model, recipe, first, seed=job.seed, spread=_spread(job, dataset, first))
+    compared = spread if recipe.coupled is Coupled.REFUSE else None
+    return replace(job, loss_carried=rehearse(model, recipe, first, seed=job.seed, spread=compared, joint=joint))
 
 
 def _spread(job: Job, dataset: MapDataset, first: LoadedBatch) -> SpreadSamples | None:
-    """Samples to try the loss on; None where each global batch is one micro-batch, or none is missed across them."""
+    """Samples to try the loss on; None where each global batch is one micro-batch, so that nothing is missed."""
     batches = job.batches
-    if job.recipe.coupled is Coupled.ACCUMULATE or min(batches.global_batch, job.samples) <= batches.micro_batch:
+    if min(batches.global_batch, job.samples) <= batches.micro_batch:
         return None
     return spread_samples(
         dataset,

@@ -85,8 +85,10 @@ def rounding_of(tensor: Tensor) -> float:
     return 4 * torch.finfo(tensor.dtype).eps if tensor.dtype in (torch.float16, torch.bfloat16) else 0.0
 
 
-def as_refused(found: Compared, global_batch: int, reduction: Reduction = Reduction.MEAN) -> str:
-    """What is wrong with such a loss, and what to do."""
+def as_refused(
+    found: Compared, global_batch: int, reduction: Reduction = Reduction.MEAN, *, own_loss: bool = False
+) -> str:
+    """What is wrong with such a loss, and what to do; the model's own loss is computed in its forward."""
     if reduction is not Reduction.MEAN:
         return (
             f"the loss of a batch is not the sum over its micro-batches, divided by the sum of their weights, as "
@@ -108,10 +110,16 @@ def as_refused(found: Compared, global_batch: int, reduction: Reduction = Reduct
         "micro-batches have in common would be missing: what contrasts or ranks samples, or a mean over something else "
         "than samples, such as tokens that are no padding or weights of classes. Such a mean is exact if the loss "
         "returns (sum, weight) and reduction='weighted' is given, or 'tokens' for torch's mean over targets that are "
-        "not ignored. For all others, either plan for one micro-batch per "
-        f"global batch (micro_batch={global_batch}, replicas=1), or give coupled='accumulate' (--coupled accumulate) "
-        f"to train on the mean of the micro-batches' losses, as gradient accumulation does. {OFF}"
+        f"not ignored. For all others, {_CACHE if not own_loss else ''}plan for one micro-batch per global batch "
+        f"(micro_batch={global_batch}, replicas=1), or give coupled='accumulate' (--coupled accumulate) to train on "
+        f"the mean of the micro-batches' losses, as gradient accumulation does. {OFF}"
     )
+
+
+_CACHE = (
+    "plan and train with coupled='cache' (--coupled cache), which keeps the outputs of all micro-batches and computes "
+    "the loss once, for the whole batch; or "
+)
 
 
 def _norm(tensors: Sequence[Tensor]) -> float:

@@ -53,7 +53,8 @@ def check_is_mean(
     if found is None:
         _log.info("whether the loss of a batch is the mean of its micro-batches' losses could not be tried")
     elif found.differs:
-        raise DataError(as_refused(found, samples.global_batch, recipe.reduction))
+        own_loss = recipe.loss is loss_of_output
+        raise DataError(as_refused(found, samples.global_batch, recipe.reduction, own_loss=own_loss))
 
 
 class _Incomparable(Exception):

@@ -39,7 +39,7 @@ def compare_model(model: nn.Module, recipe: Recipe, samples: SpreadSamples, *, s
         if len(indices) < count:
             return None
         halves = indices[: count // 2], indices[count // 2 :]
-        for mode in (evaluation_mode, _training_quietly):
+        for mode in (evaluation_mode, training_quietly):
             try:
                 batches = [samples.load(part) for part in (indices, *halves)]
                 with mode(model):
@@ -133,7 +133,7 @@ def _measures(whole: _Run, parts: Sequence[_Run], number: int) -> Iterator[tuple
 
 
 @contextlib.contextmanager
-def _training_quietly(model: nn.Module) -> Iterator[None]:
+def training_quietly(model: nn.Module) -> Iterator[None]:
     """Put the model in training mode, but for modules that draw random numbers or read the statistics of the batch."""
     quiet = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd)
     with training_mode(model):

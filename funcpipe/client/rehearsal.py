@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from funcpipe.client.joint_trial import JointTrial
 from funcpipe.client.loss_calls import trying
 from funcpipe.client.loss_trial import check_is_mean
 from funcpipe.client.rehearsal_loss import OFF, described, loss_of, names_of
@@ -44,12 +45,19 @@ _AT_A_TIME_BYTES = 64 << 20
 
 
 def rehearse(
-    model: nn.Module, recipe: Recipe, batch: LoadedBatch, *, seed: int, spread: SpreadSamples | None = None
+    model: nn.Module,
+    recipe: Recipe,
+    batch: LoadedBatch,
+    *,
+    seed: int,
+    spread: SpreadSamples | None = None,
+    joint: JointTrial | None = None,
 ) -> Carried:
     """Train `model` on `batch`, the first samples of the dataset in its own order, and forget it.
 
-    With `spread` samples, the loss of a batch must be the mean of its micro-batches' losses, as far as they show.
-    Returns what calls of the loss leave for the next ones.
+    With `spread` samples, the loss of a batch must be the mean of its micro-batches' losses, as far as they show. With
+    a `joint` trial, the loss is that of `batch` and other samples together. Returns what calls of the loss leave for
+    the next ones.
 
     Raises DataError for samples or a loss that cannot be trained with, ModelError for the model or its optimiser. Where
     a run goes on with numbers that are not finite, a loss that is not is only a warning.
@@ -67,9 +75,10 @@ def rehearse(
         reseed(layer_seed(seed, 0, 0, "rehearsal"), GENERATORS)
         with autocast_to(recipe.precision):
             output = _forward(model, batch)
+            given = (output, batch.target) if joint is None else joint.whole(model, recipe, batch, output)
             calls.check_untouched("the forward of the model")
-            outputs, target = tree_map((output, batch.target), _detached_copy)  # the loss may write into them
-            loss = loss_of(recipe.cast_loss, output, batch.target, seed=seed)
+            outputs, target = tree_map(given, _detached_copy)  # the loss may write into them
+            loss = loss_of(recipe.cast_loss, *given, seed=seed)
         if not math.isfinite(loss.item()):
             kind, said = _not_finite(model, batch, output, loss.item())
             if stops:
@@ -78,7 +87,7 @@ def rehearse(
         number, finite = loss.item(), math.isfinite(loss.item())
         _backward(model, loss, trained)
         carried = calls.carried(outputs, target, None if recipe.is_weighted else loss)
-        del output, loss
+        del output, loss, given
         try_hooks(model, hooks, seed=seed, scales_loss=recipe.precision.scales_loss or recipe.is_weighted)
         if stops:
             _check_gradients(trained, number)

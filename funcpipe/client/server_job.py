@@ -6,7 +6,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from funcpipe.client.job import Job
 from funcpipe.client.stages import RunData, make_stages
-from funcpipe.core import Plan, ScheduleKind, Stage, Sync, Wire
+from funcpipe.core import Coupled, Plan, ScheduleKind, Stage, Sync, Wire
 from funcpipe.errors import PlanError
 from funcpipe.model.split.held_loss import of_loss, trained_by
 from funcpipe.parameter_server.replica import ServerJob, data_key
@@ -46,6 +46,11 @@ def check_servable(job: Job, updates: Updates) -> None:
     if recipe.precision.scales_loss:
         raise PlanError(
             "a parameter server does not share a loss scale with its workers; train with precision='bf16' or 'fp32'"
+        )
+    if recipe.coupled is Coupled.CACHE:
+        raise PlanError(
+            "a parameter server's workers do not see each other's outputs, from which coupled='cache' computes the "
+            "loss; train by a plan (train)"
         )
     if recipe.is_weighted:
         raise PlanError(

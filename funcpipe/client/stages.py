@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from funcpipe.client.job import Job
-from funcpipe.core import Routes, TensorProfile, TiedParameter, find_routes, stages_of_layers
+from funcpipe.core import Coupled, Routes, TensorProfile, TiedParameter, find_routes, stages_of_layers
 from funcpipe.errors import PlanError
 from funcpipe.model.graph import LayerGraph
 from funcpipe.model.graph.isolation import in_turn
@@ -64,6 +64,7 @@ def make_stages(job: Job, data: RunData) -> tuple[PreparedStage, ...]:
     """
     if not job.epochs:
         return tuple(_prepared_stage(job, one.routes, one.stage, data, one) for one in _evaluated(job, data))
+    _check_joint(job)
     _ = job.batches  # which raises DataError if the data is not enough
     bounds = stage_bounds(job.graph, job.plan)
     _check_order(job)
@@ -122,7 +123,7 @@ def _check_hooks(job: Job) -> None:
 
 def _check_order(job: Job) -> None:
     """Raise PlanError if replicas would run micro-batches side by side of which each needs what the last one left, or
-    if the loss would be called more often than in one process.
+    if the loss would be called more often than in one process; a joint loss is called once by each replica.
     """
     carried = job.graph.carried
     if carried.names and job.plan.replicas > 1:
@@ -131,15 +132,33 @@ def _check_order(job: Job) -> None:
             f"{carried.listed} for the next one, so that micro-batches must follow each other; "
             f"plan with {carried.way_out}"
         )
-    names, calls = job.loss_carried.names, math.ceil(job.plan.global_batch / job.plan.micro_batch)
+    plan, names = job.plan, job.loss_carried.names
+    calls = plan.replicas if plan.joint_loss else math.ceil(plan.global_batch / plan.micro_batch)
     if names and calls > 1:
         whole = job.plan.global_batch
         raise PlanError(
             f"each call of the loss leaves {kept_names(job.loss_carried)} for the next one, and the plan calls it "
-            f"{calls} times for a global batch of {whole} samples, where one process calls it once; plan with "
-            f"micro-batches of the whole global batch, profile(micro_batch={whole}) and optimize(global_batch={whole})"
-            ", or put modules of the loss in eval mode whose statistics are not to change"
+            f"{calls} times for a global batch of {whole} samples, where one process calls it once; plan with one "
+            "replica and coupled='cache', or with micro-batches of the whole global batch, "
+            f"profile(micro_batch={whole}) and optimize(global_batch={whole}), or put modules of the loss in eval mode "
+            "whose statistics are not to change"
         )
+
+
+def _check_joint(job: Job) -> None:
+    """Raise PlanError unless the plan computes the loss as the recipe says."""
+    joint = job.recipe.coupled is Coupled.CACHE
+    if joint is job.plan.joint_loss:
+        return
+    if joint:
+        raise PlanError(
+            "the loss is to be computed for whole global batches (coupled='cache'), and the plan computes it for each "
+            "micro-batch: plan with FuncPipe(…, coupled='cache').optimize, or with `funcpipe optimize --coupled cache`"
+        )
+    raise PlanError(
+        "the plan computes the loss for whole global batches, from outputs that are kept: train with coupled='cache' "
+        f"(--coupled cache), not {job.recipe.coupled.value!r}, or plan again without it"
+    )
 
 
 def _prepared_stage(
@@ -157,6 +176,7 @@ def _prepared_stage(
         shards=job.shards,
         evaluation=evaluation,
         hooks=_hooks_of(job, stage),
+        layout=job.layout if stage.is_last else None,
     )
     bundle, tensors = dump_stage(stage, stage_job)
     return PreparedStage(module=stage, bundle=bundle, tensors=tensors)

@@ -62,8 +62,10 @@ class Reduction(Enum):
 class Coupled(Enum):
     """What follows where the loss of a batch is not the mean of its micro-batches' losses.
 
-    `REFUSE` starts nothing; `ACCUMULATE` trains on the mean of their losses, as gradient accumulation does.
+    `REFUSE` starts nothing; `ACCUMULATE` trains on the mean of their losses, as gradient accumulation does; `CACHE`
+    keeps outputs until all forwards are done, and computes the loss once, for the whole batch (gradient caching).
     """
 
     REFUSE = "refuse"
     ACCUMULATE = "accumulate"
+    CACHE = "cache"

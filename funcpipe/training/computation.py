@@ -14,15 +14,17 @@ from torch import Tensor, nn
 from funcpipe.comm.collectives import Pattern
 from funcpipe.comm.error_feedback import ErrorFeedback
 from funcpipe.comm.gradient_chunks import cut_unit
-from funcpipe.core import OnNan, TieRoute, Wire
+from funcpipe.core import Coupled, OnNan, TieRoute, Wire
 from funcpipe.model.split import StageModule
 from funcpipe.training.averaging import WeightAverage
+from funcpipe.training.batch_layout import BatchLayout
 from funcpipe.training.batchnorm import RunningStatistics
 from funcpipe.training.data import Step
 from funcpipe.training.finiteness import Finiteness
 from funcpipe.training.gradients import FlatGradient
 from funcpipe.training.norms import GradientNorm, sum_of_squares
 from funcpipe.training.optimizers import ParameterShape
+from funcpipe.training.output_cache import OutputCache
 from funcpipe.training.parameter_hooks import NO_HOOKS, NamedHooks, ParameterHooks
 from funcpipe.training.passes import Batch, Passes
 from funcpipe.training.recipe import Recipe
@@ -53,6 +55,7 @@ class Computation:
         wire_sync: Wire = Wire.FP32,
         summed_as: Pattern | None = None,
         hooks: NamedHooks = NO_HOOKS,
+        layout: BatchLayout | None = None,
     ) -> None:
         """Stage `stage_number` of the model, which sums the gradients of its parameters in `ties` with other stages.
 
@@ -60,6 +63,7 @@ class Computation:
         the replicas as that pattern cuts the gradient. `whole` are the trainable parameters of the model, which the
         optimiser's factory sees in every stage. Gradients are summed in the format `wire_sync`,
         in 8 bits as the pattern `summed_as` says. `hooks` are those of parameters, by their names in the model.
+        `layout` says how outputs lie side by side, if the loss is computed for the whole batch.
         """
         self._stage_number = stage_number
         self._steps_done = 0
@@ -72,6 +76,7 @@ class Computation:
         self._finiteness = Finiteness(recipe.on_nan, stage_number, trained)
         self._undoes = recipe.on_nan is OnNan.SKIP
         summed = [item for item in stage.statistics if replicas > 1 or item.again]
+        caches = stage.is_last and recipe.coupled is Coupled.CACHE
         self.passes = Passes(
             stage,
             recipe=recipe,
@@ -79,6 +84,7 @@ class Computation:
             recompute=recompute,
             finiteness=self._finiteness,
             statistics=[item for item in stage.statistics if item not in summed],
+            cache=OutputCache(recipe.cast_loss, layout, seed=seed) if caches else None,
         )
         self.norm = norm or GradientNorm()
         self.tied = TiedParameters({common: named[name] for name, common in stage.shared.items()}, ties, stage_number)
@@ -118,6 +124,10 @@ class Computation:
         """Compute what later stages need of `micro_batch` and, in the last stage, its loss."""
         self.passes.forward(micro_batch)
         self._statistics.after_forward(micro_batch)
+
+    def joint_loss(self) -> None:
+        """Compute the loss of the whole global batch, once the outputs of all micro-batches are there."""
+        self.passes.joint_loss(loss_factor=self.norm.loss_factor)
 
     def backward(self, micro_batch: int) -> None:
         """Add this micro-batch's part to the gradients; if it is the one that has been started, wait for its end."""

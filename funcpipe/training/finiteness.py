@@ -23,9 +23,11 @@ class Finiteness:
         self._parameters = parameters
         self._before = frozenset(_not_finite(parameters)) if on_nan is not OnNan.IGNORE else frozenset[str]()
 
-    def check_loss(self, loss: float, step: int, micro_batch: int) -> None:
-        """Raise NotFinite if the mean loss of a micro-batch ends the run; steps count from 0."""
+    def check_loss(self, loss: float, step: int, micro_batch: int | None = None) -> None:
+        """Raise NotFinite if the mean loss of a micro-batch, or of the batch, ends the run; steps count from 0."""
         if self._on_nan is OnNan.STOP and not math.isfinite(loss):
+            if micro_batch is None:
+                raise NotFinite(f"in step {step + 1} the loss of the batch is {loss}")
             raise NotFinite(f"in step {step + 1} the loss is {loss}, first of micro-batch {micro_batch}")
 
     def check_gradients(self, norm: GradientNorm, step: int) -> None:

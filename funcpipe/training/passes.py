@@ -4,12 +4,15 @@ A micro-batch m passes through a stage as follows; `receive` and `take` are the 
 
     receive_activation(m) → forward(m) → take_activations(m) → … → receive_gradient(m) → backward(m) → take_gradients(m)
 
+With an output cache, the last stage computes no loss in its forwards, but `joint_loss` once between all forwards and
+all backwards.
+
 Gradients of the parameters add up in `grad` over the backwards of a step, as they do in one process.
 """
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,11 +23,13 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from funcpipe.core import OnNan
 from funcpipe.errors import DataError
 from funcpipe.model.graph import Statistic
+from funcpipe.model.graph.tree import flatten
 from funcpipe.model.seeds import SHARED_GENERATORS
 from funcpipe.model.split import StageModule
 from funcpipe.training.carried import CarriedValues
 from funcpipe.training.data import Step
 from funcpipe.training.finiteness import Finiteness
+from funcpipe.training.output_cache import OutputCache
 from funcpipe.training.recipe import Recipe
 from funcpipe.training.rng import seed_loss
 
@@ -38,13 +43,15 @@ class _MicroBatch:
 
     `batch` is what was loaded, if the forward runs again in the backward. `activations` are the values for later
     stages until they are sent; `roots` is where the gradients of those values enter the backward; `gradients` holds
-    them by the stage that returned them; `input_gradients` are those of `received` until they are sent.
+    them by the stage that returned them; `input_gradients` are those of `received` until they are sent. `outputs` is
+    where the gradients of the leaves of the model's output enter, if these are cached.
     """
 
     received: dict[str, Tensor] = field(default_factory=dict)
     batch: Batch | None = None
     activations: dict[str, Tensor] = field(default_factory=dict)
     roots: dict[str, GradientEdge] = field(default_factory=dict)
+    outputs: tuple[GradientEdge | None, ...] = ()
     loss: Tensor | None = None
     weight: float = 0.0
     gradients: dict[int, Mapping[str, Tensor]] = field(default_factory=dict)
@@ -70,8 +77,11 @@ class Passes:
         recompute: bool,
         finiteness: Finiteness,
         statistics: Sequence[Statistic],
+        cache: OutputCache | None = None,
     ) -> None:
-        """`statistics` are those that each forward just leaves in their buffers for the next one."""
+        """`statistics` are those that each forward just leaves in their buffers for the next one. With a `cache`, the
+        loss is that of the whole global batch.
+        """
         self._stage = stage
         self._loss = recipe.cast_loss
         self._is_weighted = recipe.is_weighted
@@ -81,6 +91,7 @@ class Passes:
         self._recompute = recompute
         self._draws_backwards = stage.may_draw_backwards
         self._carried = CarriedValues(stage, statistics, recompute=recompute, undoes=self._skips)
+        self.cache = cache
         self._held: dict[int, _MicroBatch] = {}
         self.loss_sum = 0.0
         self.weight = 0.0
@@ -92,6 +103,8 @@ class Passes:
         self._take = take
         self._held = {m: _MicroBatch() for m in micro_batches}
         self._carried.begin_step()
+        if self.cache is not None:
+            self.cache.begin_step(step, self._held)
         self.loss_sum = 0.0
         self.weight = 0.0
         self.samples = 0
@@ -120,6 +133,19 @@ class Passes:
             self.loss_sum += held.loss.item() * self._step.samples
             self._finiteness.check_loss(held.loss.item(), self._step.number, micro_batch)
 
+    def joint_loss(self, *, loss_factor: float) -> None:
+        """Compute the loss of the whole global batch, multiplied by `loss_factor`, where the backwards begin."""
+        assert self.cache is not None, "outputs are kept"
+        with SHARED_GENERATORS.computing():
+            loss = self.cache.loss(lambda number: math.nan if self._is_skipped(number) else loss_factor)
+        self.samples = sum(len(self._step.micro_batches[m]) for m in self._held)
+        self.loss_sum = loss * self.samples
+        self._finiteness.check_loss(loss, self._step.number)
+
+    def _is_skipped(self, loss: float) -> bool:
+        """Whether all stages are to leave the step out, which they see in its norm."""
+        return self._skips and not math.isfinite(loss)
+
     def take_activations(self, micro_batch: int, names: Iterable[str]) -> dict[str, Tensor]:
         """The values `names` from the forward of `micro_batch`, to be sent; they are no longer held here."""
         activations = self._held[micro_batch].activations
@@ -140,9 +166,9 @@ class Passes:
                 self._run(held, micro_batch)
         gradients = _summed(held.gradients)
         seeds = [(root, gradients[name]) for name, root in held.roots.items() if name in gradients]
+        seeds += self._seeds_of_outputs(held, micro_batch)
         if held.loss is not None and held.loss.requires_grad:
-            skip = self._skips and not math.isfinite(held.loss.item())  # by all stages, which see it in their norms
-            factor = math.nan if skip else loss_factor
+            factor = math.nan if self._is_skipped(held.loss.item()) else loss_factor
             seeds.append((get_gradient_edge(held.loss), torch.full_like(held.loss, factor)))
         if seeds:
             with SHARED_GENERATORS.computing() if self._draws_backwards else contextlib.nullcontext():
@@ -155,6 +181,13 @@ class Passes:
         found = self._held[micro_batch].input_gradients
         return {name: found.pop(name) for name in names if name in found}
 
+    def _seeds_of_outputs(self, held: _MicroBatch, micro_batch: int) -> Iterator[tuple[GradientEdge, Tensor]]:
+        """Where the joint loss enters the backward, and its gradients there."""
+        if self.cache is not None:
+            for root, gradient in zip(held.outputs, self.cache.gradients(micro_batch), strict=False):
+                if root is not None and gradient is not None:
+                    yield root, gradient
+
     def _run(self, held: _MicroBatch, micro_batch: int) -> None:
         values: dict[str, Tensor] = dict(held.received)
         target: Any = None
@@ -166,7 +199,10 @@ class Passes:
         sent, output = self._stage(values, (self._seed, self._step.number, micro_batch))
         held.activations = {name: tensor.detach() for name, tensor in sent.items()}
         held.roots = {name: get_gradient_edge(tensor) for name, tensor in sent.items() if tensor.requires_grad}
-        if self._stage.is_last:
+        if self.cache is not None:
+            self.cache.keep(micro_batch, output, target)
+            held.outputs = tuple(map(_root, flatten(output)[0]))
+        elif self._stage.is_last:
             with SHARED_GENERATORS.computing():
                 seed_loss(self._seed, self._step.number, micro_batch)
                 held.loss, held.weight = self._share_of_loss(output, target, len(indices))
@@ -180,6 +216,10 @@ class Passes:
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise DataError("the loss function must return one number, the mean over the samples that it is given")
         return loss.reshape(()) * (samples / self._step.samples), float(samples)
+
+
+def _root(leaf: Any) -> GradientEdge | None:
+    return get_gradient_edge(leaf) if isinstance(leaf, Tensor) and leaf.requires_grad else None
 
 
 def _summed(gradients: Mapping[int, Mapping[str, Tensor]]) -> dict[str, Tensor]:

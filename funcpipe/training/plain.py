@@ -20,6 +20,7 @@ from funcpipe.model.graph.modes import training_mode
 from funcpipe.model.graph.snapshot import reachable
 from funcpipe.model.split.held_loss import trained_by
 from funcpipe.model.tensors import named_tensors
+from funcpipe.training.batch_layout import BatchLayout
 from funcpipe.training.data import Collate, MapDataset, Step
 from funcpipe.training.parameter_hooks import hooks_of
 from funcpipe.training.plain_loop import PlainLoop
@@ -102,7 +103,8 @@ class PlainRun:
 class PlainTraining:
     """All that training in one process takes, to do it several times. Weights are moved by `rounding`, a share of each
     weight, or by the last digit of their dtype if that is more; with `in_blocks`, a share of the largest of 256.
-    Gradients of micro-batches are accumulated, or, for `whole` batches, computed at once.
+    Gradients of micro-batches are accumulated, or, for `whole` batches, computed at once. `layout` is that of a loss of
+    all micro-batches.
     """
 
     model: nn.Module
@@ -114,6 +116,7 @@ class PlainTraining:
     rounding: float = 0.0
     in_blocks: bool = False
     collate: Collate | None = None
+    layout: BatchLayout | None = None
     whole: bool = False
 
     @property
@@ -140,6 +143,7 @@ class PlainTraining:
             recipe=self.recipe,
             seed=self.seed,
             collate=self.collate,
+            layout=self.layout,
             after_backward=keep,
         )
         with _kept(self.model), _kept(self.recipe.loss), training_mode(self.model):

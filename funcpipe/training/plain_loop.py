@@ -4,17 +4,20 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from funcpipe.core import Interval, OnNan
+from funcpipe.core import Coupled, Interval, OnNan
 from funcpipe.model.graph import LayerGraph
 from funcpipe.model.graph.autocast import autocast_to
 from funcpipe.model.graph.snapshot import Snapshot
+from funcpipe.model.graph.tree import flatten
 from funcpipe.model.seeds import layer_seed, reseed
 from funcpipe.model.split.held_loss import trained_by
+from funcpipe.training.batch_layout import BatchLayout, first_dims
 from funcpipe.training.data import Collate, LoadedBatch, MapDataset, Step
 from funcpipe.training.lr_schedule import LrSchedule
 from funcpipe.training.optimizers import call_factory
@@ -28,6 +31,7 @@ from funcpipe.training.teachers import TeacherUpdate
 class PlainLoop:
     """Trains `model`, and the loss of `recipe`, for `steps`. Samples that draw random numbers draw those of a run.
 
+    `layout` says how outputs lie side by side, for a loss that is computed from those of all micro-batches.
     `after_backward` is called in each step when all gradients are there, `after_step` when it is done.
     """
 
@@ -37,6 +41,7 @@ class PlainLoop:
     recipe: Recipe
     seed: int
     collate: Collate | None = None
+    layout: BatchLayout | None = None
     after_backward: Callable[[nn.Module], None] = lambda model: None
     after_step: Callable[[nn.Module, Step], None] = lambda model, step: None
 
@@ -91,7 +96,8 @@ class PlainLoop:
         for step in self.steps:
             optimizer.zero_grad()
             before = (Snapshot(self.model), Snapshot(recipe.loss)) if skips else ()
-            weight = self._add_gradients(graph, step, scaler, reverse=reverse)
+            add = self._add_joint_gradients if recipe.coupled is Coupled.CACHE else self._add_gradients
+            weight = add(graph, step, scaler, reverse=reverse)
             scaler.unscale_(optimizer)
             if recipe.is_weighted:
                 self._multiply(step.samples / weight if weight else math.nan)
@@ -138,6 +144,35 @@ class PlainLoop:
                     torch.autograd.backward(scaler.scale(share))
         return weight
 
+    def _add_joint_gradients(
+        self, graph: LayerGraph, step: Step, scaler: torch.amp.GradScaler, *, reverse: bool
+    ) -> float:
+        """Add up the scaled gradients of a loss that is computed once, from the outputs of all micro-batches."""
+        recipe, forwards, values = self.recipe, [], []
+        for number, indices in enumerate(step.micro_batches):
+            batch = self._load(step, indices)
+            drawing = seeded(self.model, graph, self.seed, step.number, number)
+            with autocast_to(recipe.precision), drawing:
+                leaves, tree = flatten(self.model(*batch.args, **batch.kwargs))
+            starts = [leaf.detach().requires_grad_() if _has_gradient(leaf) else leaf for leaf in leaves]
+            forwards.append((drawing, leaves, starts))
+            values.append((tree.unflatten(iter(starts)), batch.target))
+        layout = self.layout or first_dims(*values[0])
+        output, target = layout.join(values, [len(indices) for indices in step.micro_batches])
+        seed_loss(self.seed, step.number, 0)
+        loss = recipe.cast_loss(output, target)
+        if recipe.on_nan is OnNan.SKIP and not math.isfinite(loss.item()):
+            loss = loss * math.nan
+        if loss.requires_grad:
+            torch.autograd.backward(scaler.scale(loss))
+        for drawing, leaves, starts in reversed(forwards) if reverse else forwards:
+            pairs = zip(leaves, starts, strict=True)
+            found = [(leaf, start.grad) for leaf, start in pairs if _has_gradient(start) and start.grad is not None]
+            if found:
+                with drawing:
+                    torch.autograd.backward([leaf for leaf, _ in found], [gradient for _, gradient in found])
+        return 0.0
+
     def _run_hooks(self, hooks: NamedHooks, step: Step) -> None:
         for name, named in hooks.items():
             gradient = self.parameters[name].grad
@@ -158,3 +193,7 @@ class PlainLoop:
 
     def _has_finite_gradients(self) -> bool:
         return all(bool(p.grad.isfinite().all()) for p in self.parameters.values() if p.grad is not None)
+
+
+def _has_gradient(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.requires_grad

@@ -28,6 +28,11 @@ SchedulerFactory = Callable[[Optimizer], LRScheduler]
 
 VALIDATION_LOSS = "val_loss"
 
+_LOSSES_OVER = {
+    Coupled.ACCUMULATE: "micro-batches, as in gradient accumulation",
+    Coupled.CACHE: "whole global batches, as in gradient caching",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
@@ -62,6 +67,9 @@ class Recipe:
             checks.positive("clip_grad_value", self.clip_grad_value)
             if self.clip_grad_norm is not None:
                 raise InvalidValue("clip_grad_value", self.clip_grad_value, "must not be given beside clip_grad_norm")
+        if self.coupled is Coupled.CACHE and self.is_weighted:
+            rule = f"must not be cache beside reduction={self.reduction.value!r}: return the mean over the whole batch"
+            raise InvalidValue("coupled", self.coupled.value, rule)
         _check_factory("optimizer", self.optimizer, Optimizer, "parameters: AdamW(parameters, lr=1e-3)")
         if self.scheduler is not None:
             _check_factory("scheduler", self.scheduler, LRScheduler, "optimizer: StepLR(optimizer, step_size=10)")
@@ -89,7 +97,7 @@ class Recipe:
         if self.is_weighted:
             weighs = self.reduction is Reduction.WEIGHTED
             return "the weights that the loss returns" if weighs else "targets that are not ignored"
-        return "micro-batches, as in gradient accumulation" if self.coupled is Coupled.ACCUMULATE else None
+        return _LOSSES_OVER.get(self.coupled)
 
     @property
     def is_weighted(self) -> bool:

@@ -7,10 +7,11 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from funcpipe.core import Interval
+from funcpipe.core import Coupled, Interval
 from funcpipe.core.texts import error_text
-from funcpipe.errors import InputError, ModelError
+from funcpipe.errors import InputError, InvalidValue, ModelError
 from funcpipe.model.graph.isolation import in_turn
+from funcpipe.training.adapters import loss_of_output
 from funcpipe.training.data import Step
 from funcpipe.training.lr_schedule import LrSchedule
 from funcpipe.training.optimizer_trial import check_optimizer, made_optimizer
@@ -68,6 +69,13 @@ def check_recipe(
 def check_for_model(recipe: Recipe, model: nn.Module) -> None:
     """Raise InputError or ModelError unless `recipe` works for `model`; without an optimiser, it cannot be tried."""
     followed(recipe.teachers, model)
+    if recipe.coupled is Coupled.CACHE and recipe.loss is loss_of_output:
+        raise InvalidValue(
+            "coupled",
+            recipe.coupled.value,
+            "needs a loss_fn (--loss): the model computes its loss in its forward, which runs one micro-batch at a "
+            "time; let it return what the loss is computed from",
+        )
     if recipe.optimizer is not no_optimizer:
         check_recipe(recipe, trainable_shapes(model, recipe.loss))
 

@@ -13,6 +13,7 @@ from funcpipe.model.graph import Signature
 from funcpipe.model.split import StageModule, load_stage
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.request_meter import RequestMeter
+from funcpipe.training.batch_layout import BatchLayout
 from funcpipe.training.computation import Computation
 from funcpipe.training.data import Batches, LoadedBatch
 from funcpipe.training.data_source import DataSource
@@ -31,7 +32,8 @@ class StageJob:
     """What a stage needs to train. `data` says what data it loads, if it loads any.
 
     `parameters` are the trainable ones of the whole model. With an `evaluation` it is validated, or only evaluated if
-    it trains no epochs. `hooks` are those of the stage's parameters.
+    it trains no epochs. `hooks` are those of the stage's parameters; `layout` says how outputs lie side by side, if the
+    loss is computed for the whole batch.
     """
 
     routes: Routes
@@ -44,6 +46,7 @@ class StageJob:
     shards: ShardedSamples | None = None
     evaluation: StageEvaluation | None = None
     hooks: NamedHooks = field(default_factory=dict)
+    layout: BatchLayout | None = None
 
     def batches(self, spec: WorkerSpec) -> Batches:
         """How the dataset is cut into steps and micro-batches."""
@@ -76,6 +79,7 @@ class StageJob:
             shards=pattern_of(plan, spec.stage) if plan.is_sharded else None,
             summed_as=pattern_of(plan, spec.stage) if plan.replicas > 1 else None,
             hooks=self.hooks,
+            layout=self.layout,
         )
 
     def loader(

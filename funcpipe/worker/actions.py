@@ -17,6 +17,7 @@ from funcpipe.scheduler.tasks import Kind, Task, source_of
 from funcpipe.training.computation import Computation
 from funcpipe.training.data import Step
 from funcpipe.training.loading import Loader
+from funcpipe.training.output_cache import OutputCache
 from funcpipe.worker.synchronisation import Synchronisation, result_of
 
 
@@ -55,6 +56,9 @@ class Actions:
             Kind.FORWARD: self._forward,
             Kind.BUCKET: self._bucket,
             Kind.BACKWARD: self._backward,
+            Kind.PUT_OUTPUTS: self._put_outputs,
+            Kind.GET_OUTPUTS: self._get_outputs,
+            Kind.JOINT_LOSS: self._joint_loss,
             Kind.PUT_ACTIVATION: self._put_activation,
             Kind.GET_ACTIVATION: self._get_activation,
             Kind.PUT_GRADIENT: self._put_gradient,
@@ -107,6 +111,26 @@ class Actions:
     def _backward(self, task: Task) -> TaskResult:
         self._computation.backward(_required(task.micro_batch))
         return TaskResult()
+
+    def _put_outputs(self, task: Task) -> TaskResult:
+        return self._put(task, self._outputs.message(), wire=Wire.FP32)
+
+    def _get_outputs(self, task: Task) -> TaskResult:
+        received = self._get(task)
+        self._outputs.receive(received.tensors)
+        return result_of(received)
+
+    def _joint_loss(self, task: Task) -> TaskResult:
+        key = self._key_of(Task(Kind.PUT_OUTPUTS, task.stage, task.replica))
+        if self._channel.has_written(key):
+            self._outputs.receive(self._channel.get(key).tensors)
+        self._computation.joint_loss()
+        return TaskResult()
+
+    @property
+    def _outputs(self) -> OutputCache:
+        assert self._passes.cache is not None, "only the last stage of a plan with a joint loss keeps outputs"
+        return self._passes.cache
 
     def _bucket(self, task: Task) -> TaskResult:
         bucket = _required(task.part)

@@ -78,6 +78,7 @@ class StepGraphs:
                 norms=self._norms,
                 streams=plan.streams,
                 ways=plan.ways,
+                joint_loss=plan.joint_loss,
                 loading=loading,
             )
         )

@@ -152,6 +152,7 @@ def _job(
         sync=Sync.PIPELINED,
         wire=Wire.FP32,
         optimizer=OptimizerKind.MOMENTUM,
+        joint_loss=script.recipe.get("coupled") == "cache",
         platform="local",
         stages=even_stages(names, stages, recompute=recompute),
     )

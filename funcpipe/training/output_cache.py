@@ -1,0 +1,137 @@
+"""Gradient caching: the loss of a whole global batch, of which a stage computes one micro-batch at a time.
+
+After GradCache (Gao et al., RepL4NLP 2021), over replicas: outputs of all micro-batches are kept, and exchanged by the
+replicas of the last stage; each lays them side by side, as one forward of the whole batch would have made them, and
+computes the loss of all. Its gradient by the outputs of a micro-batch is where the backward of that one begins.
+
+    keep(m) for its own m → message() → receive() from the others → loss() → gradients(m) for its own m
+
+Replicas compute the same loss; only the one with the first micro-batch adds to the gradients of the loss's parameters.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from funcpipe.errors import DataError
+from funcpipe.model.graph.tree import Tree, flatten
+from funcpipe.training.batch_layout import PLAIN, WAY_OUT, BatchLayout, described, first_dims, name_of
+from funcpipe.training.data import Step
+from funcpipe.training.recipe import LossFunction
+from funcpipe.training.rng import seed_loss
+
+_REST = "rest"
+
+
+class OutputCache:
+    """What the last stage keeps of a step until the next one begins: outputs, and their gradients.
+
+    Messages may be written after the backwards that they do not wait for have begun, so nothing kept is changed.
+    """
+
+    def __init__(self, loss: LossFunction, layout: BatchLayout | None, *, seed: int) -> None:
+        """Without a `layout`, samples lie along the first dimension."""
+        self._loss = loss
+        self._layout = layout
+        self._seed = seed
+        self._own: frozenset[int] = frozenset()
+        self._kept: dict[int, list[Any]] = {}
+        self._tree: Tree | None = None
+        self._gradients: dict[int, list[Tensor | None]] = {}
+
+    def begin_step(self, step: Step, own: Iterable[int]) -> None:
+        """Start a step, of which this replica computes the micro-batches `own`."""
+        self._step = step
+        self._own = frozenset(own)
+        self._kept, self._gradients = {}, {}
+
+    def keep(self, micro_batch: int, output: Any, target: Any) -> None:
+        """Keep what the forward of one of its own micro-batches has made; when that is computed again, nothing."""
+        if micro_batch not in self._kept:
+            leaves, self._tree = flatten((output, target))
+            self._kept[micro_batch] = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+
+    def message(self) -> dict[str, Tensor]:
+        """Its own outputs and targets, for the other replicas."""
+        tensors = {_REST: torch.frombuffer(bytearray(self._rest().encode()), dtype=torch.uint8)}
+        for m in sorted(self._own):
+            tensors |= {f"{m}.{i}": leaf for i, leaf in enumerate(self._kept[m]) if isinstance(leaf, Tensor)}
+        return tensors
+
+    def receive(self, tensors: Mapping[str, Tensor]) -> None:
+        """Keep the outputs and targets in a message, another replica's or one that an earlier attempt has put.
+
+        Raises DataError if what is no tensor differs from its own.
+        """
+        theirs = bytes(tensors[_REST].tolist()).decode()
+        if theirs != self._rest():
+            raise DataError(f"micro-batches of two replicas have {theirs} and {self._rest()} in common; {WAY_OUT}")
+        example = self._kept[min(self._own)]
+        received: dict[int, list[Any]] = {}
+        for name, tensor in tensors.items():
+            if name != _REST:
+                m, i = map(int, name.split("."))
+                received.setdefault(m, list(example))[i] = tensor
+        self._kept |= received
+
+    def loss(self, factor: Callable[[float], float]) -> float:
+        """The loss of the step; `gradients` has its gradients from now on, times what `factor` says for this loss.
+
+        Raises DataError for outputs that cannot be laid side by side, or a loss that is not one number.
+        """
+        assert self._tree is not None, "outputs are kept before their loss is computed"
+        parts = [self._leaves(m) for m in range(len(self._step.micro_batches))]
+        values = [self._tree.unflatten(iter(leaves)) for leaves in parts]
+        layout = self._layout or first_dims(*values[0])
+        output, target = layout.join(values, [len(indices) for indices in self._step.micro_batches])
+        seed_loss(self._seed, self._step.number, 0)
+        loss = self._loss(output, target)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise DataError("the loss function must return one number for the whole batch")
+        own = [leaf for m in self._own for leaf in parts[m] if isinstance(leaf, Tensor) and leaf.requires_grad]
+        trains = 0 in self._own
+        if loss.requires_grad and (own or trains):
+            seed = torch.full_like(loss, factor(loss.item()))
+            torch.autograd.backward(loss, seed, inputs=None if trains else own)
+        self._gradients = {
+            m: [leaf.grad if isinstance(leaf, Tensor) else None for leaf in parts[m]] for m in sorted(self._own)
+        }
+        return loss.item()
+
+    def gradients(self, micro_batch: int) -> list[Tensor | None]:
+        """The gradients by the leaves of one of its own outputs; None where the loss does not depend on one."""
+        return self._gradients.pop(micro_batch)
+
+    def _leaves(self, micro_batch: int) -> list[Any]:
+        """Of its own outputs, leaves whose gradients are found; of others', values."""
+        leaves = self._kept[micro_batch]
+        if micro_batch not in self._own:
+            return leaves
+        return [_with_gradient(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+
+    def _rest(self) -> str:
+        """What is no tensor in its own micro-batches, as text; raises DataError if they differ in it."""
+        assert self._tree is not None, "outputs are kept before they are sent"
+        names = [name_of(path) for path in self._tree.paths("")]
+        found = {
+            ", ".join(f"{name}={_text(name, leaf)}" for name, leaf in zip(names, self._kept[m], strict=True))
+            for m in self._own
+        }
+        if len(found) > 1:
+            raise DataError(f"micro-batches have {' and '.join(sorted(found))} in common; {WAY_OUT}")
+        return found.pop()
+
+
+def _with_gradient(leaf: Tensor) -> Tensor:
+    own = leaf.detach()
+    return own.requires_grad_() if own.is_floating_point() or own.is_complex() else own
+
+
+def _text(name: str, leaf: Any) -> str:
+    if isinstance(leaf, Tensor):
+        return "tensor"
+    if not isinstance(leaf, PLAIN):
+        raise DataError(f"{name} is {described(leaf)}, which cannot be laid side by side: {WAY_OUT}")
+    return repr(leaf)
