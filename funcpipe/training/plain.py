@@ -57,7 +57,7 @@ def train_in_one_process(
         after_backward=after_backward,
         after_step=after_step,
     )
-    with training_mode(trained), _kept(recipe.loss):
+    with training_mode(trained, caches=True), _kept(recipe.loss):
         loop.accumulate(graph, hooks_of(model.named_parameters()), reverse=reverse)
     return trained
 
@@ -146,7 +146,7 @@ class PlainTraining:
             layout=self.layout,
             after_backward=keep,
         )
-        with _kept(self.model), _kept(self.recipe.loss), training_mode(self.model):
+        with _kept(self.model), _kept(self.recipe.loss), training_mode(self.model, caches=True):
             if number:
                 generator = torch.Generator().manual_seed(number)
                 _move_by_rounding(loop.parameters, self.rounding, self.in_blocks, generator)

@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from funcpipe.core import Coupled, Interval, OnNan
 from funcpipe.model.graph import LayerGraph
 from funcpipe.model.graph.autocast import autocast_to
+from funcpipe.model.graph.isolation import without_caches
 from funcpipe.model.graph.snapshot import Snapshot
 from funcpipe.model.graph.tree import flatten
 from funcpipe.model.seeds import layer_seed, reseed
@@ -152,7 +153,7 @@ class PlainLoop:
         for number, indices in enumerate(step.micro_batches):
             batch = self._load(step, indices)
             drawing = seeded(self.model, graph, self.seed, step.number, number)
-            with autocast_to(recipe.precision), drawing:
+            with autocast_to(recipe.precision), drawing, without_caches(self.model):  # as outputs are laid side by side
                 leaves, tree = flatten(self.model(*batch.args, **batch.kwargs))
             starts = [leaf.detach().requires_grad_() if _has_gradient(leaf) else leaf for leaf in leaves]
             forwards.append((drawing, leaves, starts))

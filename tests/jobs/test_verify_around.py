@@ -1,12 +1,16 @@
 """`verify` finds what is wrong around a model, and compares the parameters of a loss too."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from funcpipe.training.plain import train_in_one_process
 from funcpipe.training.verify import Reference
-from tests.jobs.scripts import Script, verify
+from tests.jobs.scripts import Script, job_of, verify
 from tests.jobs.test_scripts import Residual, vectors
 
 
@@ -74,3 +78,38 @@ def test_a_coupled_loss_is_equal_to_accumulation_only() -> None:
     found = verify(script)
     assert (found.agrees, found.reference) == (True, Reference.ACCUMULATED)
     assert found.off_whole is not None
+
+
+class Masking(nn.Module):
+    """Masks only where it does not cache, as FSMT's decoder; it reads data, so that it runs as it is, as a block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(use_cache=True)
+        self.linear = nn.Linear(24, 24)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.linear(x)
+        if bool(x.isnan().any()):
+            return made
+        return made if self.config.use_cache else made * (torch.arange(24) < 12)
+
+
+def masking() -> tuple[nn.Module, Any]:
+    return nn.Sequential(nn.Linear(24, 24), Masking(), nn.Linear(24, 3)), F.cross_entropy
+
+
+def test_caches_of_a_model_are_kept_as_in_a_script() -> None:
+    for replicas in (1, 2):
+        assert verify(Script(make=masking, samples=vectors), replicas=replicas).agrees
+
+
+def test_training_in_one_process_keeps_caches_too() -> None:
+    torch.manual_seed(0)
+    model, loss = masking()
+    job = job_of(Script(make=lambda: (model, loss), samples=lambda: vectors(16)), stages=1)
+    trained = train_in_one_process(
+        model, job.graph, job.dataset(), tuple(job.batches.epoch(0)), recipe=job.recipe, seed=job.seed
+    )
+    moved = trained.state_dict()["1.linear.weight"] != model.state_dict()["1.linear.weight"]
+    assert bool(moved.any(1).all())  # those that a mask would hide, too

@@ -25,13 +25,13 @@ WAS_IN_EVAL_MODE = (
 
 
 @contextlib.contextmanager
-def training_mode(model: nn.Module) -> Iterator[None]:
-    """Have the model's own `train()` put it in training mode, without caches.
+def training_mode(model: nn.Module, *, caches: bool = False) -> Iterator[None]:
+    """Have the model's own `train()` put it in training mode, without caches unless these are to stay as they are.
 
     If the model is in training mode already, modules that the user has put in eval mode stay in it.
     """
     by_hand = [module for module in model.modules() if not module.training] if model.training else []
-    with _modes_restored(model), without_caches(model):
+    with _modes_restored(model), contextlib.nullcontext() if caches else without_caches(model):
         _switch(model, training=True)
         for module in by_hand:
             module.training = False
