@@ -112,6 +112,18 @@ def contrast(output: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(rows @ rows.roll(1, 0).T / 0.2, torch.arange(len(rows)))
 
 
+def dice(output: Tensor, target: Tensor) -> Tensor:
+    """Overlap over the whole batch."""
+    chosen, wanted = output.softmax(1)[:, 1], (target == 1).to(output.dtype)
+    return 1 - 2 * (chosen * wanted).sum() / (chosen.sum() + wanted.sum())
+
+
+def ranking(output: Tensor, target: Tensor) -> Tensor:
+    """Samples of higher classes before those of lower ones; not by a score that a bias shifts for all alike."""
+    scores, pairs = output.square().sum(1), target[:, None] > target[None]
+    return (F.softplus(scores[None] - scores[:, None]) * pairs).sum() / pairs.sum().clamp(min=1)
+
+
 def weighted(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """The sum over samples that count, and how many do."""
     counts = target != 0
@@ -138,6 +150,10 @@ LOSSES: Mapping[str, tuple[Loss, Mapping[str, Any]]] = {
     "sum": (lambda model: nn.CrossEntropyLoss(reduction="sum"), {}),
     "weighted": (lambda model: weighted, {"reduction": "weighted"}),
     "contrast": (lambda model: contrast, {}),
+    "contrast, cached": (lambda model: contrast, {"coupled": "cache"}),
+    "dice, cached": (lambda model: dice, {"coupled": "cache"}),
+    "ranking, cached": (lambda model: ranking, {"coupled": "cache"}),
+    "own state, cached": (lambda model: Counting(), {"coupled": "cache"}),
     "own parameters": (lambda model: Margin(), {}),
     "own state": (lambda model: Counting(), {}),
     "penalty on weights": (with_penalty, {}),

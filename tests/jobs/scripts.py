@@ -48,6 +48,11 @@ class Script:
     before_step: Callable[[list[nn.Parameter]], Any] = lambda parameters: None
     recipe: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def is_cached(self) -> bool:
+        """Whether the loss is computed from the outputs of all micro-batches."""
+        return self.recipe.get("coupled") == "cache"
+
     def made(self) -> tuple[nn.Module, Any]:
         """The model and the loss, always with the same weights."""
         torch.manual_seed(0)
@@ -60,7 +65,7 @@ def run_script(
     """The model and the loss after the script; `loss_of` gives the number to minimise from what the loss returns.
 
     With `cut`, the loss of a global batch is that of its micro-batches: a mean over their samples, or, of pairs of a
-    sum and a weight, the sums over the weights.
+    sum and a weight, the sums over the weights. With outputs that are cached, it is that of all of them together.
     """
     model, loss = script.made()
     script.enter(model)
@@ -73,10 +78,13 @@ def run_script(
             batch = [samples[i] for i in range(first, min(first + script.global_batch, len(samples)))]
             optimizer.zero_grad()
             parts = [batch[begin : begin + size] for begin in range(0, len(batch), size)]
-            found = []
+            pairs: list[Any] = []
             for part in parts:
                 *inputs, target = default_collate(part) if script.collate is None else script.collate(part)
-                found.append(loss(model(*inputs), target))
+                pairs.append((model(*inputs), target))
+            if script.is_cached and len(parts) > 1:
+                pairs = [tuple(map(torch.cat, zip(*pairs, strict=True)))]
+            found = [loss(output, target) for output, target in pairs]
             torch.autograd.backward(loss_of(_joined(found, [len(part) for part in parts])))
             script.before_step(trained)
             optimizer.step()
@@ -152,7 +160,7 @@ def _job(
         sync=Sync.PIPELINED,
         wire=Wire.FP32,
         optimizer=OptimizerKind.MOMENTUM,
-        joint_loss=script.recipe.get("coupled") == "cache",
+        joint_loss=script.is_cached,
         platform="local",
         stages=even_stages(names, stages, recompute=recompute),
     )
