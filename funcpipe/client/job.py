@@ -223,6 +223,7 @@ def _tried(job: Job, learner: Learner, source: DataSource, opening: FirstBatch, 
     if not hasattr(dataset, "shard_sizes"):
         cut = opening.collated is None
         trials = check_samples(job.graph, model, dataset, job.loading.collate, job.batches, cut=cut)
+    _warn_of_counts(job)
     if recipe.coupled is Coupled.ACCUMULATE:
         _log.warning("losses are means over %s, whatever the loss makes of a whole batch", recipe.loss_over)
     spread, joint = _spread(job, dataset, first), None
@@ -236,6 +237,18 @@ def _tried(job: Job, learner: Learner, source: DataSource, opening: FirstBatch, 
         check_is_finite(model, recipe, trial.batch, index=trial.index, seed=job.seed)
     compared = spread if recipe.coupled is Coupled.REFUSE else None
     return replace(job, loss_carried=rehearse(model, recipe, first, seed=job.seed, spread=compared, joint=joint))
+
+
+def _warn_of_counts(job: Job) -> None:
+    """Say that what forwards leave for each other is left more often than in a script."""
+    carried, forwards = job.graph.carried, job.plan.micro_batches
+    if carried.names and forwards > 1:
+        _log.warning(
+            "each forward leaves %s for the next one, and a global batch takes %d forwards, where a script on whole "
+            "batches makes one: what counts forwards counts micro-batches, and averages move once for each",
+            carried.listed,
+            forwards,
+        )
 
 
 def _spread(job: Job, dataset: MapDataset, first: LoadedBatch) -> SpreadSamples | None:

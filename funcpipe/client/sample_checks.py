@@ -25,6 +25,7 @@ from funcpipe.training.data import (
     read_samples,
 )
 from funcpipe.training.data_source import DataSource
+from funcpipe.training.first_batch import spread
 from funcpipe.training.loader_trial import MOST, try_processes
 from funcpipe.training.loading import whole_batch
 from funcpipe.training.tensor_table import as_table
@@ -75,7 +76,7 @@ def check_samples(
     samples = _Samples(graph, dataset, collate, batches)
     began_s = time.monotonic()
     with preserve_state(nn.Module()):  # samples may draw random numbers
-        for index in _spread(batches.samples):
+        for index in sorted({index for (index,) in spread(batches.samples, 1, SPREAD)}):
             trials.append(samples.trial(index))
             if time.monotonic() - began_s > _LIMIT_S:
                 break
@@ -100,11 +101,6 @@ def check_processes(
     starts = (0, batches.samples - size)[: min(source.options.workers, MOST)]
     chosen = [range(start, start + size) for start in starts]
     try_processes(source, chosen, seed=seed, keep=whole_batch(graph.signature))
-
-
-def _spread(samples: int) -> list[int]:
-    """The first, the last, and others at equal distances."""
-    return sorted({0, samples - 1, *(samples * i // (SPREAD - 1) for i in range(1, SPREAD - 1))})
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """What is refused names what is wrong and a way out; the way out trains as a user's script does."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from funcpipe import FuncPipe
 from funcpipe.errors import FuncPipeError, InputError, ModelError
 from funcpipe.model.graph import trace
-from tests.jobs.scripts import EQUAL, SGD, Script, run_over_functions, run_script, worst_difference
+from tests.jobs.scripts import EQUAL, SGD, Script, job_of, run_over_functions, run_script, worst_difference
 
 
 def tensors(*size: int, samples: int = 20) -> list[tuple[Any, ...]]:
@@ -334,6 +335,15 @@ def test_the_way_out_of_a_counter_trains() -> None:
         epochs=2,
     )
     assert_equal(script, stages=3)
+
+
+def test_what_counts_forwards_is_said_to_count_micro_batches(caplog: pytest.LogCaptureFixture) -> None:
+    """A script on whole batches counts those."""
+    whole = replace(script_of(lambda: around(CountsItself())), micro_batch=16)
+    job_of(whole)
+    assert "counts micro-batches" not in caplog.text
+    job_of(replace(whole, micro_batch=4))
+    assert "leaves 1.step for the next one, and a global batch takes 4 forwards, where a script" in caplog.text
 
 
 # Samples unlike the first ones

@@ -44,25 +44,25 @@ def squeezed(samples: list[Any]) -> tuple[Tensor, Tensor]:
     return rows.squeeze(0), targets
 
 
-MIDDLE = 11
+MIDDLE = 10
 """One of the samples that are looked at, of 20."""
 
 
 @pytest.mark.parametrize(
     ("sample", "said"),
     [
-        ((torch.randn(7, 8), torch.tensor(1)), r"samples 8, 11 .*tensors 0 have the shapes \(5, 8\), \(7, 8\) in samp"),
-        ((torch.randn(5, 8), torch.tensor([1])), r"tensors 1 have the shapes \(\), \(1,\) in samples 8 and 11; pad"),
-        ((torch.randn(5, 8), torch.tensor(1), 3), r"they hold 2 and 3 parts in samples 8 and 11; give all of the"),
+        ((torch.randn(7, 8), torch.tensor(1)), r"samples 8, 10 .*tensors 0 have the shapes \(5, 8\), \(7, 8\) in samp"),
+        ((torch.randn(5, 8), torch.tensor([1])), r"tensors 1 have the shapes \(\), \(1,\) in samples 8 and 10; pad"),
+        ((torch.randn(5, 8), torch.tensor(1), 3), r"they hold 2 and 3 parts in samples 8 and 10; give all of the"),
         (
             {"x": torch.randn(5, 8)},
-            r"samples 8, 11 of the .*: they are a tuple and a dict in samples 8 and 11; give all",
+            r"samples 8, 10 of the .*: they are a tuple and a dict in samples 8 and 10; give all",
         ),
         (
             (torch.randn(5, 8).double(), torch.tensor(1)),
-            r"sample 11 .*does not fit.*float32 .*but is torch.float64 now",
+            r"sample 10 .*does not fit.*float32 .*but is torch.float64 now",
         ),
-        ((torch.full((5, 8), torch.nan), torch.tensor(1)), r"sample 11 of the dataset makes the loss nan: its input"),
+        ((torch.full((5, 8), torch.nan), torch.tensor(1)), r"sample 10 of the dataset makes the loss nan: its input"),
     ],
 )
 def test_a_sample_in_the_middle_that_differs_is_named(sample: Any, said: str) -> None:
@@ -76,7 +76,7 @@ def test_a_sample_that_the_model_cannot_take_is_named() -> None:
         return with_sample(MIDDLE, (torch.randn(15, 8), torch.tensor(1)), tensors(5, 8))
 
     script = Script(make=lambda: (Pooled(), F.cross_entropy), samples=samples, collate=padded)
-    assert "the model fails on sample 11 of the dataset (inputs of the shapes x (4, 15, 8)): positions" in refusal(
+    assert "the model fails on sample 10 of the dataset (inputs of the shapes x (4, 15, 8)): positions" in refusal(
         script
     )
     assert_equal(Script(make=lambda: (Pooled(15), F.cross_entropy), samples=samples, collate=padded, global_batch=4))
