@@ -1,4 +1,4 @@
-"""Whether outputs and targets of micro-batches, laid side by side, are those of a whole batch: tried before a run.
+"""Outputs and targets of micro-batches, laid side by side, must be those of a whole batch: that is tried before a run.
 
 Some samples run together, as they do in one process, and in two parts, as in functions. The model is in training mode,
 but without dropout, and with BatchNorm's running statistics, so that it should make the same of a sample in either.
@@ -86,7 +86,7 @@ def _output(model: nn.Module, recipe: Recipe, batch: LoadedBatch) -> Any:
 
 
 def _depends_on_batches(model: nn.Module) -> bool:
-    """Whether a BatchNorm has no running statistics to take in place of the batch's."""
+    """True if a BatchNorm has no running statistics to take in place of the batch's."""
     norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     return any(norm.running_mean is None for norm in norms)
 

@@ -261,7 +261,7 @@ def _check_sums(wire_sync: Wire) -> None:
 
 
 def _check_joint(schedule: ScheduleKind | None) -> None:
-    """Whether all forwards come before the first backward, which waits for the loss of the whole batch."""
+    """Raise InvalidValue unless all forwards come before the first backward, which waits for the loss of the batch."""
     if schedule not in (None, ScheduleKind.GPIPE):
         raise InvalidValue("schedule", schedule.value, "must be gpipe with joint_loss, as with coupled='cache'")
 

@@ -180,8 +180,8 @@ class ModelProfile(Showable):
 
     @property
     def joint_bytes(self) -> int:
-        """What a loss that is computed for the whole batch needs of a micro-batch: its output, and its target as far as
-        loading was measured. Raises InvalidValue if outputs were not.
+        """The bytes of a micro-batch that a loss of the whole batch needs: its output, and its target if loading was
+        measured. Raises InvalidValue if the output was not.
         """
         if self.output_bytes is None:
             raise InvalidValue(

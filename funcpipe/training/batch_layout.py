@@ -83,7 +83,7 @@ def _joined(name: str, parts: Sequence[Any], samples: Sequence[int], dim: int | 
 
 
 def _form(part: Tensor, dim: int, samples: int) -> Any:
-    """What parts must have in common to lie side by side; that each has whole rows for its samples is part of it."""
+    """The properties that parts must share to lie side by side: among them, as many whole rows for each sample."""
     if dim >= part.dim() or part.size(dim) % samples:
         return None, tuple(part.shape), samples
     return part.dtype, part.size(dim) // samples, tuple(size for i, size in enumerate(part.shape) if i != dim)
@@ -92,7 +92,7 @@ def _form(part: Tensor, dim: int, samples: int) -> Any:
 def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return one.dtype is other.dtype and one.shape == other.shape and torch.equal(one, other)
-    return isinstance(one, PLAIN) and type(one) is type(other) and repr(one) == repr(other)
+    return one is other or (isinstance(one, PLAIN) and type(one) is type(other) and repr(one) == repr(other))
 
 
 def _apart(name: str, one: tuple[Any, int], other: tuple[Any, int]) -> DataError:

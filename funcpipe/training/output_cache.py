@@ -39,6 +39,7 @@ class OutputCache:
         self._own: frozenset[int] = frozenset()
         self._kept: dict[int, list[Any]] = {}
         self._tree: Tree | None = None
+        self._outputs = 0
         self._gradients: dict[int, list[Tensor | None]] = {}
 
     def begin_step(self, step: Step, own: Iterable[int]) -> None:
@@ -51,6 +52,7 @@ class OutputCache:
         """Keep what the forward of one of its own micro-batches has made; when that is computed again, nothing."""
         if micro_batch not in self._kept:
             leaves, self._tree = flatten((output, target))
+            self._outputs = len(flatten(output)[0])
             self._kept[micro_batch] = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
 
     def message(self) -> dict[str, Tensor]:
@@ -96,7 +98,8 @@ class OutputCache:
             seed = torch.full_like(loss, factor(loss.item()))
             torch.autograd.backward(loss, seed, inputs=None if trains else own)
         self._gradients = {
-            m: [leaf.grad if isinstance(leaf, Tensor) else None for leaf in parts[m]] for m in sorted(self._own)
+            m: [leaf.grad if isinstance(leaf, Tensor) else None for leaf in parts[m][: self._outputs]]
+            for m in self._own
         }
         return loss.item()
 
@@ -105,14 +108,14 @@ class OutputCache:
         return self._gradients.pop(micro_batch)
 
     def _leaves(self, micro_batch: int) -> list[Any]:
-        """Of its own outputs, leaves whose gradients are found; of others', values."""
+        """Its own outputs as leaves of which gradients are found; targets, and others' outputs, as they are."""
         leaves = self._kept[micro_batch]
         if micro_batch not in self._own:
             return leaves
-        return [_with_gradient(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        return [_with_gradient(leaf) if i < self._outputs else leaf for i, leaf in enumerate(leaves)]
 
     def _rest(self) -> str:
-        """What is no tensor in its own micro-batches, as text; raises DataError if they differ in it."""
+        """All that is no tensor in its own micro-batches, as text; raises DataError if they differ in it."""
         assert self._tree is not None, "outputs are kept before they are sent"
         names = [name_of(path) for path in self._tree.paths("")]
         found = {
@@ -124,7 +127,9 @@ class OutputCache:
         return found.pop()
 
 
-def _with_gradient(leaf: Tensor) -> Tensor:
+def _with_gradient(leaf: Any) -> Any:
+    if not isinstance(leaf, Tensor):
+        return leaf
     own = leaf.detach()
     return own.requires_grad_() if own.is_floating_point() or own.is_complex() else own
 

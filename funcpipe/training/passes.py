@@ -143,7 +143,7 @@ class Passes:
         self._finiteness.check_loss(loss, self._step.number)
 
     def _is_skipped(self, loss: float) -> bool:
-        """Whether all stages are to leave the step out, which they see in its norm."""
+        """True if all stages are to leave out the step with this loss, which they see in its norm."""
         return self._skips and not math.isfinite(loss)
 
     def take_activations(self, micro_batch: int, names: Iterable[str]) -> dict[str, Tensor]:
@@ -184,7 +184,7 @@ class Passes:
     def _seeds_of_outputs(self, held: _MicroBatch, micro_batch: int) -> Iterator[tuple[GradientEdge, Tensor]]:
         """Where the joint loss enters the backward, and its gradients there."""
         if self.cache is not None:
-            for root, gradient in zip(held.outputs, self.cache.gradients(micro_batch), strict=False):
+            for root, gradient in zip(held.outputs, self.cache.gradients(micro_batch), strict=True):
                 if root is not None and gradient is not None:
                     yield root, gradient
 

@@ -72,6 +72,16 @@ def in_place(output: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(output, target - 1) + output.T.cov().square().sum()
 
 
+def against_soft_targets(output: Tensor, target: Tensor) -> Tensor:
+    """Takes no target that requires a gradient."""
+    assert not target.requires_grad
+    return F.binary_cross_entropy(output.sigmoid(), target) + output.var(0).sum()
+
+
+def soft(rows: list[Any]) -> tuple[Tensor, Tensor]:
+    return torch.stack([x for x, _ in rows]), torch.stack([(0.1 + y / 4).double().expand(3) for _, y in rows])
+
+
 def hardest(output: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(output, target, reduction="none").topk(3).values.mean()
 
@@ -143,6 +153,7 @@ JOBS: dict[str, tuple[Script, Cut]] = {
     "a mean over samples": (cached(lambda: (Residual(), F.cross_entropy)), Cut()),
     "a sum over samples": (cached(lambda: (Residual(), partial(F.cross_entropy, reduction="sum"))), Cut(replicas=2)),
     "the second dimension": (cached(lambda: (Time(), over_time), collate=temporal), Cut(replicas=2)),
+    "soft targets": (cached(lambda: (Residual(), against_soft_targets), collate=soft), Cut(replicas=2, recompute=True)),
     "one micro-batch": (cached(lambda: (Residual(), hardest), micro_batch=16), Cut()),
 }
 

@@ -1,4 +1,4 @@
-"""What the replicas of the last stage exchange for a loss that is computed once for the whole global batch.
+"""The exchange of outputs by the replicas of the last stage, for a loss that is computed once for the global batch.
 
 Each replica puts the outputs and targets of its micro-batches as one object, reads that of each other replica, and
 computes the loss of all; then the backwards begin. A single replica exchanges nothing.
@@ -39,8 +39,8 @@ def joint_bytes_each(setting: Setting) -> tuple[float, float]:
 
 
 def joint_memory_bytes(loads: Loads, setting: Setting) -> Array:
-    """What a function of each stage holds for the loss: of all micro-batches outputs and targets as they came, as one
-    batch, and the gradients of that; and what it sends.
+    """Bytes that a function of each stage holds for the loss: outputs and targets of all micro-batches, as they came
+    and as one batch, the gradients of that, and its own message.
     """
     each, all_bytes = setting.micro_batches_each, setting.micro_batches * (setting.joint_bytes or 0.0)
     sent_bytes = each * (setting.joint_bytes or 0.0) if setting.replicas > 1 else 0.0
