@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from funcpipe.core.texts import error_text
 from funcpipe.errors import DataError, InvalidValue
 from funcpipe.model.graph.tree import flatten
 
@@ -108,7 +109,7 @@ def _own(name: str, metric: Any) -> Any:
     try:
         return copy.deepcopy(metric) if _is_object(metric) else metric
     except Exception as error:
-        rule = f"cannot be copied ({type(error).__name__}: {error}), as after it was used; give a factory that makes it"
+        rule = f"cannot be copied ({error_text(error)}), as after it was used; give a factory that makes it"
         raise InvalidValue(f"metrics[{name!r}]", metric, rule) from error
 
 
