@@ -22,6 +22,7 @@ from funcpipe.platforms.catalog import load_spec
 from funcpipe.report.compare import Report, compare
 from funcpipe.report.html.material import Material
 from funcpipe.report.html.page import write_page
+from funcpipe.report.time_use import account
 
 SETTINGS = {
     "digits": {"micro_batch": 16, "global_batch": 128, "epochs": 6},
@@ -67,6 +68,8 @@ def run(module: ModuleType, output: Path, *, micro_batch: int, global_batch: int
         comparison=comparison,
         losses=result.losses,
         trained_s=trained_s,
+        uses=account(finished(result, trained_s)),
+        functions=result.bill.functions,
         cost_usd=result.bill.cost_usd,
         said=evaluate(pipe.model, module),
         why=why(pipe, module, micro_batch, comparison),

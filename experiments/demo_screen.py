@@ -7,10 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from funcpipe.core import JobEstimate, Plan, Resource
+from funcpipe.core import JobEstimate, Plan, Resource, Use
 from funcpipe.core.job_estimate import counted, time_text, usd_text
+from funcpipe.core.use import IN_STEPS
 from funcpipe.examples import spirals
 from funcpipe.report.compare import Report
+from funcpipe.report.time_use import StageUse
 from funcpipe.training.verify import Verification, Yardstick
 
 WIDTH, HEIGHT = 80, 40
@@ -41,13 +43,18 @@ output = "trained.safetensors"
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What the demo has found; `trained_s` is what training took in all, `said` is the accuracy in words."""
+    """What the demo has found; `trained_s` is what training took in all, `said` is the accuracy in words.
+
+    `uses` is what the time of all functions went to, and `functions` how many those were.
+    """
 
     name: str
     checked: Verification
     comparison: Report
     losses: Sequence[float]
     trained_s: float
+    uses: Sequence[StageUse]
+    functions: int
     cost_usd: float
     said: str
     why: Sequence[str]
@@ -88,10 +95,13 @@ def time_spent(found: Outcome) -> Iterator[str]:
     """How long steps took and what the functions did meanwhile, by stages, and what was around the steps."""
     report, step_s = found.comparison, found.comparison.observed_iteration_s
     steps = len(found.losses)
-    around_s = max(found.trained_s - steps * step_s, 0.0)
-    predicted = f"predicted {report.predicted_iteration_s:.3f} s each"
-    whole = f"{steps} steps x {step_s:.3f} s = {steps * step_s:.1f} s ({predicted})"
-    yield f"{whole}, and {around_s:.1f} s to start functions, save and collect. Of a step:"
+    each = {use: sum(stage.seconds[use] for stage in found.uses) / found.functions for use in Use}
+    steps_s, lived_s = sum(each[use] for use in IN_STEPS), sum(each.values())
+    yield (
+        f"of a function's {lived_s:.1f} s, its start took {each[Use.START]:.1f} s, {counted(steps, 'step')} "
+        f"{steps_s:.1f} s, saving and ending {each[Use.SAVE]:.1f} s. A step took {step_s:.3f} s (predicted "
+        f"{report.predicted_iteration_s:.3f} s); of it"
+    )
     for stage in sorted({lane.stage for lane in report.lanes}):
         own = {lane.lane: lane.observed for lane in report.lanes if lane.stage == stage}
         computing = own[Resource.COMPUTE].busy_s / step_s

@@ -13,9 +13,10 @@ import pytest
 from experiments import demo_screen
 from experiments.demo_clouds import CLOUDS, estimates, scaled
 from funcpipe.cli import main
-from funcpipe.core import LayerProfile, ModelProfile, Plan, Resource, ScheduleKind, Stage, Sync, Wire
+from funcpipe.core import LayerProfile, ModelProfile, Plan, Resource, ScheduleKind, Stage, Sync, Use, Wire
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.report.compare import LaneReport, LaneUse, Report
+from funcpipe.report.time_use import StageUse
 from funcpipe.training.verify import TensorDifference, Verification, Yardstick
 
 USE = LaneUse(busy_s=0.15, wait_s=0.0, idle_s=0.1, usd=None, idle_usd=None)
@@ -37,6 +38,7 @@ PROFILE = ModelProfile(
     ),
     tensors=(),
 )
+NOTHING = dict.fromkeys(Use, 0.0)
 PLAN = Plan(
     global_batch=128,
     micro_batch=16,
@@ -69,6 +71,11 @@ def outcome(folder: Path, *, stages: int = 2, why: tuple[str, ...] = ()) -> demo
         comparison=Report(run="run-1", steps=18, predicted_iteration_s=0.146, observed_iteration_s=0.25, lanes=lanes),
         losses=(2.5, 0.125),
         trained_s=4.5,
+        uses=tuple(
+            StageUse(stage=stage, seconds={**NOTHING, Use.START: 2.0, Use.COMPUTE: 0.5, Use.SAVE: 0.25}, usd=None)
+            for stage in range(stages)
+        ),
+        functions=stages,
         cost_usd=0.0044,
         said="on unseen data accuracy 91.7%, loss 0.243",
         why=why,
@@ -90,7 +97,8 @@ def test_the_screen_answers_what_a_person_asks(monkeypatch: pytest.MonkeyPatch, 
     said = " ".join(" ".join(lines).split())
     assert "yes: after 3 steps, all 2 tensors agree. The worst differs by 9.7e-05 of what training changed" in said
     assert "(1e-04 is allowed); 1 by more, as rounding alone does in one process" in said
-    assert "2 steps x 0.250 s = 0.5 s (predicted 0.146 s each), and 4.0 s to start functions" in said
+    assert "of a function's 2.8 s, its start took 2.0 s, 2 steps 0.5 s, saving and ending 0.2 s" in said
+    assert "A step took 0.250 s (predicted 0.146 s); of it stage 0 computes 60%" in said
     assert "stage 1 computes 60%, waits 40%, sends 60%, receives 60%" in said
     assert "AWS Lambda: " in said
     assert "Alibaba FC: " in said
