@@ -4,7 +4,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +43,15 @@ def plan(stages: int = 2, replicas: int = 2, **options: Any) -> Plan:
     return even_plan_of(_layers(), stages=stages, replicas=replicas, micro_batch=2, micro_batches=2, **options)
 
 
-@cache
-def _layers() -> tuple[str, ...]:
-    with torch.random.fork_rng(devices=[]):  # a model made before or after a plan is the same
-        return layer_names(model(), sample())
+_names: list[str] = []
+
+
+def _layers() -> list[str]:
+    """The names of the model's layers, found once; not by functools.cache, which cannot be sent to functions."""
+    if not _names:
+        with torch.random.fork_rng(devices=[]):  # a model made after a plan is as it would be without one
+            _names.extend(layer_names(model(), sample()))
+    return _names
 
 
 def failing_loss(output: Tensor, target: Tensor) -> Tensor:
