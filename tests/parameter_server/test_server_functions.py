@@ -55,7 +55,7 @@ def train(
 
 
 def slow_loss(output: Tensor, target: Tensor) -> Tensor:
-    time.sleep(0.05)
+    time.sleep(0.15)
     return nn.functional.cross_entropy(output, target)
 
 
@@ -85,12 +85,12 @@ def test_asynchronous_local_functions_exchange_through_redis(tmp_path: Path) -> 
 
 
 def test_functions_with_limits_hand_over_before_their_life_ends(caplog: pytest.LogCaptureFixture) -> None:
-    """Twenty-four steps of 0.1 s and more, of functions that live for 2.5 s after a cold start of 0.2 s.
+    """Twenty-four steps of 0.3 s and more, of functions that live for 6 s after a cold start of 0.2 s.
 
     On a busy machine an order may come too late for one that leaves: it is given to another, and nothing else is lost.
     """
     job = make_job(replace(adam_recipe(), loss=slow_loss), epochs=8)
-    like = replace(load_spec("aws-lambda"), cold_start_s=0.2, latency_s=0.002, lifetime_s=2.5)
+    like = replace(load_spec("aws-lambda"), cold_start_s=0.2, latency_s=0.002, lifetime_s=6.0)
     with caplog.at_level(logging.INFO, "funcpipe.parameter_server"):
         result = train(job, replace(TWO, like=like))
     started = [record.getMessage() for record in caplog.records if "started function" in record.getMessage()]
