@@ -28,7 +28,7 @@ from funcpipe.model.graph import LayerGraph, trace
 from funcpipe.model.graph.tree import tree_map
 from funcpipe.partitioner.cost.evaluate import evaluate
 from funcpipe.platforms.catalog import load_spec
-from funcpipe.profiler import profile
+from funcpipe.profiler.profile import profile
 from funcpipe.testing.plans import even_stages
 from funcpipe.training.data import Batches, MapDataset, load_batch
 from funcpipe.training.plain import train_in_one_process

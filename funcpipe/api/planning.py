@@ -1,21 +1,19 @@
-"""The verbs that look ahead: profile, optimize, simulate, estimate, provision."""
+"""The verbs that look ahead: profile, optimize, simulate, estimate, provision.
+
+What a verb alone needs is imported when it is called: `train` with a plan does without profiler, search and simulator.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from torch import nn
 
 from funcpipe.client import arguments
 from funcpipe.client.arguments import AnySpec, choices, given, spec_of
-from funcpipe.client.comparing import filed
-from funcpipe.client.data_profile import profile_data
 from funcpipe.client.job_estimate import estimate_job, job_shape
-from funcpipe.client.one_stage import search
 from funcpipe.client.open_data import open_data
-from funcpipe.client.profiling import SampleInputs, profile_inputs
-from funcpipe.client.provisioning import provision_table
 from funcpipe.client.site import Site
 from funcpipe.core import (
     DEFAULT_STORES,
@@ -43,15 +41,8 @@ from funcpipe.core.market import Market
 from funcpipe.core.provision import ProvisionTable
 from funcpipe.core.settings import DEFAULT_FAULTS
 from funcpipe.partitioner.catalog import PROFILED_LAYERS
-from funcpipe.partitioner.optimize import optimize
-from funcpipe.partitioner.problem.forward_only import forward_only
-from funcpipe.partitioner.problem.merge import merge_layers
 from funcpipe.profiler import REPEATS
-from funcpipe.provision.compare import WAYS
-from funcpipe.report.best_simulated import best_simulated
-from funcpipe.report.predict import predict
-from funcpipe.scheduler.simulator.disturbances import Disturbances
-from funcpipe.scheduler.simulator.simulate import UNDISTURBED
+from funcpipe.scheduler.simulator.disturbances import UNDISTURBED, Disturbances
 from funcpipe.training.adapters import loss_of_output, optimizer_kind
 from funcpipe.training.data_source import Data
 from funcpipe.training.optimizers import trainable_shapes
@@ -64,11 +55,16 @@ from funcpipe.training.recipe import (
     recipe_with,
 )
 from funcpipe.training.recipe_trial import check_for_model
+from funcpipe.worker.deferred_compiler import CompilerDeferred
+
+if TYPE_CHECKING:
+    from funcpipe.client.profiling import SampleInputs
 
 
 class Planning:
     """A module with its loss and its optimiser, its profile and its plan; `FuncPipe` says what they are."""
 
+    @CompilerDeferred()
     def __init__(
         self,
         model: nn.Module,
@@ -91,9 +87,10 @@ class Planning:
         self._spec: PlatformSpec | None = None
         self._plan: Plan | None = None
 
+    @CompilerDeferred()
     def profile(
         self,
-        sample_inputs: SampleInputs,
+        sample_inputs: "SampleInputs",
         *,
         platform: str | PlatformSpec = "aws-lambda",
         micro_batch: int = 4,
@@ -116,6 +113,10 @@ class Planning:
         a busy machine. With the `dataset` for `train`, loading is measured too. Light layers are merged until `layers`
         are left. Raises ModelError or DataError for what cannot be divided or cut.
         """
+        from funcpipe.client.data_profile import profile_data
+        from funcpipe.client.profiling import profile_inputs
+        from funcpipe.partitioner.problem.merge import merge_layers
+
         arguments.check_profiling(sample_inputs, on, micro_batch=micro_batch, repeats=repeats, layers=layers)
         spec = spec_of(platform if on is None else on.platform.spec)
         measured = profile_inputs(
@@ -172,6 +173,10 @@ class Planning:
         or names by kind, {"messages": "express"}; `train` then takes a URL for each. With `simulated_plans`, so many of
         the best plans are simulated, and the best of them is taken. Raises Infeasible if no plan fits.
         """
+        from funcpipe.client.one_stage import search
+        from funcpipe.partitioner.optimize import optimize
+        from funcpipe.report.best_simulated import best_simulated
+
         training = TrainingSpec(
             global_batch=global_batch,
             optimizer=optimizer_kind(self._recipe.optimizer, trainable_shapes(self.model, self._recipe.loss)),
@@ -210,6 +215,9 @@ class Planning:
         No gradients and no state of an optimiser take memory, and nothing is summed over replicas. The other arguments
         are those of `optimize`. The plan is not kept for `train`. Raises Infeasible if no plan fits.
         """
+        from funcpipe.partitioner.optimize import optimize
+        from funcpipe.partitioner.problem.forward_only import forward_only
+
         measured, platform = self._profiled(profile, spec)
         wanted = TrainingSpec(
             global_batch=global_batch,
@@ -224,6 +232,8 @@ class Planning:
 
     def simulate(self, plan: Plan | None = None, *, disturbances: Disturbances = UNDISTURBED) -> Trace:
         """One iteration of the plan on a virtual clock, with `disturbances` such as noise, stragglers and failures."""
+        from funcpipe.report.predict import predict
+
         clipped = self._recipe.exchanges_norms
         return predict(self._planned(plan), *self._profiled(None, None), disturbances=disturbances, clipped=clipped)
 
@@ -259,7 +269,7 @@ class Planning:
         budget_usd: float | None = None,
         miss_chance: float = 0.05,
         market: Market | str = "aws",
-        ways: Sequence[str] = WAYS,
+        ways: Sequence[str] | None = None,
         count_server: bool = False,
         faults: FaultTolerance = DEFAULT_FAULTS,
         profile: ModelProfile | None = None,
@@ -268,8 +278,12 @@ class Planning:
         """All ways to train on `data`, or on so many samples: functions and machines, seconds, dollars, which to take.
 
         The goal is a number of `epochs`, or a `target_loss` with a `loss` model (see `funcpipe fit-loss`); deadline and
-        budget are those of the whole job. `market` holds the machines, by name or from a file. Rents nothing.
+        budget are those of the whole job. `market` holds the machines, by name or from a file. With `ways` only those
+        of these names are compared. Rents nothing.
         """
+        from funcpipe.client.comparing import filed
+        from funcpipe.client.provisioning import provision_table
+
         measured, platform = self._profiled(profile, spec)
         job = JobSpec(
             samples=data if isinstance(data, int) else len(open_data(data)[1].dataset),

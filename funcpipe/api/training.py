@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from funcpipe.api.evaluating import Evaluating
 from funcpipe.client import arguments
 from funcpipe.client.callbacks import Callback, Callbacks, run_info
-from funcpipe.client.comparing import file_server_run
 from funcpipe.client.continuation import Learned, write_back
 from funcpipe.client.export import load_into
 from funcpipe.client.job import Learner, SampleOrder
@@ -15,9 +14,6 @@ from funcpipe.client.launch import launch, launch_detached
 from funcpipe.client.observing import file_run
 from funcpipe.client.prepare import Confirm, PreparedRun, prepare_training
 from funcpipe.client.results import RunResult
-from funcpipe.client.server_functions import ServerFunctions, train_on_functions
-from funcpipe.client.server_run import ServerResult, ServerRun
-from funcpipe.client.server_training import ServerCluster, check_given, cluster_of, server_job_of, train_on_cluster
 from funcpipe.client.session import Session, open_session
 from funcpipe.core import (
     FaultTolerance,
@@ -35,13 +31,18 @@ from funcpipe.errors import InvalidValue
 from funcpipe.loggers import with_bar
 from funcpipe.model.split.held_loss import below_loss
 from funcpipe.model.tensors import named_tensors, saved_state
-from funcpipe.parameter_server.loops import Watch, nothing_changes
 from funcpipe.parameter_server.values import Updates
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import LOCAL
-from funcpipe.platforms.machine_catalog import load_market
 from funcpipe.training.data_source import Data
 from funcpipe.training.verify import TOLERANCE, Verification, verify_run
+from funcpipe.worker.deferred_compiler import CompilerDeferred
+
+if TYPE_CHECKING:
+    from funcpipe.client.server_functions import ServerFunctions
+    from funcpipe.client.server_run import ServerResult
+    from funcpipe.client.server_training import ServerCluster
+    from funcpipe.parameter_server.loops import Watch
 
 
 class FuncPipe(Evaluating):
@@ -130,7 +131,7 @@ class FuncPipe(Evaluating):
         self,
         dataset: Data,
         *,
-        way: Provision | ServerCluster | ServerFunctions,
+        way: "Provision | ServerCluster | ServerFunctions",
         global_batch: int,
         micro_batch: int,
         epochs: int = 1,
@@ -141,11 +142,11 @@ class FuncPipe(Evaluating):
         save_every: int = 0,
         seed: int = 0,
         shuffle: bool = True,
-        watch: Watch = nothing_changes,
+        watch: "Watch | None" = None,
         limits: RunLimits = NO_LIMITS,
         settings: RunSettings = DEFAULT_SETTINGS,
         **keywords: Unpack[RunKeywords],
-    ) -> ServerResult:
+    ) -> "ServerResult":
         """Train the module around a parameter server, on Ray or on functions, and load the result into it.
 
         `way` is what `provision` has found, with a parameter server, or a cluster or functions by hand. `updates` "bsp"
@@ -162,6 +163,13 @@ class FuncPipe(Evaluating):
         Raises PlanError, DataError or ModelError before anything starts, WorkerFailed when no worker is left, RunHalted
         at a limit. The module changes only if the run succeeds.
         """
+        from funcpipe.client.comparing import file_server_run
+        from funcpipe.client.server_functions import ServerFunctions, train_on_functions
+        from funcpipe.client.server_run import ServerRun
+        from funcpipe.client.server_training import check_given, cluster_of, server_job_of, train_on_cluster
+        from funcpipe.parameter_server.loops import nothing_changes
+        from funcpipe.platforms.machine_catalog import load_market
+
         settings, order = settings_with(settings, keywords), SampleOrder(epochs=epochs, seed=seed, shuffle=shuffle)
         chosen = checks.choice("updates", updates, Updates)
         prices = load_market(market) if isinstance(market, str) else market
@@ -169,7 +177,11 @@ class FuncPipe(Evaluating):
         cluster = cluster_of(way, prices, platform=platform, like=like) if isinstance(way, Provision) else way
         check_given(cluster, like=like if predicted is None else None, limits=limits)
         run = ServerRun(
-            global_batch=global_batch, micro_batch=micro_batch, updates=chosen, save_every=save_every, watch=watch
+            global_batch=global_batch,
+            micro_batch=micro_batch,
+            updates=chosen,
+            save_every=save_every,
+            watch=watch or nothing_changes,
         )
         learner = Learner(model=self.model, recipe=self._recipe, blocks=self._blocks, logged_notes=self._logged_notes)
         job = server_job_of(learner, dataset, order, settings, run)
@@ -251,6 +263,7 @@ class FuncPipe(Evaluating):
             found = named_tensors(self.model) | result.tensors | below_loss(result.loss.tensors)
         return verify_run(found, job.plain_training(self.model), steps=job.steps, tolerance=tolerance)
 
+    @CompilerDeferred()
     def _prepare(
         self,
         session: Session,

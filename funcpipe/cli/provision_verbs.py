@@ -47,7 +47,7 @@ def provision(options: argparse.Namespace) -> None:
     spec = plan_values.platform_spec(options, profile)
     from funcpipe.client.comparing import filed
     from funcpipe.client.provisioning import provision_inputs
-    from funcpipe.provision.compare import WAYS, compare, fronts
+    from funcpipe.provision.compare import compare, fronts
 
     inputs = provision_inputs(
         profile,
@@ -58,7 +58,7 @@ def provision(options: argparse.Namespace) -> None:
         training=TrainingSpec(global_batch=job.global_batch, optimizer=OptimizerKind(options.optimizer)),
         count_server=options.count_server,
     )
-    table = filed(compare(inputs, WAYS if options.ways is None else tuple(options.ways.split(","))))
+    table = filed(compare(inputs, None if options.ways is None else tuple(options.ways.split(","))))
     if options.figure:
         from funcpipe.provision.figure import draw
 

@@ -5,19 +5,24 @@ samples. What goes wrong is a warning, and no failure of what the user wants.
 """
 
 import time
+from typing import TYPE_CHECKING
 
 from funcpipe.client.job import Job
 from funcpipe.client.prepare import PreparedRun
 from funcpipe.client.results import RunResult
-from funcpipe.client.server_run import ServerResult
+from funcpipe.core import Plan
 from funcpipe.core.comparison import ComparedWay, Comparison, WayRun
 from funcpipe.core.provision import Provision, ProvisionTable
 from funcpipe.history.journal import Entry, append, filing, history_file, read_all
-from funcpipe.provision.hindsight import comparison_of, plan_key, way_key
+
+if TYPE_CHECKING:
+    from funcpipe.client.server_run import ServerResult
 
 
 def filed(table: ProvisionTable) -> ProvisionTable:
     """`table`, which is now in the history, if any of its ways can do the job."""
+    from funcpipe.provision.hindsight import comparison_of
+
     if table.provisions:
         _file("the comparison of ways", comparison_of(table, at_s=time.time()))
     return table
@@ -32,7 +37,7 @@ def file_way_run(prepared: PreparedRun, result: RunResult, *, ran_on: str) -> No
     was_resumed = prepared.resumed is not None if running is None else running.generation > 0
     if not (result.losses and workers) or job.evaluation is not None or was_resumed:
         return
-    found = _compared(plan_key(job.plan), job.samples)
+    found = _compared(job.plan, job.samples)
     if found is None:
         return
     comparison, way = found
@@ -51,9 +56,9 @@ def file_way_run(prepared: PreparedRun, result: RunResult, *, ran_on: str) -> No
     _file(f"run {result.run}", took)
 
 
-def file_server_run(provision: Provision, result: ServerResult, job: Job, *, ran_on: str) -> None:
+def file_server_run(provision: Provision, result: "ServerResult", job: Job, *, ran_on: str) -> None:
     """File a run around a parameter server on the machines of `provision`, which were there when it began."""
-    found = _compared(way_key(provision), job.samples)
+    found = _compared(provision, job.samples)
     pushed = sum(push.samples for push in result.pushes)
     steps = len(result.losses) or round(pushed / job.plan.global_batch)
     if found is None or not steps:
@@ -79,13 +84,16 @@ def _share(comparison: Comparison, way: ComparedWay, *, steps: int, each_epoch: 
     return steps / way.iterations if epochs is None else steps / each_epoch / epochs
 
 
-def _compared(key: str, samples: int) -> tuple[Comparison, ComparedWay] | None:
-    """The newest comparison for so many samples that has a way with that key, and the way."""
-    for comparison in reversed(read_all().comparisons):
-        for way in comparison.ways:
-            if way.key == key and comparison.job.samples == samples:
-                return comparison, way
-    return None
+def _compared(one: Plan | Provision, samples: int) -> tuple[Comparison, ComparedWay] | None:
+    """The newest comparison for so many samples that has a way with this plan, or with what this rents; and the way."""
+    comparisons = [comparison for comparison in read_all().comparisons if comparison.job.samples == samples]
+    if not comparisons:  # most who train have compared nothing
+        return None
+    from funcpipe.provision.hindsight import plan_key, way_key
+
+    key = plan_key(one) if isinstance(one, Plan) else way_key(one)
+    found = ((comparison, way) for comparison in reversed(comparisons) for way in comparison.ways if way.key == key)
+    return next(found, None)
 
 
 def _file(what: str, entry: Entry) -> None:

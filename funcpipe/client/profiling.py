@@ -14,8 +14,8 @@ from funcpipe.errors import InvalidValue
 from funcpipe.model.graph import trace
 from funcpipe.model.graph.held import with_followed
 from funcpipe.model.graph.input_batches import Collated
-from funcpipe.profiler import profile
 from funcpipe.profiler.buckets import Bucket, buckets_of, combined, described
+from funcpipe.profiler.profile import profile
 from funcpipe.training.adapters import LossWithTarget, call_arguments, loss_of_output
 from funcpipe.training.first_batch import largest_batch
 from funcpipe.training.recipe import Recipe

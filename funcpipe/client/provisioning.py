@@ -11,7 +11,7 @@ from funcpipe.core.provision import ProvisionTable
 from funcpipe.core.settings import DEFAULT_FAULTS
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.platforms.machine_catalog import load_market
-from funcpipe.provision.compare import WAYS, Inputs, compare
+from funcpipe.provision.compare import Inputs, compare
 
 
 def provision_inputs(
@@ -49,13 +49,14 @@ def provision_table(
     training: TrainingSpec | None = None,
     count_server: bool = False,
     faults: FaultTolerance = DEFAULT_FAULTS,
-    ways: Sequence[str] = WAYS,
+    ways: Sequence[str] | None = None,
 ) -> ProvisionTable:
     """Every way to do `job`, on functions and on machines: seconds, dollars, the chance to miss, the one to take.
 
     `loss` says how long a target loss takes (`funcpipe fit-loss`). `training` says how FuncPipe trains: formats,
-    optimiser, replicas. With `count_server`, λDNN and spotDNN count the parameter server when they search, which their
-    papers leave out; the bill always does. Raises InvalidValue for an unknown way, market or platform.
+    optimiser, replicas. With `ways`, only those of these names are compared. With `count_server`, λDNN and spotDNN
+    count the parameter server when they search, which their papers leave out; the bill always does. Raises InvalidValue
+    for an unknown way, market or platform.
     """
     inputs = provision_inputs(
         profile, job, spec=spec, market=market, loss=loss, training=training, count_server=count_server, faults=faults

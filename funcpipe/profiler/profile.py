@@ -14,13 +14,12 @@ from funcpipe.model.split import StageModule
 from funcpipe.model.split.bundle import dump_stage, imported_modules
 from funcpipe.model.split.cut import stage_of
 from funcpipe.model.threads import one_thread
+from funcpipe.profiler import REPEATS
 from funcpipe.profiler.base_memory import base_memory_bytes
 from funcpipe.profiler.cut_sample import cut_sample, cutting
 from funcpipe.profiler.layer_fingerprint import layer_fingerprint
 from funcpipe.profiler.measure import LayerRun, Loss, Measure, Timing, local_timer, run_layer
 from funcpipe.profiler.profile_builder import ProfileBuilder
-
-REPEATS = 5
 
 
 def profile(

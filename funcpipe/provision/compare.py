@@ -85,9 +85,11 @@ def ways_of(inputs: Inputs) -> Mapping[str, Way]:
     }
 
 
-def compare(inputs: Inputs, ways: Sequence[str] = WAYS) -> ProvisionTable:
-    """Every one of `ways`: what it rents, or why it cannot; the cheapest first, with the one to take."""
-    known = ways_of(inputs)
+def compare(inputs: Inputs, ways: Sequence[str] | None = None) -> ProvisionTable:
+    """Every one of `ways`, by default of `WAYS`: what it rents, or why it cannot; the cheapest first, with the one to
+    take.
+    """
+    known, ways = ways_of(inputs), WAYS if ways is None else ways
     for name in ways:
         if name not in known:
             raise InvalidValue("ways", name, f"must be some of {', '.join(known)}")

@@ -25,8 +25,8 @@ from funcpipe.partitioner.cost.stores import link
 from funcpipe.scheduler.graph import StepShape, build_graph
 from funcpipe.scheduler.loading import Loading
 from funcpipe.scheduler.simulator.costs import Cost, costs_of
-from funcpipe.scheduler.simulator.disturbances import Disturbances
-from funcpipe.scheduler.simulator.simulate import UNDISTURBED, play
+from funcpipe.scheduler.simulator.disturbances import UNDISTURBED, Disturbances
+from funcpipe.scheduler.simulator.simulate import play
 from funcpipe.scheduler.simulator.timeline import Timeline
 from funcpipe.scheduler.tasks import Kind, Task
 

@@ -15,8 +15,9 @@ from funcpipe.core import FunctionSize, ModelProfile, PlatformSpec, Precision
 from funcpipe.errors import DataError, InvalidValue, RunError
 from funcpipe.model.graph import trace
 from funcpipe.model.split.cut import stage_of
-from funcpipe.profiler import base_memory, measure, profile
+from funcpipe.profiler import base_memory, measure
 from funcpipe.profiler.measure import measure_here
+from funcpipe.profiler.profile import profile
 from tests.model.graph.models import CausalTransformer, ResidualNet
 from tests.model.split.chain import assert_same
 

@@ -86,6 +86,9 @@ class Disturbances:
                 raise InvalidValue("worker", worker_name(*worker), "must be a stage and a replica of the plan")
 
 
+UNDISTURBED = Disturbances()
+
+
 def disturbed(costs: Costs, graph: Graph, disturbances: Disturbances) -> Costs:
     """`costs` with noise for each task, and with stragglers."""
     if not (disturbances.compute_jitter or disturbances.transfer_jitter or disturbances.stragglers):

@@ -7,13 +7,11 @@ from funcpipe.errors import PlanError
 from funcpipe.scheduler.graph import Graph
 from funcpipe.scheduler.simulator.compiled_graph import CompiledGraph, compile_graph
 from funcpipe.scheduler.simulator.costs import Cost, Costs, costs_of
-from funcpipe.scheduler.simulator.disturbances import Disturbances, cold_starts, disturbed
+from funcpipe.scheduler.simulator.disturbances import UNDISTURBED, Disturbances, cold_starts, disturbed
 from funcpipe.scheduler.simulator.independent import IndependentSimulator
 from funcpipe.scheduler.simulator.shared import SharedSimulator
 from funcpipe.scheduler.simulator.timeline import Timeline
 from funcpipe.scheduler.tasks import RESOURCES, Task
-
-UNDISTURBED = Disturbances()
 
 
 def simulate(
