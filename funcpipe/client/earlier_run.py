@@ -6,19 +6,18 @@ from dataclasses import dataclass, replace
 
 from funcpipe.client.ending import take_over
 from funcpipe.client.job import Job
+from funcpipe.client.precheck import record_of
 from funcpipe.client.session import Session
 from funcpipe.client.stages import PreparedStage
 from funcpipe.core import Plan, RunRecord, RunSettings, ShardOrder
-from funcpipe.errors import InvalidValue, PlanError, PlatformError, RunUnknown
+from funcpipe.errors import PlanError, PlatformError
 from funcpipe.model.split.bundle import CONSTANT
 from funcpipe.platforms.base import Platform, State, Storage
 from funcpipe.runstate.finished import find_finished
 from funcpipe.runstate.functions import list_functions
-from funcpipe.runstate.generations import newest_record
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.liveness import all_finished
 from funcpipe.runstate.resume import ResumePoint, load_first_tensors, load_resume_point
-from funcpipe.runstate.run_objects import refuse_if_others_lie
 from funcpipe.training.state import select_for_stage
 
 _log = logging.getLogger(__name__)
@@ -33,22 +32,6 @@ class EarlierRun:
 
     platform: Platform | None = None
     resumed: ResumePoint | None = None
-
-
-def record_of(storage: Storage, settings: RunSettings) -> RunRecord | None:
-    """The record of the run to resume. Without one, the name of the new run must not be taken, nor be a folder's."""
-    if settings.resume is not None:
-        return newest_record(storage, settings.resume)
-    if settings.name is None:
-        return None
-    try:
-        record = newest_record(storage, settings.name)
-    except RunUnknown:
-        refuse_if_others_lie(storage, settings.name)
-        return None
-    if settings.take_over:
-        return record
-    raise InvalidValue("run", settings.name, "is the name of a run in this storage; resume it, or clean it first")
 
 
 def take_over_for(job: Job, session: Session, settings: RunSettings) -> RunRecord | None:

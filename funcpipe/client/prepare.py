@@ -13,6 +13,7 @@ from funcpipe.client.earlier_run import EarlierRun, as_begun, as_uploaded, earli
 from funcpipe.client.job import Job, Learner, SampleOrder, make_job
 from funcpipe.client.job_estimate import JobShape, estimate_job, within
 from funcpipe.client.plan_stores import check_stores
+from funcpipe.client.precheck import check_sizes, precheck
 from funcpipe.client.session import Session
 from funcpipe.client.stages import PreparedStage, RunData, make_stages
 from funcpipe.core import (
@@ -29,13 +30,11 @@ from funcpipe.core import (
 )
 from funcpipe.core.settings import DEFAULT_FAULTS, DEFAULT_SETTINGS, NO_LIMITS
 from funcpipe.errors import InvalidValue
-from funcpipe.partitioner.cost.evaluate import size_of
 from funcpipe.platforms.base import OpenPlatform, Platform, Storage
 from funcpipe.platforms.catalog import open_platform
 from funcpipe.platforms.request_meter import RequestMeter
 from funcpipe.runstate.finished import find_finished
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.owner import refuse_if_owned
 from funcpipe.runstate.resume import ResumePoint
 from funcpipe.runstate.spending import spent_so_far, spent_with_requests
 from funcpipe.training.averaging import SWA
@@ -143,9 +142,7 @@ def prepare_training(
     settings: RunSettings,
 ) -> PreparedRun:
     """Make the job of training `learner` by `plan`, and prepare it; raises ModelError and what `prepare` raises."""
-    name = settings.resume or settings.name
-    if name is not None and not settings.take_over:
-        refuse_if_owned(session.storage, name)
+    precheck(session, plan, settings)
     job = make_job(learner, dataset, plan, order, settings, validation)
     validated = validation is not None or order.steps is not None  # a few steps that are compared need none
     return prepare(
@@ -182,7 +179,7 @@ def prepare(
     _check_learning(job, has_validation=has_validation, done=done, state=state)
     data = RunData.of(job)
     stages = make_stages(job, data)
-    _check_sizes(job.plan, session.like)
+    check_sizes(job.plan, session.like)
     check_stores(job.plan, session.storage_url, job.prices)
     record = take_over_for(job, session, settings)
     if record is not None and (begun := as_begun(job, record)) is not job:
@@ -291,10 +288,3 @@ def _check_learning(job: Job, *, has_validation: bool, done: int, state: StageSt
         _log.warning("the plan leaves no room for the average of the parameters; plan with averaged (--averaged)")
     if isinstance(average, SWA) and average.start_step > job.steps:
         raise InvalidValue("start_step", average.start_step, f"must be at most {job.steps}, the steps of the run")
-
-
-def _check_sizes(plan: Plan, like: PlatformSpec | None) -> None:
-    """Raise PlanError for a plan with sizes that the platform imposed on local functions does not have."""
-    if like is not None:
-        for stage in plan.stages:
-            size_of(stage.size, like)

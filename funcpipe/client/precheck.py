@@ -1,0 +1,47 @@
+"""What can be said of a run without its model: a command says it before torch is loaded."""
+
+from funcpipe.client.plan_stores import check_stores
+from funcpipe.client.session import Session
+from funcpipe.core import Plan, PlatformSpec, RunRecord, RunSettings
+from funcpipe.errors import InvalidValue, RunUnknown
+from funcpipe.platforms.base import Storage
+from funcpipe.platforms.catalog import load_spec
+from funcpipe.runstate.generations import newest_record
+from funcpipe.runstate.owner import refuse_if_owned
+from funcpipe.runstate.run_objects import refuse_if_others_lie
+
+
+def precheck(session: Session, plan: Plan, settings: RunSettings) -> None:
+    """Raise PlanError, InvalidValue, RunTaken, RunUnknown or StorageError for a run that no model can have."""
+    check_sizes(plan, session.like)
+    check_stores(plan, session.storage_url, settings.prices or load_spec(plan.platform))
+    name = settings.resume or settings.name
+    if name is not None and not settings.take_over:
+        refuse_if_owned(session.storage, name)
+    record_of(session.storage, settings)
+
+
+def record_of(storage: Storage, settings: RunSettings) -> RunRecord | None:
+    """The record of the run to resume. Without one, the name of the new run must not be taken, nor be a folder's."""
+    if settings.resume is not None:
+        return newest_record(storage, settings.resume)
+    if settings.name is None:
+        return None
+    try:
+        record = newest_record(storage, settings.name)
+    except RunUnknown:
+        refuse_if_others_lie(storage, settings.name)
+        return None
+    if settings.take_over:
+        return record
+    raise InvalidValue("run", settings.name, "is the name of a run in this storage; resume it, or clean it first")
+
+
+def check_sizes(plan: Plan, like: PlatformSpec | None) -> None:
+    """Raise PlanError for a plan with sizes that the platform imposed on local functions does not have."""
+    if like is None:
+        return
+    from funcpipe.partitioner.cost.evaluate import size_of  # with numpy, which all else here does without
+
+    for stage in plan.stages:
+        size_of(stage.size, like)
