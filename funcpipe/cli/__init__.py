@@ -7,6 +7,7 @@ import argparse
 import sys
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 
 from funcpipe.cli.files import check_outputs
 from funcpipe.cli.job_file import parse
@@ -16,6 +17,10 @@ from funcpipe.core.streams import end_output, prepare_streams, say
 from funcpipe.core.texts import printable
 from funcpipe.errors import FuncPipeError
 
+_WITH_FUNCTIONS = ("train", "verify", "evaluate", "predict")
+
+_formatwarning = warnings.formatwarning
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
@@ -23,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     warnings.formatwarning = _format_warning
     try:
         options = parse(build_parser(), sys.argv[1:] if arguments is None else arguments)
+        _begin_again(options)
         logs.configure(_log_level(options))
         check_outputs(options)
         return int(options.run(options) or 0)
@@ -39,6 +45,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     finally:
         end_output()
+
+
+def is_program() -> bool:
+    """Whether this process is the command `funcpipe`, and nothing else."""
+    file = Path(getattr(sys.modules["__main__"], "__file__", None) or "")
+    return file.name == "funcpipe" or file == Path(__file__).parents[1] / "__main__.py"
+
+
+def _begin_again(options: argparse.Namespace) -> None:
+    """Begin this command again with the allocator of functions, if it is to have some on this machine.
+
+    They can then be forked from it, which saves loading torch a second time.
+    """
+    if options.verb in _WITH_FUNCTIONS and getattr(options, "platform", "local") == "local" and is_program():
+        from funcpipe.platforms import allocator
+
+        allocator.begin_again()
+
+
+def as_before() -> None:
+    """Take back what `main` has set up for its process: one that is forked from it is none of a command."""
+    warnings.formatwarning = _formatwarning
+    logs.unset()
 
 
 def _log_level(options: argparse.Namespace) -> str | None:

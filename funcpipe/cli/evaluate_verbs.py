@@ -8,7 +8,7 @@ from funcpipe.cli import render
 from funcpipe.cli.factories import check_names, load_data, load_factory, make_model
 from funcpipe.cli.files import write_file
 from funcpipe.cli.model_files import SAFETENSORS
-from funcpipe.cli.train_values import fault_tolerance, run_limits
+from funcpipe.cli.train_values import fault_tolerance, load_torch, run_limits
 from funcpipe.core import Plan, RunSettings, Validation, read
 from funcpipe.errors import InputError, InvalidValue
 from funcpipe.platforms.catalog import load_spec
@@ -40,16 +40,22 @@ def predict(options: argparse.Namespace) -> None:
     render.show(options.json, render.as_json(summary), partial(render.predictions, shapes, options.output))
 
 
-def validation_of(options: argparse.Namespace) -> Validation | None:
-    """How `train` validates, if it does. Raises InvalidValue for options of a validation without its data."""
+def check_validation(options: argparse.Namespace) -> None:
+    """Raise InvalidValue for options of a validation without its data, InputError for data that is not there."""
     if options.validation_data is None:
         given = {"--metric": options.metrics, "--patience": options.patience, "--best": options.best}
         given |= {"--validate-steps": options.validate_steps, "--validate-epochs": options.validate_epochs}
         for option, value in given.items():
             if value:
                 raise InvalidValue(option, value, "needs a dataset to validate on: --validation-data MODULE:FACTORY")
+    else:
+        check_names({"--validation-data": options.validation_data})
+
+
+def validation_of(options: argparse.Namespace) -> Validation | None:
+    """How `train` validates, if it does."""
+    if options.validation_data is None:
         return None
-    check_names({"--validation-data": options.validation_data})
     return Validation(
         data=load_data(options.validation_data),
         every_steps=options.validate_steps,
@@ -78,6 +84,7 @@ def _model(options: argparse.Namespace, loss: str) -> "tuple[FuncPipe, dict[str,
     plan = read(Plan, options.plan)
     check_names({"the model": options.model, "--data": options.data})
     check_names({} if loss == "own" else {"--loss": loss})
+    load_torch(options.platform)
     import torch
 
     from funcpipe.api import FuncPipe

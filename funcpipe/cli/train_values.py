@@ -1,15 +1,18 @@
 """From options to the values that training takes."""
 
 import argparse
+import gc
+import sys
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from funcpipe.cli import as_before, is_program
 from funcpipe.cli.factories import check_names, load_factory, make_model
 from funcpipe.cli.provision_files import plan_in
 from funcpipe.core import Coupled, FaultTolerance, OnDrift, OnOutOfMemory, OptimizerKind, Plan, RunLimits, RunSettings
 from funcpipe.errors import InputError
-from funcpipe.platforms.catalog import is_deployment, load_spec, open_deployment
+from funcpipe.platforms.catalog import LOCAL, is_deployment, load_spec, open_deployment
 
 if TYPE_CHECKING:
     from funcpipe.api import FuncPipe
@@ -17,12 +20,38 @@ if TYPE_CHECKING:
     from funcpipe.training.teachers import Teacher
 
 
-def plan_and_model(options: argparse.Namespace) -> "tuple[Plan, FuncPipe]":
-    """The plan, and the model with its loss and optimiser."""
+def checked_plan(options: argparse.Namespace) -> Plan:
+    """The plan, for code of the user that is there; nothing is imported yet."""
     plan = plan_in(options.plan, options.way)
     check_names({"the model": options.model, "--data": options.data})
     check_names({} if options.loss == "own" else {"--loss": options.loss})
     check_names({"--optimizer": options.optimizer} if options.optimizer else {})
+    return plan
+
+
+def load_torch(platform: str) -> None:
+    """Import torch and what trains with it; functions on this machine are forked from this command as it is then.
+
+    Meanwhile the garbage collector rests: it would take a fifth of the time, and all that is loaded stays.
+    """
+    if "torch" in sys.modules or not is_program():
+        return
+    gc.disable()
+    try:
+        if platform == LOCAL:
+            from funcpipe.client.site import fork_from_here
+
+            fork_from_here(as_new=as_before)
+        from funcpipe.worker.deferred_compiler import defer_compiler
+
+        defer_compiler()
+    finally:
+        gc.enable()
+        gc.freeze()
+
+
+def model_with(options: argparse.Namespace, plan: Plan) -> "FuncPipe":
+    """The model, with its loss and optimiser."""
     import torch
 
     from funcpipe.api import FuncPipe
@@ -30,7 +59,7 @@ def plan_and_model(options: argparse.Namespace) -> "tuple[Plan, FuncPipe]":
     torch.manual_seed(options.seed)
     model = make_model(options.model)
     loss = None if options.loss == "own" else load_factory(options.loss)
-    return plan, FuncPipe(
+    return FuncPipe(
         model,
         loss_fn=loss,
         optimizer=optimizer_of(options, plan.optimizer),

@@ -2,19 +2,32 @@
 
 import argparse
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from funcpipe.cli import render
-from funcpipe.cli.evaluate_verbs import validation_of
+from funcpipe.cli.evaluate_verbs import check_validation, validation_of
 from funcpipe.cli.factories import load_data
 from funcpipe.cli.files import write_file
 from funcpipe.cli.model_files import check_holds, check_model_file, free_model_file, write_somewhere
 from funcpipe.cli.train_cost import confirm, dry_run
-from funcpipe.cli.train_values import fault_tolerance, plan_and_model, run_limits, run_settings, storage_url
-from funcpipe.core import Plan, to_text, write_trace
+from funcpipe.cli.train_values import (
+    checked_plan,
+    fault_tolerance,
+    load_torch,
+    model_with,
+    run_limits,
+    run_settings,
+    storage_url,
+)
+from funcpipe.client.precheck import precheck
+from funcpipe.client.session import open_session
+from funcpipe.core import Plan, RunSettings, to_text, write_trace
 from funcpipe.core.json_form import to_plain
 from funcpipe.errors import Disagreement
-from funcpipe.platforms.catalog import is_deployment
+from funcpipe.platforms.catalog import LOCAL, is_deployment
+
+if TYPE_CHECKING:
+    from funcpipe.client.results import RunResult
 
 
 def train(options: argparse.Namespace) -> None:
@@ -22,14 +35,19 @@ def train(options: argparse.Namespace) -> None:
 
     The trained model is written to a file, unless the run keeps it in its storage and no file is wanted.
     """
-    validation, output = validation_of(options), _model_file(options)
-    plan, pipe = plan_and_model(options)
+    check_validation(options)
+    output, plan = _model_file(options), checked_plan(options)
+    settings = _settings(options, plan)
+    if not options.dry_run:
+        _precheck(options, plan, settings["settings"])
+    load_torch(options.platform)
+    pipe, validation = model_with(options, plan), validation_of(options)
     if output is not None:
         check_holds(output, pipe.model.state_dict())
     if options.dry_run:
         dry_run(options, plan, pipe, validation)
         return
-    settings = _settings(options, plan) | {"validation": validation, "confirm": partial(confirm, options, plan)}
+    settings |= {"validation": validation, "confirm": partial(confirm, options, plan)}
     if options.detach:
         run = pipe.start(load_data(options.data), **settings)
         render.show(options.json, render.as_json({"run": run}), partial(render.detached, run, storage_url(options)))
@@ -38,6 +56,26 @@ def train(options: argparse.Namespace) -> None:
 
     given = callbacks(options.log, quiet=options.json or options.quiet)
     result = pipe.train(load_data(options.data), **settings, callbacks=given, progress=False)
+    written = _write(result, output, options)
+    summary: dict[str, Any] = {"run": result.run, "losses": result.losses, "cost_usd": result.bill.cost_usd}
+    summary |= {"bill": to_plain(result.bill), "trace": options.trace, "model": output}
+    summary["skipped_steps"] = result.skipped_steps
+    if result.validations:
+        summary["validations"] = [{"step": report.step, **report.values} for report in result.validations]
+        summary["best_step"] = result.best_step
+    told = partial(render.training_result, result, plan.estimate, written, _kept_in(options))
+    render.show(options.json, render.as_json(summary), told)
+
+
+def _precheck(options: argparse.Namespace, plan: Plan, settings: RunSettings) -> None:
+    """Say what can be said before torch is loaded; of a deployment that is opened later, only if the run has a name."""
+    if not is_deployment(options.platform) or settings.name or settings.resume:
+        with open_session(options.platform, options.like, settings, detached=options.detach) as session:
+            precheck(session, plan, settings)
+
+
+def _write(result: "RunResult", output: str | None, options: argparse.Namespace) -> dict[str, str | None]:
+    """Write the files that are wanted of what a run leaves; returns them by what they hold."""
     if options.trace:
         write_file(partial(write_trace, result.trace), options.trace)
     if output is not None:
@@ -48,21 +86,15 @@ def train(options: argparse.Namespace) -> None:
         write_somewhere(result.best_state_dict(), options.best, f"{result.run}-best")
     if options.loss_output:
         write_somewhere(result.loss_state_dict(), options.loss_output, f"{result.run}-loss")
-    summary: dict[str, Any] = {"run": result.run, "losses": result.losses, "cost_usd": result.bill.cost_usd}
-    summary |= {"bill": to_plain(result.bill), "trace": options.trace, "model": output}
-    summary["skipped_steps"] = result.skipped_steps
-    if result.validations:
-        summary["validations"] = [{"step": report.step, **report.values} for report in result.validations]
-        summary["best_step"] = result.best_step
-    written = {"trace": options.trace, "model": output}
-    written |= {"averaged": options.averaged_output, "best": options.best, "loss": options.loss_output}
-    told = partial(render.training_result, result, plan.estimate, written, _kept_in(options))
-    render.show(options.json, render.as_json(summary), told)
+    averaged, best, loss = options.averaged_output, options.best, options.loss_output
+    return {"trace": options.trace, "model": output, "averaged": averaged, "best": best, "loss": loss}
 
 
 def verify(options: argparse.Namespace) -> None:
     """Train a few steps on local functions and in one process, and compare every tensor."""
-    plan, pipe = plan_and_model(options)
+    plan = checked_plan(options)
+    load_torch(LOCAL)
+    pipe = model_with(options, plan)
     found = pipe.verify(
         load_data(options.data),
         steps=options.steps,

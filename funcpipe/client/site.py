@@ -1,6 +1,6 @@
 """A platform with a storage that its functions reach."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,13 +19,12 @@ from funcpipe.platforms.catalog import (
     open_storage,
     ray_cluster,
 )
-from funcpipe.platforms.local.platform import LocalPlatform, local_functions
+from funcpipe.platforms.local.platform import LocalPlatform, fork_hosts_from_here, local_functions
 from funcpipe.platforms.processors import usable_processors
-from funcpipe.profiler.remote.layers import PlatformTimer, platform_timer
-from funcpipe.profiler.remote.platform import measure_platform
 
 if TYPE_CHECKING:
     from funcpipe.platforms.ray.platform import RayPlatform
+    from funcpipe.profiler.remote.layers import PlatformTimer
 
 _PRELOADED = (
     "torch",
@@ -43,12 +42,16 @@ class Site:
     storage: Storage
     storage_url: str
 
-    def timing(self, *, max_usd: float | None = None) -> AbstractContextManager[PlatformTimer]:
+    def timing(self, *, max_usd: float | None = None) -> "AbstractContextManager[PlatformTimer]":
         """What times layers in functions of every size here, for at most `max_usd`."""
+        from funcpipe.profiler.remote.layers import platform_timer
+
         return platform_timer(self.platform, self.storage, self.storage_url, max_usd=max_usd)
 
     def measure(self, *, max_usd: float | None = None) -> PlatformSpec:
         """The platform's specification with what functions of every size measure, for at most `max_usd`."""
+        from funcpipe.profiler.remote.platform import measure_platform
+
         return measure_platform(self.platform, self.storage, self.storage_url, max_usd=max_usd)
 
 
@@ -66,6 +69,14 @@ def open_local(like: PlatformSpec | None = None, *, silent: bool = False) -> Abs
         silent=silent,
         watches=True,
     )
+
+
+def fork_from_here(as_new: Callable[[], object]) -> None:
+    """Load torch, and have local functions forked from this process, a command that has not used torch yet.
+
+    `as_new` takes back, in what is forked, what the command has set up for itself.
+    """
+    fork_hosts_from_here(_PRELOADED, as_new=as_new)
 
 
 def open_ray(url: str) -> "AbstractContextManager[RayPlatform]":

@@ -40,6 +40,12 @@ def configure(levels: str | None = None, *, stream: TextIO | None = None) -> Non
     logging.getLogger(_ROOT).handlers[:] = [handler]
 
 
+def unset() -> None:
+    """Have this process, which was a client's, write no lines of its own any more."""
+    logging.getLogger(_ROOT).handlers.clear()
+    _set_levels("warning")
+
+
 def wanted_in_functions() -> str:
     """The levels that a client wants in its functions: those of its environment, or else `INFO`."""
     levels = os.environ.get(LEVELS) or "INFO"

@@ -32,6 +32,18 @@ def environment() -> dict[str, str]:
     return {**os.environ, **variables()}
 
 
+def begin_again() -> None:
+    """Begin this program again as one that allocates as functions do, if it does not; does not return then.
+
+    It must have done nothing yet that must not be done twice.
+    """
+    wanted = environment()
+    if wanted != dict(os.environ) and sys.executable:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], wanted)
+
+
 def variables() -> dict[str, str]:
     """The environment variables with which a process allocates with tcmalloc, if it is installed."""
     return {_PRELOAD: LIBRARY, **_SETTINGS}

@@ -1,6 +1,9 @@
 """A process with torch loaded, from which this process forks its hosts: only the first of them takes seconds to start.
 
-It ends with the process that started it; the hosts that it forked end when they want to.
+It is started anew, as this process has threads and results of its own that no fork of it may have. A command that has
+just loaded torch, and done nothing with it, is forked instead (`fork_from_here`): that takes milliseconds.
+
+The server ends with the process that started it; the hosts that it forked end when they want to.
 """
 
 import atexit
@@ -16,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from funcpipe.platforms.local.function import HOST, end_after, name_process
@@ -26,8 +29,8 @@ _MAIN = (
     "from funcpipe.platforms.local.fork_server import main; main(int(sys.argv[2]), json.loads(sys.argv[3]))"
 )
 _STREAMS = 3  # standard input, output and error of a host
-_SET_AFTERWARDS = ("FUNCPIPE_", "PYTEST_", "TMPDIR")
-"""Variables that nothing reads while it is loaded; where another one has changed, another server is started."""
+_SET_AFTERWARDS = ("FUNCPIPE_", "PYTEST_", "TMPDIR", "HF_", "TOKENIZERS_", "TORCHINDUCTOR_", "TRANSFORMERS_")
+"""Variables that nothing of what a server loads reads; where another one has changed, another server is started."""
 
 
 class ForkedHost:
@@ -82,19 +85,15 @@ def fork_host(
 class _Server:
     """The client's side of a server: each request has a connection of its own, which is closed when its host ends."""
 
-    def __init__(self, preload: tuple[str, ...], environment: Mapping[str, str]) -> None:
+    def __init__(self, start: Callable[[int], Callable[[], object]]) -> None:
+        """`start` starts the process, which is given the file descriptor of its end of a socket; it returns what waits
+        for it.
+        """
         self.hosts = set[ForkedHost]()
         self._lock = threading.Lock()
         self._control, theirs = socket.socketpair()
         with theirs:
-            arguments = (json.dumps(sys.path), str(theirs.fileno()), json.dumps(preload))
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _MAIN, *arguments],
-                stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                env=environment,
-                start_new_session=True,
-            )
+            self._wait = start(theirs.fileno())
         self._pid = os.getpid()
         atexit.register(self.close)
 
@@ -117,7 +116,43 @@ class _Server:
         atexit.unregister(self.close)
         self._control.close()
         if os.getpid() == self._pid:
-            self._process.wait()
+            self._wait()
+
+
+def _spawn(preload: Sequence[str], environment: Mapping[str, str], control: int) -> Callable[[], object]:
+    """Start a server as a new process."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _MAIN, json.dumps(sys.path), str(control), json.dumps(preload)],
+        stdin=subprocess.DEVNULL,
+        pass_fds=(control,),
+        env=environment,
+        start_new_session=True,
+    )
+    return process.wait
+
+
+def _fork(preload: Sequence[str], as_new: Callable[[], object], control: int) -> Callable[[], object]:
+    """Start a server as a fork of this process."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        end_after(functools.partial(_become_server, preload, as_new, control))
+    return functools.partial(os.waitpid, pid, 0)
+
+
+def _become_server(preload: Sequence[str], as_new: Callable[[], object], control: int) -> None:
+    """Serve, in a process that was just forked: it keeps modules, and nothing else that a new one would not have."""
+    os.setsid()
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.closerange(_STREAMS, control)
+    os.closerange(control + 1, os.sysconf("SC_OPEN_MAX"))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    gc.enable()
+    as_new()
+    main(control, preload)
 
 
 _servers: dict[tuple[object, ...], _Server] = {}
@@ -126,14 +161,28 @@ _servers_lock = threading.Lock()
 
 def _server(preload: tuple[str, ...], environment: Mapping[str, str]) -> _Server:
     """The server of this process for these modules and variables; those for others end once they have no hosts."""
-    loaded = frozenset(item for item in environment.items() if not item[0].startswith(_SET_AFTERWARDS))
-    key = (os.getpid(), preload, loaded)
+    key = _key(preload, environment)
     with _servers_lock:
         for other in [other for other, server in _servers.items() if other != key and not server.hosts]:
             _servers.pop(other).close()
         if key not in _servers:
-            _servers[key] = _Server(preload, environment)
+            _servers[key] = _Server(functools.partial(_spawn, preload, environment))
         return _servers[key]
+
+
+def fork_from_here(preload: Sequence[str], environment: Mapping[str, str], as_new: Callable[[], object]) -> None:
+    """Make a fork of this process its server, for the time being: one that has loaded `preload` and done nothing else.
+
+    Fork it before it computes with tensors, which makes threads that a fork does not have. `as_new` takes back, in the
+    server, what this process has set up for itself.
+    """
+    if threading.active_count() == 1:
+        _servers[_key(tuple(preload), environment)] = _Server(functools.partial(_fork, tuple(preload), as_new))
+
+
+def _key(preload: tuple[str, ...], environment: Mapping[str, str]) -> tuple[object, ...]:
+    loaded = frozenset(item for item in environment.items() if not item[0].startswith(_SET_AFTERWARDS))
+    return os.getpid(), preload, loaded
 
 
 def main(control: int, preload: Sequence[str]) -> None:

@@ -1,6 +1,7 @@
 """Functions as processes of this machine, forked by a host that has torch loaded."""
 
 import contextlib
+import importlib
 import io
 import json
 import os
@@ -10,7 +11,7 @@ import tempfile
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,13 +23,12 @@ from funcpipe.core.log_lines import RawLine
 from funcpipe.errors import InvalidValue, PlanError, PlatformError
 from funcpipe.platforms.allocator import environment
 from funcpipe.platforms.base import Handle, PlainKeys, Status
-from funcpipe.platforms.local.fork_server import ForkedHost, fork_host
-from funcpipe.platforms.local.host import HostSpec
+from funcpipe.platforms.local.fork_server import ForkedHost, fork_from_here, fork_host
 from funcpipe.platforms.local.log_files import read_logs
 
 SCHEME = "local"
 _SOCKET = "socket"
-_HOST = "funcpipe.platforms.local.host_main:main"
+_HOST_MODULE = "funcpipe.platforms.local.host_main"
 _LONGEST_PATH = 100  # of a Unix socket; Linux takes 107 bytes, macOS 103
 
 
@@ -153,6 +153,8 @@ def local_functions(
 
     Afterwards no function runs, unless the platform was told to detach.
     """
+    from funcpipe.platforms.local.host import HostSpec  # with asyncio, which a run that is refused does without
+
     folder = _private_folder()
     host, telling = _start_host(folder, preload, silent=silent)
     platform = LocalPlatform(f"{SCHEME}://{quote(folder)}/{_SOCKET}")
@@ -170,6 +172,20 @@ def local_functions(
             shutil.rmtree(folder, ignore_errors=True)  # it is gone unless the host was killed
 
 
+def fork_hosts_from_here(preload: Sequence[str], *, as_new: Callable[[], object]) -> None:
+    """Load what hosts of local functions need, and have those with this `preload` forked from this process: see
+    `fork_from_here`.
+
+    Not where functions need another allocator than this process has.
+    """
+    variables = environment()
+    if variables == dict(os.environ):
+        modules = (*preload, _HOST_MODULE)
+        for name in modules:
+            importlib.import_module(name)
+        fork_from_here(modules, variables, as_new)
+
+
 def _start_host(folder: str, preload: Sequence[str], *, silent: bool) -> tuple[ForkedHost, io.FileIO]:
     """A host that serves in `folder`, and the pipe from which it reads what it is told, and learns of this end."""
     reading, writing = os.pipe()
@@ -181,11 +197,11 @@ def _start_host(folder: str, preload: Sequence[str], *, silent: bool) -> tuple[F
             listener.listen()
             shown = [nowhere if silent or not _is_open(number) else number for number in (1, 2)]
             host = fork_host(
-                _HOST,
+                f"{_HOST_MODULE}:main",
                 folder,
                 streams=(reading, shown[0], shown[1]),
                 listener=listener.fileno(),
-                preload=(*preload, _HOST.partition(":")[0]),
+                preload=(*preload, _HOST_MODULE),
                 environment=environment(),
             )
     except BaseException:
