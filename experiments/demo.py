@@ -16,7 +16,7 @@ from experiments.cuts import even_cuts
 from experiments.demo_clouds import estimates
 from funcpipe import FuncPipe, RunResult
 from funcpipe.cli import render
-from funcpipe.cli.render.output import Terminal
+from funcpipe.cli.render.terminal import Terminal
 from funcpipe.core import FinishedRun, ModelProfile, Pins, Plan, Resource, Trace, write, write_trace
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.report.compare import Report, compare

@@ -23,6 +23,7 @@ from funcpipe.platforms.catalog import LOCAL, load_spec
 from funcpipe.training.adapters import loss_of_output
 from funcpipe.training.data_source import Data
 from funcpipe.training.recipe import LossFunction, Recipe, check_precision
+from funcpipe.worker.deferred_compiler import CompilerDeferred
 
 _NOT_TRAINED = Recipe(loss=loss_of_output, optimizer=functools.partial(torch.optim.SGD, lr=0.0))
 
@@ -114,17 +115,19 @@ class Evaluating(Planning):
             check_precision("plan", chosen.precision, self._recipe)
         settings = settings_with(settings, keywords)
         with open_session(platform, like, settings) as session:
-            evaluation = make_evaluation(
-                self.model,
-                data,
-                chosen,
-                loss=loss,
-                metrics=metrics,
-                blocks=tuple({*self._blocks, *chosen.blocks}),
-                precision=self._recipe.precision,
-                monitor=Monitor(keep_best=False),
-                keep_outputs=loss is None,
-            )
+            session.expect()
+            with CompilerDeferred():
+                evaluation = make_evaluation(
+                    self.model,
+                    data,
+                    chosen,
+                    loss=loss,
+                    metrics=metrics,
+                    blocks=tuple({*self._blocks, *chosen.blocks}),
+                    precision=self._recipe.precision,
+                    monitor=Monitor(keep_best=False),
+                    keep_outputs=loss is None,
+                )
             job = Job(
                 graph=evaluation.graph,
                 plan=replace(chosen, shard_optimizer=False),

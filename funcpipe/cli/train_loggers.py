@@ -2,21 +2,19 @@
 
 from collections.abc import Sequence
 
+from funcpipe import loggers
 from funcpipe.client.callbacks import Callback
 from funcpipe.errors import InputError
-from funcpipe.loggers.progress_bar import ProgressBar
 
 KINDS = ("csv", "tensorboard", "mlflow", "wandb")
 
 
 def callbacks(logs: Sequence[str], *, quiet: bool) -> list[Callback]:
     """A progress bar unless it is to be `quiet`, and the loggers that `logs` name. Raises InputError."""
-    return [*([] if quiet else [ProgressBar()]), *(_logger(text) for text in logs)]
+    return [*([] if quiet else [loggers.ProgressBar()]), *(_logger(text) for text in logs)]
 
 
 def _logger(text: str) -> Callback:
-    from funcpipe import loggers
-
     kind, colon, where = text.partition(":")
     if kind not in KINDS or not colon or not where:
         kinds = ", ".join(f"{name}:…" for name in KINDS)

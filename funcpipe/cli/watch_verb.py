@@ -12,7 +12,7 @@ from rich.live import Live
 
 from funcpipe.cli import render
 from funcpipe.cli.keyboard import Left, leaving_with
-from funcpipe.cli.render.output import Terminal
+from funcpipe.cli.render.terminal import Terminal
 from funcpipe.cli.render.watch import Lines, screen
 from funcpipe.core.json_form import to_plain
 from funcpipe.core.streams import write_out

@@ -11,14 +11,17 @@ from funcpipe.runstate.owner import refuse_if_owned
 from funcpipe.runstate.run_objects import refuse_if_others_lie
 
 
-def precheck(session: Session, plan: Plan, settings: RunSettings) -> None:
-    """Raise PlanError, InvalidValue, RunTaken, RunUnknown or StorageError for a run that no model can have."""
+def precheck(session: Session, plan: Plan, settings: RunSettings) -> RunRecord | None:
+    """The record of the run that is gone on with, if one is; see `record_of`.
+
+    Raises PlanError, InvalidValue, RunTaken, RunUnknown or StorageError for a run that no model can have.
+    """
     check_sizes(plan, session.like)
     check_stores(plan, session.storage_url, settings.prices or load_spec(plan.platform))
     name = settings.resume or settings.name
     if name is not None and not settings.take_over:
         refuse_if_owned(session.storage, name)
-    record_of(session.storage, settings)
+    return record_of(session.storage, settings)
 
 
 def record_of(storage: Storage, settings: RunSettings) -> RunRecord | None:

@@ -142,7 +142,8 @@ def prepare_training(
     settings: RunSettings,
 ) -> PreparedRun:
     """Make the job of training `learner` by `plan`, and prepare it; raises ModelError and what `prepare` raises."""
-    precheck(session, plan, settings)
+    if precheck(session, plan, settings) is None:
+        session.expect()
     job = make_job(learner, dataset, plan, order, settings, validation)
     validated = validation is not None or order.steps is not None  # a few steps that are compared need none
     return prepare(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from funcpipe.client.site import Site, open_local, open_ray
+from funcpipe.client.site import Site, expect_local, open_local, open_ray
 from funcpipe.core import PlatformSpec, RunSettings
 from funcpipe.core.user_folders import temporary_folder
 from funcpipe.errors import InvalidValue
@@ -33,7 +33,7 @@ class Session:
     `functions` starts new functions; it is called once all other checks are made. `reopen` finds the platform of
     functions that run already, by its URL. `like` is the platform whose limits are imposed on local functions. Objects
     of a run that has failed stay if the storage `lasts`, for some days if it is a deployment's own, which `expires`.
-    `meter` counts what this client asks of the storage.
+    `meter` counts what this client asks of the storage. `expect` is called once functions are likely to be wanted.
     """
 
     storage: Storage
@@ -44,6 +44,7 @@ class Session:
     lasts: bool = False
     expires: bool = False
     meter: RequestMeter = field(default_factory=RequestMeter)
+    expect: Callable[[], None] = lambda: None
 
 
 def session_on(site: Site, *, reopen: OpenPlatform = open_platform) -> Session:
@@ -100,6 +101,7 @@ def open_session(
             lasts=lasts,
             expires=settings.storage is None and is_deployment(platform),
             meter=meter,
+            expect=expect_local if platform == LOCAL else lambda: None,
         )
 
 

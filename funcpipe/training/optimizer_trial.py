@@ -17,6 +17,7 @@ from torch.optim import LBFGS, Optimizer
 
 from funcpipe.core.texts import error_text
 from funcpipe.errors import FuncPipeError, InputError
+from funcpipe.model.threads import one_thread
 from funcpipe.training.optimizers import ParameterShape, call_factory, takes_names
 from funcpipe.training.recipe import OptimizerFactory
 from funcpipe.training.state_groups import capture_optimizer, restore_optimizer
@@ -65,7 +66,7 @@ def check_optimizer(factory: OptimizerFactory, shapes: Sequence[ParameterShape])
     """
     if not shapes:
         return
-    with torch.random.fork_rng(devices=[]):
+    with one_thread(), torch.random.fork_rng(devices=[]):  # of so few numbers, others would wait longer than compute
         optimizer = made_optimizer(factory, [(shape.name, shape.stand_in()) for shape in shapes])
         _check_rates(optimizer)
         _check_nothing_hidden(optimizer)

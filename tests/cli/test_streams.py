@@ -12,7 +12,7 @@ import pytest
 from rich.text import Text
 
 from funcpipe.cli import main
-from funcpipe.cli.render.output import Terminal
+from funcpipe.cli.render.terminal import Terminal
 from funcpipe.core import MB, LayerProfile, ModelProfile, TensorProfile, write
 from funcpipe.core.streams import say, write_out
 from funcpipe.platforms.catalog import load_spec

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from funcpipe import FuncPipe, RunSettings
+from funcpipe.client.job import Learner, SampleOrder
 from funcpipe.client.launch import launch
-from funcpipe.client.prepare import PreparedRun, prepare
+from funcpipe.client.prepare import PreparedRun, prepare, prepare_training
 from funcpipe.client.results import Progress
 from funcpipe.client.session import Session, open_session, session_on
 from funcpipe.client.site import Site
 from funcpipe.core import Estimate, FaultTolerance, Halt, Plan, StageEstimate
-from funcpipe.core.settings import settings_with
+from funcpipe.core.settings import DEFAULT_FAULTS, NO_LIMITS, settings_with
 from funcpipe.errors import (
     DataError,
     FuncPipeError,
@@ -33,7 +34,7 @@ from funcpipe.errors import (
 )
 from funcpipe.platforms.base import Platform, StorageUrls
 from funcpipe.platforms.catalog import load_spec, open_storage
-from funcpipe.runstate.generations import newest_record
+from funcpipe.runstate.generations import newest_record, reserve_generation, write_record
 from funcpipe.runstate.halt import halt_run
 from funcpipe.runstate.keyring import signed
 from funcpipe.runstate.keys import Keys
@@ -43,6 +44,7 @@ from funcpipe.testing.thread_platform import ThreadPlatform
 from tests.client.halting import Halting
 from tests.e2e import small
 from tests.recording import Recording
+from tests.run_documents import RECORD
 
 QUICK = FaultTolerance(heartbeat_s=0.1, lease_s=0.3, checkpoint_steps=1, keep=True)
 
@@ -130,6 +132,26 @@ def test_a_name_that_is_taken_is_refused_and_an_unknown_run_is_not_resumed(
         prepare(chaos.job(), session(halted[0]), settings=RunSettings(name="run-1"))
     with pytest.raises(RunUnknown, match="there is no run 'run-2'"):
         prepare(chaos.job(), session(halted[0]), settings=RunSettings(resume="run-2"))
+
+
+def test_a_name_that_is_taken_is_refused_before_the_data_is_read_and_the_model_run(
+    halted: tuple[MemoryStorage, ThreadPlatform],
+) -> None:
+    def data() -> Any:
+        raise AssertionError("the data is read")
+
+    learner = Learner(model=nn.Linear(2, 2), recipe=chaos.job().recipe)
+    with pytest.raises(InvalidValue, match="run is the name of a run in this storage"):
+        prepare_training(
+            learner,
+            data,
+            chaos.job().plan,
+            SampleOrder(),
+            session(halted[0]),
+            faults=DEFAULT_FAULTS,
+            limits=NO_LIMITS,
+            settings=RunSettings(name="run-1"),
+        )
 
 
 def test_a_job_that_cannot_run_writes_nothing_and_opens_no_platform() -> None:
@@ -294,9 +316,11 @@ class Counting:
 def test_the_module_is_untouched_when_a_resume_is_refused(error: Exception | None, tmp_path: Path) -> None:
     pipe = FuncPipe(small.model(), loss_fn=F.cross_entropy, optimizer=small.optimizer)
     before = {name: tensor.clone() for name, tensor in pipe.model.state_dict().items()}
-    data = Counting(pipe.model, error)
-    with pytest.raises(FuncPipeError):
-        pipe.train(data, plan=small.plan(), storage=tmp_path.as_uri(), resume="run-1")
+    data, storage = Counting(pipe.model, error), signed(open_storage(tmp_path.as_uri()))
+    keys = reserve_generation(storage, RECORD.run)
+    write_record(storage, keys, dataclasses.replace(RECORD, nonce=keys.nonce))
+    with pytest.raises(FuncPipeError, match="no data" if error else "has seed 0, not 1"):
+        pipe.train(data, plan=small.plan(2, 1), seed=1, storage=tmp_path.as_uri(), resume=RECORD.run)
     assert data.calls == 1
     assert all(torch.equal(before[name], tensor) for name, tensor in pipe.model.state_dict().items())
 

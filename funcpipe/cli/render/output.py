@@ -1,49 +1,14 @@
-"""A result for people or for machines, and the terminal that shows it."""
+"""A result for people or for machines."""
 
 import json
-import textwrap
-from collections.abc import Callable, Iterable
-from functools import partial
-from typing import Any
-
-from rich.console import Console, ConsoleOptions, RenderableType
-from rich.segment import Segment
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from funcpipe.core.json_form import to_plain
-from funcpipe.core.streams import leave_unread, write_out
-from funcpipe.core.texts import printable
+from funcpipe.core.streams import write_out
 
-
-class Terminal(Console):
-    """Standard output, or standard error: what is shown cannot command it, and its reader may leave at any time.
-
-    A line goes on in the next only where a person reads it, in a terminal, and only between words: paths stay whole.
-    """
-
-    def __init__(self, *, stderr: bool = False, **options: Any) -> None:
-        super().__init__(stderr=stderr, highlight=False, markup=False, emoji=False, **options)
-
-    def print(self, *objects: Any, **options: Any) -> None:
-        """As any console prints, but lines of text go on as said above."""
-        if all(isinstance(item, str) for item in objects) and "overflow" not in options:
-            if self.is_terminal and not options.get("soft_wrap"):
-                objects = (self._wrapped(" ".join(objects)),)
-            options["soft_wrap"] = True
-        super().print(*objects, **options)
-
-    def _wrapped(self, text: str) -> str:
-        whole_words = partial(textwrap.wrap, width=self.width, break_long_words=False, break_on_hyphens=False)
-        return "\n".join(part for line in text.split("\n") for part in whole_words(line) or [""])
-
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """As any console, with a sign in place of control characters, which a stranger's plan may hold."""
-        for text, style, control in super().render(renderable, options):
-            yield Segment(text if control else printable(text), style, control)
-
-    def on_broken_pipe(self) -> None:
-        """Show no more, as its reader, such as `head`, has read enough; the command goes on to its end."""
-        self.quiet = True
-        leave_unread(self.file)
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def as_json(value: Any) -> str:
@@ -51,9 +16,11 @@ def as_json(value: Any) -> str:
     return json.dumps(to_plain(value), indent=1, allow_nan=False) + "\n"
 
 
-def show(machine: bool, text: str, draw: Callable[[Console], object]) -> None:
+def show(machine: bool, text: str, draw: "Callable[[Console], object]") -> None:
     """Print `text` for machines, or let `draw` draw for people."""
     if machine:
         write_out(text, end="")
     else:
+        from funcpipe.cli.render.terminal import Terminal
+
         draw(Terminal())

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 from rich.progress import BarColumn, Progress, TextColumn
 
-from funcpipe.cli.render.output import Terminal
+from funcpipe.cli.render.terminal import Terminal
 
 
 @contextlib.contextmanager

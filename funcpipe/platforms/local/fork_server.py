@@ -21,6 +21,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import Protocol
 
 from funcpipe.platforms.local.function import HOST, end_after, name_process
 
@@ -85,15 +86,13 @@ def fork_host(
 class _Server:
     """The client's side of a server: each request has a connection of its own, which is closed when its host ends."""
 
-    def __init__(self, start: Callable[[int], Callable[[], object]]) -> None:
-        """`start` starts the process, which is given the file descriptor of its end of a socket; it returns what waits
-        for it.
-        """
+    def __init__(self, start: "Callable[[int], _Process]") -> None:
+        """`start` starts the process, which is given the file descriptor of its end of a socket."""
         self.hosts = set[ForkedHost]()
         self._lock = threading.Lock()
         self._control, theirs = socket.socketpair()
         with theirs:
-            self._wait = start(theirs.fileno())
+            self._process = start(theirs.fileno())
         self._pid = os.getpid()
         atexit.register(self.close)
 
@@ -112,33 +111,57 @@ class _Server:
         return ForkedHost(mine, self.hosts)
 
     def close(self) -> None:
-        """End the server, unless this process was forked from the one that started it."""
+        """End the server, unless this process was forked from the one that started it.
+
+        One without a host may still be loading, and is not waited for.
+        """
         atexit.unregister(self.close)
         self._control.close()
         if os.getpid() == self._pid:
-            self._wait()
+            if not self.hosts:
+                self._process.kill()
+            self._process.wait()
 
 
-def _spawn(preload: Sequence[str], environment: Mapping[str, str], control: int) -> Callable[[], object]:
+class _Process(Protocol):
+    def kill(self) -> None: ...
+    def wait(self) -> object: ...
+
+
+class _Fork:
+    """A process that was forked from this one."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+
+    def kill(self) -> None:
+        """End it; it has not been waited for."""
+        os.kill(self._pid, signal.SIGKILL)
+
+    def wait(self) -> None:
+        """Return when it has ended."""
+        os.waitpid(self._pid, 0)
+
+
+def _spawn(preload: Sequence[str], environment: Mapping[str, str], control: int) -> _Process:
     """Start a server as a new process."""
-    process = subprocess.Popen(
+    return subprocess.Popen(
         [sys.executable, "-c", _MAIN, json.dumps(sys.path), str(control), json.dumps(preload)],
         stdin=subprocess.DEVNULL,
         pass_fds=(control,),
         env=environment,
         start_new_session=True,
     )
-    return process.wait
 
 
-def _fork(preload: Sequence[str], as_new: Callable[[], object], control: int) -> Callable[[], object]:
+def _fork(preload: Sequence[str], as_new: Callable[[], object], control: int) -> _Process:
     """Start a server as a fork of this process."""
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
     if pid == 0:
         end_after(functools.partial(_become_server, preload, as_new, control))
-    return functools.partial(os.waitpid, pid, 0)
+    return _Fork(pid)
 
 
 def _become_server(preload: Sequence[str], as_new: Callable[[], object], control: int) -> None:
@@ -150,7 +173,6 @@ def _become_server(preload: Sequence[str], as_new: Callable[[], object], control
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
-    gc.enable()
     as_new()
     main(control, preload)
 
@@ -170,6 +192,11 @@ def _server(preload: tuple[str, ...], environment: Mapping[str, str]) -> _Server
         return _servers[key]
 
 
+def begin_to_load(preload: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Start the server of hosts that will be asked for with this `preload` and `environment`, and return at once."""
+    _server(tuple(preload), environment)
+
+
 def fork_from_here(preload: Sequence[str], environment: Mapping[str, str], as_new: Callable[[], object]) -> None:
     """Make a fork of this process its server, for the time being: one that has loaded `preload` and done nothing else.
 
@@ -187,9 +214,11 @@ def _key(preload: tuple[str, ...], environment: Mapping[str, str]) -> tuple[obje
 
 def main(control: int, preload: Sequence[str]) -> None:
     """Fork hosts until the client, on the other end of the socket `control`, has ended."""
+    gc.disable()  # a fifth of the time would go into looking at modules, which all stay
     for name in preload:
         with suppress(ImportError):  # the host imports it again and says what is wrong
             importlib.import_module(name)
+    gc.enable()
     gc.freeze()  # what is loaded stays, and its pages are shared with hosts longer if nobody counts it
     woken, wake = os.pipe()
     os.set_blocking(wake, False)

@@ -23,7 +23,7 @@ from funcpipe.core.log_lines import RawLine
 from funcpipe.errors import InvalidValue, PlanError, PlatformError
 from funcpipe.platforms.allocator import environment
 from funcpipe.platforms.base import Handle, PlainKeys, Status
-from funcpipe.platforms.local.fork_server import ForkedHost, fork_from_here, fork_host
+from funcpipe.platforms.local.fork_server import ForkedHost, begin_to_load, fork_from_here, fork_host
 from funcpipe.platforms.local.log_files import read_logs
 
 SCHEME = "local"
@@ -170,6 +170,11 @@ def local_functions(
         else:
             host.wait()
             shutil.rmtree(folder, ignore_errors=True)  # it is gone unless the host was killed
+
+
+def expect_functions(preload: Sequence[str]) -> None:
+    """Begin to load what functions with this `preload` need, in another process: they are wanted in a while."""
+    begin_to_load((*preload, _HOST_MODULE), environment())
 
 
 def fork_hosts_from_here(preload: Sequence[str], *, as_new: Callable[[], object]) -> None:
