@@ -6,6 +6,7 @@ from dataclasses import replace
 from torch import nn
 
 from funcpipe.data.sources import from_url
+from funcpipe.errors import DataError
 from funcpipe.model.graph.isolation import in_turn
 from funcpipe.training.adapters import DatasetFactory
 from funcpipe.training.data import MapDataset, MeteredFactory, calling_the_users
@@ -19,6 +20,8 @@ from funcpipe.training.tensor_table import as_table
 def open_data(given: Data) -> tuple[Callable[[], MapDataset], DataSource]:
     """A factory of the dataset for functions, and the dataset itself with how it is loaded.
 
+    A factory may also return a URL, or a factory of `funcpipe.data`.
+
     Raises DataError for what cannot be loaded sample by sample, StorageError if it cannot be read.
     """
     data = from_url(given) if isinstance(given, str) else given
@@ -27,6 +30,11 @@ def open_data(given: Data) -> tuple[Callable[[], MapDataset], DataSource]:
         return DatasetFactory(source.dataset), source
     with calling_the_users("the factory of the data, called without arguments, fails"):
         made = data()
+    if isinstance(made, str | MeteredFactory):  # of which the index is read here once, and travels to functions
+        return open_data(made)
+    if is_factory(made):
+        name = getattr(made, "__name__", type(made).__name__)
+        raise DataError(f"the factory of the data returns another one, {name}; return what that makes, {name}()")
     return data if isinstance(data, MeteredFactory) else SourceFactory(data), data_source(made)
 
 

@@ -45,6 +45,9 @@ class MapDataset(Sized, Protocol):
 class MeteredFactory(Protocol):
     """A factory of a dataset that lies in object storage, of which the requests are counted where it is read."""
 
+    def __call__(self) -> MapDataset:
+        """The dataset."""
+
     def open(self, meter: RequestMeter) -> MapDataset:
         """The dataset; `meter` counts what it asks of the storage."""
 

@@ -4,6 +4,7 @@ import dataclasses
 import threading
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,11 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from funcpipe import DataError
+from funcpipe import DataError, data
 from funcpipe.client.data_profile import profile_data
 from funcpipe.client.job import Learner, SampleOrder, make_job
 from funcpipe.client.open_data import open_data
 from funcpipe.core import RunSettings
+from funcpipe.testing.shard_files import CLASSES, write_mds
+from funcpipe.training.data import MeteredFactory
 from funcpipe.training.recipe import Recipe
 from tests.e2e import small
 
@@ -61,16 +64,16 @@ MISTAKES: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_training_is_refused_with_fact_and_way_out(mistake: str) -> None:
-    data, message = MISTAKES[mistake]
+    given, message = MISTAKES[mistake]
     with pytest.raises(DataError, match=message):
-        make_job(LEARNER, data, small.plan(), SampleOrder(), RunSettings())
+        make_job(LEARNER, given, small.plan(), SampleOrder(), RunSettings())
 
 
 @pytest.mark.parametrize("mistake", ["none", "raises", "empty"])
 def test_profiles_are_refused_likewise(mistake: str) -> None:
-    data, message = MISTAKES[mistake]
+    given, message = MISTAKES[mistake]
     with pytest.raises(DataError, match=message):
-        profile_data(data, 2)
+        profile_data(given, 2)
 
 
 def test_a_sample_that_cannot_be_read_is_no_profile() -> None:
@@ -99,3 +102,28 @@ def test_what_cannot_be_given_to_processes_that_load_is_refused_here() -> None:
         open_data(DataLoader(small.data(), num_workers=1, worker_init_fn=Locked().__getitem__))  # type: ignore[arg-type]
     assert len(open_data(lambda: DataLoader(Locked()))[1].dataset) == 64
     assert dataclasses.asdict(open_data(DataLoader(small.data(), num_workers=2))[1].options)["workers"] == 2  # type: ignore[arg-type]
+
+
+def test_a_factory_may_return_what_can_be_given_itself(tmp_path: Path) -> None:
+    """Data in object storage with a transform, for one; its index travels to functions, as if it was given itself."""
+    write_mds(tmp_path, 12, 4)
+    url = tmp_path.as_uri()
+    shards = partial(data.mds, url, transform=lambda sample: (sample["y"],))
+    for given in (shards, lambda: url):
+        factory, source = open_data(given)
+        write_mds(tmp_path, 8, 4)  # which later readers find, and this one does not
+        assert isinstance(factory, MeteredFactory)
+        assert len(factory()) == len(source.dataset) == 12
+        y = factory()[4]
+        assert (y["y"] if isinstance(y, dict) else y) == ((4 % CLASSES,) if given is shards else 4 % CLASSES)
+        write_mds(tmp_path, 12, 4)
+    factory, _ = open_data(lambda: loaded_by(torch.stack))
+    assert len(factory()) == 64
+
+
+def test_a_factory_that_returns_another_one_of_the_user_is_refused() -> None:
+    def again() -> Any:
+        return again
+
+    with pytest.raises(DataError, match=r"the factory of the data returns another one, again; return .* again\(\)"):
+        open_data(again)
