@@ -43,6 +43,7 @@ class EvaluationResult:
 class Evaluating(Planning):
     """A module that need not be trained; `FuncPipe` says what it is made of."""
 
+    @arguments.strict
     def evaluate(
         self,
         data: Data,
@@ -72,6 +73,7 @@ class Evaluating(Planning):
             run=result.run, samples=report.samples, loss=loss, metrics=values, bill=result.bill, workers=result.workers
         )
 
+    @arguments.strict
     def predict(
         self,
         data: Data,

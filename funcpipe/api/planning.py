@@ -64,6 +64,7 @@ if TYPE_CHECKING:
 class Planning:
     """A module with its loss and its optimiser, its profile and its plan; `FuncPipe` says what they are."""
 
+    @arguments.strict
     @CompilerDeferred()
     def __init__(
         self,
@@ -87,6 +88,7 @@ class Planning:
         self._spec: PlatformSpec | None = None
         self._plan: Plan | None = None
 
+    @arguments.strict
     @CompilerDeferred()
     def profile(
         self,
@@ -137,6 +139,7 @@ class Planning:
         self._profile, self._spec = replace(merge_layers(measured, layers), data=data), spec
         return self._profile
 
+    @arguments.strict
     def optimize(
         self,
         *,
@@ -198,6 +201,7 @@ class Planning:
         self._plan = search(self._recipe, self.model, way, *self._profiled(profile, spec), training, pins, time_limit_s)
         return self._plan
 
+    @arguments.strict
     def optimize_forward(
         self,
         *,
@@ -230,6 +234,7 @@ class Planning:
         )
         return optimize(forward_only(measured), platform, wanted)
 
+    @arguments.strict
     def simulate(self, plan: Plan | None = None, *, disturbances: Disturbances = UNDISTURBED) -> Trace:
         """One iteration of the plan on a virtual clock, with `disturbances` such as noise, stragglers and failures."""
         from funcpipe.report.predict import predict
@@ -237,6 +242,7 @@ class Planning:
         clipped = self._recipe.exchanges_norms
         return predict(self._planned(plan), *self._profiled(None, None), disturbances=disturbances, clipped=clipped)
 
+    @arguments.strict
     def estimate(
         self,
         data: int | Data,
@@ -257,6 +263,7 @@ class Planning:
         shape = job_shape(chosen, data, epochs, validation, averaged=self._recipe.average is not None)
         return estimate_job(chosen, shape, prices=prices or self._spec, faults=faults, functions=platform)
 
+    @arguments.strict
     def provision(
         self,
         data: int | Data,

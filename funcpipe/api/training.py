@@ -71,6 +71,7 @@ class FuncPipe(Evaluating):
 
     _learned: Learned | None = None
 
+    @arguments.strict
     def train(
         self,
         dataset: Data,
@@ -127,6 +128,7 @@ class FuncPipe(Evaluating):
                 self._learned = write_back(result, self.model, loss, epochs)
                 return told.ended(replace(result.with_all_of(saved_state(self.model), loss), learned=None))
 
+    @arguments.strict
     def train_with_server(
         self,
         dataset: Data,
@@ -201,11 +203,13 @@ class FuncPipe(Evaluating):
         """Forget the optimiser and the epochs of earlier calls of `train`; the module's weights stay as they are."""
         self._learned = None
 
+    @arguments.strict
     def load(self, run: str, *, storage: str | Storage, step: int | None = None) -> int:
         """Load what `funcpipe.export` reads; returns its step. Then `train` begins with a new optimiser."""
         self._learned = None
         return load_into(self.model, self._recipe.loss, run, storage=storage, step=step)
 
+    @arguments.strict
     def start(
         self,
         dataset: Data,
@@ -237,6 +241,7 @@ class FuncPipe(Evaluating):
             prepared.ask(confirm)
             return launch_detached(prepared)
 
+    @arguments.strict
     def verify(
         self,
         dataset: Data,

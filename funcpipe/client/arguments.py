@@ -1,19 +1,25 @@
 """Checks of what a user gives to FuncPipe: what looks right and is of another kind is told apart at once."""
 
+import difflib
+import functools
+import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import fields
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar, get_args
 
 import torch
 from torch import nn
 
 from funcpipe.client.site import Site
-from funcpipe.core import FaultTolerance, Pins, PlatformSpec, RunLimits, checks
-from funcpipe.errors import InvalidValue, PlanError
+from funcpipe.core import FaultTolerance, Pins, PlatformSpec, RunLimits, Validation, checks
+from funcpipe.errors import InputError, InvalidValue, PlanError
 from funcpipe.platforms.catalog import load_spec
+from funcpipe.scheduler.simulator.disturbances import Disturbances
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 AnySpec = str | PlatformSpec
 """A platform's specification, or its name."""
@@ -29,6 +35,79 @@ _SCRIPT = (
     "must not be TorchScript, which can be neither divided nor sent to functions. Give what torch.jit.script or "
     "torch.jit.trace was given; a module takes the weights by load_state_dict(scripted.state_dict())"
 )
+
+
+_HOLDERS = {
+    "limits": RunLimits,
+    "faults": FaultTolerance,
+    "validation": Validation,
+    "pins": Pins,
+    "disturbances": Disturbances,
+}
+"""By argument, the value whose fields are easily given as arguments themselves."""
+
+_ASKED_FIRST = ("train", "optimize", "profile", "evaluate")
+
+_FROM_ELSEWHERE = {
+    **dict.fromkeys(
+        ("device", "devices", "gpus", "accelerator"),
+        "functions compute on processors, and the module stays where it is; leave it out (`funcpipe provision` says "
+        "where a GPU is cheaper)",
+    ),
+    **dict.fromkeys(
+        ("lr", "learning_rate", "momentum", "weight_decay"),
+        "it is the optimiser's: optimizer=partial(torch.optim.SGD, lr=…)",
+    ),
+    "batch_size": "samples of a step are optimize(global_batch=…), those that a function takes at once "
+    "profile(micro_batch=…)",
+    **dict.fromkeys(
+        ("num_workers", "collate_fn", "batch_sampler", "sampler"),
+        "give a DataLoader as the data, which says how samples are loaded",
+    ),
+    **dict.fromkeys(("criterion", "loss"), "the loss is FuncPipe(loss_fn=…)"),
+}
+"""Arguments as other libraries call them, and where they belong here."""
+
+
+def strict(verb: Callable[P, T]) -> Callable[P, T]:
+    """`verb` of FuncPipe, which refuses keywords that it does not take with where they belong. Raises InputError."""
+    known = _keywords(verb)
+
+    @functools.wraps(verb)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        for name in kwargs.keys() - known.keys():
+            _refuse_keyword(verb.__name__, name, known, type(args[0]) if args else object)
+        return verb(*args, **kwargs)
+
+    return call
+
+
+def _keywords(verb: Callable[..., object]) -> dict[str, None]:
+    """What a verb takes by keyword, in order."""
+    found: dict[str, None] = {}
+    for name, parameter in inspect.signature(verb).parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            (kind,) = get_args(parameter.annotation)  # a TypedDict, unpacked
+            found |= dict.fromkeys(kind.__annotations__)
+        elif name != "self":
+            found[name] = None
+    return found
+
+
+def _refuse_keyword(verb: str, name: str, known: Collection[str], owner: type) -> NoReturn:
+    title = "FuncPipe" if verb == "__init__" else verb
+    if name in _FROM_ELSEWHERE:
+        raise InputError(f"{title} takes no {name}=: {_FROM_ELSEWHERE[name]}")
+    for argument, kind in _HOLDERS.items():
+        if argument in known and name in {field.name for field in fields(kind)}:
+            raise InputError(f"{title} takes no {name}=: give it in {argument}={kind.__name__}({name}=…)")
+    verbs = {each: getattr(owner, each) for each in dir(owner) if not each.startswith("_")}
+    for other in dict.fromkeys((*_ASKED_FIRST, *verbs)):
+        if callable(verbs.get(other)) and name in _keywords(verbs[other]):
+            raise InputError(f"{title} takes no {name}=: give it to {other}({name}=…)")
+    near = difflib.get_close_matches(name, known, n=1)
+    rest = f"did you mean {near[0]}=?" if near else f"it takes {', '.join(known)}"
+    raise InputError(f"{title} takes no {name}=; {rest}")
 
 
 def check_learner(model: object, *, loss_fn: Callable[..., Any] | None, blocks: Sequence[str]) -> None:

@@ -1,6 +1,5 @@
 """What users set about a run: how it copes with failures, what it may cost, and where its objects lie."""
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -9,7 +8,6 @@ from typing import Any, TypedDict
 from funcpipe.core import checks
 from funcpipe.core.platform import PlatformSpec
 from funcpipe.core.stores import storage_of
-from funcpipe.errors import InputError
 
 
 class OnOutOfMemory(Enum):
@@ -146,12 +144,6 @@ class RunKeywords(TypedDict, total=False):
 def settings_with(settings: RunSettings, keywords: RunKeywords) -> RunSettings:
     """`settings` with those that `keywords` give."""
     checks.kind_of("settings", settings, RunSettings)
-    for key in keywords.keys() - RunKeywords.__annotations__.keys():
-        near = difflib.get_close_matches(
-            key, [*RunKeywords.__annotations__, "epochs", "dataset", "platform", "plan"], n=1
-        )
-        hint = f"; did you mean {near[0]}=?" if near else ""
-        raise InputError(f"{key}= is no setting of a run{hint}; there are {', '.join(RunKeywords.__annotations__)}")
     given: dict[str, Any] = {"name" if key == "run" else key: value for key, value in keywords.items()}
     if given.get("storage") is not None:
         given["storage"] = storage_of(given["storage"])

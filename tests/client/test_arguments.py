@@ -1,5 +1,6 @@
 """What is passed to FuncPipe and is of another kind: told at once, with the way out."""
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -115,3 +116,46 @@ def test_a_plan_for_another_width_is_refused_before_anything_starts(profiled: Fu
     assert sum(size or 0 for size in taken) == sum(p.nbytes for p in small.model().parameters())
     with pytest.raises(InputError, match=r"for another model: the trainable parameters of stage 0 take \d+ bytes"):
         pipe(wider).train(small.data, plan=plan)
+
+
+PIPE: Any = pipe()
+NEW: Any = FuncPipe
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: NEW(PIPE.model, device="cuda"), "FuncPipe takes no device=: functions compute on processors"),
+        (lambda: NEW(PIPE.model, lr=0.1), r"FuncPipe takes no lr=: .*optimizer=partial\(torch.optim.SGD, lr="),
+        (lambda: NEW(PIPE.model, optimiser=len), r"FuncPipe takes no optimiser=; did you mean optimizer=\?$"),
+        (lambda: NEW(PIPE.model, clip_gradnorm=1), r"FuncPipe takes no clip_gradnorm=; did you mean clip_grad_norm="),
+        (lambda: NEW(PIPE.model, epochs=3), r"FuncPipe takes no epochs=: give it to train\(epochs=…\)"),
+        (lambda: NEW(PIPE.model, shape=3), "FuncPipe takes no shape=; it takes model, loss_fn, optimizer, name, "),
+        (lambda: PIPE.train([], batch_size=8), r"train takes no batch_size=: .*optimize\(global_batch=…\)"),
+        (lambda: PIPE.train([], stroage="file:///a"), r"train takes no stroage=; did you mean storage=\?$"),
+        (lambda: PIPE.train([], max_usd=1), r"train takes no max_usd=: give it in limits=RunLimits\(max_usd=…\)"),
+        (
+            lambda: PIPE.start([], checkpoint_steps=1),
+            r"start .*: give it in faults=FaultTolerance\(checkpoint_steps=…\)",
+        ),
+        (lambda: PIPE.train([], metrics={}), r"train takes no metrics=: give it in validation=Validation\(metrics=…\)"),
+        (lambda: PIPE.optimize(globalbatch=3), r"optimize takes no globalbatch=; did you mean global_batch=\?$"),
+        (lambda: PIPE.optimize(global_batch=3, cuts=()), r"optimize takes no cuts=: give it in pins=Pins\(cuts=…\)"),
+        (
+            lambda: PIPE.profile((), global_batch=3),
+            r"profile takes no global_batch=: give it to optimize\(global_batch=…\)",
+        ),
+        (lambda: PIPE.verify([], storage=""), r"verify takes no storage=: give it to train\(storage=…\)"),
+    ],
+)
+def test_keywords_that_a_verb_does_not_take_are_refused_with_where_they_belong(
+    call: Callable[[], object], message: str
+) -> None:
+    with pytest.raises(InputError, match=f"^{message}"):
+        call()
+
+
+def test_verbs_show_what_they_take() -> None:
+    assert "global_batch" in inspect.signature(PIPE.optimize).parameters
+    assert list(inspect.signature(FuncPipe).parameters)[:3] == ["model", "loss_fn", "optimizer"]
+    assert (FuncPipe.train.__doc__ or "").startswith("Train the module over functions")

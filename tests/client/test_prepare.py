@@ -329,7 +329,7 @@ def test_settings_may_be_given_by_keyword() -> None:
     given = settings_with(RunSettings(storage="file:///a", name="x"), {"run": "y", "message_deadline_s": 5.0})
     assert given == RunSettings(name="y", storage="file:///a", message_deadline_s=5.0)
     pipe = FuncPipe(small.model(), loss_fn=F.cross_entropy, optimizer=small.optimizer)
-    with pytest.raises(InputError, match="storge= is no setting of a run; did you mean storage="):
+    with pytest.raises(InputError, match="train takes no storge=; did you mean storage="):
         pipe.train(small.data, plan=small.plan(), storge="file:///a")  # type: ignore[call-arg]
 
 

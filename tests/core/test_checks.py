@@ -22,7 +22,7 @@ from funcpipe.core import (
     to_text,
 )
 from funcpipe.core.settings import RunKeywords, RunSettings, settings_with
-from funcpipe.errors import InputError, InvalidValue
+from funcpipe.errors import InvalidValue
 from tests.e2e.small import plan
 
 
@@ -98,9 +98,6 @@ def test_a_plan_remembers_what_it_was_made_for_and_older_plans_are_read() -> Non
         assert from_text(type(made), old, source="plan.json").made_for is None
 
 
-def test_a_setting_that_there_is_not_is_told_with_the_nearest() -> None:
-    typo: Any = {"epoch": 3}
-    with pytest.raises(InputError, match=r"epoch= is no setting of a run; did you mean epochs=\?; there are run,"):
-        settings_with(RunSettings(), typo)
+def test_settings_are_given_by_keyword() -> None:
     keywords: RunKeywords = {"run": "a", "storage": "file:///b"}
     assert settings_with(RunSettings(), keywords) == RunSettings(name="a", storage="file:///b")
