@@ -6,8 +6,10 @@ measured in the cloud is not lost by a wrong name after -o.
 """
 
 import argparse
+import contextlib
 import os
 import re
+import stat
 from collections.abc import Callable, Iterable
 
 from funcpipe.errors import InputError
@@ -55,10 +57,23 @@ def check_outputs(options: argparse.Namespace) -> None:
 
 
 def write_file(write_to: Callable[[str], object], path: str) -> None:
-    """Let `write_to` write the file `path`; raises InputError where it cannot."""
+    """Let `write_to` write the file `path`; raises InputError where it cannot.
+
+    It has the permissions that it had before, or those of any new file of the user: some libraries write files that
+    nobody else can read.
+    """
+    is_new = not os.path.exists(path)
     try:
+        if is_new:
+            open(path, "ab").close()
+        before = os.stat(path)
         write_to(path)
+        if stat.S_ISREG(before.st_mode) and os.stat(path).st_mode != before.st_mode:
+            os.chmod(path, stat.S_IMODE(before.st_mode))
     except (OSError, RuntimeError) as error:  # torch.save raises RuntimeError
+        if is_new and not os.path.islink(path):
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(path)
         raise InputError(f"{path} cannot be written: {error}") from error
 
 

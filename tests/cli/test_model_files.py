@@ -1,5 +1,7 @@
 """The file that a trained model is written to."""
 
+import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import torch
 from torch import nn
 
 from funcpipe.cli import main
+from funcpipe.cli.files import write_file
 from funcpipe.cli.model_files import check_holds, check_model_file, free_model_file, write_model, write_somewhere
 from funcpipe.core import write
 from funcpipe.errors import InputError
@@ -109,3 +112,34 @@ def test_a_model_is_kept_in_its_storage_exported_and_trained_on(
     assert "must be a step that run kept has saved: 32" in capsys.readouterr().err.replace("\n", " ")
     assert main(["clean", "kept", *where]) == 0
     assert main(["export", "kept", *where]) == 2
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o027, 0o640), (0o002, 0o664)])
+def test_files_have_the_permissions_that_the_user_s_files_have(mask: int, mode: int, tmp_path: Path) -> None:
+    """Whatever writes them: safetensors writes for their owner alone."""
+    before = os.umask(mask)
+    try:
+        for name in ("model.safetensors", "model.pt"):
+            write_model({"weight": torch.ones(2)}, str(tmp_path / name))
+        write_file(
+            partial(safetensors.torch.save_file, {"output": torch.ones(2)}), str(tmp_path / "outputs.safetensors")
+        )
+        kept = tmp_path / "kept.safetensors"
+        kept.touch()
+        kept.chmod(0o600)
+        write_model({"weight": torch.ones(2)}, str(kept))
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert modes.pop("kept.safetensors") == 0o600, "a file that is written again keeps its own"
+    assert set(modes.values()) == {mode}
+    assert len(modes) == 3
+
+
+def test_nothing_is_left_of_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    def fail(path: str) -> None:
+        raise OSError("no space left")
+
+    with pytest.raises(InputError, match="cannot be written: no space left"):
+        write_file(fail, str(tmp_path / "new"))
+    assert list(tmp_path.iterdir()) == []
