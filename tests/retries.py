@@ -21,9 +21,15 @@ class Pauses:
 
 
 def retried(
-    store: Storage, *, deadline_s: float = 0.7, pauses: Pauses | None = None, draw: float = 1.0, most_s: float = 5.0
+    store: Storage,
+    *,
+    deadline_s: float = 0.7,
+    first_s: float | None = None,
+    pauses: Pauses | None = None,
+    draw: float = 1.0,
+    most_s: float = 5.0,
 ) -> Retried:
     """Pauses are 0.1 s, 0.2 s, 0.4 s …, or the share `draw` of them."""
     told = Pauses() if pauses is None else pauses
     backoff = Backoff(first_s=0.1, most_s=most_s, draw=lambda: draw)
-    return Retried(store, deadline_s=deadline_s, backoff=backoff, clock=told.now_s, sleep=told.sleep)
+    return Retried(store, deadline_s=deadline_s, first_s=first_s, backoff=backoff, clock=told.now_s, sleep=told.sleep)

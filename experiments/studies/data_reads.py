@@ -51,7 +51,14 @@ class Row:
 class MadeUp:
     """Opens the large set."""
 
-    def __call__(self, url: str, *, retry_s: float = RETRY_S, meter: RequestMeter | None = None) -> Storage:
+    def __call__(
+        self,
+        url: str,
+        *,
+        retry_s: float = RETRY_S,
+        first_s: float | None = None,
+        meter: RequestMeter | None = None,
+    ) -> Storage:
         """Its storage, whatever the URL."""
         return Counted(MadeUpShards(LARGE_SHARDS, LARGE_SAMPLES, LARGE_WIDTH), meter)
 

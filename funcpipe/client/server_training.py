@@ -172,7 +172,7 @@ def train_on_cluster(
         refuse_if_others_lie(storage, name)
         site = RaySite(
             job=stored_job(job, storage, name),
-            open_storage=functools.partial(open_storage, url),
+            open_storage=functools.partial(open_storage, url, first_s=None),
             run=name,
             server_resources=cluster.server_resources,
             link_bytes_s=cluster.server_link_bytes_s,

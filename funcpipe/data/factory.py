@@ -8,7 +8,7 @@ from funcpipe.data.dataset import ShardedDataset, Transform
 from funcpipe.data.shard_format import Shard, ShardFormat
 from funcpipe.errors import DataError
 from funcpipe.platforms.base import OpenStorage, Storage
-from funcpipe.platforms.catalog import open_storage
+from funcpipe.platforms.catalog import FIRST_S, open_storage
 from funcpipe.platforms.request_meter import RequestMeter
 
 CACHE_MB = 256
@@ -47,7 +47,7 @@ class DataFactory:
 
     def open(self, meter: RequestMeter) -> ShardedDataset:
         """The dataset; `meter` counts what it asks of the storage."""
-        storage = self.open_storage(self.url, meter=meter)
+        storage = self.open_storage(self.url, first_s=None if self._found else FIRST_S, meter=meter)
         if not self._found:
             self._found.append(self.find(storage, self.url))
         shards, shard_format = self._found[0]

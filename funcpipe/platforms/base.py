@@ -74,8 +74,12 @@ def batches(keys: Sequence[str]) -> Iterator[Sequence[str]]:
 class OpenStorage(Protocol):
     """Opens the storage at a URL, such as `catalog.open_storage`."""
 
-    def __call__(self, url: str, *, retry_s: float = ..., meter: RequestMeter | None = ...) -> Storage:
-        """The storage at `url`; a request that fails for now is tried again for `retry_s`. `meter` counts them all."""
+    def __call__(
+        self, url: str, *, retry_s: float = ..., first_s: float | None = ..., meter: RequestMeter | None = ...
+    ) -> Storage:
+        """The storage at `url`; a request that fails for now is tried again for `retry_s`, and for `first_s` until the
+        storage has answered once, unless that is None. `meter` counts them all.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

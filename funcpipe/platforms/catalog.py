@@ -46,29 +46,39 @@ def load_spec(name: str) -> PlatformSpec:
     return replace(spec, shared_cores=usable_processors()) if name == LOCAL else spec
 
 
-def open_storage(url: str, *, retry_s: float = RETRY_S, meter: RequestMeter | None = None) -> Storage:
+FIRST_S = 15.0
+"""How long a storage may take to answer for the first time, where nobody knows that it is there."""
+
+
+def open_storage(
+    url: str, *, retry_s: float = RETRY_S, first_s: float | None = FIRST_S, meter: RequestMeter | None = None
+) -> Storage:
     """The object storage at `url`: `file:///folder`, or `s3://bucket/prefix` with `?endpoint=…&region=…` as needed.
 
     Or `oss://bucket/prefix?endpoint=…&region=…`, where `domain=…` may stand for `endpoint`: a custom domain of the
     bucket. Or `redis://host:port/database?prefix=…`, a Valkey or Redis server, and `rediss://` with TLS. Credentials
     come from the environment, never from the URL. A fragment tells the link that is imposed, see `link.py`.
     Objects of some kinds may lie elsewhere: `default=URL,messages=URL,sums=URL,checkpoints=URL`. A request
-    that fails for now is tried again for `retry_s`; `meter` counts each try that costs something.
+    that fails for now is tried again for `retry_s`, and for `first_s` until the storage has answered once, unless it is
+    None: then it is known to be there. `meter` counts each try that costs something.
     """
     if (urls := urls_by_kind(url)).keys() != {DEFAULT}:
         kinds: dict[str, list[str]] = {}
         for kind in (DEFAULT, *KINDS):
             kinds.setdefault(urls.get(kind, urls[DEFAULT]), []).append(kind)
-        opened = {one: _open_one(one, retry_s=retry_s, meter=meter, kinds=kinds[one]) for one in sorted(kinds)}
+        opened = {one: _open_one(one, retry_s, first_s, meter, kinds[one]) for one in sorted(kinds)}
         return Routed({kind: opened[one] for kind, one in urls.items()})
-    return _open_one(urls[DEFAULT], retry_s=retry_s, meter=meter, kinds=(DEFAULT, *KINDS))
+    return _open_one(urls[DEFAULT], retry_s, first_s, meter, (DEFAULT, *KINDS))
 
 
-def _open_one(url: str, *, retry_s: float, meter: RequestMeter | None, kinds: Sequence[str]) -> Storage:
+def _open_one(
+    url: str, retry_s: float, first_s: float | None, meter: RequestMeter | None, kinds: Sequence[str]
+) -> Storage:
     """The storage at one `url`, where objects of `kinds` lie."""
     parts, options = _storage_parts(url)
     store = _open_unretried(url, parts, options)
-    store = Retried(store if meter is None else Counted(store, meter, kinds=kinds), deadline_s=retry_s)
+    counted = store if meter is None else Counted(store, meter, kinds=kinds)
+    store = Retried(counted, deadline_s=retry_s, first_s=first_s)
     return read_link(parts.fragment).impose(store) if parts.fragment else store
 
 

@@ -132,7 +132,8 @@ class Counted(StorageWrapper):
 class Retried(StorageWrapper):
     """Makes a request again, after a pause, while the storage is busy: for `deadline_s`, then the error is raised.
 
-    A request that began within that time is waited for. Refusals are not tried again.
+    A request that began within that time is waited for. Refusals are not tried again. Until the storage has answered
+    once, requests are tried for `first_s` at most, if that is given: it may not be there at all.
     """
 
     def __init__(
@@ -140,12 +141,15 @@ class Retried(StorageWrapper):
         store: Storage,
         *,
         deadline_s: float = RETRY_S,
+        first_s: float | None = None,
         backoff: Backoff = PAUSES,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         super().__init__(store)
         self._deadline_s = deadline_s
+        self._first_s = deadline_s if first_s is None else min(first_s, deadline_s)
+        self._has_answered = False
         self._backoff = backoff
         self._clock = clock
         self._sleep = sleep
@@ -181,16 +185,27 @@ class Retried(StorageWrapper):
         began_s = self._clock()
         for tries in itertools.count(1):
             try:
-                return request()
+                answer = request()
+                self._has_answered = True
+                return answer
             except StorageBusy as error:
                 tried_s = self._clock() - began_s
-                if tried_s >= self._deadline_s:
-                    raise StorageBusy(
-                        f"{what}: the storage failed for {tried_s:.0f} s, {tries} times: {error}"
-                    ) from error
-                pause_s = min(self._backoff.pause_s(tries), self._deadline_s - tried_s)
+                left_s = (self._deadline_s if self._has_answered else self._first_s) - tried_s
+                if left_s <= 0:
+                    raise StorageBusy(self._given_up(what, tried_s, tries, error)) from error
+                pause_s = min(self._backoff.pause_s(tries), left_s)
                 level = logging.INFO if tried_s < _WORRYING_S else logging.WARNING
-                left_s = self._deadline_s - tried_s
                 _log.log(level, "%s: tried again in %.2f s, for %.0f s more: %s", what, pause_s, left_s, error)
                 self._sleep(pause_s)
+            except (KeyMissing, KeyExists):
+                self._has_answered = True
+                raise
         raise AssertionError("the count never ends")
+
+    def _given_up(self, what: str, tried_s: float, tries: int, error: StorageBusy) -> str:
+        if self._has_answered or self._first_s == self._deadline_s:
+            return f"{what}: the storage failed for {tried_s:.0f} s, {tries} times: {error}"
+        return (
+            f"{what}: the storage has not answered once in {tried_s:.0f} s, {tries} times: {error}; is its URL right, "
+            "and can this machine reach it?"
+        )

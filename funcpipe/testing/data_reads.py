@@ -55,7 +55,14 @@ class RecordReads:
     folder: Path
     opened: OpenStorage = open_storage
 
-    def __call__(self, url: str, *, retry_s: float = RETRY_S, meter: RequestMeter | None = None) -> Storage:
+    def __call__(
+        self,
+        url: str,
+        *,
+        retry_s: float = RETRY_S,
+        first_s: float | None = None,
+        meter: RequestMeter | None = None,
+    ) -> Storage:
         """The storage at `url`."""
         store = self.opened(url, retry_s=retry_s, meter=meter)
         return _Recorded(store, self.folder / threading.current_thread().name.rpartition(" ")[2])

@@ -26,7 +26,14 @@ class MadeUp:
     shards: int
     width: int
 
-    def __call__(self, url: str, *, retry_s: float = RETRY_S, meter: RequestMeter | None = None) -> Storage:
+    def __call__(
+        self,
+        url: str,
+        *,
+        retry_s: float = RETRY_S,
+        first_s: float | None = None,
+        meter: RequestMeter | None = None,
+    ) -> Storage:
         return Counted(MadeUpShards(self.shards, SHARD_SAMPLES, self.width), meter)
 
 

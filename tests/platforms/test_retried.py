@@ -1,13 +1,16 @@
 """Failures that pass at a storage; those between real clients and servers are in `contract/test_faults.py`."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from funcpipe.errors import KeyExists, KeyMissing, StorageBusy, StorageError
-from funcpipe.platforms import base
+from funcpipe.platforms import base, catalog
 from funcpipe.platforms.aws.s3 import S3Storage
 from funcpipe.platforms.base import OPEN, Gate, Storage
+from funcpipe.platforms.entry import function
 from funcpipe.platforms.wrappers import Answer, StorageWrapper
 from funcpipe.testing.memory_storage import MemoryStorage
 from tests.retries import Pauses, retried
@@ -134,3 +137,42 @@ def test_a_request_that_cannot_be_sent_is_not_tried_again(monkeypatch: pytest.Mo
         retried(S3Storage("no/bucket", endpoint="http://127.0.0.1:9"), pauses=pauses).get("k")
     assert not isinstance(refused.value, StorageBusy)
     assert pauses.made == []
+
+
+def test_a_storage_that_has_never_answered_is_given_up_soon() -> None:
+    """What is wrong with it is its URL, or the network: no client waits for minutes until it is told."""
+    pauses = Pauses()
+    message = r"^list : the storage has not answered once in 15 s, \d+ times: later; is its URL right, and .* it\?$"
+    with pytest.raises(StorageBusy, match=message):
+        retried(Flaky(1000), deadline_s=300.0, first_s=15.0, pauses=pauses).list("")
+    assert 15 <= pauses.now_s() < 16
+
+
+@pytest.mark.parametrize("request_name", REQUESTS)
+def test_one_that_has_answered_is_trusted_for_longer(request_name: str) -> None:
+    """Also if it has answered that there is no such object, or that there is one already."""
+    pauses, store = Pauses(), filled(0)
+    careful = retried(store, deadline_s=300.0, first_s=15.0, pauses=pauses)
+    with pytest.raises(KeyMissing):
+        careful.get("none")
+    store.failures = 1000
+    with pytest.raises(StorageBusy, match="the storage failed for 300 s"):
+        REQUESTS[request_name](careful)
+
+
+def test_functions_are_told_to_trust_their_storage_and_clients_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[float | None] = []
+
+    def noted(store: Storage, *, first_s: float | None, **_: Any) -> Storage:
+        limits.append(first_s)
+        return store
+
+    monkeypatch.setattr(catalog, "Retried", noted)
+    monkeypatch.setattr(
+        "funcpipe.worker.invocation.main", lambda payload, *, open_storage, **_: open_storage(payload, retry_s=300.0)
+    )
+    catalog.open_storage(tmp_path.as_uri(), retry_s=300.0)
+    function.main(tmp_path.as_uri())
+    assert limits == [catalog.FIRST_S, None]

@@ -1,5 +1,6 @@
 """A function's work, as every platform's entry does it: run the payload, and end early when told to."""
 
+import functools
 import gc
 import logging
 import os
@@ -62,7 +63,8 @@ def main(payload: str, invoked: Invoked | None = None) -> None:
     invoked = invoked or Invoked()
     from funcpipe.worker import invocation  # torch loads here, not in the start-up phase, which AWS cuts off after 10 s
 
-    invocation.main(payload, open_storage=open_storage, open_platform=open_platform, invoked=invoked)
+    there = functools.partial(open_storage, first_s=None)  # the client has put what this function reads
+    invocation.main(payload, open_storage=there, open_platform=open_platform, invoked=invoked)
 
 
 def run(payload: str, invoked: Invoked) -> None:
