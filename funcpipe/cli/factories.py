@@ -27,6 +27,7 @@ def check_names(names: dict[str, str]) -> None:
             raise InputError(f"{option}: {text!r} must read MODULE:FACTORY, such as my_model:make")
         _look_here()
         top = module.partition(".")[0]
+        _check_hides_none(option, top)
         if top not in sys.modules and importlib.util.find_spec(top) is None:
             raise InputError(f"{text}: there is no module {top!r} in {os.getcwd()} or among the installed ones")
 
@@ -99,8 +100,18 @@ def described(value: object) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
 
 
+def _check_hides_none(what: str, name: str) -> None:
+    """Raise InputError for a module of the user that has the name of one of Python's."""
+    own = [path for path in map(os.path.abspath, (f"{name}.py", name)) if os.path.exists(path)]
+    if own and name in sys.stdlib_module_names:
+        raise InputError(
+            f"{what}: {name} is also a module of Python itself, which torch and others may import: rename {own[0]}"
+        )
+
+
 def _imported(text: str, module_name: str) -> ModuleType:
     _look_here()
+    _check_hides_none(text, module_name.partition(".")[0])
     try:
         return importlib.import_module(module_name)
     except ImportError as error:
@@ -120,6 +131,8 @@ def _raised(error: BaseException) -> str:
 
 
 def _look_here() -> None:
-    """Let modules of the current folder be found."""
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    """Let modules of the current folder be found: before installed ones, and after Python's own, which torch needs."""
+    here, python = os.getcwd(), os.path.dirname(os.__file__)
+    others = [folder for folder in sys.path if folder != here]
+    last = max((i for i, folder in enumerate(others) if folder in (python, f"{python}/lib-dynload")), default=-1)
+    sys.path[:] = [*others[: last + 1], here, *others[last + 1 :]]

@@ -45,7 +45,7 @@ def base_memory_bytes(*, forked: bool, modules: frozenset[str] = frozenset()) ->
 def _measured(forked: bool, modules: frozenset[str]) -> int:
     imports = "".join(f"import {name}\n" for name in sorted(modules))
     code = _START + (_FORK if forked else "") + imports + _WORK
-    command = [sys.executable, "-c", code]
+    command = [sys.executable, "-P", "-c", code]  # not with modules of the current folder, such as a platform.py
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300, check=False)
     if done.returncode != 0:
         raise RunError(f"cannot measure the memory of an empty function: {done.stderr.strip()[-500:]}")

@@ -146,7 +146,7 @@ class _Fork:
 def _spawn(preload: Sequence[str], environment: Mapping[str, str], control: int) -> _Process:
     """Start a server as a new process."""
     return subprocess.Popen(
-        [sys.executable, "-c", _MAIN, json.dumps(sys.path), str(control), json.dumps(preload)],
+        [sys.executable, "-P", "-c", _MAIN, json.dumps(sys.path), str(control), json.dumps(preload)],
         stdin=subprocess.DEVNULL,
         pass_fds=(control,),
         env=environment,

@@ -127,6 +127,16 @@ def test_where_another_variable_has_changed_another_server_is_started_and_the_id
 
 
 @pytest.mark.usefixtures("variable")
+def test_a_server_loads_nothing_of_the_folder_that_it_is_started_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "json.py").write_text("raise AssertionError('taken for the one of Python')")
+    monkeypatch.chdir(tmp_path)
+    with functions(succeed) as platform:
+        run_of(platform)
+
+
+@pytest.mark.usefixtures("variable")
 def test_a_server_that_is_not_needed_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "loads_for_ever.py").write_text("import threading; threading.Event().wait()")
     monkeypatch.syspath_prepend(tmp_path)
