@@ -17,7 +17,7 @@ from darabonba.runtime import RuntimeOptions
 
 from funcpipe.errors import FuncPipeError, InputError, InvalidValue, PlatformBusy, PlatformRefused
 from funcpipe.platforms.aliyun.names import roles_of
-from funcpipe.platforms.shared.known_errors import KnownError, error_of
+from funcpipe.platforms.shared.known_errors import EXPIRED, SKEWED, KnownError, error_of
 
 _READ_TIMEOUT_MS = 60_000
 _RETRIES = RetryOptions(
@@ -37,6 +37,8 @@ _KEYS = ("OSS_ACCESS_KEY_ID", "OSS_ACCESS_KEY_SECRET")
 _CODES = "alibabacloud.com/help/en/functioncompute/error-codes, 2026-09, and developer.aliyun.com/ask/279119"
 _PUBLIC = "alibabacloud.com/help/en/openapi: common errors of gateways and of RAM, 2026-11"
 _KNOWN = (
+    EXPIRED,
+    SKEWED,
     KnownError(
         code=r"^(InvalidAccessKeyI[dD]|Signature(DoesNot|Not)Match|InvalidSecurityToken|IncompleteSignature)",
         remedy="the credentials are not valid (any more): set new ones",

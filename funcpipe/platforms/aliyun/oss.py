@@ -13,6 +13,7 @@ from funcpipe.errors import KeyExists, KeyMissing, StorageBusy, StorageError
 from funcpipe.platforms.base import OPEN, Gate, batches
 from funcpipe.platforms.shared.deletes import told
 from funcpipe.platforms.shared.http_body import GatedBody, require_one_put
+from funcpipe.platforms.shared.known_errors import who_and_when
 
 _OUT_OF_RANGE = 416
 _BUSY = {"RequestTimeout", "OperationAborted", "QpsLimitExceeded"}
@@ -170,8 +171,9 @@ class OssStorage:
             if error.code == "FileAlreadyExists":
                 raise KeyExists(key) from None
             text = f"{where}: {error.code} ({error.status}): {error.message}"
-            if error.code == FORBIDDEN:
-                raise StorageError(f"{text}; {_BY_DOMAIN}") from error
+            remedy = _BY_DOMAIN if error.code == FORBIDDEN else who_and_when(error.code, error.message)
+            if remedy is not None:
+                raise StorageError(f"{text}; {remedy}") from error
             fails = error.status >= 500 and error.code != "NotImplemented"
             busy = fails or error.status == 429 or error.code in _BUSY
             raise (StorageBusy(text) if busy else StorageError(text)) from error

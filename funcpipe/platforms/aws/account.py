@@ -20,7 +20,7 @@ from botocore.exceptions import (
 
 from funcpipe.errors import FuncPipeError, InputError, InvalidValue, PlatformBusy, PlatformError, PlatformRefused
 from funcpipe.platforms.aws.quotas import BUILDS
-from funcpipe.platforms.shared.known_errors import KnownError, error_of
+from funcpipe.platforms.shared.known_errors import EXPIRED, SKEWED, KnownError, error_of, who_and_when
 
 _COMMON = "docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html and IAM's CommonErrors.html, 2026-11"
 _INVOKE = "docs.aws.amazon.com/lambda/latest/api/API_Invoke.html, 2026-11"
@@ -30,10 +30,13 @@ _DENIED = (
     "`funcpipe deploy aws --print-deployer-policy` prints it as a policy"
 )
 _KNOWN = (
+    EXPIRED,
+    SKEWED,
     KnownError(
-        code=r"^(InvalidClientTokenId|UnrecognizedClientException|ExpiredToken(Exception)?|SignatureDoesNotMatch|"
-        r"InvalidSignatureException|InvalidAccessKeyId)$",
+        code=r"^(InvalidClientTokenId|UnrecognizedClientException|SignatureDoesNotMatch|InvalidSignatureException|"
+        r"InvalidAccessKeyId)$",
         remedy="the credentials are not valid (any more): log in again",
+        general=True,
         source=_COMMON,
     ),
     KnownError(
@@ -182,4 +185,5 @@ def _of_client(doing: str, error: ClientError) -> FuncPipeError:
     why = _THROTTLES.get(answer.get("Reason", ""))
     text = f"{doing}: {code}: {message}" + (f" ({why})" if why else "")
     status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    return error_of(_KNOWN, text, code=code, status=status, remedy=advice(message))
+    remedy = who_and_when(code, message) or advice(message)
+    return error_of(_KNOWN, text, code=code, status=status, remedy=remedy)

@@ -22,6 +22,7 @@ from funcpipe.errors import InvalidValue, KeyExists, KeyMissing, PlatformRefused
 from funcpipe.platforms.base import OPEN, Gate, batches
 from funcpipe.platforms.shared.deletes import told
 from funcpipe.platforms.shared.http_body import GatedBody, require_one_put
+from funcpipe.platforms.shared.known_errors import who_and_when
 
 _log = logging.getLogger(__name__)
 
@@ -178,7 +179,9 @@ class S3Storage:
             return KeyMissing(key)
         if code in _EXISTS:
             return KeyExists(key)
-        text = f"{self._where(key)}: {code} ({status}): {error.response['Error'].get('Message', '')}"
+        message = error.response["Error"].get("Message", "")
+        remedy = who_and_when(code, message)
+        text = f"{self._where(key)}: {code} ({status}): {message}" + (f"; {remedy}" if remedy else "")
         busy = (status >= 500 and code != "NotImplemented") or status == 429 or code in _BUSY
         return StorageBusy(text) if busy else StorageError(text)
 

@@ -24,6 +24,29 @@ class KnownError:
     general: bool = False
 
 
+EXPIRED = KnownError(
+    code=r"^(ExpiredToken(Exception)?|SecurityTokenExpired|InvalidSecurityToken\.Expired)$",
+    remedy="the temporary credentials have expired: log in again, or set new ones, and resume what was running",
+    source="docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html and IAM's CommonErrors.html, 2026-11; "
+    "alibabacloud.com/help/en/oss/support/0002-00000007 and the common errors of its gateways, 2026-11",
+)
+SKEWED = KnownError(
+    code=r"^(RequestTimeTooSkewed|RequestExpired|RequestInTheFuture|InvalidTimeStamp\.Expired)$",
+    remedy="the clock of this machine is minutes off: set it, as by `timedatectl set-ntp true`",
+    source="docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html and IAM's CommonErrors.html, 2026-11; "
+    "alibabacloud.com/help/en/oss/support/0002-00000504 and the common errors of its gateways, 2026-11",
+)
+_SKEWED_SIGNATURE = re.compile(r"^Signature (expired|not yet current): ")
+"""How AWS begins to say of a signature that does not match that it was made at another time."""
+
+
+def who_and_when(code: str, message: str) -> str | None:
+    """What to do about an answer to credentials that have expired, or to a clock that is wrong; None for others."""
+    if _SKEWED_SIGNATURE.match(message):
+        return SKEWED.remedy
+    return next((one.remedy for one in (EXPIRED, SKEWED) if re.search(one.code, code)), None)
+
+
 @dataclass(frozen=True, slots=True)
 class KnownEnding:
     """What ended a function if the expression `text` is found in the type or message of its error; `source` has it."""

@@ -20,6 +20,8 @@ ANSWERS = [
     (403, "SignatureNotMatch", PlatformRefused, "set new ones"),
     (403, "InvalidAccessKeyID", PlatformRefused, "set new ones"),
     (404, "InvalidAccessKeyId.NotFound", PlatformRefused, "set new ones"),
+    (400, "InvalidSecurityToken.Expired", PlatformRefused, "have expired: log in again"),
+    (400, "InvalidTimeStamp.Expired", PlatformRefused, "the clock of this machine is minutes off"),
     (403, "AccessDenied", PlatformRefused, "docs/aliyun.md"),
     (400, "EntityTooLarge", PlatformRefused, "at most 128 KB"),
     (404, "AsyncTaskNotFound", PlatformError, ""),

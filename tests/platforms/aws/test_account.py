@@ -36,6 +36,16 @@ BUSY = [
 ]
 REFUSED = [
     (answer(403, "ExpiredTokenException", "The security token included in the request is expired"), "log in again"),
+    (answer(403, "SignatureDoesNotMatch", "The request signature we calculated does not match"), "not valid"),
+    (answer(403, "RequestTimeTooSkewed", "The difference between the request time and the current"), "timedatectl"),
+    (
+        answer(403, "SignatureDoesNotMatch", "Signature expired: 20261127T101500Z is now earlier than 20261127T1"),
+        "the clock of this machine is minutes off",
+    ),
+    (
+        answer(403, "InvalidSignatureException", "Signature not yet current: 20261127T104500Z is still later than"),
+        "the clock of this machine is minutes off",
+    ),
     (
         answer(403, "AccessDeniedException", "User: u is not authorized to perform: lambda:InvokeFunction"),
         "docs/aws.md",
