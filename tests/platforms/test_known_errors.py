@@ -1,5 +1,6 @@
 """What storages say of credentials and clocks comes with what to do, whatever is asked of them."""
 
+from collections.abc import Callable
 from typing import Any
 
 import oss2
@@ -37,6 +38,7 @@ def oss(monkeypatch: pytest.MonkeyPatch) -> OssStorage:
         ("SignatureDoesNotMatch", "Signature expired: 20261127T101500Z is now earlier than 20261127T102000Z", SKEWED),
         ("AccessDenied", "Access Denied", ""),
     ],
+    ids=["expired", "skewed", "signature", "denied"],
 )
 @pytest.mark.parametrize("method", ["put_object", "get_object", "list_objects_v2"])
 def test_s3(code: str, message: str, remedy: str, method: str, s3: S3Storage) -> None:
@@ -54,13 +56,15 @@ def test_s3(code: str, message: str, remedy: str, method: str, s3: S3Storage) ->
         ("RequestTimeTooSkewed", "The difference between the request time and the current time is too large.", SKEWED),
         ("AccessDenied", "denied", ""),
     ],
+    ids=["expired", "skewed", "denied"],
 )
 @pytest.mark.parametrize("method", ["put_object", "get_object"])
 def test_oss(
     code: str, message: str, remedy: str, method: str, oss: OssStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any, **__: Any) -> None:
-        raise oss2.exceptions.ServerError(403, {}, "", {"Code": code, "Message": message})  # type: ignore[no-untyped-call]
+        kinds: Any = oss2.exceptions
+        raise kinds.ServerError(403, {}, "", {"Code": code, "Message": message})
 
     monkeypatch.setattr(oss._bucket, method, refuse)
     assert told(oss, method.partition("_")[0]) == f"oss://bucket/key: {code} (403): {message}{remedy and '; '}{remedy}"
@@ -68,7 +72,11 @@ def test_oss(
 
 def told(store: Storage, request: str) -> str:
     """What a request that is refused says."""
-    asked = {"put": lambda: store.put("key", b"1"), "get": lambda: store.get("key"), "list": lambda: store.list("key")}
+    asked: dict[str, Callable[[], object]] = {
+        "put": lambda: store.put("key", b"1"),
+        "get": lambda: store.get("key"),
+        "list": lambda: store.list("key"),
+    }
     with pytest.raises(StorageError) as error:
         asked[request]()
     assert not isinstance(error.value, StorageBusy)
