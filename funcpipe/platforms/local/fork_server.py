@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from funcpipe.platforms.local.function import HOST, end_after, name_process
+from funcpipe.platforms.local.function import HOST, SERVER, end_after, name_process
 
 _MAIN = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -214,6 +214,7 @@ def _key(preload: tuple[str, ...], environment: Mapping[str, str]) -> tuple[obje
 
 def main(control: int, preload: Sequence[str]) -> None:
     """Fork hosts until the client, on the other end of the socket `control`, has ended."""
+    name_process(SERVER)
     gc.disable()  # a fifth of the time would go into looking at modules, which all stay
     for name in preload:
         with suppress(ImportError):  # the host imports it again and says what is wrong

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from funcpipe.platforms.base import Cause, State, Status
 
-HOST, FUNCTION = "funcpipe-host", "funcpipe-func"
+SERVER, HOST, FUNCTION = "funcpipe-fork", "funcpipe-host", "funcpipe-func"
 """The names of processes, as `ps -o comm` shows them on Linux."""
 
 
