@@ -34,7 +34,7 @@
         └── ReplicasDiffer      replicas of a stage have come to hold different parameters
 
     KeyboardInterrupt
-    └── RunInterrupted          Ctrl-C during a run: says whether the run goes on, and whether it was kept
+    └── RunInterrupted          Ctrl-C or SIGTERM during a run: says whether it goes on, and which step is saved
 """
 
 
@@ -208,16 +208,33 @@ class ReplicasDiffer(RunError):
 
 
 class RunInterrupted(KeyboardInterrupt):
-    """Ctrl-C during the run called `run`, whose objects are in `storage`, a URL.
+    """Ctrl-C, or a signal to end, during the run called `run`, whose objects are in `storage`, a URL.
 
     With `running` the run goes on, because this process was only watching it. Otherwise its functions were stopped, and
-    `kept` says whether what it had saved is still there to be resumed.
+    `kept` says whether what it had saved is still there to be resumed: `saved_step` of `steps`, None if that is not
+    known.
     """
 
-    def __init__(self, run: str, *, running: bool, kept: bool, storage: str) -> None:
-        state = "it goes on" if running else "it was stopped" if kept else "it was stopped and its objects were deleted"
-        super().__init__(f"interrupted while training {run}: {state}")
+    def __init__(
+        self, run: str, *, running: bool, kept: bool, storage: str, saved_step: int | None = None, steps: int = 0
+    ) -> None:
         self.run = run
         self.running = running
         self.kept = kept
         self.storage = storage
+        self.saved_step = saved_step
+        self.steps = steps
+        super().__init__(f"interrupted while training {run}: {self.state}")
+
+    @property
+    def state(self) -> str:
+        """What became of the run."""
+        if self.running:
+            return "it goes on"
+        if not self.kept:
+            return "it was stopped and its objects were deleted"
+        if self.saved_step is None:
+            return "it was stopped, and what it saved is kept"
+        if self.saved_step == 0:
+            return "it was stopped before a step was saved"
+        return f"it was stopped, and step {self.saved_step} of {self.steps} is saved"

@@ -27,6 +27,7 @@ from funcpipe.core import (
 from funcpipe.core.market import Market
 from funcpipe.core.provision import Provision
 from funcpipe.core.settings import DEFAULT_FAULTS, DEFAULT_SETTINGS, NO_LIMITS, RunKeywords, settings_with
+from funcpipe.core.signals import ending_interrupts
 from funcpipe.errors import InvalidValue
 from funcpipe.loggers import with_bar
 from funcpipe.model.split.held_loss import below_loss
@@ -111,8 +112,8 @@ class FuncPipe(Evaluating):
         terminal or in a notebook. `confirm` is told the job's estimate before anything starts, and may raise.
 
         Raises PlanError, DataError, ModelError, PlatformRefused, RunTaken or RunUnknown before any function starts;
-        WorkerFailed, RunHalted or DeadlineExceeded afterwards; RunInterrupted when Ctrl-C ends it, or ends watching.
-        The module changes only if the run succeeds.
+        WorkerFailed, RunHalted or DeadlineExceeded afterwards; RunInterrupted when Ctrl-C or SIGTERM ends it, after a
+        step that is saved where it can be resumed, or ends watching. The module changes only if the run succeeds.
         """
         settings, order = settings_with(settings, keywords), SampleOrder(epochs=epochs, seed=seed, shuffle=shuffle)
         told = Callbacks(with_bar(callbacks, progress))
@@ -129,6 +130,7 @@ class FuncPipe(Evaluating):
                 return told.ended(replace(result.with_all_of(saved_state(self.model), loss), learned=None))
 
     @arguments.strict
+    @ending_interrupts()
     def train_with_server(
         self,
         dataset: Data,

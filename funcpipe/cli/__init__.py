@@ -13,6 +13,7 @@ from funcpipe.cli.files import check_outputs
 from funcpipe.cli.job_file import parse
 from funcpipe.cli.parser import build_parser
 from funcpipe.core import logs
+from funcpipe.core.signals import ending_interrupts
 from funcpipe.core.streams import end_output, prepare_streams, say
 from funcpipe.core.texts import printable
 from funcpipe.errors import FuncPipeError
@@ -31,7 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _begin_again(options)
         logs.configure(_log_level(options))
         check_outputs(options)
-        return int(options.run(options) or 0)
+        with ending_interrupts():
+            return int(options.run(options) or 0)
     except FuncPipeError as error:
         say("\n".join([f"funcpipe: {error}", *getattr(error, "__notes__", ())]))
         return error.exit_code

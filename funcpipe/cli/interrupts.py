@@ -4,7 +4,7 @@ Only the client knows whether it started a run or watched one that another proce
 RunInterrupted, which says so. Any other KeyboardInterrupt came before a run began, or after it had ended.
 """
 
-from funcpipe.client.commands import commands, watch_command
+from funcpipe.client.commands import after_interrupt
 from funcpipe.errors import RunInterrupted
 
 
@@ -13,14 +13,7 @@ def what_happened(interrupt: KeyboardInterrupt) -> str:
     left = _of_run(interrupt)
     if left is None:
         return "interrupted"
-    run, storage = left.run, left.storage
-    if left.running:
-        told = watch_command(run, storage), *commands(run, storage, watch="collect it")
-        return "\n".join([f"interrupted; run {run} goes on without this command", *told])
-    if left.kept:
-        resume, *_, clean = commands(run, storage, watch="resume it")
-        return "\n".join([f"interrupted; run {run} was stopped, and what it saved is kept in {storage}", resume, clean])
-    return f"interrupted; run {run} was stopped and its objects were deleted"
+    return "\n".join([f"interrupted; run {left.run}: {left.state}", *after_interrupt(left)])
 
 
 def _of_run(interrupt: BaseException | None) -> RunInterrupted | None:

@@ -3,6 +3,7 @@
 import shlex
 
 from funcpipe.core.lifetime import KEEP_DAYS
+from funcpipe.errors import RunInterrupted
 from funcpipe.platforms.catalog import LOCAL
 
 
@@ -31,6 +32,16 @@ def after_failure(run: str, storage: str, *, watch: str = "resume it", expires: 
     logs = f"  {'logs:':<11} funcpipe logs {shlex.quote(run)} --storage {shlex.quote(storage)}"
     kept = f"  {'it is kept:':<11} {KEEP_DAYS} days, unless the deployment was made with --keep-days"
     return resume, status, logs, clean, *((kept,) if expires else ())
+
+
+def after_interrupt(interrupt: RunInterrupted) -> tuple[str, ...]:
+    """What can be done now, in a shell and in Python; nothing for a run whose objects were deleted."""
+    run, storage = interrupt.run, interrupt.storage
+    resume, *others = commands(run, storage, watch="collect it" if interrupt.running else "resume it")
+    in_python = f"  in Python:  pipe.train(dataset, ..., resume={run!r}, storage={storage!r})"
+    if interrupt.running:
+        return watch_command(run, storage), resume, in_python, *others
+    return (resume, in_python, others[-1]) if interrupt.kept else ()
 
 
 def after_end(run: str, storage: str) -> tuple[str, ...]:

@@ -5,10 +5,11 @@ import logging
 from collections.abc import Iterator
 from dataclasses import replace
 
-from funcpipe.client.commands import after_failure, after_removal
+from funcpipe.client.commands import after_failure, after_interrupt, after_removal
 from funcpipe.client.ending import end_generation, end_leftovers
 from funcpipe.client.finish import billed, collect_kept, finish
 from funcpipe.client.follow import collect_finished, follow
+from funcpipe.client.interruption import interrupted, saved_if_interrupted
 from funcpipe.client.onlookers import OnlyOnce, look_on, still_there
 from funcpipe.client.prepare import PreparedRun
 from funcpipe.client.results import OnProgress, RunResult, ignore_progress
@@ -20,7 +21,6 @@ from funcpipe.errors import (
     PlanError,
     RunError,
     RunHalted,
-    RunInterrupted,
     RunTaken,
     RunUnknown,
     Superseded,
@@ -51,7 +51,8 @@ def launch(prepared: PreparedRun, on_progress: OnProgress = ignore_progress) -> 
     Raises WorkerFailed, RunHalted or DeadlineExceeded, naming run, worker and task. A worker that dies is restarted. At
     the end no function runs and no object of the run is left, except what is kept of a failed run to resume it, and the
     model of one that has finished.
-    Ctrl-C ends a run that was started here, and lets one that was only watched go on: RunInterrupted says which.
+    Ctrl-C ends a run that was started here, after a step that is saved where it can be resumed, and lets one that was
+    only watched go on: RunInterrupted says which.
     """
     if prepared.running is not None:
         with _told_what_next(prepared, kept=True):
@@ -62,10 +63,15 @@ def launch(prepared: PreparedRun, on_progress: OnProgress = ignore_progress) -> 
             fenced, keys = _begin(prepared, owner)
             with _removed_if_it_fails(owner, run, keep=kept), _supervisor(fenced, keys, owner, keep=kept) as supervisor:
                 _start(fenced, keys, supervisor)
-                result = follow(fenced, keys, supervisor, on_progress, owner)
+                with saved_if_interrupted(fenced, keys, supervisor):
+                    result = follow(fenced, keys, supervisor, on_progress, owner)
             finish(fenced, keys, owner, result)
     except KeyboardInterrupt:
-        raise RunInterrupted(run, running=False, kept=kept, storage=prepared.storage_url) from None
+        raise interrupted(prepared, kept=kept) from None
+    except SystemExit:
+        end = interrupted(prepared, kept=kept)
+        _log.warning("\n".join([f"run {run}: the program ends; {end.state}", *after_interrupt(end)]))
+        raise
     return _billed(prepared, result)
 
 
@@ -120,8 +126,7 @@ def _watch(prepared: PreparedRun, record: RunRecord, on_progress: OnProgress) ->
                 _log.info("run %s: is looked after by another client: %s", keys.run, taken.owner)
                 look_on(prepared.storage, record, told)
     except KeyboardInterrupt:
-        running = not prepared.has_finished
-        raise RunInterrupted(keys.run, running=running, kept=True, storage=prepared.storage_url) from None
+        raise interrupted(prepared, running=not prepared.has_finished, kept=True) from None
 
 
 def _follow_to_end(

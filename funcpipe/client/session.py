@@ -8,6 +8,7 @@ from pathlib import Path
 
 from funcpipe.client.site import Site, expect_local, open_local, open_ray
 from funcpipe.core import PlatformSpec, RunSettings
+from funcpipe.core.signals import ending_interrupts
 from funcpipe.core.user_folders import temporary_folder
 from funcpipe.errors import InvalidValue
 from funcpipe.platforms.base import OpenPlatform, Platform, Storage
@@ -81,7 +82,7 @@ def open_session(
     if detached and is_ray(platform):
         ray_cluster(platform)[0].check_detachable()
     meter = RequestMeter()
-    with contextlib.ExitStack() as stack:
+    with ending_interrupts(), contextlib.ExitStack() as stack:
         url, storage = _storage(platform, settings, stack, meter)
 
         def functions() -> Platform:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from funcpipe.core import PlatformSpec
+from funcpipe.core.signals import ending_interrupts
 from funcpipe.core.user_folders import temporary_folder
 from funcpipe.errors import InvalidValue
 from funcpipe.platforms.base import Platform, Storage
@@ -111,6 +112,6 @@ def open_site(platform: str = LOCAL, *, like: PlatformSpec | None = None) -> Ite
         yield Site(deployment, open_storage(urls.client), urls.functions)
         return
     functions = open_ray(platform) if is_ray(platform) else open_local(like)
-    with functions as started, temporary_folder() as folder:
+    with ending_interrupts(), functions as started, temporary_folder() as folder:
         url = Path(folder).resolve().as_uri()
         yield Site(started, open_storage(url), url)

@@ -11,6 +11,7 @@ from typing import Any
 import cloudpickle
 from torch.utils.data import DataLoader
 
+from funcpipe.core.texts import shortened
 from funcpipe.errors import DataError
 from funcpipe.training.data import LoadedBatch
 from funcpipe.training.data_source import DataSource
@@ -51,11 +52,11 @@ def try_processes(
         try:
             _load_all(data_loader(by_value(samples), requests, **settings))
         except Exception as error:
-            last = (str(error).strip() or type(error).__name__).splitlines()[-1]
+            last = _MODULES.sub("", (str(error).strip() or type(error).__name__).splitlines()[-1]).rstrip(".")
             raise DataError(
-                f"the DataLoader has num_workers={options.workers}, and a process that loads fails: "
-                f"{_MODULES.sub('', last).rstrip('.')}; give a dataset, a collate_fn and a worker_init_fn that work in "
-                "a process of their own, or a DataLoader without num_workers"
+                f"the DataLoader has num_workers={options.workers}, and a process that loads fails: {shortened(last)}; "
+                "give a dataset, a collate_fn and a worker_init_fn that work in a process of their own, or a "
+                "DataLoader without num_workers"
             ) from error
 
 

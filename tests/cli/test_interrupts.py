@@ -4,17 +4,29 @@ from funcpipe.cli.interrupts import what_happened
 from funcpipe.errors import RunInterrupted
 
 
-def interrupt(*, running: bool = False, kept: bool = False) -> RunInterrupted:
-    return RunInterrupted("digits", running=running, kept=kept, storage="file:///runs")
+def interrupt(*, running: bool = False, kept: bool = False, saved_step: int | None = None) -> RunInterrupted:
+    return RunInterrupted(
+        "digits", running=running, kept=kept, storage="file:///runs", saved_step=saved_step, steps=200
+    )
 
 
 def test_it_says_what_became_of_the_run() -> None:
     assert what_happened(KeyboardInterrupt()) == "interrupted"
-    assert "run digits goes on without this command" in what_happened(interrupt(running=True))
-    kept = what_happened(interrupt(kept=True))
-    assert "what it saved is kept in file:///runs" in kept
-    assert "funcpipe clean digits --storage file:///runs" in kept
-    assert what_happened(interrupt()).endswith("its objects were deleted")
+    watched = what_happened(interrupt(running=True))
+    assert watched.startswith(
+        "interrupted; run digits: it goes on\n  watch it:   funcpipe watch digits --storage file:///"
+    )
+    assert "\n  in Python:  pipe.train(dataset, ..., resume='digits', storage='file:///runs')\n" in watched
+    kept = what_happened(interrupt(kept=True, saved_step=152))
+    assert kept.splitlines() == [
+        "interrupted; run digits: it was stopped, and step 152 of 200 is saved",
+        "  resume it:  funcpipe train ... --resume digits --storage file:///runs",
+        "  in Python:  pipe.train(dataset, ..., resume='digits', storage='file:///runs')",
+        "  delete it:  funcpipe clean digits --storage file:///runs",
+    ]
+    assert "it was stopped before a step was saved\n" in what_happened(interrupt(kept=True, saved_step=0))
+    assert "it was stopped, and what it saved is kept\n" in what_happened(interrupt(kept=True))
+    assert what_happened(interrupt()) == "interrupted; run digits: it was stopped and its objects were deleted"
 
 
 def test_a_second_interrupt_while_the_first_is_dealt_with_hides_nothing() -> None:

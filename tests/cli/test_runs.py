@@ -161,19 +161,22 @@ def test_a_run_that_is_left_on_a_deployment_lies_in_its_bucket(
     [
         (
             RunInterrupted("run-1", running=True, kept=True, storage="file:///runs"),
-            "interrupted; run run-1 goes on without this command watch it: funcpipe watch run-1 --storage file:///runs "
+            "interrupted; run run-1: it goes on watch it: funcpipe watch run-1 --storage file:///runs "
             "collect it: funcpipe train ... --resume run-1 --storage file:///runs "
+            "in Python: pipe.train(dataset, ..., resume='run-1', storage='file:///runs') "
             "status: funcpipe status run-1 --storage file:///runs stop it: funcpipe stop run-1 "
             "--storage file:///runs delete it: funcpipe clean run-1 --storage file:///runs",
         ),
         (
-            RunInterrupted("run-1", running=False, kept=True, storage="file:///runs"),
-            "interrupted; run run-1 was stopped, and what it saved is kept in file:///runs resume it: funcpipe train "
-            "... --resume run-1 --storage file:///runs delete it: funcpipe clean run-1 --storage file:///runs",
+            RunInterrupted("run-1", running=False, kept=True, storage="file:///runs", saved_step=5, steps=9),
+            "interrupted; run run-1: it was stopped, and step 5 of 9 is saved resume it: funcpipe train "
+            "... --resume run-1 --storage file:///runs "
+            "in Python: pipe.train(dataset, ..., resume='run-1', storage='file:///runs') "
+            "delete it: funcpipe clean run-1 --storage file:///runs",
         ),
         (
             RunInterrupted("run-1", running=False, kept=False, storage="file:///runs"),
-            "interrupted; run run-1 was stopped and its objects were deleted",
+            "interrupted; run run-1: it was stopped and its objects were deleted",
         ),
         (KeyboardInterrupt(), "interrupted"),
     ],

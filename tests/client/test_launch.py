@@ -3,18 +3,24 @@
 import dataclasses
 import itertools
 import logging
+import re
+import threading
+from typing import Any
 
 import pytest
 import torch
 
+from funcpipe.client import interruption
+from funcpipe.client.control import order_end, status
 from funcpipe.client.launch import launch, launch_detached
 from funcpipe.client.prepare import PreparedRun, prepare
 from funcpipe.client.results import OnProgress, Progress, RunResult, ignore_progress
 from funcpipe.client.session import session_on
 from funcpipe.client.site import Site
+from funcpipe.client.verdict import Verdict
 from funcpipe.core import Invocation, RunSettings
 from funcpipe.errors import PlanError, PlatformError, RunInterrupted
-from funcpipe.platforms.base import Handle
+from funcpipe.platforms.base import Handle, Status
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.runstate.generations import list_generations, newest_record
 from funcpipe.runstate.keyring import signed
@@ -127,6 +133,116 @@ def test_an_interrupt_ends_a_run_that_this_client_has_started(storage: MemorySto
         launch(prepared(storage, functions, RunSettings(name=RUN), keep=False, epochs=10_000), interrupt)
     assert (caught.value.running, caught.value.kept) == (False, False)
     assert storage.list("") == ()
+
+
+SELDOM = dataclasses.replace(STEADY, keep=True, checkpoint_steps=10_000)
+"""Nothing is saved but what is ordered."""
+
+
+def long_run(
+    storage: MemoryStorage, functions: ThreadPlatform, settings: RunSettings, epochs: int = 10_000
+) -> PreparedRun:
+    return dataclasses.replace(prepared(storage, functions, settings, epochs=epochs), faults=SELDOM)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine has time to save."""
+    monkeypatch.setattr(interruption, "_BEATS", 3000)
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit])
+def test_an_interrupted_run_saves_a_step_and_says_how_to_go_on(
+    storage: MemoryStorage, functions: HeldPlatform, end: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    def interrupt(progress: Progress) -> None:
+        if progress.step == 3:
+            raise end
+
+    def go_on_once_all_have_heard() -> None:
+        while sum(message.startswith("the run is to end after step") for message in caplog.messages) < 6:
+            pause.wait(0.01)
+        functions.go_on()
+
+    pause = threading.Event()
+    caplog.set_level(logging.INFO)
+    functions.hold(3)
+    threading.Thread(target=go_on_once_all_have_heard, daemon=True).start()
+    with pytest.raises(RunInterrupted if end is KeyboardInterrupt else SystemExit) as caught:
+        launch(long_run(storage, functions, RunSettings(name=RUN)), interrupt)
+    found = status(storage, RUN, functions.open)
+    assert (found.verdict, found.workers[0].attempt) == (Verdict.STOPPED, 0)
+    saved = found.saved_step
+    assert found.explanation == f"it was interrupted; step {saved} of 30000 is saved"
+    assert saved > 3
+    said = "\n".join(caught.value.__notes__ if isinstance(caught.value, RunInterrupted) else caplog.messages)
+    assert f"funcpipe train ... --resume {RUN} --storage memory://" in said
+    assert f"pipe.train(dataset, ..., resume='{RUN}', storage='memory://')" in said
+    if isinstance(caught.value, RunInterrupted):
+        assert (
+            str(caught.value) == f"interrupted while training {RUN}: it was stopped, and step {saved} of 30000 is saved"
+        )
+    assert f"run {RUN}: it was interrupted; it saves step {saved} and ends, for which it has" in caplog.text
+    if end is SystemExit:
+        return
+    steps = saved + 3 - saved % 3
+    again = long_run(storage, functions, RunSettings(resume=RUN), epochs=steps // 3)
+    assert again.first_step == saved
+    result = launch(again)
+    other = MemoryStorage()
+    undisturbed = ThreadPlatform(load_spec("local"), other)
+    expected = launch(long_run(other, undisturbed, RunSettings(name=RUN), epochs=steps // 3))
+    assert result.losses == expected.losses
+    assert all(torch.equal(tensor, expected.state_dict()[name]) for name, tensor in result.state_dict().items())
+
+
+class Impatient(HeldPlatform):
+    """The user interrupts again as soon as functions are waited for."""
+
+    ordered = False
+
+    def status(self, handle: Handle) -> Status:
+        """The function's state."""
+        if self.ordered:
+            self.ordered = False
+            raise KeyboardInterrupt
+        return super().status(handle)
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_second_interrupt_ends_a_run_at_once(storage: MemoryStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    functions = Impatient(load_spec("local"), storage, until=3)
+
+    def ordering(*args: Any, **words: Any) -> None:
+        order_end(*args, **words)
+        functions.ordered = True
+
+    monkeypatch.setattr(interruption, "order_end", ordering)
+
+    def interrupt(progress: Progress) -> None:
+        if progress.step == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(RunInterrupted, match="it was stopped before a step was saved") as caught:
+        launch(long_run(storage, functions, RunSettings(name=RUN)), interrupt)
+    assert caught.value.saved_step == 0
+    assert long_run(storage, functions, RunSettings(resume=RUN)).running is None  # no function is left
+
+
+def test_functions_that_do_not_save_in_time_are_ended(
+    storage: MemoryStorage, functions: HeldPlatform, caplog: pytest.LogCaptureFixture
+) -> None:
+    def interrupt(progress: Progress) -> None:
+        if progress.step == 2:
+            raise KeyboardInterrupt
+
+    functions.hold(3)
+    saving = prepared(storage, functions, RunSettings(name=RUN), epochs=10_000)
+    with pytest.raises(RunInterrupted, match="it was stopped"):
+        launch(saving, interrupt)
+    assert re.search(rf"run {RUN}: no further step is saved: \d+ s after the interrupt its functions have", caplog.text)
+    assert prepared(storage, functions, RunSettings(resume=RUN), epochs=10_000).running is None
 
 
 def test_a_resumed_run_is_billed_from_its_first_start(storage: MemoryStorage, functions: HeldPlatform) -> None:

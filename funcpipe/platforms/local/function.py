@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
+from funcpipe.core.signals import ENDING, leave_ending_to_others
 from funcpipe.platforms.base import Cause, State, Status
 
 SERVER, HOST, FUNCTION = "funcpipe-fork", "funcpipe-host", "funcpipe-func"
@@ -76,10 +77,17 @@ def _become_function(work: Callable[[], None], lifeline: int) -> None:
         os.setpgid(0, 0)
     name_process(FUNCTION)
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGCHLD, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    leave_ending_to_others()  # this function's host, which ends it with its whole group
+    os.register_at_fork(after_in_child=_end_as_asked)
     threading.Thread(target=_end_with, args=(lifeline,), name="funcpipe-watch", daemon=True).start()
     work()
+
+
+def _end_as_asked() -> None:
+    """Processes that the user's code forks, such as those of multiprocessing, are ended by signals."""
+    for number in (signal.SIGINT, *ENDING):
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 def _end_with(lifeline: int) -> None:

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 from funcpipe.core import PlatformSpec, WatchSpec, to_text
 from funcpipe.core.json_form import to_plain
+from funcpipe.core.signals import ENDING
 from funcpipe.errors import InvalidValue, PlatformError
 from funcpipe.platforms.base import Handle, Invoked, State, Status
 from funcpipe.platforms.local.function import fork, kill, status_of
@@ -97,6 +98,8 @@ class Host:
         """Answer requests until nobody needs this host any more; no function runs afterwards."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
+        for number in ENDING:
+            loop.add_signal_handler(number, self._asked_to_end)
         loop.add_reader(CLIENT, self._client_ended)
         server = await asyncio.start_unix_server(self._converse, sock=self._listener, limit=_LONGEST_REQUEST)
         await self._over.wait()
@@ -268,6 +271,11 @@ class Host:
             asyncio.get_running_loop().remove_reader(CLIENT)
             self._client_runs = False
             self._end_if_alone()
+
+    def _asked_to_end(self) -> None:
+        """End functions that no client looks after any more; a client that is asked too lets its own save a step."""
+        if not self._client_runs:
+            self._over.set()
 
     def _end_if_alone(self) -> None:
         if not self._client_runs and not (self._detached and (self._running() or self._watching)):

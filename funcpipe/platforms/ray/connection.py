@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from funcpipe.core.signals import handlers_kept
 from funcpipe.errors import PlatformError
 from funcpipe.platforms.processors import usable_processors
 from funcpipe.platforms.ray.address import RayAddress, Via
@@ -74,7 +75,8 @@ def _init(address: RayAddress, folder: str | None, object_store_bytes: int) -> N
         _reach(address)
     _log_what_nodes_report()
     try:
-        ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **options)
+        with handlers_kept():
+            ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **options)
     except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         raise PlatformError(f"no connection to Ray at {address.url}: {_line(error)}; {_help(address)}") from error
 

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 import pytest
@@ -245,6 +245,42 @@ def test_functions_that_are_detached_outlive_their_client_and_their_host_ends_wi
         platform.detach()
     assert "done" in notes(tmp_path, 3)
     wait_until(lambda: not runs(host))
+
+
+def end_children(payload: str) -> None:
+    """Note what becomes of a process that is started, and of one that is forked, when it is asked to end."""
+    started = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid
+    ready, begun = os.pipe()
+    forked = os.fork()
+    if forked == 0:
+        os.write(begun, b"1")
+        time.sleep(600)
+    os.read(ready, 1)
+    for child in (started, forked):
+        os.kill(child, signal.SIGTERM)
+        note(payload, f"child ended with {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}")
+    time.sleep(600)
+
+
+def test_signals_to_end_leave_functions_to_their_client_and_end_what_nobody_looks_after(tmp_path: Path) -> None:
+    with functions(end_children) as platform:
+        handle = platform.invoke(worker(tmp_path))
+        function, (host,) = process(handle), hosts_of(os.getpid())
+        assert notes(tmp_path, 2) == [f"child ended with {-signal.SIGTERM}"] * 2
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            for pid in (function, host):
+                os.kill(pid, number)
+        assert platform.status(handle).state is State.RUNNING  # as the host answers, which has not ended either
+        assert runs(function)
+        platform.detach()
+
+    def ask() -> bool:
+        """As the host may not have seen yet that its client has ended."""
+        with suppress(ProcessLookupError):
+            os.kill(host, signal.SIGTERM)
+        return not runs(function) and not runs(host)
+
+    wait_until(ask)
 
 
 def test_a_host_that_cannot_load_the_functions_code_says_so(capfd: pytest.CaptureFixture[str]) -> None:

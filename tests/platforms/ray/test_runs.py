@@ -1,6 +1,7 @@
 """Whole runs in tasks of a real Ray: nobody can tell from the result, whatever happens on the way."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -161,13 +162,18 @@ def test_a_run_that_is_left_to_itself_outlives_the_death_of_all_its_functions(
     assert storage.list("") == ()
 
 
-def test_an_interrupted_run_is_resumed(cluster: RayAddress, tmp_path: Path, one_replica: RunResult) -> None:
+def test_ray_leaves_sigterm_to_the_program_and_an_interrupted_run_is_resumed(
+    cluster: RayAddress, tmp_path: Path, one_replica: RunResult
+) -> None:
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # as the program had it before Ray was started
+
     def interrupt(progress: Progress) -> None:
         if progress.step == 6:
-            raise KeyboardInterrupt
+            os.kill(os.getpid(), signal.SIGTERM)
 
-    with pytest.raises(RunInterrupted):
+    with pytest.raises(RunInterrupted) as caught:
         train(cluster, tmp_path.as_uri(), replicas=1, run="interrupted", on_progress=interrupt)
+    assert caught.value.saved_step is not None
     wait_until(lambda: not processes_of("interrupted"))
     assert_same(train(cluster, tmp_path.as_uri(), replicas=1, resume="interrupted"), one_replica)
 
