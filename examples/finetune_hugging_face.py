@@ -41,7 +41,7 @@ class Blocks(Dataset[dict[str, torch.Tensor]]):
 
 def load(folder: str | None) -> tuple[torch.nn.Module, torch.Tensor]:
     """The model, and the text as its tokens."""
-    text = "\n".join(topics[name] for name in sorted(topics))[:65536]
+    text = "\n".join(topics[name] for name in sorted(topics))[:32768]
     if folder is None:
         config = GPT2Config(
             vocab_size=256,

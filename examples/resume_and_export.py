@@ -1,10 +1,11 @@
-"""Train, stop in the middle, go on another day, export the model, and use it without funcpipe.
+"""Train, press Ctrl-C in the middle, go on another day, export the model, and use it without funcpipe.
 
     python resume_and_export.py [URL]
 
 URL, such as s3://bucket/runs, is where the run keeps what it has learned; without one it is a temporary folder.
 """
 
+import signal
 import sys
 import tempfile
 import uuid
@@ -18,7 +19,7 @@ from torch.utils.data import TensorDataset
 import funcpipe
 from funcpipe import EachStep, FaultTolerance, FuncPipe, Plan, Progress, RunInterrupted
 
-EPOCHS, GLOBAL_BATCH, MICRO_BATCH, STOPPED_AT = 6, 32, 8, 20
+EPOCHS, GLOBAL_BATCH, MICRO_BATCH, STOPPED_AT = 32, 64, 32, 5
 
 
 def network() -> nn.Module:
@@ -39,19 +40,23 @@ def new_pipe() -> FuncPipe:
 
 
 def stop(progress: Progress) -> None:
-    """Do what Ctrl-C does, in the middle of an epoch."""
+    """Do what Ctrl-C does; SIGTERM, as containers and Slurm send it, does the same."""
     if progress.step == STOPPED_AT:
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
 
 
 def train_in_parts(plan: Plan, run: str, storage: str) -> None:
-    """Three epochs are wanted, of which the third is interrupted; then the rest of it, then three more."""
-    how = {"plan": plan, "storage": storage, "faults": FaultTolerance(checkpoint_steps=4)}
+    """Half of the epochs are interrupted, which saves a step; then the rest of that half, then the other."""
+    how = {
+        "plan": plan,
+        "storage": storage,
+        "faults": FaultTolerance(heartbeat_s=0.1),
+    }  # an end is heard of soon
     try:
-        new_pipe().train(points(), epochs=3, run=run, callbacks=[EachStep(stop)], **how)
+        new_pipe().train(points(), epochs=EPOCHS // 2, run=run, callbacks=[EachStep(stop)], **how)
     except RunInterrupted as interrupted:
-        print(interrupted)
-    for epochs in (3, EPOCHS):
+        print(interrupted, *interrupted.__notes__, sep="\n")
+    for epochs in (EPOCHS // 2, EPOCHS):
         new_pipe().train(points(), epochs=epochs, resume=run, **how)
 
 

@@ -18,10 +18,15 @@ from tests.s3_servers import any_server
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 SAID = {
+    "augmented_images.py": r"69 steps: loss 2\.\d\d -> 0\.\d\d\naccuracy on 360 images that were held out: 0\.[89]\d",
+    "classify_hugging_face.py": r"accuracy after each epoch: 0\.\d\d.*, (0\.[6-9]\d|1\.00)\nthe best after \d+ of",
     "data_in_s3.py": r"16 steps: loss 1\.\d\d -> [01]\.\d\d\ns0\.r0 read [\d,]+ bytes, 5\d% of the data",
     "digits.py": r"steps: validation accuracy 0\.9\d\d, of the average 0\.9\d\d",
+    "lambda_or_gpu.py": r"all of it in an hour, 60 epochs .*:\n  this machine: .* min, \$0\.0000\n(.*\n)+  take .+",
+    "learning_rates.py": r"learning rate 0\.001: +\d+% right\n(learning.*\n){7}the best of 8 is 0\.\d\d\d\n",
     "finetune_hugging_face.py": r"steps: loss 5\.\d\d -> [34]\.\d\d for each token",
-    "resume_and_export.py": r"interrupted while training .*\n6 epochs in three parts: the same bits as in one\n",
+    "resume_and_export.py": r"interrupted while training .*: it was stopped, and step \d\d of 64 is saved\n(.*\n){3}"
+    r"32 epochs in three parts: the same bits as in one\n",
 }
 BUCKET = "funcpipe-data"
 
