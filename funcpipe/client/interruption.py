@@ -9,7 +9,7 @@ from funcpipe.client.commands import after_interrupt
 from funcpipe.client.control import order_end
 from funcpipe.client.prepare import PreparedRun
 from funcpipe.client.supervisor import Supervisor
-from funcpipe.errors import DeadlineExceeded, RunError, RunHalted, RunInterrupted, RunUnknown
+from funcpipe.errors import DeadlineExceeded, RunError, RunHalted, RunInterrupted, RunUnknown, Superseded
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.checkpoint_index import read_index
 from funcpipe.runstate.finished import find_finished
@@ -40,6 +40,8 @@ def saved_if_interrupted(prepared: PreparedRun, keys: Keys, supervisor: Supervis
         if prepared.faults.keep and prepared.job.epochs:
             try:
                 _save(prepared, keys, supervisor)
+            except Superseded:
+                raise  # another client looks after the functions
             except RunError as error:
                 _log.warning("run %s: no further step is saved: %s", keys.run, error)
         raise
