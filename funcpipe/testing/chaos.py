@@ -32,7 +32,7 @@ from funcpipe.runstate.functions import list_functions
 from funcpipe.runstate.generations import newest_record
 from funcpipe.runstate.keyring import signed
 from funcpipe.runstate.keys import Keys
-from funcpipe.testing.faults import STORAGE_FAULTS, Fault, Outage, damage
+from funcpipe.testing.faults import STORAGE_FAULTS, ClientKilled, Fault, Outage, damage
 from funcpipe.testing.faulty_storage import FaultyStorage
 from funcpipe.testing.faulty_threads import REQUESTS, SHORT_DEADLINE_S, threads
 from funcpipe.testing.memory_storage import MemoryStorage
@@ -230,11 +230,11 @@ def _client_killed(
     def die(progress: Progress) -> None:
         if progress.step == last:
             platform.stop_all()
-            raise KeyboardInterrupt
+            raise ClientKilled
 
     try:
         return _train(storage, platform, draw, on_progress=die)
-    except KeyboardInterrupt:
+    except ClientKilled:
         then(draw)
         again = threads(storage, Fault.NONE, draw, workers=STAGES * REPLICAS)
         try:

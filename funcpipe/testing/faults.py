@@ -55,6 +55,10 @@ STORAGE_FAULTS: Mapping[Fault, StorageFaults] = {
 """How often requests of all functions go wrong; zombies and hand-overs need runs that last, so links are slow."""
 
 
+class ClientKilled(BaseException):
+    """The client ends at once, as its machine does: it saves nothing, which one that is interrupted does."""
+
+
 class FunctionKilled(StorageError):
     """The function was killed: nothing that it does has any effect."""
 

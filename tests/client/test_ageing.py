@@ -22,13 +22,13 @@ from funcpipe.client.site import Site
 from funcpipe.core import RunSettings
 from funcpipe.core.lifetime import WHY_GONE
 from funcpipe.core.settings import NO_LIMITS
-from funcpipe.errors import RunHalted, RunInterrupted, RunUnknown, WorkerFailed
+from funcpipe.errors import RunHalted, RunUnknown, WorkerFailed
 from funcpipe.platforms.base import OPEN, Gate
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.platforms.machine_catalog import load_market
 from funcpipe.runstate.renewal import DAY_S, Renewal
 from funcpipe.testing.ageing_storage import AgeingStorage
-from funcpipe.testing.faults import FunctionFaults
+from funcpipe.testing.faults import ClientKilled, FunctionFaults
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
 from funcpipe.worker import checkpoint_manager
@@ -155,10 +155,10 @@ def test_a_run_that_pauses_is_kept_for_as_long_as_its_storage_keeps_objects(
     def pause(progress: Progress) -> None:
         if progress.step == 6:
             daily.end()
-            raise KeyboardInterrupt
+            raise ClientKilled
 
     functions = ThreadPlatform(load_spec("local"), daily)
-    with pytest.raises(RunInterrupted):
+    with pytest.raises(ClientKilled):
         launch(prepared(daily, functions), pause)
     paused_on = daily.day
     daily.pass_to(paused_on + KEEP_DAYS - 2)

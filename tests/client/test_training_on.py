@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from funcpipe import DataError, FuncPipe, ModelError, PlanError, RunInterrupted, RunUnknown, export
+from funcpipe import DataError, FuncPipe, ModelError, PlanError, RunUnknown, export
 from funcpipe.client.callbacks import EachStep
 from funcpipe.client.results import Progress, RunResult
 from funcpipe.client.session import Session, session_on
@@ -21,6 +21,7 @@ from funcpipe.core import FaultTolerance, Plan, RunSettings, Validation
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.runstate.generations import newest_record
 from funcpipe.runstate.keyring import signed
+from funcpipe.testing.faults import ClientKilled
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform, one_at_a_time
 from tests.e2e.plans import even_plan
@@ -155,19 +156,19 @@ def test_other_cuts_take_the_optimiser_over_too(at_once: tuple[FuncPipe, RunResu
     assert all(torch.allclose(t, expected[name], atol=1e-5) for name, t in own.model.state_dict().items())
 
 
-def test_a_call_that_goes_on_can_be_interrupted_and_resumed(
+def test_a_call_that_goes_on_can_be_ended_and_resumed(
     at_once: tuple[FuncPipe, RunResult], storage: MemoryStorage
 ) -> None:
     own = pipe()
     first = train(own, epochs=1)
     before = {name: tensor.clone() for name, tensor in own.model.state_dict().items()}
 
-    def interrupt(progress: Progress) -> None:
+    def end(progress: Progress) -> None:
         if progress.step == 2 * STEPS:
-            raise KeyboardInterrupt
+            raise ClientKilled
 
-    with pytest.raises(RunInterrupted):
-        train(own, epochs=2, run="second", callbacks=[EachStep(interrupt)])
+    with pytest.raises(ClientKilled):
+        train(own, epochs=2, run="second", callbacks=[EachStep(end)])
     assert all(torch.equal(tensor, before[name]) for name, tensor in own.model.state_dict().items())
     with pytest.raises(RunUnknown, match="went on with an optimiser that had done 4 steps, which is kept with no run"):
         train(own, epochs=3, resume="second", from_start=True)

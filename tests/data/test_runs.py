@@ -12,9 +12,10 @@ from funcpipe import data
 from funcpipe.client.job import Job
 from funcpipe.client.results import Progress
 from funcpipe.core import RunSettings
-from funcpipe.errors import DataError, PlanError, RunInterrupted
+from funcpipe.errors import DataError, PlanError
 from funcpipe.platforms.request_meter import RequestMeter
 from funcpipe.testing.data_reads import data_job, train_in_threads
+from funcpipe.testing.faults import ClientKilled
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.shard_files import as_pair, write_mds
 from funcpipe.training.data_source import LoaderOptions
@@ -33,10 +34,10 @@ def leave_after(step: int, job: Job) -> MemoryStorage:
 
     def end(progress: Progress) -> None:
         if progress.step >= step:
-            raise KeyboardInterrupt
+            raise ClientKilled
 
     storage = MemoryStorage()
-    with pytest.raises(RunInterrupted):
+    with pytest.raises(ClientKilled):
         train_in_threads(job, storage, settings=RunSettings(name="left"), on_progress=end)
     return storage
 

@@ -12,13 +12,13 @@ from funcpipe.client.results import Progress
 from funcpipe.client.session import session_on
 from funcpipe.client.site import Site
 from funcpipe.core import FaultTolerance, RunSettings
-from funcpipe.errors import RunInterrupted
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.runstate.generations import newest_record
 from funcpipe.runstate.keyring import signed
 from funcpipe.runstate.keys import Keys
 from funcpipe.testing import chaos
 from funcpipe.testing.census import Census
+from funcpipe.testing.faults import ClientKilled
 from funcpipe.testing.thread_platform import ThreadPlatform
 
 STEPS = 30
@@ -56,9 +56,9 @@ def test_losses_lie_in_few_objects_and_all_who_come_later_find_them(census: Cens
 
     def interrupt(progress: Progress) -> None:
         if progress.step == MANY // 2:
-            raise KeyboardInterrupt
+            raise ClientKilled
 
-    with pytest.raises(RunInterrupted):
+    with pytest.raises(ClientKilled):
         launch(long_run(census, platform, RunSettings(name=RUN)), interrupt)
     resumed = launch(long_run(census, platform, RunSettings(resume=RUN)))
     assert resumed.losses == told == tuple(progress.loss for progress in seen)
