@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from funcpipe.cli.render.output import as_json, show
     from funcpipe.cli.render.plans import front, plan, platform, platforms, profile, simulation, what_if
     from funcpipe.cli.render.progress import profiling
-    from funcpipe.cli.render.provisions import loss_model, provisions
+    from funcpipe.cli.render.provisioning import loss_model, provisions
     from funcpipe.cli.render.runs import (
         commands_after,
         comparison,
@@ -55,7 +55,7 @@ __all__ = [
     "what_if",
 ]
 
-_MODULES = ("output", "runs", "progress", "histories", "plans", "provisions", "servers", "side_by_side", "storages")
+_MODULES = ("output", "runs", "progress", "histories", "plans", "provisioning", "servers", "side_by_side", "storages")
 
 
 def __getattr__(name: str) -> Any:
