@@ -70,11 +70,13 @@ def write_file(write_to: Callable[[str], object], path: str) -> None:
         write_to(path)
         if stat.S_ISREG(before.st_mode) and os.stat(path).st_mode != before.st_mode:
             os.chmod(path, stat.S_IMODE(before.st_mode))
-    except (OSError, RuntimeError) as error:  # torch.save raises RuntimeError
+    except BaseException as error:  # whatever ends it, such as nothing to draw, leaves no empty file
         if is_new and not os.path.islink(path):
             with contextlib.suppress(FileNotFoundError):
                 os.remove(path)
-        raise InputError(f"{path} cannot be written: {error}") from error
+        if isinstance(error, OSError | RuntimeError):  # torch.save raises RuntimeError
+            raise InputError(f"{path} cannot be written: {error}") from error
+        raise
 
 
 def check_writable(paths: Iterable[str | None]) -> None:
