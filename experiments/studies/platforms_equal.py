@@ -97,7 +97,7 @@ def on_aws() -> RunResult:
         account = AwsAccount(region="us-east-1", endpoint=cloud.endpoint)
         deployer = AwsDeployer(account, say=said, sleep=lambda s: None, docker=Docker("no-docker"))
         found = deployer.deploy(Shape(name="funcpipe", memory_mb=(1024,)), lambda_package())
-        said(found.keeping_text())
+        said(found.keeping_text(load_spec("aws-lambda")))
         url = f"s3://{found.bucket}/runs?endpoint={real or cloud.moto}&region=us-east-1"
         said(f"storage {url}")
         if real:

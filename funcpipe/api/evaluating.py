@@ -19,7 +19,7 @@ from funcpipe.client.session import open_session
 from funcpipe.core import Bill, FaultTolerance, Monitor, Plan, PlatformSpec, RunLimits, RunSettings, WorkerReport
 from funcpipe.core.settings import DEFAULT_FAULTS, DEFAULT_SETTINGS, NO_LIMITS, RunKeywords, settings_with
 from funcpipe.core.validation import LOSS
-from funcpipe.platforms.catalog import LOCAL, load_spec
+from funcpipe.platforms.catalog import LOCAL, planned_spec
 from funcpipe.training.adapters import loss_of_output
 from funcpipe.training.data_source import Data
 from funcpipe.training.recipe import LossFunction, Recipe, check_precision
@@ -140,7 +140,7 @@ class Evaluating(Planning):
                 seed=seed,
                 shuffle=False,
                 message_deadline_s=settings.message_deadline_s,
-                prices=settings.prices or self._spec or load_spec(chosen.platform),
+                prices=settings.prices or self._spec or planned_spec(chosen),
                 evaluation=evaluation,
             )
             return launch(prepare(job, session, faults=faults, limits=limits, settings=settings))

@@ -14,6 +14,7 @@ from funcpipe.client import arguments
 from funcpipe.client.arguments import AnySpec, choices, given, spec_of
 from funcpipe.client.job_estimate import estimate_job, job_shape
 from funcpipe.client.open_data import open_data
+from funcpipe.client.prices import estimated_prices
 from funcpipe.client.site import Site
 from funcpipe.core import (
     DEFAULT_STORES,
@@ -256,12 +257,13 @@ class Planning:
     ) -> JobEstimate:
         """What training on `data`, or on so many samples, is expected to take: seconds and dollars, item by item.
 
-        Functions start and live as those of `platform`, by default the plan's. With `validation` it is validated
-        meanwhile. Starts nothing. Raises PlanError for a plan without an estimate.
+        Functions start and live as those of `platform`, by default the plan's; of a deployment's URL, in its region.
+        With `validation` it is validated meanwhile. Starts nothing. Raises PlanError for a plan without an estimate.
         """
         chosen = self._planned(plan)
         shape = job_shape(chosen, data, epochs, validation, averaged=self._recipe.average is not None)
-        return estimate_job(chosen, shape, prices=prices or self._spec, faults=faults, functions=platform)
+        priced = estimated_prices(platform, chosen, given=prices, planned=self._spec)
+        return estimate_job(chosen, shape, prices=priced, faults=faults, functions=platform)
 
     @arguments.strict
     def provision(

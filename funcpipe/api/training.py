@@ -293,8 +293,15 @@ class FuncPipe(Evaluating):
             learned=learned,
             logged_notes=self._logged_notes,
         )
-        priced = replace(settings, prices=settings.prices or self._spec)
-        chosen = self._planned(plan)
         return prepare_training(
-            learner, dataset, chosen, order, session, validation, faults=faults, limits=limits, settings=priced
+            learner,
+            dataset,
+            self._planned(plan),
+            order,
+            session,
+            validation,
+            faults=faults,
+            limits=limits,
+            settings=settings,
+            spec=self._spec,
         )

@@ -25,7 +25,9 @@ from funcpipe.platforms.shared.package import read_requirements
 
 
 class Cloud(Protocol):
-    """What the verbs ask of a cloud."""
+    """What the verbs ask of a cloud; `spec` is its specification."""
+
+    spec: str
 
     def template(self, options: argparse.Namespace) -> str:
         """The deployment's form of record."""
@@ -45,6 +47,8 @@ class Cloud(Protocol):
 
 class Aws:
     """AWS Lambda, S3, CloudFormation."""
+
+    spec = "aws-lambda"
 
     def template(self, options: argparse.Namespace) -> str:
         """The template of CloudFormation."""
@@ -107,6 +111,8 @@ class Aws:
 class Aliyun:
     """Alibaba Function Compute and OSS."""
 
+    spec = "aliyun-fc"
+
     def template(self, options: argparse.Namespace) -> str:
         """The template of Serverless Devs; the account's number comes from the environment when it is used."""
         from funcpipe.platforms.aliyun.names import bucket_name, role_name, storage_url
@@ -153,7 +159,7 @@ class Aliyun:
             raise InputError(
                 "say with --repository where the image goes, such as registry.REGION.aliyuncs.com/YOU/NAME"
             )
-        spec = load_spec(options.spec or "aliyun-fc")
+        spec = load_spec(options.spec or self.spec)
         sizes, watchdog = _sizes(options), not options.no_watchdog
         data = tuple(map(data_bucket, options.data_bucket))
         return shape_of(
@@ -186,7 +192,8 @@ def deploy(options: argparse.Namespace) -> None:
         write_file(lambda path: Path(path).write_text(text, encoding="utf-8"), options.template_only)
         return
     found = cloud.deploy(options)
-    shown = {**dataclasses.asdict(found), "keeping": found.keeping_text()}
+    prices = load_spec(f"{cloud.spec}?region={found.region}")
+    shown = {**dataclasses.asdict(found), "keeping": found.keeping_text(prices)}
     lines = [f"{name}: {value if isinstance(value, str) else json.dumps(value)}" for name, value in shown.items()]
     render.show(options.json, render.as_json(shown), lambda console: console.print("\n".join(lines)))
 

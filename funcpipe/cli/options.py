@@ -84,7 +84,7 @@ def add_choice(verb: argparse._ActionsContainer, name: str, choices: list[str], 
 def add_platform(verb: argparse._ActionsContainer, *, default: str | None) -> None:
     """The platform to plan for, by name or from a file."""
     choice = verb.add_mutually_exclusive_group()
-    text = "platform to plan for; `funcpipe platforms` lists them"
+    text = "platform to plan for, with ?region=REGION for another region; `funcpipe platforms` lists them"
     choice.add_argument(
         "--platform", metavar="NAME", default=default, help=text if default else f"{text} (default: the profile's)"
     )

@@ -13,7 +13,7 @@ from funcpipe.core import JobEstimate, Plan, Validation, to_text
 from funcpipe.core.observation import local_place
 from funcpipe.core.streams import say
 from funcpipe.errors import InputError
-from funcpipe.platforms.catalog import LOCAL, is_ray, load_spec
+from funcpipe.platforms.catalog import LOCAL, is_ray, load_spec, with_region
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def dry_run(options: argparse.Namespace, plan: Plan, pipe: "FuncPipe", validation: Validation | None) -> None:
     """Print what the whole job is expected to take, from its start; nothing is started."""
-    functions = options.like or (LOCAL if options.platform == LOCAL else None)
+    functions = options.like or (None if is_ray(options.platform) else with_region(options.platform))
     prices = load_spec(options.spec) if options.spec else None
     data = load_data(options.data)
     found = pipe.estimate(

@@ -9,7 +9,7 @@ from funcpipe.client.job import Job
 from funcpipe.client.precheck import record_of
 from funcpipe.client.session import Session
 from funcpipe.client.stages import PreparedStage
-from funcpipe.core import Plan, RunRecord, RunSettings, ShardOrder
+from funcpipe.core import Plan, RunAccount, RunRecord, RunSettings, ShardOrder
 from funcpipe.errors import PlanError, PlatformError
 from funcpipe.model.split.bundle import CONSTANT
 from funcpipe.platforms.base import Platform, State, Storage
@@ -18,6 +18,7 @@ from funcpipe.runstate.functions import list_functions
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.liveness import all_finished
 from funcpipe.runstate.resume import ResumePoint, load_first_tensors, load_resume_point
+from funcpipe.runstate.spending import spent_so_far, spent_with_requests
 from funcpipe.training.state import select_for_stage
 
 _log = logging.getLogger(__name__)
@@ -171,3 +172,13 @@ def as_uploaded(storage: Storage, record: RunRecord, stages: Sequence[PreparedSt
         replace(stage, tensors={name: first.get(name, tensor) for name, tensor in stage.tensors.items()})
         for stage in stages
     )
+
+
+def earlier_account(job: Job, storage: Storage, record: RunRecord, before: EarlierRun) -> RunAccount:
+    """What the run has cost and taken. Requests of a generation count in it once the next one goes on."""
+    finished = find_finished(storage, Keys.of(record))
+    if finished is not None:
+        return RunAccount(spent_usd=finished.bill.cost_usd, elapsed_s=finished.elapsed_s)
+    if before.platform is not None:
+        return spent_so_far(storage, record)
+    return spent_with_requests(storage, record, job.prices)

@@ -22,7 +22,7 @@ from funcpipe.model.graph.batch_sizes import check_batch_sizes
 from funcpipe.model.graph.held import with_followed
 from funcpipe.model.graph.isolation import in_turn, tried_in_turn
 from funcpipe.model.graph.values import NOTHING_CARRIED, Carried
-from funcpipe.platforms.catalog import load_spec
+from funcpipe.platforms.catalog import planned_spec
 from funcpipe.training.batch_layout import BatchLayout
 from funcpipe.training.data import Batches, LoadedBatch, MapDataset, load_batch
 from funcpipe.training.data_source import Data, DataSource, LoaderOptions
@@ -157,8 +157,10 @@ def make_job(
     order: SampleOrder,
     settings: RunSettings,
     validation: Validation | Data | None = None,
+    *,
+    spec: PlatformSpec | None = None,
 ) -> Job:
-    """The job of training `learner` on `dataset`.
+    """The job of training `learner` on `dataset`, at the prices of `spec` unless `settings` have others.
 
     `dataset` may be a factory of one, or the URL of one in object storage. The module is traced, and compared with its
     layers for the batch sizes of the run; the dataset, or its factory, is tried, and the first micro-batch is trained
@@ -199,7 +201,7 @@ def make_job(
         shuffle=order.shuffle if source.shuffle is None else source.shuffle,
         loading=source.options,
         message_deadline_s=settings.message_deadline_s,
-        prices=settings.prices or load_spec(plan.platform),
+        prices=settings.prices or spec or planned_spec(plan),
         parameters=trainable_shapes(learner.model, learner.recipe.loss),
         shards=sharded_samples(
             made, samples, dataset_samples=len(made), micro_batch=plan.micro_batch, replicas=plan.replicas

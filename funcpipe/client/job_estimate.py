@@ -27,7 +27,7 @@ from funcpipe.core import (
 from funcpipe.core.lifetime import leaves_at_s, overlap_s
 from funcpipe.errors import PlanError
 from funcpipe.partitioner.cost.evaluate import hand_over_time_s, size_of
-from funcpipe.platforms.catalog import load_spec
+from funcpipe.platforms.catalog import load_spec, planned_spec
 from funcpipe.runstate.owner import BEAT_S
 from funcpipe.training.data import Batches
 from funcpipe.training.data_source import Data
@@ -110,7 +110,7 @@ def estimate_job(
         raise PlanError(
             "the plan has no estimate of an iteration by its stages; plans that `funcpipe optimize` writes have one"
         )
-    billed = prices or load_spec(plan.platform)
+    billed = prices or planned_spec(plan)
     spec = load_spec(functions) if isinstance(functions, str) else functions or billed
     return _JobCosts(plan, plan.estimate, shape, billed, within(spec, faults), spec).estimate()
 
@@ -164,6 +164,7 @@ class _JobCosts:
             client=JobItem(count=shape.steps, requests_usd=self._client_usd(total_s)),
             earlier_usd=shape.earlier_usd,
             hours_usd=self._prices.stores_usd_h(plan.stores) * total_s / 3600,
+            prices_note=self._prices.prices_note(plan.stores),
         )
 
     def _start(self) -> JobItem:

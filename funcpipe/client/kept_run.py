@@ -1,9 +1,10 @@
 """What is kept of a run that has finished, for a report of it."""
 
+from funcpipe.client.prices import prices_at
 from funcpipe.client.results import load_trace
 from funcpipe.core import FinishedRun, PlatformSpec
 from funcpipe.platforms.base import Storage
-from funcpipe.platforms.catalog import load_spec
+from funcpipe.platforms.catalog import planned_spec
 from funcpipe.report.html.material import Material
 from funcpipe.runstate.finished import find_finished
 from funcpipe.runstate.generations import newest_record
@@ -21,5 +22,6 @@ def load_kept(storage: Storage, run: str, spec: PlatformSpec | None = None) -> M
     record = newest_record(own, run)
     keys = Keys.of(record)
     finished: FinishedRun | None = find_finished(own, keys)
-    trace = load_trace(own, keys, record.plan, spec or load_spec(record.plan.platform))
+    prices = spec or prices_at(record.platform, planned_spec(record.plan), given=False)
+    trace = load_trace(own, keys, record.plan, prices)
     return Material(plan=record.plan, record=record, finished=finished, observed=trace if trace.events else None)

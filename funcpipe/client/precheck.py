@@ -5,19 +5,19 @@ from funcpipe.client.session import Session
 from funcpipe.core import Plan, PlatformSpec, RunRecord, RunSettings
 from funcpipe.errors import InvalidValue, RunUnknown
 from funcpipe.platforms.base import Storage
-from funcpipe.platforms.catalog import load_spec
+from funcpipe.platforms.catalog import planned_spec
 from funcpipe.runstate.generations import newest_record
 from funcpipe.runstate.owner import refuse_if_owned
 from funcpipe.runstate.run_objects import refuse_if_others_lie
 
 
-def precheck(session: Session, plan: Plan, settings: RunSettings) -> RunRecord | None:
+def precheck(session: Session, plan: Plan, settings: RunSettings, spec: PlatformSpec | None = None) -> RunRecord | None:
     """The record of the run that is gone on with, if one is; see `record_of`.
 
     Raises PlanError, InvalidValue, RunTaken, RunUnknown or StorageError for a run that no model can have.
     """
     check_sizes(plan, session.like)
-    check_stores(plan, session.storage_url, settings.prices or load_spec(plan.platform))
+    check_stores(plan, session.storage_url, settings.prices or spec or planned_spec(plan))
     name = settings.resume or settings.name
     if name is not None and not settings.take_over:
         refuse_if_owned(session.storage, name)

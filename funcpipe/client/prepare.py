@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, replace
 
 from funcpipe.client.continuation import Learned
 from funcpipe.client.cost_limits import check_limits
-from funcpipe.client.earlier_run import EarlierRun, as_begun, as_uploaded, earlier_run, take_over_for
+from funcpipe.client.earlier_run import EarlierRun, as_begun, as_uploaded, earlier_account, earlier_run, take_over_for
 from funcpipe.client.job import Job, Learner, SampleOrder, make_job
 from funcpipe.client.job_estimate import JobShape, estimate_job, within
 from funcpipe.client.plan_stores import check_stores
 from funcpipe.client.precheck import check_sizes, precheck
+from funcpipe.client.prices import prices_at
 from funcpipe.client.session import Session
 from funcpipe.client.stages import PreparedStage, RunData, make_stages
 from funcpipe.core import (
@@ -33,10 +34,7 @@ from funcpipe.errors import InvalidValue
 from funcpipe.platforms.base import OpenPlatform, Platform, Storage
 from funcpipe.platforms.catalog import open_platform
 from funcpipe.platforms.request_meter import RequestMeter
-from funcpipe.runstate.finished import find_finished
-from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.resume import ResumePoint
-from funcpipe.runstate.spending import spent_so_far, spent_with_requests
 from funcpipe.training.averaging import SWA
 from funcpipe.training.data_source import Data
 from funcpipe.training.recipe_trial import check_recipe
@@ -140,11 +138,16 @@ def prepare_training(
     faults: FaultTolerance,
     limits: RunLimits,
     settings: RunSettings,
+    spec: PlatformSpec | None = None,
 ) -> PreparedRun:
-    """Make the job of training `learner` by `plan`, and prepare it; raises ModelError and what `prepare` raises."""
-    if precheck(session, plan, settings) is None:
+    """Make the job of training `learner` by `plan`, and prepare it; raises ModelError and what `prepare` raises.
+
+    Its prices are those of `spec`, by default of the plan's platform, in the region where it runs, unless `settings`
+    have others.
+    """
+    if precheck(session, plan, settings, spec) is None:
         session.expect()
-    job = make_job(learner, dataset, plan, order, settings, validation)
+    job = make_job(learner, dataset, plan, order, settings, validation, spec=spec)
     validated = validation is not None or order.steps is not None  # a few steps that are compared need none
     return prepare(
         job,
@@ -190,13 +193,15 @@ def prepare(
         before = earlier_run(job, session, record, stages, from_start=settings.from_start)
         if before.platform is None and settings.from_start:
             stages = as_uploaded(session.storage, record, stages)
-        account = _account(job, session.storage, record, before)
         if before.resumed is not None:
             done, state = before.resumed.step, before.resumed.state
             _check_learning(job, has_validation=has_validation, done=done, state=state)
     elif learned is not None:
         learned.check(stage.module for stage in stages)
     platform = before.platform or session.functions()
+    job = replace(job, prices=prices_at(platform.url, job.prices, given=settings.prices is not None))
+    if record is not None:
+        account = earlier_account(job, session.storage, record, before)
     if before.platform is None:
         platform.check(job.plan, run_s=job.expected_s(done))
     if before.platform is None or before.resumed is None:
@@ -247,16 +252,6 @@ def _estimate(
         earlier_usd=account.spent_usd + account.requests_usd,
     )
     return estimate_job(job.plan, shape, prices=job.prices, faults=faults, functions=functions)
-
-
-def _account(job: Job, storage: Storage, record: RunRecord, before: EarlierRun) -> RunAccount:
-    """What the run has cost and taken. Requests of a generation count in it once the next one goes on."""
-    finished = find_finished(storage, Keys.of(record))
-    if finished is not None:
-        return RunAccount(spent_usd=finished.bill.cost_usd, elapsed_s=finished.elapsed_s)
-    if before.platform is not None:
-        return spent_so_far(storage, record)
-    return spent_with_requests(storage, record, job.prices)
 
 
 def _done(job: Job, resumed: ResumePoint | None, learned: Learned | None) -> int:

@@ -21,6 +21,8 @@ def result_shown(result: "RunResult") -> Shown:
         ("used", f"{counted(bill.functions, 'function')} for {number_text(bill.function_seconds, 1)} s, {requests}"),
         ("model", f"{counted(len(result.tensors), 'tensor')} of {values:,} numbers: state_dict()"),
     ]
+    if bill.prices_note:
+        facts.append(("prices", bill.prices_note))
     if any(item.store != DEFAULT for item in bill.stores):
         items = [f"{item.kind} in {item.store} ${usd_text(item.cost_usd)}" for item in bill.stores]
         facts.append(("stores", ", ".join(items)))

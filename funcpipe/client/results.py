@@ -236,6 +236,7 @@ def bill(
     lives += [(one.alive_s, one.usd_s) for one in reports if (one.worker, one.attempt) not in last]
     return Bill(
         platform=prices.name,
+        prices_note=prices.prices_note(stores),
         functions=len(lives),
         function_seconds=sum(seconds for seconds, _ in lives),
         puts=requests.total.puts,

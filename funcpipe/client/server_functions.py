@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from funcpipe.client.cost_limits import check_expected
 from funcpipe.client.job import Job
 from funcpipe.client.prepare import new_run_name
+from funcpipe.client.prices import prices_at
 from funcpipe.client.server_job import stored_job
 from funcpipe.client.server_run import ServerResult, ServerRun, trained
 from funcpipe.client.session import Session, open_session
@@ -109,7 +110,7 @@ def train_on_functions(
             storage=session.storage,
             gathers=run.updates is Updates.BSP,
         )
-        prices = settings.prices or platform.spec
+        prices = prices_at(platform.url, settings.prices or platform.spec, given=settings.prices is not None)
         with FunctionCrew(site, functions.crew) as crew:
             bill = _Bill(functions, size, prices, market, session, crew)
             guarded = replace(run, watch=_guarded(run, limits, bill, crew, name, lasts=session.lasts))

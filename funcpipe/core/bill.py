@@ -65,7 +65,7 @@ class Bill:
 
     `request_usd` pays for invocations, storage requests and bytes. `hours_usd` pays for stores that cost by the hour;
     where there are such, `lasted_s` is how long the run took since it was last started. `stores` has what each kind of
-    object took; older bills lack it.
+    object took; older bills lack it. `prices_note` says which prices are another region's.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.bill/1"
@@ -83,6 +83,7 @@ class Bill:
     hours_usd: float = 0.0
     lasted_s: float = 0.0
     stores: tuple[StoreBill, ...] = ()
+    prices_note: str = ""
 
     @property
     def cost_usd(self) -> float:

@@ -42,7 +42,7 @@ class JobEstimate:
     take the place of others, `checkpoints` those of all stages. `watching` counts seconds: heartbeats, leases and empty
     requests of functions, besides their work. `client` counts the client's own requests. What the run has cost before
     is `earlier_usd`, and `hours_usd` pays for stores that cost by the hour, while the run lasts. Logs and the watchdog
-    of a deployment are not in it.
+    of a deployment are not in it. `prices_note` says which prices are another region's.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.job-estimate/1"
@@ -59,6 +59,7 @@ class JobEstimate:
     client: JobItem = field(default=NOTHING)
     earlier_usd: float = 0.0
     hours_usd: float = 0.0
+    prices_note: str = ""
 
     @staticmethod
     def upgrade(fields: dict[str, Any]) -> dict[str, Any]:
@@ -103,7 +104,7 @@ class JobEstimate:
             parts.append(f"no cost on {self.platform}")
         if max_usd is not None:
             parts.append(f"cap ${max_usd:g}")
-        return ", ".join(parts)
+        return ", ".join(parts) + (f"; {self.prices_note}" if self.prices_note else "")
 
 
 def earlier_text(bill: Bill) -> str:

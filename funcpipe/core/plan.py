@@ -128,7 +128,8 @@ class Plan(Showable):
     `joint_loss`, all forwards of a global batch come first, and each replica of the last stage computes the loss of the
     whole batch, from outputs that replicas exchange. `stores` are those that it uses. `made_for` is what was asked for
     when the plan was made, and `request` what it was chosen from; plans by hand or of old may lack them, and those that
-    functions are given lack the latter.
+    functions are given lack the latter. Its prices are those of `region`, by default the one of the platform's
+    specification, except for what `prices_note` says.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.plan/1"
@@ -156,6 +157,8 @@ class Plan(Showable):
     made_for: TrainingSpec | None = None
     stores: Stores = DEFAULT_STORES
     request: PlanRequest | None = None
+    region: str = ""
+    prices_note: str = ""
 
     def __post_init__(self) -> None:
         for field in _CHOICES.keys() - {"recompute", "numerics"}:

@@ -6,16 +6,26 @@ from typing import ClassVar
 
 from funcpipe.core import checks
 from funcpipe.core.requests import CountsByKind
-from funcpipe.core.stores import AUTO, DEFAULT, KINDS, Stores, StoreSpec
+from funcpipe.core.stores import AUTO, DEFAULT, DEFAULT_STORES, GB, KINDS, Stores, StoreSpec
 from funcpipe.errors import InvalidValue
 
 MB = 1024 * 1024  # of function memory, as the platforms count it
 
 
+_PRICES = ("price_put_usd", "price_get_usd", "price_invocation_usd", "price_traffic_usd_gb")
 _POSITIVE = ("shared_bytes_s", "lifetime_s", "shared_cores", "base_memory_bytes", "puts_s", "gets_s", "largest_bytes")
 
 LIST_KEYS = 1000
 """How many keys one request lists at most: as many as S3 and OSS tell."""
+
+PRICED = ("functions", "invocations", "requests", "traffic")
+"""What a region has prices of."""
+
+BANDWIDTH = "bandwidth"
+"""What a region may limit besides: `shared_bytes_s`."""
+
+STORES = "stores"
+"""Further stores, whose prices are known in the region of a shipped specification only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +66,10 @@ class PlatformSpec:
     slowest size, which hand-overs and restarts reckon with.
 
     Asking for an object that is not there costs `price_empty_get_usd`, or as much as any other get if that is None.
+    A GB that leaves the region costs `price_traffic_usd_gb`, free allowances aside, as what a client downloads does.
+
+    What is not known of the region is `borrowed`: it maps groups such as "functions" and "traffic" to the region that
+    their values belong to.
 
     `base_memory_bytes`, where it was measured, is what a function needs before it holds any of a model.
 
@@ -91,6 +105,8 @@ class PlatformSpec:
     puts_s: float | None = None
     gets_s: float | None = None
     largest_bytes: int | None = None
+    price_traffic_usd_gb: float = 0.0
+    borrowed: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         checks.filled("sizes", self.sizes)
@@ -99,7 +115,7 @@ class PlatformSpec:
         memory = [size.memory_mb for size in self.sizes]
         if memory != sorted(memory):
             raise InvalidValue("sizes", memory, "must be in ascending order of memory_mb")
-        for name in ("latency_s", "price_put_usd", "price_get_usd", "price_invocation_usd", "cold_start_s"):
+        for name in (*_PRICES, "latency_s", "cold_start_s"):
             checks.at_least(name, getattr(self, name), 0)
         for name in ("contention", "max_functions", "max_payload_bytes"):
             checks.at_least(name, getattr(self, name), 1)
@@ -109,9 +125,9 @@ class PlatformSpec:
             if getattr(self, name) is not None:
                 checks.positive(name, getattr(self, name))
         known = {item.name for kind in (PlatformSpec, FunctionSize) for item in fields(kind)}
-        for name in self.sources:
-            if name not in known:
-                raise InvalidValue("sources", name, "must name fields of a platform or of its sizes")
+        _check_keys("sources", self.sources, known, "must name fields of a platform or of its sizes")
+        groups = (*PRICED, BANDWIDTH, STORES)
+        _check_keys("borrowed", self.borrowed, {*groups}, f"must be some of {', '.join(groups)}")
 
     @property
     def empty_get_usd(self) -> float:
@@ -121,6 +137,28 @@ class PlatformSpec:
     def request_usd(self, puts: float, gets: float, empty_gets: float = 0) -> float:
         """Dollars for storage requests; `empty_gets`, among the gets, found no object."""
         return puts * self.price_put_usd + (gets - empty_gets) * self.price_get_usd + empty_gets * self.empty_get_usd
+
+    def traffic_usd(self, downloaded_bytes: float) -> float:
+        """Dollars for bytes that leave the region, as all that a client outside reads; what it sends is free."""
+        return downloaded_bytes / GB * self.price_traffic_usd_gb
+
+    def client_usd(self, counts: CountsByKind, stores: Stores) -> float:
+        """Dollars for what a client outside the region has asked for, traffic included."""
+        return self.counted_usd(counts, stores) + self.traffic_usd(counts.total.received_bytes)
+
+    def prices_note(self, stores: Stores = DEFAULT_STORES) -> str:
+        """Which values are those of another region, for who uses `stores`; empty if none are."""
+        groups = [group for group in self.borrowed if group != STORES or not stores.is_default]
+        notes = []
+        for origin in dict.fromkeys(self.borrowed[group] for group in groups):
+            named = [group for group in groups if self.borrowed[group] == origin]
+            if set(PRICED) <= {*named}:
+                what = "prices and bandwidth" if BANDWIDTH in named else "prices"
+                notes.append(f"{what} of {self.region} are not known; those of {origin} are used")
+            else:
+                these = " and ".join(filter(None, (", ".join(named[:-1]), named[-1])))
+                notes.append(f"not all prices of {self.region} are known; those of {origin} are used for {these}")
+        return "; ".join(notes)
 
     def counted_usd(self, counts: CountsByKind, stores: Stores) -> float:
         """Dollars for the requests and the bytes in `counts`, each kind at the prices of the store that it is in."""
@@ -182,3 +220,9 @@ class PlatformSpec:
     def stores_usd_h(self, stores: Stores) -> float:
         """Dollars for an hour of `stores`, each of which counts once."""
         return sum(self.store(name).price_usd_h for name in stores.names)
+
+
+def _check_keys(field: str, given: Mapping[str, str], known: set[str], rule: str) -> None:
+    for name in given:
+        if name not in known:
+            raise InvalidValue(field, name, rule)

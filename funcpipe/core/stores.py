@@ -69,6 +69,11 @@ class StoreSpec:
         return self.price_get_usd if self.price_empty_get_usd is None else self.price_empty_get_usd
 
     @property
+    def has_price(self) -> bool:
+        """Whether it costs anything."""
+        return any(getattr(self, name) for name in _PRICES)
+
+    @property
     def costs_by_byte(self) -> bool:
         """Whether what is moved costs anything besides requests."""
         return bool(self.price_sent_usd_gb or self.price_received_usd_gb)

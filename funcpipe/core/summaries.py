@@ -34,6 +34,8 @@ def plan_shown(plan: "Plan") -> Shown:
     if found is not None:
         took = f"{found.iteration_s:.4g} s, ${usd_text(found.cost_usd)}; bottleneck {found.bottleneck}"
         facts.append(("iteration, predicted", took))
+    if plan.prices_note:
+        facts.append(("prices", plan.prices_note))
     if plan.solver is not None:
         facts.append(("solver", f"{plan.solver.name}: {plan.solver.status.value}"))
     stages = () if found is None or len(found.stages) != len(plan.stages) else found.stages

@@ -115,7 +115,8 @@ def with_checkpoints(plan: Plan, problem: Problem, asked: str) -> Plan:
 def _moved(plan: Plan, problem: Problem, checkpoints: str) -> Plan:
     if checkpoints == plan.stores.checkpoints:
         return plan
-    moved = replace(plan, stores=replace(plan.stores, checkpoints=checkpoints))
+    stores = replace(plan.stores, checkpoints=checkpoints)
+    moved = replace(plan, stores=stores, prices_note=problem.spec.prices_note(stores))
     return replace(moved, estimate=evaluate(moved, problem.profile, problem.spec))
 
 

@@ -1,5 +1,6 @@
 """The platforms that funcpipe knows by name, their storage, and specifications read from files."""
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -7,16 +8,17 @@ from importlib import resources
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
-from funcpipe.core import PlatformSpec, from_text, read
+from funcpipe.core import Plan, PlatformSpec, from_text, read
 from funcpipe.core.extras import needed_from
 from funcpipe.core.stores import DEFAULT, KINDS, urls_by_kind
 from funcpipe.core.urls import url_parts, without_secrets
-from funcpipe.errors import InvalidValue
+from funcpipe.errors import InputError, InvalidValue
 from funcpipe.platforms.base import Deployment, Platform, Storage
 from funcpipe.platforms.local.files import FileStorage
 from funcpipe.platforms.local.link import read_link
 from funcpipe.platforms.machine_catalog import load_market
 from funcpipe.platforms.processors import usable_processors
+from funcpipe.platforms.regions import priced_in, region_tables
 from funcpipe.platforms.request_meter import RequestMeter
 from funcpipe.platforms.routed import Routed
 from funcpipe.platforms.wrappers import RETRY_S, Counted, Retried
@@ -36,11 +38,49 @@ def spec_names() -> tuple[str, ...]:
 
 
 def load_spec(name: str) -> PlatformSpec:
-    """The specification called `name`, or the one in the file of that path."""
-    if name not in spec_names():
-        if os.path.exists(name):
-            return read(PlatformSpec, name)
-        raise InvalidValue("platform", name, f"must be one of {', '.join(spec_names())}, or a specification's file")
+    """The specification called `name`, or the one in the file of that path.
+
+    A name with a region, as in `aws-lambda?region=eu-central-1`, or the URL of a deployment that says its region, gives
+    the prices and limits of that region, as far as they are known (`PlatformSpec.prices_note`).
+    """
+    if name in spec_names():
+        return _shipped(name)
+    if os.path.exists(name):
+        return read(PlatformSpec, name)
+    parts = urlsplit(name)
+    scheme, region = parts.scheme or parts.path, url_region(name)
+    if scheme in region_tables() and (region or parts.netloc):
+        return priced_in(_shipped(scheme), region)
+    rule = f"must be one of {', '.join(spec_names())}, with ?region=REGION if wanted, or a specification's file"
+    raise InvalidValue("platform", name, rule)
+
+
+def planned_spec(plan: Plan) -> PlatformSpec:
+    """The specification that `plan` was made for, in its region."""
+    return priced_in(load_spec(plan.platform), plan.region)
+
+
+def url_region(url: str) -> str | None:
+    """The region that the URL of a deployment names, if it does."""
+    return url_parts("platform", url)[1].get("region")
+
+
+def with_region(platform: str) -> str:
+    """`platform`, where a deployment's URL that names no region gets the one that this machine is set to, if any."""
+    scheme, _, rest = platform.partition("://")
+    if scheme not in region_tables() or url_region(platform):
+        return platform
+    with contextlib.suppress(InputError), needed_from("aws" if scheme.startswith("aws") else "aliyun"):
+        region = os.environ.get("ALIBABA_CLOUD_REGION")
+        if scheme.startswith("aws"):
+            from funcpipe.platforms.aws.account import Account
+
+            region = Account().region
+        return f"{platform}{'&' if '?' in rest else '?'}region={region}" if region else platform
+    return platform
+
+
+def _shipped(name: str) -> PlatformSpec:
     text = resources.files("funcpipe.platforms").joinpath("specs", f"{name}.json").read_text(encoding="utf-8")
     spec = from_text(PlatformSpec, text, source=f"{name}.json")
     return replace(spec, shared_cores=usable_processors()) if name == LOCAL else spec
@@ -202,14 +242,17 @@ def open_deployment(url: str, *, meter: RequestMeter | None = None) -> Deploymen
                 from funcpipe.platforms.aws import account as aws
                 from funcpipe.platforms.aws.functions import AwsPlatform
 
-            return AwsPlatform(load_spec(parts.scheme), aws.Account(**options), deployment=parts.netloc, meter=meter)
+            aws_account = aws.Account(**options)
+            spec = priced_in(load_spec(parts.scheme), aws_account.region)
+            return AwsPlatform(spec, aws_account, deployment=parts.netloc, meter=meter)
         case "aliyun-fc" if parts.netloc and not parts.path and options.keys() <= {"region", "endpoint", "domain"}:
             with needed_from("aliyun"):
                 from funcpipe.platforms.aliyun import account as aliyun
                 from funcpipe.platforms.aliyun.functions import AliyunPlatform
 
-            domain, spec = options.pop("domain", None), load_spec(parts.scheme)
-            return AliyunPlatform(spec, aliyun.Account(**options), deployment=parts.netloc, domain=domain)
+            domain, account = options.pop("domain", None), aliyun.Account(**options)
+            spec = priced_in(load_spec(parts.scheme), account.region)
+            return AliyunPlatform(spec, account, deployment=parts.netloc, domain=domain)
         case _:
             raise InvalidValue(
                 "platform",

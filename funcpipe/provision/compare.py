@@ -110,7 +110,7 @@ def compare(inputs: Inputs, ways: Sequence[str] | None = None) -> ProvisionTable
         refusals=tuple(refusals),
         recommended=None if recommended is None else recommended.way,
         why=why,
-        assumptions=(*workload.ASSUMPTIONS, *_scaled(inputs.profile)),
+        assumptions=(*workload.ASSUMPTIONS, *_scaled(inputs.profile), *filter(None, (inputs.spec.prices_note(),))),
         market_assumptions=inputs.market.assumptions,
     )
 

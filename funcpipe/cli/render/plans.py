@@ -75,6 +75,8 @@ def plan(chosen: Plan, path: str, console: Console) -> None:
         + (f", hours of stores ${number_text(estimate.hours_usd, 6)}); " if estimate.hours_usd else "); ")
         + f"bottleneck: {estimate.bottleneck}"
     )
+    if chosen.prices_note:
+        console.print(chosen.prices_note)
     if not chosen.stores.is_default:
         console.print("stores: " + ", ".join(f"{kind} in {getattr(chosen.stores, kind)}" for kind in KINDS))
     if reason := reason_for(chosen):

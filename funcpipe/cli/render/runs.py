@@ -62,6 +62,8 @@ def training_result(
         f"{bill.puts} puts, {bill.lists} lists, {bill.gets} gets: "
         f"${usd_text(bill.cost_usd)} at the prices of {bill.platform}{earlier_text(bill)}"
     )
+    if bill.prices_note:
+        console.print(bill.prices_note, soft_wrap=True)
     stores_of_bill(bill, expected, len(result.losses), console)
     if result.skipped_steps:
         steps = ", ".join(str(step + 1) for step in result.skipped_steps)

@@ -31,6 +31,8 @@ def _lines(explanation: Explanation) -> Iterator[str]:
         f"(functions {estimate.compute_usd:.4g} $, {estimate.puts} puts and {estimate.gets} gets "
         f"{estimate.request_usd:.4g} ${hours})"
     )
+    if plan.prices_note:
+        yield plan.prices_note
     yield from _store_lines(explanation)
     if estimate.overhead_s or estimate.overhead_usd:
         yield (

@@ -285,6 +285,8 @@ class Problem:
             stages=stages,
             model=self.profile.model,
             platform=self.spec.name,
+            region=self.spec.region,
+            prices_note=self.spec.prices_note(self.stores),
             optimizer=self.training.optimizer,
             averaged=self.training.averaged,
             joint_loss=self.training.joint_loss,

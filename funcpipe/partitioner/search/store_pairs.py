@@ -172,7 +172,7 @@ class _PairSearch:
 
     def _price(self, plan: Plan, stores: Stores) -> None:
         """What `plan` would cost in a pair of stores; it is the best one if it costs less than that."""
-        moved = replace(plan, stores=stores)
+        moved = replace(plan, stores=stores, prices_note=self.problem.spec.prices_note(stores))
         moved = replace(moved, estimate=evaluate(moved, self.problem.profile, self.problem.spec))
         objective = self.problem.goal.of_plan(moved)
         self._promise[stores] = min(objective, self._promise.get(stores, math.inf))

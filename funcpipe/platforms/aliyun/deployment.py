@@ -8,6 +8,7 @@ from typing import Any
 from alibabacloud_fc20230330 import models
 from darabonba.exceptions import DaraException
 
+from funcpipe.core import PlatformSpec
 from funcpipe.errors import PlatformRefused
 from funcpipe.platforms.aliyun import template
 from funcpipe.platforms.aliyun.account import Account, code_of, explained
@@ -59,12 +60,13 @@ class Deployed:
         """The URL of runs' objects from outside the data centre."""
         return storage_url(self.bucket, self.region, internal=False)
 
-    def keeping_text(self) -> str:
+    def keeping_text(self, prices: PlatformSpec) -> str:
         """What it costs to keep, in words."""
+        note = prices.prices_note()
         return (
             "functions, role and the image in a personal registry cost nothing while nothing runs, a watchdog about "
             "$0.30 a month (--no-watchdog leaves it out); objects of runs are paid by OSS per GB and month and expire "
-            f"after {self.keep_days} days, logs by the log service, after 14 days"
+            f"after {self.keep_days} days, logs by the log service, after 14 days" + (f"; {note}" if note else "")
         )
 
 

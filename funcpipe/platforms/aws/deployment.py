@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from funcpipe.core import PlatformSpec
 from funcpipe.errors import PlatformError, PlatformRefused
 from funcpipe.platforms.aws.account import Account, advice, explained
 from funcpipe.platforms.aws.functions import bucket_name
 from funcpipe.platforms.aws.image import Workshop, ensure_image, image_bytes
 from funcpipe.platforms.aws.quotas import BUILDS, notices
 from funcpipe.platforms.aws.resources import IMAGE_PARAMETER, SECRET_PARAMETER, Node
-from funcpipe.platforms.aws.template import Shape, log_group, template_text
+from funcpipe.platforms.aws.template import WATCHDOG_MB, Shape, log_group, template_text
 from funcpipe.platforms.shared.docker import Docker
 from funcpipe.platforms.shared.key_wrap import new_secret
 from funcpipe.platforms.shared.package import Package
@@ -20,9 +21,12 @@ from funcpipe.platforms.shared.package import Package
 _POLL_S = 5.0
 _DEAD = {"ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "CREATE_FAILED", "DELETE_FAILED", "REVIEW_IN_PROGRESS"}
 _GOOD = {"CREATE_COMPLETE", "UPDATE_COMPLETE"}
+_KEPT_IN = "us-east-1"  # the region of the two prices below
 _REPOSITORY_USD_GB_MONTH = 0.10  # aws.amazon.com/ecr/pricing, 2026-11
 _OBJECTS_USD_GB_MONTH = 0.023  # aws.amazon.com/s3/pricing, Standard, us-east-1, 2026-11
-_WATCHDOG_USD_MONTH = 0.32  # 43,200 times: a listing 0.22, 0.3 s of 256 MB 0.05, log 0.02, invocation and a get 0.03
+_MINUTES_MONTH = 43_200
+_WATCHDOG_GB_S = 0.3 * WATCHDOG_MB / 1024
+_WATCHDOG_LOG_USD_MONTH = 0.02
 
 Stack = dict[str, Any]
 
@@ -44,20 +48,28 @@ class Deployed:
     watchdog: bool
     keep_days: int
 
-    @property
-    def keeping_usd_month(self) -> float:
+    def keeping_usd_month(self, prices: PlatformSpec) -> float:
         """Dollars a month for image and watchdog; functions, roles, build project and empty bucket cost nothing."""
         image_usd = self.image_bytes / 1e9 * _REPOSITORY_USD_GB_MONTH
-        return image_usd + (_WATCHDOG_USD_MONTH if self.watchdog else 0.0)
+        return image_usd + (watchdog_usd_month(prices) if self.watchdog else 0.0)
 
-    def keeping_text(self) -> str:
+    def keeping_text(self, prices: PlatformSpec) -> str:
         """What it costs to keep, in words."""
-        watchdog = f", ${_WATCHDOG_USD_MONTH:.2f} of it for the watchdog" if self.watchdog else ""
+        watchdog = f", ${watchdog_usd_month(prices):.2f} of it for the watchdog" if self.watchdog else ""
+        there = f", at the prices of {_KEPT_IN}," if prices.region != _KEPT_IN else ","
         return (
-            f"keeping it costs ${self.keeping_usd_month:.2f} a month{watchdog}, with an image of "
-            f"{self.image_bytes / 1e9:.2f} GB, and ${_OBJECTS_USD_GB_MONTH} per GB and month for objects of runs, "
-            f"which expire after {self.keep_days} days; functions cost nothing while they do not run"
+            f"keeping it costs ${self.keeping_usd_month(prices):.2f} a month{watchdog}, with an image of "
+            f"{self.image_bytes / 1e9:.2f} GB, and ${_OBJECTS_USD_GB_MONTH} per GB and month for objects of runs{there}"
+            f" which expire after {self.keep_days} days; functions cost nothing while they do not run"
+            + (f"; {prices.prices_note()}" if prices.prices_note() else "")
         )
+
+
+def watchdog_usd_month(prices: PlatformSpec) -> float:
+    """Dollars a month for a watchdog, which lists runs every minute and asks for one object, in functions of 256 MB."""
+    function_usd_gb_s = prices.sizes[0].price_usd_s / prices.sizes[0].memory_mb * 1024
+    once_usd = prices.request_usd(1, 1) + prices.price_invocation_usd + _WATCHDOG_GB_S * function_usd_gb_s
+    return _MINUTES_MONTH * once_usd + _WATCHDOG_LOG_USD_MONTH
 
 
 class Deployer:

@@ -31,7 +31,7 @@ FAILURES = "aws/lambda/async"
 
 _ENVIRONMENT = {"FUNCPIPE_CONTROL": {"Fn::Sub": "s3://${Bucket}"}, SECRET: {"Ref": SECRET_PARAMETER}}
 _QUEUED_S = 120
-_WATCHDOG_MB = 256  # Python and boto3 take 70
+WATCHDOG_MB = 256  # Python and boto3 take 70
 _WATCHDOG_S = 240  # several times what it takes until a silent function counts as lost
 _LOGGING = ("logs:CreateLogStream", "logs:PutLogEvents", "logs:FilterLogEvents")
 _EXPIRY_DAYS = {f"{FAILURES}/": 7, "stops/": 1, f"{SOURCES}/": 1}  # and those of runs, as is wanted
@@ -271,7 +271,7 @@ def _watchdog(shape: Shape) -> Node:
         "WatchdogRole": role("lambda.amazonaws.com", _watchdog_rights(shape)),
         "Watchdog": function(
             f"{shape.name}-watchdog",
-            _WATCHDOG_MB,
+            WATCHDOG_MB,
             _WATCHDOG_S,
             role="WatchdogRole",
             environment=_ENVIRONMENT,

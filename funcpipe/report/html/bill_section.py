@@ -21,6 +21,8 @@ def bill_section(material: Material) -> Section | None:
     if bill.stores:
         head = ("kind", "store", "estimate", "bill", "bill / estimate", "puts", "lists", "gets", "sent", "received")
         parts.append(table("What each kind of object took of its store", head, _store_rows(bill, estimate, steps)))
+    if bill.prices_note:
+        parts.append(paragraph(f"{bill.prices_note[0].upper()}{bill.prices_note[1:]}.", kind="note"))
     if bill.earlier_usd:
         earlier = len(finished.losses) - steps
         told = f"Before it was resumed, the run had cost {usd(bill.earlier_usd)}"

@@ -300,4 +300,4 @@ def test_objects_expire_after_the_days_that_are_wanted_and_old_versions_after_on
     found = deployer.deploy(replace(shape(spec), keep_days=30), PACKAGE)
     (longer,) = oss.buckets.values()
     assert longer == rules.replace(b"<Days>7</Days>", b"<Days>30</Days>")
-    assert "expire after 30 days" in found.keeping_text()
+    assert "expire after 30 days" in found.keeping_text(spec)

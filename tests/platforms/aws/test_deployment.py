@@ -13,6 +13,7 @@ from funcpipe.platforms.aws.account import Account, advice
 from funcpipe.platforms.aws.deployment import Deployed, Deployer
 from funcpipe.platforms.aws.image import lambda_package
 from funcpipe.platforms.aws.template import Shape
+from funcpipe.platforms.catalog import load_spec
 from funcpipe.platforms.shared.docker import Docker
 from funcpipe.platforms.shared.package import Package
 from tests.cloud_emulation.aws import AwsCloud
@@ -98,8 +99,14 @@ def test_a_deployment_without_a_watchdog_has_neither_its_function_nor_its_role(
     without = deployer(account).deploy(Shape(name="funcpipe", memory_mb=(1024, 2048), watchdog=False), PACKAGE)
     expected = {**COMPLETE, "functions": COMPLETE["functions"][:2], "roles": ["role", "role"]}
     assert inventory(cloud) == expected
-    assert with_watchdog.keeping_usd_month - without.keeping_usd_month == pytest.approx(0.32)
-    assert "$0.32 of it for the watchdog" in with_watchdog.keeping_text()
+    here, there = load_spec("aws-lambda"), load_spec("aws-lambda?region=sa-east-1")
+    assert with_watchdog.keeping_usd_month(here) - without.keeping_usd_month(here) == pytest.approx(0.32, abs=0.005)
+    assert "$0.32 of it for the watchdog, with an image" in with_watchdog.keeping_text(here)
+    assert "$0.41 of it for the watchdog" in with_watchdog.keeping_text(there), "a listing costs 7 instead of 5 USD"
+    assert "for objects of runs, at the prices of us-east-1, which" in with_watchdog.keeping_text(there)
+    nowhere = load_spec("aws-lambda?region=mx-central-1")
+    told = "; prices of mx-central-1 are not known; those of us-east-1 are used"
+    assert with_watchdog.keeping_text(nowhere).endswith(told)
 
 
 @pytest.mark.parametrize("effective", [False, True], ids=["refused", "answer lost"])
