@@ -114,6 +114,7 @@ def items(expected: JobEstimate, result: RunResult, spec: PlatformSpec, took_s: 
         "functions $": (expected.functions_usd, bill.compute_usd),
         "their requests $": (expected.requests_usd - expected.client.requests_usd, bill.request_usd - client_usd),
         "client's requests $": (expected.client.requests_usd, client_usd),
+        "client's traffic $": (expected.traffic_usd, bill.traffic_usd),
         "total $": (expected.cost_usd, bill.cost_usd),
         "whole command s": (expected.seconds, took_s),
     }

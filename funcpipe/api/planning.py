@@ -12,7 +12,8 @@ from torch import nn
 
 from funcpipe.client import arguments
 from funcpipe.client.arguments import AnySpec, choices, given, spec_of
-from funcpipe.client.job_estimate import estimate_job, job_shape
+from funcpipe.client.job_estimate import estimate_job
+from funcpipe.client.job_shape import job_shape
 from funcpipe.client.open_data import open_data
 from funcpipe.client.prices import estimated_prices
 from funcpipe.client.site import Site
@@ -261,7 +262,7 @@ class Planning:
         With `validation` it is validated meanwhile. Starts nothing. Raises PlanError for a plan without an estimate.
         """
         chosen = self._planned(plan)
-        shape = job_shape(chosen, data, epochs, validation, averaged=self._recipe.average is not None)
+        shape = job_shape(chosen, data, epochs, validation, model=self.model, averaged=self._recipe.average is not None)
         priced = estimated_prices(platform, chosen, given=prices, planned=self._spec)
         return estimate_job(chosen, shape, prices=priced, faults=faults, functions=platform)
 

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -37,7 +37,7 @@ class JobEvaluation:
     """The model in eval mode as layers, and what it is evaluated on.
 
     A run is validated `every` so many steps, and judged by `monitor`; `every` is 0 where nothing is trained. Without
-    `loss`, outputs are compared with nothing.
+    `loss`, outputs are compared with nothing. Those of a sample, if they are kept, have `output_bytes`.
     """
 
     graph: LayerGraph
@@ -48,6 +48,7 @@ class JobEvaluation:
     every: int = 0
     monitor: Monitor = field(default_factory=Monitor)
     keep_outputs: bool = False
+    output_bytes: int = 0
     loading: LoaderOptions = field(default_factory=LoaderOptions)
 
     def batches(self, plan: Plan) -> tuple[Step, ...]:
@@ -137,14 +138,16 @@ def make_evaluation(
     if not hasattr(made, "shard_sizes"):
         check_samples(graph, model, made, source.options.collate, dealt, training=False, cut=collated is None)
     check_processes(graph, factory, source, dealt)
-    _try(model, evaluation, first, min(plan.micro_batch, len(made)))
-    return evaluation
+    output_bytes = _try(model, evaluation, first, min(plan.micro_batch, len(made)))
+    return replace(evaluation, output_bytes=output_bytes)
 
 
-def _try(model: nn.Module, evaluation: JobEvaluation, batch: LoadedBatch, samples: int) -> None:
-    """Measure one micro-batch as functions will. Raises DataError for a loss or a metric that fails on it, and for a
-    loss whose calls depend on those before.
+def _try(model: nn.Module, evaluation: JobEvaluation, batch: LoadedBatch, samples: int) -> int:
+    """Measure one micro-batch as functions will; returns the bytes of a sample's outputs, if they are kept.
+
+    Raises DataError for a loss or a metric that fails on it, and for a loss whose calls depend on those before.
     """
+    output_bytes = 0
     loss, scores = evaluation.loss, Scores(evaluation.loss, evaluation.metrics)
     with (
         preserve_state(model),
@@ -157,7 +160,7 @@ def _try(model: nn.Module, evaluation: JobEvaluation, batch: LoadedBatch, sample
         with autocast_to(evaluation.graph.precision):
             output = model(*batch.args, **batch.kwargs)
         if evaluation.keep_outputs:
-            named_outputs(output, samples)
+            output_bytes = sum(tensor.nbytes for tensor in named_outputs(output, samples).values()) // samples
         warnings.simplefilter("ignore")  # of metrics that have seen so few samples
         try:
             scores.add(output, batch.target, samples)
@@ -174,3 +177,4 @@ def _try(model: nn.Module, evaluation: JobEvaluation, batch: LoadedBatch, sample
                 f"each call of the loss in eval mode leaves {names} for the next one, so that a validation "
                 "would change what is trained; do that only where self.training is set"
             )
+    return output_bytes

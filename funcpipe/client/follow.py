@@ -93,7 +93,7 @@ def follow(
 
 
 class ClientBudget:
-    """Orders a run to end before it costs more than its limit, with what this client asks of the storage.
+    """Orders a run to end before it costs more than its limit, with what this client asks of the storage and reads.
 
     Its functions do so by themselves, but do not know of the client's requests.
     """
@@ -106,6 +106,7 @@ class ClientBudget:
         plan = prepared.job.plan
         self._usd_s = sum(prices_of(plan, prepared.job.prices).function_usd_s) * plan.replicas
         self._usd_s += prepared.job.prices.stores_usd_h(plan.stores) / 3600
+        self._collect_usd = prepared.job.prices.traffic_usd(prepared.collected_bytes)
         self._ordered = False
 
     def keep(self, cost_usd: float, *, done: int, step_s: float) -> None:
@@ -116,7 +117,7 @@ class ClientBudget:
         notice = notice_of(self._heartbeat_s, step_s)
         if self._max_usd is None or self._ordered or done + notice >= self._steps:
             return
-        if cost_usd + notice * step_s * self._usd_s > self._max_usd:
+        if cost_usd + self._collect_usd + notice * step_s * self._usd_s > self._max_usd:
             self._ordered = True
             order_end(self._storage, self._keys, done=done, notice=notice, reason=too_expensive(self._max_usd))
 

@@ -8,10 +8,10 @@ which workers stay alive and find each other; and those of the client. How many 
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from funcpipe.client.evaluation import as_validation
-from funcpipe.client.open_data import open_data
+from funcpipe.client.client_costs import learned_bytes, request_counts, watched_bytes
+from funcpipe.client.job_shape import JobShape
 from funcpipe.core import (
     Estimate,
     FaultTolerance,
@@ -20,18 +20,12 @@ from funcpipe.core import (
     JobItem,
     Plan,
     PlatformSpec,
-    Validation,
-    checks,
     prices_of,
 )
 from funcpipe.core.lifetime import leaves_at_s, overlap_s
 from funcpipe.errors import PlanError
 from funcpipe.partitioner.cost.evaluate import hand_over_time_s, size_of
 from funcpipe.platforms.catalog import load_spec, planned_spec
-from funcpipe.runstate.owner import BEAT_S
-from funcpipe.training.data import Batches
-from funcpipe.training.data_source import Data
-from funcpipe.training.evaluation import evaluation_batches
 from funcpipe.worker.checkpoint_interval import CheckpointInterval
 
 _EMPTY_GETS = 1.5
@@ -48,43 +42,6 @@ _LOAD_CPU_S = 0.6
 
 _POLL_S = 0.2
 """Pause between two looks of a successor at its predecessor."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobShape:
-    """How much is to be done: `steps` steps of `epochs` epochs are left, and `forward_steps` that validate.
-
-    A forward-only step takes `forward_step_s`; None stands for the part of an iteration that its forwards take. With
-    `averaged`, checkpoints hold an average of the parameters too. What the run has cost before is `earlier_usd`.
-    """
-
-    epochs: int
-    steps: int
-    forward_steps: int = 0
-    forward_step_s: float | None = None
-    averaged: bool = False
-    earlier_usd: float = 0.0
-
-
-def job_shape(
-    plan: Plan, data: int | Data, epochs: int, validation: Validation | Data | None = None, *, averaged: bool = False
-) -> JobShape:
-    """The shape of a whole job on `data`, or on so many samples; raises DataError if they do not fill one batch."""
-    checks.at_least("epochs", epochs, 1)
-    batches = Batches(
-        samples=data if isinstance(data, int) else len(open_data(data)[1].dataset),
-        global_batch=plan.global_batch,
-        micro_batch=plan.micro_batch,
-        seed=0,
-        shuffle=False,
-    )
-    steps, forward_steps = epochs * batches.steps_per_epoch, 0
-    if validation is not None:
-        wanted = as_validation(validation)
-        held_out = len(open_data(wanted.data)[1].dataset)
-        each = evaluation_batches(held_out, plan).steps_per_epoch
-        forward_steps = steps // wanted.interval(batches.steps_per_epoch) * each
-    return JobShape(epochs=epochs, steps=steps, forward_steps=forward_steps, averaged=averaged)
 
 
 def within(spec: PlatformSpec, faults: FaultTolerance) -> FaultTolerance:
@@ -164,6 +121,7 @@ class _JobCosts:
             client=JobItem(count=shape.steps, requests_usd=self._client_usd(total_s)),
             earlier_usd=shape.earlier_usd,
             hours_usd=self._prices.stores_usd_h(plan.stores) * total_s / 3600,
+            traffic_usd=self._traffic_usd(total_s),
             prices_note=self._prices.prices_note(plan.stores),
         )
 
@@ -281,15 +239,20 @@ class _JobCosts:
 
     def _client_usd(self, total_s: float) -> float:
         """Dollars of what a client asks for that starts the run, watches it, and collects what it leaves."""
-        plan, spec, stages = self._plan, self._prices, len(self._plan.stages)
-        every_s = min(max(self._step_s / 2, 0.2 if self._step_s < 0.4 else 0.0), 5.0, self._faults.heartbeat_s)
-        polls = min(self._shape.steps * 2.5, total_s / max(every_s, 0.05))  # in vain
-        found = self._shape.steps * plan.replicas
-        beats = total_s / self._faults.heartbeat_s * plan.workers  # each is looked for by a list, and read
-        owner = total_s / min(BEAT_S, self._faults.heartbeat_s)  # each time a put, and a list of all owners
-        puts = 13 + 2 * plan.workers + 2 * stages + 2 * owner + (25 + plan.workers + beats + polls / 16)
-        gets = found + polls + beats + 10 + 12 * plan.workers + stages + self._files()
-        return spec.request_usd(puts, gets, polls + 3.5 * plan.workers)
+        steps, files = self._shape.steps, self._files()
+        counts = request_counts(
+            self._plan, self._faults, steps=steps, step_s=self._step_s, total_s=total_s, files=files
+        )
+        return self._prices.request_usd(*counts)
+
+    def _traffic_usd(self, total_s: float) -> float:
+        """Dollars of the bytes that the client downloads."""
+        shape, collected = self._shape, self._shape.collected_bytes
+        if collected is None:
+            held = sum(self._parameter_bytes)
+            collected = learned_bytes(self._plan, held, held, averaged=shape.averaged)
+        watched = watched_bytes(self._plan, self._faults, steps=shape.steps, total_s=total_s)
+        return self._prices.traffic_usd(collected + watched)
 
     def _by_size(self, stage_bytes: list[float]) -> list[tuple[FunctionSize, float]]:
         return list(zip(self._sizes, stage_bytes, strict=True))

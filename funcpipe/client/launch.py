@@ -90,7 +90,7 @@ def launch_detached(prepared: PreparedRun) -> str:
     _log.info(
         "run %s: to start it, this client made %d puts, %d lists and %d gets: $%.6f, which no later bill has",
         *(prepared.name, counts.puts, counts.lists, counts.gets),
-        job.prices.counted_usd(prepared.meter.by_kind, job.plan.stores),
+        job.prices.client_usd(prepared.meter.by_kind, job.plan.stores),
     )
     return prepared.name
 

@@ -7,11 +7,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from funcpipe.client.client_costs import collected_bytes
 from funcpipe.client.continuation import Learned
 from funcpipe.client.cost_limits import check_limits
 from funcpipe.client.earlier_run import EarlierRun, as_begun, as_uploaded, earlier_account, earlier_run, take_over_for
 from funcpipe.client.job import Job, Learner, SampleOrder, make_job
-from funcpipe.client.job_estimate import JobShape, estimate_job, within
+from funcpipe.client.job_estimate import estimate_job, within
+from funcpipe.client.job_shape import shape_left
 from funcpipe.client.plan_stores import check_stores
 from funcpipe.client.precheck import check_sizes, precheck
 from funcpipe.client.prices import prices_at
@@ -56,7 +58,8 @@ class PreparedRun:
     is to be watched or collected, and nothing is to be started. A new run begins with what was `learned` before, if
     that is given. With `keeps_model` the model stays in the storage when the run has finished; where that is a
     deployment's, all that is kept `expires`. `meter` counts what this client asks of the storage. `estimate` is what
-    the steps that are left are expected to take; None if the plan has none.
+    the steps that are left are expected to take; None if the plan has none. At the end the client reads
+    `collected_bytes`.
     """
 
     job: Job
@@ -77,6 +80,7 @@ class PreparedRun:
     reopen: OpenPlatform = open_platform
     meter: RequestMeter = field(default_factory=RequestMeter)
     estimate: JobEstimate | None = None
+    collected_bytes: float = 0.0
 
     @property
     def has_finished(self) -> bool:
@@ -206,7 +210,7 @@ def prepare(
         platform.check(job.plan, run_s=job.expected_s(done))
     if before.platform is None or before.resumed is None:
         faults = within(platform.spec, faults)
-    estimate = _estimate(job, platform.spec, faults, before, account, learned if record is None else None)
+    estimate = _estimate(job, stages, platform.spec, faults, before, account, learned if record is None else None)
     if before.platform is None and estimate is not None:
         check_limits(estimate, limits, elapsed_s=account.elapsed_s)
     return PreparedRun(
@@ -228,11 +232,13 @@ def prepare(
         reopen=session.reopen,
         meter=session.meter,
         estimate=estimate,
+        collected_bytes=collected_bytes(job, stages),
     )
 
 
 def _estimate(
     job: Job,
+    stages: tuple[PreparedStage, ...],
     functions: PlatformSpec,
     faults: FaultTolerance,
     before: EarlierRun,
@@ -242,15 +248,8 @@ def _estimate(
     """What the steps that are left are expected to take, and all that the run has cost; None if the plan has none."""
     if job.plan.estimate is None or len(job.plan.estimate.stages) != len(job.plan.stages):
         return None
-    done = _done(job, before.resumed, learned)
-    left, evaluation = max(job.steps - done, 0), job.evaluation
-    shape = JobShape(
-        epochs=math.ceil(left / job.batches.steps_per_epoch),
-        steps=left,
-        forward_steps=0 if evaluation is None else evaluation.steps_left(job.plan, done=done, steps=job.steps),
-        averaged=job.recipe.average is not None,
-        earlier_usd=account.spent_usd + account.requests_usd,
-    )
+    done, earlier_usd = _done(job, before.resumed, learned), account.spent_usd + account.requests_usd
+    shape = shape_left(job, stages, done=done, earlier_usd=earlier_usd)
     return estimate_job(job.plan, shape, prices=job.prices, faults=faults, functions=functions)
 
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from funcpipe.client.job_estimate import JobShape, estimate_job
+from funcpipe.client.job_estimate import estimate_job
+from funcpipe.client.job_shape import JobShape
 from funcpipe.core import FaultTolerance, JobEstimate, ModelProfile, Plan, PlatformSpec, TrainingSpec
 from funcpipe.core.job_spec import JobSpec
 from funcpipe.core.loss_model import LossModel

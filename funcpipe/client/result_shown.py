@@ -15,10 +15,10 @@ def result_shown(result: "RunResult") -> Shown:
     bill, losses = result.bill, result.losses
     fell = f", loss {losses[0]:.4f} -> {losses[-1]:.4f}" if losses else ""
     values = sum(tensor.numel() for tensor in result.tensors.values())
-    requests = f"{bill.puts} puts, {bill.lists} lists, {bill.gets} gets"
+    seconds = number_text(bill.function_seconds, 1)
     facts = [
         ("cost", f"${usd_text(bill.cost_usd)} at the prices of {bill.platform}{earlier_text(bill)}"),
-        ("used", f"{counted(bill.functions, 'function')} for {number_text(bill.function_seconds, 1)} s, {requests}"),
+        ("used", f"{counted(bill.functions, 'function')} for {seconds} s, {bill.requests_text}"),
         ("model", f"{counted(len(result.tensors), 'tensor')} of {values:,} numbers: state_dict()"),
     ]
     if bill.prices_note:

@@ -154,8 +154,10 @@ class _Bill:
         if not self._is_free:
             requests = sum((own.requests for own in used.values()), self._session.meter.counts)
             items.append(CostItem(name="requests", usd=self._prices.store(DEFAULT).counted_usd(requests)))
-        if self._server_usd_s:
+        if self._server_usd_s:  # of a machine in the functions' region, where downloads cost nothing
             items.append(CostItem(name="server", usd=self._server_usd_s * self._crew.lifetime_s))
+        elif not self._is_free and (usd := self._prices.traffic_usd(self._session.meter.counts.received_bytes)):
+            items.append(CostItem(name="traffic", usd=usd))
         return tuple(items)
 
 

@@ -148,10 +148,10 @@ class Supervisor:
         return self._account.spent_usd + watched + hours * self._prices.stores_usd_h(self._stores)
 
     def requests_usd(self) -> float:
-        """Dollars for invocations, for what functions have asked, as they last told, and for what this client has."""
+        """Dollars for invocations, for what functions have asked, as they last told, and for this client's part."""
         told = [counts for worker in self._workers.values() for counts in worker.requests.values()]
-        asked, functions = sum(told, self._meter.by_kind), len(self.functions())
-        return request_usd(asked, self._prices, self._stores, functions=functions)
+        usd = request_usd(sum(told, self._meter.by_kind), self._prices, self._stores, functions=len(self.functions()))
+        return usd + self._prices.traffic_usd(self._meter.counts.received_bytes)
 
     def elapsed_s(self) -> float:
         """How long the run has taken, with what it had taken before."""

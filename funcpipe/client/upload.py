@@ -70,7 +70,7 @@ def _account(prepared: PreparedRun, stage: int) -> RunAccount:
     """
     prices, plan = prepared.job.prices, prepared.job.plan
     usd_s = prices_of(plan, prices).function_usd_s
-    asked_usd = prices.counted_usd(prepared.meter.by_kind, plan.stores)
+    asked_usd = prices.client_usd(prepared.meter.by_kind, plan.stores)
     starting_usd = asked_usd + plan.workers * prices.price_invocation_usd
     return replace(
         prepared.account,
@@ -82,5 +82,6 @@ def _account(prepared: PreparedRun, stage: int) -> RunAccount:
         get_usd=prices.price_get_usd,
         empty_get_usd=prices.empty_get_usd,
         hours_usd_s=prices.stores_usd_h(plan.stores) / 3600,
+        collect_usd=prices.traffic_usd(prepared.collected_bytes),
         stores=prices.other_stores(plan.stores),
     )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from funcpipe.core.platform import PlatformSpec
+from funcpipe.core.platform import MB, PlatformSpec
 from funcpipe.core.requests import CountsByKind, RequestCounts
 from funcpipe.core.stores import Stores
 
@@ -64,8 +64,9 @@ class Bill:
     worker.
 
     `request_usd` pays for invocations, storage requests and bytes. `hours_usd` pays for stores that cost by the hour;
-    where there are such, `lasted_s` is how long the run took since it was last started. `stores` has what each kind of
-    object took; older bills lack it. `prices_note` says which prices are another region's.
+    where there are such, `lasted_s` is how long the run took since it was last started. `traffic_usd` pays for what the
+    client has downloaded. `stores` has what each kind of object took; older bills lack it. `prices_note` says which
+    prices are another region's.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.bill/1"
@@ -84,11 +85,18 @@ class Bill:
     lasted_s: float = 0.0
     stores: tuple[StoreBill, ...] = ()
     prices_note: str = ""
+    traffic_usd: float = 0.0
 
     @property
     def cost_usd(self) -> float:
-        """Dollars for functions, requests and stores together, from the start of the run."""
-        return self.earlier_usd + self.compute_usd + self.request_usd + self.hours_usd
+        """Dollars for functions, requests, stores and traffic together, from the start of the run."""
+        return self.earlier_usd + self.compute_usd + self.request_usd + self.hours_usd + self.traffic_usd
+
+    @property
+    def requests_text(self) -> str:
+        """The requests in words, and what the client has downloaded where that costs anything."""
+        text = f"{self.puts} puts, {self.lists} lists, {self.gets} gets"
+        return f"{text}, {self.client.received_bytes / MB:.1f} MB downloaded" if self.traffic_usd else text
 
     def with_client(self, client: CountsByKind, prices: PlatformSpec, stores: Stores) -> "Bill":
         """This bill, made for functions alone, with what the client has asked of the storage."""
@@ -104,5 +112,6 @@ class Bill:
             gets=self.gets + asked.gets,
             request_usd=self.request_usd + prices.counted_usd(client, stores),
             client=asked,
+            traffic_usd=prices.traffic_usd(asked.received_bytes),
             stores=items,
         )

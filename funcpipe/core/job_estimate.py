@@ -41,8 +41,9 @@ class JobEstimate:
     messages of activations, gradients and sums; `validation` forward-only steps. `hand_overs` counts functions that
     take the place of others, `checkpoints` those of all stages. `watching` counts seconds: heartbeats, leases and empty
     requests of functions, besides their work. `client` counts the client's own requests. What the run has cost before
-    is `earlier_usd`, and `hours_usd` pays for stores that cost by the hour, while the run lasts. Logs and the watchdog
-    of a deployment are not in it. `prices_note` says which prices are another region's.
+    is `earlier_usd`, `hours_usd` pays for stores that cost by the hour, while the run lasts, and `traffic_usd` for what
+    the client downloads. Logs and the watchdog of a deployment are not in it. `prices_note` says which prices are
+    another region's.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.job-estimate/1"
@@ -59,6 +60,7 @@ class JobEstimate:
     client: JobItem = field(default=NOTHING)
     earlier_usd: float = 0.0
     hours_usd: float = 0.0
+    traffic_usd: float = 0.0
     prices_note: str = ""
 
     @staticmethod
@@ -90,7 +92,7 @@ class JobEstimate:
     @property
     def cost_usd(self) -> float:
         """Dollars for all that is left, and all that the run has cost before."""
-        return self.functions_usd + self.requests_usd + self.hours_usd + self.earlier_usd
+        return self.functions_usd + self.requests_usd + self.hours_usd + self.traffic_usd + self.earlier_usd
 
     def line(self, max_usd: float | None = None) -> str:
         """The estimate in one line, with the limit `max_usd` if there is one."""
@@ -98,6 +100,7 @@ class JobEstimate:
         if self.cost_usd:
             items = [f"functions {usd_text(self.functions_usd)}", f"requests {usd_text(self.requests_usd)}"]
             items += [f"stores {usd_text(self.hours_usd)}"] if self.hours_usd else []
+            items += [f"traffic {usd_text(self.traffic_usd)}"] if self.traffic_usd else []
             items += [f"so far {usd_text(self.earlier_usd)}"] if self.earlier_usd else []
             parts.append(f"${usd_text(self.cost_usd)} on {self.platform} ({', '.join(items)})")
         else:

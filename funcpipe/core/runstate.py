@@ -31,7 +31,8 @@ class RunAccount:
     It had cost `spent_usd`, and `requests_usd` for the requests of this generation. All functions of the run together
     cost `run_usd_s` a second, this one costs `usd_s`; a put or a listing costs `put_usd`, a get `get_usd`, or
     `empty_get_usd` if there is no such object; to invoke a function costs `invocation_usd`. `stores` are the stores, by
-    kind, of what is not in the default one, and `hours_usd_s` is what they cost a second, while they are there.
+    kind, of what is not in the default one, and `hours_usd_s` is what they cost a second, while they are there. To
+    download what the run leaves costs the client `collect_usd`.
     """
 
     spent_usd: float = 0.0
@@ -44,6 +45,7 @@ class RunAccount:
     empty_get_usd: float = 0.0
     invocation_usd: float = 0.0
     hours_usd_s: float = 0.0
+    collect_usd: float = 0.0
     stores: Mapping[str, StoreSpec] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -27,8 +27,8 @@ from funcpipe.history.learned import iteration_of, sizes_of, start_up_of
 from funcpipe.provision.compare import recommend, within_budget
 from funcpipe.provision.risk import miss_chance
 
-REQUESTS = "requests"
-"""The item of a bill that does not grow with the time."""
+_ONCE = ("requests", "traffic")
+"""Items of a bill that do not grow with the time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ def _compared(one: Provision, table: ProvisionTable) -> ComparedWay:
         usd=one.usd,
         iterations=one.iterations,
         start_s=min(one.start_s, one.seconds),
-        requests_usd=sum(item.usd for item in one.cost if item.name == REQUESTS),
+        requests_usd=sum(item.usd for item in one.cost if item.name in _ONCE),
         sizes="" if one.plan is None else sizes_of(one.plan),
         spread=one.spread,
         losses_s=one.losses_s,

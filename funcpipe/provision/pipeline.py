@@ -79,6 +79,7 @@ def as_provision(goal: Goal, plan: Plan, job: JobEstimate) -> Provision:
     shape = f"{len(plan.stages)} stages x {plan.replicas} replicas"
     cost = [CostItem(name="functions", usd=job.functions_usd), CostItem(name="requests", usd=job.requests_usd)]
     cost += [CostItem(name="stores", usd=job.hours_usd)] if job.hours_usd else []
+    cost += [CostItem(name="traffic", usd=job.traffic_usd)] if job.traffic_usd else []
     by_budget = math.isinf(goal.deadline_s) and goal.job.budget_usd is not None
     best = "fastest plan within the budget" if by_budget else "cheapest plan that makes it"
     what = f"the {best}" if plan.is_proved else f"the {best} of those found in the time of a search"

@@ -53,7 +53,7 @@ class BudgetGuard:
     def exceeded(self, age_s: float, *, ahead_s: float = 0.0) -> str | None:
         """Which limit is exceeded `ahead_s` after this function is `age_s` old, if requests go on as they have."""
         max_usd, deadline_s = self._limits.max_usd, self._limits.deadline_s
-        later_usd = self._requests_usd() * ahead_s / age_s if age_s > 0 else 0.0
+        later_usd = self._account.collect_usd + (self._requests_usd() * ahead_s / age_s if age_s > 0 else 0.0)
         age_s += ahead_s
         if max_usd is not None and self.spent_usd(age_s) + self.requests_usd() + later_usd > max_usd:
             return too_expensive(max_usd)

@@ -6,7 +6,8 @@ import pytest
 
 from funcpipe.api import FuncPipe
 from funcpipe.client.cost_limits import check_limits
-from funcpipe.client.job_estimate import JobShape, estimate_job, job_shape
+from funcpipe.client.job_estimate import estimate_job
+from funcpipe.client.job_shape import JobShape, job_shape
 from funcpipe.client.prepare import prepare
 from funcpipe.client.session import session_on
 from funcpipe.client.site import Site
@@ -91,7 +92,7 @@ def test_steps_start_checkpoints_and_hand_overs_add_up() -> None:
     beside_s = found.hand_overs.functions_usd / USD_S - found.hand_overs.seconds
     assert beside_s == pytest.approx(1.5 * SPEC.cold_start_s + 2 * 10.0)
     assert found.seconds == pytest.approx(sum(item.seconds for item in found.items.values()))
-    assert found.cost_usd == pytest.approx(found.functions_usd + found.requests_usd)
+    assert found.cost_usd == pytest.approx(found.functions_usd + found.requests_usd + found.traffic_usd)
     messages_usd = 100 * SPEC.request_usd(20, 20)
     assert messages_usd < found.training.requests_usd < 1.5 * messages_usd
     assert from_text(JobEstimate, to_text(found), source="test") == found
@@ -118,7 +119,8 @@ def test_each_store_has_its_own_prices() -> None:
     each_usd = 10 * 1.13e-6 + 25 * 3e-8 + 0.002 + reports_usd
     assert found.training.requests_usd == pytest.approx(100 * each_usd)
     assert found.hours_usd == pytest.approx(found.seconds / 3600 * SPEC.store("valkey").price_usd_h)
-    assert found.cost_usd == pytest.approx(found.functions_usd + found.requests_usd + found.hours_usd)
+    parts = (found.functions_usd, found.requests_usd, found.hours_usd, found.traffic_usd)
+    assert found.cost_usd == pytest.approx(sum(parts))
     assert "stores 0.0" in found.line()
 
 

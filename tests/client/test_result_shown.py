@@ -50,6 +50,13 @@ def test_stores_other_than_the_default_one_have_a_line() -> None:
     assert "stores" not in repr(replace(RESULT, bill=replace(bill, stores=(rest,))))
 
 
+def test_what_a_client_has_downloaded_is_said_where_it_costs_anything() -> None:
+    bill = replace(RESULT.bill, traffic_usd=0.25, client=RequestCounts(received_bytes=3 << 20))
+    lines = repr(replace(RESULT, bill=bill)).splitlines()
+    assert "  cost: $0.75 at the prices of local" in lines
+    assert "  used: 4 functions for 12.0 s, 3 puts, 2 lists, 5 gets, 3.0 MB downloaded" in lines
+
+
 def test_a_notebook_draws_its_losses() -> None:
     page = ElementTree.fromstring(RESULT._repr_html_())
     (line,) = [element for element in page.iter() if element.tag.endswith("polyline")]

@@ -5,16 +5,19 @@ import os
 import signal
 import time
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from funcpipe.client.job import Job
-from funcpipe.client.server_functions import ServerFunctions, train_on_functions
+from funcpipe.client.server_functions import ServerFunctions, _Bill, train_on_functions
 from funcpipe.client.server_run import ServerResult, ServerRun
+from funcpipe.client.session import session_on
+from funcpipe.client.site import Site
 from funcpipe.core import RunLimits, RunSettings
 from funcpipe.core.settings import NO_LIMITS
 from funcpipe.errors import InvalidValue, PlanError, RunHalted
@@ -24,11 +27,14 @@ from funcpipe.parameter_server.loops import Watch, nothing_changes
 from funcpipe.parameter_server.values import Updates
 from funcpipe.platforms.catalog import load_spec, open_storage
 from funcpipe.platforms.machine_catalog import load_market
+from funcpipe.platforms.wrappers import Counted
 from funcpipe.runstate.generations import reserve_generation
 from funcpipe.runstate.keyring import signed
+from funcpipe.testing.memory_storage import MemoryStorage
 from tests.parameter_server.conftest import GLOBAL_BATCH, MICRO_BATCH, adam_job, adam_recipe, make_job
 from tests.parameter_server.functions import wait_for_all
 from tests.parameter_server.test_function_crew import assert_same_parameters
+from tests.recording import Recording
 from tests.redis_servers import redis_server
 
 MARKET = load_market("aws")
@@ -70,6 +76,33 @@ def test_local_functions_train_as_one_process_does_and_are_billed() -> None:
     assert usd.keys() == {"f0", "f1", "server"}, "requests to a folder cost nothing"
     assert result.seconds * size.price_usd_s < usd["f0"] < took_s * size.price_usd_s
     assert usd["server"] >= result.seconds * MARKET.machine(MARKET.server).on_demand_usd_h / 3600
+
+
+@dataclass(frozen=True)
+class Unused:
+    """A crew that has done nothing yet."""
+
+    lifetime_s: float = 0.0
+
+    def used(self) -> dict[str, FunctionsUsed]:
+        return {}
+
+
+def test_a_server_outside_the_functions_region_pays_for_what_it_downloads() -> None:
+    """One on a machine of the market is in the region, where nothing is asked."""
+    prices = load_spec("aws-lambda")
+    memory = MemoryStorage()
+    session = session_on(Site(Recording(), memory, "s3://bucket/prefix"))
+    memory.put("a", bytes(3 << 20))
+    Counted(memory, session.meter).get("a")
+    sums = {}
+    for functions in (TWO, replace(TWO, server="")):
+        crew = cast("FunctionCrew", Unused())
+        bill = _Bill(functions, prices.sizes[0], prices, MARKET, session, crew).items()
+        sums[functions.server] = {item.name: item.usd for item in bill}
+    assert sums[MARKET.server].keys() == {"requests", "server"}
+    assert sums[""].keys() == {"requests", "traffic"}
+    assert sums[""]["traffic"] == pytest.approx(3 / 1024 * 0.09)
 
 
 def test_asynchronous_local_functions_exchange_through_redis(tmp_path: Path) -> None:

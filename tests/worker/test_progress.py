@@ -108,6 +108,14 @@ def test_hours_of_stores_count_once_however_many_functions_run() -> None:
     assert guard.exceeded(20.0) == "it would cost more than $20"
 
 
+def test_a_client_s_download_counts_towards_the_limit_before_it_is_made() -> None:
+    account = RunAccount(spent_usd=0.1, run_usd_s=0.01, requests_usd=0.1, collect_usd=0.3)
+    guard = BudgetGuard(RunLimits(max_usd=1.0), account, heartbeat_s=5.0)
+    assert guard.exceeded(49.0) is None
+    assert guard.exceeded(51.0) == "it would cost more than $1"
+    assert guard.spent_usd(51.0) + guard.requests_usd() == pytest.approx(0.71)  # it is not spent yet
+
+
 def test_requests_count_towards_the_limit_as_fast_as_they_are_made() -> None:
     account = RunAccount(spent_usd=0.1, run_usd_s=0.01, requests_usd=0.1)
     asked = BudgetGuard(RunLimits(max_usd=1.0), account, heartbeat_s=5.0, requests_usd=lambda: 0.3)

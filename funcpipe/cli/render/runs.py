@@ -59,7 +59,7 @@ def training_result(
     console.print(
         f"{result.run}: loss {result.losses[0]:.4f} -> {result.losses[-1]:.4f} in "
         f"{counted(len(result.losses), 'step')}; {_functions(bill)}, "
-        f"{bill.puts} puts, {bill.lists} lists, {bill.gets} gets: "
+        f"{bill.requests_text}: "
         f"${usd_text(bill.cost_usd)} at the prices of {bill.platform}{earlier_text(bill)}"
     )
     if bill.prices_note:

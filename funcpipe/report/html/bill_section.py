@@ -27,7 +27,10 @@ def bill_section(material: Material) -> Section | None:
         earlier = len(finished.losses) - steps
         told = f"Before it was resumed, the run had cost {usd(bill.earlier_usd)}"
         parts.append(paragraph(f"{told} for {counted(earlier, 'step')}." if earlier else f"{told}.", kind="note"))
-    parts.append(paragraph("The estimate is that of an iteration, times the steps; start-up is in it as overhead."))
+    unlike = "; what the client downloads is not" if bill.traffic_usd else ""
+    parts.append(
+        paragraph(f"The estimate is that of an iteration, times the steps; start-up is in it as overhead{unlike}.")
+    )
     return Section(name="bill", title="Bill", parts=tuple(parts))
 
 
@@ -42,6 +45,7 @@ def _rows(bill: Bill, estimate: Estimate | None, steps: int) -> list[tuple[str, 
         _money("functions", compute, bill.compute_usd),
         _money("requests", requested, bill.request_usd),
         *([_money("hours of stores", hours, bill.hours_usd)] if bill.hours_usd or hours else []),
+        *([_money("downloads by the client", None, bill.traffic_usd)] if bill.traffic_usd else []),
         ("starts and hand-overs", overhead, "in the items above", ""),
         _money("all", expected, bill.cost_usd - bill.earlier_usd),
         _count("puts", puts, bill.puts),

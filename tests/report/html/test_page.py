@@ -157,6 +157,16 @@ def test_each_kind_of_object_stands_with_its_store_beside_its_estimate() -> None
     assert '<th scope="row">hours of stores</th><td>$0</td><td>$0.75</td>' in whole
 
 
+def test_what_the_client_downloaded_is_an_item_that_the_estimate_lacks() -> None:
+    assert WHOLE.finished is not None
+    bill = replace(WHOLE.finished.bill, traffic_usd=0.75)
+    section = bill_section(replace(WHOLE, finished=replace(WHOLE.finished, bill=bill)))
+    assert section is not None
+    text = "".join(map(str, section.parts))
+    assert '<th scope="row">downloads by the client</th><td></td><td>$0.75</td><td></td>' in text
+    assert "what the client downloads is not" in text
+
+
 def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "bokeh.embed", None)
     with pytest.raises(InputError, match=r"funcpipe-torch\[report\]"):
