@@ -61,8 +61,8 @@ class Aws:
         from funcpipe.platforms.aws.account import Account
         from funcpipe.platforms.aws.deployer_policy import deployer_policy
 
-        region = Account(region=options.region).region
-        made = deployer_policy(options.name, region=region, account=options.account)
+        where = Account(region=options.region)
+        made = deployer_policy(options.name, region=where.region, account=options.account, partition=where.partition)
         return json.dumps(made, indent=1)
 
     def deploy(self, options: argparse.Namespace) -> Any:

@@ -106,7 +106,11 @@ class Account:
         found = region or self._session.region_name
         if found is None:
             raise InputError(NO_REGION)
-        known = self._session.get_available_regions("lambda")
+        known = [
+            name
+            for partition in self._session.get_available_partitions()
+            for name in self._session.get_available_regions("lambda", partition_name=partition)
+        ]
         if endpoint is None and found not in known:
             raise InvalidValue("region", found, f"must be one of {', '.join(known)}")
         self.region: str = found
@@ -122,6 +126,11 @@ class Account:
                 config=Config(retries=retries, connect_timeout=10, read_timeout=60),
             )
         return self._clients[service]
+
+    @property
+    def partition(self) -> str:
+        """The part of AWS that the region is in, as ARNs name it: `aws`, `aws-cn`, `aws-us-gov`."""
+        return str(self._session.get_partition_for_region(self.region))
 
     @cached_property
     def number(self) -> str:

@@ -13,18 +13,21 @@ _ANY = "*"
 _SERVICES = ("lambda.amazonaws.com", "codebuild.amazonaws.com")
 
 
-def deployer_policy(name: str, *, region: str, account: str | None = None) -> Node:
-    """The policy for the deployment `name`; without the number of an `account`, for that of whoever has the policy."""
+def deployer_policy(name: str, *, region: str, account: str | None = None, partition: str = "aws") -> Node:
+    """The policy for the deployment `name`; without the number of an `account`, for that of whoever has the policy.
+
+    The `partition` is that of the region, `aws-cn` or `aws-us-gov` in China and for the government.
+    """
     check_name(name)
     if account is not None and not (account.isascii() and account.isdigit() and len(account) == 12):
         raise InvalidValue("account", account, "must be 12 digits")
     # after the fifth colon, and only there, a policy may say ${…} (IAM user guide, reference_policies_variables.html)
-    bucket = f"arn:aws:s3:::{bucket_in(account or '${aws:PrincipalAccount}', region, deployment=name)}"
+    bucket = f"arn:{partition}:s3:::{bucket_in(account or '${aws:PrincipalAccount}', region, deployment=name)}"
     number = account or _ANY
-    roles = f"arn:aws:iam::{number}:role/{name}-*"
+    roles = f"arn:{partition}:iam::{number}:role/{name}-*"
 
     def place(service: str, rest: str) -> list[str]:
-        return [f"arn:aws:{service}:{region}:{number}:{rest}"]
+        return [f"arn:{partition}:{service}:{region}:{number}:{rest}"]
 
     rights: Rights = [
         (_of("cloudformation", _STACK), place("cloudformation", f"stack/{name}/*")),

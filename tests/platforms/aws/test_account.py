@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError, ConnectTimeoutError, EndpointConnectionError, ReadTimeoutError
 
-from funcpipe.errors import FuncPipeError, PlatformBusy, PlatformError, PlatformRefused
-from funcpipe.platforms.aws.account import explained
+from funcpipe.errors import FuncPipeError, InvalidValue, PlatformBusy, PlatformError, PlatformRefused
+from funcpipe.platforms.aws.account import Account, explained
 
 
 def answer(status: int, code: str, message: str, reason: str | None = None) -> ClientError:
@@ -78,3 +78,27 @@ def test_an_answer_tells_whether_to_try_again(error: Exception, words: str, kind
     assert type(told.value) is kind
     assert str(told.value).startswith("invoking f: ")
     assert words in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("region", "partition", "endpoint"),
+    [
+        ("eu-central-1", "aws", "https://cloudformation.eu-central-1.amazonaws.com"),
+        ("cn-northwest-1", "aws-cn", "https://cloudformation.cn-northwest-1.amazonaws.com.cn"),
+        ("us-gov-west-1", "aws-us-gov", "https://cloudformation.us-gov-west-1.amazonaws.com"),
+    ],
+)
+def test_regions_of_china_and_of_the_government_are_known_with_their_partition(
+    region: str, partition: str, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
+    account = Account(region=region)
+    assert account.partition == partition
+    assert account.client("cloudformation").meta.endpoint_url == endpoint
+
+
+def test_a_region_that_does_not_exist_is_refused_with_those_that_do() -> None:
+    with pytest.raises(InvalidValue, match=r"must be one of .*eu-central-1.*cn-north-1.*us-gov-west-1"):
+        Account(region="eu-central-9")

@@ -7,6 +7,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 
 from funcpipe.cli import main
@@ -15,7 +16,7 @@ from funcpipe.platforms.aws.deployer_policy import deployer_policy
 from funcpipe.platforms.aws.deployment import Deployer
 from funcpipe.platforms.aws.functions import AwsPlatform
 from funcpipe.platforms.aws.image import lambda_package
-from funcpipe.platforms.aws.template import Shape, template
+from funcpipe.platforms.aws.template import Shape, template, template_text
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.platforms.shared.docker import Docker
 from tests.cloud_emulation import rights
@@ -186,6 +187,38 @@ def test_its_places_are_those_that_the_stack_makes(cloud: AwsCloud, deployed: Ac
     made = [stack, *roles, *functions, *(found["repositoryArn"] for found in repositories), *groups, *buckets]
     places = [place for statement in POLICY["Statement"] for place in statement["Resource"]]
     for place in made:
+        assert any(fnmatchcase(place, pattern) for pattern in places), place
+
+
+@pytest.mark.parametrize(("region", "partition"), [("cn-north-1", "aws-cn"), ("us-gov-west-1", "aws-us-gov")])
+def test_its_places_are_those_of_the_region_s_own_part_of_aws(
+    region: str, partition: str, cloud: AwsCloud, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the template makes there, but for functions, whose image moto would have to have."""
+
+    def client(service: str) -> Any:
+        return boto3.client(service, region_name=region, endpoint_url=cloud.moto)
+
+    given = {"ImageUri": "", "Secret": "x" * 40}
+    parameters = [{"ParameterKey": name, "ParameterValue": value} for name, value in given.items()]
+    client("cloudformation").create_stack(
+        StackName="funcpipe",
+        TemplateBody=template_text(SHAPE),
+        Parameters=parameters,
+        Capabilities=["CAPABILITY_IAM"],
+    )
+    (stack,) = client("cloudformation").describe_stacks()["Stacks"]
+    roles = [role["Arn"] for role in client("iam").list_roles()["Roles"]]
+    repositories = [found["repositoryArn"] for found in client("ecr").describe_repositories()["repositories"]]
+    groups = [group["arn"] for group in client("logs").describe_log_groups()["logGroups"]]
+    buckets = [f"arn:{partition}:s3:::{bucket['Name']}" for bucket in client("s3").list_buckets()["Buckets"]]
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    words = ["deploy", "aws", "--print-deployer-policy", "--region", region, "--account", "123456789012"]
+    assert main(words) == 0
+    printed = json.loads(capsys.readouterr().out)
+    places = [place for statement in printed["Statement"] for place in statement["Resource"] if place != "*"]
+    assert {place.split(":")[1] for place in places} == {partition}
+    for place in [stack["StackId"], *roles, *repositories, *groups, *buckets]:
         assert any(fnmatchcase(place, pattern) for pattern in places), place
 
 

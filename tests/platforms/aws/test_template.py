@@ -27,7 +27,15 @@ def resources(kind: str) -> list[dict[str, Any]]:
 def test_the_template_passes_cfn_lint(tmp_path: Path) -> None:
     (tmp_path / "template.json").write_text(template_text(SHAPE))
     program = Path(sys.executable).with_name("cfn-lint")
-    command = [str(program), "--regions", "us-east-1", "--template", str(tmp_path / "template.json")]
+    command = [
+        str(program),
+        "--regions",
+        "us-east-1",
+        "cn-north-1",
+        "us-gov-west-1",
+        "--template",
+        str(tmp_path / "template.json"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     broken = json.loads(template_text(SHAPE))
